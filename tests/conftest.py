@@ -12,6 +12,7 @@ import hypothesis
 import pytest
 
 from run_folders import FolderMaker
+from trained_runs import SHORT, trained_run
 
 # Tests start many processes; where compiled modules are not kept, each start costs many seconds.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -63,6 +64,53 @@ def shared_data() -> Path:
 def folder_maker(tmp_path: Path) -> Callable[..., FolderMaker]:
     """Makes a ``FolderMaker`` for a folder below ``tmp_path``: ``folder_maker("a", rounds=3)``."""
     return lambda name="run", **fields: FolderMaker(tmp_path / name, **fields)
+
+
+# Runs that several files of tests look at, each trained once.
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of the runs below."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """FedAvg on digits, good enough for an out-of-distribution score."""
+    return trained_run(tmp_path_factory.mktemp("runs"), cache)
+
+
+@pytest.fixture(scope="session")
+def run_of(
+    tmp_path_factory: pytest.TempPathFactory, cache: Path, finished: Path
+) -> Callable[[str], Path]:
+    """Gives a run of a method, trained once; but for FedAvg a short one."""
+    out, runs = tmp_path_factory.mktemp("runs"), {"fedavg": finished}
+
+    def run(method: str) -> Path:
+        if method not in runs:
+            runs[method] = trained_run(out, cache, method, **SHORT)
+        return runs[method]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def meaningless(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """A run that has learnt nothing."""
+    train = {"rounds": 1, "local_steps": 1, "batch_size": 8, "lr": 1e-9, "augmentation": "none"}
+    return trained_run(tmp_path_factory.mktemp("runs"), cache, train=train)
+
+
+@pytest.fixture
+def runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparisons carry their runs out in this process, not in one each, which costs seconds."""
+    from feddg.comparison.pool import LocalLauncher, run_here
+
+    monkeypatch.setattr(
+        LocalLauncher, "run", lambda self, tasks: run_here(tasks, self.cache, self.watcher)
+    )
 
 
 @dataclass

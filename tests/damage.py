@@ -1,4 +1,4 @@
-"""Cases of damage: what is wrong, and what happens then."""
+"""Cases of damage: what is wrong, and what is said of it."""
 
 import os
 import re
@@ -86,7 +86,6 @@ class Case:
     Attributes:
         family: heading in the table.
         what: what is wrong.
-        happens: what happens, in words.
         play: does the damage and uses what is damaged; checks a recovery.
         error: pattern of the one error line; None where it recovers.
         said: pattern of the line that tells of a recovery; None where there is nothing to tell.
@@ -94,7 +93,6 @@ class Case:
 
     family: str
     what: str
-    happens: str
     play: Callable[[Place], Any]
     error: str | None = None
     said: str | None = None

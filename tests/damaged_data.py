@@ -103,7 +103,7 @@ LEFT_OUT = "one line, and it is left out"
 NO_FILE = r"1 entries of .*a/cat are named like images and are no files"
 CASES: list[Case] = [
     *(
-        Case(IMAGES, what, LEFT_OUT, strange(name, put), said=said)
+        Case(IMAGES, what, strange(name, put), said=said)
         for what, name, put, said in (
             ("a folder named like an image", "x.jpg", folder, NO_FILE),
             ("a pipe named like an image", "x.jpg", pipe, NO_FILE),
@@ -150,26 +150,23 @@ CASES: list[Case] = [
     Case(
         IMAGES,
         "a file is removed after it was listed",
-        LEFT_OUT,
         gone_after_listing,
         said="file not found",
     ),
     Case(
         IMAGES,
         "a file is removed while images stream from disk",
-        "error that names it",
         gone_while_streaming,
         error="was readable before and is not any more: file not found",
     ),
     Case(
         IMAGES,
         "a file is replaced while the cache is made",
-        "error, and nothing is kept",
         changed_while_decoding,
         error="were changed while they were decoded",
     ),
     *(
-        Case(IMAGES, what, "error that names it", alone(put), error=error)
+        Case(IMAGES, what, alone(put), error=error)
         for what, put, error in (
             ("the folder is missing", lambda p: None, "does not exist"),
             ("the folder is a file", write(""), "is a file, not a folder"),
@@ -240,32 +237,29 @@ def pickled(path: Path) -> None:
     numpy.save(path, numpy.array([{"a": 1}] * 24, dtype=object), allow_pickle=True)
 
 
-AGAIN = "one line, and the images are decoded again"
 DAMAGED = "is damaged; the images are decoded"
 CASES += [
     *(
-        Case(CACHE, f"`{kind}-*` {how}", happens, cached(kind, damage), said=line)
-        for kind, how, damage, happens, line in (
-            ("pixels", "is cut short", cut, AGAIN, DAMAGED),
-            ("pixels", "is missing", os.unlink, "the images are decoded again", None),
-            ("pixels", "is a pipe", pipe, AGAIN, DAMAGED),
-            ("pixels", "holds a pickle", pickled, AGAIN, DAMAGED),
-            ("checked", "has a flipped bit", lambda p: flip(p, 0.5), AGAIN, DAMAGED),
-            ("checked", "is deep", write(DEEP), AGAIN, DAMAGED),
-            ("checked", "is a pipe", pipe, AGAIN, DAMAGED),
+        Case(CACHE, f"`{kind}-*` {how}", cached(kind, damage), said=line)
+        for kind, how, damage, line in (
+            ("pixels", "is cut short", cut, DAMAGED),
+            ("pixels", "is missing", os.unlink, None),
+            ("pixels", "is a pipe", pipe, DAMAGED),
+            ("pixels", "holds a pickle", pickled, DAMAGED),
+            ("checked", "has a flipped bit", lambda p: flip(p, 0.5), DAMAGED),
+            ("checked", "is deep", write(DEEP), DAMAGED),
+            ("checked", "is a pipe", pipe, DAMAGED),
         )
     ),
     Case(
         CACHE,
         "an image was changed, its size and time were not",
-        "it is decoded again",
         same_size_and_time,
     ),
-    Case(CACHE, "what killed processes left half-made", "it is removed after a day", half_made),
+    Case(CACHE, "what killed processes left half-made", half_made),
     Case(
         CACHE,
         "the cache folder is a file",
-        "error that names it",
         lambda p: opened(p.images, p.file("cache", "")),
         error="Cannot write the pixel cache in",
     ),
@@ -298,10 +292,9 @@ def full_disk(place: Place) -> None:
     assert (found == array).all()
 
 
-COMPUTED = "one line, and it is computed again"
 CASES += [
     *(
-        Case(STYLIZED, f"a file {how}", COMPUTED, kept(damage), said="is damaged .* computed again")
+        Case(STYLIZED, f"a file {how}", kept(damage), said="is damaged .* computed again")
         for how, damage in {
             "is cut short": cut,
             "is empty": write(""),
@@ -313,14 +306,12 @@ CASES += [
     Case(
         STYLIZED,
         "a file is a folder",
-        "one line, and it is used without being kept",
         kept(folder, stays=True),
         said="Cannot keep what is computed once in .*: Is a directory",
     ),
     Case(
         STYLIZED,
         "the disk is full",
-        "one line, and it is used without being kept",
         full_disk,
         said="Cannot keep what is computed once in .*: No space left",
     ),
@@ -344,7 +335,7 @@ def split(put: Callable[[Path], Any]) -> Callable[[Place], Any]:
 
 
 CASES += [
-    Case(WEIGHTS, what, "error that names it", play, error=error)
+    Case(WEIGHTS, what, play, error=error)
     for what, play, error in (
         ("the weights file is a pipe", weights(pipe), "it is a pipe"),
         ("the weights file is a folder", weights(folder), "it is a folder"),
@@ -407,13 +398,13 @@ YAML = (
     ("a field is unknown", write("sed: 1\n"), "sed"),
 )
 CASES += [
-    Case(family, what, "error that names it", said(read, put), error=error)
+    Case(family, what, said(read, put), error=error)
     for family, read in ((FILES, load_experiment), (PLANS, load_plan))
     for what, put, error in YAML
 ]
 CASES += [
     *(
-        Case(FILES, what, "error that names the field", said(load_experiment, write(text)), error=e)
+        Case(FILES, what, said(load_experiment, write(text)), error=e)
         for what, text, e in (
             ("a part is a list", "train: [1]\n", "train: must hold fields"),
             ("a part is a number", "data: 3\n", "data: must hold fields"),
@@ -436,7 +427,7 @@ CASES += [
         )
     ),
     *(
-        Case(PLANS, what, "error that names the field", said(load_plan, write(text)), error=error)
+        Case(PLANS, what, said(load_plan, write(text)), error=error)
         for what, text, error in (
             ("its methods are a number", "methods: 3\n", "methods"),
             ("its seeds are words", "methods: [fedavg]\nseeds: [a]\n", "seeds"),
@@ -445,13 +436,11 @@ CASES += [
     Case(
         FILES,
         "it begins with a byte order mark",
-        "it is read",
         lambda p: load_experiment(p.file("e.yaml", "\ufeffseed: 7\n")).seed == 7 or 1 / 0,
     ),
     Case(
         FILES,
         "a part of which nothing is said",
-        "it is read",
         lambda p: load_experiment(p.file("e.yaml", "train:\nseed: 7\n")).seed == 7 or 1 / 0,
     ),
 ]

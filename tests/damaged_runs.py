@@ -19,13 +19,12 @@ from feddg.runs.reading import read_adapted, read_alphas, read_run
 
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 RESUMED, READ, COMPARED = "A run is continued", "A run is read", "A comparison is read"
-SAME = ", to the same weights"
 
 
 def continued(place: Place, path: Path | None = None) -> None:
     """Continues the run and compares its end with the original's."""
     done = resume(path or place.run, cache=place.cache)
-    assert done.record.status == "completed"
+    assert done.status == "completed"
     name = f"checkpoint/state-{ROUNDS}.safetensors"
     ours, theirs = load_file(done.folder / name), load_file(place.original.folder / name)
     assert all((ours[key] == tensor).all() for key, tensor in theirs.items())
@@ -95,14 +94,13 @@ def opened(make: Callable[[Path], Path]) -> Callable[[Place], None]:
     return play
 
 
-ANEW = "error that names the file: the run has to start again"
 NO_OTHER = r".*The run cannot go on without it; delete .* to start again\."
 BAD_INDEX = r"checkpoint\.json is damaged" + NO_OTHER
 LAST, MEMORY = f"checkpoint/state-{ROUNDS}.safetensors", f"checkpoint/memory-0-{ROUNDS}.safetensors"
 INDEX = "checkpoint/checkpoint.json"
 CASES: list[Case] = [
     *(
-        Case(RESUMED, f"{what} {how}", ANEW, damaged(name, damage), error=fault + NO_OTHER)
+        Case(RESUMED, f"{what} {how}", damaged(name, damage), error=fault + NO_OTHER)
         for what, name, how, damage, fault in (
             ("the state", LAST, "has a flipped bit", flip, r"state-3\.safetensors is damaged"),
             ("the state", LAST, "is cut short", cut, r"state-3\.safetensors is damaged"),
@@ -116,7 +114,7 @@ CASES: list[Case] = [
         )
     ),
     *(
-        Case(RESUMED, f"the index {how}", ANEW, damaged(INDEX, damage), error=BAD_INDEX)
+        Case(RESUMED, f"the index {how}", damaged(INDEX, damage), error=BAD_INDEX)
         for how, damage in {
             "has a flipped bit": flip,
             "is cut short": cut,
@@ -136,21 +134,18 @@ CASES: list[Case] = [
     Case(
         RESUMED,
         "the index is missing, the records are there",
-        "one line, and it begins again" + SAME,
         damaged(INDEX, os.unlink),
         said=r"no checkpoint.*begins again",
     ),
     Case(
         RESUMED,
         "the checkpoints are gone, the records are there",
-        "one line, and it begins again" + SAME,
         no_checkpoint,
         said=r"no checkpoint.*begins again",
     ),
     Case(
         RESUMED,
         "`checkpoint` is a file",
-        "error that names it",
         damaged("checkpoint", lambda p: (shutil.rmtree(p), p.write_text(""))),
         error=r"cannot write .*checkpoint|cannot write .*exists",
     ),
@@ -158,7 +153,6 @@ CASES: list[Case] = [
         Case(
             RESUMED,
             what,
-            "one line that names the rounds, and it goes on",
             damaged(name, damage),
             said=said,
         )
@@ -180,7 +174,7 @@ CASES: list[Case] = [
         )
     ),
     *(
-        Case(RESUMED, what, "error that names file and fault", damaged(name, damage), error=error)
+        Case(RESUMED, what, damaged(name, damage), error=error)
         for what, name, damage, error in (
             (
                 "`metrics.jsonl` has a damaged row",
@@ -220,37 +214,32 @@ CASES: list[Case] = [
     Case(
         RESUMED,
         "somebody changed the experiment's seed",
-        "error that names both experiments",
         lambda p: another_experiment(p, "\nseed: 0", "\nseed: 1"),
         error=r"says experiment \w{8}, but the folder's name is of \w{8}",
     ),
     Case(
         RESUMED,
         "the experiment was changed and the folder renamed",
-        "error: the checkpoint is of another one",
         lambda p: another_experiment(p, "\nseed: 0", "\nseed: 1", "mine"),
         error=r"the folder's checkpoint is of \w{8}",
     ),
-    Case(RESUMED, "the folder has another run's id", "error", renamed, error="is of 01234567"),
-    Case(RESUMED, "half-written files of a killed process", "they are removed", debris),
+    Case(RESUMED, "the folder has another run's id", renamed, error="is of 01234567"),
+    Case(RESUMED, "half-written files of a killed process", debris),
     Case(
         RESUMED,
         "the output folder is a file",
-        "error that names it",
         opened(lambda p: (p.write_text(""), p)[1]),
         error="cannot write .*Not a directory|cannot write .*exists",
     ),
     Case(
         RESUMED,
         "the output folder is a link to itself",
-        "error that names it",
         opened(loop),
         error="cannot write .*File exists",
     ),
     Case(
         RESUMED,
         "the run's name has 5,000 letters",
-        "error that names it",
         opened(lambda p: p / ("x" * 5000)),
         error="cannot write .*too long",
     ),
@@ -260,7 +249,7 @@ CASES: list[Case] = [
 def read_all(path: Path) -> None:
     """Reads every part of a run folder."""
     run = read_run(path)
-    assert run.experiment
+    assert run.settings
     for part in ("environment", "clients", "metrics", "ledger", "analyses", "summary"):
         getattr(run, part)
     run.pictures()
@@ -285,7 +274,7 @@ def served_by(place: Place, damage: Callable[[Path], Any], name: str) -> None:
 
 CASES += [
     *(
-        Case(READ, what, "error that names file and fault", read(name, damage), error=error)
+        Case(READ, what, read(name, damage), error=error)
         for what, name, damage, error in (
             ("`clients.json` is cut short", "clients.json", cut, r"clients\.json is damaged"),
             (
@@ -350,14 +339,12 @@ CASES += [
     Case(
         READ,
         "a link to itself in place of the folder",
-        "error",
         lambda p: read_run(loop(p.root / "a")),
         error="Too many levels",
     ),
     Case(
         READ,
         "a file in place of the folder",
-        "error",
         lambda p: read_run(p.file("a", "")),
         error="There is no run folder",
     ),
@@ -365,7 +352,6 @@ CASES += [
         Case(
             READ,
             f"the model is loaded, and the {what}",
-            "error: no other round's model is taken for it",
             partial(served_by, damage=damage, name=name),
             error=error,
         )
@@ -388,7 +374,7 @@ def compared(content: str) -> Callable[[Place], None]:
 
 CELL = '{"method": "a", "held_out": "b", "conditions": {}, "seed": 0, "folder": %s}'
 CASES += [
-    Case(COMPARED, what, "error that names file and fault", play, error=error)
+    Case(COMPARED, what, play, error=error)
     for what, play, error in (
         ("no `comparison.json`", lambda p: read_comparison(p.root), "holds no comparison"),
         ("`comparison.json` is empty", compared(""), r"comparison\.json is damaged"),

@@ -20,6 +20,7 @@ from feddg.methods.base import Method, Round, RoundHook, State
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.models.normalization import batch_norms
+from feddg.models.trained import trained_by
 from feddg.privacy.building import Defences, build_defences
 from feddg.rng import numpy_stream
 from feddg.settings import DefenceChoice, PrivacySettings, ServerSettings, TrainSettings
@@ -28,11 +29,13 @@ from feddg.simple import Federation
 CLASSES, SIZE = 3, 16
 
 
-def colored_images(count: int, seed: int = 0) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Noise whose brightest channel is its class: ``(n, 16, 16, 3)`` uint8 and labels."""
+def colored_images(
+    count: int, seed: int = 0, size: int = SIZE
+) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Noise whose brightest channel is its class: ``(n, size, size, 3)`` uint8 and labels."""
     rng = numpy_stream(seed, "test images")
     labels = numpy.arange(count) % CLASSES
-    images = rng.integers(0, 120, (count, SIZE, SIZE, 3))
+    images = rng.integers(0, 120, (count, size, size, 3))
     images[numpy.arange(count), :, :, labels] += 100
     return images.astype(numpy.uint8), labels.astype(numpy.int64)
 
@@ -57,6 +60,7 @@ class SmallFederation(Federation):
 
     Attributes:
         sizes: images per client.
+        size: side of the images, pixels.
         ledger: rows entered so far.
         at_once: clients that train side by side.
         threads: of each; None where they share the process's, as a large network's do.
@@ -70,6 +74,7 @@ class SmallFederation(Federation):
     train: TrainSettings = field(default_factory=lambda: TrainSettings(rounds=2, batch_size=4))
     per_round: int | None = None
     seed: int = 0
+    size: int = SIZE
     backbone: str = "cnn"
     embedding: Any = "none"
     augmentation: AugmentSettings = NONE
@@ -86,13 +91,13 @@ class SmallFederation(Federation):
     defences: tuple[tuple[str, dict[str, Any]], ...] = ()
 
     def __post_init__(self) -> None:
-        images, labels = colored_images(sum(self.sizes))
+        images, labels = colored_images(sum(self.sizes), size=self.size)
         self.pixels = ArrayPixels(images)
         self.labels = torch.from_numpy(labels)
         self.starts = numpy.cumsum([0, *self.sizes])
         settings = checked_settings(
             {
-                "data": {"image_size": SIZE},
+                "data": {"image_size": self.size},
                 "clients": {"number": len(self.sizes), "per_round": self.per_round},
                 "train": self.train,
                 "server": self.server_settings,
@@ -122,11 +127,18 @@ class SmallFederation(Federation):
     def new_worker(self) -> Worker:
         """A network and the settings for clients to take turns on."""
         network = build_network(
-            self.backbone, CLASSES, weights=None, embedding=self.embedding, seed=self.seed
+            self.backbone,
+            CLASSES,
+            weights=None,
+            embedding=self.embedding,
+            seed=self.seed,
+            image_size=self.size,
         )
         device = torch.device(self.device)
         return Worker(
-            self.method.network(network).to(device=device, memory_format=torch.channels_last),
+            trained_by(network, self.method.network, self.train, statistics=not self.freeze).to(
+                device=device, memory_format=torch.channels_last
+            ),
             self.train,
             self.augmentation,
             device,

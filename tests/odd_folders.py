@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +10,6 @@ from unittest.mock import patch
 import numpy as np
 import tifffile
 from PIL import Image
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 from feddg.errors import FeddgError
 from feddg.experiment import Experiment

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
@@ -13,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from feddg.data.data_set import DATA_SETS
+from feddg.data.images import ImageTable
 
 SIDE = 8
 _fresh = count(1)
@@ -317,3 +319,53 @@ LAYOUTS = {
     "office_caltech": Layout("office_caltech", office_caltech),
     "office_31": Layout("office_caltech", office_31),
 }
+
+
+def rows(table: ImageTable) -> list[tuple[str, str, str]]:
+    """Path, class and domain of every row, in words."""
+    return [
+        (path, table.class_names[label], table.domain_names[domain])
+        for path, label, domain in zip(table.paths, table.labels, table.domains)
+    ]
+
+
+def by_split(table: ImageTable) -> dict[str, int]:
+    """How many rows each split has."""
+    return dict(Counter(table.split.tolist()))
+
+
+def write_tree(root: Path, domains: tuple[str, ...], classes: tuple[str, ...]) -> Path:
+    """Two empty files for each domain and class."""
+    for domain in domains:
+        for label in classes:
+            (root / domain / label).mkdir(parents=True)
+            for number in (1, 2):
+                (root / domain / label / f"{number}.jpg").write_bytes(b"")
+    return root
+
+
+NAMES = ("path", "label", "domain", "client", "split")
+"""Columns of a table of images."""
+
+
+def write_table(file: Path, rows, names=NAMES) -> Path:
+    """Writes a table of images."""
+    with file.open("w", newline="", encoding="utf-8") as opened:
+        writer = csv.writer(opened)
+        writer.writerow(names)
+        writer.writerows(rows)
+    return file
+
+
+def hospital(root: Path, each: int = 2) -> list[list[str]]:
+    """Rows of images of three hospitals, two patients each; every patient has both classes."""
+    rows = []
+    for domain in ("north", "south", "west"):
+        for patient in ("1", "2"):
+            for label in ("healthy", "ill"):
+                for split in ("train", "val"):
+                    for number in range(each):
+                        path = f"scans/{domain}{patient}{label}{split}{number}.png"
+                        image(root / path)
+                        rows.append([path, label, domain, f"{domain}-{patient}", split])
+    return rows

@@ -245,7 +245,7 @@ def test_a_changed_default_raises_the_schema():
     }
     text = json.dumps(defaults, sort_keys=True)
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    assert (SCHEMA, digest) == (1, "883a12259f6d64cc"), (
+    assert (SCHEMA, digest) == (1, "379cfe9d0a72dc78"), (
         "a default changed: raise SCHEMA and write down the new digest (the digest alone where "
         "fields were only added, or taken out, and experiments mean what they meant)"
     )
@@ -294,61 +294,6 @@ def test_what_differs_from_its_default_makes_another_experiment(change):
     chosen = Experiment(data="digits", hold_out="sketch", **change)
     assert chosen.id != Experiment(data="digits", hold_out="sketch").id
     assert Experiment(**chosen.model_dump(mode="json")).id == chosen.id
-
-
-@pytest.mark.parametrize(
-    ("part", "field"),
-    [
-        ("clients", "per_round"),
-        ("clients", "alpha"),
-        ("train", "local_steps"),
-        ("train", "gradient_clipping"),
-        ("server", "largest_change"),
-        ("privacy", "epsilon"),
-        ("data", "tile"),
-    ],
-)
-def test_none_may_be_written_for_what_may_be_empty(part, field):
-    said = Experiment(**{"data": "digits", "hold_out": "sketch", part: {field: "none"}})
-    assert getattr(getattr(said, part), field) is None
-
-
-def test_none_stays_a_word_where_it_is_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    said = Experiment(
-        data={"source": "folder", "root": "none", "image_size": 32},
-        train={"augmentation": "none"},
-        server={"wise_ft": "none"},
-    )
-    assert said.data.root == tmp_path / "none"
-    assert (said.train.augmentation, said.server.wise_ft) == ("none", "none")
-    assert Experiment(data="digits", hold_out="ink", preset="none").preset == "digits"
-    with pytest.raises(ExperimentError, match=r"train\.rounds"):
-        Experiment(data="digits", train={"rounds": "none"})
-
-
-@pytest.mark.parametrize(
-    ("part", "field"),
-    [("train", "lr"), ("train", "rounds"), ("server", "wise_ft"), ("train", "local_steps")],
-)
-def test_truth_is_no_number(part, field):
-    with pytest.raises(ExperimentError, match=rf"^{part}\.{field}: must not be true or false"):
-        Experiment(data="digits", hold_out="sketch", **{part: {field: True}})
-
-
-def test_truth_is_no_number_of_a_method_either():
-    with pytest.raises(ExperimentError, match="gamma1: must not be true or false"):
-        Experiment(data="digits", hold_out="sketch", method={"name": "pardon", "gamma1": True})
-    stylized = {"name": "pardon", "stylized_cross_entropy": True}
-    assert (
-        Experiment(data="digits", method=stylized).method.settings["stylized_cross_entropy"] is True
-    )
-
-
-def test_a_rule_about_several_fields_is_said_without_all_of_them():
-    with pytest.raises(ExperimentError) as said:
-        Experiment(data="digits", train={"rounds": 4, "warmup_rounds": 4})
-    assert str(said.value) == "train: warmup_rounds must be fewer than all 4 rounds"
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 import torch
 
-from feddg.federation.transport import Ledger
-from feddg.messages import Broadcast, Message
+from feddg.messages import Message
 
 
 def test_a_message_survives_its_bytes_with_every_dtype():
@@ -26,18 +25,3 @@ def test_bytes_by_hand():
     message = Message({"a": torch.zeros(2, 3), "b": torch.zeros(5, dtype=torch.int64)}, {"n": 1})
     assert message.size == 2 * 3 * 4 + 5 * 8 + 8
     assert Message({}, {"name": "é"}).size == 2
-
-
-def test_the_ledger_writes_a_layout_once_and_counts_bytes():
-    rows = []
-    ledger = Ledger(rows.append)
-    broadcast = Broadcast(1, {"w": torch.zeros(2, 2)}, Message({"p": torch.zeros(3)}, {"k": 2}))
-    for client in (0, 1):
-        ledger.broadcast(client, "train", broadcast)
-    assert [row.kind for row in rows] == ["layout", "message", "message"]
-    assert [t.name for t in rows[0].tensors] == ["p", "weights/w"]
-    assert rows[1].bytes == 16 + 12 + 8
-    assert ledger.bytes == {"up": 0, "down": 2 * 36}
-    again = []
-    Ledger(again.append, {rows[0].id}).broadcast(0, "train", broadcast)
-    assert [row.kind for row in again] == ["message"]

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from feddg import storage
 from feddg.runs.prepare import peak_memory
 
 UNIX_ONLY = ("fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty")
@@ -59,14 +58,3 @@ def test_peak_memory_is_told_where_there_is_no_resource_module(monkeypatch):
 
     monkeypatch.setattr(psutil.Process, "memory_info", lambda self: Info())
     assert peak_memory() == 123_456_789
-
-
-def test_on_windows_no_process_is_sent_a_signal_to_see_whether_it_lives(monkeypatch, tmp_path):
-    psutil = pytest.importorskip("psutil")
-    monkeypatch.setattr(storage, "_WINDOWS", True)
-    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("signal 0 is Ctrl-C on Windows"))
-    monkeypatch.setattr(psutil, "pid_exists", lambda process: process == 1)
-    for process in (1, 2):
-        (tmp_path / f".rows.json.{process}.7").write_text("half")
-    storage.sweep_asides(tmp_path)
-    assert [entry.name for entry in tmp_path.iterdir()] == [".rows.json.1.7"]

@@ -1,6 +1,4 @@
-"""The front: four lines that work, and a federation of objects that a program has."""
-
-import webbrowser
+"""A federation of objects that a program has."""
 
 import numpy
 import pytest
@@ -11,11 +9,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import feddg
-from feddg.errors import ExperimentError, RunError, WeightsError
+from feddg.errors import ExperimentError, RunError
 from feddg.methods import FedAvg, Pardon
 from feddg.methods.base import METHODS, MethodSettings
 from feddg.models.backbones import build_network, split_network
-from feddg.runs import prepare
+from federations import same
 
 SMALL = {"image_size": 8, "clients": 3, "local_steps": 1, "batch_size": 8}
 
@@ -47,72 +45,6 @@ def own_network(last: nn.Module | None = None) -> nn.Module:
     torch.manual_seed(0)
     body = [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
     return nn.Sequential(*body, nn.Linear(32, 3), *([] if last is None else [last]))
-
-
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-# The four lines.
-
-
-def test_a_run_of_fields_has_its_accuracy_table_model_and_page(monkeypatch, tmp_path):
-    result = feddg.run(method="pardon", data="digits", hold_out="sketch", rounds=2, **SMALL)
-    record = result.record
-    assert result.accuracy == getattr(record.summary, record.default_rule.key)["test"]["accuracy"]
-    table = result.frame()
-    row = table.query("round == 2 and split == 'test' and metric == 'accuracy' and weights=='last'")
-    assert row["domain"].tolist() == ["sketch"]
-    assert row["value"].tolist() == [result.accuracy]
-    Image.new("RGB", (20, 20)).save(tmp_path / "new.png")
-    (found,) = result.model.predict(tmp_path / "new.png")
-    assert found.label in result.model.class_names
-    opened = []
-    monkeypatch.setattr(webbrowser, "open", opened.append)
-    result.open()
-    assert opened == [result.report.resolve().as_uri()]
-    again = feddg.run(result.experiment, rounds=2)
-    assert (again.folder, again.was_complete) == (result.folder, True)
-
-
-def test_methods_are_compared_by_their_names_and_the_fields_of_a_plan():
-    done = feddg.compare(
-        ["fedavg", Pardon.name], data="digits", hold_out=["ink"], seeds=1, rounds=1, **SMALL
-    )
-    assert {cell.method for cell in done.work.cells} == {"fedavg", "pardon"}
-    assert all(cell.experiment.train.rounds == 1 for cell in done.work.cells)
-    assert set(done.frame()["method"]) == {"fedavg", "pardon"}
-    seventh = feddg.compare(["fedavg"], data="digits", hold_out="ink", seed=7, dry_run=True)
-    assert [cell.seed for cell in seventh.work.cells] == [7]
-    assert seventh.work.missing
-
-
-def test_the_same_experiment_without_network_and_weights_is_the_same_run(monkeypatch, tmp_path):
-    def offline(backbone):
-        raise WeightsError(f"cannot download ImageNet weights for {backbone!r}")
-
-    monkeypatch.setattr(prepare, "fetch_imagenet", offline)
-    for number, (domain, label) in enumerate((d, c) for d in "ab" for c in ("one", "two")):
-        folder = tmp_path / "images" / domain / label
-        folder.mkdir(parents=True)
-        for i in range(6):
-            Image.new("RGB", (16, 16), (40 * number, 20 * i, 99)).save(folder / f"{i}.png")
-    said = {"root": tmp_path / "images", "hold_out": "b", "image_size": 16, "rounds": 1}
-    made = feddg.run(feddg.Experiment(**said), tmp_path / "made", clients=2)
-    fields = feddg.run(out=tmp_path / "fields", clients=2, **said)
-    from typer.testing import CliRunner
-
-    from feddg.cli import app
-
-    flags = ["--root", "images", "--hold-out", "b", "--image-size", "16", "--rounds", "1"]
-    shell = CliRunner().invoke(app, ["run", *flags, "--clients", "2", "--out", "shell", "-q"])
-    assert shell.exit_code == 0, shell.output
-    (folder,) = (tmp_path / "shell").iterdir()
-    assert folder.name == made.folder.name == fields.folder.name
-    assert made.experiment.model.weights is None
-    weights = [feddg.load_model(one).state_dict() for one in (folder, made.folder, fields.folder)]
-    assert same(weights[0], weights[1])
-    assert same(weights[1], weights[2])
 
 
 # Methods by name.

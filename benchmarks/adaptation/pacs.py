@@ -21,7 +21,7 @@ from feddg.evaluation.adaptation import ADAPTATIONS
 from feddg.experiment import Experiment
 from feddg.prediction.evaluate import evaluate_run
 from feddg.records import ID_VAL, TEST, AdaptationRow
-from feddg.runs.reading import BEST_IN_DOMAIN, FINAL, OWN, RunRecord, read_alphas, read_run
+from feddg.runs.reading import BEST_IN_DOMAIN, FINAL, OWN, Run, read_alphas, read_run
 
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
 PAPER = {
@@ -117,7 +117,7 @@ def accuracies(line: Line, test: str, args: argparse.Namespace, best: bool = Fal
     return values
 
 
-def held_out(record: RunRecord, best: bool) -> float | None:
+def held_out(record: Run, best: bool) -> float | None:
     """Test accuracy after the final round, or the best by in-domain validation."""
     rule = BEST_IN_DOMAIN if best else FINAL
     return record.evaluations.accuracy(rule.choose(record.evaluations), TEST)

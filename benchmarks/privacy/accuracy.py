@@ -114,19 +114,19 @@ def measured(
             **fields, method={"name": method, "settings": settings}, privacy=privacy
         )
         done = run(experiment, out, report=False)
-        last = done.record.evaluations.rounds[-1]
+        last = done.evaluations.rounds[-1]
         accuracy = {
-            split: numpy.mean([row.accuracy for row in done.record.evaluations.at(last, split)])
+            split: numpy.mean([row.accuracy for row in done.evaluations.at(last, split)])
             for split in ("test", "id_test")
         }
-        spent = done.record.privacy
+        spent = done.privacy
         row = {
             "data": data,
             "method": method,
             "noised": what,
             "level": level,
             "seed": seed,
-            "rounds": done.record.rounds_done,
+            "rounds": done.rounds_done,
             "test_accuracy": f"{accuracy['test']:.4f}",
             "in_domain_accuracy": f"{accuracy['id_test']:.4f}",
             "epsilon": ";".join(f"{key[0]}:{row.epsilon:.4g}" for key, row in spent.items()),

@@ -17,7 +17,7 @@ from pathlib import Path
 from feddg.comparison.results import Results, read_comparison
 from feddg.records import ID_TEST, TEST
 from feddg.report.blocks import Table
-from feddg.report.tables import accuracy_column, accuracy_columns, by_method, to_markdown
+from feddg.report.tables import accuracy_columns, by_method, to_markdown
 from feddg.runs.reading import FINAL
 
 NUMBERS = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "calibration_error")
@@ -40,10 +40,9 @@ def write(results: Results, path: Path) -> None:
 def table(results: Results) -> Table:
     """Returns held-out test accuracy by column and on average, and in-domain test accuracy."""
     columns = accuracy_columns(results, FINAL, missing=NOT_RUN)
-    inside = accuracy_column(
-        results, "in-domain test", FINAL, results.columns, split=ID_TEST, missing=NOT_RUN
-    )
-    return by_method(results.methods, [*columns, inside])
+    inside = {"in-domain test": results.columns}
+    columns += accuracy_columns(results, FINAL, ID_TEST, inside, missing=NOT_RUN)
+    return by_method(results.methods, columns)
 
 
 def main() -> None:

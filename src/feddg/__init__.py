@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from feddg.methods.base import MethodSettings as MethodSettings
     from feddg.methods.base import register as register
     from feddg.prediction.predict import predict as predict
-    from feddg.runs.execute import Run as Run
     from feddg.runs.model import load_model as load_model
+    from feddg.runs.reading import Run as Run
     from feddg.simple import Federation as Federation
 
 try:
@@ -37,7 +37,7 @@ _HOME = {
     "Federation": "feddg.simple",
     "Method": "feddg.methods.base",
     "MethodSettings": "feddg.methods.base",
-    "Run": "feddg.runs.execute",
+    "Run": "feddg.runs.reading",
     "compare": "feddg.api",
     "load_experiment": "feddg.experiment",
     "load_model": "feddg.runs.model",

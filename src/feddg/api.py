@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from feddg.prediction.predict import PredictedFiles
     from feddg.prediction.validation import ValidationFile
     from feddg.records import AttackRow
-    from feddg.runs.execute import Run
     from feddg.runs.observer import Observer
+    from feddg.runs.reading import Run
 
 log = logging.getLogger("feddg")
 Progress = Callable[[str, int, int], None]
@@ -260,7 +260,7 @@ def compare(
         FeddgError: the plan is invalid, or every run failed: it says why the first did, and what
             was computed is kept. Where some ran, the others' failures are logged and listed.
     """
-    from feddg.comparison.compare import Comparison, carry_out_work, fixed_plan, prepare_work
+    from feddg.comparison.compare import carry_out_comparison, prepare_comparison
     from feddg.comparison.plan import expand_plan, load_plan, plan_with_weights_at_hand
     from feddg.comparison.pool import Watcher
     from feddg.comparison.results import results_files
@@ -274,8 +274,8 @@ def compare(
         axes, plan = {"methods": plan, **axes}, None
     whole = load_plan(plan or {})
     whole = load_plan(whole.model_dump() | axes) if axes else whole
-    whole, folder = fixed_plan(whole, out, merge(given, overrides or {}))
-    whole = plan_with_weights_at_hand(whole)
+    whole = plan_with_weights_at_hand(whole.fixed(merge(given, overrides or {})))
+    folder = Path(out or Path("comparisons") / whole.name)
     files = results_files(results)  # a fault in them is not to be found after tuning
     if predictions:
         _parquet()
@@ -288,28 +288,27 @@ def compare(
     if trials is not None:
         watcher.planned(trials, jobs)
         if dry_run and trials.missing:
-            return Comparison(trials, ())
+            return trials
         if not dry_run:
-            tried = carry_out_work(trials, **execution)
-            tried.require_results()
-            emit(*tried.diagnostics)
+            carry_out_comparison(trials, **execution).require_results()
+            emit(*trials.diagnostics)
         chosen = picked(whole, trials, files, write=not dry_run)
-    work = prepare_work(whole, folder, cells=expand_plan(chosen), **lookup)
-    watcher.planned(work, jobs)
+    done = prepare_comparison(whole, folder, cells=expand_plan(chosen), **lookup)
+    watcher.planned(done, jobs)
     if dry_run:
-        return Comparison(work, ())
-    done = carry_out_work(work, **execution)
+        return done
+    carry_out_comparison(done, **execution)
     if predictions:
         from feddg.prediction.evaluate import write_missing_results
 
-        emit(*write_missing_results(work.folders.values(), cache=cache))
+        emit(*write_missing_results(done.folders, cache=cache))
     if report:
         from feddg.prediction.export import ensure_card
         from feddg.report import write_comparison
         from feddg.runs.execute import is_complete
 
-        write_comparison(work.out)
-        for folder in () if drop_weights else filter(is_complete, work.folders.values()):
+        write_comparison(done.folder)
+        for folder in () if drop_weights else filter(is_complete, done.folders):
             ensure_card(folder)
     done.require_results()
     emit(*done.diagnostics)

@@ -36,8 +36,8 @@ from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
 from feddg.privacy.building import defence_of, resolved_choice
 from feddg.settings import (
+    IMAGENET,
     SHORTHANDS,
-    TORCHVISIONS,
     ClientSettings,
     EvaluateSettings,
     ExperimentSettings,
@@ -126,7 +126,7 @@ class Experiment(ExperimentSettings):
     def _hash(self, path_as: Callable[[Path], str]) -> str:
         """Hashes the settings that differ from their defaults."""
         content = self.model_dump(exclude=_NOT_IDENTITY, exclude_defaults=True)
-        if self.model.weights not in (None, TORCHVISIONS):
+        if self.model.weights not in (None, IMAGENET):
             content["model"]["weights"] = Path(str(self.model.weights))
         method = build_method(self.method.name, self.method.settings)
         content["method"] = self.method.name, _changed(method.settings)

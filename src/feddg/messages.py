@@ -201,7 +201,7 @@ class SchemaContext:
         shapes: shapes of the network's entries by name.
         images: how many images the sender has; None where it did not register.
         noise: how styles are noised before they leave a client, if they are.
-        kept: what the server keeps beside the weights, in an update's round.
+        server_extras: what the server keeps beside the weights, in an update's round.
         gradients: of an update: returns by how much the sender moved an entry of the network, for
             each step of its learning rate, at most; None where that is not known.
     """
@@ -213,7 +213,7 @@ class SchemaContext:
     shapes: Mapping[str, torch.Size] | None = None
     images: int | None = None
     noise: Any = None
-    kept: Mapping[str, Tensor] = field(default_factory=dict)
+    server_extras: Mapping[str, Tensor] = field(default_factory=dict)
     gradients: Callable[[str], Tensor] | None = None
 
     def dimension(self, name: str) -> int | None:
@@ -237,6 +237,7 @@ class EntrySchema:
             function of the method and of what is known. None for a number.
         dtype: of a tensor.
         integer: whether a number is whole.
+        distinct: whether no number of a tensor may stand in it twice.
         low: smallest value.
         high: largest value, or the name of a known dimension, which is then one too large.
         within: returns the range instead, from the method, what is known and the entry's name.
@@ -250,6 +251,7 @@ class EntrySchema:
     shape: Shape | Callable[[Any, SchemaContext], Shape] | None = None
     dtype: torch.dtype = torch.float32
     integer: bool = False
+    distinct: bool = False
     low: float = -LARGEST
     high: float | str = LARGEST
     within: Callable[[Any, SchemaContext, str], Range] | None = None
@@ -284,6 +286,8 @@ class EntrySchema:
                 return f"has shape {_short(tensor.shape)}, expected {_short(shape)}"
         if tensor.numel() > MOST_NUMBERS:
             return f"has {tensor.numel()} numbers, more than {MOST_NUMBERS}"
+        if self.distinct and len(tensor.unique()) < tensor.numel():
+            return "holds a number twice"
         return _range_fault(tensor, *self._range(method, context, name))
 
     def number_fault(

@@ -40,6 +40,7 @@ def _one_line(text: str) -> str:
 OneLine = Annotated[str, AfterValidator(_one_line)]
 FixedPath = Annotated[Path, AfterValidator(_absolute)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Trainable = Literal["all", "head", "norm+head", "lora"]
 Positive = Annotated[float, Field(gt=0), AfterValidator(_finite)]
 
 
@@ -208,8 +209,8 @@ class ClientSettings(Settings):
     )
 
 
-TORCHVISIONS: Final = "imagenet"
-"""As ``model.weights``: those of torchvision, downloaded."""
+IMAGENET: Final = "imagenet"
+"""As ``model.weights``: a package's, or timm's or torchvision's, downloaded."""
 
 
 class ModelSettings(Settings):
@@ -217,7 +218,8 @@ class ModelSettings(Settings):
 
     backbone: str = Field(
         "resnet18",
-        description="cnn, cnn_gn (tiny, GroupNorm), or any torchvision classification model",
+        description="cnn, cnn_gn (tiny, GroupNorm), or a classification network of torchvision or "
+        "timm (timm:NAME where both have it)",
     )
     weights: str | None = Field(None, description="none, imagenet, or a .safetensors/.pth file")
     embedding: Literal["none", "linear", "bottleneck"] = Field(
@@ -291,6 +293,13 @@ class TrainSettings(Settings):
         description="how much an image's class counts: alike, or each class of a client as much as "
         "its others, by the client's own numbers (rare classes more)",
     )
+    trainable: Trainable = Field(
+        "all",
+        description="what of the network is trained, and sent each round: all; head, what comes "
+        "after the featurizer; norm+head, normalisation layers as well; lora, low-rank adapters "
+        "and the head (needs peft). The rest is sent once",
+    )
+    lora_rank: int = Field(8, ge=1, description="rank of the adapters that lora trains")
     head_rounds: int = Field(
         0,
         ge=0,

@@ -32,6 +32,7 @@ from feddg.methods.base import Method, RoundHook, has_global_model
 from feddg.methods.composition import method_class, works_on_embeddings
 from feddg.models.backbones import split_network, use_small_map_convolutions
 from feddg.models.network import Network
+from feddg.models.trained import trained_by
 from feddg.prediction.export import write_model
 from feddg.privacy.building import Defences
 from feddg.runs.context import in_process, measured, predictor
@@ -124,7 +125,9 @@ class Federation:
         method.read_files()
 
         def built() -> Network:
-            network = method.network(copy.deepcopy(start))
+            statistics = settings.model.normalization != "frozen"
+            model = copy.deepcopy(start)
+            network = trained_by(model, method.network, settings.train, statistics=statistics)
             use_small_map_convolutions(network)
             return network
 

@@ -1,5 +1,6 @@
 """Plans of papers and of ours: they parse, expand to what tables hold, and run when made small."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from typer.testing import CliRunner
 
 import published_trees
 from feddg.cli import app
-from feddg.comparison.compare import carry_out_work, prepare_work
+from feddg.comparison.compare import carry_out_comparison, prepare_comparison
 from feddg.comparison.plan import distinct, expand_plan, load_plan
 from feddg.comparison.pool import Watcher, run_here
 from feddg.comparison.results import Results
@@ -112,7 +113,7 @@ def test_every_plan_is_listed():
 @pytest.mark.parametrize("name", OUR_OWN)
 def test_a_plan_of_no_paper_expands_to_distinct_runs(name):
     cells = expand_plan(load_plan(BENCHMARKS / f"{name}.yaml"))
-    assert len(cells) == len(list(distinct(cells))) == OUR_OWN[name]
+    assert len(cells) == len(distinct(cells)) == OUR_OWN[name]
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -120,7 +121,7 @@ def test_a_plan_expands_to_the_table_it_is_for(name):
     plan = load_plan(PLANS / f"{name}.yaml")
     cells = expand_plan(plan)
     assert len(cells) == EXPECTED[name]
-    assert len(list(distinct(cells))) == len(cells) - SHARED.get(name, 0)
+    assert len(distinct(cells)) == len(cells) - SHARED.get(name, 0)
     assert plan.differences
     assert plan.paper is not None
     table = Results.of_rows([], plan)
@@ -220,11 +221,13 @@ def test_a_plan_made_small_runs_a_cell(name, tmp_path):
     }
     if plan.base.get("preset") not in ("folder", "fedig"):
         small["clients"] = {"number": 4, "per_round": 2}
-    work = prepare_work(plan.model_copy(update={"seeds": (0,)}), tmp_path / "out", small)
+    work = prepare_comparison(
+        plan.fixed(small).model_copy(update={"seeds": (0,)}), tmp_path / "out"
+    )
     # The last method of a table is the one that the table is about.
     (outcome,) = run_here([work.missing[-1]], tmp_path / "cache", Watcher())
     assert outcome.status == "completed", outcome.error
-    assert read_run(outcome.task.folder).rounds_done == 1
-    only = type(work)(work.plan, work.out, work.cells, work.folders, [])
-    page = carry_out_work(only).report.read_text("utf-8")
+    assert read_run(outcome.cell.folder).rounds_done == 1
+    only = replace(work, missing=[])
+    page = carry_out_comparison(only).report.read_text("utf-8")
     assert "Beside the paper" in page

@@ -42,7 +42,7 @@ def root(tmp_path, campaign):
     return tmp_path
 
 
-def test_tables_follow_each_other_and_share_their_runs(root, campaign, monkeypatch):
+def test_tables_follow_each_other_and_share_their_runs(root, campaign, runs_here, monkeypatch):
     monkeypatch.chdir(root)
     shown = []
 

@@ -23,7 +23,7 @@ def test_compare_names_a_mistake(feddg, flag):
     assert flag[1] in shown
 
 
-def test_the_plan_that_is_written_is_the_plan_that_was_run(feddg, tmp_path):
+def test_the_plan_that_is_written_is_the_plan_that_was_run(feddg, runs_here, tmp_path):
     (tmp_path / "mine.yaml").write_text(
         "base: {data: digits}\n"
         "methods: [fedavg, {name: fedprox, mu: 3, experiment: {train: {batch_size: 8}}}]\n"

@@ -3,11 +3,14 @@
 import hashlib
 import io
 import json
+import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import published_trees
 from feddg.data import download
@@ -226,3 +229,51 @@ def test_a_cache_that_is_no_folder_is_one_line(feddg, tmp_path, monkeypatch):
         assert "cannot be read" in errors
         assert len(errors.splitlines()) == 1
     assert feddg("cache", "clear", "--kind", "all")[0] == 2
+
+
+def test_inspect_lists_bad_files_and_clients(feddg, image_folder, tmp_path):
+    bad = image_folder / "red/dark/zero.jpg"
+    bad.touch()
+    text = image_folder / "red/dark/text.jpg"
+    text.write_text("not an image")
+    held = ["--hold-out", "blue", "--clients", "2"]
+    code, shown, _ = feddg("data", "inspect", "--root", image_folder, "--json", *held)
+    assert code == 0
+    found = json.loads(shown)
+    assert found["counts"]["red"] == {"dark": 4, "light": 4}
+    assert {image["path"] for image in found["bad_images"]} == {
+        "red/dark/zero.jpg",
+        "red/dark/text.jpg",
+    }
+    assert sum(client["red"] for client in found["clients"]) == found["splits"]["train"]
+    assert feddg("data", "inspect", "--root", image_folder, *held)[0] == 0
+
+
+def test_inspect_shows_how_images_are_stored_and_what_is_odd(feddg, image_folder):
+    for number in range(3):
+        values = np.full((30, 40), 100 + number, np.uint16)
+        values[0, 0] = 2**11 - 1
+        Image.fromarray(values).save(image_folder / f"blue/dark/deep{number}.tif")
+    shutil.copy(image_folder / "red/dark/0.png", image_folder / "blue/dark/copy.png")
+    (image_folder / "red/dark/slide.svs").touch()
+    command = ["data", "inspect", "--root", image_folder, "--hold-out", "blue", "--clients", "2"]
+    code, shown, _ = feddg(*command, "--json")
+    assert code == 0
+    found = json.loads(shown)
+    blue, red = found["stored"]["blue"], found["stored"]["red"]
+    assert (blue["smallest"], blue["largest"]) == ([20, 24], [40, 30])
+    assert blue["modes"] == {"RGB": 9, "I;16": 3}
+    assert (blue["bits"], blue["high"], blue["files"]) == (11, 2**11 - 1, 12)
+    assert red["modes"] == {"RGB": 8}
+    assert (red["bits"], red["low"], red["high"]) == (8, 30, 255)
+    assert found["ignored"] == {".svs": 1}
+    texts = [one["text"] for one in found["diagnostics"]]
+    errors = [one["text"] for one in found["diagnostics"] if one["severity"] == "error"]
+    assert any(".svs" in text for text in texts)
+    assert any("red/dark/0.png = blue/dark/copy.png" in text for text in errors) or any(
+        "blue/dark/copy.png = red/dark/0.png" in text for text in texts
+    )
+    code, shown, _ = feddg(*command)
+    assert code == 0
+    for words in ("how they are stored", "20 x 24", "40 x 30", "warning:", "OpenSlide"):
+        assert words in shown

@@ -4,7 +4,6 @@ A command in none of the tables below is carried out by this file. Of those that
 suite reads all settings and deals the images out (``--dry-run``), the slow one trains a step.
 """
 
-import ast
 import os
 import shutil
 from pathlib import Path
@@ -13,7 +12,6 @@ import click
 import pytest
 
 from documented_commands import (
-    ROOT,
     Shown,
     command_of,
     inline_commands,
@@ -184,10 +182,3 @@ def test_commands_are_found():
 def test_nothing_is_said_of_a_command_that_no_page_shows(table):
     for start in table:
         assert any(str(shown).startswith(start) for shown in COMMANDS), start
-
-
-@pytest.mark.parametrize("test", sorted(set(ELSEWHERE.values())))
-def test_the_tests_that_carry_commands_out_are_there(test):
-    file, _, name = test.partition("::")
-    tree = ast.parse((ROOT / file).read_text("utf-8"))
-    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}

@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 
 from feddg.cli.progress import SILENCE_SECONDS, Bars, Lines, ManyBars, observer, working
-from feddg.comparison.pool import Outcome, Task
+from feddg.comparison.plan import Cell
+from feddg.comparison.pool import Outcome
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.messages import Refusal
@@ -73,16 +74,16 @@ def test_what_to_watch_with(monkeypatch):
 def test_many_runs_say_how_far_they_are_now_and_then(shown, tmp_path):
     clock = Clock()
     bars = ManyBars(shown, clock)
-    task = Task(EXPERIMENT, tmp_path / "mine")
+    cell = Cell("fedavg", "sketch", {}, 0, EXPERIMENT, folder=tmp_path / "mine")
     bars.start(2, 0, 1)
-    bars.news(task, {"of": 10, "rounds": 0})
+    bars.news(cell, {"of": 10, "rounds": 0})
     assert lines(shown) == []
     clock.now = SILENCE_SECONDS
-    bars.news(task, {"rounds": 3})
-    bars.news(task, {"rounds": 4})
+    bars.news(cell, {"rounds": 3})
+    bars.news(cell, {"rounds": 4})
     (line,) = lines(shown)
     assert line.startswith("0/2  mine: 3 of 10 rounds; about")
-    bars.ended(Outcome(task, "completed"))
+    bars.ended(Outcome(cell, "completed"))
     assert lines(shown)[1] == "1/2  mine completed"
     bars.end()
 
@@ -98,9 +99,9 @@ def test_scores_are_named_by_split_and_domain(shown):
 def test_a_bar_that_does_not_know_its_length_yet_is_drawn(tmp_path):
     console = Console(file=io.StringIO(), width=200, force_terminal=True)
     bars = ManyBars(console)
-    task = Task(EXPERIMENT, tmp_path / "mine")
+    cell = Cell("fedavg", "sketch", {}, 0, EXPERIMENT, folder=tmp_path / "mine")
     bars.start(1, 0, 1)
-    bars.news(task, {"work": "decoding"})
-    bars.news(task, {"of": 10, "rounds": 3})
+    bars.news(cell, {"work": "decoding"})
+    bars.news(cell, {"of": 10, "rounds": 3})
     bars.end()
     assert "mine" in console.file.getvalue()

@@ -45,7 +45,7 @@ def skeleton(line: str) -> str:
     return re.sub(r"\d[\d,.]*", "#", line)[:30]
 
 
-def test_the_folders_of_the_page_are_looked_at_trained_on_and_labelled(feddg, tmp_path):
+def test_the_folders_of_the_page_are_looked_at_trained_on_and_labelled(feddg, runs_here, tmp_path):
     make_folder(tmp_path / "images", ("chalk", "ink", "photo"), tuple("0123"), each=8)
     make_folder(tmp_path / "new", ("sketch",), ("0",), each=2)
     _, inspect, train, compare, predict, *_ = commands()

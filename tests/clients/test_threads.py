@@ -15,11 +15,11 @@ from feddg.clients.threads import (
     clients_at_once,
     large_clients_at_once,
     machine_memory,
-    memory_of_turn,
     share_of_client,
     side_by_side,
     threads,
     threads_for,
+    training_memory,
 )
 from feddg.models.backbones import build_network
 
@@ -122,7 +122,7 @@ class TwoMaps(nn.Module):
 
 
 def test_weights_and_maps_are_counted():
-    found = memory_of_turn(TwoMaps(), side=8, batch_size=10)
+    found = training_memory(TwoMaps(), side=8, batch_size=10)
     weights, maps = 3 * 5 * 4, (3 + 5) * 4
     assert found == COPIES * weights + PASSES * 10 * maps
 
@@ -132,7 +132,7 @@ def test_it_grows_with_images_and_their_size_and_changes_nothing():
     network.train()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     small, more, larger = (
-        memory_of_turn(network, side, batch) for side, batch in ((32, 2), (32, 8), (64, 2))
+        training_memory(network, side, batch) for side, batch in ((32, 2), (32, 8), (64, 2))
     )
     weights = COPIES * sum(parameter.nbytes for parameter in network.parameters())
     assert (more - weights) == 4 * (small - weights)

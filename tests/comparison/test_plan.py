@@ -67,7 +67,7 @@ def test_the_number_of_cells_is_the_product_of_the_axes(
     expected = len(methods) * scenarios * len(rates) * seeds
     expected *= max(1, len(heterogeneity)) * max(1, len(clients))
     assert len(cells) == expected
-    assert len(list(distinct(cells))) == expected
+    assert len(distinct(cells)) == expected
     assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
 
 
@@ -81,14 +81,15 @@ def test_a_hyper_parameter_that_a_method_lacks_does_not_multiply_its_runs():
         ("fedavg", "1"),
         ("pardon", "1"),
     ]
-    assert len(list(distinct(cells))) == 3
+    assert len(distinct(cells)) == 3
 
 
 def test_overrides_win_over_everything():
     variant = {"name": "fedavg", "experiment": {"train": {"rounds": 9}}}
     (cell,) = expand_plan(
-        plan(hold_out=["ink"], methods=[variant], settings={"train.lr": [0.5]}),
-        {"train": {"rounds": 1, "lr": 0.25}, "data": {"image_size": 16}},
+        plan(hold_out=["ink"], methods=[variant], settings={"train.lr": [0.5]}).fixed(
+            {"train": {"rounds": 1, "lr": 0.25}, "data": {"image_size": 16}}
+        )
     )
     assert (cell.experiment.train.rounds, cell.experiment.train.lr) == (1, 0.25)
     assert cell.experiment.data.image_size == 16
@@ -117,6 +118,7 @@ def test_a_plan_survives_its_file(tmp_path):
     [
         ({"method": ["fedavg"]}, "unknown field 'method' .did you mean 'methods'"),
         ({"methods": ["fedavg", "fedavg"]}, "label what is alike"),
+        ({"methods": [{"name": "fedavg", "label": "two\nlines"}]}, "label.*one line"),
         ({"seeds": []}, "one or more"),
         ({"methods": ["fedavgg"], "hold_out": ["ink"]}, "did you mean 'fedavg'"),
         ({"settings": {"method.gama1": [1]}}, "did you mean 'gamma1'"),
@@ -168,17 +170,17 @@ def test_a_plan_file_over_another(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("extends", "said"),
+    ("extends", "fault"),
     [
         ("self.yaml", "which extends this file again"),
         ("nowhere.yaml", "nowhere.yaml"),
         ("[a]", "extends names a plan file"),
     ],
 )
-def test_what_a_plan_cannot_extend_is_said(tmp_path, extends, said):
+def test_what_a_plan_cannot_extend_is_said(tmp_path, extends, fault):
     file = tmp_path / "self.yaml"
     file.write_text(f"extends: {extends}\n")
-    with pytest.raises(ExperimentError, match=said) as caught:
+    with pytest.raises(ExperimentError, match=fault) as caught:
         load_plan(file)
     assert "\n" not in str(caught.value)
 
@@ -228,7 +230,7 @@ def test_fixed_fields_win_everywhere_and_all_else_is_as_the_plan_says(
         clients=sorted(clients),
         settings={axis: [12, 14] if "size" in axis else [0.5, 0.6] for axis in sorted(axes)},
     )
-    fixed = expand_plan(plan, tree(over))
+    fixed = expand_plan(plan.fixed(tree(over)))
     by_hand = {
         Experiment(**merge(cell.experiment.model_dump(mode="json"), expand(tree(over)))).id
         for cell in expand_plan(plan)
@@ -243,7 +245,7 @@ def test_a_fixed_plan_needs_nothing_but_its_file(tmp_path):
     file = tmp_path / "plan.yaml"
     file.write_text(plan.fixed(over).to_yaml())
     again = [cell.experiment.id for cell in expand_plan(load_plan(file))]
-    assert again == [cell.experiment.id for cell in expand_plan(plan, over)]
+    assert again == [cell.experiment.id for cell in expand_plan(plan.fixed(over))]
     assert leaves(load_plan(file).base)["train.rounds"] == 1
     assert plan.fixed({}) == plan
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from feddg.comparison.compare import carry_out_work, prepare_work
+from feddg.comparison.compare import carry_out_comparison, prepare_comparison
 from feddg.comparison.pool import LAUNCHERS, Launcher, Outcome, Watcher, register_launcher
 from feddg.comparison.process import answer_to
 from feddg.errors import ExperimentError
@@ -38,32 +38,40 @@ class Notes(Watcher):
         self.ends.append(outcome.status)
 
 
-def weights(work):
-    folders = {cell.method: work.folders[cell.experiment.id] for cell in work.cells}
+def weights(done):
+    folders = {cell.method: cell.folder for cell in done.cells}
     files = {method: list(f.glob("checkpoint/*.safetensors")) for method, f in folders.items()}
     return {method: load_file(found[0]) for method, found in files.items() if found}
 
 
 def carried(folder, cache, launcher=None, options=None, plan=PLAN):
-    work, notes = prepare_work(plan, folder, cache=cache), Notes()
+    work, notes = prepare_comparison(plan, folder, cache=cache), Notes()
     more = {"launcher": launcher, "launcher_options": options} if launcher else {}
-    done = carry_out_work(work, jobs=2 if launcher else 0, cache=cache, watcher=notes, **more)
+    done = carry_out_comparison(work, jobs=2 if launcher else 0, cache=cache, watcher=notes, **more)
     return done, notes
 
 
-def require_alike(one, other):
-    assert set(weights(one)) == {"fedavg", "fedprox"}
-    for method, tensors in weights(one).items():
-        for name, tensor in weights(other)[method].items():
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The plan carried out in this process."""
+    folder = tmp_path_factory.mktemp("alone")
+    return carried(folder / "out", folder / "cache")[0]
+
+
+def require_alike(one, other, *methods):
+    for method in methods or ("fedavg", "fedprox"):
+        tensors, others = weights(one)[method], weights(other)[method]
+        assert tensors.keys() == others.keys()
+        for name, tensor in others.items():
             assert torch.equal(tensors[name], tensor), f"{method}, {name}"
 
 
 def test_a_workers_answer_says_how_a_job_ended(tmp_path):
-    work = prepare_work(PLAN | {"methods": ["fedavg", BROKEN]}, tmp_path / "out")
+    work = prepare_comparison(PLAN | {"methods": ["fedavg", BROKEN]}, tmp_path / "out")
     (tmp_path / "out").mkdir()
 
-    def line(task, folder):
-        experiment = task.experiment.model_dump(mode="json")
+    def line(cell, folder):
+        experiment = cell.experiment.model_dump(mode="json")
         cache = str(tmp_path / "cache")
         return json.dumps(
             {"folder": str(folder), "experiment": experiment, "cache": cache, "threads": 1}
@@ -80,16 +88,16 @@ def test_a_workers_answer_says_how_a_job_ended(tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_another_packages_launcher_carries_out_the_same_runs(tmp_path):
+def test_another_packages_launcher_carries_out_the_same_runs(alone, tmp_path):
     class InThisProcess(Launcher):
         name = "one-by-one"
         summary = "a test's"
         options: ClassVar[dict[str, str]] = {"tag": "anything"}
 
-        def run(self, tasks):
+        def run(self, cells):
             assert (self.jobs, self.chosen) == (2, {"tag": "x"})
-            for task in tasks:
-                yield self.outcome(task, answer_to(self.job(task, 1).to_line()))
+            for cell in cells:
+                yield self.outcome(cell, answer_to(self.job(cell, 1)))
 
     register_launcher(InThisProcess)
     try:
@@ -100,16 +108,12 @@ def test_another_packages_launcher_carries_out_the_same_runs(tmp_path):
     finally:
         LAUNCHERS._found.pop("one-by-one")
     assert sorted(notes.ends) == ["completed", "failed"]
-    assert [outcome.task.experiment.model.backbone for outcome in done.failures] == ["resnet18"]
-    alone, _ = carried(tmp_path / "b", tmp_path / "cache", plan=PLAN | {"methods": ["fedavg"]})
-    one = next(c for c in done.work.cells if c.method == "fedavg").experiment.id
-    first = load_file(next((done.work.folders[one] / "checkpoint").glob("*.safetensors")))
-    second = load_file(next((alone.work.folders[one] / "checkpoint").glob("*.safetensors")))
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert [outcome.cell.experiment.model.backbone for outcome in done.failures] == ["resnet18"]
+    require_alike(alone, done, "fedavg")
 
 
 @pytest.mark.parametrize(
-    ("launcher", "options", "said"),
+    ("launcher", "options", "fault"),
     [
         ("slrum", {}, "launcher"),
         ("local", {"partition": "gpu"}, "'local' has no option 'partition'; it has: reuse"),
@@ -120,31 +124,30 @@ def test_another_packages_launcher_carries_out_the_same_runs(tmp_path):
         ("ray", {"gpus": "-1"}, "option 'gpus': a number"),
     ],
 )
-def test_what_no_launcher_can_do_is_said_in_one_line(tmp_path, launcher, options, said):
+def test_what_no_launcher_can_do_is_said_in_one_line(tmp_path, launcher, options, fault):
     if launcher == "slurm":
         pytest.importorskip("submitit", reason="needs the extra slurm")
     if launcher == "ray":
         pytest.importorskip("ray", reason="needs the extra ray")
-    with pytest.raises(ExperimentError, match=re.escape(said)) as caught:
+    with pytest.raises(ExperimentError, match=re.escape(fault)) as caught:
         carried(tmp_path / "out", tmp_path / "cache", launcher, options)
     assert "\n" not in str(caught.value)
 
 
-def test_one_process_carries_out_several_runs_and_goes_on_after_one_that_failed(tmp_path):
+def test_one_process_carries_out_several_runs_and_goes_on_after_one_that_failed(alone, tmp_path):
     plan = PLAN | {"methods": [BROKEN, "fedavg", "fedprox"]}
-    work, notes = prepare_work(plan, tmp_path / "a", cache=tmp_path / "cache"), Notes()
-    done = carry_out_work(
+    work, notes = prepare_comparison(plan, tmp_path / "a", cache=tmp_path / "cache"), Notes()
+    done = carry_out_comparison(
         work, jobs=1, cache=tmp_path / "cache", watcher=notes, launcher_options={"reuse": "yes"}
     )
     assert notes.ends == ["failed", "completed", "completed"]
     assert "/nowhere.pth" in done.failures[0].error
     assert [log.name for log in (tmp_path / "a" / "logs").iterdir()] == ["process1.log"]
-    alone, _ = carried(tmp_path / "b", tmp_path / "cache")
-    require_alike(alone.work, work)
+    require_alike(alone, work)
 
 
 @pytest.mark.slow
-def test_jobs_of_submitit_make_the_same_runs(tmp_path):
+def test_jobs_of_submitit_make_the_same_runs(alone, tmp_path):
     pytest.importorskip("submitit", reason="needs the extra slurm")
     plan = PLAN | {"methods": ["fedavg", "fedprox", BROKEN]}
     done, notes = carried(
@@ -152,8 +155,7 @@ def test_jobs_of_submitit_make_the_same_runs(tmp_path):
     )
     assert sorted(notes.ends) == ["completed", "completed", "failed"]
     assert "/nowhere.pth" in done.failures[0].error
-    alone, _ = carried(tmp_path / "b", tmp_path / "cache")
-    require_alike(alone.work, done.work)
+    require_alike(alone, done)
     again, _ = carried(tmp_path / "a", tmp_path / "cache", "slurm", {"cluster": "local"})
     assert not again.outcomes
 
@@ -183,7 +185,7 @@ def two_nodes(monkeypatch):
     from ray.cluster_utils import Cluster
 
     monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)  # imported before, maybe
-    said = ""
+    fault = ""
     for _ in range(3):
         cluster = Cluster()
         try:
@@ -191,32 +193,32 @@ def two_nodes(monkeypatch):
                 cluster.add_node(**SMALL_NODE)
             cluster.wait_for_nodes(timeout=120)
         except Exception as error:  # Ray raises plain ones
-            said = str(error).splitlines()[0]
+            fault = str(error).splitlines()[0]
             cluster.shutdown()
         else:
             return cluster
-    return pytest.skip(f"Ray starts no two nodes on this machine: {said}")
+    return pytest.skip(f"Ray starts no two nodes on this machine: {fault}")
 
 
 @pytest.mark.slow
-def test_two_nodes_of_a_ray_cluster_make_the_same_runs(tmp_path, monkeypatch):
+def test_two_nodes_of_a_ray_cluster_make_the_same_runs(alone, tmp_path, monkeypatch):
     """Each node of the cluster, on loopback, has one core: so each carries out a run."""
     pytest.importorskip("ray", reason="needs the extra ray")
     for name, value in ON_LOOPBACK.items():
         monkeypatch.setenv(name, value)
     import ray
 
-    alone, _ = carried(tmp_path / "b", tmp_path / "cache")  # its images are in the cache, then
     cluster = two_nodes(monkeypatch)
     try:
         ray.init(cluster.address, _node_ip_address="127.0.0.1", log_to_driver=False)
         assert len([node for node in ray.nodes() if node["Alive"]]) == 2
         assert ray.cluster_resources()["CPU"] == 2
-        done, notes = carried(tmp_path / "a", tmp_path / "cache", "ray", {})
-        again, _ = carried(tmp_path / "a", tmp_path / "cache", "ray", {})
+        cache = alone.folder.parent / "cache"  # its images are there already
+        done, notes = carried(tmp_path / "a", cache, "ray", {})
+        again, _ = carried(tmp_path / "a", cache, "ray", {})
     finally:
         ray.shutdown()
         cluster.shutdown()
     assert notes.ends == ["completed", "completed"]
     assert not again.outcomes
-    require_alike(alone.work, done.work)
+    require_alike(alone, done)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from feddg.api import compare
 from feddg.cli import app
-from feddg.comparison.plan import expand_plan, load_plan, trials_of
+from feddg.comparison.plan import expand_plan, load_plan, table_cells, trials_of
 from feddg.comparison.pool import Watcher
 from feddg.comparison.results import TriedRow, TuningFile
 from feddg.errors import ExperimentError, RunError
@@ -76,11 +76,11 @@ def test_the_best_on_in_domain_validation_is_picked_and_run(tmp_path):
         ]
         assert len(last) == 3  # the domains that are left
         value = (
-            f"{run.experiment['train']['lr']:g}"
+            f"{run.settings['train']['lr']:g}"
             if run.method == "fedavg"
-            else f"{run.experiment['method']['settings']['mu']:g}"
+            else f"{run.settings['method']['settings']['mu']:g}"
         )
-        (left_out,) = run.experiment["data"]["leave_out"]
+        (left_out,) = run.settings["data"]["leave_out"]
         assert left_out not in {row["domain"] for row in rows if row["kind"] == "evaluation"}
         by_hand[run.method, left_out, value] = sum(last) / 3
     assert set(by_hand) == set(tried)
@@ -92,13 +92,12 @@ def test_the_best_on_in_domain_validation_is_picked_and_run(tmp_path):
         best = max(own, key=lambda key: own[key]["score"])
         assert [key for key, row in own.items() if row["picked"]] == [best]
         field = "lr" if method == "fedavg" else "mu"
-        for cell in done.work.cells:
+        for cell in done.cells:
             if (cell.method, cell.held_out) == (method, held_out):
-                run = done.work.folders[cell.experiment.id]
-                said = read_run(run).experiment
-                found = said["train"]["lr"] if field == "lr" else said["method"]["settings"]["mu"]
+                ran = read_run(cell.folder).experiment
+                found = ran["train"]["lr"] if field == "lr" else ran["method"]["settings"]["mu"]
                 assert f"{found:g}" == best[2]
-                assert said["train"]["rounds"] == 3
+                assert ran["train"]["rounds"] == 3
     page = write_comparison(out).read_text()
     assert "What was tuned" in page
     again = compare(plan(), out, cache=tmp_path / "cache", report=False)
@@ -147,20 +146,23 @@ def test_a_choice_among_models_that_learned_nothing_is_warned_about(tmp_path):
         tune={"settings": {"train.lr": (1e-9, 0.003)}, "rounds": 2},
     )
     short["base"]["train"]["local_steps"] = 25
-    kept, again = tmp_path / "kept.csv", {**short, "base": {**short["base"]}}
-    out = tmp_path / "out"
-    compare(short, out, cache=tmp_path / "cache", report=False, results=kept)
-    file = TuningFile.read(out / "tuning.json")
+    out, file = tmp_path / "out", tmp_path / "results.csv"
+    compare(short, out, cache=tmp_path / "cache", report=False, results=file)
+    tuning = TuningFile.read(out / "tuning.json")
     # Of a network whose weights stay as they were drawn, and of one that learns.
-    assert {one.values["train.lr"]: one.constant for one in file.tried} == {"1e-09": 1, "0.003": 0}
-    assert not any(one.code == "tuned-on-nothing-learned" for one in file.diagnostics())
-    text = to_markdown(tuning_table(file))
+    assert {one.values["train.lr"]: one.constant for one in tuning.tried} == {
+        "1e-09": 1,
+        "0.003": 0,
+    }
+    assert not any(one.code == "tuned-on-nothing-learned" for one in tuning.diagnostics())
+    text = to_markdown(tuning_table(tuning))
     assert [MARK.strip() in line for line in text.splitlines()[2:]] == [True, False]
-    again["tune"] = {"settings": {"train.lr": (1e-9, 1e-8)}, "rounds": 2}
-    compare(again, tmp_path / "worse", cache=tmp_path / "cache", report=False, results=kept)
-    said = TuningFile.read(tmp_path / "worse" / "tuning.json").diagnostics()
-    assert any("most frequent class in 1 of 1 trials" in one.text for one in said)
-    section = tuning_section(TuningFile.read(tmp_path / "worse" / "tuning.json"))
+    worse = short | {"tune": {"settings": {"train.lr": (1e-9, 1e-8)}, "rounds": 2}}
+    compare(worse, tmp_path / "worse", cache=tmp_path / "cache", report=False, results=file)
+    tuning = TuningFile.read(tmp_path / "worse" / "tuning.json")
+    found = tuning.diagnostics()
+    assert any("most frequent class in 1 of 1 trials" in one.text for one in found)
+    section = tuning_section(tuning)
     assert any(MEANING in getattr(block, "text", "") for block in section.blocks)
 
 
@@ -172,7 +174,7 @@ def test_an_earlier_file_does_not_say_whether_a_model_was_constant():
 
 def test_a_plan_of_one_domain_out_is_tuned_without_a_held_out_validation():
     """There is no validation domain; the trials validate in the domains that are left."""
-    trials = [c for cells in trials_of(load_plan(plan(hold_out="lodo"))).values() for c in cells]
+    trials = trials_of(load_plan(plan(hold_out="lodo")))
     assert {trial.experiment.data.leave_out for trial in trials} == {
         (domain,) for domain in ("ink", "chalk", "photo", "sketch")
     }
@@ -183,7 +185,7 @@ def test_trials_never_open_held_out_images(tmp_path):
     root = make_folder(tmp_path / "images", domains=("ink", "chalk", "sketch"))
     for file in (root / "sketch").rglob("*.png"):
         file.write_bytes(b"no image")
-    trials = [cell for cells in trials_of(load_plan(plan(root))).values() for cell in cells]
+    trials = trials_of(load_plan(plan(root)))
     trial = next(cell.experiment for cell in trials if cell.held_out == "sketch")
     assert trial.data.leave_out == ("sketch",)
     assert not trial.hold_out.test
@@ -197,94 +199,111 @@ def test_trials_never_open_held_out_images(tmp_path):
 def test_without_tune_there_are_no_trials_and_the_cells_are_those_of_before():
     alone = plan()
     del alone["tune"]
-    assert trials_of(load_plan(alone)) == {}
+    assert trials_of(load_plan(alone)) == []
     assert len(expand_plan(load_plan(alone))) == 4
 
 
-def test_what_chooses_rounds_picks_values_too(tmp_path):
-    """Of a metric where less is better the lowest is picked; of its worst domain the least bad."""
-    chosen = plan(methods=["fedavg"], hold_out=["sketch"])
-    chosen["tune"] = {"settings": {"train.lr": [1e-4, 0.01]}, "rounds": 2}
-    chosen["base"]["evaluate"] = {"select_by": "calibration_error", "select_over": "worst_domain"}
-    out = tmp_path / "out"
-    compare(chosen, out, cache=tmp_path / "cache", report=False)
-    by_hand, accuracies = {}, {}
-    for folder in (out / "tuning").glob("*-*"):
-        last = [
-            row
-            for row in read_rows(folder / "metrics.jsonl")
-            if (row.get("split"), row["round"]) == ("id_val", 2)
-            and row.get("weights", "last") == "last"
-        ]
-        value = f"{read_run(folder).experiment['train']['lr']:g}"
-        by_hand[value] = max(row["metrics"]["calibration_error"] for row in last)
-        accuracies[value] = sum(row["accuracy"] for row in last)
-    rows = TuningFile.read(out / "tuning.json").tried
-    assert {row.values["train.lr"]: row.score for row in rows} == pytest.approx(by_hand)
-    (best,) = (row.values["train.lr"] for row in rows if row.picked)
-    assert best == min(by_hand, key=by_hand.get)
-    assert best != max(accuracies, key=accuracies.get), "accuracy would have picked the same"
-    assert (
-        "in-domain validation: ECE (worst domain), final round" in write_comparison(out).read_text()
-    )
+def test_a_table_may_have_every_value_of_every_method():
+    found = {
+        (cell.method, cell.held_out, cell.experiment.train.lr, str(cell.experiment.method))
+        for cell in table_cells(load_plan(plan()))
+    }
+    assert len(found) == 2 * 2 * 2
+    assert {rate for method, _, rate, _ in found if method == "fedavg"} == set(RATES)
 
 
 class Names(Watcher):
-    """Remembers which runs it was told of."""
+    """Remembers which runs ended."""
 
     def __init__(self):
         self.begun = []
 
     def ended(self, outcome):
-        self.begun.append(outcome.task.experiment)
+        self.begun.append(outcome.cell.experiment)
+
+
+def mean_accuracy(rows):
+    return sum(row["accuracy"] for row in rows) / len(rows)
+
+
+def worst_calibration(rows):
+    return max(row["metrics"]["calibration_error"] for row in rows)
 
 
 @pytest.mark.parametrize(
-    ("rule", "evaluate"),
+    ("rule", "evaluate", "weights", "score", "best_of"),
     [
-        ("Mean of the last rounds", {}),
-        ("Final round", {"select_by": "calibration_error", "select_over": "worst_domain"}),
+        ("Mean of the last rounds", {}, "swa", mean_accuracy, max),
+        (
+            "Final round",
+            {"select_by": "calibration_error", "select_over": "worst_domain"},
+            "last",
+            worst_calibration,
+            min,
+        ),
     ],
 )
-def test_trials_that_were_kept_are_not_run_again(tmp_path, rule, evaluate):
+def test_what_chooses_rounds_picks_values_too_and_no_trial_is_run_again(
+    tmp_path, rule, evaluate, weights, score, best_of
+):
     """On another machine, without their folders: with the same scores and the same choice."""
-    said = plan(methods=["fedavg"], hold_out=["sketch"])
-    said["tune"] = {"settings": {"train.lr": [1e-4, 0.01]}, "rounds": 2, "rule": rule}
-    said["base"]["evaluate"] |= evaluate
-    said["base"]["server"] = {"averaging": "swa"}
-    kept, first, second = tmp_path / "table.csv", Names(), Names()
-    where = {"cache": tmp_path / "cache", "report": False, "results": kept}
-    compare(said, tmp_path / "a", watcher=first, drop_weights=True, **where)
+    fields = plan(methods=["fedavg"], hold_out=["sketch"])
+    fields["tune"] = {"settings": {"train.lr": [1e-4, 0.01]}, "rounds": 2, "rule": rule}
+    fields["base"]["evaluate"] |= evaluate
+    fields["base"]["server"] = {"averaging": "swa"}
+    out, table, first, second = tmp_path / "a", tmp_path / "table.csv", Names(), Names()
+    where = {"cache": tmp_path / "cache", "report": False, "results": table}
+    compare(fields, out, watcher=first, drop_weights=True, **where)
     assert len(first.begun) == 3
-    assert not list((tmp_path / "a").rglob("*.safetensors")), "trials' weights are dropped, too"
-    shutil.rmtree(tmp_path / "a")
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(said))
-    words = ["compare", str(tmp_path / "plan.yaml"), "--results", str(kept), "--dry-run"]
+    assert not list(out.rglob("*.safetensors")), "trials' weights are dropped, too"
+
+    last = {}
+    for folder in (out / "tuning").glob("*-*"):
+        last[f"{read_run(folder).settings['train']['lr']:g}"] = [
+            row
+            for row in read_rows(folder / "metrics.jsonl")
+            if (row.get("split"), row["round"]) == ("id_val", 2)
+            and row.get("weights", "last") == weights
+        ]
+    by_hand = {value: score(rows) for value, rows in last.items()}
+    tried = TuningFile.read(out / "tuning.json").tried
+    assert {row.values["train.lr"]: row.score for row in tried} == pytest.approx(by_hand)
+    (best,) = (row.values["train.lr"] for row in tried if row.picked)
+    assert best == best_of(by_hand, key=by_hand.get)
+    if evaluate:
+        accuracies = {value: mean_accuracy(rows) for value, rows in last.items()}
+        assert best != max(accuracies, key=accuracies.get), "accuracy would have picked the same"
+        page = write_comparison(out).read_text()
+        assert "in-domain validation: ECE (worst domain), final round" in page
+
+    shutil.rmtree(out)
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(fields))
+    words = ["compare", str(tmp_path / "plan.yaml"), "--results", str(table), "--dry-run"]
     shown = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "dry")])
     assert "2 complete, 0 to continue, 0 to start" in shown.stderr
     assert not (tmp_path / "dry").exists(), "a dry run writes nothing"
     written = (tmp_path / "table.tuning.json").read_text("utf-8")
-    done = compare(said, tmp_path / "b", watcher=second, **where)
+    done = compare(fields, tmp_path / "b", watcher=second, **where)
     assert not second.begun
     assert not done.outcomes
     assert (tmp_path / "table.tuning.json").read_text("utf-8") == written
     assert (tmp_path / "b" / "tuning.json").read_text("utf-8") == written
 
     third, other = Names(), tmp_path / "other.csv"
-    where = {"cache": tmp_path / "cache", "report": False, "results": [other, kept]}
-    compare(said, tmp_path / "c", watcher=third, **where)
-    assert not third.begun, "another table's trials are known, too"
+    where = {"cache": tmp_path / "cache", "report": False, "results": [other, table]}
+    compare(fields, tmp_path / "c", watcher=third, **where)
+    assert not third.begun, "another table's trials count, too"
     assert (tmp_path / "other.tuning.json").read_text("utf-8") == written
 
 
 def test_a_table_that_is_tuned_column_by_column_keeps_every_choice(tmp_path):
-    kept = tmp_path / "table.csv"
-    said = plan(methods=["fedavg"])
-    said["tune"] = {"settings": {"train.lr": [1e-4, 0.01]}, "rounds": 1}
-    where = {"cache": tmp_path / "cache", "report": False, "results": kept}
+    table = tmp_path / "table.csv"
+    fields = plan(methods=["fedavg"])
+    fields["tune"] = {"settings": {"train.lr": [1e-4, 0.01]}, "rounds": 1}
+    where = {"cache": tmp_path / "cache", "report": False, "results": table}
 
     def chosen(**changes):
-        compare(said | changes, tmp_path / "out", **where)
+        compare(fields | changes, tmp_path / "out", **where)
         tried = TuningFile.read(tmp_path / "table.tuning.json").tried
         return {(row.held_out, row.values["train.lr"]): row.score for row in tried}
 
@@ -292,41 +311,32 @@ def test_a_table_that_is_tuned_column_by_column_keeps_every_choice(tmp_path):
     both = chosen(hold_out=["ink"])
     assert {held_out for held_out, _ in both} == {"sketch", "ink"}
     assert both.items() >= sketch.items()
-    longer = chosen(hold_out=["ink"], tune=said["tune"] | {"rounds": 2})
+    longer = chosen(hold_out=["ink"], tune=fields["tune"] | {"rounds": 2})
     assert {held_out for held_out, _ in longer} == {"ink"}, "choices of other trials are gone"
 
 
-def test_trials_whose_images_changed_are_not_taken_for_the_same(tmp_path):
+def test_trials_and_results_of_images_that_changed_are_said_before_any_trial_is_run(tmp_path):
+    """Whatever will be picked, and whether or not the trials' own file is there."""
     root = make_folder(tmp_path / "images", domains=("ink", "chalk", "sketch"))
-    kept, watcher = tmp_path / "table.csv", Names()
-    said = plan(root, methods=["fedavg"], hold_out=["sketch"])
-    said["tune"] = {"settings": {"train.lr": [1e-4, 0.01]}, "rounds": 1}
-    where = {"cache": tmp_path / "cache", "report": False, "results": kept}
-    compare(said, tmp_path / "a", **where)
+    table, trials, watcher = tmp_path / "table.csv", tmp_path / "table.trials.csv", Names()
+    fields = plan(root, methods=["fedavg"], hold_out=["sketch"])
+    fields["tune"] = {"settings": {"train.lr": [1e-4, 0.01]}, "rounds": 1}
+    where = {"cache": tmp_path / "cache", "report": False, "results": table}
+    compare(fields, tmp_path / "a", **where)
     changed = next((root / "ink").rglob("*.png"))
     shutil.copy(next((root / "chalk").rglob("*.png")), changed)
-    with pytest.raises(RunError, match=r"table\.csv|table\.trials\.csv"):
-        compare(said, tmp_path / "b", **where)
-    compare(said, tmp_path / "b", again=True, watcher=watcher, **where)
+    before = trials.read_text("utf-8")
+    for there in (True, False):
+        if not there:
+            trials.unlink()
+        with pytest.raises(RunError, match=r"table\.csv: 1 of its results came from other files"):
+            compare(fields, tmp_path / "b", watcher=watcher, **where)
+    assert not watcher.begun
+    trials.write_text(before, "utf-8")
+    compare(fields, tmp_path / "b", again=True, watcher=watcher, **where)
     assert len(watcher.begun) == 3
     # the folders of the first time are beside, too
-    compare(said, tmp_path / "a", again=True, **where)
-
-
-def test_outdated_results_of_the_table_are_said_before_its_trials(tmp_path):
-    """Whatever will be picked: no trial is run for nothing."""
-    root = make_folder(tmp_path / "images", domains=("ink", "chalk", "sketch"))
-    kept, watcher = tmp_path / "table.csv", Names()
-    said = plan(root, methods=["fedavg", {"name": "fedprox", "mu": 0.1}], hold_out=["sketch"])
-    said["tune"] = {"settings": {"train.lr": [1e-4, 0.01]}, "rounds": 1}
-    where = {"cache": tmp_path / "cache", "report": False, "results": kept}
-    compare(said, tmp_path / "a", **where)
-    (tmp_path / "table.trials.csv").unlink()
-    images = sorted(path for path in root.rglob("*.png"))
-    shutil.copy(images[-1], images[0])
-    with pytest.raises(RunError, match=r"table\.csv: 2 of its results came from other files"):
-        compare(said, tmp_path / "b", watcher=watcher, **where)
-    assert not watcher.begun
+    compare(fields, tmp_path / "a", again=True, **where)
 
 
 @pytest.mark.parametrize("name", ["table.trials.csv", "table.tuning.json"])
@@ -339,7 +349,7 @@ def test_a_damaged_file_of_trials_is_said_before_anything_runs(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("tune", "said"),
+    ("tune", "fault"),
     [
         ({"settings": {}}, "a value each"),
         ({"settings": {"train.lr": []}}, "a value each"),
@@ -350,7 +360,7 @@ def test_a_damaged_file_of_trials_is_said_before_anything_runs(tmp_path, name):
         ({"settings": {"train.speed": [1]}}, "speed"),
     ],
 )
-def test_what_cannot_be_tried_is_said_before_anything_runs(tmp_path, tune, said):
-    with pytest.raises(ExperimentError, match=re.escape(said)):
+def test_what_cannot_be_tried_is_said_before_anything_runs(tmp_path, tune, fault):
+    with pytest.raises(ExperimentError, match=re.escape(fault)):
         compare(plan(tune=tune), tmp_path / "out", cache=tmp_path / "cache")
     assert not list(tmp_path.glob("out/*-*"))

@@ -5,6 +5,7 @@ import struct
 import zlib
 from pathlib import Path
 
+import numpy
 import numpy as np
 import pytest
 import tifffile
@@ -12,6 +13,7 @@ from PIL import Image, ImageOps
 from torchvision import transforms
 
 from feddg.data.decoding import (
+    OversizedImageError,
     Reading,
     Tile,
     UnusableImageError,
@@ -24,7 +26,7 @@ from feddg.data.decoding import (
     whole_images,
 )
 from feddg.data.decoding import UnusableImageError as UnusableImageError_of_bands
-from feddg.data.images import IMAGE_SUFFIXES, from_folder, heif_is_known, usable_formats
+from feddg.data.images import IMAGE_SUFFIXES, ImageBytes, from_folder, heif_is_known, usable_formats
 from feddg.data.inspection import about_survey, survey
 from feddg.data.pixels import open_pixels
 from feddg.data.splits import hold_out
@@ -313,15 +315,21 @@ def test_full_range_is_that_of_the_file(tmp_path):
 
 def test_percentiles_of_each_band_become_black_and_white(tmp_path):
     values = RANDOM.normal(0, 1, (SIDE, SIDE, 3)).astype(np.float32)
-    values[0, 0] = np.nan  # no data
     path = tiff(tmp_path / "a.tif", values)
     with pytest.raises(UnusableImageError_of_bands, match=r"data\.range: percentile"):
         decode_image(path, SIDE)
     found = decode_image(path, SIDE, reading=Reading("percentile"))
-    low, high = np.nanpercentile(values, (1, 99), axis=(0, 1))
-    expected = np.nan_to_num(np.clip((values - low) / (high - low), 0, 1)) * 255
-    assert abs(found - expected).max() <= 1
-    assert (found[0, 0] == 0).all()
+    low, high = np.percentile(values, (1, 99), axis=(0, 1))
+    assert abs(found - np.clip((values - low) / (high - low), 0, 1) * 255).max() <= 1
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_pixels_that_are_no_numbers_are_refused(tmp_path, number):
+    values = RANDOM.normal(0, 1, (SIDE, SIDE, 3)).astype(np.float32)
+    values[0, :2, 1] = number
+    path = tiff(tmp_path / "a.tif", values)
+    with pytest.raises(UnusableImageError_of_bands, match=f"2 of its {SIDE * SIDE:,} pixels are"):
+        decode_image(path, SIDE, reading=Reading("percentile"))
 
 
 def test_percentiles_stretch_8_bit_images_too(tmp_path):
@@ -483,3 +491,20 @@ def test_parts_are_decoded_from_memory_once(tmp_path):
     whole = np.asarray(Image.open(path))
     assert (left == np.asarray(Image.fromarray(whole[:, :20]).resize((20, 20), 2))).all()
     assert (right == np.asarray(Image.fromarray(whole[:, 20:]).resize((20, 20), 2))).all()
+
+
+def test_a_small_file_that_claims_to_be_enormous_is_refused(tmp_path):
+    """A TIFF of five bands, which Pillow does not know: its header says 40,000 x 40,000."""
+    honest = io.BytesIO()
+    tifffile.imwrite(
+        honest, numpy.zeros((8, 8, 5), numpy.uint8), photometric="minisblack", planarconfig="contig"
+    )
+    content = honest.getvalue()
+    with tifffile.TiffFile(io.BytesIO(content)) as file:
+        places = [file.pages[0].tags[name].valueoffset for name in ("ImageWidth", "ImageLength")]
+        code = "<I" if file.pages[0].tags["ImageWidth"].dtype == 4 else "<H"
+    content = bytearray(content)
+    for place in places:
+        struct.pack_into(code, content, place, 40_000)
+    with pytest.raises(OversizedImageError, match="40000 x 40000 pixels"), quiet_pillow():
+        decode_image(ImageBytes("a.tif", bytes(content)), 16, reading=Reading(bands=(1, 2, 3)))

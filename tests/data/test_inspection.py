@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from feddg.comparison.estimate import forecast
 from feddg.data.images import ImageTable, from_folder
 from feddg.data.inspection import about_clients, about_ignored, ignored_files, inspect
-from feddg.errors import DataError
+from feddg.errors import DataError, FeddgError
 from feddg.experiment import Experiment
 from feddg.runs.prepare import load_images
 from image_folders import make_folder, noise
+from odd_folders import CASES, try_out
 
 
 def test_summary_by_hand_and_ready_for_json() -> None:
@@ -58,16 +60,19 @@ def test_nothing_missing_is_said_as_nothing() -> None:
 # What is odd about labels, domains and copies, and where it stops.
 
 
-def load(root, tmp_path, privacy=None, **data):
+def chosen(root, privacy=None, hold_out="c", **data):
     fields = {"source": "folder", "root": root, "image_size": 8, "id_val": 0.5, "id_test": 0.0}
-    chosen = Experiment(
+    return Experiment(
         data={**fields, **data},
-        hold_out="c",
+        hold_out=hold_out,
         clients=2,
         model={"backbone": "cnn", "weights": None},
         privacy=privacy or {},
     )
-    return load_images(chosen, tmp_path / "cache", lambda *_: None)
+
+
+def load(root, tmp_path, *args, **fields):
+    return load_images(chosen(root, *args, **fields), tmp_path / "cache", lambda *_: None)
 
 
 @pytest.fixture
@@ -121,12 +126,42 @@ def test_one_class_left_to_train_on_ends_the_run(root, tmp_path):
         load(root, tmp_path)
 
 
-def test_missing_classes_are_a_note(root, tmp_path, caplog):
-    shutil.rmtree(root / "b/y")
-    (root / "b/y").mkdir()
+@pytest.mark.parametrize(("missing", "level"), [(1, "INFO"), (2, "WARNING")])
+def test_a_domain_of_few_of_the_classes_is_warned_about(tmp_path, caplog, missing, level):
+    root = make_folder(tmp_path / "images", classes=("w", "x", "y"), each=60)
+    for name in ("x", "y")[:missing]:
+        shutil.rmtree(root / "b" / name)
     with caplog.at_level(logging.INFO):
         load(root, tmp_path)
-    assert said(caplog) == ["Some domains lack classes: b lacks y."]
+    (record,) = caplog.records
+    assert record.levelname == level
+    names = ("x", "x, y")[missing - 1]
+    assert record.getMessage().startswith(f"Some domains lack classes: b lacks {names}.")
+
+
+def test_copies_in_one_class_stay_on_one_side_of_the_split(root, tmp_path, caplog):
+    for number in range(30):
+        shutil.copy(root / f"a/x/{number}.png", root / f"a/x/copy{number}.png")
+    found = load(root, tmp_path, id_val=0.3, id_test=0.2)
+    role_of = {
+        found.table.paths[row]: role
+        for role in ("train", "id_val", "id_test", "test")
+        for row in getattr(found.splits, role)
+    }
+    roles = [role_of[f"a/x/{number}.png"] for number in range(30)]
+    assert roles == [role_of[f"a/x/copy{number}.png"] for number in range(30)]
+    assert {"train", "id_val", "id_test"} == set(roles)
+    assert not any("among those that measure" in text for text in said(caplog))
+
+
+def test_a_run_and_its_preview_stop_at_copies_across_a_held_out_domain(root, tmp_path):
+    shutil.copy(root / "a/x/0.png", root / "c/x/copy.png")
+    for domain in ("a", "c"):
+        (root / domain / "x/empty.png").touch()  # copies of each other, and no images
+    with pytest.raises(DataError, match=r"1 of test; a/x/0\.png = c/x/copy\.png"):
+        forecast(chosen(root, id_val=0.0))
+    (root / "c/x/copy.png").unlink()
+    assert forecast(chosen(root, id_val=0.0)).splits["test"] == 120
 
 
 def test_four_validation_images_pick_the_round_and_that_is_said(tmp_path, caplog):
@@ -187,6 +222,21 @@ def test_an_official_split_with_a_leak_is_warned_about(root, tmp_path, caplog):
     assert any("1 of test" in text for text in said(caplog))
 
 
+def test_a_folder_of_which_nothing_is_held_out_trains_on_all_and_says_so(root, tmp_path, caplog):
+    found = load(root, tmp_path, hold_out=())
+    assert not len(found.splits.test)
+    assert np.unique(found.table.domains[found.splits.train]).tolist() == [0, 1, 2]
+    (text,) = said(caplog)
+    assert text.startswith("No domain is held out: all train")
+    assert "--hold-out DOMAIN, one of a, b, c" in text
+
+
+def test_a_published_data_set_asks_which_domain_is_held_out(tmp_path):
+    digits = Experiment(data="digits", model={"weights": None})
+    with pytest.raises(FeddgError, match="--hold-out DOMAIN, one of ink, chalk, photo, sketch"):
+        load_images(digits, tmp_path, lambda *_: None)
+
+
 def test_what_is_ignored_is_counted_by_kind(root):
     (root / "a/x/deep").mkdir()
     for number in range(4):
@@ -241,3 +291,15 @@ def test_a_client_with_most_of_the_images_is_warned_about(sizes, said):
     if found:
         share = max(sizes) / sum(sizes)
         assert found[0].text.startswith(f"Client {said} of {len(sizes)} holds {share:.0%}")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.group}: {case.what}")
+def test_an_odd_folder_leads_to_what_it_should(case, tmp_path):
+    outcome, lines = try_out(case, tmp_path)
+    assert outcome == case.outcome, lines
+    said = "\n".join(lines)
+    assert case.said in said
+    for line in lines:
+        assert line.count("\n") == 0
+        assert "Traceback" not in line
+        assert "Error(" not in line

@@ -31,6 +31,7 @@ CASES = {
     "adaptive": {"privacy": {"clipping": "adaptive", "clipping_norm": 0.25}, "method": "fedprox"},
     "median": {"defences": "median"},
     "bounding": {"defences": "norm_bounding", "server": {"optimizer": "fedavgm"}},
+    "centred clipping": {"defences": "centred_clipping"},
 }
 
 

@@ -12,7 +12,14 @@ pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 from feddg.deploy.server_app import Deployment
 from feddg.deploy.setup import deployment_fields, write_app
-from feddg.deploy.site import SiteConfig, SiteMemory, load_pixels, positions, read_experiment
+from feddg.deploy.site import (
+    Site,
+    SiteConfig,
+    SiteMemory,
+    load_pixels,
+    positions,
+    read_experiment,
+)
 from feddg.errors import ClientError, DataError, ExperimentError, FeddgError, RunError
 from feddg.experiment import Experiment
 from feddg.messages import Message
@@ -104,6 +111,16 @@ def test_a_folder_of_classes_becomes_one_domain_numbered_as_the_federation_does(
         load_pixels(str(images / "dog"), "clinic", chosen, tmp_path / "cache")
 
 
+def test_a_process_reads_a_run_s_experiment_once_for_each_device(images, tmp_path):
+    node = {"site": "ward", "images": str(images), "domain": "ward", "cache": str(tmp_path)}
+    data = {"source": "folder", "root": images, "image_size": 16, "id_val": 0, "id_test": 0}
+    texts = [Experiment(data=data, seed=seed).to_yaml() for seed in (0, 1)]
+    first, again = (Site({**node, "device": "cpu"}, {"experiment": texts[0]}) for _ in range(2))
+    assert again.experiment is first.experiment
+    assert Site(node, {"experiment": texts[0]}).experiment.device == "auto"
+    assert Site({**node, "device": "cpu"}, {"experiment": texts[1]}).experiment.seed == 1
+
+
 def test_a_node_config_names_what_is_wrong():
     assert SiteConfig.read({"site": "a", "images": "/x", "partition-id": 3}).domain is None
     with pytest.raises(FeddgError, match="images: Field required"):
@@ -148,19 +165,3 @@ def _without_data(sites):
 def test_names_that_do_not_work_are_refused(sites, address, words, tmp_path):
     with pytest.raises(ExperimentError, match=words):
         write_app(tmp_path / "app", Experiment(data="digits"), sites, address=address)
-
-
-def test_deploy_init_from_the_command_line(tmp_path):
-    from typer.testing import CliRunner
-
-    from feddg.cli import app
-
-    (tmp_path / "e.yaml").write_text("{data: digits, method: pardon, hold_out: sketch}")
-    arguments = ["--experiment", str(tmp_path / "e.yaml"), "--site", "ink", "--site", "photo"]
-    done = CliRunner().invoke(app, ["deploy", "init", str(tmp_path / "app"), *arguments])
-    assert done.exit_code == 0, done.output
-    project = tomllib.loads((tmp_path / "app/pyproject.toml").read_text())
-    experiment = read_experiment(project["tool"]["flwr"]["app"]["config"])
-    assert experiment.method.name == "pardon"
-    assert (experiment.clients.number, experiment.clients.partition) == (2, "domain")
-    assert experiment.data.id_val == experiment.data.id_test == 0

@@ -55,7 +55,14 @@ def saved(path):
 
 
 @pytest.mark.parametrize(
-    ("method", "change"), [("fedavg", {}), ("pardon", {"train": QUICK}), ("fedbn", LONG)]
+    ("method", "change"),
+    [
+        ("fedavg", {}),
+        ("pardon", {"train": QUICK}),
+        ("fedbn", LONG),
+        ("fedavg", {"train": {**QUICK, "trainable": "head"}}),
+        ("pardon", {"train": {**QUICK, "trainable": "norm+head"}}),
+    ],
 )
 def test_flower_gives_the_bits_of_the_in_process_transport(method, change, tmp_path):
     chosen = experiment(method=method, **change)
@@ -67,7 +74,7 @@ def test_flower_gives_the_bits_of_the_in_process_transport(method, change, tmp_p
     if change == LONG:
         assert any(name.startswith("extras/averages/swa/") for name in tensors)
         assert any(name.startswith("wise_ft.safetensors/") for name in tensors)
-    found, plain = read_run(deployment.path), expected.record
+    found, plain = read_run(deployment.path), expected
     assert found.status == "completed"
     both = [record.evaluations.get(2, "test", "sketch") for record in (found, plain)]
     assert both[0] == both[1]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from feddg.evaluation.accuracy import energy, energy_threshold, separation
+from feddg.evaluation.accuracy import Score, energy, energy_threshold, separation
 
 NUMBERS = some.lists(some.floats(-50, 50), min_size=2, max_size=6)
 
@@ -38,3 +38,31 @@ def test_separation_is_the_share_of_pairs_in_the_right_order():
     pairs = [(i, o) for i in inside.tolist() for o in outside.tolist()]
     right = sum(1.0 if o > i else 0.5 if o == i else 0.0 for i, o in pairs) / len(pairs)
     assert separation(inside, outside) == pytest.approx(right)
+
+
+def test_scores_are_counted_by_hand():
+    import numpy
+    import torch
+
+    from feddg.data.pixels import ArrayPixels
+    from feddg.evaluation.accuracy import Evaluation
+
+    pixels = ArrayPixels(numpy.arange(5, dtype=numpy.uint8)[:, None, None, None].repeat(3, 3))
+    labels, domains = numpy.array([0, 1, 1, 0, 1]), numpy.array([0, 0, 2, 2, 2])
+
+    class Brightness(torch.nn.Module):
+        def forward(self, images):
+            # Images 0..4 have brightness i / 255: class 1 from image 2 on.
+            bright = images.mean((1, 2, 3)) * 255
+            return torch.stack([2 - bright - 0.5, bright - 2 + 0.5], 1)
+
+    rows = {"test": numpy.arange(5)}
+    evaluation = Evaluation(
+        pixels, rows, labels, domains, ("a", "b", "c"), 2, 2, torch.device("cpu")
+    )
+    scores: list[Score] = evaluation.scores(Brightness())
+    assert [(s.domain, s.correct, s.examples) for s in scores] == [("a", 1, 2), ("c", 2, 3)]
+    assert scores[1].confusion.tolist() == [[0, 1], [0, 2]]
+    # Image 0: logits (1.5, -1.5), label 0. Image 1: (0.5, -0.5), label 1.
+    by_hand = (numpy.log(1 + numpy.exp(-3)) + numpy.log(1 + numpy.exp(1))) / 2
+    assert scores[0].loss == pytest.approx(by_hand, rel=1e-6)

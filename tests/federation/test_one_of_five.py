@@ -33,7 +33,7 @@ def five(method="fedavg", **options):
     return small
 
 
-def lie(small, purpose, change):
+def lie(small, purpose, change, culprit=CULPRIT):
     """Has the culprit's messages of a kind changed on their way."""
     way = {"update": "train", "statistics": "client_statistics", "answer": "ask"}[purpose]
     honest = getattr(small.transport, way)
@@ -41,9 +41,9 @@ def lie(small, purpose, change):
     def said(*given):
         for reply in honest(*given):
             if purpose == "update":
-                yield changed(reply) if reply.client == CULPRIT else reply
+                yield changed(reply) if reply.client == culprit else reply
             else:
-                yield (reply[0], changed(reply[1])) if reply[0] == CULPRIT else reply
+                yield (reply[0], changed(reply[1])) if reply[0] == culprit else reply
 
     def changed(reply):
         return reply if isinstance(reply, Refusal) else change(reply.keep())
@@ -140,8 +140,6 @@ CASES = {
     ("fedavg", "update"): {
         "a negative variance": weight(VARIANCE, -0.3),
         "a variance below 0 by a hair": weight(VARIANCE, -1e-30),
-        "a variance of -30": weight(VARIANCE, -30.0),
-        "a variance of -3e38": weight(VARIANCE, -3e38),
         "a variance of 3e38": weight(VARIANCE, 3e38),
         "a negative counter": weight(COUNTER, -1),
         "an endless counter": weight(COUNTER, 2**63 - 1),
@@ -150,8 +148,6 @@ CASES = {
     ("fedig", "update"): {"a negative variance": weight(VARIANCE, -0.3)},
     ("fedbn", "update"): {"a negative variance": weight(VARIANCE, -0.3)},
     ("scaffold", "update"): {
-        "a control of 1e20": extra("scaffold/", filled(1e20)),
-        "a control of -3e38": extra("scaffold/", filled(-3e38)),
         "a control of 1e5": extra("scaffold/", filled(1e5)),
         "ten times its control": extra("scaffold/", lambda t: 10 * t),
         "a control that is no number": extra("scaffold/", filled(math.nan)),
@@ -159,8 +155,8 @@ CASES = {
     },
     ("fpl", "update"): {
         "prototypes of 3e38": extra("fpl/prototypes", filled(3e38)),
-        "prototypes of -1e20": extra("fpl/prototypes", filled(-1e20)),
         "more prototypes than classes": more_prototypes,
+        "three prototypes of one class": extra("fpl/classes", filled(0)),
     },
     ("feddg-ga", "update"): {
         "a loss of 1e20": extra("feddg-ga/loss_own", filled(1e20)),
@@ -176,20 +172,18 @@ CASES = {
         "classifier -1": scalar("copa/head", -1),
     },
     ("elcfs", "statistics"): {
-        "amplitudes of 1e20": extra("amplitudes", filled(1e20)),
         "amplitudes of 2": extra("amplitudes", filled(2.0)),
         "amplitudes below 0": extra("amplitudes", filled(-0.5)),
         "more amplitudes than images": extra("amplitudes", many(5000)),
+        "amplitudes of all its images": extra("amplitudes", many(SIZES[CULPRIT])),
     },
     ("pardon", "statistics"): {
         "a style of 1e4": extra("style", filled(1e4)),
-        "a style of 3e38": extra("style", filled(3e38)),
         "negative means": extra("style", moment(0, -1e4)),
         "means of 100": extra("style", moment(0, 100.0)),
         "negative deviations": extra("style", moment(1, -1.0)),
     },
     ("vista", "statistics"): {
-        "colours of 1e4": extra("style", filled(1e4)),
         "colours of 1.5": extra("style", moment(0, 1.5)),
         "colours below 0": extra("style", moment(0, -0.2)),
         "deviations of 0.6": extra("style", moment(1, 0.6)),
@@ -197,6 +191,7 @@ CASES = {
     ("ccst", "statistics"): {
         "styles of 1e4": extra("styles", filled(1e4)),
         "more styles than images": extra("styles", many(5000)),
+        "a style of every image in place of one": extra("styles", many(SIZES[CULPRIT])),
     },
 }
 """What the culprit sends, by method and kind of message."""
@@ -230,6 +225,18 @@ def test_one_of_five_is_named_and_the_others_go_on(method, purpose, name):
     resumed = five(method)
     resumed.resume(State(**vars(state)), small.transport.memories)
     assert not resumed.server.round().refused
+
+
+@pytest.mark.parametrize("count", [2**53, 2**53 - 1, 2**40])
+def test_a_counter_that_nobody_can_count_on_from_has_no_other_refused(count):
+    """The first site's: counters are no mean, the first update's are taken."""
+    small = five()
+    lie(small, "update", weight(COUNTER, count), culprit=0)
+    play(small)
+    assert {client for client, _ in refused(small)} == {0}
+    assert "more batches than there can have been" in refused(small)[0][1]
+    counters = [t for n, t in small.server.state.weights.items() if n.endswith(COUNTER)]
+    assert max(map(int, counters)) < 100
 
 
 @pytest.mark.parametrize("method", sorted({method for method, _ in CASES}))
@@ -342,8 +349,10 @@ def attacked(lengths):
     return change
 
 
-@pytest.mark.parametrize("lengths", [0.5, 9.5, 95.0, 1e3, 1e20])
-@pytest.mark.parametrize("backbone", ["cnn", "mobilenet_v3_small"])
+@pytest.mark.parametrize(
+    ("backbone", "lengths"),
+    [("cnn", 0.5), ("cnn", 95.0), ("cnn", 1e20), ("mobilenet_v3_small", 9.5)],
+)
 def test_an_attack_from_round_1_on_stops_nobody(backbone, lengths):
     """The others train on, and are not refused for undoing what was done to the model."""
     small = five(backbone=backbone)
@@ -357,7 +366,7 @@ def test_an_attack_from_round_1_on_stops_nobody(backbone, lengths):
     assert torch.isfinite(small.method.predictor(small.network).eval()(images)).all()
 
 
-@pytest.mark.parametrize("lengths", [1e3, 1e5, 1e20])
+@pytest.mark.parametrize("lengths", [1e3, 1e20])
 def test_an_absurd_change_is_refused_in_the_first_round_already(lengths):
     small = five()
     lie(small, "update", attacked(lengths))

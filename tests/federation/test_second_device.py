@@ -76,7 +76,7 @@ def test_a_method_does_the_same_on_another_device_and_no_step_waits_for_it(
     with traffic() as short:
         found = small(case, 1, device).run()
     with traffic() as long:
-        small(case, 3, device).run()
+        small(case, 2, device).run()
     assert {n: t.device.type for n, t in found.items()} == dict.fromkeys(expected, device)
     assert all(torch.equal(t.cpu(), expected[n]) for n, t in found.items())
     assert long.waits - short.waits == {}
@@ -86,11 +86,11 @@ def test_an_image_is_sent_once(device: str) -> None:
     images = numpy.arange(10 * 4 * 4 * 3, dtype=numpy.uint8).reshape(10, 4, 4, 3)
     store, there = ArrayPixels(images), torch.device(device)
     with torch.inference_mode(), traffic() as first:  # an evaluation may come first
-        store.gather_to([7, 1, 7], there)
+        store.gather([7, 1, 7], there)
     with traffic() as second:
-        again = store.gather_to([1, 8, 7, 8], there)
+        again = store.gather([1, 8, 7, 8], there)
     with traffic() as third:
-        store.gather_to([8, 7, 1], there)
+        store.gather([8, 7, 1], there)
     assert torch.equal(again.cpu(), store.gather([1, 8, 7, 8]))
     assert again.is_contiguous(memory_format=torch.channels_last)
     image, number = 4 * 4 * 3, 8
@@ -107,7 +107,7 @@ def test_images_that_do_not_fit_are_sent_each_time(
     store, there = ArrayPixels(images), torch.device(device)
     for _ in range(2):
         with traffic() as seen:
-            assert torch.equal(store.gather_to([3, 4], there).cpu(), store.gather([3, 4]))
+            assert torch.equal(store.gather([3, 4], there).cpu(), store.gather([3, 4]))
         assert sum(seen.sent) == 2 * 4 * 4 * 3
 
 
@@ -130,7 +130,10 @@ def test_a_run_can_be_looked_into_there(
 ) -> None:
     monkeypatch.setattr(analyses, "LANDSCAPE_IMAGES", 24)
     monkeypatch.setattr(analyses, "GRID", 3)
-    changes: dict[str, Any] = {"device": device, "train": SETTINGS["train"] | {"local_steps": 2}}
+    monkeypatch.setattr(analyses, "PER_DOMAIN", 12)
+    train = SETTINGS["train"] | {"local_steps": 2}
+    data = SETTINGS["data"] | {"image_size": 16}
+    changes: dict[str, Any] = {"device": device, "train": train, "data": data}
     folder = trained_run(tmp_path / "run", tmp_path / "cache", "fedig", **changes)
     analysed = json.loads(analyse(folder, cache=tmp_path / "cache").read_text())
     assert analysed.keys() == {"features", "landscape", "grey_levels"}

@@ -51,17 +51,6 @@ def test_one_client_one_step_is_plain_gradient_descent():
         torch.testing.assert_close(weights[name], tensor, rtol=1e-4, atol=1e-6)
 
 
-def test_sampling_is_without_replacement_ascending_and_differs_between_rounds():
-    small = federation(sizes=(3,) * 20, per_round=6)
-    draws = [small.server.sample(round) for round in range(1, 30)]
-    for draw in draws:
-        assert len(set(draw)) == 6
-        assert draw == sorted(draw)
-    assert len({tuple(draw) for draw in draws}) > 20
-    assert {id for draw in draws for id in draw} == set(range(20))
-    assert small.server.sample(1, attempt=1) != small.server.sample(1)
-
-
 class Sick(Method):
     """FedAvg whose client 1 fails in the way a test names."""
 
@@ -108,22 +97,6 @@ def test_a_client_without_images_is_refused_by_name():
     record = small.server.round()
     assert [refusal.client for refusal in record.refused] == [1]
     assert "no images" in record.refused[0].reason
-
-
-def test_the_ledger_has_both_directions_of_every_client_and_the_exact_bytes():
-    small = federation(per_round=2)
-    record = small.server.round()
-    messages = [row for row in small.ledger if row["kind"] == "message"]
-    ways = [(row["direction"], row["client"]) for row in messages]
-    assert sorted(ways) == sorted((way, id) for way in ("up", "down") for id in record.clients)
-    model = sum(t.numel() * t.element_size() for t in small.server.state.weights.values())
-    down = [row["bytes"] for row in messages if row["direction"] == "down"]
-    up = [row["bytes"] for row in messages if row["direction"] == "up"]
-    assert down == [model] * 2
-    # How many images, how many went through, how long it took, and one term of the loss.
-    assert up == [model + 4 * 8] * 2
-    assert (record.bytes_down, record.bytes_up) == (2 * model, 2 * model + 64)
-    assert sum(row["kind"] == "layout" for row in small.ledger) == 2
 
 
 def test_weighted_mean_of_equal_items_is_exact_and_integers_are_copied():

@@ -103,7 +103,7 @@ def extras(without=(), scalars=None, **change):
 @pytest.fixture
 def checks():
     found = MessageChecks(Talkative(), federation().network, 4)
-    found._known = KNOWN
+    found._context = KNOWN
     return found
 
 

@@ -111,7 +111,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest():
 
 TRAIN = TrainSettings(rounds=3, batch_size=4, optimizer="sgd", lr=0.05)
 SMALL = {
-    "data": {"source": "digits", "id_val": 0.1, "id_test": 0.1},
+    "data": {"source": "digits", "image_size": 16, "id_val": 0.1, "id_test": 0.1},
     "hold_out": {"val": "chalk", "test": "sketch"},
     "clients": {"number": 3},
     "train": {"rounds": 2, "batch_size": 64},
@@ -174,11 +174,6 @@ def test_no_weights_leave_a_client_and_the_starting_network_is_sent_while_it_is_
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
 def alone(tmp_path_factory, cache):
     """A completed run of clients alone."""
     return run(Experiment(**SMALL, method="local"), tmp_path_factory.mktemp("runs"), cache=cache)
@@ -197,7 +192,7 @@ def test_a_domain_has_the_mean_over_all_clients_own_models(alone, cache):
             network.load_state_dict(memory)
             logits = evaluation.predict(network.eval(), rows)
             right.append(float((logits.argmax(1) == labels[rows]).double().mean()))
-        row = alone.record.evaluations.get(2, split, name)
+        row = alone.evaluations.get(2, split, name)
         assert row.accuracy == pytest.approx(numpy.mean(right), abs=1e-6)
         assert row.examples == len(rows)
         assert row.support == numpy.bincount(labels[rows], minlength=10).tolist()
@@ -217,14 +212,14 @@ def test_it_goes_on_where_it_stopped_with_the_same_numbers(alone, cache, tmp_pat
     with pytest.raises(KeyboardInterrupt):
         run(alone.experiment, tmp_path, cache=cache, observer=AfterOne())
     again = run(alone.experiment, tmp_path, cache=cache)
-    rows = [row for row in again.record.metrics.evaluations]
-    assert rows == alone.record.metrics.evaluations
+    rows = [row for row in again.metrics.evaluations]
+    assert rows == alone.metrics.evaluations
 
 
 def partitioned(**change):
     """The images of an experiment, partitioned."""
     experiment = Experiment(**{**SMALL, **change})
-    return experiment, deal(experiment, *load_table(experiment, None, lambda *_: None)[:3])
+    return experiment, deal(experiment, load_table(experiment, None, lambda *_: None))
 
 
 @pytest.mark.parametrize(
@@ -268,8 +263,8 @@ def test_a_centralised_run_says_who_held_what_and_beats_chance(tmp_path, cache):
     )
     held = json.loads((done.folder / "clients.json").read_text())["clients"]
     assert [len(held), sum(held[0]["classes"])] == [1, sum(held[0]["domains"])]
-    assert done.record.evaluations.accuracy(3, "id_test") > 0.3
-    assert [row.clients for row in done.record.metrics.rounds] == [[0]] * 3
+    assert done.evaluations.accuracy(3, "id_test") > 0.3
+    assert [row.clients for row in done.metrics.rounds] == [[0]] * 3
 
 
 @pytest.mark.parametrize("name", ["local", "centralised", "mixstyle+local", "centralised+mixstyle"])

@@ -154,11 +154,9 @@ def test_probing_leaves_normalisation_statistics_as_fedavg_would():
     assert small.network.training
 
 
-def test_two_rounds_repeat_bit_for_bit_and_small_batches_stay_finite():
-    for settings in ({}, {"muting": "spatial"}):
-        assert same(*(federation("rsc", settings=settings).run() for _ in range(2)))
-        weights = federation("rsc", sizes=(1, 2), settings=settings).run()
-        assert all(t.isfinite().all() for t in weights.values())
+def test_small_batches_stay_finite():
+    weights = federation("rsc", sizes=(1, 2), settings={"muting": "spatial"}).run()
+    assert all(t.isfinite().all() for t in weights.values())
 
 
 def test_a_backbone_without_stages_is_refused_in_the_spatial_form():

@@ -104,7 +104,6 @@ def test_the_projector_keeps_the_size_and_normalises_after_each_layer(size, hidd
     assert [layer.num_features for layer in norms] == widths
 
 
-def test_two_rounds_repeat_bit_for_bit_and_bad_settings_are_refused():
-    assert same(federation("selfreg").run(), federation("selfreg").run())
+def test_bad_settings_are_refused():
     with pytest.raises(ExperimentError, match="mixture_alpha"):
         build_method("selfreg", {"mixture_alpha": 0})

@@ -90,10 +90,8 @@ def test_no_noise_is_fedavg_bit_for_bit():
 
 
 @pytest.mark.parametrize("noise", ["simple", "adaptive"])
-def test_two_rounds_repeat_bit_for_bit_and_batches_of_one_stay_finite(noise):
-    settings = {"noise": noise}
-    assert same(*(federation("sfa", settings=settings).run() for _ in range(2)))
-    weights = federation("sfa", settings=settings, sizes=(1, 2)).run()
+def test_batches_of_one_stay_finite(noise):
+    weights = federation("sfa", settings={"noise": noise}, sizes=(1, 2)).run()
     assert all(t.isfinite().all() for t in weights.values())
 
 

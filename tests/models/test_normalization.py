@@ -196,6 +196,18 @@ def test_a_rule_lasts_as_long_as_its_block_even_through_an_error():
     assert len(seen) == 4
 
 
+@pytest.mark.parametrize("backbone", ["test_efficientnet", "regnetx_002"])
+def test_layers_that_hold_their_activation_keep_it_under_a_rule_and_a_gate(backbone):
+    network = build_network(backbone, 3, weights=None, image_size=32).eval()
+    images = torch.rand(2, 3, 32, 32)
+    plain = network(images)
+    with normalised_by(network, lambda made, inputs: normalize_stored(made, inputs, stored(made))):
+        assert torch.equal(network(images), plain)
+    gated = mix_instance_statistics(network, gate=1.0)
+    assert len(gated) == len(batch_norms(network)) > 0
+    torch.testing.assert_close(network.eval()(images), plain)
+
+
 def test_statistics_are_found_by_name_in_a_state():
     network = build_network("resnet18", 2, weights=None)
     state = {name: torch.full_like(t, 7) for name, t in network.state_dict().items()}

@@ -28,7 +28,7 @@ from feddg.prediction.evaluate import (
     write_image_results,
     write_missing_results,
 )
-from feddg.runs.model import load_model, load_trained
+from feddg.runs.model import load_trained
 from feddg.runs.prepare import load_images
 from feddg.runs.reading import OWN, read_alphas, read_run
 from trained_runs import SETTINGS
@@ -44,20 +44,14 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, cache):
+def adaptive(tmp_path_factory, cache):
     """A FedIG-A run, whose models every adaptation but ``bin`` suits."""
     chosen = Experiment(**SMALL, method="fedig-a", model={"embedding": "bottleneck"})
     return run(chosen, tmp_path_factory.mktemp("runs"), cache=cache).folder
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory, cache):
-    chosen = Experiment(**SMALL, method="fedavg")
-    return run(chosen, tmp_path_factory.mktemp("runs"), cache=cache, report=False).folder
-
-
-def test_all_adaptations_are_measured_on_every_domain(finished, cache):
-    found = evaluate_run(finished, cache=cache)
+def test_all_adaptations_are_measured_on_every_domain(adaptive, cache):
+    found = evaluate_run(adaptive, cache=cache)
     assert list(found.refused) == ["bin"]
     names = list(dict.fromkeys(score.adaptation for score in found.scores))
     assert names == [name for name in ADAPTATIONS if name != "bin"]
@@ -67,27 +61,27 @@ def test_all_adaptations_are_measured_on_every_domain(finished, cache):
         assert places == {("test", "sketch")} | {("id_val", d) for d in ("ink", "chalk", "photo")}
 
 
-def test_the_adapter_is_what_the_run_itself_was_measured_by(finished, cache):
-    scores = evaluate_run(finished, ["adapter"], cache=cache).scores
-    evaluations = read_run(finished).evaluations
+def test_the_adapter_is_what_the_run_itself_was_measured_by(adaptive, cache):
+    scores = evaluate_run(adaptive, ["adapter"], cache=cache).scores
+    evaluations = read_run(adaptive).evaluations
     for score in scores:
         assert score.accuracy == evaluations.get(1, score.split, score.domain).accuracy
 
 
-def test_what_is_known_is_not_measured_again(finished, cache, monkeypatch):
-    first = evaluate_run(finished, ["global", "fixed:alpha=0.2"], cache=cache)
+def test_what_is_known_is_not_measured_again(adaptive, cache, monkeypatch):
+    first = evaluate_run(adaptive, ["global", "fixed:alpha=0.2"], cache=cache)
     monkeypatch.setattr("feddg.prediction.evaluate.load_images", None)
-    assert evaluate_run(finished, ["global", "fixed:alpha=0.2"], cache=cache) == first
+    assert evaluate_run(adaptive, ["global", "fixed:alpha=0.2"], cache=cache) == first
     with pytest.raises(TypeError):
-        evaluate_run(finished, ["global"], batch_size=63, cache=cache)
+        evaluate_run(adaptive, ["global"], batch_size=63, cache=cache)
 
 
-def test_each_clients_domain_is_measured_under_its_own_statistics(finished, cache):
-    found = evaluate_run(finished, ["global"], personal=True, cache=cache)
+def test_each_clients_domain_is_measured_under_its_own_statistics(adaptive, cache):
+    found = evaluate_run(adaptive, ["global"], personal=True, cache=cache)
     own = [score for score in found.scores if score.adaptation == OWN]
     assert sorted((s.client, s.split) for s in own) == [(k, "id_val") for k in range(3)]
     assert {score.domain for score in own} == {"ink", "chalk", "photo"}
-    trained = load_trained(finished)
+    trained = load_trained(adaptive)
     images = load_images(trained.experiment, cache, lambda *progress: None)
     score = own[0]
     network = trained.network
@@ -100,17 +94,17 @@ def test_each_clients_domain_is_measured_under_its_own_statistics(finished, cach
     assert score.accuracy == (guess == images.table.labels[rows]).mean()
 
 
-def test_alpha_is_written_for_every_evaluated_image_when_the_run_ends(finished, cache):
-    alphas = read_alphas(finished)
-    rows = read_run(finished).metrics.evaluations
+def test_alpha_is_written_for_every_evaluated_image_when_the_run_ends(adaptive, cache):
+    alphas = read_alphas(adaptive)
+    rows = read_run(adaptive).metrics.evaluations
     evaluated = [row.examples for row in rows if (row.round, row.weights) == (1, "last")]
     assert alphas.values.shape == (sum(evaluated), 3)
     assert alphas.layers == tuple(f"featurizer.blocks.{i}.2" for i in range(3))
     assert next(iter(alphas.by_domain())) == "sketch"
     assert ((alphas.values >= 0) & (alphas.values <= 1)).all()
-    with (finished / "alphas.csv").open() as file:
+    with (adaptive / "alphas.csv").open() as file:
         rows = list(csv.DictReader(file))
-    trained = load_trained(finished)
+    trained = load_trained(adaptive)
     images = load_images(trained.experiment, cache, lambda *progress: None)
     paths = {path: row for row, path in enumerate(images.table.paths)}
     some = rows[:5]
@@ -122,43 +116,31 @@ def test_alpha_is_written_for_every_evaluated_image_when_the_run_ends(finished, 
         torch.testing.assert_close(written, alpha, atol=1e-4, rtol=0)
 
 
-def test_methods_that_adapt_no_layer_write_no_alpha(plain):
-    assert not (plain / "alphas.csv").exists()
-    assert read_alphas(plain) is None
+def test_methods_that_adapt_no_layer_write_no_alpha(finished):
+    assert not (finished / "alphas.csv").exists()
+    assert read_alphas(finished) is None
 
 
-def test_the_report_shows_alpha(finished):
-    page = (finished / "report.html").read_text()
+def test_the_report_shows_alpha(adaptive):
+    page = (adaptive / "report.html").read_text()
     assert "How far each layer adapts" in page
 
 
-def test_a_model_can_be_loaded_under_an_adaptation(finished, plain):
-    images = torch.rand(4, 3, 32, 32)
-    with torch.no_grad():
-        own = load_model(finished)(images)
-        torch.testing.assert_close(load_model(finished, adapt="adapter")(images), own)
-        served = load_model(plain, adapt="iabn")
-        assert served(images).shape == (4, 10)
-        assert served.class_names == tuple("0123456789")
-        plain_logits = load_model(plain)(images)
-        assert torch.equal(load_model(plain, adapt="global")(images), plain_logits)
-    with pytest.raises(AdaptationError, match="trained without adapters"):
-        load_model(plain, adapt="adapter")
-
-
-def test_what_is_asked_for_by_name_must_suit(plain, cache):
+def test_what_is_asked_for_by_name_must_suit(finished, cache):
     with pytest.raises(AdaptationError, match="clients keep no normalisation"):
-        evaluate_run(plain, ["global", "ensemble"], cache=cache)
+        evaluate_run(finished, ["global", "ensemble"], cache=cache)
 
 
-def test_the_command_prints_a_table_and_the_reasons(finished, plain, monkeypatch, cache):
+def test_the_command_prints_a_table_and_the_reasons(adaptive, finished, monkeypatch, cache):
     monkeypatch.setenv("FEDDG_CACHE", str(cache))
-    told = CliRunner().invoke(app, ["evaluate", str(finished)])
+    told = CliRunner().invoke(app, ["evaluate", str(adaptive)])
     assert told.exit_code == 0, told.output
     assert "tent" in told.output
     assert "bin cannot serve this model" in told.output
-    assert "Test-time adaptation" in (finished / "report.html").read_text()
-    told = CliRunner().invoke(app, ["evaluate", str(plain), "--adapt", "fixed:alpha=0", "--json"])
+    assert "Test-time adaptation" in (adaptive / "report.html").read_text()
+    told = CliRunner().invoke(
+        app, ["evaluate", str(finished), "--adapt", "fixed:alpha=0", "--json"]
+    )
     assert '"adaptation": "fixed:alpha=0"' in told.output
     told = CliRunner().invoke(app, ["adaptations"])
     assert all(name in told.output for name in ADAPTATIONS)

@@ -3,29 +3,21 @@
 import json
 import subprocess
 import sys
-from dataclasses import asdict
 
 import numpy
 import pytest
 import torch
-import yaml
 from safetensors import safe_open
 from typer.testing import CliRunner
 
-from feddg.api import run as run_experiment
 from feddg.cli import app
 from feddg.data.pixels import as_unit
 from feddg.errors import AdaptationError, RunError
 from feddg.evaluation.accuracy import energy
-from feddg.experiment import Experiment
 from feddg.prediction import export as export_module
-from feddg.prediction.export import MODEL_CARD, as_input, ensure_card, example, export_run
-from feddg.runs.diagnostics import wilson
+from feddg.prediction.export import as_input, example, export_run
 from feddg.runs.model import load_model, load_trained
-from feddg.runs.reading import read_run
-from trained_runs import SETTINGS
-
-SHORT = {"train": {"rounds": 1, "local_steps": 15, "batch_size": 32, "augmentation": "none"}}
+from trained_runs import SHORT, trained_run
 
 
 @pytest.fixture
@@ -71,28 +63,28 @@ def test_onnx_answers_as_the_run_does(run_of, tmp_path, onnxruntime, method, ada
 
 
 def test_torch_programs_work_in_a_process_that_has_no_feddg(run_of, tmp_path):
-    methods = ("fedavg", "fedig-a")
-    for method in methods:
+    pixels = {}
+    for method in ("fedavg", "fedig-a"):
         done = export_run(run_of(method), tmp_path / f"{method}.pt2", "torch")
-    pixels = example(done.metadata["image_size"], 5, "uint8", seed=7)
-    numpy.save(tmp_path / "pixels.npy", pixels.numpy())
+        pixels[method] = example(done.metadata["image_size"], 5, "uint8", seed=7)
+        numpy.save(tmp_path / f"{method}_pixels.npy", pixels[method].numpy())
     script = (
         "import sys, numpy, torch\n"
         "sys.modules['feddg'] = None\n"
         "for method in sys.argv[1:]:\n"
         "    extra = {'feddg.json': ''}\n"
         "    model = torch.export.load(f'{method}.pt2', extra_files=extra).module()\n"
-        "    shares, labels, _ = model(torch.from_numpy(numpy.load('pixels.npy')))\n"
+        "    shares, labels, _ = model(torch.from_numpy(numpy.load(f'{method}_pixels.npy')))\n"
         "    numpy.save(f'{method}.npy', shares.detach().numpy())\n"
         "    open(f'{method}.json', 'w').write(extra['feddg.json'])\n"
     )
-    command = [sys.executable, "-W", "ignore", "-c", script, *methods]
+    command = [sys.executable, "-W", "ignore", "-c", script, *pixels]
     subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    for method in methods:
+    for method in pixels:
         run, said = run_of(method), json.loads((tmp_path / f"{method}.json").read_text())
         assert said["class_names"] == list(load_trained(run).class_names)
         shares = numpy.load(tmp_path / f"{method}.npy")
-        assert numpy.abs(shares - expected(run, pixels)[0]).max() < 1e-4
+        assert numpy.abs(shares - expected(run, pixels[method])[0]).max() < 1e-4
 
 
 def test_weights_are_the_runs_to_the_bit(run_of, tmp_path):
@@ -102,7 +94,25 @@ def test_weights_are_the_runs_to_the_bit(run_of, tmp_path):
     with safe_open(path, framework="pt") as file:
         assert set(file.keys()) == set(own)
         assert all(torch.equal(file.get_tensor(name), own[name]) for name in own)
-        assert json.loads(file.metadata()["feddg"])["image_size"] == 32
+        about = json.loads(file.metadata()["feddg"])
+    assert about["image_size"] == 32
+    assert about["input"].endswith("minus (0.485, 0.456, 0.406), divided by (0.229, 0.224, 0.225)")
+
+
+def test_a_model_keeps_the_normalisation_it_was_trained_with(tmp_path, cache):
+    run = trained_run(tmp_path, cache, model={"backbone": "test_resnet", "weights": None}, **SHORT)
+    written = json.loads((run / "environment.json").read_text())
+    assert written["normalization"] == {"mean": [0.5] * 3, "std": [0.5] * 3}
+    images = torch.rand(2, 3, 32, 32)
+    halves = load_model(run)
+    torch.testing.assert_close(halves.normalize(images), 2 * images - 1)
+    # Another version of timm may expect other colours of its default weights.
+    written["normalization"] = {"mean": [0.0] * 3, "std": [1.0] * 3}
+    (run / "environment.json").write_text(json.dumps(written))
+    assert torch.equal(load_model(run).normalize(images), images)
+    del written["normalization"]  # as in runs from before it was written
+    (run / "environment.json").write_text(json.dumps(written))
+    assert load_model(run).mean == (0.485, 0.456, 0.406)
 
 
 @pytest.mark.parametrize("adapt", ["tent", "tsmobn", "random", "mixnorm:tau=0.1"])
@@ -127,23 +137,6 @@ def test_a_file_that_answers_differently_is_not_written(run_of, tmp_path, monkey
     assert (tmp_path / "model.pt2").read_text() == "what was there"
 
 
-def test_the_command_writes_a_card(run_of, tmp_path):
-    run, path = run_of("fedavg"), tmp_path / "model.safetensors"
-    ended = CliRunner().invoke(app, ["export", str(run), "--safetensors", str(path)])
-    assert ended.exit_code == 0, ended.output
-    text = (tmp_path / "model.md").read_text("utf-8")
-    front = yaml.safe_load(text.split("---")[1])
-    assert front["pipeline_tag"] == "image-classification"
-    assert front["model-index"][0]["results"][0]["dataset"]["name"] == "sketch"
-    for heading in ("Trained on", "Results", "What left the sites", "Use", "Limits", "Licence"):
-        assert f"## {heading}" in text
-    assert "| ink | " in text
-    assert "| update | 6 | " in text
-    scores = read_run(run).evaluations.at(2, "test")
-    assert f"| {scores[0].accuracy:.1%} |" in text
-    assert "ink/0/" not in text  # no file of the training images
-
-
 def test_one_format_is_asked_for(run_of, tmp_path):
     ended = CliRunner().invoke(app, ["export", str(run_of("fedavg"))])
     assert isinstance(ended.exception, RunError)
@@ -156,57 +149,3 @@ def test_onnx_without_its_extra_is_one_clear_line(run_of, tmp_path, monkeypatch)
     pytest.importorskip("onnx", reason="needs the extra `export`")
     with pytest.raises(RunError, match=r"feddg\[export\]"):
         export_run(run_of("fedavg"), tmp_path / "x.onnx", "onnx")
-
-
-def test_the_interval_is_wilsons():
-    found = wilson(0.8, 10)
-    low, high = found.low, found.high
-    z, n, p = 1.959963984540054, 10, 0.8
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
-    assert (low, high) == pytest.approx((centre - half, centre + half))
-
-
-def test_every_run_has_a_card_that_nobody_overwrites(tmp_path, cache):
-    experiment = Experiment(**SETTINGS | SHORT)
-    folder = run_experiment(experiment, tmp_path / "runs", cache=cache).folder
-    card = folder / MODEL_CARD
-    text = card.read_text("utf-8")
-    assert yaml.safe_load(text.split("---")[1])["library_name"] == "feddg"
-    assert "Mean over the test domains: **" in text
-    assert "(95 %:" in text
-    assert "feddg predict RUN" in text
-    assert "ink/0/" not in text  # no file of the training images
-    assert "as its own" not in text
-    card.write_text("edited")
-    run_experiment(experiment, tmp_path / "runs", cache=cache)
-    assert card.read_text() == "edited"
-
-
-def test_a_card_says_what_sites_keep_for_themselves(run_of):
-    folder = run_of("fedbn")
-    own = sum(
-        len(module.state_dict())
-        for module in load_trained(folder).network.modules()
-        if isinstance(module, torch.nn.BatchNorm2d)
-    )
-    said = f"Under fedbn every site keeps {own} of the model's tensors as its own."
-    assert said in ensure_card(folder).read_text("utf-8")
-
-
-def test_a_run_without_a_common_model_has_no_card_and_does_not_fail(tmp_path, cache):
-    fields = SETTINGS | SHORT | {"method": "local"}
-    folder = run_experiment(Experiment(**fields), tmp_path, cache=cache).folder
-    assert (folder / "report.html").is_file()
-    assert not (folder / MODEL_CARD).exists()
-
-
-def test_a_meaningless_model_says_so_in_file_and_card(meaningless, tmp_path):
-    done = export_run(meaningless, tmp_path / "model.safetensors", "safetensors")
-    (warning,) = done.diagnostics
-    assert "no better than always answering the most frequent class" in warning.text
-    assert done.metadata["diagnostics"] == [asdict(warning)]
-    assert f"> **{warning}**" in done.card.read_text("utf-8")
-    with pytest.raises(RunError, match="Its labels mean nothing"):
-        export_run(meaningless, tmp_path / "strict.safetensors", "safetensors", strict=True)
-    assert not (tmp_path / "strict.safetensors").exists()

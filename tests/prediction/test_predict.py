@@ -1,36 +1,26 @@
 """Predictions of new images: streamed, resumed, bad files, formulas, out of distribution."""
 
 import csv
-import html
-import io
 import json
-import re
-import struct
-from pathlib import Path
 
 import numpy
 import pytest
-import tifffile
 import torch
 from PIL import Image
 from typer.testing import CliRunner
 
 from feddg.cli import app
-from feddg.data.decoding import OversizedImageError, Reading, decode_image, quiet_pillow
-from feddg.data.images import ImageBytes
 from feddg.data.pixels import as_unit
 from feddg.errors import AdaptationError, DataError, RunError
 from feddg.evaluation.accuracy import energy, separation
 from feddg.experiment import load_stored
-from feddg.prediction.classifier import RunClassifier, count_files, image_files
-from feddg.prediction.export import export_run
-from feddg.prediction.predict import doubtful, predict, predict_files
+from feddg.prediction.classifier import image_files
+from feddg.prediction.predict import predict, predict_files
 from feddg.runs.execute import OOD_SCORE, read_energy_threshold
 from feddg.runs.folder import EXPERIMENT
 from feddg.runs.model import load_model
 from feddg.runs.prepare import load_images
-from feddg.runs.provenance import training_depth
-from trained_runs import trained_run, write_images
+from trained_runs import write_images
 
 
 @pytest.fixture
@@ -164,50 +154,6 @@ def test_parquet_without_its_extra_is_one_clear_line(finished, images, tmp_path,
         predict_files(finished, [images], tmp_path / "labels.parquet")
 
 
-def test_what_is_named_is_found(images, tmp_path):
-    files = sorted(images.rglob("*.png"))
-    (images / ".hidden.png").write_bytes(b"")
-    (images / "notes.txt").write_text("")
-    (images / "loop").symlink_to(images, target_is_directory=True)
-    assert list(image_files([images])) == files
-    assert list(image_files([f"{images}/*/*/0000?.png"])) == files[:10]
-    assert list(image_files([f"{images}/**/*.png"]))[: len(files)]
-    assert list(image_files([files[3], files[1]])) == [files[3], files[1]]
-    with pytest.raises(DataError, match="nowhere does not exist"):
-        image_files(["nowhere"])
-    with pytest.raises(DataError, match="there is no image in"):
-        count_files([tmp_path / "*.png"])
-
-
-def test_links_out_of_a_folder_are_left_out_and_named(finished, images, tmp_path, caplog):
-    inside = next(images.rglob("*.png"))
-    outside = tmp_path / "elsewhere" / "secret.png"
-    outside.parent.mkdir()
-    outside.write_bytes(inside.read_bytes())
-    before = list(image_files([images]))
-    (images / "a\x1b.png").symlink_to(outside)
-    (images / "folder").symlink_to(outside.parent, target_is_directory=True)
-    (images / "inside.png").symlink_to(inside)
-    assert sorted(image_files([images])) == sorted([*before, images / "inside.png"])
-    predict_files(finished, [images], tmp_path / "x.csv", batch_size=8)
-    (line,) = [one for one in caplog.messages if "out of the named folders" in one]
-    assert line.startswith("2 links out of the named folders left out, the first: ")
-    assert r"a\x1b.png. Name what" in line
-    linked = tmp_path / "linked"
-    linked.symlink_to(images, target_is_directory=True)
-    assert len(list(image_files([linked]))) == len(before) + 1
-    assert list(image_files([images / "a\x1b.png"])) == [images / "a\x1b.png"]
-
-
-def test_control_codes_of_names_reach_neither_table_nor_terminal(finished, images, tmp_path):
-    (images / "\x1b[2Ja\r\u202eb\x9b.jpg").write_text("no image")
-    bad: list[str] = []
-    predict_files(finished, [images], tmp_path / "x.csv", batch_size=8, on_bad=bad.append)
-    (row,) = [row for row in read_csv(tmp_path / "x.csv") if row["reason"]]
-    assert row["file"] == rf"{images}/\x1b[2Ja\r\u202eb\x9b.jpg"
-    assert bad == [f"{row['file']}: {row['reason']}"]
-
-
 def test_an_unknown_adaptation_or_ending_is_refused(finished, images, tmp_path):
     with pytest.raises(AdaptationError, match="adaptation"):
         predict_files(finished, [images], tmp_path / "x.csv", adapt="nonsense")
@@ -265,101 +211,6 @@ def test_a_run_without_a_threshold_says_so(finished, images, tmp_path):
     assert {row["unlike_training"] for row in read_csv(tmp_path / "labels.csv")} == {""}
 
 
-@pytest.fixture(scope="module")
-def deep_run(tmp_path_factory, cache):
-    """A run on images of 12 bits in four bands, of which the last three are taken."""
-    root = tmp_path_factory.mktemp("deep")
-    rng = numpy.random.default_rng(0)
-    for domain in ("north", "south", "west"):
-        for kind, band in (("corn", 1), ("wheat", 3)):
-            for number in range(8):
-                values = rng.integers(0, 900, (24, 24, 4), numpy.uint16)
-                values[:, :, band] += 3000
-                file = root / domain / kind / f"{number}.tif"
-                file.parent.mkdir(parents=True, exist_ok=True)
-                tifffile.imwrite(file, values, photometric="minisblack", planarconfig="contig")
-    data = {"source": "folder", "root": str(root), "image_size": 16, "bands": [2, 3, 4]}
-    train = {"rounds": 1, "local_steps": 10, "batch_size": 8, "augmentation": "none"}
-    fields = {"data": data | {"id_val": 0.2, "id_test": 0}, "hold_out": "west", "train": train}
-    model = {"backbone": "cnn", "weights": "none"}
-    clients = {"number": 2, "partition": "domain"}
-    out = tmp_path_factory.mktemp("runs")
-    return trained_run(out, cache, model=model, clients=clients, **fields), root / "west"
-
-
-def test_files_are_read_as_in_training(deep_run, cache):
-    run, folder = deep_run
-    images = load_images(load_stored(run / EXPERIMENT), cache, lambda *_: None)
-    rows = torch.from_numpy(images.splits.test)
-    with torch.inference_mode():
-        logits = load_model(run)(as_unit(images.pixels.gather(rows))).float()
-    own = {images.table.paths[row]: shares for row, shares in zip(rows, logits.softmax(1))}
-    found = list(predict(run, folder))
-    assert len(found) == len(own) == 16
-    for row in found:
-        name = str(Path(row.file).relative_to(folder.parent))
-        assert torch.allclose(torch.tensor(row.probabilities), own[name], atol=1e-5)
-    assert training_depth(run) == 12
-
-
-def test_an_image_by_itself_is_as_deep_as_those_of_training(deep_run):
-    run, _ = deep_run
-    dark = numpy.full((16, 16, 4), 500, numpy.uint16)
-    stored = io.BytesIO()
-    tifffile.imwrite(stored, dark, photometric="minisblack", planarconfig="contig")
-    pixels = RunClassifier(run).preparation.decode(ImageBytes("dark.tif", stored.getvalue()))
-    assert set(pixels.ravel().tolist()) == {round(500 * 255 / 4095)}
-
-
-def test_large_images_have_a_row_for_every_tile_as_in_training(tmp_path, cache):
-    rng = numpy.random.default_rng(1)
-    for domain in ("north", "south", "west"):
-        for kind, shade in (("corn", 60), ("wheat", 190)):
-            file = tmp_path / "images" / domain / kind / "field.png"
-            file.parent.mkdir(parents=True)
-            pixels = rng.integers(shade - 40, shade + 40, (96, 128, 3), numpy.uint8)
-            Image.fromarray(pixels).save(file)
-    data = {"source": "folder", "root": str(tmp_path / "images"), "image_size": 16, "tile": 32}
-    run = trained_run(
-        tmp_path / "runs",
-        cache,
-        data=data | {"id_val": 0, "id_test": 0},
-        hold_out="west",
-        model={"backbone": "cnn", "weights": "none"},
-        clients={"number": 2, "partition": "domain"},
-        train={"rounds": 1, "local_steps": 2, "batch_size": 8, "augmentation": "none"},
-    )
-    images = load_images(load_stored(run / EXPERIMENT), cache, lambda *_: None)
-    rows = torch.from_numpy(images.splits.test)
-    with torch.inference_mode():
-        logits = load_model(run)(as_unit(images.pixels.gather(rows))).float()
-    found = list(predict(run, tmp_path / "images" / "west"))
-    names = [str(Path(row.file).relative_to(tmp_path / "images")) for row in found]
-    assert names == [images.table.paths[row] for row in rows]
-    assert len(names) == 24
-    shares = torch.tensor([row.probabilities for row in found])
-    assert torch.allclose(shares, logits.softmax(1), atol=1e-5)
-    done = predict_files(run, [tmp_path / "images" / "west"], tmp_path / "labels.csv")
-    assert (done.files, len(read_csv(done.out))) == (2, 24)
-
-
-def test_a_small_file_that_claims_to_be_enormous_is_refused(tmp_path):
-    """A TIFF of five bands, which Pillow does not know: its header says 40,000 x 40,000."""
-    honest = io.BytesIO()
-    tifffile.imwrite(
-        honest, numpy.zeros((8, 8, 5), numpy.uint8), photometric="minisblack", planarconfig="contig"
-    )
-    content = honest.getvalue()
-    with tifffile.TiffFile(io.BytesIO(content)) as file:
-        places = [file.pages[0].tags[name].valueoffset for name in ("ImageWidth", "ImageLength")]
-        code = "<I" if file.pages[0].tags["ImageWidth"].dtype == 4 else "<H"
-    content = bytearray(content)
-    for place in places:
-        struct.pack_into(code, content, place, 40_000)
-    with pytest.raises(OversizedImageError, match="40000 x 40000 pixels"), quiet_pillow():
-        decode_image(ImageBytes("a.tif", bytes(content)), 16, reading=Reading(bands=(1, 2, 3)))
-
-
 def test_a_meaningless_model_is_announced_and_strictly_refused(meaningless, tmp_path, images):
     out = str(tmp_path / "labels.csv")
     command = ["predict", str(meaningless), str(images), "--out", out, "-q"]
@@ -374,49 +225,30 @@ def test_a_meaningless_model_is_announced_and_strictly_refused(meaningless, tmp_
     assert not (tmp_path / "strict.csv").exists()
 
 
-def test_an_exported_file_labels_as_its_run_does(deep_run, tmp_path):
-    for name in ("onnx", "onnxruntime", "onnxscript"):
-        pytest.importorskip(name, reason="needs the extra `export`")
-    run, folder = deep_run
-    file = export_run(run, tmp_path / "model.onnx", "onnx").path
-    own, found = list(predict(run, folder)), list(predict(file, folder))
-    assert [row.label for row in found] == [row.label for row in own]
-    assert [row.unlike_training for row in found] == [row.unlike_training for row in own]
-    shares = [numpy.array([row.probabilities for row in rows]) for rows in (own, found)]
-    assert numpy.abs(shares[0] - shares[1]).max() < 1e-4
-    (tmp_path / "broken.onnx").write_bytes(b"no model")
-    with pytest.raises(RunError, match="cannot be read as ONNX"):
-        next(predict(tmp_path / "broken.onnx", folder))
+def test_control_codes_of_names_reach_neither_table_nor_terminal(finished, images, tmp_path):
+    (images / "\x1b[2Ja\r\u202eb\x9b.jpg").write_text("no image")
+    bad: list[str] = []
+    predict_files(finished, [images], tmp_path / "x.csv", batch_size=8, on_bad=bad.append)
+    (row,) = [row for row in read_csv(tmp_path / "x.csv") if row["reason"]]
+    assert row["file"] == rf"{images}/\x1b[2Ja\r\u202eb\x9b.jpg"
+    assert bad == [f"{row['file']}: {row['reason']}"]
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
-def test_the_page_shows_the_most_doubtful_first(finished, images, tmp_path, suffix):
-    if suffix == ".parquet":
-        pytest.importorskip("pyarrow.parquet", reason="needs the extra `parquet`")
-    next(images.rglob("*.png")).rename(images / "=<b>bold.png")
-    (images / "text.jpg").write_text("no image")
-    out, page = tmp_path / f"labels{suffix}", tmp_path / "page.html"
-    command = ["predict", str(finished), str(images), "--out", str(out), "-q", "--device", "cpu"]
-    ended = CliRunner().invoke(app, [*command, "--html", str(page)])
-    assert ended.exit_code == 0, ended.output
-    text = page.read_text("utf-8")
-    own = sorted(predict(finished, images), key=lambda row: (row.label is None, row.confidence))
-    shown = re.findall(r'class="name" title="([^"]*)"', text)
-    assert [html.unescape(name) for name in shown] == [row.file for row in own[:30]]
-    assert text.count('src="data:image/jpeg;base64,') == 30
-    assert "text.jpg: not an image in a known format" in text
-    assert "<b>bold" not in text  # a name is text
-    assert "http://" not in text
-    assert "https://" not in text
-    assert page.stat().st_mode & 0o077 == 0
-
-
-def test_a_page_about_many_images_keeps_to_the_most_doubtful(finished, images, tmp_path):
-    predict_files(finished, [images], tmp_path / "labels.csv")
-    found = doubtful(tmp_path / "labels.csv", most=5)
-    own = sorted(row.confidence for row in predict(finished, images))
-    assert [row.confidence for row in found.rows] == pytest.approx(own[:5], abs=1e-6)
-    assert (found.total, sum(found.labels.values())) == (30, 30)
-    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(DataError, match="is no table of `feddg predict`"):
-        doubtful(tmp_path / "other.csv")
+def test_links_out_of_a_folder_are_left_out_and_named(finished, images, tmp_path, caplog):
+    inside = next(images.rglob("*.png"))
+    outside = tmp_path / "elsewhere" / "secret.png"
+    outside.parent.mkdir()
+    outside.write_bytes(inside.read_bytes())
+    before = list(image_files([images]))
+    (images / "a\x1b.png").symlink_to(outside)
+    (images / "folder").symlink_to(outside.parent, target_is_directory=True)
+    (images / "inside.png").symlink_to(inside)
+    assert sorted(image_files([images])) == sorted([*before, images / "inside.png"])
+    predict_files(finished, [images], tmp_path / "x.csv", batch_size=8)
+    (line,) = [one for one in caplog.messages if "out of the named folders" in one]
+    assert line.startswith("2 links out of the named folders left out, the first: ")
+    assert r"a\x1b.png. Name what" in line
+    linked = tmp_path / "linked"
+    linked.symlink_to(images, target_is_directory=True)
+    assert len(list(image_files([linked]))) == len(before) + 1
+    assert list(image_files([images / "a\x1b.png"])) == [images / "a\x1b.png"]

@@ -249,20 +249,20 @@ def test_an_epsilon_picks_the_noise_of_the_planned_rounds_and_is_met(tmp_path):
             said.append(found)
 
     done = carried_out(chosen({"epsilon": 8.0}), tmp_path, observer=Listening())
-    spent = done.record.privacy["update", "client"]
-    assert done.record.rounds_done == 3
+    spent = done.privacy["update", "client"]
+    assert done.rounds_done == 3
     assert 7.9 < spent.epsilon <= 8.0
     assert gaussian_epsilon(spent.noise / math.sqrt(3), 1e-5) == pytest.approx(8, rel=0.01)
     assert [one.code for one in said] == ["update-privacy"]
     assert "epsilon 8 at delta 1e-05" in said[0].text
     assert f"{spent.noise:g} times the norm" in said[0].text
-    assert said[0] in done.record.summary.diagnostics
+    assert said[0] in done.summary.diagnostics
 
 
 def test_a_drawn_schedule_is_what_the_noise_is_made_for(tmp_path):
     clients = {"number": 6, "per_round": 2}
     experiment = chosen({"epsilon": 4.0}, clients=clients)
-    spent = carried_out(experiment, tmp_path).record.privacy["update", "client"]
+    spent = carried_out(experiment, tmp_path).privacy["update", "client"]
     assert 3.9 < spent.epsilon <= 4.0
 
 
@@ -271,11 +271,11 @@ def test_the_run_ends_before_the_budget_is_exceeded(tmp_path, caplog):
     budget = accountants_epsilon(noise / math.sqrt(2), 1e-5) * 1.01
     experiment = chosen({"epsilon": budget, "noise_multiplier": noise})
     done = carried_out(experiment, tmp_path)
-    assert done.record.rounds_done == 2
-    assert done.record.status == "completed"
+    assert done.rounds_done == 2
+    assert done.status == "completed"
     assert "The run ends after round 2 of 3" in caplog.text
-    assert done.record.evaluations.rounds[-1] == 2
-    last = [row for row in done.record.metrics.evaluations if row.round == 2]
+    assert done.evaluations.rounds[-1] == 2
+    last = [row for row in done.metrics.evaluations if row.round == 2]
     assert all(row.confusion for row in last if row.weights == "last")
 
 
@@ -301,7 +301,7 @@ def test_after_a_resume_it_goes_on_counting_interrupted_rounds_too(tmp_path):
     assert read_run(folder).rounds_done == 1
     done = resume(folder, cache=tmp_path / "cache")
     # Three releases are affordable, and one of them came to nothing.
-    assert done.record.rounds_done == 2
+    assert done.rounds_done == 2
     rows = PRIVACY_ROWS.read(folder / "privacy.jsonl")
     assert [row.round for row in rows] == [1, 2, 2]
     assert rows[-1].epsilon <= budget
@@ -411,5 +411,5 @@ def test_what_is_kept_and_says_nothing_is_warned_of(privacy, words, caplog):
 
 def test_an_epsilon_that_protects_nothing_is_still_counted(tmp_path):
     experiment = chosen({"epsilon": 1e6}, train={**SMALL["train"], "rounds": 1})
-    spent = carried_out(experiment, tmp_path).record.privacy["update", "client"]
+    spent = carried_out(experiment, tmp_path).privacy["update", "client"]
     assert 0.9e6 < spent.epsilon <= 1e6

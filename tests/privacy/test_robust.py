@@ -102,6 +102,39 @@ def test_bounding_by_the_median_of_the_rounds_lengths():
     torch.testing.assert_close(aggregated("norm_bounding", rows), expected)
 
 
+@pytest.mark.parametrize(("norm", "iterations"), [(None, 1), (None, 3), (0.7, 4)])
+def test_centred_clipping_is_its_equation(norm, iterations):
+    rows = rows_of(7) * torch.tensor([1, 1, 1, 1, 1, 1, 50.0])[:, None]
+    points, centre = rows.double().numpy(), numpy.zeros(5)
+    for _ in range(iterations):
+        lengths = numpy.linalg.norm(points - centre, axis=1)
+        tau = numpy.median(lengths) if norm is None else norm
+        centre = centre + ((points - centre) * numpy.minimum(1, tau / lengths)[:, None]).mean(0)
+    found = aggregated("centred_clipping", rows, norm=norm, iterations=iterations)
+    torch.testing.assert_close(found, torch.from_numpy(centre).float(), rtol=1e-5, atol=1e-6)
+
+
+def test_one_iteration_of_centred_clipping_is_norm_bounding():
+    rows = rows_of(6) * torch.arange(1, 7)[:, None]
+    torch.testing.assert_close(
+        aggregated("centred_clipping", rows, iterations=1), aggregated("norm_bounding", rows)
+    )
+
+
+def test_clients_that_all_agree_are_what_is_agreed_on():
+    rows = torch.full((4, 5), 2.0)
+    torch.testing.assert_close(aggregated("centred_clipping", rows), rows[0])
+
+
+def test_centred_clipping_leaves_less_of_bad_clients_than_norm_bounding():
+    rows, honest = attacked(3, "opposite")
+    near, far = (
+        float((aggregated(name, rows) - honest.mean(0)).norm())
+        for name in ("centred_clipping", "norm_bounding")
+    )
+    assert near < 0.5 * far
+
+
 def test_counters_take_the_lower_median():
     defence = defence_of(DefenceChoice(name="median"))
     (update,) = defence.collected(iter(updates_of(rows_of(4))), Round(1, [], State({})))
@@ -246,6 +279,13 @@ def test_clients_at_once_give_the_same_numbers():
     assert same(one, other)
 
 
+def test_centred_clipping_gives_the_same_numbers_whoever_is_first_done():
+    defence = (("centred_clipping", {}),)
+    one, other = (federation(defences=defence, at_once=n, **TEN).run(1) for n in (1, 3))
+    assert same(one, other)
+    assert all(torch.isfinite(tensor).all() for tensor in one.values())
+
+
 def test_too_few_good_updates_fail_the_round_with_the_reason():
     small = federation(defences=(("krum", {}),), sizes=(6, 6, 6, 0, 0), train=TRAIN)
     with pytest.raises(NotEnoughUpdates, match="krum needs 5 good updates in a round, and 3 came"):
@@ -260,6 +300,7 @@ COMBINED = {
     ("median", "fedgma"): "its own 'aggregate'",
     ("trimmed_mean", "fpl"): "its own 'aggregate'",
     ("krum", "scaffold"): "Krum leaves some out",
+    ("centred_clipping", "scaffold"): "centred clipping leaves one",
     ("krum", "csac"): "its own 'aggregate'",
     ("median", "fedig"): "its own 'aggregate'",
     ("median", "randaug+copa"): "its own 'aggregate'",
@@ -276,7 +317,9 @@ def test_methods_that_do_not_survive_a_defence_are_refused_with_the_reason(defen
         defences_for(chosen, *build(chosen, 10))
 
 
-@pytest.mark.parametrize("defence", ["median", "trimmed_mean", "krum", "norm_bounding"])
+@pytest.mark.parametrize(
+    "defence", ["median", "trimmed_mean", "krum", "norm_bounding", "centred_clipping"]
+)
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "pardon", "elcfs", "silobn", "jigen"])
 def test_methods_that_take_the_plain_mean_survive(defence, method):
     chosen = Experiment(
@@ -292,7 +335,9 @@ def test_defences_that_exclude_each_other_are_refused():
         chosen = Experiment(**data, **fields)
         return defences_for(chosen, *build(chosen, 10))
 
-    for one, other in itertools.permutations(["median", "trimmed_mean", "krum"], 2):
+    for one, other in itertools.permutations(
+        ["median", "trimmed_mean", "krum", "centred_clipping"], 2
+    ):
         with pytest.raises(ExperimentError, match="each replace the mean; choose one"):
             built(defences=[one, other])
     with pytest.raises(ExperimentError, match="named twice"):

@@ -1,6 +1,7 @@
 """Charts by themselves: shares, groups of clients, styles of lines."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -8,6 +9,7 @@ from hypothesis.extra.numpy import arrays
 from feddg.methods.base import METHODS
 from feddg.records import ClientRow, ClientsTable
 from feddg.report.charts import (
+    COLOURS,
     class_accuracy,
     client_groups,
     client_heat_map,
@@ -20,10 +22,12 @@ from feddg.report.charts import (
 def test_matrix_and_bars_say_the_same_percent(counts):
     counts = counts.astype(float)
     names = ["a", "b", "c"]
-    (heat,) = confusion_matrix(counts, names, "").figure["data"]
+    matrix = confusion_matrix(counts, names, "").figure
+    (heat,), layout = matrix["data"], matrix["layout"]
     (bars,) = class_accuracy(counts, names).figure["data"]
     assert [heat["text"][index][index] for index in range(3)] == list(bars["text"])
     assert heat["texttemplate"] == "%{text}"
+    assert layout["xaxis"]["tickangle"] == -45  # the browser's own choice hides the last on phones
 
 
 def test_a_bar_that_ends_at_100_has_room_for_its_text():
@@ -35,10 +39,43 @@ def test_a_method_looks_the_same_on_every_page():
     alone = line_styles({"PARDON": "pardon"})
     beside = line_styles({"CCST": "ccst", "mine": "mine", "FedAvg": "fedavg", "PARDON": "pardon"})
     assert alone["PARDON"] == beside["PARDON"]
-    assert len(set(beside.values())) == 4
+    assert len({style.colour for style in beside.values()}) == 4
     assert len(set(line_styles({name: name for name in METHODS}).values())) == len(METHODS)
     twice = line_styles({"a": "pardon", "b": "pardon"})
     assert twice["a"] != twice["b"]
+
+
+def test_methods_of_a_comparison_have_colours_of_their_own():
+    """FedAvg and MixStyle stand as many places apart as there were colours."""
+    for first in METHODS:
+        names = [first, *(name for name in METHODS if name != first)][: len(COLOURS)]
+        styles = line_styles({name: name for name in names})
+        assert len({style.colour for style in styles.values()}) == len(names)
+
+
+# What eyes without one kind of cones see of linear RGB (Machado et al. 2009, severity 1).
+SEEN_BY = {
+    "all cones": np.eye(3),
+    "no long": [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]],
+    "no middle": [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]],
+    "no short": [[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]],
+}
+
+
+@pytest.mark.parametrize("eyes", SEEN_BY)
+def test_colours_stay_apart_for_all_eyes(eyes):
+    """At least 12 in CIE 1976 L*a*b*, where 2 can just be told apart; and not too light."""
+    rgb = np.array([[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in COLOURS]) / 255
+    linear = np.where(rgb > 0.04045, ((rgb + 0.055) / 1.055) ** 2.4, rgb / 12.92)
+    seen = np.clip(linear @ np.array(SEEN_BY[eyes]).T, 0, 1)
+    to_xyz = np.array(
+        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    )
+    x, y, z = np.cbrt(np.clip(seen @ to_xyz.T / (0.9505, 1, 1.089), 0.0001, None)).T
+    lab = np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
+    apart = np.linalg.norm(lab[:, None] - lab[None], axis=2) + 1000 * np.eye(len(COLOURS))
+    assert apart.min() > 12
+    assert lab[:, 0].max() < 75
 
 
 @settings(max_examples=60)

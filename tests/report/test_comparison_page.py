@@ -4,12 +4,15 @@ import csv
 import io
 import itertools
 import json
+import re
 import shlex
+import types
 
 import numpy as np
 import pandas
 import pytest
 
+from feddg.cli.output import print_comparison
 from feddg.comparison.results import (
     Results,
     measured_numbers,
@@ -20,10 +23,12 @@ from feddg.comparison.results import (
 )
 from feddg.comparison.statistics import paired_margin
 from feddg.errors import RunError
+from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import TEST, VAL
 from feddg.report import write_comparison, write_report
-from feddg.report.blocks import Code, Facts
+from feddg.report.blocks import Chart, Code, Facts, Fold, Pair, Prose, Table
 from feddg.report.comparison_page import comparison_page
+from feddg.report.run_page import run_page
 from feddg.report.tables import (
     about_results,
     accuracy_table,
@@ -32,7 +37,8 @@ from feddg.report.tables import (
     paper_table,
     rules_table,
 )
-from feddg.runs.reading import FINAL, SELECTION_RULES, WISE_FT_RULE
+from feddg.runs.reading import FINAL, SELECTION_RULES, WISE_FT_RULE, read_run
+from feddg.text import percent
 from run_folders import FolderMaker
 
 SCENARIOS = ("photo", "sketch")
@@ -410,9 +416,11 @@ def test_a_folder_without_a_comparison_is_named(tmp_path):
         read_comparison(tmp_path)
 
 
-def test_a_browser_draws_the_page_without_error_or_request(comparison, open_in_browser):
+def test_a_browser_draws_the_page_without_error_or_request(comparison, open_in_browser, tmp_path):
     folder, _ = comparison(paper=PAPER, values=(0.0, 1.0))
-    page = write_comparison(folder)
+    text = write_comparison(folder).read_text("utf-8")
+    page = tmp_path / "page.html"
+    page.write_text(text.replace("<details", "<details open"), "utf-8")
     opened = open_in_browser(page)
     assert opened.errors == []
     assert opened.requests == []
@@ -438,6 +446,144 @@ def test_report_of_a_comparison_folder_is_its_page(comparison, tmp_path):
     folder, _ = comparison()
     first = write_comparison(folder).read_text("utf-8")
     assert write_report([folder], tmp_path / "again.html").read_text("utf-8") == first
+
+
+def strong_cells(blocks):
+    for block in blocks:
+        if isinstance(block, Fold):
+            yield from strong_cells(block.blocks)
+        elif isinstance(block, Table):
+            yield from (cell.text for row in block.rows for cell in row if cell.strong)
+
+
+def test_useless_methods_have_no_winner_one_box_and_one_command(tmp_path, capsys):
+    folders = [
+        Nothing(tmp_path / f"{method}{seed}", method=method, seed=seed).write()
+        for method in ("fedavg", "pardon", "mixstyle")
+        for seed in range(3)
+    ]
+    page = comparison_page(results_of(folders))
+    assert page.lead.startswith("No method here is fit to use: none of them beats always answering")
+    assert "(60.0 % right)" in page.lead
+    (box,) = [one for one in page.opening if isinstance(one, Prose) and one.notice]
+    assert box.text.startswith("Most likely: too few rounds (the training loss still fell after 6 ")
+    (line,) = re.findall("`([^`]+)`", box.text)
+    assert shlex.split(line) == ["feddg", "run", f"{folders[0]}/experiment.yaml", "--rounds", "24"]
+    assert not [text for one in page.sections for text in strong_cells(one.blocks)]
+    assert not any(
+        fact.accent for one in page.opening if isinstance(one, Facts) for fact in one.facts
+    )
+    text = write_report(folders, tmp_path / "page.html").read_text("utf-8")
+    assert text.count("No method here is fit to use") == 1
+    for winner in ("points more than", "recognised 60", "has the best average", "do not decide"):
+        assert winner not in text
+    assert "no better than majority class" not in text
+
+    print_comparison(
+        types.SimpleNamespace(
+            results=results_of(folders), failures=[], folder=tmp_path, report=tmp_path
+        )
+    )
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.count("No method here is fit to use") == 1
+    assert "--rounds 24" in shown
+    assert "recognised" not in shown
+
+
+def test_one_fit_method_is_a_comparison_as_ever(tmp_path, folder_maker):
+    folders = [
+        nothing_in(tmp_path)("fedavg", method="fedavg").write(),
+        folder_maker("pardon", gain=-0.1).write(),
+    ]
+    results = results_of(folders)
+    assert results.no_method_fit is None
+    assert "fit to use" not in conclusion(results).text
+
+
+def test_a_finding_that_methods_share_is_one_box(tmp_path):
+    class Rising(FolderMaker):
+        def accuracy(self, split, domain, round_, weights="last"):
+            return 0.4 + 0.07 * round_ + self.gain
+
+    folders = [
+        Rising(tmp_path / method, method=method, gain=gain).write()
+        for method, gain in (("fedavg", 0.0), ("pardon", 0.05))
+    ]
+    found = [one.text for one in about_results(results_of(folders)) if one.code == "still-rising"]
+    assert found == ["FedAvg and PARDON: still rising."]
+
+
+class Averaged(FolderMaker):
+    """Runs that serve the mean of the last rounds, which classifies otherwise than the last."""
+
+    def experiment(self):
+        return super().experiment() | {"server": {"averaging": "swa"}}
+
+    def _evaluation(self, round_, split, index, domain, weights):
+        row = super()._evaluation(round_, split, index, domain, weights)
+        if row.confusion is None:
+            return row
+        counts = 10 * np.eye(3, dtype=int) + (1 if weights == "swa" else 7)
+        return row.model_copy(
+            update={
+                "confusion": counts.tolist(),
+                "accuracy": float(counts.trace() / counts.sum()),
+                "metrics": measure(Predictions(counts))
+                | {"macro_f1": 0.9 if weights == "swa" else 0.1},
+            }
+        )
+
+
+def test_a_comparison_page_is_of_one_rule(tmp_path):
+    folders = [
+        Averaged(tmp_path / f"{method}{seed}", method=method, seed=seed).write()
+        for method in ("fedavg", "pardon")
+        for seed in range(2)
+    ]
+    page = comparison_page(results_of(folders))
+    top = [one.text for one in page.opening if isinstance(one, Prose)]
+    assert any(
+        "one kind of model, “mean of the last rounds”: every run serves it" in t for t in top
+    )
+    own = percent(33 / 39)
+    (facts,) = [one for one in page.opening if isinstance(one, Facts)]
+    assert {fact.value.split(" ±")[0] for fact in facts.facts} == {own}
+    (metrics,) = next(one for one in page.sections if one.title == "Metrics").blocks
+    assert metrics.rows[0][2].text == own
+    assert metrics.rows[0][metrics_column(metrics, "Macro-F1")].text == "90.0"
+    captions = " ".join(getattr(b, "caption", "") for s in page.sections for b in s.blocks)
+    assert "after the final round" not in captions
+    curve = next(b for b in page.sections[0].blocks if isinstance(b, Chart))
+    assert "each round's own model, so the last point is the last round's" in curve.caption
+
+
+def metrics_column(table, heading):
+    return [column.heading for column in table.columns].index(heading)
+
+
+def test_a_run_page_is_of_one_model_which_its_top_names(tmp_path):
+    run = read_run(Averaged(tmp_path / "run").write())
+    page = run_page(run)
+    top = [one.text for one in page.opening if isinstance(one, Prose)]
+    assert any(
+        "one model, “mean of the last rounds” (round 6): the experiment asks for it "
+        "(server.averaging: swa)" in text
+        for text in top
+    )
+    own = percent(33 / 39)
+    assert own in page.lead
+    sections = {one.title: one for one in page.sections}
+    (metrics,) = [one for one in sections["Metrics"].blocks if isinstance(one, Table)]
+    values = {row[metrics_column(metrics, "Macro-F1")].text for row in metrics.rows}
+    assert values == {"90.0", own}  # pooled, it is that of the matrix
+    matrix = next(one for one in sections["Mistakes by class"].blocks if isinstance(one, Pair)).left
+    assert matrix.figure["data"][0]["customdata"] == (10 * np.eye(3, dtype=int) + 1).tolist()
+    final = sections["Accuracy"].blocks[1]
+    assert [cell.text for cell in final.rows[0][3:4]] == [own]
+    named = {column.heading: column.note for column in final.columns}
+    assert named["Mean of the last rounds"] == "this page's model, round 6"
+    assert named["Final round"] == "round 6"
+    assert sections["Accuracy"].blocks[0].caption.startswith("Of each round's own model")
 
 
 class Rising(FolderMaker):

@@ -7,12 +7,11 @@ import types
 import pytest
 from PIL import Image
 
-from feddg import views
 from feddg.comparison.compare import Comparison
+from feddg.comparison.plan import load_plan
 from feddg.prediction.predict import PredictedImages, Prediction
 from feddg.report.notebook import html_of
-from feddg.runs.execute import Run
-from feddg.runs.reading import read_run
+from feddg.runs.reading import Run, read_run
 
 
 def pictures(page):
@@ -21,7 +20,7 @@ def pictures(page):
 
 def test_a_run_shows_table_curves_and_what_speaks_against_it(folder_maker):
     folder = folder_maker(classes=["<b>dog", "a$b$", "horse"], test=["<i>photo"]).write()
-    page = Run(folder, None)._repr_html_()
+    page = Run(folder)._repr_html_()
     assert page == read_run(folder)._repr_html_()
     final = read_run(folder).evaluations.at(6, "test")[0].accuracy
     assert f"{100 * final:.1f}" in page
@@ -37,14 +36,6 @@ def test_a_run_that_has_measured_nothing_is_shown(folder_maker):
     folder = folder_maker(status=None).write()
     (folder / "metrics.jsonl").write_text("")
     assert "Nothing has been measured yet" in read_run(folder)._repr_html_()
-
-
-def test_a_folder_that_is_gone_or_damaged_leaves_the_plain_text(folder_maker, tmp_path):
-    assert Run(tmp_path / "gone", None)._repr_html_() is None
-    folder = folder_maker().write()
-    rows = (folder / "metrics.jsonl").read_text().splitlines()
-    (folder / "metrics.jsonl").write_text("\n".join(["{", *rows]))
-    assert read_run(folder)._repr_html_() is None
 
 
 def test_predictions_are_shown_and_still_there(tmp_path):
@@ -70,30 +61,16 @@ def test_predictions_are_shown_and_still_there(tmp_path):
 
 def test_a_comparison_names_its_failures(tmp_path):
     outcome = types.SimpleNamespace(
-        status="failed", error="no <b> space", task=types.SimpleNamespace(folder=tmp_path / "one")
+        status="failed", error="no <b> space", cell=types.SimpleNamespace(folder=tmp_path / "one")
     )
-    work = types.SimpleNamespace(out=tmp_path)
     (tmp_path / "comparison.json").write_text(
         '{"name": "n", "title": null, "question": null, "differences": null, "paper": null,'
         ' "cells": []}'
     )
-    page = Comparison(work, [outcome])._repr_html_()
+    page = Comparison(load_plan({}), tmp_path, [], [], outcomes=[outcome])._repr_html_()
     assert "no &lt;b&gt; space" in page
 
 
 def test_other_things_are_refused():
     with pytest.raises(TypeError):
         html_of(3)
-
-
-def test_progress_is_shown_in_notebooks_only(monkeypatch):
-    assert views.notebook_observer() is None
-    assert views.notebook_watcher() is None
-    shell = type("ZMQInteractiveShell", (), {})()
-    ipython = types.SimpleNamespace(get_ipython=lambda: shell)
-    monkeypatch.setitem(views.sys.modules, "IPython", ipython)
-    from feddg.cli.progress import Lines, ManyBars
-
-    monkeypatch.setattr("feddg.cli.progress.find_spec", lambda name: None)
-    assert isinstance(views.notebook_observer(), Lines)
-    assert isinstance(views.notebook_watcher(), ManyBars)

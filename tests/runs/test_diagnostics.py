@@ -8,12 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from scipy import stats
+from sklearn.datasets import load_digits
 
+import feddg
 from feddg.diagnostics import Diagnostic
-from feddg.records import TEST, EvaluationRow
+from feddg.records import ID_TEST, TEST, EvaluationRow
 from feddg.report import write_report
 from feddg.runs.diagnostics import (
+    DOMAIN_AT_CHANCE,
+    FAR_BELOW_SEEN,
     LEARNED_NOTHING,
     MAJORITY,
     ONE_CLASS,
@@ -21,9 +26,11 @@ from feddg.runs.diagnostics import (
     TOO_LARGE,
     UNTRAINED,
     about_accuracy,
+    about_domains,
     about_fluctuation,
     about_rate,
     about_result,
+    causes_of_failure,
     fluctuation,
     mean_of_shares,
     split_accuracy,
@@ -99,7 +106,7 @@ def test_a_model_that_names_one_class_is_no_better_than_always_answering_it():
     assert one_class.text.startswith("97.9% of the predictions are the class 'cat', to which 59.6%")
     at = split_accuracy(evaluations, 1)
     assert at.balanced == pytest.approx(np.mean([589 / 596, 6 / 204, 4 / 200]))
-    assert at.chance == pytest.approx(1 / 3)
+    assert at.guessing == pytest.approx(1 / 3)
 
 
 def test_a_model_that_learned_is_not_accused():
@@ -178,6 +185,51 @@ def test_fluctuation_is_held_against_the_margin():
     assert not list(about_fluctuation(fluctuation(curve([0.5, 0.6])), 0.0))
 
 
+@pytest.mark.parametrize(("seen", "is_named"), [(0.95, True), (0.94, False)])
+def test_35_points_between_seen_and_unseen_domains_are_named(seen, is_named):
+    unseen = row(1, [[60, 40], [40, 60]])
+    inside = unseen.model_copy(update={"split": ID_TEST, "domain": "sketch", "accuracy": seen})
+    found = [
+        one
+        for one in about_accuracy(Evaluations([unseen, inside]), 1)
+        if one.code == FAR_BELOW_SEEN
+    ]
+    assert bool(found) == is_named
+    text = "for 60.0% of the images, on domains of the training for 95.0%: 35.0 points more"
+    assert all(text in one.text for one in found)
+
+
+def causes(folder, weights="imagenet", images=1000, losses=(3, 2.9, 2.0, 1.9, 1.0, 0.9)):
+    """Why a run of three classes with this loss by round learned nothing."""
+    maker = FolderMaker(folder, rounds=len(losses), planned=len(losses))
+    run = read_run(maker.write())
+    rounds = [r.model_copy(update={"terms": {"l": v}}) for r, v in zip(run.metrics.rounds, losses)]
+    run.metrics.rounds = rounds
+    run.settings["model"]["weights"] = weights
+    only = run.clients.clients[0].model_copy(update={"classes": [images] * 3})
+    vars(run)["clients"] = run.clients.model_copy(update={"clients": [only]})
+    return [(cause.text.partition(" (")[0], cause.flags) for cause in causes_of_failure(run)]
+
+
+def test_causes_of_a_failure_are_in_the_order_that_a_run_shows(tmp_path):
+    level = (3, 1.0, 1.0, 1.0, 1.0, 1.0)
+    pretrained = ("--backbone", "resnet18", "--weights", "imagenet")
+    small = ("too small a learning rate", ("--lr", "0.001"))
+    assert causes(tmp_path / "a") == [("too few rounds", ("--rounds", "24")), small]
+    assert causes(tmp_path / "b", weights=None, images=12)[:3] == [
+        ("too few rounds", ("--rounds", "24")),
+        ("too few images", pretrained),
+        ("no pretrained weights", pretrained),
+    ]
+    assert causes(tmp_path / "c", None, losses=level) == [
+        ("no pretrained weights", pretrained),
+        small,
+    ]
+    assert causes(tmp_path / "d", images=12, losses=level) == [("too few images", ()), small]
+    rising = causes(tmp_path / "e", losses=(1.0, 1.0, 1.0, 2.0, 2.0, 2.0))
+    assert rising == [("too large a learning rate", ("--lr", "1e-05"))]
+
+
 def test_before_any_training_nothing_is_claimed():
     assert codes(Evaluations([row(0, START)])) == []
     assert about_accuracy(Evaluations([]), None) == []
@@ -196,6 +248,92 @@ def test_one_sentence_is_in_the_log_in_the_summary_and_on_the_page(tmp_path, cap
         assert one["code"] == "few-images-of-a-class" or one["text"] in page
         assert one["code"] in LEARNED_NOTHING or one["text"] in caplog.text
     assert read_run(folder).summary.diagnostics == [Diagnostic(**one) for one in told]
+
+
+# A training domain that is not learned while the others are.
+
+
+def in_domain(accuracies, examples=100, round_=1, largest=0.1):
+    """Rows of in-domain validation and test of these domains."""
+    return [
+        EvaluationRow(
+            round=round_,
+            split=split,
+            domain=domain,
+            accuracy=accuracy,
+            examples=examples // 2,
+            metrics={"largest_class_share": largest},
+        )
+        for domain, accuracy in accuracies.items()
+        for split in ("id_val", "id_test")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "fields", "named"),
+    [
+        ({"a": 0.6, "b": 0.7, "c": 0.1}, {}, ["c"]),
+        ({"a": 0.6, "b": 0.7, "c": 0.02}, {}, ["c"]),
+        ({"a": 0.9, "b": 0.9, "c": 0.08}, {"largest": 0.5}, ["c"]),  # two classes, exchanged
+        ({"a": 0.9, "b": 0.9, "c": 0.5}, {"largest": 0.5}, ["c"]),
+        ({"a": 0.9, "b": 0.9, "c": 0.08}, {"round_": 0}, []),
+        ({"a": 0.6, "b": 0.7, "c": 0.3}, {}, []),  # harder, and learned
+        ({"a": 0.12, "b": 0.2, "c": 0.05}, {}, []),  # nothing is learned yet
+        ({"a": 0.6, "b": 0.7, "c": 0.1}, {"examples": 6}, []),  # too few images to tell
+        ({"c": 0.1}, {}, []),  # no others
+        ({"a": 0.6, "b": 0.7, "c": 0.1}, {"largest": 1.0}, []),  # one class a domain
+    ],
+)
+def test_a_domain_at_chance_is_named_where_the_others_are_learned(accuracies, fields, named):
+    assert list(about_domains(in_domain(accuracies, **fields))) == named
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """Digits of three places of one style, and a few to hold out, by what is wrong with ``c``."""
+    root = tmp_path_factory.mktemp("places")
+    scans, labels = load_digits(return_X_y=True)
+    scans = np.uint8(scans.reshape(-1, 8, 8) * 255 / 16)
+    order = np.random.default_rng(0).permutation(len(labels))[:780]
+    faults = {
+        "none": lambda image, label: (image, label),
+        "exchanged": lambda image, label: (image, label ^ 1),
+        "inverted": lambda image, label: (255 - image, label),
+        "dark": lambda image, label: (image // 32, label),
+    }
+    for fault, change in faults.items():
+        for place, row in enumerate(order.tolist()):
+            domain = ("a", "b", "c", "out")[min(place // 240, 3)]
+            image, label = scans[row], int(labels[row])
+            if domain == "c":
+                image, label = change(image, label)
+            folder = root / fault / domain / str(label)
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(folder / f"{row}.png")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("fault", "seed"),
+    [("none", 0), ("none", 1), ("none", 2), ("exchanged", 0), ("inverted", 0), ("dark", 0)],
+)
+def test_a_place_with_exchanged_labels_or_other_greys_is_named(places, tmp_path, fault, seed):
+    done = feddg.run(
+        data={"source": "folder", "root": places / fault, "image_size": 16}
+        | {"id_val": 0.15, "id_test": 0.15},
+        hold_out="out",
+        model={"backbone": "cnn", "weights": None},
+        clients={"number": 3, "partition": "domain"},
+        train={"rounds": 2, "local_epochs": 1, "lr": 0.003, "augmentation": "none"},
+        evaluate={"pictures": False},
+        seed=seed,
+        out=tmp_path,
+        cache=tmp_path / "cache",
+        report=False,
+    )
+    found = [one for one in done.summary.diagnostics if one.code == DOMAIN_AT_CHANCE]
+    assert len(found) == (fault != "none")
+    assert all("domain 'c'" in one.text and "labels" in one.advice for one in found)
 
 
 class Astray(FolderMaker):
@@ -238,4 +376,4 @@ def test_of_a_model_that_learned_no_rate_is_named(tmp_path):
     maker.level = 0.9
     record = read_run(maker.write())
     assert TOO_LARGE not in {one.code for one in about_result(record)}
-    assert [one.code for one in about_rate(record, 3)] == [TOO_LARGE]
+    assert [one.code for one in about_rate(record)] == [TOO_LARGE]

@@ -1,4 +1,4 @@
-"""Run folders read back, damaged ones too; rounds and models chosen by rules."""
+""""""
 
 import json
 import math
@@ -7,6 +7,7 @@ from typing import get_args
 
 import numpy
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as theirs
@@ -17,6 +18,7 @@ from feddg.comparison.results import results_of
 from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, RunError
 from feddg.evaluation.metrics import METRICS, Predictions, measure
+from feddg.methods.base import State
 from feddg.records import EvaluationRow, SummaryFile
 from feddg.report import write_report
 from feddg.runs.diagnostics import about_run
@@ -57,7 +59,7 @@ def test_a_finished_run_reads_back_as_written(folder_maker):
         *("pardon", "completed"),
         *(4, 4),
     )
-    assert run.experiment["model"]["backbone"] == "resnet18"
+    assert run.settings["model"]["backbone"] == "resnet18"
     assert run.held_out("test") == ["photo"]
     assert run.held_out("val") == ["art_painting"]
     assert run.environment["torch"] == "2.15.0"
@@ -126,51 +128,6 @@ def test_a_last_line_that_was_cut_off_is_left_out(folder_maker, rest):
     assert len(run.ledger.messages) == len(read_run(folder_maker("other").write()).ledger.messages)
 
 
-def cut_last_row(path):
-    path.write_text(path.read_text()[:-20])
-
-
-def cut_last_rows(path):
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(line for line in lines if '"round":6' not in line))
-
-
-@pytest.mark.parametrize(
-    ("name", "damage", "said"),
-    [
-        ("clients.json", os.unlink, "clients.json is missing"),
-        ("environment.json", os.unlink, "environment.json is missing"),
-        ("metrics.jsonl", cut_last_row, "the last row of metrics.jsonl is cut off"),
-        ("ledger.jsonl", cut_last_row, "the last row of ledger.jsonl is cut off"),
-        ("metrics.jsonl", cut_last_rows, "metrics.jsonl has 5 of 6 rounds"),
-    ],
-)
-def test_a_completed_run_that_is_damaged_is_not_believed(folder_maker, name, damage, said):
-    folder = folder_maker().write()
-    assert is_complete(folder)
-    damage(folder / name)
-    run = read_run(folder)
-    assert (run.status, run.error) == ("damaged", said)
-    assert about_run(run)[0].code == "run-damaged"
-    with pytest.raises(RunError, match=rf"^The run folder .* is damaged: {said}\. Put the file"):
-        is_complete(folder)
-    assert results_of([folder, folder_maker("whole").write()]).open == [
-        (folder.name, f"damaged: {said}")
-    ]
-
-
-def test_a_run_that_ended_early_is_only_believed_if_it_says_why(folder_maker):
-    folder = folder_maker(rounds=2).write()
-    assert read_run(folder).error == "metrics.jsonl has 2 of 6 rounds"
-    summary = SummaryFile.read(folder / "summary.json")
-    why = Diagnostic("budget-spent", "warning", "The run ends after round 2 of 6.")
-    summary = summary.model_copy(update={"diagnostics": [why]})
-    (folder / "summary.json").write_text(summary.to_text())
-    assert read_run(folder).status == "completed"
-    cut_last_row(folder / "metrics.jsonl")
-    assert read_run(folder).status == "damaged"
-
-
 def test_a_letter_cut_in_half_at_the_end_is_left_out(folder_maker):
     folder = folder_maker(status=None).write()
     path = folder / "metrics.jsonl"
@@ -198,7 +155,18 @@ def test_a_row_without_a_needed_field_is_named(folder_maker):
 def test_an_unreadable_experiment_is_named(tmp_path, content):
     (tmp_path / "experiment.yaml").write_text(content)
     with pytest.raises(RunError, match=r"experiment\.yaml is damaged"):
-        _ = read_run(tmp_path).experiment
+        _ = read_run(tmp_path).settings
+
+
+def test_a_run_serves_its_mean_until_wise_ft_has_mixed_it(folder_maker):
+    """What is spoken of is what ``load_model`` hands out: a run that is stopped has no mixture."""
+    folder = folder_maker(status=None).write()
+    settings = yaml.safe_load((folder / "experiment.yaml").read_text())
+    settings["server"] = {"wise_ft": "auto", "averaging": "ema"}
+    (folder / "experiment.yaml").write_text(yaml.safe_dump(settings))
+    run = read_run(folder)
+    assert [rule.model for rule in run.served_rules] == ["wise_ft", "ema", "final"]
+    assert run.default_rule.model == "ema"
 
 
 def test_rows_written_again_replace_the_earlier_ones(folder_maker):
@@ -457,7 +425,7 @@ def test_a_metric_that_is_not_defined_chooses_nothing_and_says_so(caplog):
     def kept(rows, **chosen):
         models = KeptModels(None, {}, [], EvaluateSettings(**chosen))
         models._choose = lambda *_: None
-        models.take_in(None, rows)
+        models.take_in(State({}), rows)
 
     one_class = [row("a", [[3, 1], [0, 0]], 1, "id_val")]
     kept(one_class, select_by="accuracy")
@@ -515,3 +483,48 @@ def test_an_unknown_rule_is_named():
         SELECTION_RULES.find("final rond")
     with pytest.raises(ValueError, match="unknown selection rule 'best'"):
         Published(source="paper", rule="best")
+
+
+def cut_last_row(path):
+    path.write_text(path.read_text()[:-20])
+
+
+def cut_last_rows(path):
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if '"round":6' not in line))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "said"),
+    [
+        ("clients.json", os.unlink, "clients.json is missing"),
+        ("environment.json", os.unlink, "environment.json is missing"),
+        ("metrics.jsonl", cut_last_row, "the last row of metrics.jsonl is cut off"),
+        ("ledger.jsonl", cut_last_row, "the last row of ledger.jsonl is cut off"),
+        ("metrics.jsonl", cut_last_rows, "metrics.jsonl has 5 of 6 rounds"),
+    ],
+)
+def test_a_completed_run_that_is_damaged_is_not_believed(folder_maker, name, damage, said):
+    folder = folder_maker().write()
+    assert is_complete(folder)
+    damage(folder / name)
+    run = read_run(folder)
+    assert (run.status, run.error) == ("damaged", said)
+    assert about_run(run)[0].code == "run-damaged"
+    with pytest.raises(RunError, match=rf"^The run folder .* is damaged: {said}\. Put the file"):
+        is_complete(folder)
+    assert results_of([folder, folder_maker("whole").write()]).open == [
+        (folder.name, f"damaged: {said}")
+    ]
+
+
+def test_a_run_that_ended_early_is_only_believed_if_it_says_why(folder_maker):
+    folder = folder_maker(rounds=2).write()
+    assert read_run(folder).error == "metrics.jsonl has 2 of 6 rounds"
+    summary = SummaryFile.read(folder / "summary.json")
+    why = Diagnostic("budget-spent", "warning", "The run ends after round 2 of 6.")
+    summary = summary.model_copy(update={"diagnostics": [why]})
+    (folder / "summary.json").write_text(summary.to_text())
+    assert read_run(folder).status == "completed"
+    cut_last_row(folder / "metrics.jsonl")
+    assert read_run(folder).status == "damaged"

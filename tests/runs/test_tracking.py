@@ -12,7 +12,7 @@ from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.records import RoundRow
 from feddg.runs.reading import read_run
-from feddg.runs.tracking import trackers
+from feddg.runs.tracking import TensorBoard, chosen_trackers
 
 EXPERIMENT = Experiment(
     data={"source": "digits", "image_size": 16},
@@ -82,10 +82,10 @@ def test_mlflow_is_told_what_the_records_hold(mlflow, tmp_path):
 
 
 def test_a_continued_run_stays_one_run(mlflow, tmp_path):
-    (first,) = trackers(tmp_path)[1:]
+    (first,) = chosen_trackers(tmp_path).values()
     first.start(EXPERIMENT, 1)
     first.end("interrupted")
-    (second,) = trackers(tmp_path)[1:]
+    (second,) = chosen_trackers(tmp_path).values()
     second.start(EXPERIMENT, 2)
     second.end("completed")
     assert mlflow.runs == [tmp_path.name]
@@ -103,7 +103,7 @@ def test_weights_and_biases_is_offline_unless_told_otherwise(monkeypatch, tmp_pa
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     monkeypatch.setenv("FEDDG_TRACK", "wandb")
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    (tracker,) = trackers(tmp_path)[1:]
+    (tracker,) = chosen_trackers(tmp_path).values()
     tracker.start(EXPERIMENT, 1)
     tracker.round(RoundRow(round=1, clients=[0], terms={"cross_entropy": 0.5}, bytes_up=7))
     tracker.end("completed")
@@ -134,12 +134,11 @@ def test_mistakes_are_named(monkeypatch, tmp_path, name, text):
     monkeypatch.setitem(sys.modules, "wandb", None)  # what an absent package looks like
     monkeypatch.setenv("FEDDG_TRACK", name)
     with pytest.raises(RunError, match=text):
-        trackers(tmp_path)
+        chosen_trackers(tmp_path)
 
 
-def test_tensorboard_is_always_there(monkeypatch, tmp_path):
-    monkeypatch.delenv("FEDDG_TRACK", raising=False)
-    (board,) = trackers(tmp_path)
+def test_tensorboard_reads_what_it_was_told(tmp_path):
+    board = TensorBoard(tmp_path)
     board.round(RoundRow(round=3, clients=[0], terms={"cross_entropy": 0.25}))
     board.end("completed")
     found = EventAccumulator(str(tmp_path / "events")).Reload().Scalars("loss/cross_entropy")

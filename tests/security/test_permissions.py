@@ -21,7 +21,7 @@ from feddg.experiment import Experiment, load_experiment
 from feddg.report import write_report
 from feddg.runs.folder import RunFolder
 from feddg.runs.reading import read_run
-from feddg.storage import append_text, kept_array, private_folder, replace_file, replace_text
+from feddg.storage import kept_array
 
 NOBODY = 65534
 
@@ -130,36 +130,6 @@ def test_a_sites_memory_is_for_its_owner_alone(tmp_path, open_umask):
     inside = [tmp_path / "cache", *(tmp_path / "cache").rglob("*")]
     assert {mode(p) for p in inside if p.is_dir()} == {0o700}
     assert [mode(p) for p in inside if p.is_file()] == [0o600]
-
-
-def test_content_is_private_while_it_is_written(tmp_path, open_umask):
-    seen = []
-    replace_file(tmp_path / "a" / "b", lambda aside: seen.append(mode(aside)))
-    assert seen == [0o600]
-    append_text(tmp_path / "a" / "c", "row\n")
-    append_text(tmp_path / "a" / "c", "row\n")
-    assert (mode(tmp_path / "a" / "c"), (tmp_path / "a" / "c").read_text()) == (0o600, "row\n" * 2)
-
-
-def test_a_writer_that_makes_a_new_file_changes_nothing(tmp_path, open_umask):
-    def write(aside: Path) -> None:
-        aside.unlink()
-        aside.write_text("secret")
-
-    replace_file(tmp_path / "b", write)
-    assert mode(tmp_path / "b") == 0o600
-
-
-def test_folders_that_are_there_keep_their_mode(tmp_path):
-    shared = tmp_path / "shared"
-    shared.mkdir()
-    shared.chmod(0o755)
-    assert private_folder(shared / "runs" / "one") == shared / "runs" / "one"
-    assert [mode(p) for p in (shared, shared / "runs", shared / "runs/one")] == [
-        *(0o755, 0o700, 0o700)
-    ]
-    replace_text(shared / "file", "")
-    assert mode(shared) == 0o755
 
 
 def test_an_unwritable_output_folder_is_said(nobody):

@@ -578,7 +578,7 @@ def test_a_run_with_both_counts_both(tmp_path, unit):
     privacy = {"epsilon": 16, "style_epsilon": 4, "style_unit": unit}
     experiment = chosen("pardon", privacy, codec="colors")
     done = run(experiment, tmp_path, cache=tmp_path / "cache", report=False)
-    spent = done.record.privacy
+    spent = done.privacy
     assert set(spent) == {("update", "client"), ("statistics", unit)}
     style = spent["statistics", unit]
     assert (style.round, style.clients, style.noised_at) == (0, [0, 1, 2], "client")

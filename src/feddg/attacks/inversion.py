@@ -41,6 +41,7 @@ from feddg.attacks.senders import (
 )
 from feddg.errors import RunError
 from feddg.methods.base import has_global_model, shared_parameters
+from feddg.models.backbones import use_plain_attention
 from feddg.models.network import Network
 from feddg.models.normalization import freeze_statistics
 from feddg.records import InversionRow
@@ -205,6 +206,7 @@ def invert(
     Returns:
         ``(B, 3, size, size)`` in [0, 1] with the best value of the objective, and their cosine.
     """
+    use_plain_attention(network)  # for a gradient's gradient
     device = next(network.parameters()).device
     named = dict(network.named_parameters())
     parameters = [named[name] for name in change]

@@ -334,9 +334,9 @@ class ImageStack:
     def __len__(self) -> int:
         return len(self.images)
 
-    def gather(self, rows: Tensor) -> Tensor:
-        """Returns the images of ``rows``."""
-        return self.images[rows].contiguous(memory_format=torch.channels_last)
+    def gather(self, rows: Tensor, device: torch.device | None = None) -> Tensor:
+        """Returns the images of ``rows``, on a device."""
+        return self.images[rows].contiguous(memory_format=torch.channels_last).to(device)
 
 
 class Senders:

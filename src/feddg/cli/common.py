@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperOption
 from feddg.errors import ExperimentError
 
 if TYPE_CHECKING:
-    from feddg.runs.execute import Run
+    from feddg.runs.reading import Run
 
 # What people write on the command line, read into fields.
 
@@ -270,7 +270,7 @@ def show_results(done: "Run") -> None:
         typer.echo(f"{done.folder} is complete; nothing is run again", err=True)
     console = Console()
     console.print(results_table([done.folder]))
-    for one in about_result(done.record):
+    for one in about_result(done):
         print_diagnostic(console, one)
     typer.echo(f"run folder: {done.folder}")
     typer.echo(f"report: {done.report.resolve()}")

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from feddg.api import Preview
 from feddg.cli.progress import print_line
-from feddg.comparison.compare import Comparison, Work, why_hopeless
+from feddg.comparison.compare import Comparison, why_hopeless
 from feddg.comparison.estimate import Forecast, seconds_left
 from feddg.comparison.tuning import TRIALS
 from feddg.data.partition import in_words
@@ -28,12 +28,13 @@ from feddg.report.tables import (
     accuracy_table,
     conclusion,
     margin_table,
+    model_sentence,
 )
 from feddg.report.text import SPLIT_WORDS, interval_words, warning_words
 from feddg.runs.diagnostics import about_result, accuracy_interval, measured
 from feddg.runs.execute import is_complete
 from feddg.runs.inspection import STYLES, client_data_table, print_diagnostic, skew_between
-from feddg.runs.reading import RunRecord, read_run
+from feddg.runs.reading import Run, read_run
 from feddg.text import counted, duration
 
 SHORT_SPLIT_WORDS = {"test": "test", "val": "val", "id_val": "seen, val", "id_test": "seen, test"}
@@ -85,12 +86,12 @@ def _mean_accuracy(found: Adaptations, name: str, split: str, domain: str) -> st
     return f"{sum(own) / len(own):.1%}" if own else "-"
 
 
-def _rows(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
+def _rows(records: Sequence[Run]) -> list[tuple[str, str]]:
     pairs = [(s, d) for s in SPLITS for record in records for d in record.evaluations.domains(s)]
     return list(dict.fromkeys(pairs))
 
 
-def _last_row(record: RunRecord, split: str, domain: str) -> EvaluationRow | None:
+def _last_row(record: Run, split: str, domain: str) -> EvaluationRow | None:
     evaluations = record.evaluations.of(record.default_rule.weights)
     round_ = record.default_rule.choose(record.evaluations)
     return evaluations.get(round_, split, domain) if round_ is not None else None
@@ -109,9 +110,11 @@ def _share(row: EvaluationRow, name: str) -> str:
     return "-" if value is None else f"{value:.1%}"
 
 
-def print_work(console: Console, work: Work, jobs: int) -> None:
+def print_plan(console: Console, comparison: Comparison, jobs: int) -> None:
     """Prints what a comparison will do, and how long, where runs like its own are finished."""
-    plan, cells = work.plan, work.cells
+    plan, cells, missing = comparison.plan, comparison.cells, comparison.missing
+    folders, started = comparison.folders, comparison.started
+    complete = len(folders) - len(missing)
     table = Table(title=plan.title or plan.name, show_header=False, box=None)
     axes = {"methods": [cell.method for cell in cells], "held out": [c.held_out for c in cells]}
     for name in dict.fromkeys(name for cell in cells for name in cell.conditions):
@@ -121,17 +124,15 @@ def print_work(console: Console, work: Work, jobs: int) -> None:
         distinct = list(dict.fromkeys(values))
         table.add_row(name, str(len(distinct)), ", ".join(distinct))
     console.print(table)
-    complete = len(work.folders) - len(work.missing)
-    shared = f" ({len(cells)} cells share them)" if len(cells) > len(work.folders) else ""
+    shared = f" ({len(cells)} cells share them)" if len(cells) > len(folders) else ""
     print_line(
         console,
-        f"{counted(len(work.folders), 'run')}{shared}: {complete} complete, {work.started} to "
-        f"continue, {len(work.missing) - work.started} to start; in {work.out}",
+        f"{counted(len(folders), 'run')}{shared}: {complete} complete, {started} to "
+        f"continue, {len(missing) - started} to start; in {comparison.folder}",
     )
-    missing = {task.folder for task in work.missing}
-    there = [folder for folder in work.folders.values() if folder not in missing]
+    there = set(folders) - {cell.folder for cell in missing}
     finished = (read_run(folder) for folder in there if is_complete(folder))  # some are only rows
-    seconds = seconds_left([task.experiment for task in work.missing], finished, jobs)
+    seconds = seconds_left([cell.experiment for cell in missing], finished, jobs)
     if seconds:
         print_line(console, f"time: about {duration(seconds)}, at the pace of the complete runs")
 
@@ -161,14 +162,15 @@ def print_comparison(done: Comparison, *, explained: bool = False) -> None:
         margins = margin_table(results, results.default_rule)
         if margins is not None:
             console.print(as_rich(margins))
-        print_line(console, conclusion(results).text)
+        print_line(console, str(conclusion(results)))
+        print_line(console, model_sentence(results))
         found = about_best(results) if explained else None
         if found is not None:
             print_line(console, f"{found[0]}: {found[1]}")
     for one in about_results(results):
         print_diagnostic(console, one)
     for outcome in done.failures:
-        name = outcome.task.folder.name
+        name = outcome.cell.folder.name
         print_line(console, f"{outcome.status}: {name}: {outcome.error or ''}")
     print_line(console, f"folder: {done.folder}")
     print_line(console, f"report: {done.report.resolve()}")
@@ -177,9 +179,9 @@ def print_comparison(done: Comparison, *, explained: bool = False) -> None:
 def print_missing(done: Comparison) -> None:
     """Prints of a comparison that was not run what speaks against it, and what would follow."""
     console = Console(stderr=True)
-    if (hopeless := why_hopeless(done.work)) is not None:
+    if (hopeless := why_hopeless(done)) is not None:
         print_line(console, f"as things are, no run could start: {hopeless}")
-    if done.work.missing and done.work.out.name == TRIALS:
+    if done.missing and done.folder.name == TRIALS:
         print_line(console, "the table's runs follow, with the values that are picked")
 
 

@@ -19,7 +19,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from feddg.comparison.pool import Outcome, Task, Watcher
+from feddg.comparison.plan import Cell
+from feddg.comparison.pool import Outcome, Watcher
 from feddg.comparison.process import Reporter
 from feddg.diagnostics import Diagnostic
 from feddg.evaluation.accuracy import Score
@@ -31,7 +32,7 @@ from feddg.runs.observer import Observer
 from feddg.text import duration
 
 if TYPE_CHECKING:
-    from feddg.comparison.compare import Work
+    from feddg.comparison.compare import Comparison
 
 SILENCE_SECONDS = 30.0
 """Without a terminal, nothing goes on for longer than this without a line."""
@@ -107,20 +108,20 @@ class Bars(Reporter):
         self._progress.update(self._tasks[name], **changes)
 
 
-class PlannedWork(Watcher):
+class PlannedRuns(Watcher):
     """Says what a comparison will do, and nothing of how it goes."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def planned(self, work: "Work", jobs: int) -> None:
+    def planned(self, comparison: "Comparison", jobs: int) -> None:
         """Prints it."""
-        from feddg.cli.output import print_work
+        from feddg.cli.output import print_plan
 
-        print_work(self._console, work, max(1, jobs))
+        print_plan(self._console, comparison, max(1, jobs))
 
 
-class ManyBars(PlannedWork):
+class ManyBars(PlannedRuns):
     """One display for many runs: how many are done, and a bar for each that goes on.
 
     On a console that is no terminal, one line per run that ends, and one after a long silence.
@@ -142,28 +143,28 @@ class ManyBars(PlannedWork):
         self._progress.start()
         self._all = self._progress.add_task("runs", total=total, completed=done, note="")
 
-    def news(self, task: Task, news: Mapping[str, Any]) -> None:
+    def news(self, cell: Cell, news: Mapping[str, Any]) -> None:
         """Moves the bar of a run."""
-        name = task.folder.name
-        if task.folder not in self._tasks:
-            self._tasks[task.folder] = self._progress.add_task(name, total=None, note="")
-        bar = self._tasks[task.folder]
+        name = cell.folder.name
+        if cell.folder not in self._tasks:
+            self._tasks[cell.folder] = self._progress.add_task(name, total=None, note="")
+        bar = self._tasks[cell.folder]
         if "of" in news:
             self._progress.update(bar, total=news["of"])
         if "rounds" in news:
             total = self._progress.tasks[self._progress.task_ids.index(bar)].total
-            self._shares[task.folder] = news["rounds"] / total if total else 0.0
+            self._shares[cell.folder] = news["rounds"] / total if total else 0.0
             self._progress.update(bar, completed=news["rounds"])
         for note in ("work", "scores"):
             if note in news:
                 self._progress.update(bar, note=news[note])
         self._progress.update(self._all, note=self._left())
         if not self._console.is_terminal and self._clock() - self._last >= SILENCE_SECONDS:
-            self._say(f"{self._before + self._ended}/{self._total}  {self._going_on(task)}")
+            self._say(f"{self._before + self._ended}/{self._total}  {self._going_on(cell)}")
 
     def ended(self, outcome: Outcome) -> None:
         """Takes the bar of a run away; says so where there are no bars, or if it failed."""
-        folder = outcome.task.folder
+        folder = outcome.cell.folder
         self._shares.pop(folder, None)
         if folder in self._tasks:
             self._progress.remove_task(self._tasks.pop(folder))
@@ -183,11 +184,11 @@ class ManyBars(PlannedWork):
         self._last = self._clock()
         print_line(self._console, text)
 
-    def _going_on(self, task: Task) -> str:
-        bar = self._progress.tasks[self._progress.task_ids.index(self._tasks[task.folder])]
+    def _going_on(self, cell: Cell) -> str:
+        bar = self._progress.tasks[self._progress.task_ids.index(self._tasks[cell.folder])]
         rounds = f"{bar.completed:.0f} of {bar.total:.0f} rounds" if bar.total else "preparing"
         left = self._left()
-        return f"{task.folder.name}: {rounds}{left and f'; {left}'}"
+        return f"{cell.folder.name}: {rounds}{left and f'; {left}'}"
 
     def _left(self) -> str:
         """Time left, from what this call has done so far."""
@@ -266,7 +267,7 @@ def observer(quiet: bool = False, verbose: bool = False) -> Observer:
 def watcher(quiet: bool = False) -> Watcher:
     """Returns what shows many runs on standard error; their plan alone if it is to be quiet."""
     console = Console(stderr=True)
-    return PlannedWork(console) if quiet else ManyBars(console)
+    return PlannedRuns(console) if quiet else ManyBars(console)
 
 
 def notebook_observer() -> Observer:

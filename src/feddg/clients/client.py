@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from threading import Event
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from feddg.clients.optim import Optimization, in_round
 from feddg.data.augment import AugmentSettings, apply, draw
-from feddg.data.pixels import PixelStore, as_unit, fits
+from feddg.data.pixels import as_unit, fits
 from feddg.errors import ClientError
 from feddg.messages import Message, Weights
 from feddg.models.network import Network
@@ -33,8 +32,8 @@ from feddg.styles.statistics import StyleNoise
 class Pixels(Protocol):
     """Images by row: uint8 ``(B, 3, H, W)``."""
 
-    def gather(self, rows: Tensor) -> Tensor:
-        """Returns the images of ``rows``."""
+    def gather(self, rows: Tensor, device: torch.device | None = None) -> Tensor:
+        """Returns the images of ``rows``, on a device; on the CPU by default."""
         ...
 
 
@@ -73,14 +72,7 @@ class Examples:
             device: where; the CPU by default.
         """
         rows = self.rows if positions is None else self.rows[positions]
-        return self.pixels.gather(rows) if device is None else gathered(self.pixels, rows, device)
-
-
-def gathered(pixels: Pixels, rows: Tensor, device: torch.device) -> Tensor:
-    """Returns images of a store on a device, where those of some stores stay."""
-    if isinstance(pixels, PixelStore):
-        return pixels.gather_to(rows, device)
-    return pixels.gather(rows).to(device)
+        return self.pixels.gather(rows, device)
 
 
 @dataclass
@@ -93,7 +85,9 @@ class Batch:
         positions: ``(B,)`` positions among the client's images.
         views: other versions of the same images under the same augmentation draw, by name.
         targets: further labels of the same images, ``(B,)`` each, by name.
-        known_labels: ``labels`` on the CPU, for what is decided there; see :attr:`labels_here`.
+        host_labels: ``labels`` on the CPU, for what is decided there; see :attr:`labels_here`.
+        features: what the frozen featurizer makes of the images, ``(B, features)``, where that was
+            computed before; there are no images then.
     """
 
     images: Tensor
@@ -101,12 +95,13 @@ class Batch:
     positions: Tensor
     views: dict[str, Tensor] = field(default_factory=dict)
     targets: dict[str, Tensor] = field(default_factory=dict)
-    known_labels: Tensor | None = None
+    host_labels: Tensor | None = None
+    features: Tensor | None = None
 
     @property
     def labels_here(self) -> Tensor:
         """The labels on the CPU, without waiting for the device where they came from there."""
-        return self.labels.cpu() if self.known_labels is None else self.known_labels
+        return self.labels.cpu() if self.host_labels is None else self.host_labels
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -122,7 +117,7 @@ class Batch:
             self.positions[chosen_here],
             views,
             targets,
-            None if self.known_labels is None else self.known_labels[chosen_here],
+            None if self.host_labels is None else self.host_labels[chosen_here],
         )
 
 
@@ -196,6 +191,9 @@ class Client:
         examples: its images.
         training: what it trains on this round: its images, unless the method made it more.
         worker: the machinery it trains with.
+        network: the worker's, holding this client's weights.
+        device: where it computes.
+        train: how it trains in this round: ``lr`` is the round's learning rate.
         round: the round it is in, from 1; 0 during setup.
         memory: tensors it keeps between its rounds; nothing unless the method writes here.
         secrets: what defences keep at it within a round; never in a checkpoint, never sent.
@@ -206,6 +204,8 @@ class Client:
         views: further versions of all it trains on, uint8 ``(n, H, W, 3)``, augmented together with
             the originals.
         augmentation: how its images are varied; the worker's unless the method changes it.
+        features: of all its images by the frozen featurizer, ``(n, d)``, where batches are of these
+            and of no images.
     """
 
     def __init__(
@@ -224,6 +224,8 @@ class Client:
     ) -> None:
         self.id, self.name, self.round = id, name or client_name(id), round
         self.examples, self.training, self.worker = examples, examples, worker
+        self.network, self.device = worker.network, worker.device
+        self.train = in_round(worker.train, round)
         self.memory = {} if memory is None else memory
         self.secrets = {} if secrets is None else secrets
         self.context = context
@@ -232,25 +234,11 @@ class Client:
         self.augmentation = worker.augmentation
         self.scratch: dict[str, Any] = {}
         self.views: dict[str, Tensor] = {}
+        self.features: Tensor | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.steps = 0
         self.forwards = 0
         self._terms: dict[str, Tensor] = {}
-
-    @property
-    def network(self) -> Network:
-        """The network, holding this client's weights."""
-        return self.worker.network
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes."""
-        return self.worker.device
-
-    @cached_property
-    def train(self) -> TrainSettings:
-        """How it trains in this round: ``lr`` is the round's learning rate."""
-        return in_round(self.worker.train, self.round)
 
     @property
     def trains_heads_only(self) -> bool:
@@ -260,8 +248,9 @@ class Client:
     @contextmanager
     def held_still(self) -> Iterator[None]:
         """Keeps the featurizer from being trained in its block, in a round that trains heads."""
-        trained = [p for p in self.network.featurizer.parameters() if p.requires_grad]
-        held = trained if self.trains_heads_only else []
+        held: list[nn.Parameter] = []
+        if self.trains_heads_only:
+            held = [p for p in self.network.featurizer.parameters() if p.requires_grad]
         try:
             for parameter in held:
                 parameter.requires_grad_(False)
@@ -306,7 +295,7 @@ class Client:
         alone = len(self.training) == 1 or self.worker.train.batch_size == 1
         if self.worker.freeze or alone:
             freeze_statistics(self.network)
-        if self.trains_heads_only:
+        if self.trains_heads_only or self.worker.train.trainable in ("head", "lora"):
             self.network.featurizer.eval()
 
     def batches(self) -> Iterator[Batch]:
@@ -329,15 +318,20 @@ class Client:
 
     def batch(self, positions: Tensor, generator: torch.Generator) -> Batch:
         """Returns the images at ``positions`` on the device, augmented by random draws."""
+        known = self.training.labels[positions]
+        labels = known.to(self.device)
+        if self.features is not None:
+            features = self.features[positions].to(self.device)
+            return Batch(
+                features.new_empty(0), labels, positions, host_labels=known, features=features
+            )
         raw = self.training.images(positions, self.device)
         drawn = draw(self.augmentation, len(positions), raw.shape[-1], generator).to(self.device)
         views = {
             name: apply(rows_of(view, positions.to(view.device)).to(self.device), drawn)
             for name, view in self.views.items()
         }
-        known = self.training.labels[positions]
-        labels = known.to(self.device)
-        return Batch(apply(raw, drawn), labels, positions, views, known_labels=known)
+        return Batch(apply(raw, drawn), labels, positions, views, host_labels=known)
 
     def plain_batches(
         self, batch_size: int = 64, examples: Examples | None = None
@@ -350,8 +344,16 @@ class Client:
         """
         chosen = self.examples if examples is None else examples
         for positions in torch.split(torch.arange(len(chosen)), batch_size):
-            images, known = as_unit(chosen.images(positions, self.device)), chosen.labels[positions]
-            yield Batch(images, known.to(self.device), positions, known_labels=known)
+            images = as_unit(chosen.images(positions, self.device))
+            labels = chosen.labels[positions]
+            yield Batch(images, labels.to(self.device), positions, host_labels=labels)
+
+    def embeddings(self, batch: Batch) -> Tensor:
+        """Returns a batch's embeddings ``(B, d)``; of its features, where these are there."""
+        if batch.features is None:
+            return self.network.features(batch.images)
+        embeddings: Tensor = self.network.embedding(batch.features)
+        return embeddings
 
     def descend(self, terms: dict[str, Tensor]) -> None:
         """Takes one step of the client's optimizer down the sum of ``terms``, and logs them.

@@ -38,7 +38,7 @@ def machine_memory() -> int | None:
     return found if found > 0 else None
 
 
-def memory_of_turn(network: Network, side: int, batch_size: int) -> int:
+def training_memory(network: Network, side: int, batch_size: int) -> int:
     """Returns about how many bytes a client takes while it trains, at most.
 
     Args:
@@ -64,10 +64,10 @@ def memory_of_turn(network: Network, side: int, batch_size: int) -> int:
             torch.enable_grad(),
             torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved),
         ):
-            kept = network(images)
+            logits = network(images)
     finally:
         network.train(training)
-    del kept
+    del logits
     weights = sum(parameter.nbytes for parameter in parameters)
     return COPIES * weights + PASSES * batch_size * sum(maps.values()) // MEASURED
 

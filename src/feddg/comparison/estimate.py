@@ -4,20 +4,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-import numpy
-
-from feddg.data.data_set import load_images_of
-from feddg.data.pixels import ArrayPixels
-from feddg.diagnostics import Diagnostic
+from feddg.data.inspection import about_labels
+from feddg.diagnostics import Diagnostic, emit
 from feddg.experiment import Experiment
 from feddg.records import ClientsTable
-from feddg.runs.prepare import build, clients_table, deal, defences_for
-from feddg.runs.reading import RunRecord
+from feddg.runs.prepare import (
+    build,
+    cache_folder,
+    clients_table,
+    deal,
+    defences_for,
+    load_undecoded,
+    split_diagnostics,
+)
+from feddg.runs.reading import Run
 
 
-def seconds_left(
-    missing: Sequence[Experiment], finished: Iterable[RunRecord], jobs: int
-) -> float | None:
+def seconds_left(missing: Sequence[Experiment], finished: Iterable[Run], jobs: int) -> float | None:
     """Returns about how long experiments will take together: a round as long as others took.
 
     Args:
@@ -71,10 +74,11 @@ def forecast(experiment: Experiment) -> Forecast:
     Raises:
         FeddgError: the experiment cannot be carried out as asked.
     """
-    data = experiment.data
-    table = load_images_of(data)
-    size = data.image_size
-    images = deal(experiment, table, ArrayPixels(numpy.empty((0, size, size, 3), numpy.uint8)), [])
+    loaded = load_undecoded(experiment, cache_folder())
+    table, size = loaded.table, experiment.data.image_size
+    images = deal(experiment, loaded)
+    found = [*about_labels(table), *split_diagnostics(experiment, loaded, images.splits)]
+    emit(*(one for one in found if one.severity == "error"))
     method, network = build(experiment, len(table.class_names))
     method.read_files()
     defences = defences_for(images.trained_by(experiment), method, network)

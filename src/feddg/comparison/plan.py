@@ -2,8 +2,8 @@
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -31,72 +31,6 @@ from feddg.settings import OneLine, Settings, leaves, merge, nested
 from feddg.storage import read_fields_of
 
 
-def _fix_fields(plan: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a plan's fields with experiment fields that win over everything it says.
-
-    They go into ``base``. What would win over them there gives way: the same fields of single
-    methods take their values, and an axis over one of them is left out.
-    """
-    over = expand(dict(overrides))
-    if not over:
-        return plan
-    paths, clients = leaves(over), over.get("clients", {})
-    own = over.get("method", {}).get("settings", {})
-    variants = [
-        variant
-        | {
-            "settings": _replaced(variant["settings"], own),
-            "experiment": _replaced(expand(variant["experiment"]), over),
-        }
-        for variant in plan["methods"]
-    ]
-    pairs = [
-        (clients.get("number", number), clients.get("per_round", per_round))
-        for number, per_round in plan["clients"]
-    ]
-    axes = {field: v for field, v in plan["settings"].items() if _path(field) not in paths}
-    return plan | {
-        "base": merge(expand(plan["base"]), over),
-        "methods": variants,
-        "heterogeneity": () if "clients.heterogeneity" in paths else plan["heterogeneity"],
-        "hold_out": None if "hold_out" in over else plan["hold_out"],
-        "settings": axes,
-        "clients": list(dict.fromkeys(pairs)),
-    }
-
-
-def _replaced(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``below`` with the values that ``over`` gives to fields it has; nothing is added."""
-    values, replaced = leaves(over), dict(below)
-    for path in leaves(below).keys() & values.keys():
-        replaced = merge(replaced, nested(path, values[path]))
-    return replaced
-
-
-def _path(field: str) -> str:
-    """The dotted path of an axis's field: ``method.mu`` is ``method.settings.mu``."""
-    first, _, rest = field.partition(".")
-    return f"method.settings.{rest}" if first == "method" else field
-
-
-def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
-    """Returns a plan as it is, or without weights; see :func:`with_weights_at_hand`.
-
-    What single methods say of weights stays, as does a plan that compares weights or networks.
-    """
-    if {"model.weights", "model.backbone", "preset"} & {*plan.settings}:
-        return plan
-    try:
-        base = expand(plan.base)
-        name = base.get("method", {}).get("name", "fedavg")  # its settings may be some methods' own
-        chosen = Experiment(**{**base, "method": name})
-    except ExperimentError:
-        return plan  # an axis may complete it; else its runs say what is wrong
-    if with_weights_at_hand(chosen) is chosen:
-        return plan
-    return plan.model_copy(update={"base": merge(plan.base, {"model": {"weights": None}})})
-
-
 class Variant(Settings):
     """A method as a plan lists it.
 
@@ -119,6 +53,19 @@ class Variant(Settings):
         """The label, or the method's name."""
         return self.label or self.method
 
+    @model_validator(mode="before")
+    @classmethod
+    def _entry(cls, entry: Any) -> Any:
+        """What a plan lists: a name, or fields among which the method's settings may stand."""
+        if isinstance(entry, str):
+            return {"method": entry}
+        if not isinstance(entry, Mapping):
+            return entry
+        fields = {"method" if key == "name" else key: value for key, value in entry.items()}
+        own = [key for key in fields if key not in cls.model_fields]
+        settings = {key: fields.pop(key) for key in own}
+        return merge(fields, {"settings": settings}) if settings else fields
+
 
 def _rule_name(value: str) -> str:
     try:
@@ -129,6 +76,17 @@ def _rule_name(value: str) -> str:
 
 def _counted(value: Any) -> Any:
     return list(range(value)) if isinstance(value, int) else value
+
+
+def _alone(*kinds: type) -> BeforeValidator:
+    """Takes one value of these kinds for a list of it."""
+    return BeforeValidator(lambda value: [value] if isinstance(value, kinds) else value)
+
+
+def _pair(entry: Any) -> Any:
+    if isinstance(entry, Mapping):
+        return (entry.get("number"), entry.get("per_round"))
+    return (entry, None) if isinstance(entry, int) else entry
 
 
 RuleName = Annotated[str, AfterValidator(_rule_name)]
@@ -212,11 +170,18 @@ class Plan(Settings):
     title: str | None = None
     question: str = ""
     base: dict[str, Any] = Field(default_factory=dict)
-    methods: tuple[Variant, ...] = (Variant(method="fedavg"), Variant(method="pardon"))
-    hold_out: Protocol | tuple[Any, ...] | None = None
+    methods: Annotated[tuple[Variant, ...], _alone(str, dict)] = (
+        Variant(method="fedavg"),
+        Variant(method="pardon"),
+    )
+    hold_out: Annotated[Protocol | tuple[Any, ...] | None, _alone(dict)] = None
     domains: tuple[str, ...] = ()
-    heterogeneity: tuple[float, ...] = ()
-    clients: tuple[tuple[int, int | None], ...] = ()
+    heterogeneity: Annotated[
+        tuple[float, ...], BeforeValidator(lambda value: value or ()), _alone(int, float)
+    ] = ()
+    clients: Annotated[
+        tuple[Annotated[tuple[int, int | None], BeforeValidator(_pair)], ...], _alone(int)
+    ] = ()
     settings: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
     seeds: Seeds = (0,)
     tune: Tune | None = None
@@ -229,29 +194,6 @@ class Plan(Settings):
         except ValidationError as error:
             raise ExperimentError(f"plan: {field_fault(error, [*Plan.model_fields])}") from None
 
-    @field_validator("methods", mode="before")
-    @classmethod
-    def _variants(cls, value: Any) -> Any:
-        entries = [value] if isinstance(value, str | dict) else value
-        return (
-            [_variant(entry) for entry in entries] if isinstance(entries, list | tuple) else value
-        )
-
-    @field_validator("hold_out", mode="before")
-    @classmethod
-    def _listed(cls, value: Any) -> Any:
-        return [value] if isinstance(value, dict) else value
-
-    @field_validator("heterogeneity", mode="before")
-    @classmethod
-    def _values(cls, value: Any) -> Any:
-        return [value] if isinstance(value, int | float) else value or ()
-
-    @field_validator("clients", mode="before")
-    @classmethod
-    def _pairs(cls, value: Any) -> Any:
-        return [_client_pair(entry) for entry in ([value] if isinstance(value, int) else value)]
-
     @field_validator("methods", "seeds")
     @classmethod
     def _some_and_distinct(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -261,8 +203,35 @@ class Plan(Settings):
         return value
 
     def fixed(self, overrides: Mapping[str, Any]) -> "Plan":
-        """Returns the plan in which experiment fields win over everything it says."""
-        return Plan(**_fix_fields(self.model_dump(), overrides))
+        """Returns the plan in which experiment fields win over everything it says.
+
+        They go into ``base``. What would win over them there gives way: the same fields of single
+        methods take their values, and an axis over one of them is left out.
+        """
+        over = expand(dict(overrides))
+        paths, clients = leaves(over), over.get("clients", {})
+        own = over.get("method", {}).get("settings", {})
+        variants = [
+            variant.model_dump()
+            | {
+                "settings": _replaced(variant.settings, own),
+                "experiment": _replaced(expand(variant.experiment), over),
+            }
+            for variant in self.methods
+        ]
+        pairs = [
+            (clients.get("number", number), clients.get("per_round", per_round))
+            for number, per_round in self.clients
+        ]
+        changes = {
+            "base": merge(expand(self.base), over),
+            "methods": variants,
+            "heterogeneity": () if "clients.heterogeneity" in paths else self.heterogeneity,
+            "hold_out": None if "hold_out" in over else self.hold_out,
+            "settings": {n: values for n, values in self.settings.items() if _path(n) not in paths},
+            "clients": list(dict.fromkeys(pairs)),
+        }
+        return Plan(**self.model_dump() | changes) if over else self
 
     def to_yaml(self) -> str:
         """Returns the plan as YAML."""
@@ -305,28 +274,46 @@ def _read_plan(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     return base | fields
 
 
-def _variant(entry: Any) -> Any:
-    if isinstance(entry, Variant) or not isinstance(entry, str | Mapping):
-        return entry
-    if isinstance(entry, str):
-        return {"method": entry}
-    own = set(Variant.model_fields)
-    fields = {"method" if key == "name" else key: value for key, value in entry.items()}
-    settings = {key: value for key, value in fields.items() if key not in own}
-    rest = {key: value for key, value in fields.items() if key in own}
-    return merge(rest, {"settings": settings}) if settings else rest
+def _replaced(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``below`` with the values that ``over`` gives to fields it has; nothing is added."""
+    values, replaced = leaves(over), dict(below)
+    for path in leaves(below).keys() & values.keys():
+        replaced = merge(replaced, nested(path, values[path]))
+    return replaced
 
 
-def _client_pair(entry: Any) -> Any:
-    if isinstance(entry, Mapping):
-        return (entry.get("number"), entry.get("per_round"))
-    return (entry, None) if isinstance(entry, int) else entry
+def _path(field: str) -> str:
+    """The dotted path of an axis's field: ``method.mu`` is ``method.settings.mu``."""
+    first, _, rest = field.partition(".")
+    return f"method.settings.{rest}" if first == "method" else field
+
+
+def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
+    """Returns a plan as it is, or without weights; see :func:`with_weights_at_hand`.
+
+    What single methods say of weights stays, as does a plan that compares weights or networks.
+    """
+    if {"model.weights", "model.backbone", "preset"} & {*plan.settings}:
+        return plan
+    try:
+        base = expand(plan.base)
+        name = base.get("method", {}).get("name", "fedavg")  # its settings may be some methods' own
+        chosen = Experiment(**{**base, "method": name})
+    except ExperimentError:
+        return plan  # an axis may complete it; else its runs say what is wrong
+    if with_weights_at_hand(chosen) is chosen:
+        return plan
+    return plan.model_copy(update={"base": merge(plan.base, {"model": {"weights": None}})})
 
 
 # The cells of a plan: one experiment for each method, hold-out, value of an axis and seed.
 
 
-@dataclass(frozen=True)
+Point = tuple[str, dict[str, Any], str]
+"""A value of an axis: the axis's name, the experiment fields it sets, how tables write it."""
+
+
+@dataclass(eq=False)
 class Cell:
     """One cell of a plan.
 
@@ -336,6 +323,8 @@ class Cell:
         conditions: the values of the other axes by axis name, in order.
         seed: the experiment's seed.
         experiment: what is run.
+        tried: of a trial of a ``tune`` section, the values that it tries.
+        folder: of its run, once it has its place; cells of the same experiment share one.
     """
 
     method: str
@@ -343,6 +332,13 @@ class Cell:
     conditions: Mapping[str, str]
     seed: int
     experiment: Experiment
+    tried: Sequence[Point] = ()
+    folder: Path = Path()
+
+    @cached_property
+    def id(self) -> str:
+        """The experiment's, computed once."""
+        return self.experiment.id
 
     @cached_property
     def portable_id(self) -> str:
@@ -350,32 +346,20 @@ class Cell:
         return self.experiment.portable_id
 
 
-def expand_plan(plan: Plan, overrides: Mapping[str, Any] | None = None) -> list[Cell]:
+def expand_plan(plan: Plan) -> list[Cell]:
     """Returns the plan's cells, seed by seed, so that a table is whole after the first seed.
-
-    Args:
-        plan: the plan.
-        overrides: experiment fields that win over everything the plan says, for example a smaller
-            image size.
 
     Raises:
         ExperimentError: a cell is no valid experiment, or one that its method cannot run; better
-            said before the first run than hours later.
+            found before the first run than hours later.
     """
-    plan = plan.fixed(overrides or {})
-    held = _scenarios(plan)
     _check_fields(plan)
     return [
         _cell(plan, variant, scenario, heading, points, seed)
-        for seed in plan.seeds
-        for scenario, heading in held
-        for points in itertools.product(*_axes(plan))
-        for variant in plan.methods
+        for seed, (scenario, heading), points, variant in itertools.product(
+            plan.seeds, _scenarios(plan), itertools.product(*_axes(plan)), plan.methods
+        )
     ]
-
-
-Point = tuple[str, dict[str, Any], str]
-"""A value of an axis: the axis's name, the experiment fields it sets, how tables write it."""
 
 
 def _axes(plan: Plan) -> list[list[Point | None]]:
@@ -474,72 +458,63 @@ def _heading(held: Mapping[str, Any], with_val: bool = False) -> str:
     return f"{text} (validated on {val})" if with_val and val else text
 
 
-def distinct(cells: Sequence[Cell]) -> Iterator[Experiment]:
-    """Yields each experiment of the cells once, in their order."""
-    seen: set[str] = set()
+def distinct(cells: Iterable[Cell]) -> list[Cell]:
+    """Returns the first cell of each experiment, in their order."""
+    first: dict[str, Cell] = {}
     for cell in cells:
-        if cell.experiment.id not in seen:
-            seen.add(cell.experiment.id)
-            yield cell.experiment
+        first.setdefault(cell.id, cell)
+    return list(first.values())
 
 
 # The trials of a plan's ``tune`` section: every combination of values, nothing held out.
 
 
-@dataclass(frozen=True)
-class Combination:
-    """Values for a method, where something is held out.
-
-    Attributes:
-        method: the method's label.
-        held_out: the held-out test domains, as a column's heading.
-        values: of each field, in the order of the plan, its name and its text.
-        fields: the experiment fields that they are.
-    """
-
-    method: str
-    held_out: str
-    values: tuple[tuple[str, str], ...]
-    fields: dict[str, Any] = field(compare=False)
-
-
-def trials_of(plan: Plan) -> dict[Combination, list[Cell]]:
-    """Returns the trials of a plan's ``tune`` section, by what is tried; none without one.
+def trials_of(plan: Plan) -> list[Cell]:
+    """Returns the trials of a plan's ``tune`` section, one combination after the other.
 
     Raises:
         ExperimentError: a field is unknown, or a trial is no valid experiment.
     """
     tune = plan.tune
     if tune is None:
-        return {}
-    tried = {variant.name: _axes_of(tune, variant) for variant in plan.methods}
-    used = {name for axes in tried.values() for axis in axes for name, *_ in axis}
+        return []
+    axes = {variant.name: _axes_of(tune, variant) for variant in plan.methods}
+    used = {name for own in axes.values() for axis in own for name, *_ in axis}
     for name in tune.settings:
         if name.removeprefix("method.") not in used:
             raise ExperimentError(
                 f"tune: {name} is tried for no method: none has it, or each entry fixes it"
             )
-    found: dict[Combination, list[Cell]] = {}
-    for cell in expand_plan(plan.model_copy(update={"seeds": tune.seeds, "tune": None})):
-        for points in itertools.product(*tried[cell.method]):
-            if points:
-                values = tuple((name, text) for name, _, text in points)
-                fields = functools.reduce(merge, (change for _, change, _ in points))
-                combination = Combination(cell.method, cell.held_out, values, fields)
-                found.setdefault(combination, []).append(_trial(cell, combination, tune))
-    return found
+    cells = expand_plan(plan.model_copy(update={"seeds": tune.seeds, "tune": None}))
+    trials = [
+        _trial(cell, points, tune)
+        for cell in cells
+        for points in itertools.product(*axes[cell.method])
+        if points
+    ]
+    return [cell for alike in combinations(trials) for cell in alike]
 
 
-def with_values(plan: Plan, chosen: Iterable[Combination]) -> Plan:
+def combinations(trials: Iterable[Cell]) -> list[list[Cell]]:
+    """Returns trials by what they try for a method where something is held out."""
+    groups: dict[Any, list[Cell]] = {}
+    for cell in trials:
+        values = tuple((name, text) for name, _, text in cell.tried)
+        groups.setdefault((cell.method, cell.held_out, values), []).append(cell)
+    return list(groups.values())
+
+
+def with_values(plan: Plan, chosen: Iterable[Cell]) -> Plan:
     """Returns a plan without its ``tune`` section, whose methods have values chosen for them.
 
     Args:
         plan: the plan.
-        chosen: one combination for each method and everything that is held out, at most.
+        chosen: a trial of the values for each method and everything that is held out, at most.
     """
     tuned: dict[str, dict[str, dict[str, Any]]] = {}
-    for combination in chosen:
-        tuned.setdefault(combination.method, {})[combination.held_out] = combination.fields
+    for cell in chosen:
+        fields = functools.reduce(merge, (change for _, change, _ in cell.tried))
+        tuned.setdefault(cell.method, {})[cell.held_out] = fields
     methods = [v.model_copy(update={"tuned": tuned.get(v.name, {})}) for v in plan.methods]
     return plan.model_copy(update={"methods": tuple(methods), "tune": None})
 
@@ -550,13 +525,12 @@ def table_cells(plan: Plan) -> list[Cell]:
     Raises:
         ExperimentError: see :func:`trials_of`.
     """
-    of: dict[tuple[str, str], list[Combination]] = {}
-    for combination in trials_of(plan):
-        of.setdefault((combination.method, combination.held_out), []).append(combination)
+    of: dict[tuple[str, str], list[Cell]] = {}
+    for cell, *_ in combinations(trials_of(plan)):
+        of.setdefault((cell.method, cell.held_out), []).append(cell)
     most = max(map(len, of.values()), default=0)
     choices = [[tried[i % len(tried)] for tried in of.values()] for i in range(most)]
-    plans = [with_values(plan, chosen) for chosen in choices]
-    return [cell for one in plans for cell in expand_plan(one)]
+    return [cell for chosen in choices for cell in expand_plan(with_values(plan, chosen))]
 
 
 def _axes_of(tune: Tune, variant: Variant) -> list[list[Point]]:
@@ -571,7 +545,7 @@ def _axes_of(tune: Tune, variant: Variant) -> list[list[Point]]:
     ]
 
 
-def _trial(cell: Cell, combination: Combination, tune: Tune) -> Cell:
+def _trial(cell: Cell, points: Sequence[Point], tune: Tune) -> Cell:
     """A cell with values, without its held-out domains."""
     held = cell.experiment.hold_out
     if not held.test and not held.val:
@@ -579,15 +553,18 @@ def _trial(cell: Cell, combination: Combination, tune: Tune) -> Cell:
             "tune: name the domains that are held out (hold_out), so that no trial opens them; a "
             "split file or a data set's own split does not say which domains they are"
         )
-    fields = merge(cell.experiment.model_dump(mode="json"), combination.fields)
+    changes = (change for _, change, _ in points)
+    fields = functools.reduce(merge, changes, cell.experiment.model_dump(mode="json"))
     fields["hold_out"] = {"test": [], "val": []}
     fields["data"]["leave_out"] = [*held.test, *held.val]
     if not fields["data"]["id_val"]:
         raise ExperimentError("tune: there is no in-domain validation; set data.id_val above 0")
     if tune.rounds is not None:
         fields["train"]["rounds"] = tune.rounds
-    conditions = {**cell.conditions, **dict(combination.values)}
-    return replace(cell, experiment=Experiment(**fields), conditions=conditions)
+    conditions = {**cell.conditions, **{name: text for name, _, text in points}}
+    return replace(
+        cell, experiment=Experiment(**fields), conditions=conditions, tried=tuple(points)
+    )
 
 
 # What ``feddg demo`` compares: three methods on digits in four styles, each unseen once.
@@ -644,6 +621,5 @@ def jobs_of_demo(plan: Plan, asked: int | None = None) -> int:
         plan: the demo's plan.
         asked: how many the user asks for; none for one on each core.
     """
-    runs = sum(1 for _ in distinct(expand_plan(plan)))
-    jobs = min(asked or available_cores(), MOST_JOBS, runs)
+    jobs = min(asked or available_cores(), MOST_JOBS, len(distinct(expand_plan(plan))))
     return jobs if jobs > 1 else 0

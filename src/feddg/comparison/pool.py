@@ -12,18 +12,21 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from queue import Queue
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from feddg.clients.threads import environment_of_job, threads_per_job
-from feddg.comparison.process import Job, Reporter, answer_to
+from feddg.comparison.plan import Cell
+from feddg.comparison.process import Reporter, answer_to
 from feddg.errors import ExperimentError, in_words
-from feddg.experiment import Experiment
 from feddg.registry import Registry
 from feddg.runs.execute import carry_out
+
+if TYPE_CHECKING:
+    from feddg.comparison.compare import Comparison
 
 LOG_FOLDER = "logs"
 STOP_SECONDS = 60
@@ -32,18 +35,10 @@ log = logging.getLogger("feddg")
 
 
 @dataclass(frozen=True)
-class Task:
-    """An experiment and the folder its run goes to."""
-
-    experiment: Experiment
-    folder: Path
-
-
-@dataclass(frozen=True)
 class Outcome:
-    """How a task ended: ``completed``, ``failed`` with the reason, or ``interrupted``."""
+    """How a cell's run ended: ``completed``, ``failed`` with the reason, or ``interrupted``."""
 
-    task: Task
+    cell: Cell
     status: str
     error: str | None = None
 
@@ -51,8 +46,8 @@ class Outcome:
 class Watcher:
     """Is told how many runs go; every method may be left as it is here, silent."""
 
-    def planned(self, work: Any, jobs: int) -> None:
-        """What a plan comes to, before any of it is run: a :class:`feddg.comparison.compare.Work`.
+    def planned(self, comparison: "Comparison", jobs: int) -> None:
+        """What a plan comes to, before any of it is run.
 
         Of a plan with a ``tune`` section the trials come first, then the table.
         """
@@ -60,7 +55,7 @@ class Watcher:
     def start(self, total: int, done: int, jobs: int) -> None:
         """``done`` of ``total`` runs were complete beforehand; ``jobs`` will go at once."""
 
-    def news(self, task: Task, news: Mapping[str, Any]) -> None:
+    def news(self, cell: Cell, news: Mapping[str, Any]) -> None:
         """A run said something: see :class:`feddg.comparison.process.Reporter`."""
 
     def ended(self, outcome: Outcome) -> None:
@@ -70,22 +65,22 @@ class Watcher:
         """Nothing goes on any more."""
 
 
-def run_here(tasks: Sequence[Task], cache: Path, watcher: Watcher) -> Iterator[Outcome]:
-    """Carries tasks out in this process; one that fails does not stop the others.
+def run_here(cells: Sequence[Cell], cache: Path, watcher: Watcher) -> Iterator[Outcome]:
+    """Carries out the runs of cells in this process; one that fails does not stop the others.
 
     Yields:
         How each ended. KeyboardInterrupt goes through, with the run's folder left to be continued.
     """
-    for task in tasks:
-        reporter = Reporter(functools.partial(watcher.news, task))
-        outcome = Outcome(task, "completed")
+    for cell in cells:
+        reporter = Reporter(functools.partial(watcher.news, cell))
+        outcome = Outcome(cell, "completed")
         try:
             carry_out(
-                task.folder, task.experiment, observer=reporter, cache=cache, keep_unstarted=True
+                cell.folder, cell.experiment, observer=reporter, cache=cache, keep_unstarted=True
             )
         except Exception as error:
-            log.debug("run %s", task.folder, exc_info=True)
-            outcome = Outcome(task, "failed", in_words(error))
+            log.debug("run %s", cell.folder, exc_info=True)
+            outcome = Outcome(cell, "failed", in_words(error))
         watcher.ended(outcome)
         yield outcome
 
@@ -132,8 +127,8 @@ class Launcher(ABC):
                 )
 
     @abstractmethod
-    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
-        """Carries out the tasks; when the iterator is closed, it stops what still runs.
+    def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
+        """Carries out the runs of cells; when the iterator is closed, it stops what still runs.
 
         Yields:
             How each ended, in the order of ending.
@@ -169,14 +164,20 @@ class Launcher(ABC):
             remedy = f"pip install 'feddg[{self.name}]'"
             raise ExperimentError(f"launcher {self.name!r} needs {package}: {remedy}") from None
 
-    def job(self, task: Task, threads: int) -> Job:
-        """Returns what a worker on any machine needs of a task."""
-        experiment = task.experiment.model_dump(mode="json")
-        return Job(str(task.folder.resolve()), experiment, str(self.cache.resolve()), threads)
+    def job(self, cell: Cell, threads: int, device: str | None = None) -> str:
+        """Returns what a worker on any machine needs of a cell: a line for :func:`answer_to`."""
+        job = {
+            "folder": str(cell.folder.resolve()),
+            "experiment": cell.experiment.model_dump(mode="json"),
+            "cache": str(self.cache.resolve()),
+            "threads": threads,
+            "device": device,
+        }
+        return json.dumps(job) + "\n"
 
-    def outcome(self, task: Task, answer: Mapping[str, str]) -> Outcome:
+    def outcome(self, cell: Cell, answer: Mapping[str, str]) -> Outcome:
         """Returns what a worker's answer says, and tells the watcher."""
-        found = Outcome(task, answer["ended"], answer.get("error"))
+        found = Outcome(cell, answer["ended"], answer.get("error"))
         self.watcher.ended(found)
         return found
 
@@ -212,26 +213,26 @@ class LocalLauncher(Launcher):
         "if not said: each run has its own, and its own peak memory"
     }
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
         """See :meth:`Launcher.run`."""
         reuse = self.chosen.get("reuse", "no")
         if reuse not in ("yes", "no"):
             raise ExperimentError(f"launcher 'local': reuse must be yes or no (got {reuse!r})")
         self._reuse = reuse == "yes"
         self._threads, self._devices = threads_per_job(self.jobs), _devices()
-        self._waiting = deque(tasks)
+        self._waiting = deque(cells)
         self._ended = Queue[Outcome]()
         self._lock = threading.Lock()
         self._alive: set[subprocess.Popen[str]] = set()
         self.logs.mkdir(parents=True, exist_ok=True)
         threads = [
             threading.Thread(target=self._work, args=(place,), daemon=True)
-            for place in range(min(self.jobs, len(tasks)))
+            for place in range(min(self.jobs, len(cells)))
         ]
         for thread in threads:
             thread.start()
         try:
-            for _ in tasks:
+            for _ in cells:
                 outcome = self._ended.get()
                 self.watcher.ended(outcome)
                 yield outcome
@@ -241,22 +242,22 @@ class LocalLauncher(Launcher):
                 thread.join()
 
     def _work(self, place: int) -> None:
-        """Carries out tasks one after the other, as one of the ``jobs`` that go at once."""
+        """Carries out runs one after the other, as one of the ``jobs`` that go at once."""
         process: subprocess.Popen[str] | None = None
         while True:
             with self._lock:
                 if not self._waiting:
                     break
-                task = self._waiting.popleft()
-                name = f"process{place + 1}" if self._reuse else task.folder.name
+                cell = self._waiting.popleft()
+                name = f"process{place + 1}" if self._reuse else cell.folder.name
                 log_file = self.logs / f"{name}.log"
                 try:
                     process = process or self._start(log_file)
                 except OSError as error:
                     fault = f"its process could not be started: {error}"
-                    self._ended.put(Outcome(task, "failed", fault))
+                    self._ended.put(Outcome(cell, "failed", fault))
                     continue
-            outcome = self._follow(process, task, place, log_file)
+            outcome = self._follow(process, cell, place, log_file)
             if outcome.status != "completed" or not self._reuse:
                 self._end(process)
                 process = None
@@ -282,23 +283,22 @@ class LocalLauncher(Launcher):
         return process
 
     def _follow(
-        self, process: "subprocess.Popen[str]", task: Task, place: int, log_file: Path
+        self, process: "subprocess.Popen[str]", cell: Cell, place: int, log_file: Path
     ) -> Outcome:
-        """Gives a process a task, and hears from it until it ends, or the process dies."""
+        """Gives a process a run, and hears from it until it ends, or the process dies."""
         assert process.stdin is not None
         assert process.stdout is not None
-        job = self.job(task, self._threads)
-        if self._devices and task.experiment.device == "auto":
-            job = replace(job, device=self._devices[place % len(self._devices)])
+        spread = self._devices and cell.experiment.device == "auto"
+        device = self._devices[place % len(self._devices)] if spread else None
         with suppress(OSError, ValueError):  # it died at once, or is stopped: its output ends
-            process.stdin.write(job.to_line())
+            process.stdin.write(self.job(cell, self._threads, device))
             process.stdin.flush()
         for line in process.stdout:
             news = json.loads(line)
-            self.watcher.news(task, news)
+            self.watcher.news(cell, news)
             if "ended" in news:
-                return Outcome(task, news["ended"], news.get("error"))
-        return Outcome(task, "failed", f"{_death(process.wait())}; see {log_file}")
+                return Outcome(cell, news["ended"], news.get("error"))
+        return Outcome(cell, "failed", f"{_death(process.wait())}; see {log_file}")
 
     def _end(self, process: "subprocess.Popen[str]") -> None:
         """Ends an idle or dead process: the end of its input is its sign."""
@@ -355,7 +355,7 @@ class RayLauncher(Launcher):
         "gpus": "GPUs that each run takes, a share as 0.25 too; 0 if not said",
     }
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
         """See :meth:`Launcher.run`."""
         ray = self.engine("ray")
         cpus, gpus = self.number("cpus", 1.0, float), self.number("gpus", 0.0, float)
@@ -368,21 +368,20 @@ class RayLauncher(Launcher):
                 where = address or "this machine"
                 raise ExperimentError(f"Ray at {where} cannot be reached: {error}") from None
         work: Any = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(answer_to)
-        waiting, going = list(tasks), dict[Any, Task]()
+        waiting, going = list(cells), dict[Any, Cell]()
         try:
             while waiting or going:
                 while waiting and len(going) < self.jobs:
-                    task = waiting.pop(0)
-                    line = self.job(task, max(1, int(cpus))).to_line()
-                    going[work.remote(line)] = task
+                    cell = waiting.pop(0)
+                    going[work.remote(self.job(cell, max(1, int(cpus))))] = cell
                 (ready,), _ = ray.wait(list(going), num_returns=1)
-                task = going.pop(ready)
+                cell = going.pop(ready)
                 try:
                     answer = ray.get(ready)
                 except ray.exceptions.RayError as error:
                     last = str(error).strip().splitlines()[-1]
                     answer = {"ended": "failed", "error": f"its node failed: {last}"}
-                yield self.outcome(task, answer)
+                yield self.outcome(cell, answer)
         finally:
             for ref in going:
                 ray.cancel(ref)
@@ -415,7 +414,7 @@ class SlurmLauncher(Launcher):
         "cluster": "slurm; local runs the same jobs on this machine, to try it",
     }
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
         """See :meth:`Launcher.run`."""
         submitit = self.engine("submitit")
         cpus, cluster = self.number("cpus", 1), self.chosen.get("cluster", "slurm")
@@ -435,18 +434,18 @@ class SlurmLauncher(Launcher):
             if "partition" in self.chosen:
                 executor.update_parameters(slurm_partition=self.chosen["partition"])
         # The local executor has no queue: it is given as many as may go at once.
-        at_once = len(tasks) if cluster == "slurm" else max(1, self.jobs)
-        waiting, going = list(tasks), list[tuple[Any, Task]]()
+        at_once = len(cells) if cluster == "slurm" else max(1, self.jobs)
+        waiting, going = list(cells), list[tuple[Any, Cell]]()
         try:
             while waiting or going:
                 started, waiting = waiting[: at_once - len(going)], waiting[at_once - len(going) :]
                 if started:
-                    lines = [self.job(task, cpus).to_line() for task in started]
+                    lines = [self.job(cell, cpus) for cell in started]
                     going += zip(executor.map_array(answer_to, lines), started)
-                done = [(job, task) for job, task in going if job.done()]
-                for job, task in done:
-                    going.remove((job, task))
-                    yield self.outcome(task, _answer(job))
+                done = [(job, cell) for job, cell in going if job.done()]
+                for job, cell in done:
+                    going.remove((job, cell))
+                    yield self.outcome(cell, _answer(job))
                 if not done:
                     time.sleep(SECONDS_BETWEEN_LOOKS)
         finally:

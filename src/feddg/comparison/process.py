@@ -1,6 +1,6 @@
 """One run in a process of its own: ``python -m feddg.comparison.process``.
 
-A line of its input is a :class:`Job` as JSON; the end of its input tells it to stop. It
+A line of its input is a job, see :func:`answer_to`; the end of its input tells it to stop. It
 answers on its output, one JSON object per line: what it is doing, and in the end how it went. A
 process of its own gives each run its own peak memory, and takes nothing down when it dies. Where
 runs are so short that starting processes would be most of the work, further jobs follow as further
@@ -16,7 +16,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -29,29 +28,6 @@ from feddg.messages import Refusal, Update
 from feddg.records import RoundRow
 from feddg.runs.execute import carry_out
 from feddg.runs.observer import Observer
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a worker is to do.
-
-    Attributes:
-        folder: the run's folder.
-        experiment: the complete experiment.
-        cache: folder for decoded pixels and stylized copies.
-        threads: threads for tensor operations.
-        device: overrides the experiment's device, which is no part of its identity.
-    """
-
-    folder: str
-    experiment: dict[str, Any]
-    cache: str
-    threads: int
-    device: str | None = None
-
-    def to_line(self) -> str:
-        """Returns the job as one line of JSON."""
-        return json.dumps(asdict(self)) + "\n"
 
 
 class Reporter(Observer):
@@ -137,27 +113,30 @@ def answer_to(line: str, observer: Observer | None = None) -> dict[str, str]:
     """Carries out a job, and returns how it ended.
 
     Args:
-        line: a :class:`Job` as JSON.
+        line: JSON with the run's ``folder``, its complete ``experiment``, the folder for decoded
+            pixels (``cache``), the ``threads`` for tensor operations, and the ``device``, which
+            is no part of an experiment's identity; none for the experiment's.
         observer: is told what happens.
 
     Returns:
         ``ended``, and the ``error`` if there was one.
     """
-    job = Job(**json.loads(line))
-    shared = Path(job.folder).parent
+    job = json.loads(line)
+    folder = Path(job["folder"])
+    shared = folder.parent
     if not shared.is_dir():
         fault = f"{platform.node()} sees no folder {shared}: all machines must share it, and images"
         return {"ended": "failed", "error": fault}
-    share_of_process(job.threads)
+    share_of_process(job["threads"])
     try:
-        experiment = Experiment(**job.experiment)
-        if job.device is not None:
-            experiment = experiment.model_copy(update={"device": job.device})
+        experiment = Experiment(**job["experiment"])
+        if job.get("device") is not None:
+            experiment = experiment.model_copy(update={"device": job["device"]})
         carry_out(
-            Path(job.folder),
+            folder,
             experiment,
             observer=observer or Observer(),
-            cache=Path(job.cache),
+            cache=Path(job["cache"]),
             keep_unstarted=True,
         )
     except Exception as error:

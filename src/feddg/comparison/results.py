@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import math
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -50,23 +51,25 @@ from feddg.runs.diagnostics import (
     STILL_RISING,
     about_accuracy,
     about_fluctuation,
+    causes_of_failure,
     fluctuation,
     split_accuracy,
 )
 from feddg.runs.provenance import IMAGES, ImagesNow, named_files
 from feddg.runs.reading import (
     AGGREGATES,
+    EXPERIMENT_FILE,
     FINAL,
     SELECTION_RULES,
     Evaluations,
-    RunRecord,
+    Run,
     SelectionRule,
     common_rule,
     flatten,
     is_run,
     read_run,
 )
-from feddg.settings import TORCHVISIONS, OneLine
+from feddg.settings import IMAGENET, OneLine
 from feddg.storage import Stamp, alone, is_file, private_folder, read_text, replace_text, stamp, why
 
 if TYPE_CHECKING:
@@ -137,32 +140,27 @@ class TuningFile(JsonFile):
 
     def diagnostics(self) -> list[Diagnostic]:
         """Returns what to know about the choices: models that learned nothing, ends, and ties."""
-        groups: dict[tuple[str, str], list[TriedRow]] = {}
-        for row in self.tried:
-            groups.setdefault((row.method, row.held_out), []).append(row)
         found = []
-        for (method, held_out), rows in groups.items():
-            for row in (row for row in rows if row.picked):
-                where = f"{method}{f', {held_out} held out' if held_out else ''}"
-                if row.constant:
-                    found.append(
-                        Diagnostic(
-                            "tuned-on-nothing-learned",
-                            "warning",
-                            f"{where}: with the picked values the model is no better than always "
-                            f"answering the most frequent class in {row.constant} of {row.trials} "
-                            "trials, so that the choice says little.",
-                            "Give trials more rounds (tune.rounds), pretrained weights, or other "
-                            "values.",
-                        )
-                    )
-                for text, advice in _edges(row, rows):
-                    edge = f"{where}: {text}"
-                    found.append(Diagnostic("edge-of-the-grid", "warning", edge, advice))
-                equal = [other for other in rows if other.score == row.score]
-                if len(equal) > 1:
-                    text = f"{where}: {len(equal)} combinations do equally well; the first counts."
-                    found.append(Diagnostic("tuning-tie", "warning", text))
+        for row in (row for row in self.tried if row.picked):
+            group = (row.method, row.held_out)
+            rows = [other for other in self.tried if (other.method, other.held_out) == group]
+            where = f"{row.method}{f', {row.held_out} held out' if row.held_out else ''}"
+            if row.constant:
+                text = (
+                    f"{where}: with the picked values the model is no better than always answering "
+                    f"the most frequent class in {row.constant} of {row.trials} trials, so that "
+                    "the choice says little."
+                )
+                advice = (
+                    "Give trials more rounds (tune.rounds), pretrained weights, or other values."
+                )
+                found.append(Diagnostic("tuned-on-nothing-learned", "warning", text, advice))
+            for text, advice in _edges(row, rows):
+                found.append(Diagnostic("edge-of-the-grid", "warning", f"{where}: {text}", advice))
+            equal = sum(other.score == row.score for other in rows)
+            if equal > 1:
+                text = f"{where}: {equal} combinations do equally well; the first counts."
+                found.append(Diagnostic("tuning-tie", "warning", text))
         return found
 
 
@@ -191,7 +189,7 @@ RISING: Final = "rising"
 """Whether accuracy was still rising at the last round: 1, or 0."""
 
 
-def measured_numbers(run: RunRecord) -> dict[str, float]:
+def measured_numbers(run: Run) -> dict[str, float]:
     """Returns the numbers of a finished run that tables need.
 
     Returns:
@@ -223,7 +221,7 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
         at = split_accuracy(found.of(rule.weights), chosen, judged)
         if at is not None and at.constant is not None:
             codes = {one.code for one in about_accuracy(found, chosen, judged, rule.weights)}
-            numbers[constant_name(rule)] = float(MAJORITY in codes)
+            numbers[f"{CONSTANT}_{rule.key}"] = float(MAJORITY in codes)
             if rule is FINAL:
                 numbers[RISING] = float(STILL_RISING in codes)
     for weights in (LAST, SWA):
@@ -242,15 +240,10 @@ def measured_numbers(run: RunRecord) -> dict[str, float]:
     return numbers
 
 
-def more_metrics(runs: Iterable[RunRecord]) -> list[str]:
+def more_metrics(runs: Iterable[Run]) -> list[str]:
     """Returns the names of all metrics that runs have, in the order of tables."""
     names = {name for run in runs for split in SPLITS for name in run.evaluations.metrics(split)}
     return [name for name in METRICS if name in names] + sorted(names - METRICS.keys())
-
-
-def constant_name(rule: SelectionRule) -> str:
-    """Returns which number of a run says whether a rule's model is no better than a constant."""
-    return f"{CONSTANT}_{rule.key}"
 
 
 def score_name(rule: SelectionRule, select_by: str, select_over: str) -> str:
@@ -298,7 +291,7 @@ def mean_step(evaluations: Evaluations, rounds: int, split: str = TEST) -> float
 _IMAGES, _WEIGHTS = "images", "model.weights"
 
 
-def hashes_of(run: RunRecord) -> dict[str, str]:
+def hashes_of(run: Run) -> dict[str, str]:
     """Returns the hashes that a finished run wrote down: of its images, and by field of files.
 
     Raises:
@@ -317,7 +310,7 @@ def hashes_now(experiment: Experiment, now: ImagesNow) -> dict[str, str]:
     with suppress(DataError):  # whoever runs something will say so
         found[_IMAGES] = now.fingerprint(experiment)
     weights = experiment.model.weights
-    if weights == TORCHVISIONS:
+    if weights == IMAGENET:
         found[_WEIGHTS] = weights
     elif weights is not None and (seen := stamp(Path(weights))) is not None:
         found[_WEIGHTS] = _digest(weights, seen)
@@ -399,7 +392,7 @@ class ResultRow(BaseModel):
     hashes: dict[OneLine, OneLine] = Field(default_factory=dict)
     numbers: dict[str, float] = Field(default_factory=dict)
     folder: str = Field("", pattern=r"^[^/\\\x00]*$")
-    run: InstanceOf[RunRecord] | None = Field(None, exclude=True)
+    run: InstanceOf[Run] | None = Field(None, exclude=True)
 
     @field_validator("numbers")
     @classmethod
@@ -546,7 +539,7 @@ def changing(path: Path) -> Iterator[None]:
         raise RunError(f"Cannot write {path}: {why(error)}.") from None
 
 
-def row_of(cell: Cell, run: RunRecord) -> ResultRow:
+def row_of(cell: Cell, run: Run) -> ResultRow:
     """Returns the row of a finished run for a results file, its numbers as they are written."""
     found = run.environment
     parts = [found.get(name) for name in ("processor", "device", "precision")]
@@ -646,7 +639,7 @@ def find_rows(
     asked: dict[str, list[Cell]] = {}
     for cell in cells if rows else ():
         if cell.portable_id in rows:
-            asked.setdefault(cell.experiment.id, []).append(cell)
+            asked.setdefault(cell.id, []).append(cell)
     found: dict[str, ResultRow] = {}
     changed: list[tuple[ResultRow, list[str]]] = []
     silent = 0
@@ -699,6 +692,17 @@ class ComparisonFile(JsonFile):
     differences: list[str] | None = None
     paper: dict[str, Any] | None = None
     cells: list[ResultRow]
+
+    @classmethod
+    def of(cls, plan: Plan, cells: Sequence[ResultRow]) -> "ComparisonFile":
+        """Returns what a plan says beside its axes, and its cells."""
+        of_plan = {"name", "title", "question", "differences", "paper"}
+        return cls(**plan.model_dump(mode="json", include=of_plan), cells=list(cells))
+
+    def results(self, rows: Sequence[ResultRow], **more: Any) -> "Results":
+        """Returns these rows in its cells; ``more`` are further fields of the results."""
+        own = {name: value for name, value in self if value is not None and name != "cells"}
+        return Results(**{"title": self.name} | own | more, rows=rows, planned=self.cells)
 
 
 @dataclass(frozen=True)
@@ -760,19 +764,9 @@ class Results:
                 )
         if plan is None:
             return cls(name, name, rows)
-        planned = [ResultRow.of(cell) for cell in expand_plan(plan)]
-        placed = [found[cell.place] for cell in planned if cell.place in found]
-        return cls(
-            name=plan.name,
-            title=plan.title or plan.name,
-            rows=placed,
-            question=plan.question,
-            differences=plan.differences,
-            paper=None if plan.paper is None else plan.paper.model_dump(mode="json"),
-            planned=planned,
-            plan=plan,
-            strangers=len(found) - len(placed),
-        )
+        content = ComparisonFile.of(plan, [ResultRow.of(cell) for cell in expand_plan(plan)])
+        placed = [found[cell.place] for cell in content.cells if cell.place in found]
+        return content.results(placed, plan=plan, strangers=len(found) - len(placed))
 
     @property
     def exact(self) -> int:
@@ -908,11 +902,16 @@ class Results:
         found = {method: {k for k, v in own.items() if v} for method, own in values.items()}
         return {method: places for method, places in found.items() if places}
 
+    @cached_property
+    def no_method_fit(self) -> Diagnostic | None:
+        """That no method beats a constant answer, why, and what to try; None where one does."""
+        return about_fitness(self)
+
     def of(self, method: str) -> list[ResultRow]:
         """Returns the rows of a method."""
         return [row for row in self.rows if row.method == method]
 
-    def runs(self, method: str | None = None) -> list[RunRecord]:
+    def runs(self, method: str | None = None) -> list[Run]:
         """Returns the runs whose folders are here, of a method or of all."""
         rows = self.rows if method is None else self.of(method)
         return [row.run for row in rows if row.run is not None]
@@ -927,27 +926,21 @@ def read_comparison(folder: Path) -> Results:
     content = ComparisonFile.read(folder / COMPARISON)
     if content is None:
         raise RunError(f"{folder} holds no comparison: there is no {COMPARISON} in it")
-    runs = {name: RunRecord(folder / name) for name in {cell.folder for cell in content.cells}}
+    runs = {name: Run(folder / name) for name in {cell.folder for cell in content.cells}}
     complete = {name for name, run in runs.items() if run.status == "completed"}
     filled = complete | {cell.folder for cell in content.cells if cell.numbers}
-    return Results(
-        name=content.name,
-        title=content.title or content.name,
-        question=content.question or "",
-        rows=[
+    return content.results(
+        [
             cell.model_copy(update={"run": runs[cell.folder]}) if cell.folder in complete else cell
             for cell in content.cells
             if cell.folder in filled
         ],
         open=[(name, _state(runs[name])) for name in sorted(runs) if name not in filled],
-        differences=content.differences or (),
-        paper=content.paper,
-        planned=content.cells,
         tuning=TuningFile.read(folder / TUNING),
     )
 
 
-def _state(run: RunRecord) -> str:
+def _state(run: Run) -> str:
     if not is_run(run.folder):
         return "not started"
     return f"{run.status}: {run.error}" if run.error else run.status
@@ -965,8 +958,20 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
     """
     runs = [read_run(folder) for folder in folders]
     complete = [run for run in runs if run.status == "completed"]
-    labels = _labels(complete)
-    conditions = _conditions(complete, labels)
+    settings = [
+        dict(flatten((run.settings.get("method") or {}).get("settings") or {})) for run in complete
+    ]
+    varying = _varying(settings, [run.method for run in complete])
+    labels = [
+        ", ".join([run.method, *(f"{k} {own[k]}" for k in varying[run.method] if k in own)])
+        for run, own in zip(complete, settings)
+    ]
+    others = [
+        dict(flatten({k: v for k, v in run.settings.items() if k not in _NOT_CONDITIONS}))
+        for run in complete
+    ]
+    axes = dict.fromkeys(itertools.chain.from_iterable(_varying(others, labels).values()))
+    conditions = [{axis: own.get(axis, "") for axis in axes} for own in others]
     if len(set(labels)) == 1:
         labels = [
             ", ".join([label, *(f"{axis} {value}" for axis, value in own.items() if value)])
@@ -978,7 +983,7 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
             method=plain_text(label),
             held_out=plain_text("+".join(run.held_out(TEST)) or "as split"),
             conditions={plain_text(axis): plain_text(v) for axis, v in condition.items()},
-            seed=int(run.experiment.get("seed") or 0),
+            seed=int(run.settings.get("seed") or 0),
             folder=run.folder.name,
             run=run,
         )
@@ -996,37 +1001,60 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
     return Results(name=name, title=name, rows=rows, open=incomplete)
 
 
-def _labels(runs: Sequence[RunRecord]) -> list[str]:
-    settings = [
-        dict(flatten((run.experiment.get("method") or {}).get("settings") or {})) for run in runs
-    ]
-    varying = {
-        method: _varying([own for run, own in zip(runs, settings) if run.method == method])
-        for method in {run.method for run in runs}
-    }
-    return [
-        ", ".join([run.method, *(f"{k} {own[k]}" for k in varying[run.method] if k in own)])
-        for run, own in zip(runs, settings)
-    ]
-
-
-def _conditions(runs: Sequence[RunRecord], labels: Sequence[str]) -> list[dict[str, str]]:
-    flat = [
-        dict(flatten({k: v for k, v in run.experiment.items() if k not in _NOT_CONDITIONS}))
-        for run in runs
-    ]
-    axes: dict[str, None] = {}
-    for label in dict.fromkeys(labels):
-        axes |= dict.fromkeys(_varying([own for own, of in zip(flat, labels) if of == label]))
-    return [{axis: own.get(axis, "") for axis in axes} for own in flat]
-
-
-def _varying(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    keys = dict.fromkeys(key for row in rows for key in row)
-    return [key for key in keys if len({row.get(key) for row in rows}) > 1]
+def _varying(settings: Sequence[Mapping[str, str]], groups: Sequence[str]) -> dict[str, list[str]]:
+    """Which settings differ within each group."""
+    varying = {}
+    for group in dict.fromkeys(groups):
+        own = [one for one, of in zip(settings, groups) if of == group]
+        keys = dict.fromkeys(key for one in own for key in one)
+        varying[group] = [key for key in keys if len({one.get(key) for one in own}) > 1]
+    return varying
 
 
 # What must be read beside a method's accuracy in a comparison, gathered from its runs.
+
+
+def about_fitness(results: Results) -> Diagnostic | None:
+    """Returns that no method is fit to use, with why and the one command to try.
+
+    None where a method beats a constant answer in at least half of its runs.
+    """
+    rule = results.default_rule
+    for method in results.methods:
+        codes = [dict(_found_in(row, rule)) for row in results.of(method)]
+        if codes and 2 * sum(MAJORITY in found for found in codes) <= len(codes):
+            return None
+    accuracies = [value for own in results.accuracies(rule).values() for value in own.values()]
+    if not accuracies:
+        return None
+    names = (TEST, "domain_mean")
+    constants = [results.mean(m, "largest_class_share", rule.name, *names) for m in results.methods]
+    share = max((value for value in constants if value is not None), default=None)
+    right = f" ({100 * share:.1f} % right)" if share is not None else ""
+    text = (
+        f"No method here is fit to use: none of them beats always answering the most frequent "
+        f"class{right} by more than chance explains."
+    )
+    return Diagnostic("no-method-fit", "warning", text, _remedy(results.runs()))
+
+
+def _remedy(runs: Sequence[Run]) -> str:
+    """The likeliest causes of a failure that most runs show, and a command against the first."""
+    if not runs:
+        return "Train longer, on more images, or from pretrained weights (--weights imagenet)."
+    causes = [causes_of_failure(run) for run in runs]
+    likeliest = Counter(own[0].text.partition(" (")[0] for own in causes).most_common(1)[0][0]
+    run, found = next((r, c) for r, c in zip(runs, causes) if c[0].text.startswith(likeliest))
+    first, *others = (cause.text for cause in found)
+    also = f" Next in line: {', then '.join(others)}." if others else ""
+    flags = next(cause.flags for cause in found if cause.flags)
+    plan, out = run.folder.parent / "plan.yaml", f"{run.folder.parent}-again"
+    again = (
+        ["compare", str(plan), "--out", out]
+        if is_file(plan)
+        else ["run", str(run.folder / EXPERIMENT_FILE)]
+    )
+    return f"Most likely: {first}.{also} Try `{shlex.join(['feddg', *again, *flags])}`."
 
 
 def about_method(results: Results, method: str) -> list[Diagnostic]:
@@ -1049,7 +1077,7 @@ def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]
     """What was found in a run, or what its row says of it."""
     if row.run is None:
         diagnosed: dict[str, tuple[str, Severity]] = {
-            constant_name(rule): (MAJORITY, "warning"),
+            f"{CONSTANT}_{rule.key}": (MAJORITY, "warning"),
             RISING: (STILL_RISING, "note"),
         }
         return [found for name, found in diagnosed.items() if row.numbers.get(name)]

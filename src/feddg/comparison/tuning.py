@@ -9,37 +9,25 @@ is trained on in the others.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from feddg.comparison.compare import Work, prepare_work
-from feddg.comparison.plan import (
-    Cell,
-    Combination,
-    Plan,
-    table_cells,
-    trials_of,
-    with_values,
-)
+from feddg.comparison.compare import Comparison, prepare_comparison
+from feddg.comparison.plan import Cell, Plan, combinations, table_cells, trials_of, with_values
 from feddg.comparison.results import (
+    CONSTANT,
     TUNING,
     TriedRow,
     TuningFile,
     changing,
-    constant_name,
     find_rows,
-    measured_numbers,
-    results_files,
-    rounded,
     score_name,
 )
 from feddg.diagnostics import emit
 from feddg.errors import RunError
-from feddg.runs.execute import is_complete
 from feddg.runs.prepare import cache_folder
 from feddg.runs.provenance import ImagesNow
-from feddg.runs.reading import SELECTION_RULES, SelectionRule, preferred, read_run
+from feddg.runs.reading import SELECTION_RULES, SelectionRule, preferred
 from feddg.storage import is_file, replace_text
 
 TRIALS = "tuning"
@@ -51,9 +39,9 @@ def prepare_trials(
     cache: Path | None = None,
     *,
     again: bool = False,
-    results: Path | Sequence[Path] = (),
+    results: Sequence[Path] = (),
     drop_weights: bool = False,
-) -> Work | None:
+) -> Comparison | None:
     """Returns what there is to try before a plan's table is run; None without a ``tune`` section.
 
     Args:
@@ -69,28 +57,32 @@ def prepare_trials(
         ExperimentError: a field is unknown, or a trial is no valid experiment.
         RunError: images changed since a trial or a run of the table, or a file is damaged.
     """
-    cells = [cell for cells in trials_of(plan).values() for cell in cells]
+    cells = trials_of(plan)
     if not cells:
         return None
-    files = results_files(results)
-    if files:  # a fault in the table's files is not to be found after the trials
-        TuningFile.read(files[0].with_suffix(f".{TUNING}"))
-        find_rows(files[0], table_cells(plan), ImagesNow(cache or cache_folder()), again=again)
-    trials = [file.with_suffix(".trials.csv") for file in files]
-    trials = [file for file in trials if file == trials[0] or is_file(file)]
-    trying = plan.model_copy(update={"name": f"{plan.name}, tuning", "title": None})
-    options: dict[str, Any] = {"again": again, "cache": cache, "drop_weights": drop_weights}
-    return prepare_work(trying, out / TRIALS, cells=cells, results=trials, **options)
+    if results:  # a fault in the table's files is not to be found after the trials
+        TuningFile.read(results[0].with_suffix(f".{TUNING}"))
+        find_rows(results[0], table_cells(plan), ImagesNow(cache or cache_folder()), again=again)
+    trials = [file.with_suffix(".trials.csv") for file in results]
+    return prepare_comparison(
+        plan.model_copy(update={"name": f"{plan.name}, tuning", "title": None}),
+        out / TRIALS,
+        cells=cells,
+        results=[file for file in trials if file == trials[0] or is_file(file)],
+        again=again,
+        cache=cache,
+        drop_weights=drop_weights,
+    )
 
 
 def picked(
-    plan: Plan, work: Work, results: Path | Sequence[Path] = (), *, write: bool = True
+    plan: Plan, trials: Comparison, results: Sequence[Path] = (), *, write: bool = True
 ) -> Plan:
     """Returns the plan with the values that did best in its trials, and writes ``tuning.json``.
 
     Args:
         plan: the plan.
-        work: its trials, carried out.
+        trials: its trials, carried out.
         results: results files; beside the first, ``NAME.tuning.json`` is written, too, with what it
             says of other columns.
         write: whether to write at all.
@@ -100,20 +92,24 @@ def picked(
     """
     assert plan.tune is not None
     rule = SELECTION_RULES.find(plan.tune.rule)
-    tried = {
-        combination: _tried(combination, cells, work, rule)
-        for combination, cells in trials_of(plan).items()
-    }
-    best = _best(tried)
-    rows = [row.model_copy(update={"picked": one in best}) for one, row in tried.items()]
+    groups: dict[tuple[str, str], list[tuple[TriedRow, Cell]]] = {}
+    for cells in combinations(trials.cells):
+        row = _tried(cells, trials, rule)
+        groups.setdefault((row.method, row.held_out), []).append((row, cells[0]))
+    best = [_best(tried) for tried in groups.values()]
+    rows = [
+        row.model_copy(update={"picked": cell in best})
+        for tried in groups.values()
+        for row, cell in tried
+    ]
     settings = plan.tune
     file = TuningFile(
         rule=settings.rule, rounds=settings.rounds, seeds=settings.seeds, tried=tuple(rows)
     )
     if write:
-        with changing(work.out.parent / TUNING):
-            replace_text(work.out.parent / TUNING, file.to_text())
-    for first in results_files(results)[:1] if write else ():
+        with changing(trials.folder.parent / TUNING):
+            replace_text(trials.folder.parent / TUNING, file.to_text())
+    for first in results[:1] if write else ():
         beside = first.with_suffix(f".{TUNING}")
         with changing(beside):
             replace_text(beside, file.after(TuningFile.read(beside)).to_text())
@@ -121,19 +117,17 @@ def picked(
     return with_values(plan, best)
 
 
-def _tried(
-    combination: Combination, cells: Sequence[Cell], work: Work, rule: SelectionRule
-) -> TriedRow:
-    """What the trials of a combination reached; not picked yet."""
+def _tried(cells: Sequence[Cell], trials: Comparison, rule: SelectionRule) -> TriedRow:
+    """What the trials of the same values reached; not picked yet."""
     evaluate = cells[0].experiment.evaluate
     name = score_name(rule, evaluate.select_by, evaluate.select_over)
-    numbers = [_numbers(cell, work) for cell in cells]
+    numbers = [row.numbers for cell in cells if (row := trials.row(cell)) is not None]
     scores = [one[name] for one in numbers if name in one]
-    constant = [bool(one[key]) for one in numbers if (key := constant_name(rule)) in one]
+    constant = [bool(one[key]) for one in numbers if (key := f"{CONSTANT}_{rule.key}") in one]
     return TriedRow(
-        method=combination.method,
-        held_out=combination.held_out,
-        values=dict(combination.values),
+        method=cells[0].method,
+        held_out=cells[0].held_out,
+        values={name: text for name, _, text in cells[0].tried},
         metric=evaluate.select_by,
         over=evaluate.select_over,
         score=math.fsum(scores) / len(scores) if len(scores) == len(cells) else None,
@@ -143,30 +137,17 @@ def _tried(
     )
 
 
-def _numbers(cell: Cell, work: Work) -> Mapping[str, float]:
-    """The numbers of a trial; none if it is not complete."""
-    if (row := work.rows.get(cell.experiment.id)) is not None:
-        return row.numbers
-    folder = work.folders[cell.experiment.id]
-    return rounded(measured_numbers(read_run(folder))) if is_complete(folder) else {}
-
-
-def _best(tried: Mapping[Combination, TriedRow]) -> list[Combination]:
-    """The combination with the best score of each method and hold-out; of equal ones the first."""
-    groups: dict[tuple[str, str], list[Combination]] = {}
-    for combination, row in tried.items():
-        group = groups.setdefault((row.method, row.held_out), [])
-        if row.score is not None and not math.isnan(row.score):
-            group.append(combination)
-    for (method, held_out), group in groups.items():
-        if not group:
-            raise RunError(
-                f"tune: in every combination of values for {method} a trial failed, or has no "
-                f"value of what picks (evaluate.select_by), where {held_out} is held out; see above"
-            )
-
-    def goodness(combination: Combination) -> float:
-        row = tried[combination]
-        return preferred(row.score or 0.0, row.metric)
-
-    return [max(group, key=goodness) for group in groups.values()]
+def _best(tried: Sequence[tuple[TriedRow, Cell]]) -> Cell:
+    """A trial of the values with the best score; of equal ones the first."""
+    measured = [
+        (preferred(row.score, row.metric), cell)
+        for row, cell in tried
+        if row.score is not None and not math.isnan(row.score)
+    ]
+    if not measured:
+        row = tried[0][0]
+        raise RunError(
+            f"tune: in every combination of values for {row.method} a trial failed, or has no "
+            f"value of what picks (evaluate.select_by), where {row.held_out} is held out; see above"
+        )
+    return max(measured, key=lambda pair: pair[0])[1]

@@ -210,7 +210,13 @@ def apply(images: Tensor, draw: Draw) -> Tensor:
 
 
 def _draw_places(settings: AugmentSettings, count: int, size: int, generator: Generator) -> Tensor:
-    corners, sides = _draw_boxes(settings, count, size, generator)
+    if settings.crop_scale is not None:
+        scale, ratio = settings.crop_scale, settings.crop_ratio
+        corners, sides = _draw_crops(scale, ratio, count, size, generator)
+    else:
+        most, shape = settings.shift, (count, 2)
+        corners = torch.randint(-most, most + 1, shape, generator=generator).float()
+        sides = torch.full(shape, float(size))
     places = _centers(corners.T[..., None], sides.T[..., None], size)
     mirrored = torch.rand(count, generator=generator) < settings.flip
     places[0, mirrored] = places[0, mirrored].flip(1)
@@ -236,17 +242,6 @@ def _turn(places: Tensor, turns: Tensor) -> Tensor:
     return turns % 2 == 1
 
 
-def _draw_boxes(
-    settings: AugmentSettings, count: int, size: int, generator: Generator
-) -> tuple[Tensor, Tensor]:
-    """Draws the part of each image that fills its result: (left, top) and (width, height)."""
-    if settings.crop_scale is not None:
-        return _draw_crops(settings.crop_scale, settings.crop_ratio, count, size, generator)
-    shape = (count, 2)
-    shifts = torch.randint(-settings.shift, settings.shift + 1, shape, generator=generator)
-    return shifts.float(), torch.full(shape, float(size))
-
-
 def _draw_crops(
     scale: tuple[float, float],
     ratio: tuple[float, float],
@@ -254,7 +249,10 @@ def _draw_crops(
     size: int,
     generator: Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Draws boxes as torchvision's ``RandomResizedCrop``: the first of ten tries that fits."""
+    """Draws the part of each image that fills its result: (left, top) and (width, height).
+
+    As torchvision's ``RandomResizedCrop``: the first of ten tries that fits.
+    """
     share, tilt = torch.rand((2, count, _CROP_TRIES), generator=generator)
     area = size * size * (scale[0] + (scale[1] - scale[0]) * share)
     low, high = math.log(ratio[0]), math.log(ratio[1])

@@ -335,13 +335,15 @@ def _to_bytes(values: np.ndarray, range: ValueRange, bits: int) -> np.ndarray:
 
 def _stretch(values: np.ndarray) -> np.ndarray:
     numbers = values.astype(np.float64)
-    numbers[~np.isfinite(numbers)] = np.nan  # no data
-    if np.isnan(numbers).all():
-        raise UnusableImageError("it holds no numbers")
-    filled = np.where(np.isnan(numbers).all(axis=(0, 1)), 0.0, numbers)
-    low, high = np.nanpercentile(filled, PERCENTILES, axis=(0, 1))
+    spoiled = np.count_nonzero(~np.isfinite(numbers).all(axis=2))
+    if spoiled:
+        raise UnusableImageError(
+            f"{spoiled:,} of its {numbers[:, :, 0].size:,} pixels are NaN or infinite: write a "
+            "number there, where nothing was measured the smallest one"
+        )
+    low, high = np.percentile(numbers, PERCENTILES, axis=(0, 1))
     width = np.where(high > low, high - low, 1.0)
-    stretched = np.nan_to_num((filled - low) / width).clip(0, 1) * 255
+    stretched = ((numbers - low) / width).clip(0, 1) * 255
     pixels: np.ndarray = stretched.round().astype(np.uint8)
     return pixels
 

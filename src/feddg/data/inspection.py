@@ -89,10 +89,26 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
         if any(row) and not all(row)
     }
     if lacking:
-        parts = [f"{domain} lacks {first_names(names, SHOWN)}" for domain, names in lacking.items()]
+        all_classes = len(table.class_names)
+        few = [
+            domain
+            for domain, names in lacking.items()
+            if len(names) > all_classes / 2 or len(names) == all_classes - 1
+        ]
+        parts = [
+            f"{domain} lacks {first_names(lacking[domain], SHOWN)}"
+            for domain in dict.fromkeys([*few, *lacking])
+        ]
         more = f"; and {len(parts) - SHOWN} more domains" if len(parts) > SHOWN else ""
-        text = f"Some domains lack classes: {'; '.join(parts[:SHOWN])}{more}."
-        yield Diagnostic("missing-classes", "note", text)
+        yield Diagnostic(
+            "missing-classes",
+            "warning" if few else "note",
+            f"Some domains lack classes: {'; '.join(parts[:SHOWN])}{more}.",
+            "Where few classes are, a model learns to tell the place instead: add images, or leave "
+            "the domain out (data.leave_out)."
+            if few
+            else "",
+        )
 
 
 def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator[Diagnostic]:
@@ -184,11 +200,7 @@ def about_copies(
             those that measure, or among each other where single images are hidden.
         hides_images: the field whose epsilon is for a single image; empty for none.
     """
-    first = {file: row for row, file in reversed(list(enumerate(files)))}
-    by_content: dict[str, list[int]] = {}
-    for row in sorted(first.values()):
-        by_content.setdefault(contents[row], []).append(row)
-    groups = [rows for content, rows in by_content.items() if content and len(rows) > 1]
+    groups = groups_of_copies(files, contents)
     if table.listed_rows is not None:  # named with their row, where a table of a user's lists them
         numbers = table.listed_rows.tolist()
         files = [f"{file} (row {n} of {table.listed_in})" for file, n in zip(files, numbers)]
@@ -229,6 +241,20 @@ def about_copies(
             "an image with copies more is told than that epsilon says.",
             remedy,
         )
+
+
+def groups_of_copies(files: Sequence[str], contents: Sequence[str]) -> list[list[int]]:
+    """Returns the first rows of files that have the same content, for each content of several.
+
+    Args:
+        files: by row, the file that it comes from.
+        contents: by row, a hash of that file's content; empty where it is not known.
+    """
+    first = {file: row for row, file in reversed(list(enumerate(files)))}
+    by_content: dict[str, list[int]] = {}
+    for row in sorted(first.values()):
+        by_content.setdefault(contents[row], []).append(row)
+    return [rows for content, rows in by_content.items() if content and len(rows) > 1]
 
 
 def _leaks(
@@ -503,6 +529,12 @@ def _samples(path: Path, *, deep_only: bool = False) -> Samples | None:
         return _wide_samples(path)
     except Exception:  # decoding says what is wrong with it
         return None
+
+
+def is_readable(path: Path) -> bool:
+    """Whether an image file can be read, as far as a look at its numbers tells."""
+    with quiet_pillow():
+        return _samples(path) is not None
 
 
 def _wide_samples(path: Path) -> Samples | None:

@@ -57,7 +57,7 @@ from feddg.storage import (
 
 Progress = Callable[[int, int], None]
 
-_LAYOUT = 2
+_LAYOUT = 3
 """Raise when the cache's layout or the way images are decoded changes."""
 _WAVE, _WAVE_OF_TILES = 256, 4
 """Files decoded ahead of the one being written."""
@@ -289,22 +289,19 @@ class PixelStore(ABC):
         """The number of rows."""
 
     @abstractmethod
-    def gather(self, rows: Rows) -> Tensor:
+    def gather(self, rows: Rows, device: torch.device | None = None) -> Tensor:
         """Copies the pixels of some rows.
 
         Args:
             rows: row numbers in any order, repeats allowed.
+            device: where to; the CPU by default.
 
         Returns:
-            ``(len(rows), 3, size, size)`` uint8 on the CPU, in channels-last memory order.
+            ``(len(rows), 3, size, size)`` uint8, in channels-last memory order.
 
         Raises:
             IndexError: for a row beyond the table.
         """
-
-    def gather_to(self, rows: Rows, device: torch.device) -> Tensor:
-        """Copies the pixels of some rows to a device, see :meth:`gather`."""
-        return self.gather(rows).to(device)
 
     def close(self) -> None:  # noqa: B027 - nothing to free is the common case
         """Frees what the store holds; it cannot be gathered from afterwards."""
@@ -335,18 +332,15 @@ class ArrayPixels(PixelStore):
     def __len__(self) -> int:
         return len(self._positions)
 
-    def gather(self, rows: Rows) -> Tensor:
-        """Copies the pixels of some rows, see :class:`PixelStore`."""
-        return _channels_last(self._read(self._positions[np.asarray(rows, dtype=np.int64)]))
-
-    def gather_to(self, rows: Rows, device: torch.device) -> Tensor:
-        """Copies the pixels of some rows to a device, where they stay if there is room for all.
+    def gather(self, rows: Rows, device: torch.device | None = None) -> Tensor:
+        """Copies the pixels of some rows; on a device they stay if there is room for all.
 
         An image is sent once, when it is first asked for: a copy from ordinary memory with every
         batch would make the host wait for the device, and leave that idle between steps.
         """
-        if device.type == "cpu":
-            return self.gather(rows)
+        places = self._positions[np.asarray(rows, dtype=np.int64)]
+        if device is None or device.type == "cpu":
+            return _channels_last(np.take(self._pixels, places, axis=0))
         if device not in self._on_device:
             self._on_device[device] = None
             if fits(self._pixels.nbytes, device):
@@ -355,17 +349,15 @@ class ArrayPixels(PixelStore):
                 self._on_device[device] = pixels, np.zeros(len(pixels), dtype=bool)
         held = self._on_device[device]
         if held is None:
-            return super().gather_to(rows, device)
-        (pixels, sent), places = held, self._positions[np.asarray(rows, dtype=np.int64)]
+            return _channels_last(np.take(self._pixels, places, axis=0)).to(device)
+        pixels, sent = held
         new = np.unique(places[~sent[places]])
         if len(new):
-            pixels[torch.from_numpy(new).to(device)] = torch.from_numpy(self._read(new)).to(device)
+            added = torch.from_numpy(np.take(self._pixels, new, axis=0))
+            pixels[torch.from_numpy(new).to(device)] = added.to(device)
             sent[new] = True
         chosen = pixels.index_select(0, torch.from_numpy(places).to(device))
         return chosen.permute(0, 3, 1, 2)
-
-    def _read(self, positions: np.ndarray) -> np.ndarray:
-        return np.take(self._pixels, positions, axis=0)
 
     def close(self) -> None:
         """Lets go of the array or map, and of what devices hold of it."""
@@ -393,7 +385,7 @@ class StreamingPixels(PixelStore):
     def __len__(self) -> int:
         return len(self._paths)
 
-    def gather(self, rows: Rows) -> Tensor:
+    def gather(self, rows: Rows, device: torch.device | None = None) -> Tensor:
         """Decodes the images of some rows, see :class:`PixelStore`.
 
         Raises:
@@ -404,7 +396,7 @@ class StreamingPixels(PixelStore):
         with self._alone, quiet_pillow(tiled=self._files.reading.tile is not None):
             for place, pixels in enumerate(self._pool.map(self._decode, paths)):
                 batch[place] = pixels
-        return _channels_last(batch)
+        return _channels_last(batch).to(device)
 
     def close(self) -> None:
         """Ends the threads."""

@@ -56,12 +56,14 @@ def hold_out(
     id_test: float = 0.05,
     seed: int,
     own: np.ndarray | None = None,
+    contents: Sequence[str] = (),
 ) -> Splits:
     """Holds whole domains out, and a stratified share of the others.
 
     ``id_val`` and ``id_test`` of each training domain's images are set aside, spread over its
     classes in proportion (largest remainders); the last image of a class in a domain always
-    trains. Which images these are does not depend on the domains held out.
+    trains. Which images these are does not depend on the domains held out. Copies of an image in
+    one class and domain get one role, the first one's; without any, ``contents`` changes nothing.
 
     Args:
         table: all images.
@@ -71,6 +73,7 @@ def hold_out(
         id_test: share of each training domain kept for in-domain test.
         seed: the experiment's seed.
         own: ``(n,)`` the in-domain role of each image as published, instead of drawn shares.
+        contents: by row, a hash of the image's file, empty where it is not known; or none.
 
     Raises:
         DataError: a name is unknown or in both lists, a held-out domain has no images, or nothing
@@ -81,7 +84,11 @@ def hold_out(
             f"id_val ({id_val}) and id_test ({id_test}) must not be negative and must add up to "
             "less than 1, or no image is left to train on."
         )
-    roles = _in_domain_roles(table, id_val, id_test, seed) if own is None else own.astype("<U7")
+    if own is None:
+        roles = _in_domain_roles(table, id_val, id_test, seed)
+        _keep_copies_together(roles, table, contents)
+    else:
+        roles = own.astype("<U7")
     for role, names in (("test", test), ("val", val)):
         for name in names:
             held = table.domains == table.domain_id(name)
@@ -153,6 +160,25 @@ def _in_domain_roles(table: ImageTable, id_val: float, id_test: float, seed: int
     roles[shuffled[place < last_test]] = "id_test"
     roles[shuffled[place < last_val]] = "id_val"
     return roles
+
+
+def _keep_copies_together(roles: np.ndarray, table: ImageTable, contents: Sequence[str]) -> None:
+    """Gives the copies of an image, in one class and domain, the role of the first; in place.
+
+    They train where otherwise no image of their class and domain would.
+    """
+    groups: dict[tuple[str, int, int], list[int]] = {}
+    keys = zip(contents, table.domains.tolist(), table.labels.tolist())
+    for row, key in enumerate(keys):
+        if key[0]:
+            groups.setdefault(key, []).append(row)
+    training = table.take(np.flatnonzero(roles == "train")).counts()
+    for (_, domain, label), rows in groups.items():
+        own = roles[rows]
+        if (own != own[0]).any():
+            others = training[domain, label] - np.count_nonzero(own == "train")
+            roles[rows] = own[0] if others else "train"
+            training[domain, label] = others + len(rows) * (roles[rows[0]] == "train")
 
 
 def _spread(quotas: np.ndarray, most: np.ndarray, random: np.random.Generator) -> np.ndarray:

@@ -40,9 +40,10 @@ from feddg.records import (
 )
 from feddg.report import ensure_report
 from feddg.runs.context import RunContext
-from feddg.runs.execute import Run, carry_out
+from feddg.runs.execute import carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import Progress, build, build_worker, cache_folder, defences_for
+from feddg.runs.reading import Run
 from feddg.settings import Positive, Settings
 from feddg.storage import replace_text
 

@@ -30,9 +30,10 @@ from feddg.methods.composition import method_class
 from feddg.records import client_name
 from feddg.report import ensure_report
 from feddg.runs.context import RunContext, in_process
-from feddg.runs.execute import Run, carry_out
+from feddg.runs.execute import carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import Progress, cache_folder, load_images
+from feddg.runs.reading import Run
 from feddg.storage import replace_text
 
 SIMULATION = "simulation.json"

@@ -38,6 +38,7 @@ from feddg.errors import (
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
 from feddg.federation.local_training import answer, client_statistics, load_weights, train
+from feddg.federation.transport import without_frozen
 from feddg.messages import Message, Weights, on_device
 from feddg.methods.base import Method
 from feddg.privacy.building import Defences
@@ -321,6 +322,13 @@ def read_experiment(run_config: Mapping[str, Any]) -> Experiment:
     return experiment
 
 
+@functools.lru_cache(maxsize=1)
+def _experiment_at(text: object, device: str) -> Experiment:
+    # Every message of a run brings the same text: a process reads it once.
+    experiment = read_experiment({"experiment": text})
+    return experiment.model_copy(update={"device": device})
+
+
 class MissingContext(FeddgError):
     """The site was not sent, or has lost, the shared context."""
 
@@ -336,9 +344,7 @@ class Site:
         self.config = SiteConfig.read(node_config)
         if not re.fullmatch(SITE_NAME, self.config.site):
             raise FeddgError(f"site {self.config.site!r}: use letters, digits, - and _ only")
-        self.experiment = read_experiment(run_config).model_copy(
-            update={"device": self.config.device}
-        )
+        self.experiment = _experiment_at(run_config.get("experiment"), self.config.device)
         self.table, self.pixels = load_pixels(
             self.config.images, self.config.domain, self.experiment, self.config.cache_folder
         )
@@ -358,7 +364,7 @@ class Site:
     def client_statistics(self, payload: Payload) -> Payload:
         """Describes the site for the method's setup phase."""
         with self._client(payload) as (client, method, _):
-            return Payload(parts={"reply": client_statistics(client, method, client.received)})
+            return Payload(parts={"reply": client_statistics(client, method)})
 
     def train(self, payload: Payload) -> Payload:
         """Trains one round."""
@@ -397,6 +403,8 @@ class Site:
         request = Request.read(payload)
         memory = self._memory(request)
         method, worker = self._build(len(request.classes))
+        context, frozen = without_frozen(self._context(request.context, payload, memory))
+        load_weights(worker.network, frozen)
         extras = payload.part("extras")
         client = Client(
             request.client,
@@ -405,7 +413,7 @@ class Site:
             name=self.config.site,
             round=request.round,
             memory=on_device(memory.before(request.round + after_training), worker.device),
-            context=self._context(request.context, payload, memory),
+            context=context,
             received=payload.part("weights").tensors,
             extras=Message(on_device(extras.tensors, worker.device), extras.scalars),
             secrets=memory.secrets(request.round),
@@ -493,9 +501,10 @@ SIMULATED = "simulated"
 
 
 @functools.lru_cache(maxsize=1)
-def _images(experiment: str, cache: Path) -> Images:
+def _simulated(text: str, cache: Path) -> tuple[Experiment, Images]:
     # All clients draw on the same images: an actor loads them once.
-    return load_images(Experiment(**yaml.safe_load(experiment)), cache, lambda *_: None)
+    experiment = Experiment(**yaml.safe_load(text))
+    return experiment, load_images(experiment, cache, lambda *_: None)
 
 
 class SimulatedSite(Site):
@@ -504,11 +513,10 @@ class SimulatedSite(Site):
     def __init__(self, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> None:
         id, text = int(node_config["partition-id"]), str(run_config["experiment"])
         cache = Path(str(run_config["cache"]))
-        self.experiment = Experiment(**yaml.safe_load(text))
+        self.experiment, images = _simulated(text, cache)
         self.config = SiteConfig(
             site=client_name(id), images="", cache=cache, device=self.experiment.device
         )
-        images = _images(text, cache)
         self._own, self._names = images.examples(id), images.table
 
     def _registration(self) -> Registration:

@@ -10,7 +10,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from feddg.clients.client import Pixels, gathered
+from feddg.clients.client import Pixels
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic
 from feddg.errors import first_names
@@ -173,7 +173,7 @@ class Evaluation:
             batches = order.tensor_split(-(-len(rows) // self.batch_size))
         with torch.inference_mode(), self.autocast():
             parts = [
-                predictor(as_unit(gathered(self.pixels, part, self.device))).float().cpu()
+                predictor(as_unit(self.pixels.gather(part, self.device))).float().cpu()
                 for part in (torch.from_numpy(rows)[batch] for batch in batches)
             ]
         return torch.cat(parts)[order.argsort()]

@@ -29,7 +29,7 @@ class Means(RoundHook):
         method: whose weights they are; says which entries stay with the clients.
         network: what it trains.
         settings: SWA's share of the rounds and the EMA's decay.
-        kept: which means are kept.
+        means: which means are kept.
     """
 
     def __init__(
@@ -37,16 +37,17 @@ class Means(RoundHook):
         method: Method,
         network: Network,
         settings: ServerSettings,
-        kept: Collection[str] = MEANS,
+        means: Collection[str] = MEANS,
     ) -> None:
-        self._names = averaged_names(network.state_dict(), local_names(method, network))
-        self._settings, self._kept = settings, kept
+        local = local_names(method, network) | network.frozen
+        self._names = averaged_names(network.state_dict(), local)
+        self._settings, self._means = settings, means
 
     def completed(self, state: State, round: Round) -> State:
         """Takes in the model of the round: a mean moves on the way to it; the first is the mean."""
         first = first_averaged_round(self._settings.swa_fraction, state.rounds or state.round)
         new = [state.weights[name] for name in self._names]
-        for mean in self._kept:
+        for mean in self._means:
             if mean == SWA and state.round < first:
                 continue
             begun, names = rounds_in(state, mean), [prefix_of(mean) + name for name in self._names]

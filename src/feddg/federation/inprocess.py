@@ -11,7 +11,7 @@ from feddg.clients.client import Client, Examples, Worker
 from feddg.clients.threads import share_of_client, share_of_process, side_by_side, threads
 from feddg.errors import ClientError
 from feddg.federation.local_training import answer, client_statistics, train
-from feddg.federation.transport import Ledger, Reply
+from feddg.federation.transport import Ledger, Reply, without_frozen
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights, on_device
 from feddg.methods.base import Method
 from feddg.privacy.building import NO_DEFENCES, Defences
@@ -45,7 +45,8 @@ class InProcess:
         defences: Defences = NO_DEFENCES,
     ) -> None:
         self._method, self.workers, self.examples = method, workers, examples
-        self._count, self._defences = count, defences
+        self.clients: Sequence[int] = range(count)
+        self._defences = defences
         self._context: Message | None = None
         self.ledger = Ledger(lambda row: None)
         self.registered: Mapping[int, int] = {}
@@ -54,17 +55,12 @@ class InProcess:
         self.remembered: set[int] = set()
         """Clients whose memory changed since the set was last emptied."""
 
-    @property
-    def clients(self) -> Sequence[int]:
-        """Ids 0 .. N-1."""
-        return range(self._count)
-
     def hand_out(self, context: Message | None, *, again: bool = False) -> None:
         """See :class:`Transport`: a client is given it with its turn."""
         if context is not None and not again:
             for id in self.clients:
                 self.ledger.message(0, "down", id, "context", context)
-        self._context = context
+        self._context, _ = without_frozen(context)
 
     def client(self, id: int, broadcast: Broadcast, worker: Worker) -> Client:
         """Returns client ``id`` as it stands in a round, on a worker."""
@@ -73,7 +69,7 @@ class InProcess:
             self.examples(id),
             worker,
             round=broadcast.round,
-            # Its own dictionary: a turn that fails leaves no trace. A checkpoint's are on the CPU.
+            # Its own dictionary: training that fails leaves no trace. A checkpoint's is on the CPU.
             memory=on_device(self.memories.get(id, {}), worker.device),
             context=self._context,
             received=broadcast.weights,
@@ -83,28 +79,21 @@ class InProcess:
 
     def client_statistics(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
         """See :class:`Transport`."""
-
-        def work(client: Client) -> Message:
-            return client_statistics(client, self._method, client.received)
-
+        work = partial(client_statistics, method=self._method)
         return self._answers(clients, broadcast, ("statistics", "statistics"), work)
 
     def ask(
         self, clients: Sequence[int], broadcast: Broadcast, name: str, question: Message
     ) -> Iterator[Reply]:
         """See :class:`Transport`."""
-
-        def work(client: Client) -> Message:
-            return answer(client, self._method, name, question, self._defences)
-
+        work = partial(
+            answer, method=self._method, name=name, question=question, defences=self._defences
+        )
         return self._answers(clients, broadcast, (f"ask:{name}", f"answer:{name}"), work)
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
         """See :class:`Transport`. Clients that train at once share the seconds they take."""
-
-        def work(client: Client) -> Update:
-            return train(client, self._method, self._defences)
-
+        work = partial(train, method=self._method, defences=self._defences)
         for reply in self._replies(clients, broadcast, "train", work):
             if isinstance(reply, Update):
                 self.ledger.update(broadcast.round, reply)

@@ -13,6 +13,8 @@ from feddg.clients.threads import threads
 from feddg.errors import ClientError
 from feddg.messages import Message, Update, Weights, first_not_finite
 from feddg.methods.base import Method, local_names
+from feddg.models.dropout import draw_dropout_from
+from feddg.models.trained import frozen_digest
 from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.rng import add_noise
 
@@ -141,10 +143,10 @@ def load_weights(network: nn.Module, weights: Weights) -> None:
             state[name].copy_(tensor)
 
 
-def client_statistics(client: Client, method: Method, weights: Weights) -> Message:
+def client_statistics(client: Client, method: Method) -> Message:
     """Runs the method's setup at one client; the network is in eval mode."""
-    with _turn(client), torch.no_grad(), client.worker.autocast():
-        load_weights(client.network, weights)
+    with _local_work(client), torch.no_grad(), client.worker.autocast():
+        load_weights(client.network, client.received)
         client.network.eval()
         return method.client_statistics(client) or Message()
 
@@ -160,14 +162,17 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
         ClientError: the client cannot train, or its loss or what it remembers is not finite.
     """
     started = time.perf_counter()
-    with _turn(client), counted_forwards(client), client.held_still():
+    with _local_work(client), counted_forwards(client), client.held_still():
         local = _start(client, method)
         client.set_training()
+        draw_dropout_from(client.network, client.stream("dropout"))
         method.begin(client)
         client.optimizer = method.optimizer(client)
         images = 0
         selection = BestOfSteps(client) if client.worker.train.select_every else None
         with client.worker.autocast():
+            if _trains_on_features(client, method):
+                client.features = frozen_features(client)
             for batch in client.batches():
                 if client.worker.stopped.is_set():
                     raise ClientError("the round ended before it was done")
@@ -192,6 +197,7 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
             f"lower train.lr (now {client.worker.train.lr:g})"
         )
     seconds = time.perf_counter() - started
+    state = {n: tensor for n, tensor in state.items() if n not in client.network.frozen}
     if local >= state.keys():
         state = {}  # nothing is shared, so nothing leaves
     update = Update(client.id, len(client.examples), state, extras, terms, seconds, images)
@@ -199,6 +205,37 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
     if not defences.defences:
         return update
     return defences.protect(update, client.received, client.extras, client.secrets)
+
+
+def _trains_on_features(client: Client, method: Method) -> bool:
+    """Whether the head alone is trained, on images that are the same in every round."""
+    kind, worker, augmentation = type(method), client.worker, client.augmentation
+    plain = client.training is client.examples and not client.views
+    return (
+        worker.train.trainable == "head"
+        and (kind.loss, kind.head_loss, kind.step) == (Method.loss, Method.head_loss, Method.step)
+        and plain
+        and not (augmentation.moves or augmentation.recolors)
+        and worker.record_noise is None
+    )
+
+
+def frozen_features(client: Client) -> Tensor:
+    """Returns what the frozen featurizer makes of a client's images, ``(n, d)`` float32.
+
+    Computed once for all rounds, without augmentation; call it with the network in training mode.
+    """
+    network = client.network
+
+    def compute() -> Tensor:
+        with torch.no_grad():
+            parts = [
+                network.featurizer(network.normalize(batch.images)).float().cpu()
+                for batch in client.plain_batches()
+            ]
+        return torch.cat(parts)
+
+    return client.cached(f"features-{frozen_digest(network)}", compute)
 
 
 def answer(
@@ -211,14 +248,14 @@ def answer(
     own = defences.answer(client.id, client.round, name, question, client.secrets)
     if own is not None:
         return own
-    with _turn(client), torch.no_grad(), client.worker.autocast():
+    with _local_work(client), torch.no_grad(), client.worker.autocast():
         _start(client, method)
         client.network.eval()
         return method.answer(client, name, question)
 
 
 @contextmanager
-def _turn(client: Client) -> Iterator[None]:
+def _local_work(client: Client) -> Iterator[None]:
     """Checks that the client has images, and gives its block the worker's share of the cores."""
     if not len(client.examples):
         raise ClientError("it holds no images; give it some or lower clients.number")
@@ -230,5 +267,8 @@ def _start(client: Client, method: Method) -> set[str]:
     """Loads what the client received, then what it remembers; returns the names that are local."""
     local = local_names(method, client.network)
     load_weights(client.network, client.received)
+    if client.network.frozen:  # which it was sent before round 1
+        state = client.network.state_dict()
+        client.received = {n: state[n] for n in client.network.frozen} | client.received
     load_weights(client.network, {n: t for n, t in client.memory.items() if n in local})
     return local

@@ -50,17 +50,17 @@ class OpenedSums:
         write: Callable[[OpenedSumRow], None] = lambda row: None,
     ) -> None:
         self._write = write
-        self._known = {row.round: row.clients for row in rows}
+        self._clients = {row.round: row.clients for row in rows}
 
     def clients(self, round: int) -> list[int] | None:
         """Returns the clients whose sum of a round may have been opened, ascending, or None."""
-        return self._known.get(round)
+        return self._clients.get(round)
 
     def keep(self, round: int, clients: list[int]) -> None:
         """Keeps that the sum of these clients is about to be opened."""
-        if round not in self._known:
+        if round not in self._clients:
             self._write(OpenedSumRow(round=round, clients=clients))
-            self._known[round] = clients
+            self._clients[round] = clients
 
 
 class MaskedRounds:
@@ -287,8 +287,8 @@ class _Round:
                 if not fault and reply.examples != registered:
                     fault = f"reports {reply.examples} examples, but registered with {registered}"
                 if fault is None:
-                    kept = Message({MASKED: reply.extras.tensors[MASKED].cpu().clone()})
-                    updates[reply.client] = replace(reply, extras=kept, terms={})
+                    masked = Message({MASKED: reply.extras.tensors[MASKED].cpu().clone()})
+                    updates[reply.client] = replace(reply, extras=masked, terms={})
                     continue
                 reply = Refusal(reply.client, f"update refused: {fault}")
             self.refusals.append(reply)
@@ -311,7 +311,7 @@ class _Round:
         return answers
 
     def _refuse(self, id: int, reason: str) -> None:
-        if all(known.client != id for known in self.refusals):
+        if all(refusal.client != id for refusal in self.refusals):
             self.refusals.append(Refusal(id, reason))
 
     def _enough(self, left: Iterable[int], needed: int | None = None) -> list[int]:
@@ -332,9 +332,9 @@ class _Round:
         return ids
 
     def _too_few(self, least: int, left: int) -> _NoSum:
-        known = [f"client {refusal.client}: {refusal.reason}" for refusal in self.refusals[:3]]
+        refused = [f"client {refusal.client}: {refusal.reason}" for refusal in self.refusals[:3]]
         why = f"secure aggregation needs {least} clients, and {left} are left"
-        return _NoSum("; ".join([why, *known]))
+        return _NoSum("; ".join([why, *refused]))
 
 
 def _fault(message: Message, schemas: Mapping[str, _Schema]) -> str | None:

@@ -1,7 +1,8 @@
 """The server: the one round loop, under whatever carries the messages."""
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,9 +11,9 @@ from feddg.clients.sampling import drawn_clients, secret_clients
 from feddg.errors import ClientError, NotEnoughUpdates, RunError
 from feddg.federation import averages
 from feddg.federation.masked_rounds import MaskedRounds, OpenedSums
-from feddg.federation.transport import Ledger, Reply, Transport
+from feddg.federation.transport import FROZEN, Ledger, Reply, Transport
 from feddg.federation.validation import ChangeSizes, MessageChecks
-from feddg.messages import Broadcast, Message, Refusal, Update, Weights
+from feddg.messages import Broadcast, Message, Refusal, Update, Weights, joined
 from feddg.methods.base import Method, Round, RoundHook, State, name_clients
 from feddg.models.network import Network
 from feddg.privacy.building import NO_DEFENCES, Defences
@@ -93,6 +94,36 @@ class Hooks:
         return state
 
 
+class FrozenWeights(RoundHook):
+    """Leaves what is not trained out of the messages of a round."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self.names = names
+
+    def broadcast(self, broadcast: Broadcast, round: Round) -> Broadcast:
+        """Sends what is trained."""
+        return replace(broadcast, weights=self.trained(broadcast.weights))
+
+    def received(self, update: Update, round: Round) -> Update:
+        """Completes an update by the server's own entries."""
+        strange = sorted(update.weights.keys() & self.names)
+        if strange:
+            raise ClientError(f"holds {strange[0]!r}, which is not trained")
+        own = {name: update.weights.get(name, old) for name, old in round.state.weights.items()}
+        return replace(update, weights=own | update.weights if update.weights else {})
+
+    def trained(self, weights: Weights) -> Weights:
+        """Returns the weights that are trained."""
+        return {name: tensor for name, tensor in weights.items() if name not in self.names}
+
+    def with_context(self, state: State) -> Message | None:
+        """Returns what every client is sent once: the shared context, and what is not trained."""
+        if not self.names:
+            return state.context
+        frozen = {FROZEN + n: state.weights[n].detach() for n in sorted(self.names)}
+        return joined(state.context or Message(), Message(frozen))
+
+
 class Refusals(RoundHook):
     """Says whose update is not used, in the ledger and the log."""
 
@@ -121,7 +152,8 @@ class Asking(RoundHook):
         def ask(name: str, question: Message) -> Iterator[tuple[int, Message]]:
             refused = {refusal.client for refusal in round.refused}
             ids = [id for id in round.clients if id not in refused]
-            broadcast = Broadcast(round.number, state.weights, question)
+            weights = self._server.frozen.trained(state.weights)
+            broadcast = Broadcast(round.number, weights, question)
             replies = self._server.transport.ask(ids, broadcast, name, question)
             return self._server.checked(replies, round.number, f"answer:{name}")
 
@@ -142,6 +174,7 @@ class Server:
         checks: what clients' messages are compared with.
         defences: what happens to updates on their way.
         opened: whose masked sums the run has opened.
+        frozen: entries of the weights that are never trained.
         hooks: what else happens in a round, after what is said here.
 
     Attributes:
@@ -163,6 +196,7 @@ class Server:
         checks: MessageChecks,
         defences: Defences = NO_DEFENCES,
         opened: OpenedSums | None = None,
+        frozen: Collection[str] = (),
         hooks: Iterable[RoundHook] = (),
     ) -> None:
         self.method, self.state = method, state
@@ -180,7 +214,10 @@ class Server:
         self._refusals = Refusals(ledger)
         times = None if defences.sees_all else settings.largest_change
         changes = ChangeSizes(times, checks.heads, checks.lr)
-        chain: list[RoundHook] = [self._refusals, checks, changes, *reversed(defences.defences)]
+        self.frozen = FrozenWeights(frozenset(frozen))
+        checked = [self.frozen, checks] if frozen else [checks]
+        chain: list[RoundHook] = [self._refusals, *checked, changes]
+        chain += reversed(defences.defences)
         if settings.optimizer != "none":
             chain.append(averages.ServerOptimizer(settings))
         if type(method).after_round is not Method.after_round:
@@ -188,7 +225,7 @@ class Server:
         self.hooks = Hooks([*chain, *hooks])
         self.groups: Groups = {}
         self.transport.ledger = ledger
-        self.transport.hand_out(state.context, again=True)
+        self.transport.hand_out(self.frozen.with_context(state), again=True)
 
     def setup(self, progress: Callable[[int, int], None] | None = None) -> Weights:
         """Collects every client's statistics and sends all of them what the method agrees on.
@@ -204,7 +241,11 @@ class Server:
         Raises:
             RunError: no client could.
         """
-        if not self.method.has_setup or self.state.context is not None:
+        if self.state.context is not None:
+            return {}
+        if not self.method.has_setup:
+            if self.frozen.names and not self.state.round:
+                self.transport.hand_out(self.frozen.with_context(self.state))
             return {}
         ids = self.transport.clients
         self.defences.describing(ids)
@@ -221,7 +262,7 @@ class Server:
             raise RunError("setup: no client could send its statistics; see the warnings above")
         self.state.context = self.method.aggregate_statistics(client_statistics) or Message()
         self.groups = self.method.groups(client_statistics)
-        self.transport.hand_out(self.state.context)
+        self.transport.hand_out(self.frozen.with_context(self.state))
         return _stacked([message for _, message in client_statistics])
 
     def checked(
@@ -367,5 +408,6 @@ def build_server(
             style_noise=style_noise,
         ),
         defences=defences,
+        frozen=network.frozen,
         **more,
     )

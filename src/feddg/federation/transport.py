@@ -25,14 +25,14 @@ class Ledger:
 
     Args:
         write: called with each row, in order.
-        known_layouts: ids of layouts that an earlier part of this run already wrote.
+        written_layouts: ids of layouts that an earlier part of this run already wrote.
     """
 
     def __init__(
-        self, write: Callable[[LedgerRow], None], known_layouts: set[str] | None = None
+        self, write: Callable[[LedgerRow], None], written_layouts: set[str] | None = None
     ) -> None:
         self._write = write
-        self._known = set(known_layouts or ())
+        self._written = set(written_layouts or ())
         self._layouts: dict[Shapes, tuple[LayoutRow, int]] = {}
         self.bytes: dict[Direction, int] = {"up": 0, "down": 0}
 
@@ -84,8 +84,8 @@ class Ledger:
             new = _new_layout(*key)
             self._layouts[key] = new, sum(tensor.bytes for tensor in new.tensors)
         layout, held = self._layouts[key]
-        if layout.id not in self._known:
-            self._known.add(layout.id)
+        if layout.id not in self._written:
+            self._written.add(layout.id)
             self._write(layout)
         if size is None:
             size = held
@@ -133,6 +133,22 @@ def _new_layout(shapes: tuple[Shape, ...], scalars: tuple[str, ...]) -> LayoutRo
 
 Reply = tuple[int, Message | Refusal]
 """A client's id with what it says, or with why it has nothing usable to say."""
+
+
+FROZEN = "frozen/"
+"""Prefix of weights that are never trained, among what every client is sent with the context."""
+
+
+def without_frozen(message: Message | None) -> tuple[Message | None, Weights]:
+    """Returns the shared context that a message holds, or None, and the frozen weights."""
+    if message is None:
+        return None, {}
+    cut = len(FROZEN)
+    frozen = {n[cut:]: t for n, t in message.tensors.items() if n.startswith(FROZEN)}
+    if not frozen:
+        return message, {}
+    rest = {n: t for n, t in message.tensors.items() if not n.startswith(FROZEN)}
+    return Message(rest, message.scalars), frozen
 
 
 class Transport(Protocol):

@@ -64,7 +64,11 @@ class ChangeSizes(RoundHook):
     def received(self, update: Update, round: Round) -> Update:
         """Takes note of how long the change is; refuses it if it is too long to be believed."""
         sent, medians = round.state.weights, _medians(round.state)
-        shared = [n for n, t in sent.items() if t.is_floating_point() and n in update.weights]
+        shared = [
+            n
+            for n, t in sent.items()
+            if t.is_floating_point() and update.weights.get(n, t) is not t
+        ]
         # Nine digits: a float64 sum over another memory order differs in its last bits, and what is
         # remembered must not depend on the transport.
         moved = float(f"{distance(update.weights, sent, shared):.9g}")
@@ -143,8 +147,9 @@ def _medians(state: State) -> list[float]:
 # What a message says, beside its declared schema.
 
 
-LARGEST_COUNTER = 2**53
-"""Beyond any number of batches; adding to it stays exact."""
+MOST_BATCHES = 2**32
+"""Beyond what a client can see in a round. A counter is compared with the one it was sent: under a
+limit for all, a site that sends that limit has the others refused, who count on from there."""
 
 LARGEST_ROUNDING = 1e-6
 """How far below 0 the rounding of a masked sum may bring a variance near 0; far below what
@@ -219,7 +224,8 @@ class MessageChecks(RoundHook):
                 return f"reports {number} examples; an update needs a whole number of at least 1"
             if registered is not None and count != registered:
                 return f"reports {count} examples, but registered with {registered}"
-        fault = layout_fault(update.weights, self._weights) or self._statistics_fault(update)
+        fault = layout_fault(update.weights, self._weights)
+        fault = fault or self._statistics_fault(update, state.weights if state else {})
         extras = update.extras
         if fault or update.members or not ("update" in self._schemas or extras):
             return fault
@@ -243,7 +249,7 @@ class MessageChecks(RoundHook):
         context = replace(self._context, images=self._registered.get(update.client))
         if state is None:
             return context
-        context = replace(context, kept=state.extras)
+        context = replace(context, server_extras=state.extras)
         if self._train is None:
             return context
         train = in_round(self._train, state.round + 1)
@@ -258,7 +264,7 @@ class MessageChecks(RoundHook):
 
         return replace(context, gradients=gradients)
 
-    def _statistics_fault(self, update: Update) -> str | None:
+    def _statistics_fault(self, update: Update, sent: Weights) -> str | None:
         """Says which variance or counter is none, or None.
 
         One of them below 0 would make the mean one on which no network works, and then whoever
@@ -272,7 +278,10 @@ class MessageChecks(RoundHook):
             least, most = map(float, torch.aminmax(tensor))
             if least < lowest:
                 return f"weight {name!r} holds {least:g}; a variance or a counter is never below 0"
-            if not tensor.is_floating_point() and most > LARGEST_COUNTER:
+            if tensor.is_floating_point():
+                continue
+            before = float(sent[name].max()) if name in sent else 0.0
+            if most > before + MOST_BATCHES:
                 return f"weight {name!r} holds {most:g}, more batches than there can have been"
         return None
 

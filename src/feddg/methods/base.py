@@ -198,7 +198,7 @@ class Method:
         A method that changes or adds images overrides this; one that works on embeddings overrides
         :meth:`head_loss`. So the two kinds compose, and share one forward pass.
         """
-        return self.head_loss(client, batch, client.network.features(batch.images))
+        return self.head_loss(client, batch, client.embeddings(batch))
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Returns the loss terms of a batch whose embeddings ``(B, d)`` are known."""
@@ -492,15 +492,18 @@ def weighted_mean(items: Iterable[tuple[Weights, float]]) -> Weights:
         ValueError: there is no item.
     """
     mean: Weights = {}
+    first: Weights = {}
     total = 0.0
     for tensors, weight in items:
         total += weight
         if not mean:
             mean = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+            first = tensors
             continue
-        names = [name for name, tensor in tensors.items() if tensor.is_floating_point()]
+        names = [n for n, t in tensors.items() if t.is_floating_point() and t is not first[n]]
         entries = [tensors[name].detach().to(mean[name]) for name in names]
-        torch._foreach_lerp_([mean[name] for name in names], entries, weight / total)
+        if names:
+            torch._foreach_lerp_([mean[name] for name in names], entries, weight / total)
     if not mean:
         raise ValueError("the mean of no updates is not defined")
     return mean
@@ -551,7 +554,7 @@ def title_of(name: str) -> str:
     Args:
         name: of a method or composition (aliases are left as they are written), or any text.
     """
-    titles = {_plain(known): method.title for known, method in METHODS.items()}
+    titles = {_plain(listed): method.title for listed, method in METHODS.items()}
     parts = [part.strip() for part in name.split("+")]
     if not any(_plain(part) in titles for part in parts):
         return name

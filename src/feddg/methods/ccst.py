@@ -44,7 +44,7 @@ from torch import Tensor
 
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
-from feddg.messages import EntrySchema, Message, joined
+from feddg.messages import EntrySchema, Message, SchemaContext, joined
 from feddg.methods.base import Method, register
 from feddg.methods.style_exchange import StyleExchange, StyleSettings
 from feddg.settings import ExperimentSettings, Fraction
@@ -91,11 +91,11 @@ class Versions:
 
     views: list[Tensor]
 
-    def gather(self, rows: Tensor) -> Tensor:
-        """Returns the images of ``rows``, ``(B, 3, H, W)``."""
+    def gather(self, rows: Tensor, device: torch.device | None = None) -> Tensor:
+        """Returns the images of ``rows``, ``(B, 3, H, W)``, on a device."""
         count = len(self.views[0])
         images = [self.views[row // count][row % count] for row in rows.tolist()]
-        return torch.stack(images).permute(0, 3, 1, 2)
+        return torch.stack(images).permute(0, 3, 1, 2).to(device)
 
 
 @register
@@ -112,7 +112,7 @@ class Ccst(StyleExchange, Method):
     sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
         "statistics/styles": EntrySchema(
             "once, the moments of its images' feature maps, 2 x C numbers per style",
-            lambda method, context: ("styles", 2, method.codec().channels),
+            lambda method, context: (method.styles_of(context), 2, method.codec().channels),
             within=lambda method, context, name: method.style_range(context),
         )
     }
@@ -130,6 +130,12 @@ class Ccst(StyleExchange, Method):
                 "privacy.style_epsilon and share: single exclude each other: noise that hides an "
                 "image in its own style leaves nothing of it; set method.share to overall"
             )
+
+    def styles_of(self, context: SchemaContext) -> int | str:
+        """Returns how many styles a client sends; a name where its images are not known."""
+        if self.settings.share == "overall":
+            return 1
+        return "styles" if context.images is None else -(-context.images // IMAGES_PER_STYLE)
 
     def client_statistics(self, client: Client) -> Message:
         """The client's styles: one of all its images, or those of a few single ones."""

@@ -40,8 +40,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from feddg.clients.client import Batch, Client
+from feddg.errors import ExperimentError
 from feddg.messages import EntrySchema, Message, joined
 from feddg.methods.base import Method, MethodSettings, register
+from feddg.models.backbones import use_plain_attention
+from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 
 
@@ -71,7 +74,11 @@ class Elcfs(Method):
     sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
         "statistics/amplitudes": EntrySchema(
             "once, low-frequency amplitudes of 1/8 of its images",
-            lambda method, context: ("images", 3, *method.window_shape(context.image_size)),
+            lambda method, context: (
+                "images" if context.images is None else method.drawn_of(context.images),
+                3,
+                *method.window_shape(context.image_size),
+            ),
             low=0.0,
             high=1.0001,  # no more than the mean of the image, beyond rounding
         )
@@ -80,12 +87,26 @@ class Elcfs(Method):
     def client_statistics(self, client: Client) -> Message:
         """The low-frequency amplitudes of some of the client's images."""
         count = len(client.examples)
-        number = max(1, math.ceil(self.settings.bank_share * count))
         order = torch.randperm(count, generator=client.stream("elcfs"))
-        images = client.examples.images(order[:number]).float() / 255
+        images = client.examples.images(order[: self.drawn_of(count)]).float() / 255
         half_width = self._half_width(images.shape[-1])
         mine = Message({"amplitudes": low_frequencies(spectrum(images), half_width).abs()})
         return joined(super().client_statistics(client), mine)
+
+    def drawn_of(self, images: int) -> int:
+        """Returns of how many of its images a client sends the amplitudes."""
+        return max(1, math.ceil(self.settings.bank_share * images))
+
+    def network(self, network: Network) -> Network:
+        """Makes it differentiable twice, as the trial step asks for, or refuses it."""
+        if self.settings.meta_order == "second":
+            use_plain_attention(network)
+            if any(type(layer).__name__.lower() == "hardsigmoid" for layer in network.modules()):
+                raise ExperimentError(
+                    "elcfs takes second derivatives, and PyTorch has none of this backbone's "
+                    "hard sigmoids; set method.meta_order to first or choose another backbone"
+                )
+        return super().network(network)
 
     def _half_width(self, size: int) -> int:
         return math.floor(self.settings.window * size)

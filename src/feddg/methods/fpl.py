@@ -84,6 +84,7 @@ class FPL(Method):
             "which classes these are",
             ("held",),
             torch.int64,
+            distinct=True,
             low=0,
             high="classes",
             rows="classes",

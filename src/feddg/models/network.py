@@ -1,7 +1,7 @@
 """The network every method trains: featurizer, optional embedding, classifier."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
 import torch
@@ -19,9 +19,9 @@ Layer = TypeVar("Layer", bound=nn.Module)
 class Network(nn.Module):
     """A featurizer ``f`` with embedding ``z = f(x)`` and a linear classifier ``g``.
 
-    Images come in as RGB in [0, 1]; they are normalised with ImageNet's mean and standard deviation
-    inside, so that everything before the network (augmentation, style transfer, frequency mixing)
-    works on plain images.
+    Images come in as RGB in [0, 1]; they are normalised inside, as the featurizer's pretrained
+    weights expect, so that everything before the network (augmentation, style transfer, frequency
+    mixing) works on plain images.
 
     Args:
         featurizer: maps normalised images ``(B, 3, H, W)`` to ``(B, d)``; has ``out_features``.
@@ -29,16 +29,27 @@ class Network(nn.Module):
         embedding: ``none``; ``linear``, PARDON's Linear(d -> d) in front of the classifier; or
             ``bottleneck``, CSAC's and FedIG's Linear(d -> 256), BatchNorm1d, ReLU.
         seed: the experiment's seed, for the layers that a method adds.
+        mean: of the colours that the featurizer expects; ImageNet's by default.
+        std: their standard deviation.
 
     Attributes:
         heads: extra heads that a method adds, by name.
+        frozen: entries of its state that are never trained: see :mod:`feddg.models.trained`.
+        mean: of the colours, as above.
+        std: as above.
     """
 
     scale: Tensor
     shift: Tensor
 
     def __init__(
-        self, featurizer: nn.Module, classes: int, embedding: Embedding = "none", seed: int = 0
+        self,
+        featurizer: nn.Module,
+        classes: int,
+        embedding: Embedding = "none",
+        seed: int = 0,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
     ) -> None:
         super().__init__()
         self.classes = classes
@@ -48,12 +59,19 @@ class Network(nn.Module):
         self.embedding, self.features_dimension = _embedding(embedding, features)
         self.classifier: nn.Module = nn.Linear(self.features_dimension, classes)
         self.heads = nn.ModuleDict()
-        mean, std = (torch.tensor(m).view(3, 1, 1) for m in (IMAGENET_MEAN, IMAGENET_STD))
-        self.register_buffer("scale", 1 / std, persistent=False)
-        self.register_buffer("shift", -mean / std, persistent=False)
+        self.frozen: frozenset[str] = frozenset()
+        self.register_buffer("scale", torch.ones(3, 1, 1), persistent=False)
+        self.register_buffer("shift", torch.zeros(3, 1, 1), persistent=False)
+        self.normalize_by(mean, std)
+
+    def normalize_by(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Has images normalised by another mean and standard deviation, three numbers each."""
+        self.mean, self.std = tuple(mean), tuple(std)
+        means, deviations = (torch.tensor(m).view(3, 1, 1).to(self.scale) for m in (mean, std))
+        self.scale, self.shift = 1 / deviations, -means / deviations
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Normalises RGB images in [0, 1] with ImageNet's moments."""
+        """Normalises RGB images in [0, 1] by :attr:`mean` and :attr:`std`."""
         return torch.addcmul(self.shift, images, self.scale)
 
     def denormalize(self, values: Tensor) -> Tensor:

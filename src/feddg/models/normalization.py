@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -202,7 +202,16 @@ def normalised_by(network: nn.Module, rule: Rule) -> Iterator[None]:
 
 
 def _following(rule: Rule, layer: _BatchNorm) -> Callable[[Tensor], Tensor]:
-    return lambda inputs: rule(layer, inputs)
+    return lambda inputs: activated(layer, rule(layer, inputs))
+
+
+def activated(layer: nn.Module, outputs: Tensor) -> Tensor:
+    """Does what some layers do beside normalising: timm's BatchNormAct2d holds its activation."""
+    for name in ("drop", "act"):
+        module = getattr(layer, name, None)
+        if module is not None:
+            outputs = module(outputs)
+    return outputs
 
 
 # Batch-instance normalisation: each channel mixes both statistics by a gate that it learns.
@@ -244,7 +253,7 @@ class BatchInstanceNorm2d(nn.BatchNorm2d):
         # Under mixed precision the maps are bfloat16 and the parameters are not.
         parts = (gate, self.weight, self.bias)
         gate, scale, shift = (part.to(batch)[:, None, None] for part in parts)
-        return torch.lerp(instance, batch, gate) * scale + shift
+        return activated(self, torch.lerp(instance, batch, gate) * scale + shift)
 
 
 @torch.no_grad()
@@ -285,16 +294,25 @@ def mix_instance_statistics(module: nn.Module, gate: float) -> list[BatchInstanc
     new: list[BatchInstanceNorm2d] = []
     for parent in list(module.modules()):
         for name, layer in list(parent.named_children()):
-            if type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats:
+            if _takes_a_gate(layer) and layer.affine and layer.track_running_stats:
                 new.append(_like(layer, gate))
                 setattr(parent, name, new[-1])
     return new
+
+
+def _takes_a_gate(layer: nn.Module) -> TypeGuard[nn.BatchNorm2d]:
+    """Whether it is PyTorch's own layer, or timm's that holds its activation."""
+    if isinstance(layer, BatchInstanceNorm2d) or not isinstance(layer, nn.BatchNorm2d):
+        return False
+    return type(layer) is nn.BatchNorm2d or hasattr(layer, "act")
 
 
 def _like(layer: nn.BatchNorm2d, gate: float) -> BatchInstanceNorm2d:
     options = {"eps": layer.eps, "momentum": layer.momentum}
     mixed = BatchInstanceNorm2d(layer.num_features, gate, **options).to(layer.weight)
     mixed.load_state_dict(layer.state_dict(), strict=False)
+    for name, module in layer.named_children():  # what follows inside it, see activated
+        mixed.add_module(name, module)
     return mixed
 
 

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from feddg.prediction.classifier import ModelDescription
 from feddg.records import TEST, VAL, EvaluationRow
 from feddg.runs.diagnostics import split_accuracy, wilson
-from feddg.runs.reading import LedgerRecord, RunRecord, find_rule, read_run
+from feddg.runs.reading import LedgerRecord, Run, find_rule, read_run
 
 TAG = "federated-learning"
 """By which our cards are found, and known."""
@@ -60,13 +60,11 @@ def model_card(run: Path | str, about: ModelDescription) -> str:
         rows=[(row, wilson(row.accuracy, row.examples)) for row in rows],
         mean=split_accuracy(evaluations, about.round, TEST),
         messages=_sent(record.ledger),
-        weights=str((record.experiment.get("model") or {}).get("weights") or "none"),
+        weights=str((record.settings.get("model") or {}).get("weights") or "none"),
     )
 
 
-def _front_matter(
-    record: RunRecord, about: ModelDescription, tested: Sequence[EvaluationRow]
-) -> str:
+def _front_matter(record: Run, about: ModelDescription, tested: Sequence[EvaluationRow]) -> str:
     fields: dict[str, Any] = {
         "license": "other",
         "library_name": {"onnx": "onnx", "torch": "pytorch"}.get(about.format, "feddg"),

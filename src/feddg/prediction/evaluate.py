@@ -29,7 +29,7 @@ from feddg.runs.prepare import (
     cache_folder,
     load_images,
 )
-from feddg.runs.provenance import IMAGES, ImagesNow, check_images
+from feddg.runs.provenance import IMAGES, check_images
 from feddg.runs.reading import ADAPTED, OWN, read_adapted, read_run
 from feddg.storage import is_file, replace_file, why
 
@@ -88,7 +88,7 @@ def evaluate_run(
     for row in read_adapted(path):
         if row.key == (row.adaptation, *key):
             measured.setdefault(row.adaptation, []).append(row)
-    check_images(path, lambda: ImagesNow(cache or cache_folder())(trained.experiment))
+    check_images(path, trained.experiment, cache)
     refused: dict[str, str] = {}
     for spelling in wanted:
         try:
@@ -244,7 +244,7 @@ def write_image_results(
     arrow, path = parquet("leave out --predictions"), Path(folder)
     trained = load_trained(path, which=which)
     cache = cache or cache_folder()
-    check_images(path, lambda: ImagesNow(cache)(trained.experiment))
+    check_images(path, trained.experiment, cache)
     evaluation, images = _evaluation(trained, batch_size, cache, progress)
     contents = ImagesFile.read(path / IMAGES) or images.contents
     about = {

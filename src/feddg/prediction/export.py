@@ -323,7 +323,8 @@ def export_run(
     if format == "onnx":
         _require_onnx()
     trained = load_trained(run, which=which)
-    about = _description(describe_model(Path(run), trained), format, adapt, input_kind)
+    colours = trained.network.mean, trained.network.std
+    about = _description(describe_model(Path(run), trained), format, adapt, input_kind, colours)
     if strict:
         refuse_doubtful(about.diagnostics)
     model: nn.Module = trained.network
@@ -340,13 +341,21 @@ def export_run(
 
 
 def _description(
-    about: ModelDescription, format: Format, adapt: str | None, input_kind: InputKind
+    about: ModelDescription,
+    format: Format,
+    adapt: str | None,
+    input_kind: InputKind,
+    colours: tuple[Sequence[float], Sequence[float]],
 ) -> ModelDescription:
-    """What a file says about the model of a run, under an adaptation."""
+    """What a file says about the model of a run, under an adaptation.
+
+    ``colours`` are the mean and the deviation that its network expects.
+    """
     shape = f"(batch, 3, {about.image_size}, {about.image_size})"
     changes: dict[str, Any] = {"format": format}
     if format == "safetensors":
-        changes["input"] = f"RGB in [0, 1] {shape}, then ImageNet's mean"
+        mean, std = (", ".join(f"{value:g}" for value in values) for values in colours)
+        changes["input"] = f"RGB in [0, 1] {shape}, minus ({mean}), divided by ({std})"
         return ModelDescription(
             **about.model_dump(exclude={"energy_threshold"}, exclude_unset=True) | changes
         )

@@ -236,6 +236,7 @@ def resolved_choice(written: Any) -> dict[str, Any]:
 
 def weight_names(method: Method, network: nn.Module) -> WeightNames:
     """Returns what defences need to know of a method's weights."""
-    local, state = local_names(method, network), network.state_dict()
+    local = local_names(method, network) | getattr(network, "frozen", frozenset())
+    state = network.state_dict()
     floats = {name for name, tensor in state.items() if tensor.is_floating_point()}
     return WeightNames(frozenset(floats - local), frozenset(shared_parameters(method, network)))

@@ -251,7 +251,7 @@ def traits_of(
     hook = first_own("network", "begin", "loss", "head_loss", "step", "optimizer")
     if hook is not None:
         found[TRAINING] = f"it trains in its own way ({hook!r})"
-    if trains_statistics and statistics_names(network):
+    if trains_statistics and statistics_names(network) - getattr(network, "frozen", frozenset()):
         found[STATISTICS] = "it trains running statistics of batch normalisation"
     return found
 

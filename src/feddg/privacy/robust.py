@@ -1,4 +1,4 @@
-"""Robust aggregation: Krum, median, trimmed mean and norm bounding."""
+"""Robust aggregation: Krum, median, trimmed mean, norm bounding and centred clipping."""
 
 import logging
 import math
@@ -353,3 +353,59 @@ class NormBounding(Defence):
         for update in updates:
             weights = shrunk(update.weights, sent, aggregated, norm)
             yield replace(update, weights=weights or update.weights, examples=1)
+
+
+# Centred clipping: a mean whose terms are shortened where they lie far from it, again and again.
+#
+# Karimireddy, He and Jaggi, "Learning from History for Byzantine Robust Optimization" (ICML 2021),
+# equation (CC) and Algorithm 2.
+#
+# Equation: ``v <- v + mean_k (w_k - v) min(1, tau / |w_k - v|)``, ``iterations`` times, from the
+# weights that the clients were sent; tau is given, or the median of the ``|w_k - v|``.
+#
+# Break-down point: fewer than half. One iteration is norm bounding; further ones measure from what
+# most clients agree on, so that what a bad client is left with is no longer a whole norm.
+#
+# Decisions: clients count alike. Their agreement is found anew in every round: a client of a
+# federation is not in every round, and its change is no gradient of the last one's weights.
+
+
+class CentredClippingSettings(Settings):
+    """Settings of centred clipping."""
+
+    norm: Positive | None = Field(
+        None, description="tau, the longest distance that counts; none for the median of all"
+    )
+    iterations: int = Field(3, ge=1, description="how often the centre is moved")
+
+
+@register
+class CentredClipping(Defence):
+    """The mean of changes that are shortened around what most clients agree on."""
+
+    name = "centred_clipping"
+    summary = "mean of changes clipped around their own centre (Karimireddy et al. 2021)"
+    Settings = CentredClippingSettings
+    breaks: ClassVar[dict[str, str]] = {AGGREGATION: "and centred clipping leaves one"}
+    aggregates = True
+
+    def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
+        """Yields one update: the centre, and of what is not aggregated the lower median."""
+        copies, names = kept(self, updates), sorted(self.facts.aggregated)
+        centre = {name: round.state.weights[name].to(copies[0].weights[name]) for name in names}
+        for _ in range(self.settings.iterations):
+            lengths = [distance(copy.weights, centre, names) for copy in copies]
+            norm = self.settings.norm or statistics.median(lengths)
+            shares = [min(1.0, norm / length) if length else 1.0 for length in lengths]
+            centre = {
+                name: sum(
+                    (
+                        (copy.weights[name].double() - at.double()) * (share / len(copies))
+                        for copy, share in zip(copies, shares)
+                    ),
+                    at.double(),
+                ).to(at.dtype)
+                for name, at in centre.items()
+            }
+        update = aggregated(copies, lower_median)
+        yield replace(update, weights=update.weights | centre)

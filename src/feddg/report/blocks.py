@@ -180,16 +180,17 @@ class Fold(Block):
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks under a heading."""
+    """Blocks under a heading; ``folded`` ones stay closed until asked for."""
 
     title: str
     blocks: Sequence[Block]
+    folded: bool = False
 
 
-def section_of(title: str, *blocks: Block | None) -> Section | None:
+def section_of(title: str, *blocks: Block | None, folded: bool = False) -> Section | None:
     """Returns the blocks that there are under a heading; None without any."""
     found = [block for block in blocks if block is not None]
-    return Section(title, found) if found else None
+    return Section(title, found, folded) if found else None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import html
 import json
 import math
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from typing import Any, Final, NamedTuple
@@ -20,21 +19,23 @@ from feddg.records import (
     SPLITS,
     TEST,
     VAL,
-    ClientRow,
     ClientsTable,
     MembershipRow,
     RoundRow,
 )
 from feddg.report.blocks import Chart
 from feddg.report.text import SPLIT_WORDS, spelled
-from feddg.runs.reading import Alphas, Evaluations, RunRecord
+from feddg.runs.reading import FINAL, Alphas, Evaluations, Run, SelectionRule
 from feddg.text import number, readable, shortened
 
+COLOURS: Final = (
+    *("#000000", "#e69f00", "#56b4e9", "#d55e00", "#009e73"),
+    *("#cc79a7", "#0072b2", "#7a1f4f"),
+)
+"""Okabe and Ito's, with a dark red for their yellow, which is too light for lines on white: they
+stay apart for eyes without one of the three kinds of cones (a test computes it)."""
 HELD_OUT_COLOURS = ("#c8324b", "#d98a00", "#8c3f8f", "#e0653a")
 TRAINING_COLOURS = ("#1f78a4", "#2a9d6f", "#5b6bc0", "#3bb0b0", "#7a8b2f", "#6f7f8f")
-CLASS_COLOURS = tuple(
-    colour for pair in zip(TRAINING_COLOURS, cycle(HELD_OUT_COLOURS)) for colour in pair
-)[:10]
 HEAT_COLOURS = ((0.0, "#f7f9fa"), (0.5, "#7fb8bd"), (1.0, "#0b5c66"))
 DARK, MIDDLE, LIGHT = "#0b5c66", "#2b8a94", "#9fc9cd"
 MANY_CLASSES = 40
@@ -171,35 +172,32 @@ class LineStyle(NamedTuple):
     dash: str
 
 
-COLOURS: Final = (
-    *("#6f7f8f", "#c8324b", "#1f78a4", "#d98a00", "#2a9d6f"),
-    *("#8c3f8f", "#3bb0b0", "#8a5a2b", "#e377a8"),
-)
-LINE_STYLES: Final = tuple(
-    LineStyle(colour, dash) for dash in ("solid", "dot", "dash", "dashdot") for colour in COLOURS
-)
+DASHES: Final = ("solid", "dot", "dash", "dashdot")
+LINE_STYLES: Final = tuple(LineStyle(colour, dash) for dash in DASHES for colour in COLOURS)
 
 
 def line_styles(methods: Mapping[str, str]) -> dict[str, LineStyle]:
     """Returns the style of every label, no two alike while there are no more than ``LINE_STYLES``.
 
-    A method's style is that of its place among all methods, so it is the same on every page. What
-    is no method of ours has one by its name; where that is taken on a page, the next free one.
+    A method has the colour of its place among all methods, or, where a method before it has that
+    on the page, the next free one; no colour twice while there are free ones.
 
     Args:
         methods: the label of every line and the method it is of, in the order of the page.
     """
     places = {name: place for place, name in enumerate(METHODS)}
-    # Ours first: they must not lose their style to a name that happens to fall on it.
-    order = sorted(methods, key=lambda label: methods[label].lower() not in places)
-    taken: dict[str, int] = {}
-    for label in order:
-        name = methods[label].lower()
-        wanted = places.get(name, zlib.crc32(name.encode()))
-        used = set(taken.values())
-        choices = ((wanted + step) % len(LINE_STYLES) for step in range(len(LINE_STYLES)))
-        taken[label] = next((c for c in choices if c not in used), wanted % len(LINE_STYLES))
-    return {label: LINE_STYLES[taken[label]] for label in methods}
+    # Ours first: they must not lose their colour to a name that happens to fall on it.
+    order = sorted(methods, key=lambda label: places.get(methods[label].lower(), len(places)))
+    free: list[LineStyle] = []
+    styles = {}
+    for place, label in enumerate(order):
+        if not free:
+            dash = DASHES[place // len(COLOURS) % len(DASHES)]
+            free = [style for style in LINE_STYLES if style.dash == dash]
+        wanted = COLOURS[places.get(methods[label].lower(), place) % len(COLOURS)]
+        styles[label] = next((style for style in free if style.colour == wanted), free[0])
+        free.remove(styles[label])
+    return {label: styles[label] for label in methods}
 
 
 # By class: which was taken for which, and how many were recognised.
@@ -222,7 +220,8 @@ def confusion_matrix(counts: Counts, classes: Sequence[str], caption: str) -> Ch
     return heat_map(
         shares,
         counts,
-        names_axis(classes, "recognised as"),
+        # Slanted names end below their column: the last is not cut off at a phone's edge.
+        names_axis(classes, "recognised as", tickangle=-45),
         names_axis(classes),
         _class_height(len(classes)),
         caption,
@@ -295,7 +294,12 @@ def client_heat_map(clients: ClientsTable, by: str) -> Chart:
     names = [getattr(clients, by)[index] for index in held]
     groups = client_groups(np.array([client.domains for client in clients.clients]))
     columns = np.stack([counts[group][:, held].sum(axis=0) for group in groups])
-    titles = [_group_title([clients.clients[index] for index in group]) for group in groups]
+    titles = [
+        f"{len(group)} clients together"
+        if len(group) > 1
+        else label_of(clients.clients[group[0]].name)
+        for group in groups
+    ]
     x = axis("clients, by main domain", showticklabels=False)
     if len(clients.clients) <= LABELLED_CLIENTS:
         x = names_axis([clients.clients[group[0]].name for group in groups], x["title"]["text"])
@@ -337,16 +341,13 @@ def client_groups(domain_counts: NDArray[Any]) -> list[NDArray[np.intp]]:
     return groups
 
 
-def _group_title(members: Sequence[ClientRow]) -> str:
-    if len(members) == 1:
-        return label_of(members[0].name)
-    return f"{len(members)} clients together"
-
-
 # A run over its rounds: accuracy by domain, loss terms.
 
 
-def accuracy_curves(run: RunRecord) -> Chart:
+ROUNDS_OWN_MODELS: Final = "Of each round's own model, so the last point is the last round's."
+
+
+def accuracy_curves(run: Run) -> Chart:
     """Accuracy after every evaluated round: one line per domain and split."""
     evaluations = run.evaluations
     colours = _domain_colours(evaluations)
@@ -368,6 +369,8 @@ def accuracy_curves(run: RunRecord) -> Chart:
         "Share of images classified correctly after each round; round 0 is before training. "
         "Held-out domains (thick) are seen by no client. Touch a name to hide or show its line."
     )
+    if run.default_rule is not FINAL:
+        caption = f"{ROUNDS_OWN_MODELS} {caption}"
     return _over_rounds(lines, caption, axis("accuracy (%)"))
 
 
@@ -394,14 +397,13 @@ def _split_line(
 def loss_curves(rounds: Sequence[RoundRow]) -> Chart | None:
     """The mean of each loss term over rounds, or None before the first round."""
     terms = dict.fromkeys(name for row in rounds for name in row.terms)
-    colours = cycle(TRAINING_COLOURS[:2] + HELD_OUT_COLOURS + TRAINING_COLOURS[2:])
     lines = [
         line_of(
             [(row.round, row.terms[name]) for row in rounds if name in row.terms],
             label_of(name),
             colour,
         )
-        for name, colour in zip(terms, colours)
+        for name, colour in zip(terms, cycle(COLOURS))
     ]
     if not lines:
         return None
@@ -474,7 +476,7 @@ def feature_map(points: np.ndarray, groups: np.ndarray, names: Sequence[str], te
             "%{fullData.name}<extra></extra>",
             name=label_of(name),
         )
-        for (group, name), colour in zip(enumerate(names), cycle(CLASS_COLOURS))
+        for (group, name), colour in zip(enumerate(names), cycle(COLOURS))
         if (groups == group).any()
     ]
     bare = axis("", showticklabels=False, showgrid=False)
@@ -523,7 +525,7 @@ def landscape(found: Mapping[str, Any], losses: Sequence[Sequence[float]], image
 def grey_histograms(names: Sequence[str], rows: Sequence[Sequence[float]], when: str) -> Chart:
     """Histograms of grey levels, a line for each client."""
     lines = []
-    for name, shares, colour in zip(names, rows, cycle(CLASS_COLOURS)):
+    for name, shares, colour in zip(names, rows, cycle(COLOURS)):
         width = 256 / len(shares)
         points = [((index + 0.5) * width, round(share, 5)) for index, share in enumerate(shares)]
         lines.append(line_of(points, label_of(name), colour, scale=100) | {"mode": "lines"})
@@ -537,10 +539,9 @@ def roc_chart(rows: Sequence[MembershipRow]) -> Chart | None:
     found = [row for row in rows if row.curve]
     if not found:
         return None
-    colours = cycle((*HELD_OUT_COLOURS, *TRAINING_COLOURS))
     lines = [
         line_of(row.curve, f"{row.entry}, {row.attack}", colour)
-        for row, colour in zip(found, colours)
+        for row, colour in zip(found, cycle(COLOURS[1:]))
     ]
     lines.append(line_of(((0, 0), (1, 1)), "chance", "#888888", width=1))
     caption = (
@@ -555,7 +556,7 @@ def roc_chart(rows: Sequence[MembershipRow]) -> Chart | None:
 
 
 ACCURACY: Final = "held-out test accuracy (%)"
-Cumulative = Callable[[RunRecord], dict[int, float]]
+Cumulative = Callable[[Run], dict[int, float]]
 
 
 def learning_curves(results: Results) -> Chart | None:
@@ -563,7 +564,7 @@ def learning_curves(results: Results) -> Chart | None:
     lines = _method_lines(results, {m: _mean_curve(results, m) for m in results.methods})
     caption = (
         "Accuracy on the held-out test domains after each round, one line per method: the mean "
-        "over all its runs."
+        f"over all its runs. {ROUNDS_OWN_MODELS}"
     )
     return _over_rounds(lines, caption, axis(ACCURACY)) if lines else None
 
@@ -572,7 +573,7 @@ def accuracy_against_bytes(results: Results) -> Chart | None:
     """Accuracy over what was sent so far, one line per method."""
     caption = (
         "Accuracy against everything sent since the start, setup included: mean over a method's "
-        "runs, round by round."
+        f"runs, round by round. {ROUNDS_OWN_MODELS}"
     )
     return _accuracy_against(
         results, _bytes_so_far, 1e6, "MB sent, all clients and both ways", caption
@@ -583,7 +584,8 @@ def accuracy_against_time(results: Results) -> Chart | None:
     """Accuracy over the seconds of training and aggregation so far, one line per method."""
     caption = (
         "Accuracy against the time of training and aggregation: mean over a method's runs, round "
-        "by round. Times compare only between runs on the same, equally busy machine."
+        f"by round. {ROUNDS_OWN_MODELS} Times compare only between runs on the same, equally busy "
+        "machine."
     )
     return _accuracy_against(results, _seconds_so_far, 60, "min", caption)
 
@@ -624,8 +626,8 @@ def axis_curves(results: Results, name: str) -> Chart | None:
     for line, deviation in zip(lines, deviations.values()):
         line["error_y"] = {"type": "data", "array": deviation, "thickness": 1}
     caption = (
-        f"Average held-out test accuracy after the final round by {name}; bars are the standard "
-        "deviation over runs."
+        f"Average held-out test accuracy {results.default_rule.when} by {name}; bars are the "
+        "standard deviation over runs."
     )
     x = axis(label_of(name), **scale_for(min(numbers), max(numbers), WIDE_RANGE))
     return line_chart(lines, caption, x, axis(ACCURACY)) if lines else None
@@ -667,14 +669,14 @@ def _mean_curve(results: Results, method: str, cumulative: Cumulative | None = N
     return points
 
 
-def _bytes_so_far(run: RunRecord) -> dict[int, float]:
+def _bytes_so_far(run: Run) -> dict[int, float]:
     total = run.summary.bytes.get("total", 0.0) if run.summary else 0.0
     by_round = {row.round: row.bytes_up + row.bytes_down for row in run.metrics.rounds}
     # What was sent before round 1 is the rest of the ledger's total.
     return _summed(max(0.0, total - sum(by_round.values())), by_round)
 
 
-def _seconds_so_far(run: RunRecord) -> dict[int, float]:
+def _seconds_so_far(run: Run) -> dict[int, float]:
     setup = run.metrics.setup.seconds if run.metrics.setup else 0.0
     rows = run.metrics.rounds
     used = {r.round: sum(v for name, v in r.seconds.items() if name != "evaluate") for r in rows}
@@ -688,7 +690,7 @@ def _summed(start: float, by_round: Mapping[int, float]) -> dict[int, float]:
     return summed
 
 
-def rank_plot(accuracies: Mapping[str, Accuracies]) -> Chart | None:
+def rank_plot(accuracies: Mapping[str, Accuracies], rule: SelectionRule) -> Chart | None:
     """Every method's rank in each column and seed, and the mean; None for a single method."""
     ranked = {name: list(places.values()) for name, places in ranks(accuracies).items()}
     pairs = len(next(iter(ranked.values()), ()))
@@ -721,7 +723,7 @@ def rank_plot(accuracies: Mapping[str, Accuracies]) -> Chart | None:
         cliponaxis=False,
     )
     caption = (
-        f"Ranks by test accuracy after the final round in {pairs} "
+        f"Ranks by test accuracy {rule.when} in {pairs} "
         f"{'pairs' if pairs > 1 else 'pair'} of scenario and seed that all methods have. Dots: how "
         "often a rank occurs; line: the mean rank. Ties share the mean of their ranks."
     )
@@ -736,7 +738,9 @@ def rank_plot(accuracies: Mapping[str, Accuracies]) -> Chart | None:
     )
 
 
-def margin_plot(accuracies: Mapping[str, Accuracies], base: str) -> Chart | None:
+def margin_plot(
+    accuracies: Mapping[str, Accuracies], base: str, rule: SelectionRule
+) -> Chart | None:
     """Each method's margin over ``base`` with its confidence interval."""
     margins = {
         name: margin
@@ -755,8 +759,8 @@ def margin_plot(accuracies: Mapping[str, Accuracies], base: str) -> Chart | None
         error_x={"type": "data", "array": reach, "thickness": 2, "color": "#6f7f8f"},
     )
     caption = (
-        f"Test accuracy after the final round minus that of {spelled(base)}, paired by scenario "
-        "and seed, with 95 % confidence intervals; dark where the interval excludes zero. A dot "
+        f"Test accuracy {rule.when} minus that of {spelled(base)}, paired by scenario and "
+        "seed, with 95 % confidence intervals; dark where the interval excludes zero. A dot "
         "without an interval has none: fewer than three pairs, or differences all equal."
     )
     return chart_of(

@@ -38,6 +38,7 @@ from feddg.report.blocks import (
 )
 from feddg.report.run_page import (
     METRICS_CAPTION,
+    TRAIN_LONGER,
     Cost,
     Step,
     cost_of,
@@ -47,7 +48,7 @@ from feddg.report.run_page import (
 )
 from feddg.report.text import AGGREGATE_WORDS, metric_title, spelled, split_heading
 from feddg.runs.diagnostics import STILL_RISING
-from feddg.runs.reading import FINAL, SELECTION_RULES, RunRecord, flatten
+from feddg.runs.reading import SELECTION_RULES, Run, flatten
 from feddg.storage import is_file
 from feddg.text import (
     MISSING,
@@ -69,18 +70,20 @@ FEW_SETTINGS = 10
 
 def comparison_page(results: Results) -> Page:
     """The page of a comparison."""
-    best = tables.about_best(results)
-    accuracies = results.accuracies(results.default_rule)
+    best, rule = tables.about_best(results), results.default_rule
+    accuracies, is_fit = results.accuracies(rule), results.no_method_fit is None
     base = "fedavg" if "fedavg" in accuracies else next(iter(accuracies), "")
+    margins = tables.margin_table(results, rule)
     sections = [
         _accuracy_section(results),
         Section(best[0], [Prose(best[1])]) if best else None,
-        section_of("Metrics", _metrics_table(results)),
+        section_of("Metrics", _metrics_table(results), folded=True),
         section_of(
             "Margins and ranks",
-            margins := tables.margin_table(results, results.default_rule),
-            charts.margin_plot(accuracies, base) if margins else None,
-            charts.rank_plot(accuracies) if margins else None,
+            margins,
+            charts.margin_plot(accuracies, base, rule) if margins and is_fit else None,
+            charts.rank_plot(accuracies, rule) if margins and is_fit else None,
+            folded=not is_fit,
         ),
         _paired_section(results),
         _rules_section(results),
@@ -88,7 +91,7 @@ def comparison_page(results: Results) -> Page:
             section_of(f"By {readable(axis)}", charts.axis_curves(results, axis))
             for axis in results.axes
         ),
-        section_of("What differs", _differing_settings(results)),
+        section_of("What differs", _differing_settings(results), folded=True),
         _paper_section(results),
         tables.tuning_section(results.tuning),
         section_of(
@@ -96,24 +99,28 @@ def comparison_page(results: Results) -> Page:
             _cost_table(results),
             charts.accuracy_against_bytes(results),
             charts.accuracy_against_time(results),
+            folded=True,
         ),
         _runs_section(results),
         steps_section(list(_steps(results))),
     ]
+    verdict = tables.conclusion(results)
+    notices: list[Block] = [Prose(str(one), notice=is_fit) for one in tables.about_results(results)]
+    if not is_fit:
+        also = [Fold("Also to know", notices)] if notices else []
+        notices = [Prose(verdict.advice, notice=True), *also]
+    runs = counted(len({row.run.folder if row.run else row.key for row in results.rows}), "run")
     return Page(
         title=_title(results),
-        lead=tables.conclusion(results).text,
+        lead=verdict.text,
         tags=[
-            *([results.name] if results.title == results.name else []),
-            counted(len({row.run.folder if row.run else row.key for row in results.rows}), "run"),
+            *([results.name] if results.title == results.name != runs else []),
+            runs,
             counted(len(results.methods), "method"),
             counted(len(results.seeds), "seed"),
             *data_tags(results.runs()),
         ],
-        opening=[
-            *(Prose(str(one), notice=True) for one in tables.about_results(results)),
-            *_facts(results),
-        ],
+        opening=[*notices, Prose(tables.model_sentence(results)), *_facts(results)],
         sections=[section for section in sections if section is not None],
     )
 
@@ -138,8 +145,7 @@ def _facts(results: Results) -> list[Facts]:
         Fact(
             spelled(method),
             tables.spread_text(average_over_columns(own, results.columns)),
-            tables.method_warnings(results, method)
-            or f"held-out test, {results.default_rule.name.lower()}, %",
+            tables.method_warnings(results, method) or "held-out test, %",
             accent=best is not None and best.is_decided and method == best.method,
         )
         for method, own in accuracies.items()
@@ -162,7 +168,7 @@ def _accuracy_section(results: Results) -> Section | None:
 
 
 def _metrics_table(results: Results) -> Table | None:
-    """Every metric of every method on held-out test domains, final round, means over runs."""
+    """Every metric of every method on held-out test domains, means over runs."""
     names = more_metrics(results.runs())
     if len(names) < 2:
         return None
@@ -170,7 +176,9 @@ def _metrics_table(results: Results) -> Table | None:
     def metric(name: str) -> MadeColumn[tuple[str, str]]:
         return column(
             metric_title(name),
-            lambda pair: percent(results.mean(pair[0], name, FINAL.name, TEST, pair[1])),
+            lambda pair: percent(
+                results.mean(pair[0], name, results.default_rule.name, TEST, pair[1])
+            ),
         )
 
     columns: list[MadeColumn[tuple[str, str]]] = [
@@ -179,8 +187,8 @@ def _metrics_table(results: Results) -> Table | None:
         *map(metric, names),
     ]
     caption = (
-        "Held-out test domains after the final round, percent, mean over all runs of a method "
-        f"that have the number. {METRICS_CAPTION}"
+        "Held-out test domains, percent, mean over all runs of a method that have the number. "
+        f"{METRICS_CAPTION}"
     )
     pairs = itertools.product(results.methods, AGGREGATE_WORDS)
     return table_of(pairs, columns, caption, grouped=True)
@@ -192,7 +200,7 @@ def _rules_section(results: Results) -> Section:
         for rule in SELECTION_RULES.values()
         if rule != results.default_rule and results.accuracies(rule)
     ]
-    return Section("Which round counts", [tables.rules_table(results), *others])
+    return Section("Which round counts", [tables.rules_table(results), *others], folded=True)
 
 
 def _differing_settings(results: Results) -> Block | None:
@@ -203,7 +211,7 @@ def _differing_settings(results: Results) -> Block | None:
     labels, runs = zip(*found.values())
     if len(set(labels)) < len(labels):
         labels = tuple(run.folder.name for run in runs)
-    flat = [dict(flatten(run.experiment)) for run in runs]
+    flat = [dict(flatten(run.settings)) for run in runs]
     keys = dict.fromkeys(key for settings in flat for key in settings if key != "name")
     differing = [key for key in keys if len({settings.get(key) for settings in flat}) > 1]
     if not differing:
@@ -275,13 +283,12 @@ def _runs_section(results: Results) -> Section:
         column("Seed", lambda row: str(row.seed)),
         column(
             "Test",
-            lambda row: Cell(percent(row.accuracy(results.default_rule)), strong=True),
-            results.default_rule.name.lower(),
+            lambda row: percent(row.accuracy(results.default_rule)),
         ),
         text_column("Folder", lambda row: row.folder),
     ]
     table = table_of(results.rows, columns)
-    return Section("Runs", [Fold(counted(len(results.rows), "run"), [table])])
+    return Section("Runs", [table], folded=True)
 
 
 def _steps(results: Results) -> Iterator[Step]:
@@ -293,13 +300,15 @@ def _steps(results: Results) -> Iterator[Step]:
     again = ("compare", str(plan), "--out", str(plan.parent))
     if results.open:
         yield "Carry out what is missing; complete runs are kept:", command(*again)
+    if results.no_method_fit is not None:
+        return  # its advice is the one command
     codes = {one.code for method in results.methods for one in about_method(results, method)}
     planned = {run.rounds_planned for run in results.runs()}
     longer = Path(f"{plan.parent}-longer")
     rounds = planned.pop() if len(planned) == 1 else None
     if STILL_RISING in codes and rounds and not longer.exists():
         words = (*again[:3], str(longer), "--rounds", str(2 * rounds))
-        yield "Accuracy still rose in some runs: train twice as long:", command(*words)
+        yield TRAIN_LONGER, command(*words)
     best = tables.leader_of(results)
     if len(results.methods) > 1 and not (best and best.is_decided):
         seeds = sorted(results.seeds)
@@ -338,13 +347,14 @@ def paired_table(found: PairedRuns, first: str, second: str) -> Table:
 
 
 def _difference_columns(
-    difference: Callable[[T], PairedDifference], note: str
+    difference: Callable[[T], PairedDifference], note: str, bold: bool = True
 ) -> list[MadeColumn[T]]:
-    """A difference of metrics and its interval; bold where that excludes zero."""
+    """A difference of metrics and its interval; where ``bold``, so if that excludes zero."""
 
     def mean(row: T) -> Cell:
         one = difference(row)
-        return Cell(tables.points(one.difference), strong=one.low > 0 or one.high < 0)
+        is_bold = bold and (one.low > 0 or one.high < 0)
+        return Cell(tables.points(one.difference), strong=is_bold)
 
     def interval(row: T) -> str:
         one = difference(row)
@@ -398,14 +408,16 @@ def _paired_section(results: Results) -> Section | None:
         text_column("Method", lambda pair: spelled(pair.row.method)),
         text_column("Column", lambda pair: results.column(pair.row) or MISSING),
         column("Seed", lambda pair: str(pair.row.seed)),
-        *_difference_columns(_Pair.pooled, f"points to {base}"),
+        *_difference_columns(_Pair.pooled, f"points to {base}", results.no_method_fit is None),
         column("Only it", lambda pair: pair.found.mcnemar.only_first, "right"),
         column(f"Only {base}", lambda pair: pair.found.mcnemar.only_second, "right"),
         column("McNemar", lambda pair: _p_text(pair.found.mcnemar.exact), "p, exact"),
     ]
+    own = {row.run.default_rule for row, *_ in pairs if row.run} - {results.default_rule}
+    others = f", which is not this page's for all ({len(own) + 1} rules)" if own else ""
     caption = (
-        "Accuracy on held-out test images, pooled, of the model that each run serves. One row "
-        "compares two models on the same images; whether it holds for other seeds, the rows of "
+        f"Accuracy on held-out test images, pooled, of the model that each run serves{others}. One "
+        "row compares two models on the same images; whether it holds for other seeds, the rows of "
         "other seeds say. Many rows are many tests: some p below 0.05 come by chance."
     )
     failed = len(pairs[:MOST_PAIRS]) - len(compared)
@@ -416,10 +428,11 @@ def _paired_section(results: Results) -> Section | None:
         table_of(compared, columns, caption) if compared else None,
         Prose(lacking) if failed else None,
         Prose(cut) if len(pairs) > MOST_PAIRS else None,
+        folded=True,
     )
 
 
-def _runs_in_pairs(results: Results) -> Iterator[tuple[ResultRow, RunRecord, RunRecord]]:
+def _runs_in_pairs(results: Results) -> Iterator[tuple[ResultRow, Run, Run]]:
     """A run of another method with its row, and the first's in the same column and seed."""
     with_images = [
         (row, row.run) for row in results.rows if row.run and is_file(results_file(row.run.folder))

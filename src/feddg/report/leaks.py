@@ -29,7 +29,7 @@ from feddg.report.blocks import (
     text_column,
 )
 from feddg.report.charts import roc_chart
-from feddg.runs.reading import LedgerRecord, RunRecord
+from feddg.runs.reading import LedgerRecord, Run
 from feddg.text import MISSING, command, counted, listed, number, readable, size
 
 WEIGHTS = "weights"
@@ -69,7 +69,7 @@ class _Entry:
         return max(self.sent.values())
 
 
-def leaks_section(run: RunRecord) -> Section | None:
+def leaks_section(run: Run) -> Section | None:
     """The section, or None where nothing was sent."""
     if not run.ledger.messages:
         return None
@@ -90,7 +90,7 @@ def leaks_section(run: RunRecord) -> Section | None:
         blocks.append(Prose("No attack has been tried on this run. To try one:"))
         blocks.append(Code(command("privacy", "attack", str(run.folder), "--kind", *kind)))
     blocks.append(Fold("Every message, tensor by tensor", [_ledger_table(run.ledger)]))
-    return Section("What left the sites, and what it gives away", blocks)
+    return Section("What left the sites, and what it gives away", blocks, folded=True)
 
 
 # What was sent, by what it holds.
@@ -140,7 +140,7 @@ def _passed_on(ledger: LedgerRecord) -> Iterator[str]:
             yield name
 
 
-def _entries_table(run: RunRecord, entries: Sequence[_Entry]) -> Table:
+def _entries_table(run: Run, entries: Sequence[_Entry]) -> Table:
     def readers(entry: _Entry) -> str:
         if entry.passed_on:
             return "the server, and every site as it came"
@@ -168,7 +168,7 @@ def _entries_table(run: RunRecord, entries: Sequence[_Entry]) -> Table:
     return table_of(entries, columns, caption)
 
 
-def _epsilon(run: RunRecord, purpose: str) -> str:
+def _epsilon(run: Run, purpose: str) -> str:
     """What the run's account says of a kind of message; empty without noise."""
     return "; ".join(
         f"{row.epsilon:.3g} at {row.delta:g}, per {row.unit}, noised at the {row.noised_at}"
@@ -177,7 +177,7 @@ def _epsilon(run: RunRecord, purpose: str) -> str:
     )
 
 
-def _for_the_officer(run: RunRecord, entries: Sequence[_Entry]) -> str:
+def _for_the_officer(run: Run, entries: Sequence[_Entry]) -> str:
     def phrase(entry: _Entry) -> str:
         often = "once" if entry.times == 1 else f"up to {number(entry.times)} times"
         title = OWN_NAMES.get(entry.name, f"“{entry.name}”")

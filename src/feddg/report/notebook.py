@@ -18,8 +18,7 @@ from feddg.report.run_page import final_table, result_sentence, tested_on
 from feddg.report.tables import about_results, accuracy_table, conclusion, margin_table
 from feddg.report.text import spelled
 from feddg.runs.diagnostics import about_run
-from feddg.runs.execute import Run
-from feddg.runs.reading import FINAL, RunRecord
+from feddg.runs.reading import Run
 from feddg.text import percent_sign, readable, shortened
 
 MOST_SHOWN = 12
@@ -31,7 +30,7 @@ def html_of(thing: Any) -> str:
     """Returns what a notebook shows.
 
     Args:
-        thing: a run, a run's record, a comparison or predictions.
+        thing: a run, a comparison or predictions.
 
     Raises:
         TypeError: it is none of these.
@@ -44,10 +43,6 @@ def html_of(thing: Any) -> str:
 
 
 def _run(run: Run) -> str:
-    return _record(run.record)
-
-
-def _record(run: RunRecord) -> str:
     evaluated = bool(run.evaluations.rounds)
     return _page(
         title=f"{spelled(run.method)}{tested_on(run)}",
@@ -61,11 +56,12 @@ def _record(run: RunRecord) -> str:
 
 def _comparison(comparison: Comparison) -> str:
     results = comparison.results
-    failed = [f"{one.task.folder.name}: {one.error or one.status}" for one in comparison.failures]
-    tables = [accuracy_table(results, FINAL), margin_table(results)] if results.rows else []
+    failed = [f"{one.cell.folder.name}: {one.error or one.status}" for one in comparison.failures]
+    rule = results.default_rule
+    tables = [accuracy_table(results, rule), margin_table(results, rule)] if results.rows else []
     return _page(
         title=results.title,
-        lead=conclusion(results).text,
+        lead=str(conclusion(results)),
         notices=[*failed, *map(str, about_results(results))],
         tables=[table for table in tables if table is not None],
         curves=learning_curves(results) if results.rows else None,
@@ -88,7 +84,6 @@ def _predictions(predictions: PredictedImages) -> str:
 
 _DRAWN: dict[type, Callable[[Any], str]] = {
     Run: _run,
-    RunRecord: _record,
     Comparison: _comparison,
     PredictedImages: _predictions,
 }

@@ -15,7 +15,6 @@ from feddg.report.tables import (
     MEANING,
     MethodColumn,
     about_tuning,
-    accuracy_column,
     accuracy_columns,
     by_method,
     margin_table,
@@ -244,16 +243,20 @@ def _coverage(results: Results) -> str:
 
 
 def _accuracy(results: Results) -> str:
-    def average(heading: str, rule: SelectionRule, split: str = TEST) -> MethodColumn:
-        return accuracy_column(results, heading, rule, results.columns, split=split, published=True)
+    def average(heading: str, rule: SelectionRule, split: str = TEST) -> list[MethodColumn]:
+        return accuracy_columns(results, rule, split, {heading: results.columns}, published=True)
 
     final, swa = results.accuracies(FINAL), results.accuracies(SWA_MEAN)
     columns = [
-        *(average(r.name.lower(), r) for r in (FINAL, SWA_MEAN, EMA_MEAN, BEST_IN_DOMAIN)),
+        *(
+            one
+            for rule in (FINAL, SWA_MEAN, EMA_MEAN, BEST_IN_DOMAIN)
+            for one in average(rule.name.lower(), rule)
+        ),
         _margin_column("SWA minus final", swa, final),
         _fluctuation_column(results, "fluctuation, last", "last"),
         _fluctuation_column(results, "fluctuation, SWA", "swa"),
-        average("in-domain test, SWA", SWA_MEAN, ID_TEST),
+        *average("in-domain test, SWA", SWA_MEAN, ID_TEST),
     ]
     caption = (
         "Accuracy on the unseen domain, average over the columns, percent, mean ± standard "
@@ -266,10 +269,8 @@ def _accuracy(results: Results) -> str:
 
 def _by_column(results: Results) -> str:
     rule = _ranking_rule(results)
-    columns = [
-        accuracy_column(results, readable(name), rule, [name], published=True)
-        for name in results.columns
-    ]
+    groups = {readable(name): [name] for name in results.columns}
+    columns = accuracy_columns(results, rule, groups=groups, published=True)
     return _with_caption(f"By column, {rule.name.lower()}:", by_method(_ranked(results), columns))
 
 
@@ -357,11 +358,11 @@ def _ranking_rule(results: Results) -> SelectionRule:
 def search_table(results: Results) -> str:
     """Returns the table of a search: held-out validation after the final round, as Markdown."""
     found = results.accuracies(FINAL, VAL)
-    groups = {f"tested on {readable(name)}": [name] for name in results.columns}
-    columns = [
-        accuracy_column(results, heading, FINAL, group, split=VAL, published=True)
-        for heading, group in {**groups, "average": results.columns}.items()
-    ]
+    groups: dict[str, Sequence[str]] = {
+        f"tested on {readable(name)}": [name] for name in results.columns
+    }
+    groups["average"] = results.columns
+    columns = accuracy_columns(results, FINAL, VAL, groups, published=True)
 
     def rank(method: str) -> tuple[int, float]:
         """Who lacks columns comes last: its mean is one of other columns."""

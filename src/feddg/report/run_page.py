@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -51,6 +51,7 @@ from feddg.report.text import (
     AGGREGATE_WORDS,
     interval_words,
     metric_title,
+    one_model,
     spelled,
     split_heading,
     warning_words,
@@ -58,23 +59,21 @@ from feddg.report.text import (
 from feddg.runs.diagnostics import (
     LEARNED_NOTHING,
     STILL_RISING,
-    TOO_LARGE,
     SplitAccuracy,
     about_result,
     about_run,
     accuracy_interval,
+    causes_of_failure,
+    lower_rate,
     mean_measured,
     split_accuracy,
-    usual_rate,
 )
 from feddg.runs.execute import summarize
 from feddg.runs.reading import (
     EXPERIMENT_FILE,
     FINAL,
-    Evaluations,
-    RunRecord,
+    Run,
     SelectionRule,
-    final_round,
     find_rule,
     flatten,
     read_adapted,
@@ -101,7 +100,7 @@ MOST_LISTED = 50
 MOST_NAMED = 8
 
 
-def run_page(run: RunRecord) -> Page:
+def run_page(run: Run) -> Page:
     """Everything about one run; sections about things it did not record are left out."""
     sections = [
         _accuracy_section(run),
@@ -119,11 +118,12 @@ def run_page(run: RunRecord) -> Page:
     ]
     # Of few images the metrics' own section speaks.
     notices = [Prose(str(o), notice=True) for o in about_run(run) if o.code != FEW_IMAGES]
+    model = model_sentence(run)
     return Page(
         title=f"{spelled(run.method)}{on_data([run])}{tested_on(run)}",
         lead=result_sentence(run),
         tags=[run.name, _status_text(run), *data_tags([run])],
-        opening=[*notices, _key_facts(run)],
+        opening=[*([Prose(model)] if model else []), *notices, _key_facts(run)],
         sections=[section for section in sections if section is not None],
     )
 
@@ -131,34 +131,34 @@ def run_page(run: RunRecord) -> Page:
 # The top of the page: the result in plain words, and the numbers a reader looks for first.
 
 
-def tested_on(run: RunRecord) -> str:
+def tested_on(run: Run) -> str:
     """``, tested on photo``: the end of a heading, empty when no domain is held out."""
     domains = _held_out_words(run)
     return f", tested on {domains}" if domains else ""
 
 
-def _held_out_words(run: RunRecord) -> str:
+def _held_out_words(run: Run) -> str:
     names = [readable(name) for name in run.held_out(TEST)]
     return listed(names) if len(names) <= 3 else f"{len(names)} held-out domains"
 
 
-def on_data(runs: Sequence[RunRecord]) -> str:
+def on_data(runs: Sequence[Run]) -> str:
     """`` on pacs``: the middle of a heading; empty where the runs' data differ or are unknown."""
     names = {_data_name(run) for run in runs}
     name = names.pop() if len(names) == 1 else ""
     return f" on {name}" if name else ""
 
 
-def _data_name(run: RunRecord) -> str:
+def _data_name(run: Run) -> str:
     """The data set, or the folder of images."""
-    data = run.experiment.get("data") or {}
+    data = run.settings.get("data") or {}
     source, root = str(data.get("source") or ""), data.get("root")
     return Path(str(root)).name if source == "folder" and root else readable(source)
 
 
-def data_tags(runs: Sequence[RunRecord]) -> list[str]:
+def data_tags(runs: Sequence[Run]) -> list[str]:
     """Size of the images and the day of the runs, as far as they are recorded."""
-    sizes = {(run.experiment.get("data") or {}).get("image_size") for run in runs} - {None}
+    sizes = {(run.settings.get("data") or {}).get("image_size") for run in runs} - {None}
     tags = [f"{sizes.pop()} pixels a side"] if len(sizes) == 1 else []
     days = sorted(day for run in runs if (day := _day(run)) is not None)
     if days:
@@ -167,31 +167,41 @@ def data_tags(runs: Sequence[RunRecord]) -> list[str]:
     return tags
 
 
-def _day(run: RunRecord) -> datetime | None:
+def _day(run: Run) -> datetime | None:
     try:
         return datetime.fromisoformat(str(run.environment.get("started")))
     except ValueError:
         return None
 
 
-def _default_accuracy(run: RunRecord) -> SplitAccuracy | None:
-    """The accuracy of the model that the run serves on the held-out test domains."""
-    rule = run.default_rule
-    return split_accuracy(run.evaluations.of(rule.weights), rule.choose(run.evaluations))
+def model_sentence(run: Run) -> str:
+    """Which model the numbers of a page are of, and why that one; empty before any evaluation."""
+    if run.served_round is None:
+        return ""
+    server, rule = run.settings.get("server") or {}, run.default_rule
+    asked = [f"server.{name}: {server.get(name) or 'none'}" for name in ("wise_ft", "averaging")]
+    setting = next((one for one in asked if not one.endswith(": none")), "")
+    if not setting:
+        why = "the experiment asks for no averaging"
+    elif rule is FINAL:
+        why = f"what the experiment asks for ({setting}) is not measured yet"
+    else:
+        why = f"the experiment asks for it ({setting})"
+    return one_model(f"one model, “{rule.name.lower()}” (round {run.served_round})", why)
 
 
-def result_sentence(run: RunRecord) -> str:
+def result_sentence(run: Run) -> str:
     """The result in plain words, with the reference values of its accuracy."""
-    rule = run.default_rule
-    accuracy = rule.measure(run.evaluations, rule.choose(run.evaluations), TEST)
+    accuracy = run.served_evaluations.accuracy(run.served_round, TEST)
     if accuracy is None:
         return "The held-out test domain has not been evaluated yet."
-    round_ = final_round(run.evaluations)
-    when = "before any training" if round_ == 0 else f"after {counted(round_ or 0, 'round')}"
-    at = _default_accuracy(run)
+    rounds = run.served_round or 0
+    when = f"after {counted(rounds, 'round')}" if rounds else "before any training"
+    at = split_accuracy(run.served_evaluations, run.served_round)
     interval = f" (95 % interval {interval_words(at.accuracy)})" if at else ""
     warnings = warning_words(about_result(run))
     start = f"{warnings}: {when}" if warnings else when
+    rule = run.default_rule
     model = "the shared model" + ("" if rule is FINAL else f" ({rule.name.lower()})")
     sentence = (
         f"{_capital(start)}, {model} recognised {percent_sign(accuracy)}{interval} of the images "
@@ -207,8 +217,8 @@ def _reference_words(at: SplitAccuracy) -> str:
         share = percent_sign(at.constant)
         parts.append(f"always answering the most frequent class is right for {share}")
     if at.balanced is not None:
-        chance = f" (guessing: {percent_sign(at.chance)})" if at.chance is not None else ""
-        parts.append(f"balanced accuracy is {percent_sign(at.balanced)}{chance}")
+        guessing = "" if at.guessing is None else f" (guessing: {percent_sign(at.guessing)})"
+        parts.append(f"balanced accuracy is {percent_sign(at.balanced)}{guessing}")
     return f"{_capital('; '.join(parts))}." if parts else ""
 
 
@@ -216,7 +226,7 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _status_text(run: RunRecord) -> str:
+def _status_text(run: Run) -> str:
     """The status in a few words."""
     if run.status == "completed":
         return f"completed, {counted(run.rounds_done, 'round')}"
@@ -225,20 +235,14 @@ def _status_text(run: RunRecord) -> str:
     return f"{run.status}, {rounds} rounds"
 
 
-def _key_facts(run: RunRecord) -> Facts:
-    rule = run.default_rule
-    chosen = rule.choose(run.evaluations)
-    in_domain = {s: rule.measure(run.evaluations, chosen, s) for s in (ID_TEST, ID_VAL)}
+def _key_facts(run: Run) -> Facts:
+    in_domain = {s: run.served_evaluations.accuracy(run.served_round, s) for s in (ID_TEST, ID_VAL)}
     split = ID_VAL if in_domain[ID_TEST] is None else ID_TEST
     cost = cost_of(run)
     return Facts(
         [
             *_accuracy_facts(run),
-            Fact(
-                split_heading(split),
-                percent_sign(in_domain[split]),
-                f"correct, {rule.name.lower()}",
-            ),
+            Fact(split_heading(split), percent_sign(in_domain[split]), "correct"),
             *_federation_facts(run),
             Fact(
                 "Time", duration(cost.total_seconds), f"{number(cost.images_per_second)} images/s"
@@ -248,16 +252,16 @@ def _key_facts(run: RunRecord) -> Facts:
     )
 
 
-def _accuracy_facts(run: RunRecord) -> Iterator[Fact]:
-    rule, at = run.default_rule, _default_accuracy(run)
-    accuracy = rule.measure(run.evaluations, rule.choose(run.evaluations), TEST)
-    note = f"95 % interval {interval_words(at.accuracy)}" if at else f"correct, {rule.name.lower()}"
+def _accuracy_facts(run: Run) -> Iterator[Fact]:
+    at = split_accuracy(run.served_evaluations, run.served_round)
+    accuracy = run.served_evaluations.accuracy(run.served_round, TEST)
+    note = f"95 % interval {interval_words(at.accuracy)}" if at else "correct"
     yield Fact("Held-out test", percent_sign(accuracy), note, accent=True)
     if at is None:
         return
     if at.balanced is not None:
-        chance = f"guessing: {percent_sign(at.chance)}" if at.chance else "mean over classes"
-        yield Fact("Balanced accuracy", percent_sign(at.balanced), chance)
+        note = f"guessing: {percent_sign(at.guessing)}" if at.guessing else "mean over classes"
+        yield Fact("Balanced accuracy", percent_sign(at.balanced), note)
     if at.constant is not None:
         note = "share of the images; what always naming it reaches"
         yield Fact("Largest class", percent_sign(at.constant), note)
@@ -269,26 +273,26 @@ def _accuracy_facts(run: RunRecord) -> Iterator[Fact]:
         yield Fact("Commonest prediction", percent_sign(share), note)
 
 
-def _federation_facts(run: RunRecord) -> Iterator[Fact]:
-    settings = run.experiment.get("clients") or {}
+def _federation_facts(run: Run) -> Iterator[Fact]:
+    settings = run.settings.get("clients") or {}
     total = len(run.clients.clients) if run.clients else settings.get("number")
     if total is not None:
         per_round = settings.get("per_round") or total
         yield Fact("Clients", number(total), f"{number(per_round)} in each round")
-    model = run.experiment.get("model") or {}
+    model = run.settings.get("model") or {}
     if model.get("backbone"):
         weights = Path(str(model.get("weights") or "none")).name
         yield Fact("Model", str(model["backbone"]), f"starting weights: {weights}")
 
 
-def _class_names(run: RunRecord) -> Sequence[str]:
+def _class_names(run: Run) -> Sequence[str]:
     return run.clients.classes if run.clients is not None else ()
 
 
 # Accuracy by round, and by split, domain and selection rule.
 
 
-def _accuracy_section(run: RunRecord) -> Section | None:
+def _accuracy_section(run: Run) -> Section | None:
     evaluations = run.evaluations
     if not evaluations.rounds:
         return None
@@ -303,35 +307,33 @@ class _Part(NamedTuple):
 
     split: str
     label: str
-    last: Sequence[EvaluationRow]
-    """Of the final round."""
+    rows: Sequence[EvaluationRow]
+    """Of the page's model."""
     domain: str | None
     aggregate: str = "domain_mean"
 
     @property
     def images(self) -> int:
-        return sum(row.examples for row in self.last)
+        return sum(row.examples for row in self.rows)
 
 
-def _parts(
-    evaluations: Evaluations, aggregates: Sequence[str], every_domain: bool = False
-) -> Iterator[_Part]:
+def _parts(run: Run, aggregates: Sequence[str], every_domain: bool = False) -> Iterator[_Part]:
     """The rows of each split: its domains together, where there are several, and each by itself.
 
     Of very many domains only the ones with the lowest and the highest accuracy stand by themselves.
     """
     for split in SPLITS:
-        last = {row.domain: row for row in evaluations.at(evaluations.rounds[-1], split)}
-        names = {domain: readable(domain) for domain in evaluations.domains(split)}
+        rows = {row.domain: row for row in run.served_rows(split)}
+        names = {domain: readable(domain) for domain in run.evaluations.domains(split)}
         for aggregate in aggregates if len(names) > 1 else ():
             label = f"{AGGREGATE_WORDS[aggregate]} ({len(names)})"
-            yield _Part(split, label, list(last.values()), None, aggregate)
+            yield _Part(split, label, list(rows.values()), None, aggregate)
         if len(names) > MOST_DOMAINS and not every_domain:
-            order = sorted(last, key=lambda domain: last[domain].accuracy)
+            order = sorted(rows, key=lambda domain: rows[domain].accuracy)
             lowest, highest = order[0], order[-1]
             names = {lowest: f"lowest: {names[lowest]}", highest: f"highest: {names[highest]}"}
         for domain, name in names.items():
-            yield _Part(split, name, [last[domain]] if domain in last else [], domain)
+            yield _Part(split, name, [rows[domain]] if domain in rows else [], domain)
 
 
 PART_COLUMNS: Sequence[MadeColumn[_Part]] = (
@@ -341,7 +343,7 @@ PART_COLUMNS: Sequence[MadeColumn[_Part]] = (
 )
 
 
-def final_table(run: RunRecord, every_domain: bool = False) -> Table:
+def final_table(run: Run, every_domain: bool = False) -> Table:
     """Accuracy by split and domain under each selection rule.
 
     Args:
@@ -351,48 +353,50 @@ def final_table(run: RunRecord, every_domain: bool = False) -> Table:
     """
 
     def interval(part: _Part) -> str:
-        return interval_words(accuracy_interval(part.last)) or MISSING
+        return interval_words(accuracy_interval(part.rows)) or MISSING
 
     def measured(name: str) -> Callable[[_Part], str]:
-        return lambda part: percent(mean_measured(part.last, name))
+        return lambda part: percent(mean_measured(part.rows, name))
 
-    evaluations = run.evaluations
+    others = [rule for rule in rules_for([run.evaluations]) if rule != run.default_rule]
     columns = [
         *PART_COLUMNS,
-        *(_rule_column(evaluations, rule) for rule in rules_for([evaluations])),
-        column("95 % interval", interval, "final round"),
-        column("Balanced", measured("balanced_accuracy"), "final round"),
+        _rule_column(run, run.default_rule),
+        column("95 % interval", interval),
+        column("Balanced", measured("balanced_accuracy")),
         column("Largest class", measured("largest_class_share"), "of the images"),
+        *(_rule_column(run, rule) for rule in others),
     ]
     caption = (
-        "Accuracy in percent. Each column named after a rule shows one and the same model, chosen "
-        "by that rule; the underlined number made the choice. The test split never chooses. The "
-        "interval is that of the final round's accuracy (Wilson), the balanced accuracy is the "
-        "mean over classes, and the share of the largest class is what always answering it reaches."
+        "Accuracy in percent, first of the page's model with its interval (Wilson), balanced "
+        "accuracy (mean over classes) and the share of the largest class, which always answering "
+        "it reaches. Each further column shows one other model, chosen by the rule it is named "
+        "after; the underlined number made the choice. The test split never chooses."
     )
-    parts = _parts(evaluations, ["domain_mean"], every_domain)
-    return table_of(parts, columns, caption, grouped=True)
+    return table_of(_parts(run, ["domain_mean"], every_domain), columns, caption, grouped=True)
 
 
-def _rule_column(evaluations: Evaluations, rule: SelectionRule) -> MadeColumn[_Part]:
-    chosen = rule.choose(evaluations)
+def _rule_column(run: Run, rule: SelectionRule) -> MadeColumn[_Part]:
+    evaluations, chosen = run.evaluations, rule.choose(run.evaluations)
+    own, is_served = evaluations.of(rule.weights), rule == run.default_rule
     note = "no validation domain" if rule.split == VAL else "not evaluated"
+    if chosen is not None:
+        note = f"this page's model, round {chosen}" if is_served else f"round {chosen}"
 
     def accuracy(part: _Part) -> Cell:
         if part.domain is None:
             value = rule.measure(evaluations, chosen, part.split)
         else:
-            found = evaluations.of(rule.weights)
-            row = found.get(chosen, part.split, part.domain) if chosen is not None else None
+            row = own.get(chosen, part.split, part.domain) if chosen is not None else None
             value = row.accuracy if row else None
         is_whole = part.domain is None or len(evaluations.domains(part.split)) == 1
         return Cell(
             percent(value),
-            strong=is_whole and part.split == TEST,
+            strong=is_whole and is_served and part.split == TEST,
             chose=is_whole and part.split == rule.split,
         )
 
-    return column(rule.name, accuracy, note if chosen is None else f"round {chosen}")
+    return column(rule.name, accuracy, note)
 
 
 # Every metric by domain, with the images behind it; and over domains, counted in three ways.
@@ -405,18 +409,17 @@ METRICS_CAPTION = (
 )
 
 
-def metrics_section(run: RunRecord) -> Section | None:
-    """Every metric of the final round's model; None where only accuracies were written."""
-    evaluations, names, classes = run.evaluations, more_metrics([run]), _class_names(run)
+def metrics_section(run: Run) -> Section | None:
+    """Every metric of the page's model; None where only accuracies were written."""
+    evaluations, names, classes = run.served_evaluations, more_metrics([run]), _class_names(run)
     if len(names) < 2:
         return None
-    last = evaluations.rounds[-1]
 
     def metric(name: str) -> MadeColumn[_Part]:
         def cell(part: _Part) -> Cell:
             if part.domain is not None:
-                return Cell(percent(part.last[0].metric(name) if part.last else None))
-            value = evaluations.value(last, part.split, name, part.aggregate)
+                return Cell(percent(part.rows[0].metric(name) if part.rows else None))
+            value = evaluations.value(run.served_round, part.split, name, part.aggregate)
             return Cell(percent(value), strong=part.split == TEST)
 
         return column(metric_title(name), cell)
@@ -431,13 +434,11 @@ def metrics_section(run: RunRecord) -> Section | None:
         *map(metric, names),
         text_column("Smallest class", smallest, "images"),
     ]
-    tested = [row.domain for row in evaluations.at(last, TEST)]
+    tested = [row.domain for row in run.served_rows(TEST)]
     support = [(TEST, name, evaluations.support(TEST, name) or []) for name in tested]
     notices = [Prose(str(one), notice=True) for one in about_support(support, classes)]
-    table = table_of(
-        _parts(evaluations, list(AGGREGATE_WORDS)), columns, METRICS_CAPTION, grouped=True
-    )
-    return Section("Metrics", [*notices, table])
+    table = table_of(_parts(run, list(AGGREGATE_WORDS)), columns, METRICS_CAPTION, grouped=True)
+    return Section("Metrics", [*notices, table], folded=True)
 
 
 def _smallest(support: Sequence[int] | None, classes: Sequence[str]) -> str:
@@ -459,9 +460,8 @@ def _smallest(support: Sequence[int] | None, classes: Sequence[str]) -> str:
 # Which class was taken for which.
 
 
-def _mistakes_section(run: RunRecord) -> Section | None:
-    last, classes = final_round(run.evaluations), _class_names(run)
-    rows = run.evaluations.at(last, TEST) if last is not None else []
+def _mistakes_section(run: Run) -> Section | None:
+    classes, rows = _class_names(run), run.served_rows(TEST)
     counts = {readable(row.domain): np.array(row.confusion, float) for row in rows if row.confusion}
     if not counts or not classes:
         return None
@@ -518,7 +518,7 @@ def _class_table(counts: charts.Counts, classes: Sequence[str], name: str) -> Fo
     return Fold(title, [table_of(range(len(classes)), columns, caption)])
 
 
-def _pictures_section(run: RunRecord) -> Section | None:
+def _pictures_section(run: Run) -> Section | None:
     pictures = run.pictures()
     return Section("Pictures", [Gallery(pictures)]) if pictures else None
 
@@ -531,13 +531,14 @@ SHORT_SPLITS = dict(
 )
 
 
-def _adaptation_section(run: RunRecord) -> Section | None:
+def _adaptation_section(run: Run) -> Section | None:
     """How the model adapts to images as it predicts; None if nothing of it is known."""
     scores, alphas = read_adapted(run.folder), read_alphas(run.folder)
     return section_of(
         "Test-time adaptation",
         _adaptation_table(scores) if scores else None,
         charts.alpha_boxes(alphas) if alphas is not None and len(alphas.values) else None,
+        folded=True,
     )
 
 
@@ -569,9 +570,9 @@ def _adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
         ),
         *map(accuracy, places),
     ]
-    model = "" if newest.which == FINAL.model else f"“{find_rule(newest.which).name}” "
     caption = (
-        f"Accuracy (%) of the {model}model after round {newest.round} under test-time adaptations "
+        f"Accuracy (%) of the model “{find_rule(newest.which).name.lower()}”, round "
+        f"{newest.round}, under test-time adaptations "
         "(feddg evaluate). “Global” is no adaptation; “own statistics” serves each client's domain "
         "by the statistics the client keeps, the mean where several clients share a domain."
     )
@@ -581,14 +582,14 @@ def _adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
 # What ``feddg report --analyses`` found.
 
 
-def _analyses_sections(run: RunRecord) -> list[Section]:
+def _analyses_sections(run: Run) -> list[Section]:
     found = run.analyses
     if found is None:
         return []
     return [
-        Section("Features", _feature_maps(found["features"])),
-        Section("Loss landscape", _landscapes(found["landscape"])),
-        Section("Grey levels of clients", _grey_levels(found["grey_levels"])),
+        Section("Features", _feature_maps(found["features"]), folded=True),
+        Section("Loss landscape", _landscapes(found["landscape"]), folded=True),
+        Section("Grey levels of clients", _grey_levels(found["grey_levels"]), folded=True),
     ]
 
 
@@ -644,7 +645,7 @@ def overlap_gap(histograms: Sequence[Sequence[float]]) -> float | None:
 # Who holds what: pictures, and a number for each kind of skew.
 
 
-def _clients_section(run: RunRecord) -> Section | None:
+def _clients_section(run: Run) -> Section | None:
     clients = run.clients
     if clients is None or not clients.clients:
         return None
@@ -667,7 +668,7 @@ def _clients_section(run: RunRecord) -> Section | None:
         ]
         table = table_of(bad[:MOST_LISTED], columns, _cut_note(len(bad)))
         blocks.append(Fold(f"{counted(len(bad), 'image')} could not be used", [table]))
-    return Section("Who holds what", blocks)
+    return Section("Who holds what", blocks, folded=True)
 
 
 def _cut_note(total: int) -> str:
@@ -675,7 +676,7 @@ def _cut_note(total: int) -> str:
     return f"The first {MOST_LISTED} of {number(total)}." if total > MOST_LISTED else ""
 
 
-def _loss_section(run: RunRecord) -> Section | None:
+def _loss_section(run: Run) -> Section | None:
     refused = [(row.round, entry) for row in run.metrics.rounds for entry in row.refused]
     table = None
     if refused:
@@ -687,7 +688,7 @@ def _loss_section(run: RunRecord) -> Section | None:
         title = f"{counted(len(refused), 'update')} refused by the server"
         note = _cut_note(len(refused))
         table = Fold(title, [table_of(refused[:MOST_LISTED], columns, note)])
-    return section_of("Loss", charts.loss_curves(run.metrics.rounds), table)
+    return section_of("Loss", charts.loss_curves(run.metrics.rounds), table, folded=True)
 
 
 # What a run took: time, memory, bytes.
@@ -733,7 +734,7 @@ class Cost:
     bytes: Mapping[str, Any]
 
 
-def cost_of(run: RunRecord) -> Cost:
+def cost_of(run: Run) -> Cost:
     """The cost of a run so far."""
     setup, rounds = run.metrics.setup, run.metrics.rounds
     so_far = {"setup": setup.seconds} if setup else {}
@@ -756,7 +757,7 @@ def cost_of(run: RunRecord) -> Cost:
     )
 
 
-def _cost_section(run: RunRecord) -> Section | None:
+def _cost_section(run: Run) -> Section | None:
     cost = cost_of(run)
     if not cost.total_seconds:
         return None
@@ -780,13 +781,13 @@ def _cost_section(run: RunRecord) -> Section | None:
         column("This run", lambda text: rows[text]),
     ]
     shares = Shares(bar, f"Where the time went: {total} in all.")
-    return Section("Cost", [shares, table_of(rows, columns)])
+    return Section("Cost", [shares, table_of(rows, columns)], folded=True)
 
 
 # Groups of clients, environment, experiment.
 
 
-def _details_section(run: RunRecord) -> Section | None:
+def _details_section(run: Run) -> Section | None:
     groups = _groups_table(run, run.metrics.setup) if run.metrics.setup else None
     environment = table_of(
         flatten(run.environment),
@@ -797,10 +798,11 @@ def _details_section(run: RunRecord) -> Section | None:
         Fold("Groups of clients before training", [groups]) if groups else None,
         Fold("Environment", [environment]) if run.environment else None,
         Fold("Experiment (experiment.yaml)", [Code(run.experiment_text)]),
+        folded=True,
     )
 
 
-def _groups_table(run: RunRecord, setup: SetupRow) -> Table | None:
+def _groups_table(run: Run, setup: SetupRow) -> Table | None:
     """How many clients each group has, and which; None where the method grouped nobody."""
     found = [
         (what, place, [run.client_name(id) for id in members])
@@ -829,6 +831,7 @@ Step = tuple[str, str]
 """Why, and the command."""
 NOT_OF_COMPARE = ("clients.number", "clients.heterogeneity", "precision", "device")
 """Fields whose flags ``feddg compare`` has not, or takes several values with."""
+TRAIN_LONGER: Final = "Accuracy still rose at the end: train twice as long:"
 
 
 def steps_section(steps: Sequence[Step]) -> Section | None:
@@ -837,12 +840,12 @@ def steps_section(steps: Sequence[Step]) -> Section | None:
     return section_of("What to do next", *blocks)
 
 
-def run_steps(run: RunRecord) -> Section | None:
+def run_steps(run: Run) -> Section | None:
     """What to do after a run; None for one that was not even planned."""
-    return steps_section(list(_steps(run))) if run.experiment.get("data") else None
+    return steps_section(list(_steps(run))) if run.settings.get("data") else None
 
 
-def _steps(run: RunRecord) -> Iterator[Step]:
+def _steps(run: Run) -> Iterator[Step]:
     # A rate that failed would fail again.
     again = run.status == "failed" and "lower train.lr" in (run.error or "")
     if run.status not in ("completed", "damaged") and not again:
@@ -852,11 +855,13 @@ def _steps(run: RunRecord) -> Iterator[Step]:
     except FeddgError:
         return  # of another version, or of a package that is not here: it cannot be changed
     codes = {one.code for one in about_result(run)}
-    if again or codes & LEARNED_NOTHING:
-        yield from _after_nothing(run, experiment, too_large=again or TOO_LARGE in codes)
-    if STILL_RISING in codes:
-        longer = str(2 * experiment.train.rounds)
-        yield from _again(run, "Accuracy still rose: train twice as long:", rounds=longer)
+    if again:
+        lower = f"{lower_rate(run):g}"
+        yield from _again(run, "A smaller learning rate may train:", "--lr", lower)
+    elif codes & LEARNED_NOTHING:
+        yield from _after_nothing(run, experiment)
+    elif STILL_RISING in codes:
+        yield from _again(run, TRAIN_LONGER, "--rounds", str(2 * experiment.train.rounds))
     if run.status == "completed" and not codes & LEARNED_NOTHING:
         if not (run.folder.parent / "plan.yaml").is_file():  # else it is part of a comparison
             yield _in_comparison(experiment)
@@ -867,12 +872,11 @@ def _steps(run: RunRecord) -> Iterator[Step]:
             )
 
 
-def _again(run: RunRecord, why: str, **change: str) -> Iterator[Step]:
-    """The same experiment with one change; nothing where that run is already there."""
+def _again(run: Run, why: str, *flags: str) -> Iterator[Step]:
+    """The same experiment with other values of flags; nothing where that run is there already."""
     file, out = run.folder / EXPERIMENT_FILE, run.folder.parent
-    changed = load_experiment(file, {name: float(value) for name, value in change.items()})
-    if not (out / changed.label).exists():
-        flags = [word for name, value in change.items() for word in (f"--{name}", value)]
+    change = dict(zip([flag.removeprefix("--") for flag in flags[::2]], flags[1::2]))
+    if not (out / load_experiment(file, change).label).exists():
         yield why, command("run", str(file), *flags, "--out", str(out))
 
 
@@ -897,21 +901,14 @@ def _in_comparison(experiment: Experiment) -> Step:
     )
 
 
-def _after_nothing(run: RunRecord, experiment: Experiment, *, too_large: bool) -> Iterator[Step]:
+def _after_nothing(run: Run, experiment: Experiment) -> Iterator[Step]:
     if experiment.data.source == "folder" and experiment.data.root:
-        fields = fewest_fields(experiment)
-        looked_at = {
-            k: v for k, v in fields.items() if k in ("data", "hold_out", "clients", "seed")
-        }
+        fields, parts = fewest_fields(experiment), ("data", "hold_out", "clients", "seed")
+        looked_at = {part: value for part, value in fields.items() if part in parts}
         yield (
             "Look at the images first: labels, sizes, ranges of values, duplicates:",
             command("data", "inspect", *command_words(looked_at)),
         )
-    rate, usual = experiment.train.lr, usual_rate(run)
-    tries = {"ten times smaller": rate / 10}
-    if not too_large:
-        tries = {"ten times larger": rate * 10, **tries}
-    elif usual is not None and usual < rate:
-        tries = {"as the preset has it, smaller": usual}
-    for words, tried in tries.items():
-        yield from _again(run, f"Try a learning rate {words} than {rate:g}:", lr=f"{tried:g}")
+    for cause in causes_of_failure(run):
+        if cause.flags:
+            yield from _again(run, f"If it is {cause.text}:", *cause.flags)

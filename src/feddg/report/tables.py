@@ -42,9 +42,18 @@ from feddg.report.blocks import (
     table_of,
     text_column,
 )
-from feddg.report.text import AGGREGATE_WORDS, metric_title, spelled, split_heading
+from feddg.report.text import AGGREGATE_WORDS, metric_title, one_model, spelled, split_heading
 from feddg.runs.reading import FINAL, SELECTION_RULES, SelectionRule
-from feddg.text import MISSING, SPACE, THIN_SPACE, counted, percent, percent_sign, readable
+from feddg.text import (
+    MISSING,
+    SPACE,
+    THIN_SPACE,
+    counted,
+    listed,
+    percent,
+    percent_sign,
+    readable,
+)
 
 MARK = " †"
 """Stands behind a number, and a method, of which a model is no better than the majority class."""
@@ -82,64 +91,51 @@ def by_method(
 # Accuracies.
 
 
-def accuracy_column(
+def accuracy_columns(
     results: Results,
-    heading: str,
     rule: SelectionRule,
-    columns: Sequence[str],
-    *,
     split: str = TEST,
+    groups: Mapping[str, Sequence[str]] | None = None,
     missing: str = MISSING,
     published: bool = False,
-) -> MethodColumn:
+) -> list[MethodColumn]:
     """Accuracy of each method under a rule, averaged over columns of the table.
 
     Args:
         results: whose.
-        heading: the column's.
         rule: how a run's round is chosen.
-        columns: what is averaged over; a seed counts when it has all of them.
         split: which images.
+        groups: by heading, what is averaged over; a seed counts when it has all of them. Each
+            column by itself and their average, if None.
         missing: what stands where there is none.
         published: whether to say how many seeds of a plan lack, and to mark models that are no
             better than a constant one on test domains; otherwise the best is bold.
     """
     found = results.accuracies(rule, split)
-    spreads = {method: average_over_columns(own, columns) for method, own in found.items()}
-    best = max((one.mean for one in spreads.values() if one), default=None)
     constant = results.no_better_than_constant(rule) if published and split == TEST else {}
+    is_bold = not published and results.no_method_fit is None
 
-    def accuracy(method: str) -> Cell:
-        one = spreads.get(method)
-        if one is None:
-            return Cell(missing)
-        if not published:
-            return Cell(spread_text(one), strong=one.mean == best)
-        seeds = len(results.seeds)
-        few = f" ({one.count} of {seeds})" if results.planned and one.count < seeds else ""
-        return Cell(f"{spread_text(one)}{few}{mark(constant.get(method, ()), columns)}")
+    def accuracy_column(heading: str, columns: Sequence[str]) -> MethodColumn:
+        spreads = {method: average_over_columns(own, columns) for method, own in found.items()}
+        best = max((one.mean for one in spreads.values() if one), default=None)
 
-    return column(heading, accuracy)
+        def accuracy(method: str) -> Cell:
+            one = spreads.get(method)
+            if one is None:
+                return Cell(missing)
+            text, seeds = spread_text(one), len(results.seeds)
+            if published and results.planned and one.count < seeds:
+                text += f" ({one.count} of {seeds})"
+            text += mark(constant.get(method, ()), columns)
+            return Cell(text, strong=is_bold and one.mean == best)
 
+        return column(heading, accuracy)
 
-def accuracy_columns(
-    results: Results,
-    rule: SelectionRule,
-    split: str = TEST,
-    axis: str | None = None,
-    missing: str = MISSING,
-    published: bool = False,
-) -> list[MethodColumn]:
-    """One for each column of the table, or each value of an axis, and their average."""
-    return [
-        accuracy_column(
-            results, heading, rule, columns, split=split, missing=missing, published=published
-        )
-        for heading, columns in _column_groups(results, axis).items()
-    ]
+    groups = column_groups(results) if groups is None else groups
+    return [accuracy_column(heading, columns) for heading, columns in groups.items()]
 
 
-def _column_groups(results: Results, axis: str | None = None) -> dict[str, Sequence[str]]:
+def column_groups(results: Results, axis: str | None = None) -> dict[str, Sequence[str]]:
     """The columns by heading: each, or those of an axis' value, and all of several as average."""
     groups = results.columns_by(axis) if axis else {column: [column] for column in results.columns}
     named: dict[str, Sequence[str]] = {readable(name): group for name, group in groups.items()}
@@ -158,20 +154,23 @@ def accuracy_table(
         axis: one column for each value of this axis, averaged over the other axes.
     """
     methods = list(results.accuracies(rule, split))
-    columns = accuracy_columns(results, rule, split, axis)
+    columns = accuracy_columns(results, rule, split, column_groups(results, axis))
+
+    def mean_of(metric: str) -> Callable[[str], float | None]:
+        return lambda method: results.mean(method, metric, rule.name, split, "domain_mean")
+
     for metric, heading, note in (
         ("balanced_accuracy", "Balanced", "mean of all runs"),
         ("largest_class_share", "Largest class", "of the images"),
     ):
-        means = {m: results.mean(m, metric, rule.name, split, "domain_mean") for m in methods}
-        if any(value is not None for value in means.values()):
-            columns.append(_share_column(heading, means, note))
+        mean = mean_of(metric)
+        if any(mean(method) is not None for method in methods):
+            columns.append(column(heading, _in_percent(mean), note))
     chosen = rule.when or f"by the rule “{rule.name}”"
     seeds = len(results.seeds_run)
-    caption = (
-        f"Accuracy in percent, {split_heading(split).lower()} domains, {chosen}. Bold: best of a "
-        "column. "
-    )
+    caption = f"Accuracy in percent, {split_heading(split).lower()} domains, {chosen}. "
+    if results.no_method_fit is None:
+        caption += "Bold: best of a column. "
     if seeds > 1:
         caption += f"Mean ± standard deviation over {counted(seeds, 'seed')}."
     else:
@@ -186,13 +185,16 @@ def accuracy_table(
     return by_method(methods, columns, caption, named)
 
 
-def _share_column(heading: str, shares: Mapping[str, float | None], note: str) -> MethodColumn:
-    return column(heading, lambda method: percent(shares[method]), note)
+def _in_percent(share: Callable[[str], float | None]) -> Callable[[str], str]:
+    return lambda method: percent(share(method))
 
 
 def method_warnings(results: Results, method: str) -> str:
-    """The warnings about a method, for parentheses after its name; empty without any."""
-    found = about_method(results, method)
+    """The warnings about a method, for parentheses after its name; empty without any.
+
+    Where no method is fit to use, that says it of all.
+    """
+    found = about_method(results, method) if results.no_method_fit is None else ()
     return "; ".join(one.text for one in found if one.severity == "warning")
 
 
@@ -207,9 +209,10 @@ def spread_text(found: Spread | None) -> str:
 def rules_table(results: Results) -> Table:
     """Average test accuracy of every method under every selection rule."""
     columns = [
-        accuracy_column(results, rule.name, rule, results.columns)
+        one
         for rule in SELECTION_RULES.values()
         if not rule.optional or results.accuracies(rule)
+        for one in accuracy_columns(results, rule, groups={rule.name: results.columns})
     ]
     caption = (
         "Average held-out test accuracy in percent. The columns differ in which model "
@@ -248,7 +251,8 @@ def margin_table(
             one = margins[method]
             if one is None:
                 return Cell(MISSING)
-            return Cell(points(one.mean), strong=one.decided and not base)
+            is_bold = one.decided and not base and results.no_method_fit is None
+            return Cell(points(one.mean), strong=is_bold)
 
         def interval(method: str) -> str:
             return interval_text(margins[method])
@@ -353,7 +357,7 @@ def paper_table(results: Results, split: str, missing: str = MISSING) -> Table |
 
     columns: list[MethodColumn] = [
         column(heading, compared(group), "ours / paper")
-        for heading, group in _column_groups(results).items()
+        for heading, group in column_groups(results).items()
     ]
     caption = (
         f"{split_heading(split)} accuracy in percent ({rule.name.lower()}): ours / "
@@ -451,7 +455,9 @@ class Leader:
 
 
 def leader_of(results: Results) -> Leader | None:
-    """The method with the best average; None where none has every column."""
+    """The method with the best average; None where none has every column, or none is fit."""
+    if results.no_method_fit is not None:
+        return None
     found = results.accuracies(results.default_rule)
     spreads = {m: average_over_columns(values, results.columns) for m, values in found.items()}
     averages = {method: one.mean for method, one in spreads.items() if one is not None}
@@ -480,7 +486,9 @@ def about_best(results: Results) -> tuple[str, str] | None:
 
 
 def conclusion(results: Results) -> Diagnostic:
-    """Which method is best, and whether these runs tell it from the next one."""
+    """Which method is best, and whether these runs tell it from the next one; or that none is."""
+    if results.no_method_fit is not None:
+        return results.no_method_fit
     question = f"{results.question} " if results.question else ""
     best = leader_of(results)
     if best is None:
@@ -513,23 +521,28 @@ def conclusion(results: Results) -> Diagnostic:
 
 def about_results(results: Results) -> list[Diagnostic]:
     """Returns what must be known before trusting the numbers; the gravest first."""
-    found = [
-        replace(one, text=f"{spelled(method)}: {one.text}.")
-        for method in results.methods
-        for one in about_method(results, method)
-    ]
+    methods: dict[Diagnostic, list[str]] = {}
+    for method in results.methods:
+        for one in about_method(results, method):
+            # Where no method is fit, that says the gravest of all of them.
+            if results.no_method_fit is None or one.severity != "warning":
+                methods.setdefault(one, []).append(spelled(method))
+    found = [replace(one, text=f"{listed(own)}: {one.text}.") for one, own in methods.items()]
     best = leader_of(results)
     found += about_margin(results, best.method) if best is not None else ()
-    if len({run.default_rule.name for run in results.runs()}) > 1:
-        text = (
-            "The runs serve different models (final round, means over rounds): the numbers are "
-            "the final round's for all; the others are under “Which round counts”."
-        )
-        found.append(Diagnostic("models-differ", "note", text))
     if len(results.seeds_run) == 1 and len(results.methods) > 1:
         text = "1 seed only: how much of a difference is chance cannot be told."
         found.append(Diagnostic("one-seed", "note", text, "Run more seeds."))
     return [*_left_out(results), *gravest_first(found)]
+
+
+def model_sentence(results: Results) -> str:
+    """Which kind of model the numbers of a comparison are of, and why that one."""
+    differ = len({run.default_rule.name for run in results.runs()}) > 1
+    why = "the runs serve different ones, and all have this" if differ else "every run serves it"
+    if not results.runs():
+        why = "a results file does not say which its runs serve"
+    return one_model(f"one kind of model, “{results.default_rule.name.lower()}”", why)
 
 
 def _left_out(results: Results) -> Iterator[Diagnostic]:

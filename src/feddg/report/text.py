@@ -36,6 +36,11 @@ def spelled(method: str) -> str:
     return title_of(name) + comma + settings
 
 
+def one_model(name: str, why: str) -> str:
+    """Says at the top of a page which model its numbers are of."""
+    return f"All numbers here are of {name}: {why}. Numbers of other models say of which."
+
+
 def metric_title(name: str) -> str:
     """What the field calls a metric; others by their own name."""
     return _METRIC_TITLES.get(name, readable(name))

@@ -106,7 +106,7 @@ def loss_landscape(
     first = int(numpy.argmax(domains == domains[0]))
     second = int(numpy.argmax(domains != domains[first]))
     wanted = [first] if rival is not None else [first, second]
-    trained = [_after_a_turn(loaded, client) for client in wanted]
+    trained = [_trained_again(loaded, client) for client in wanted]
     points = [("global model", loaded.state.weights)]
     points += [(client_name(client), weights) for client, weights in zip(wanted, trained)]
     if rival is not None:
@@ -130,7 +130,7 @@ def loss_landscape(
     return {"x": axes[0], "y": axes[1], "losses": losses, "points": marks}
 
 
-def _after_a_turn(loaded: LoadedRun, client: int) -> Weights:
+def _trained_again(loaded: LoadedRun, client: int) -> Weights:
     """A client's weights after one more round of training from the global model."""
     method, state = loaded.method, loaded.state
     transport = InProcess(

@@ -11,6 +11,7 @@ from torch import nn
 
 from feddg.clients.client import Worker
 from feddg.data.fingerprint import ImagesFile
+from feddg.data.pixels import ArrayPixels
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation, Score, mean_score
@@ -33,6 +34,7 @@ from feddg.methods.composition import build_method
 from feddg.models.network import Network
 from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.records import ID_VAL, LAST, WISE_FT, ClientsTable, EvaluationRow
+from feddg.runs.diagnostics import about_domains
 from feddg.runs.figures import draw_figures
 from feddg.runs.folder import MODELS, START, KeptModels, RunFolder
 from feddg.runs.observer import Observer
@@ -44,6 +46,7 @@ from feddg.runs.prepare import (
     clients_table,
     defences_for,
     load_images,
+    near_copy_diagnostics,
 )
 
 Elsewhere = Callable[[Server, Broadcast, Sequence[Score]], Sequence[Score]]
@@ -89,6 +92,8 @@ def in_process(
     """Prepares a run whose clients are trained in this process."""
     build_method(experiment.method.name, experiment.method.settings).read_files()
     images = load_images(experiment, cache, progress)
+    if isinstance(images.pixels, ArrayPixels):  # others would be decoded once more
+        emit(*near_copy_diagnostics(experiment, images))
     method, network = build(experiment, len(images.table.class_names))
     emit(*method.diagnostics(experiment))
     experiment = images.trained_by(experiment)
@@ -125,8 +130,8 @@ SHARES = tuple(tenth / 10 for tenth in range(1, 11))
 """Shares of the averaged weights among which ``auto`` chooses."""
 
 
-class WiseFT(RoundHook):
-    """Makes the WiSE-FT weights of a run, and keeps them.
+class WiseFT:
+    """Makes the WiSE-FT weights of a run, and keeps them; the run has kept the start.
 
     Args:
         experiment: what is run.
@@ -149,7 +154,7 @@ class WiseFT(RoundHook):
         folder: RunFolder,
         models: KeptModels,
     ) -> None:
-        self._settings, self._first = experiment.server, experiment.train.head_rounds
+        self._settings = experiment.server
         self._method, self._network, self._evaluation = method, network, evaluation
         self._folder, self._models = folder, models
         if self._settings.wise_ft == "auto" and (
@@ -169,12 +174,6 @@ class WiseFT(RoundHook):
                     "Choose pretrained weights (model.weights), or leave server.wise_ft away.",
                 )
             )
-
-    def completed(self, state: State, round: Round | None = None) -> State:
-        """Keeps the weights that training of the whole network starts from, when it does."""
-        if state.round == self._first:
-            self._models.keep(START, f"round-{state.round}.safetensors", state.weights)
-        return state
 
     def finish(self, state: State) -> Weights:
         """Returns the mixed weights after the last round, which the run keeps from now."""
@@ -264,12 +263,16 @@ class Measurer(RoundHook):
         self._experiment, self._network = experiment, network
         self._evaluation, self._elsewhere = evaluation, elsewhere
         self._wise_ft, self._observer = wise_ft, observer
+        self._at_chance: dict[str, Diagnostic] = {}
 
     def completed(self, state: State, round: Round) -> State:
         """Measures the round's model, if it is due."""
         started = time.perf_counter()
         if self.server.is_last(state) or self._experiment.evaluate.after(state.round, state.rounds):
             round.evaluations = self.rows(state)
+            found = about_domains(round.evaluations)
+            emit(*(one for name, one in found.items() if name not in self._at_chance))
+            self._at_chance |= found
         round.evaluating = time.perf_counter() - started
         return state
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy
 
@@ -14,9 +14,10 @@ from feddg.diagnostics import Diagnostic, gravest_first
 from feddg.errors import FeddgError, RunError
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.experiment import Experiment, fewest_fields
-from feddg.records import LAST, TEST, VAL, EvaluationRow
-from feddg.runs.reading import Evaluations, RunRecord, find_rule, read_run
-from feddg.text import command
+from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, EvaluationRow
+from feddg.runs.reading import Evaluations, Run, find_rule, read_run
+from feddg.settings import IMAGENET
+from feddg.text import command, counted
 
 # Intervals for shares of counted things: what one run's accuracy leaves open.
 
@@ -116,6 +117,10 @@ ONE_CLASS: Final = "nearly-always-one-class"
 UNTRAINED: Final = "worse-than-untrained"
 STILL_RISING: Final = "still-rising"
 TOO_LARGE: Final = "learning-rate-too-large"
+FAR_BELOW_SEEN: Final = "unseen-far-below-seen"
+LEAST_GAP: Final = 0.35
+"""Accuracy on seen domains minus that on unseen ones, from which on the gap is named."""
+DOMAIN_AT_CHANCE: Final = "domain-at-chance"
 LEARNED_NOTHING: Final = frozenset({MAJORITY, ONE_CLASS, UNTRAINED})
 
 
@@ -132,7 +137,7 @@ class SplitAccuracy:
         constant: what always answering the most frequent class reaches.
         balanced: balanced accuracy.
         balanced_interval: its interval over images; needs the confusions.
-        chance: balanced accuracy of guessing: one over the classes that have images.
+        guessing: balanced accuracy of guessing: one over the classes that have images.
         predicted: share of each class among the predictions ``(classes,)``.
         true: share of each class among the images ``(classes,)``.
     """
@@ -142,7 +147,7 @@ class SplitAccuracy:
     constant: float | None = None
     balanced: float | None = None
     balanced_interval: ShareInterval | None = None
-    chance: float | None = None
+    guessing: float | None = None
     predicted: Sequence[float] | None = None
     true: Sequence[float] | None = None
 
@@ -200,7 +205,7 @@ def split_accuracy(
         constant=float(true.max()),
         balanced=balanced,
         balanced_interval=_balanced_interval(confusions),
-        chance=float(numpy.mean([1 / len(counts) for counts in seen])),
+        guessing=float(numpy.mean([1 / len(counts) for counts in seen])),
         predicted=predicted.tolist(),
         true=true.tolist(),
     )
@@ -248,7 +253,8 @@ def about_accuracy(
             *_untrained(evaluations, found, split),
         )
     )
-    return gravest_first([*trained, *_rising(evaluations, found, split)])
+    gap = _gap(evaluations.of(weights), found, split)
+    return gravest_first([*trained, *gap, *_rising(evaluations, found, split)])
 
 
 def _majority(found: SplitAccuracy) -> Iterator[Diagnostic]:
@@ -257,7 +263,7 @@ def _majority(found: SplitAccuracy) -> Iterator[Diagnostic]:
         return
     by_images = found.accuracy.low <= found.constant
     by_classes = found.balanced_interval is not None and (
-        found.balanced_interval.low <= (found.chance or 0.0)
+        found.balanced_interval.low <= (found.guessing or 0.0)
     )
     if by_images or by_classes:
         yield Diagnostic(
@@ -298,6 +304,24 @@ def _untrained(evaluations: Evaluations, found: SplitAccuracy, split: str) -> It
         )
 
 
+def _gap(own: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
+    """Far better where clients trained than where nobody did."""
+    if split not in (TEST, VAL):
+        return
+    accuracies = (own.accuracy(found.round, part) for part in (ID_TEST, ID_VAL))
+    seen = next((value for value in accuracies if value is not None), 0.0)
+    gap = seen - found.accuracy.share
+    if round(gap, 6) >= LEAST_GAP:
+        yield Diagnostic(
+            FAR_BELOW_SEEN,
+            "note",
+            f"On unseen domains the model is right for {found.accuracy.share:.1%} of the images, "
+            f"on domains of the training for {seen:.1%}: {100 * gap:.1f} points more. What it "
+            "learned there hardly carries over.",
+            "Images of more, and more different, domains help most; then another method.",
+        )
+
+
 def _rising(evaluations: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
     """Whether, over the end of the run, nearly all movement went upwards, and still does."""
     steps = _end_steps(evaluations, split)
@@ -316,6 +340,65 @@ def _rising(evaluations: Evaluations, found: SplitAccuracy, split: str) -> Itera
         f"{rounds} rounds.",
         "Train longer.",
     )
+
+
+def about_domains(rows: Sequence[EvaluationRow]) -> dict[str, Diagnostic]:
+    """Returns by domain a warning that it trains and is guessed at, while the others are learned.
+
+    A domain is when what always answering its largest class reaches lies within the interval of its
+    in-domain accuracy, and all of that below the middle between chance and the others; these have
+    been learned when theirs is a sixth of the way from chance to 1.
+
+    Args:
+        rows: of one round.
+    """
+    own: dict[str, list[EvaluationRow]] = {}
+    at_chance: dict[str, Diagnostic] = {}
+    for row in rows:
+        if row.split in (ID_VAL, ID_TEST) and row.weights == LAST and row.round > 0:
+            own.setdefault(row.domain, []).append(row)
+    for domain, parts in own.items():
+        rest = [row for name, others in own.items() if name != domain for row in others]
+        found, others, chance = _pooled(parts), _pooled(rest), _largest_share(parts)
+        if found is None or others is None or chance is None or found.low > chance:
+            continue
+        learned = others.low >= chance + (1 - chance) / 6
+        if learned and found.high < (chance + others.low) / 2:
+            at_chance[domain] = Diagnostic(
+                DOMAIN_AT_CHANCE,
+                "warning",
+                f"The training domain '{domain}' is not learned: after round {parts[0].round} the "
+                f"model is right for {found.share:.1%} of its images that were set aside, no more "
+                f"than chance, and for {others.share:.1%} of the other training domains'.",
+                "Look at its labels (exchanged classes?) and its images (inverted, dark, empty?).",
+            )
+    return at_chance
+
+
+def about_training(evaluations: Evaluations) -> list[Diagnostic]:
+    """Returns the first of these warnings of every domain, over all rounds."""
+    found: dict[str, Diagnostic] = {}
+    for round_ in evaluations.rounds:
+        rows = [*evaluations.at(round_, ID_VAL), *evaluations.at(round_, ID_TEST)]
+        found = about_domains(rows) | found
+    return list(found.values())
+
+
+def _pooled(rows: Sequence[EvaluationRow]) -> ShareInterval | None:
+    """Accuracy over all images of rows; None without any, or where one is no accuracy."""
+    images = sum(row.examples for row in rows)
+    if not images or not all(0 <= row.accuracy <= 1 for row in rows):
+        return None
+    return wilson(min(1.0, math.fsum(row.accuracy * row.examples for row in rows) / images), images)
+
+
+def _largest_share(rows: Sequence[EvaluationRow]) -> float | None:
+    """What always answering the largest class of each row reaches; None where one does not tell."""
+    shares = [measured(row, "largest_class_share") for row in rows]
+    if any(share is None for share in shares):
+        return None
+    parts = [(share or 0.0) * row.examples for share, row in zip(shares, rows)]
+    return math.fsum(parts) / sum(row.examples for row in rows)
 
 
 def fluctuation(evaluations: Evaluations, split: str = TEST) -> float | None:
@@ -356,68 +439,138 @@ def _end_steps(evaluations: Evaluations, split: str) -> list[float]:
     return steps[-max(WINDOW, len(steps) // 3) :]
 
 
-# What is shown wherever a run's result or its model is.
+# Why a model may have learned nothing, from what its run shows.
 
 
-def about_result(run: RunRecord) -> list[Diagnostic]:
-    """Returns what must be known beside the accuracy of the model that the run serves."""
-    rule = run.default_rule
-    classes = run.clients.classes if run.clients else ()
-    chosen = rule.choose(run.evaluations)
-    found = about_accuracy(run.evaluations, chosen, weights=rule.weights, classes=classes)
-    astray = LEARNED_NOTHING & {one.code for one in found}
-    return [*(about_rate(run, len(classes)) if astray else ()), *found]
+FEW_ROUNDS: Final = 50
+"""So many rounds, or fewer, are too few while the training loss still falls."""
+STILL_FALLS: Final = 0.02
+"""It does when its last third is lower, by this part of it, than the third before."""
+FEW_TO_LEARN_FROM: Final = 100
+"""Fewer training images of a class than this, all clients together, are few."""
 
 
-def usual_rate(run: RunRecord) -> float | None:
+class Cause(NamedTuple):
+    """What may have kept a model from learning.
+
+    Attributes:
+        text: the cause with its evidence, in a few words.
+        flags: of the command line, that try to remove it; none where only other images can.
+    """
+
+    text: str
+    flags: tuple[str, ...]
+
+
+def usual_rate(run: Run) -> float | None:
     """Returns the learning rate that presets would fill in; None where they are not known."""
     try:
-        fields = fewest_fields(Experiment(**run.experiment))
+        fields = fewest_fields(Experiment(**run.settings))
         train = {k: v for k, v in fields.get("train", {}).items() if k != "lr"}
         return Experiment(**{**fields, "train": train}).train.lr
     except FeddgError:
         return None  # another version's, or of a package that is not here
 
 
-def about_rate(run: RunRecord, classes: int) -> Iterator[Diagnostic]:
-    """Names the learning rate of a run that learned nothing, where that is the likely reason.
+def lower_rate(run: Run) -> float:
+    """Returns a smaller learning rate to try: the presets', else a tenth."""
+    rate, usual = _rate(run), usual_rate(run)
+    return usual if usual is not None and usual < rate else rate / 10
 
-    Args:
-        run: the run.
-        classes: how many there are; 0 where that is not known.
-    """
-    rate, usual = float((run.experiment.get("train") or {}).get("lr") or 0), usual_rate(run)
+
+def _rate(run: Run) -> float:
+    return float((run.settings.get("train") or {}).get("lr") or 0.001)
+
+
+def _signs_of_a_large_rate(run: Run) -> str:
+    """What speaks for too large a learning rate, of a run that learned nothing; empty without."""
+    rate, usual = _rate(run), usual_rate(run)
     terms = run.metrics.rounds[-1].terms if run.metrics.rounds else {}
-    loss, guessing = terms.get("cross_entropy"), math.log(classes) if classes > 1 else math.inf
+    loss, classes = terms.get("cross_entropy"), len(run.clients.classes) if run.clients else 0
+    guessing = math.log(classes) if classes > 1 else math.inf
     signs = []
     if usual is not None and rate >= FAR_ABOVE * usual:
         signs.append(f"it is {rate:g}, where the preset has {usual:g}")
-    if loss is not None and not loss <= ABOVE_GUESSING * guessing:
-        signs.append(
-            f"the training loss ended at {loss:.3g}, where guessing has {guessing:.3g}"
-            if math.isfinite(loss)
-            else "the training loss is not finite"
-        )
-    if rate and signs:
-        lower = usual if usual is not None and usual < rate else rate / 10
+    if loss is not None and not math.isfinite(loss):
+        signs.append("the training loss is not finite")
+    elif loss is not None and loss > ABOVE_GUESSING * guessing:
+        signs.append(f"the training loss ended at {loss:.3g}, where guessing has {guessing:.3g}")
+    return " and ".join(signs)
+
+
+def about_rate(run: Run) -> Iterator[Diagnostic]:
+    """Names the learning rate of a run that learned nothing, where that is the likely reason."""
+    if signs := _signs_of_a_large_rate(run):
         yield Diagnostic(
             TOO_LARGE,
             "warning",
-            f"Training went astray, probably by too large a learning rate: {' and '.join(signs)}.",
-            f"Lower train.lr: --lr {lower:g}.",
+            f"Training went astray, probably by too large a learning rate: {signs}.",
+            f"Lower train.lr: --lr {lower_rate(run):g}.",
         )
 
 
-def about_run(run: RunRecord) -> list[Diagnostic]:
+def causes_of_failure(run: Run) -> list[Cause]:
+    """Returns why a run's model may have learned nothing, the likeliest first; never none."""
+    if signs := _signs_of_a_large_rate(run):  # then nothing else is worth a try
+        return [Cause(f"too large a learning rate ({signs})", ("--lr", f"{lower_rate(run):g}"))]
+    model = run.settings.get("model") or {}
+    backbone, rounds = str(model.get("backbone") or ""), run.rounds_done
+    own = backbone if backbone.startswith("resnet") else "resnet18"
+    pretrained = ("--backbone", own, "--weights", IMAGENET)
+    lacks_weights = not model.get("weights")
+    losses = [math.fsum(row.terms.values()) for row in run.metrics.rounds if row.terms]
+    found = []
+    if rounds <= FEW_ROUNDS and _still_falls(losses):
+        text = f"too few rounds (the training loss still fell after {counted(rounds, 'round')})"
+        found.append(Cause(text, ("--rounds", str(max(10, 4 * rounds)))))
+    counts = [client.classes for client in run.clients.clients] if run.clients else []
+    images = float(numpy.median(numpy.sum(counts, axis=0))) if counts else math.inf
+    if images < FEW_TO_LEARN_FROM:
+        text = f"too few images ({images:.0f} of a class to train on, all clients together)"
+        found.append(Cause(text, pretrained if lacks_weights else ()))
+    if lacks_weights:
+        found.append(Cause("no pretrained weights", pretrained))
+    rate = _rate(run)
+    ends = len(losses) > 1 and losses[-1] < losses[0]
+    word, factor = ("small", 10.0) if ends else ("large", 0.1)
+    found.append(
+        Cause(f"too {word} a learning rate ({rate:g})", ("--lr", f"{factor * rate:g}")),
+    )
+    return found
+
+
+def _still_falls(losses: Sequence[float]) -> bool:
+    """Whether the last third lies below the one before; of too few rounds, taken to be so."""
+    third = len(losses) // 3
+    if third == 0:
+        return True
+    before, last = (math.fsum(part) for part in (losses[-2 * third : -third], losses[-third:]))
+    return last < before - STILL_FALLS * abs(before)
+
+
+# What is shown wherever a run's result or its model is.
+
+
+def about_result(run: Run) -> list[Diagnostic]:
+    """Returns what must be known beside the accuracy of the model that the run serves."""
+    rule = run.default_rule
+    classes = run.clients.classes if run.clients else ()
+    chosen = rule.choose(run.evaluations)
+    found = about_accuracy(run.evaluations, chosen, weights=rule.weights, classes=classes)
+    astray = LEARNED_NOTHING & {one.code for one in found}
+    return [*(about_rate(run) if astray else ()), *found]
+
+
+def about_run(run: Run) -> list[Diagnostic]:
     """Returns all that is to be known of a run: how it ended, its result, what it said itself."""
     result = about_result(run)
     recorded = run.summary.diagnostics if run.summary else []
-    known = {one.code for one in result}
-    others = [one for one in recorded if one.code not in known]
+    codes = {one.code for one in result}
+    others = [one for one in recorded if one.code not in codes]
     return [*about_end(run), *gravest_first([*result, *others])]
 
 
-def about_end(run: RunRecord) -> Iterator[Diagnostic]:
+def about_end(run: Run) -> Iterator[Diagnostic]:
     """Says so where a run has not ended with its last round, or is not whole any more."""
     if run.status == "completed":
         return

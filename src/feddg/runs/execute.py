@@ -7,10 +7,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import torch
@@ -58,7 +56,7 @@ from feddg.runs.context import (
     in_process,
     predictor,
 )
-from feddg.runs.diagnostics import about_end, about_result
+from feddg.runs.diagnostics import about_end, about_result, about_training
 from feddg.runs.figures import draw_unseen, write_alphas
 from feddg.runs.folder import (
     EXPERIMENT,
@@ -75,27 +73,28 @@ from feddg.runs.folder import (
 )
 from feddg.runs.observer import Observer, Progress, Together
 from feddg.runs.prepare import cache_folder, environment, give_memory_back, peak_memory
-from feddg.runs.provenance import IMAGES, ImagesNow, check_identity, check_images
+from feddg.runs.provenance import IMAGES, check_identity, check_images
 from feddg.runs.reading import (
     AGGREGATES,
     SELECTION_RULES,
     Evaluations,
-    RunRecord,
+    Run,
     SelectionRule,
     read_run,
     require_run,
 )
 from feddg.storage import is_file
-from feddg.views import Shown
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 # What a completed round leaves on disk: its rows, then the checkpoint that makes it count.
 
 
 class Records(RoundHook):
-    """Writes a completed round: its rows first, then the checkpoint that makes it count."""
+    """Writes a completed round: its rows first, then the checkpoint that makes it count.
+
+    Attributes:
+        models: those that are kept.
+        ledger_rows: of the round under way, until it counts.
+    """
 
     def __init__(
         self,
@@ -106,11 +105,7 @@ class Records(RoundHook):
     ) -> None:
         self._folder, self._transport, self._snapshots = folder, transport, snapshots
         self.models = models
-        self._ledger_rows: list[LedgerRow] = []
-
-    def entered(self, row: LedgerRow) -> None:
-        """Keeps a row of the ledger until its round counts."""
-        self._ledger_rows.append(row)
+        self.ledger_rows: list[LedgerRow] = []
 
     def carried(self, row: LedgerRow) -> None:
         """Writes a row of the ledger at once: what has left for another machine has left."""
@@ -124,8 +119,8 @@ class Records(RoundHook):
     def keep(self, state: State, rows: Sequence[MetricsRow]) -> None:
         """Writes metrics, ledger and checkpoint of the round in ``state``."""
         self._folder.append(METRICS, rows)
-        self._folder.append(LEDGER, self._ledger_rows)
-        self._ledger_rows.clear()
+        self._folder.append(LEDGER, self.ledger_rows)
+        self.ledger_rows.clear()
         if state.round in self._snapshots:
             name = f"{SNAPSHOTS}/round-{state.round}.safetensors"
             self._folder.write_tensors(name, state.weights)
@@ -207,7 +202,7 @@ def run_rounds(server: Server) -> None:
 
 
 def summarize(
-    record: RunRecord,
+    record: Run,
     status: str,
     error: str | None,
     took: Mapping[str, float],
@@ -236,12 +231,16 @@ def summarize(
         bytes=_bytes(record.ledger.messages),
         error=error,
         peak_memory_bytes=peak_memory(),
-        diagnostics=[*about_result(record), *dict.fromkeys(diagnostics)],
+        diagnostics=[
+            *about_result(record),
+            # A resumed run's own list begins where it went on.
+            *dict.fromkeys([*diagnostics, *about_training(record.evaluations)]),
+        ],
         **{rule.key: _chosen(record, rule) for rule in SELECTION_RULES.values()},
     )
 
 
-def _chosen(record: RunRecord, rule: SelectionRule) -> dict[str, Any] | None:
+def _chosen(record: Run, rule: SelectionRule) -> dict[str, Any] | None:
     """The scores of every split after the round that a rule chooses; None when it finds none."""
     round = rule.choose(record.evaluations)
     if round is None:
@@ -357,67 +356,6 @@ def read_energy_threshold(folder: Path, model: nn.Module) -> EnergyThreshold | N
     return None if found is None else found.models.get(fingerprint(model))
 
 
-@dataclass(frozen=True)
-class Run(Shown):
-    """An experiment carried out.
-
-    Attributes:
-        folder: everything about it on disk.
-        experiment: the complete experiment.
-        was_complete: whether it was complete before, so that nothing was run.
-    """
-
-    folder: Path
-    experiment: Experiment
-    was_complete: bool = False
-
-    @property
-    def record(self) -> RunRecord:
-        """The run's records, read back from its folder."""
-        return read_run(self.folder)
-
-    @property
-    def report(self) -> Path:
-        """The HTML page."""
-        return self.folder / "report.html"
-
-    @property
-    def accuracy(self) -> float | None:
-        """The held-out accuracy that headlines speak of, in [0, 1]; None where none is held out.
-
-        The mean over the test domains, by the rule and weights of the model that the run serves.
-        """
-        record = self.record
-        rule, found = record.default_rule, record.evaluations
-        return rule.measure(found, rule.choose(found), "test")
-
-    def frame(self) -> "DataFrame":
-        """Returns all that was measured; see :meth:`RunRecord.frame`."""
-        return self.record.frame()
-
-    @property
-    def model(self) -> "nn.Module":
-        """The model that the run serves, see :func:`feddg.load_model`.
-
-        Its ``predict`` takes image files, folders and globs, as :func:`feddg.predict` does.
-        """
-        from feddg.runs.model import load_model
-
-        model = load_model(self.folder)
-        model.predict = partial(import_module(_PREDICT).predict, self.folder)  # type: ignore[assignment]
-        return model
-
-    def open(self) -> None:
-        """Opens the page in a browser; it is written where it is not there yet."""
-        import webbrowser
-
-        webbrowser.open(import_module(_REPORT).ensure_report(self.folder).resolve().as_uri())
-
-
-_PREDICT, _REPORT = "feddg.prediction.predict", "feddg.report"
-"""Above this package, and therefore known by their names, as in :mod:`feddg.views`."""
-
-
 def resume(
     folder: Path | str, *, observer: Observer | None = None, cache: Path | None = None
 ) -> Run:
@@ -431,7 +369,7 @@ def resume(
     require_run(path)
     experiment = load_stored(path / EXPERIMENT)
     check_identity(path, experiment)
-    check_images(path, lambda: ImagesNow(cache or cache_folder())(experiment))
+    check_images(path, experiment, cache)
     return carry_out(path, experiment, observer=observer, cache=cache)
 
 
@@ -462,7 +400,7 @@ def carry_out(
                 if not keep_unstarted:
                     folder.remove_unstarted()
                 raise
-    return Run(path, experiment, complete)
+    return Run(path, complete)
 
 
 def is_complete(folder: Path) -> bool:
@@ -516,13 +454,14 @@ class _Execution:
         method, defences, evaluation = found.method, found.defences, found.evaluation
         network, device = found.worker.network, found.worker.device
         layouts = folder.cut_records(done if checkpoint else -1, keep_ledger=found.remote)
-        kept = KeptModels(
+        models = KeptModels(
             folder,
             checkpoint.models if checkpoint else {},
             read_run(folder.path).metrics.evaluations,
             experiment.evaluate,
+            experiment.train.head_rounds if experiment.server.wise_ft != "none" else None,
         )
-        writer = Records(folder, found.transport, kept, self.snapshots)
+        writer = Records(folder, found.transport, models, self.snapshots)
         defences.charge_to(open_account(folder, defences, done))
         if evaluation is not None:
             thin = about_support(evaluation.support(), found.clients.classes)
@@ -531,10 +470,14 @@ class _Execution:
         self.diagnostics.extend(defences.diagnostics)
         for one in defences.diagnostics:
             self.observer.diagnostic(one)
-        self._listen(done)
+        from feddg.runs.tracking import TensorBoard, chosen_trackers
+
+        trackers = chosen_trackers(folder.path)
+        self.observer = Together([self.observer, TensorBoard(folder.path)], trackers)
+        self.observer.start(experiment, done + 1)
         wise_ft = None
         if experiment.server.wise_ft != "none":
-            wise_ft = WiseFT(experiment, method, network, evaluation, folder, kept)
+            wise_ft = WiseFT(experiment, method, network, evaluation, folder, models)
         measurer = Measurer(
             experiment, network, evaluation, found.elsewhere, wise_ft, self.observer
         )
@@ -545,30 +488,24 @@ class _Execution:
             experiment,
             defences=defences,
             style_noise=found.worker.style_noise,
-            ledger=Ledger(writer.carried if found.remote else writer.entered, layouts),
+            ledger=Ledger(writer.carried if found.remote else writer.ledger_rows.append, layouts),
             state=checkpoint.state.to(device) if checkpoint else None,
             opened=opened_sums(folder) if defences.masking else None,
             hooks=[
                 *means_of(experiment, method, network),
                 Progress(self.observer),
                 measurer,
-                *filter(None, [wise_ft]),
                 writer,
             ],
         )
         if checkpoint is None:
-            self._set_up(found, server, measurer, wise_ft, writer)
+            self._set_up(found, server, measurer, writer)
         run_rounds(server)
         if evaluation is not None:
-            self._last_figures(server, found, kept, evaluation)
+            self._last_figures(server, found, models, evaluation)
 
     def _set_up(
-        self,
-        found: RunContext,
-        server: Server,
-        measurer: Measurer,
-        wise_ft: WiseFT | None,
-        writer: Records,
+        self, found: RunContext, server: Server, measurer: Measurer, writer: Records
     ) -> None:
         """Says what is run on what, collects the clients' statistics, and measures round 0."""
         self.folder.write_json("environment.json", environment(self.experiment, found.worker))
@@ -581,27 +518,18 @@ class _Execution:
         if client_statistics:
             self.folder.write_tensors("setup.safetensors", client_statistics)
         row = SetupRow(seconds=self.seconds["setup"], groups=server.groups)
-        evaluations = measurer.rows(server.state)
-        if wise_ft is not None:
-            wise_ft.completed(server.state)
-        writer.keep(server.state, [row, *evaluations])
+        writer.keep(server.state, [row, *measurer.rows(server.state)])
         with self.folder.writing(FIGURES) as figures:
             found.draw(figures, server.state)
 
-    def _listen(self, done: int) -> None:
-        from feddg.runs.tracking import trackers
-
-        self.observer = Together([self.observer, *trackers(self.folder.path)])
-        self.observer.start(self.experiment, done + 1)
-
     def _last_figures(
-        self, server: Server, found: RunContext, kept: KeptModels, evaluation: Evaluation
+        self, server: Server, found: RunContext, models: KeptModels, evaluation: Evaluation
     ) -> None:
         """Writes what is said of the model that the run ends with."""
         method, network = found.method, found.worker.network
         weights = averaged(server.state, self.experiment.server.averaging)
-        if WISE_FT in kept.files:
-            weights = kept.read(WISE_FT)
+        if WISE_FT in models.files:
+            weights = models.read(WISE_FT)
         model, classes = predictor(method, network, weights), tuple(found.clients.classes)
         write_alphas(self.folder, method, network, evaluation)
         write_energy_threshold(self.folder, model, evaluation)

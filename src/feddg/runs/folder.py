@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from filelock import FileLock, Timeout
@@ -29,7 +30,6 @@ from feddg.runs.reading import (
     SELECTION_RULES,
     Evaluations,
     SelectionRule,
-    find_rule,
     read_rows,
     read_run,
 )
@@ -237,8 +237,8 @@ class RunFolder:
         not write.
         Folders above it that were made for it go, too.
         """
-        kept = [self.path / name for name in (f"{CHECKPOINTS}/{NEWEST}", PRIVACY, OPENED_SUMS)]
-        if not self._is_new or any(file.is_file() for file in kept):
+        lasting = (f"{CHECKPOINTS}/{NEWEST}", PRIVACY, OPENED_SUMS)
+        if not self._is_new or any((self.path / name).is_file() for name in lasting):
             return
         curves = (self.path / "events").glob("events.out.tfevents.*")
         files = {*self._written, *curves, self.path / ".lock"}
@@ -346,10 +346,10 @@ class RunFolder:
             # As they are: what another version of this program wrote is kept whole.
             last = math.inf if keep_ledger and name == LEDGER else last_round
             rows = read_rows(self.path / name) if last >= 0 else self._begun_again(name)
-            kept = [row for row in rows if _round_of(row, self.path / name) <= last]
-            layouts |= {str(row.get("id")) for row in kept if row.get("kind") == "layout"}
-            self._warn_of_missing(name, kept, last_round)
-            lines = (to_json(row, inf_nan_mode="null").decode() + "\n" for row in kept)
+            rows = [row for row in rows if _round_of(row, self.path / name) <= last]
+            layouts |= {str(row.get("id")) for row in rows if row.get("kind") == "layout"}
+            self._warn_of_missing(name, rows, last_round)
+            lines = (to_json(row, inf_nan_mode="null").decode() + "\n" for row in rows)
             self.replace(name, "".join(lines))
         return layouts
 
@@ -385,7 +385,7 @@ class RunFolder:
         state: State,
         memories: dict[int, Weights],
         changed: set[int],
-        models: Mapping[str, str] | None = None,
+        models: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Writes the state after a round; the one before stays until this one is whole.
 
@@ -396,7 +396,7 @@ class RunFolder:
             models: files in ``models/`` that count now, by the rule that chose them; others are
                 removed.
         """
-        known = self._index.checksums if self._index else {}
+        checksums = self._index.checksums if self._index else {}
         context = (state.context or Message()).tensors
         parts = {"weights": state.weights, "extras": state.extras, "context": context}
         name = f"state-{state.round}.safetensors"
@@ -405,15 +405,14 @@ class RunFolder:
         for id in sorted(changed):
             files[id] = f"memory-{id}-{state.round}.safetensors"
             written[files[id]] = memories[id]
-        kept = dict(models or {})
         for file, tensors in written.items():
             order = {"order": json.dumps(list(tensors))}
             self.write_tensors(f"{CHECKPOINTS}/{file}", tensors, order)
-        names = {name, *files.values(), *(f"{MODELS}/{file}" for file in kept.values())}
+        names = {name, *files.values(), *(f"{MODELS}/{file}" for file in models.values())}
         with self.writing(f"{CHECKPOINTS}/{NEWEST}"):
             checksums = {
-                file: known[file]
-                if file in known and file not in written
+                file: checksums[file]
+                if file in checksums and file not in written
                 else checksum(_place(self.path, file))
                 for file in sorted(names)
             }
@@ -423,7 +422,7 @@ class RunFolder:
             state=name,
             context=None if state.context is None else state.context.scalars,
             memories=files,
-            models=kept,
+            models=dict(models),
             experiment=self._experiment,
             checksums=checksums,
         )
@@ -526,6 +525,8 @@ class KeptModels:
         files: by rule, the files that the checkpoint names.
         rows: the evaluations so far.
         chosen: by what a round is chosen.
+        start: the round after which training of the whole network starts, where WiSE-FT needs the
+            weights it starts from.
     """
 
     def __init__(
@@ -534,13 +535,15 @@ class KeptModels:
         files: Mapping[str, str],
         rows: Sequence[EvaluationRow],
         chosen: EvaluateSettings,
+        start: int | None = None,
     ) -> None:
         self._folder, self._rows, self._chosen = folder, list(rows), chosen
+        self._start = start
         self.files = dict(files)
         self._warned: set[str] = set()
 
     def take_in(self, state: State, rows: Sequence[MetricsRow]) -> Mapping[str, str]:
-        """Keeps the model of a completed round if a rule chooses it.
+        """Keeps the model of a completed round if a rule chooses it, or WiSE-FT starts from it.
 
         Args:
             state: that of the round.
@@ -549,6 +552,8 @@ class KeptModels:
         Returns:
             All files that are kept now, by rule; for the checkpoint.
         """
+        if state.round == self._start:
+            self.keep(START, f"round-{state.round}.safetensors", state.weights)
         new = [row for row in rows if isinstance(row, EvaluationRow)]
         if new:
             self._rows += new
@@ -605,8 +610,8 @@ class KeptModels:
 
 def means_of(experiment: ExperimentSettings, method: Method, network: Network) -> list[Means]:
     """Returns what keeps the means over rounds that an experiment serves or measures, if any."""
-    averaging, kept = experiment.server.averaging, experiment.evaluate.averages != "never"
-    wanted = [mean for mean in MEANS if kept or mean == averaging]
+    averaging, all_measured = experiment.server.averaging, experiment.evaluate.averages != "never"
+    wanted = [mean for mean in MEANS if all_measured or mean == averaging]
     return [Means(method, network, experiment.server, wanted)] if wanted else []
 
 
@@ -629,44 +634,57 @@ def drop_weights(folder: Path) -> None:
 # Finding a model again
 
 
-def default_rule(folder: Path) -> SelectionRule:
-    """Returns the rule whose model a run hands out: what ``server`` in its experiment says."""
-    if WISE_FT in read_index(folder).models:
-        return find_rule(WISE_FT)
-    averaging = load_stored(folder / EXPERIMENT).server.averaging
-    # Until a mean begins, the last weights stand in for it.
-    begun = averaging != "none" and checkpoint_weights(folder, f"extras/{prefix_of(averaging)}")
-    return find_rule(averaging) if begun else FINAL
+def kept_weights(folder: Path, *rules: SelectionRule) -> tuple[SelectionRule, Weights, int]:
+    """Returns the weights of the first of some rules whose model a run keeps; only reads.
 
+    Args:
+        folder: the run's.
+        rules: at least one.
 
-def kept_weights(folder: Path, rule: SelectionRule) -> tuple[Weights, int]:
-    """Returns the weights that a rule chooses of a run, and the round they are from; only reads.
+    Returns:
+        The rule, its weights, and the round they are from.
 
     Raises:
-        RunError: there is no checkpoint, or no model by this rule; says why.
+        RunError: there is no checkpoint, or no model by these rules; says why of the last.
     """
     index = read_index(folder)
-    if rule.model == FINAL.model:
-        return read_tensors(folder, index, index.state, "weights/"), index.round
+    for rule in rules:
+        weights = _weights_of(folder, index, rule)
+        if not weights:
+            continue
+        chosen = None
+        if rule.model != FINAL.model and rule.weights not in MEANS:
+            chosen = rule.choose(read_run(folder).evaluations)
+        return rule, weights, index.round if chosen is None else chosen
+    reason = _why_not_kept(folder, index, rules[-1])
+    raise RunError(f"{folder} has no {rules[-1].model!r} model: {reason}")
+
+
+def _weights_of(folder: Path, index: CheckpointIndex, rule: SelectionRule) -> Weights:
+    """The weights of a rule's model; none where the run does not keep it."""
     if rule.weights in MEANS:
+        # Until a mean begins there is none; of the entries that are not averaged the last count.
         mean = read_tensors(folder, index, index.state, f"extras/{prefix_of(rule.weights)}")
-        if mean:
-            return read_tensors(folder, index, index.state, "weights/") | mean, index.round
-        experiment, reason = load_stored(folder / EXPERIMENT), "its evaluate.averages is never"
-        if experiment.evaluate.averages != "never" or experiment.server.averaging == rule.weights:
-            reason = f"the mean has not begun by round {index.round} of {experiment.train.rounds}"
-        raise RunError(f"{folder} keeps no {rule.model!r} model: {reason}")
-    round = rule.choose(read_run(folder).evaluations)
-    if rule.model in index.models:
-        weights = read_tensors(folder, index, f"{MODELS}/{index.models[rule.model]}")
-        return weights, index.round if round is None else round
+        return mean and read_tensors(folder, index, index.state, "weights/") | mean
+    if rule.model == FINAL.model:
+        return read_tensors(folder, index, index.state, "weights/")
+    file = index.models.get(rule.model)
+    return {} if file is None else read_tensors(folder, index, f"{MODELS}/{file}")
+
+
+def _why_not_kept(folder: Path, index: CheckpointIndex, rule: SelectionRule) -> str:
+    run = read_run(folder)
+    if rule.weights in MEANS:
+        settings = run.experiment
+        if settings.evaluate.averages != "never" or settings.server.averaging == rule.weights:
+            return f"the mean has not begun by round {index.round} of {settings.train.rounds}"
+        return "its evaluate.averages is never"
     if rule.weights == WISE_FT:
-        reason = "that takes server.wise_ft, and the run's last round"
-    elif round is not None:
-        reason = f"the rule chooses round {round}, whose weights this run did not keep"
-    else:
-        reason = {
-            ID_VAL: "no in-domain validation images were measured (data.id_val sets some aside)",
-            VAL: "no held-out validation domain was measured (hold_out.val names one)",
-        }.get(rule.split or "", "the rule chooses no round yet")
-    raise RunError(f"{folder} has no {rule.model!r} model: {reason}")
+        return "that takes server.wise_ft, and the run's last round"
+    round = rule.choose(run.evaluations)
+    if round is not None:
+        return f"the rule chooses round {round}, whose weights this run did not keep"
+    return {
+        ID_VAL: "no in-domain validation images were measured (data.id_val sets some aside)",
+        VAL: "no held-out validation domain was measured (hold_out.val names one)",
+    }.get(rule.split or "", "the rule chooses no round yet")

@@ -22,6 +22,7 @@ from feddg.runs.prepare import (
     deal,
     is_split,
     load_table,
+    near_copy_diagnostics,
     split_diagnostics,
     table_diagnostics,
 )
@@ -106,7 +107,7 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
         DataError: there is nothing to inspect.
     """
     loaded = load_table(experiment, cache_folder(), progress)
-    table, pixels, bad = loaded[:3]
+    table, bad = loaded.table, loaded.bad
     found = inspect(table)
     data = experiment.data
     whole = load_images_of(data)
@@ -116,7 +117,7 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
     found["bad_images"] = [{"path": image.path, "reason": image.reason} for image in bad]
     stopped = any(one.severity == "error" for one in diagnostics)
     if is_split(experiment, table) and not stopped:
-        images = deal(experiment, table, pixels, bad)
+        images = deal(experiment, loaded)
         splits = images.splits
         roles = ("train", "id_val", "id_test", "val", "test")
         found["splits"] = {role: len(getattr(splits, role)) for role in roles}
@@ -125,6 +126,7 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
         found["clients_by_class"] = [_held(who.classes, client.classes) for client in who.clients]
         found["skew"] = asdict(skew_between(who))
         diagnostics += split_diagnostics(experiment, loaded, splits)
+        diagnostics += near_copy_diagnostics(experiment, images)
         diagnostics += about_clients([sum(client.domains) for client in who.clients])
     else:
         diagnostics += split_diagnostics(experiment, loaded, None)

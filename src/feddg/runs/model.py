@@ -14,11 +14,11 @@ from feddg.experiment import Experiment, load_stored
 from feddg.federation.local_training import load_weights
 from feddg.messages import Weights, on_device
 from feddg.methods.base import Method, State, has_global_model, local_names
-from feddg.models.network import Network
+from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD, Network
 from feddg.models.precision import choose_device
-from feddg.runs.folder import EXPERIMENT, RunFolder, checkpoint_memories, default_rule, kept_weights
+from feddg.runs.folder import EXPERIMENT, RunFolder, checkpoint_memories, kept_weights
 from feddg.runs.prepare import Images, Progress, build, build_worker, load_images
-from feddg.runs.provenance import ImagesNow, check_images
+from feddg.runs.provenance import check_images
 from feddg.runs.reading import find_rule, read_run, require_run
 
 
@@ -61,17 +61,20 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
         RunError: the folder holds no model, or none by that rule.
     """
     path = Path(folder)
-    rule = None if which is None else find_rule(which)
-    clients = read_run(path).clients
+    rules, run = [] if which is None else [find_rule(which)], read_run(path)
+    clients = run.clients
     if clients is None:
         raise RunError(f"{path} stopped before training began: there is no model in it")
-    experiment = load_stored(path / EXPERIMENT)
+    experiment = run.experiment
     # The run's own weights replace pretrained ones, so their file need not exist any more.
     model = experiment.model.model_copy(update={"weights": None})
     bare = experiment.model_copy(update={"model": model})
     method, network = build(bare, len(clients.classes))
-    rule = rule or default_rule(path)
-    weights, round = kept_weights(path, rule)
+    environment = run.environment
+    if environment:  # today's version of the backbone may expect other colours
+        earlier = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}  # of all, before it was written
+        network.normalize_by(**environment.get("normalization", earlier))
+    rule, weights, round = kept_weights(path, *(rules or run.served_rules))
     load_weights(network, weights)
     if not has_global_model(method, network):
         raise RunError(
@@ -169,7 +172,7 @@ def load_finished_run(folder: Path, cache: Path, progress: Progress) -> LoadedRu
         checkpoint = opened.load_checkpoint()
     if checkpoint is None:
         raise RunError(f"{folder} has no completed round to look into")
-    check_images(folder, lambda: ImagesNow(cache)(experiment))
+    check_images(folder, experiment, cache)
     images = load_images(experiment, cache, progress)
     method, network = build(experiment, len(images.table.class_names))
     first = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}

@@ -1,7 +1,9 @@
 """What a run tells whoever watches it; the command line's progress bars and TensorBoard listen."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from feddg.diagnostics import Diagnostic
@@ -10,6 +12,8 @@ from feddg.experiment import Experiment
 from feddg.messages import Refusal, Update
 from feddg.methods.base import Round, RoundHook, State
 from feddg.records import RoundRow
+
+log = logging.getLogger("feddg")
 
 
 class Observer:
@@ -37,33 +41,31 @@ class Observer:
         """The run ended: ``completed``, ``interrupted`` or ``failed``."""
 
 
-EVENTS = tuple(name for name in vars(Observer) if not name.startswith("_"))
-"""Names of an observer's methods."""
+class Together(Observer):
+    """Passes every event on to several observers.
 
+    Args:
+        observers: whose faults end the run.
+        optional: further ones by name; of one that fails the log says so once, and it is left out.
+    """
 
-class Relay(Observer):
-    """Has every event at one method, with the event's name and content."""
+    def __init__(
+        self, observers: Sequence[Observer], optional: Mapping[str, Observer] = MappingProxyType({})
+    ) -> None:
+        self._observers, self._optional = observers, dict(optional)
+        for event in vars(Observer):
+            if not event.startswith("_"):
+                setattr(self, event, partial(self._pass_on, event))
 
-    def __init__(self) -> None:
-        for event in EVENTS:
-            setattr(self, event, partial(self.on_event, event))
-
-    def on_event(self, event: str, *content: Any) -> None:
-        """An event of :data:`EVENTS` happened."""
-        raise NotImplementedError
-
-
-class Together(Relay):
-    """Passes everything on to several observers."""
-
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        super().__init__()
-        self.observers = observers
-
-    def on_event(self, event: str, *content: Any) -> None:
-        """See :class:`Relay`."""
-        for observer in self.observers:
+    def _pass_on(self, event: str, *content: Any) -> None:
+        for observer in self._observers:
             getattr(observer, event)(*content)
+        for name, observer in [*self._optional.items()]:
+            try:
+                getattr(observer, event)(*content)
+            except Exception as error:
+                del self._optional[name]
+                log.warning("%s no longer tracks this run: %s", name, error)
 
 
 class Progress(RoundHook):

@@ -6,7 +6,7 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -23,8 +23,8 @@ from feddg.clients.sampling import Schedule
 from feddg.clients.threads import (
     clients_at_once,
     large_clients_at_once,
-    memory_of_turn,
     threads_for,
+    training_memory,
 )
 from feddg.data.data_set import DATA_SETS, SCRATCH, find_augmentation, load_images_of
 from feddg.data.decoding import Reading, whole_images
@@ -38,11 +38,14 @@ from feddg.data.inspection import (
     about_labels,
     about_splits,
     about_survey,
+    groups_of_copies,
     ignored_files,
+    is_readable,
     survey,
 )
+from feddg.data.near_copies import about_near_copies
 from feddg.data.partition import Partition, counts_clients, held_alike, partition, partitioned_alike
-from feddg.data.pixels import BadImage, PixelStore, open_pixels
+from feddg.data.pixels import ArrayPixels, BadImage, PixelStore, open_pixels
 from feddg.data.splits import Splits, from_csv, from_roles, hold_out
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError, WeightsError, first_names
@@ -58,12 +61,14 @@ from feddg.models.backbones import (
 )
 from feddg.models.network import Network
 from feddg.models.precision import autocast, choose_device, choose_precision
+from feddg.models.trained import trained_by
 from feddg.privacy.building import Defences, build_defences
 from feddg.privacy.noise import record_noise, style_multiplier
 from feddg.records import BadImageRow, ClientRow, ClientsTable
 from feddg.runs.provenance import named_files
 from feddg.settings import (
-    TORCHVISIONS,
+    IMAGENET,
+    DataSettings,
     ExperimentSettings,
     ModelSettings,
     merge,
@@ -104,7 +109,7 @@ def with_weights_at_hand(experiment: Experiment) -> Experiment:
 
 
 def _can_be_had(model: ModelSettings) -> bool:
-    if model.weights != TORCHVISIONS:
+    if model.weights != IMAGENET:
         return True
     try:
         fetch_imagenet(model.backbone)
@@ -135,6 +140,44 @@ class Loaded(NamedTuple):
     ignored: dict[str, list[str]]
     surveyed: Survey
     reading: Reading
+
+
+def _hashes(table: ImageTable, found: ImagesFile) -> list[str]:
+    """Returns a hash of the content of every row's file, empty where it is not known."""
+    contents = found.contents()
+    files = (file_of(path) for path in table.paths)
+    return [contents[file][1] if file in contents else "" for file in files]
+
+
+def load_undecoded(experiment: Experiment, cache: Path | None) -> Loaded:
+    """Loads the experiment's images as far as that takes no decoding.
+
+    Files that cannot be used are among them, but for those that are copies in several classes or
+    domains. Contents are known where they matter to how the images are split.
+
+    Raises:
+        DataError: the images cannot be used as asked.
+    """
+    data = experiment.data
+    table = load_images_of(data)
+    root = table.root if _refuses_copies(data) or _keeps_copies_together(data) else None
+    contents = images_file(table, None if root is None else ContentHashes(root, cache))
+    pixels = ArrayPixels(numpy.empty((0, data.image_size, data.image_size, 3), numpy.uint8))
+    loaded = Loaded(table, pixels, [], contents, {}, Survey({}, {}), Reading.of(data))
+    if root is None:
+        return loaded
+    cells = list(zip(table.labels.tolist(), table.domains.tolist()))
+    unusable = {
+        row
+        for rows in groups_of_copies(table.paths, _hashes(table, contents))
+        if len({cells[row] for row in rows}) > 1 and not is_readable(root / table.paths[rows[0]])
+        for row in rows
+    }
+    if not unusable:
+        return loaded
+    rest = table.take([row for row in range(len(table)) if row not in unusable])
+    bad = [BadImage(table.paths[row], "cannot be read") for row in sorted(unusable)]
+    return loaded._replace(table=rest, bad=bad)
 
 
 def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -> Loaded:
@@ -184,15 +227,32 @@ def split_diagnostics(
     if splits is not None:
         found += about_splits(loaded.table, splits, chosen=bool(held.test or held.val))
     if data.duplicates != "ignore":
-        files = [file_of(path) for path in loaded.table.paths]
-        contents = loaded.contents.contents()
-        hashes = [contents[file][1] if file in contents else "" for file in files]
-        refuse = data.duplicates == "refuse"
-        if data.duplicates == "auto":
-            refuse = data.split_file is None and DATA_SETS.find(data.source).publication is None
-        hides_images = experiment.privacy.hides_images
-        found += about_copies(loaded.table, files, hashes, splits, refuse, hides_images)
+        table = loaded.table
+        files = [file_of(path) for path in table.paths]
+        refuse, hides_images = _refuses_copies(data), experiment.privacy.hides_images
+        hashes = _hashes(table, loaded.contents)
+        found += about_copies(table, files, hashes, splits, refuse, hides_images)
     return found
+
+
+def near_copy_diagnostics(experiment: Experiment, images: "Images") -> Iterator[Diagnostic]:
+    """Says where images that measure are nearly those of training; looks at all pixels once."""
+    table, contents = images.table, images.contents
+    if experiment.data.duplicates != "ignore" and table.root is not None and contents is not None:
+        hashes = _hashes(table, contents)
+        yield from about_near_copies(images.pixels, table.paths, hashes, images.splits)
+
+
+def _refuses_copies(data: DataSettings) -> bool:
+    """Whether copies on both sides of the split end a run; not of splits that others published."""
+    published = data.split_file is not None or DATA_SETS.find(data.source).publication is not None
+    return data.duplicates == "refuse" or (data.duplicates == "auto" and not published)
+
+
+def _keeps_copies_together(data: DataSettings) -> bool:
+    """Whether copies in one class and domain share a role; published data sets keep their split."""
+    published = DATA_SETS.find(data.source).publication is not None
+    return data.duplicates == "refuse" or (data.duplicates != "ignore" and not published)
 
 
 @dataclass(frozen=True)
@@ -275,23 +335,21 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
     """
     loaded = load_table(experiment, cache, progress)
     emit(*table_diagnostics(loaded))
-    images = deal(experiment, *loaded[:3])
+    images = deal(experiment, loaded)
     emit(*split_diagnostics(experiment, loaded, images.splits))
     emit(*about_clients(images.partition.sizes.tolist()))
-    return replace(images, contents=loaded.contents)
+    return images
 
 
-def deal(
-    experiment: Experiment, table: ImageTable, pixels: PixelStore, bad: list[BadImage]
-) -> Images:
+def deal(experiment: Experiment, loaded: Loaded) -> Images:
     """Splits the images and deals the training rows out to the clients.
 
     Raises:
         DataError: the images cannot be split or partitioned as asked.
     """
-    clients = experiment.clients
+    clients, table = experiment.clients, loaded.table
     images, image_of = whole_images(table)  # tiles of one image stay together
-    splits = _splits(experiment, images, bad)
+    splits = _splits(experiment, images, loaded)
     if len(images) < len(table):
         splits = splits.spread(image_of)
     share = partition(
@@ -317,7 +375,8 @@ def deal(
     if method_class(experiment.method.name).gathers_images:
         steps = _steps_of_a_round(experiment, share)
         share = Partition(numpy.zeros_like(share.owners), share.domains, 1)
-    return Images(table, pixels, bad, splits, share, experiment.seed, steps, natural=natural)
+    seed, contents = experiment.seed, loaded.contents
+    return Images(*loaded[:3], splits, share, seed, steps, contents, natural)
 
 
 def _steps_of_a_round(experiment: Experiment, share: Partition) -> int:
@@ -332,7 +391,7 @@ def _steps_of_a_round(experiment: Experiment, share: Partition) -> int:
     return max(1, round(sum(steps) * taking_part / number))
 
 
-def _splits(experiment: Experiment, table: ImageTable, bad: list[BadImage]) -> Splits:
+def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits:
     data, held = experiment.data, experiment.hold_out
     held_out = [*held.test, *held.val]
     if data.split_file is not None:
@@ -341,13 +400,21 @@ def _splits(experiment: Experiment, table: ImageTable, bad: list[BadImage]) -> S
                 f"the split file {data.split_file} already says what is held out; do not set "
                 "hold_out"
             )
-        return from_csv(table, data.split_file, [image.path for image in bad])
+        return from_csv(table, data.split_file, [image.path for image in loaded.bad])
     if not held_out and table.split is not None and is_split(experiment, table):
         return from_roles(table.split)
-    if not held_out and not data.leave_out:
-        raise ExperimentError(
-            "name the domain nobody trains on: --hold-out DOMAIN, one of "
-            f"{first_names(table.domain_names, 12)}"
+    if not held_out:
+        ask = f"--hold-out DOMAIN, one of {first_names(table.domain_names, 12)}"
+        if DATA_SETS.find(data.source).domains and not data.leave_out:
+            raise ExperimentError(f"name the domain nobody trains on: {ask}")
+        emit(
+            Diagnostic(
+                "nothing-held-out",
+                "warning",
+                "No domain is held out: all train, and accuracies are of domains that trained. "
+                "They say nothing about a new one.",
+                f"To know that: {ask}.",
+            )
         )
     in_domain = _in_domain(table)
     if table.split is not None and data.own_split and not in_domain:
@@ -367,6 +434,7 @@ def _splits(experiment: Experiment, table: ImageTable, bad: list[BadImage]) -> S
         id_test=data.id_test,
         seed=experiment.seed,
         own=table.split if in_domain and data.own_split else None,
+        contents=_hashes(table, loaded.contents) if _keeps_copies_together(data) else (),
     )
 
 
@@ -403,8 +471,10 @@ def build(experiment: ExperimentSettings, classes: int) -> tuple[Method, Network
         weights=model.weights,
         embedding=model.embedding,
         seed=experiment.seed,
+        image_size=experiment.data.image_size,
     )
-    network = method.network(network)
+    statistics = model.normalization != "frozen"
+    network = trained_by(network, method.network, experiment.train, statistics=statistics)
     use_small_map_convolutions(network)
     return method, network
 
@@ -506,7 +576,7 @@ def build_workers(
         at_once = large_clients_at_once(
             first.device,
             _schedule(experiment).per_round or 1,
-            lambda: memory_of_turn(network, side, batch_size),
+            lambda: training_memory(network, side, batch_size),
         )
     others = [build_worker(experiment, another(), cache) for _ in range(at_once - 1)]
     return [first, *others]
@@ -541,6 +611,7 @@ def environment(experiment: Experiment, worker: Worker) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torchvision": version("torchvision"),
+        "timm": version("timm"),
         "platform": platform.platform(),
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
@@ -551,6 +622,7 @@ def environment(experiment: Experiment, worker: Worker) -> dict[str, Any]:
             "name": experiment.model.weights,
             "sha256": weights_digest(experiment.model.weights),
         },
+        "normalization": {"mean": worker.network.mean, "std": worker.network.std},
     }
 
 

@@ -22,7 +22,7 @@ from feddg.experiment import Experiment
 from feddg.methods.composition import build_method
 from feddg.runs.folder import CHECKPOINTS, EXPERIMENT, NEWEST, CheckpointIndex
 from feddg.settings import DataSettings
-from feddg.storage import Stamp, stamp
+from feddg.storage import Stamp, cache_folder, stamp
 from feddg.text import command
 
 
@@ -154,15 +154,20 @@ def find_folder(
     )
 
 
-def check_images(folder: Path, now: Callable[[], ImagesFile]) -> None:
+def check_images(folder: Path, experiment: Experiment, cache: Path | None = None) -> None:
     """Makes sure that a run's images are still those it was begun with.
+
+    Args:
+        folder: the run's.
+        experiment: the run's.
+        cache: where hashes are remembered; the user's cache by default.
 
     Raises:
         RunError: they are not; says what differs.
     """
     if not has_begun(folder):
         return
-    changes = _changes(folder, now())
+    changes = _changes(folder, ImagesNow(cache or cache_folder())(experiment))
     if changes is None:
         _warn(folder)
     elif changes:

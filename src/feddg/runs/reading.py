@@ -4,9 +4,10 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -14,6 +15,7 @@ import numpy
 
 from feddg.errors import RunError
 from feddg.evaluation.metrics import METRICS, Metric, Predictions, measure
+from feddg.experiment import Experiment, load_stored
 from feddg.records import (
     ADAPTATION_ROWS,
     ATTACK_ROWS,
@@ -49,6 +51,7 @@ from feddg.views import Shown
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+    from torch import nn
 
 # The evaluations of a run, looked up by round, split and domain.
 
@@ -59,9 +62,8 @@ Aggregate = Callable[[Sequence[EvaluationRow], str], float | None]
 
 def _values(rows: Sequence[EvaluationRow], metric: str) -> list[float] | None:
     """A metric of each row, or None unless all have it."""
-    found = [row.metric(metric) for row in rows]
-    known = [value for value in found if value is not None]
-    return known if known and len(known) == len(found) else None
+    values = [value for row in rows if (value := row.metric(metric)) is not None]
+    return values if values and len(values) == len(rows) else None
 
 
 def _domain_mean(rows: Sequence[EvaluationRow], metric: str) -> float | None:
@@ -296,8 +298,8 @@ def find_rule(which: str) -> SelectionRule:
     for rule in SELECTION_RULES.values():
         if which in (rule.model, rule.key, rule.name):
             return rule
-    known = ", ".join(rule.model for rule in SELECTION_RULES.values())
-    raise RunError(f"no selection rule is called {which!r}; which= takes one of: {known}")
+    models = ", ".join(rule.model for rule in SELECTION_RULES.values())
+    raise RunError(f"no selection rule is called {which!r}; which= takes one of: {models}")
 
 
 def rules_for(runs: Iterable[Evaluations]) -> list[SelectionRule]:
@@ -327,25 +329,10 @@ def best_held_out(evaluations: Evaluations) -> int | None:
 
 def _best_round(evaluations: Evaluations, split: str) -> int | None:
     """The earliest of the best rounds; the untrained model stands only if nothing else does."""
-    scores = {r: evaluations.preference(r, split) for r in evaluations.rounds}
-    known = {r: score for r, score in scores.items() if score is not None}
-    trained = {r: score for r, score in known.items() if r > 0} or known
+    preferences = {r: evaluations.preference(r, split) for r in evaluations.rounds}
+    scores = {r: score for r, score in preferences.items() if score is not None}
+    trained = {r: score for r, score in scores.items() if r > 0} or scores
     return max(trained, key=lambda r: (trained[r], -r), default=None)
-
-
-def default_rule(experiment: Mapping[str, Any], evaluations: Evaluations) -> SelectionRule:
-    """Returns the rule of the model that a run hands out: averaged weights where it has any.
-
-    Args:
-        experiment: the resolved experiment, nested.
-        evaluations: the run's; where these weights are not measured yet, the final round's
-            count.
-    """
-    server = experiment.get("server") or {}
-    wanted = {SWA: SWA_MEAN, EMA: EMA_MEAN}.get(str(server.get("averaging")), FINAL)
-    if str(server.get("wise_ft") or "none") != "none":
-        wanted = WISE_FT_RULE
-    return wanted if wanted.choose(evaluations) is not None else FINAL
 
 
 def _rule_of_weights(name: str, weights: str, when: str) -> SelectionRule:
@@ -446,14 +433,25 @@ class LedgerRecord:
 
 
 @dataclass(frozen=True)
-class RunRecord(Shown):
-    """A run folder; each part is read from disk when it is first asked for."""
+class Run(Shown):
+    """A run; each part of its folder is read from disk when it is first asked for.
+
+    Attributes:
+        folder: everything about it on disk.
+        was_complete: whether it was complete before :func:`feddg.run`, so that nothing was run.
+    """
 
     folder: Path
+    was_complete: bool = False
 
     @cached_property
-    def experiment(self) -> dict[str, Any]:
-        """The resolved experiment, nested as in ``experiment.yaml``."""
+    def experiment(self) -> Experiment:
+        """The complete experiment."""
+        return load_stored(self.folder / EXPERIMENT_FILE)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The complete experiment as ``experiment.yaml`` has it, nested, whoever wrote it."""
         try:
             return parse_fields(self.experiment_text)
         except ValueError as error:
@@ -505,7 +503,7 @@ class RunRecord(Shown):
     @cached_property
     def evaluations(self) -> Evaluations:
         """The evaluations, for look-up by round, split and domain."""
-        settings = self.experiment.get("evaluate") or {}
+        settings = self.settings.get("evaluate") or {}
         over = str(settings.get("select_over"))
         return Evaluations(
             self.metrics.evaluations,
@@ -514,9 +512,66 @@ class RunRecord(Shown):
         )
 
     @cached_property
+    def served_rules(self) -> list[SelectionRule]:
+        """The rules of the models that the run serves: the first of them whose model it has."""
+        server = self.settings.get("server") or {}
+        names = [WISE_FT] if str(server.get("wise_ft") or "none") != "none" else []
+        names += {str(server.get("averaging"))} & {SWA, EMA}
+        return [*map(find_rule, names), FINAL]
+
+    @cached_property
     def default_rule(self) -> SelectionRule:
-        """The rule of the model that the run serves, which headlines speak of."""
-        return default_rule(self.experiment, self.evaluations)
+        """The rule of the model that the run serves, of those that were measured."""
+        measured = (r for r in self.served_rules if r.choose(self.evaluations) is not None)
+        return next(measured, FINAL)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The held-out accuracy that headlines speak of, in [0, 1]; None where none is held out.
+
+        The mean over the test domains, by the rule and weights of the model that the run serves.
+        """
+        rule, evaluations = self.default_rule, self.evaluations
+        return rule.measure(evaluations, rule.choose(evaluations), "test")
+
+    @property
+    def model(self) -> "nn.Module":
+        """The model that the run serves, see :func:`feddg.load_model`.
+
+        Its ``predict`` takes image files, folders and globs, as :func:`feddg.predict` does.
+        """
+        model: nn.Module = import_module("feddg.runs.model").load_model(self.folder)
+        predict = import_module("feddg.prediction.predict").predict
+        model.predict = partial(predict, self.folder)  # type: ignore[assignment]
+        return model
+
+    @property
+    def report(self) -> Path:
+        """The HTML page."""
+        return self.folder / "report.html"
+
+    def open(self) -> None:
+        """Opens the page in a browser; it is written where it is not there yet."""
+        import webbrowser
+
+        # Above this package, and so known by its name, as in feddg.views.
+        page = import_module("feddg.report").ensure_report(self.folder)
+        webbrowser.open(page.resolve().as_uri())
+
+    @cached_property
+    def served_evaluations(self) -> Evaluations:
+        """The evaluations of the weights that the run serves."""
+        return self.evaluations.of(self.default_rule.weights)
+
+    @cached_property
+    def served_round(self) -> int | None:
+        """The round whose model the run serves; None before any evaluation."""
+        return self.default_rule.choose(self.evaluations)
+
+    def served_rows(self, split: str) -> list[EvaluationRow]:
+        """The evaluations of the model that the run serves on a split, one per domain."""
+        at = self.served_round
+        return self.served_evaluations.at(at, split) if at is not None else []
 
     def frame(self) -> "DataFrame":
         """Returns all that was measured, a row each: round, split, domain, weights, metric, value.
@@ -540,12 +595,12 @@ class RunRecord(Shown):
     @property
     def name(self) -> str:
         """The experiment's name, or the folder's where it has none."""
-        return str(self.experiment.get("name") or self.folder.name)
+        return str(self.settings.get("name") or self.folder.name)
 
     @property
     def method(self) -> str:
         """The method's name as the experiment spells it."""
-        method = self.experiment.get("method")
+        method = self.settings.get("method")
         return str(method.get("name") if isinstance(method, dict) else method)
 
     @property
@@ -586,7 +641,7 @@ class RunRecord(Shown):
     @property
     def rounds_planned(self) -> int | None:
         """The number of rounds the experiment asks for."""
-        rounds = (self.experiment.get("train") or {}).get("rounds")
+        rounds = (self.settings.get("train") or {}).get("rounds")
         return int(rounds) if rounds is not None else None
 
     @property
@@ -604,7 +659,7 @@ class RunRecord(Shown):
 
     def held_out(self, split: str) -> list[str]:
         """Domains held out for a split (``test`` or ``val``), as planned or as evaluated."""
-        hold_out = self.experiment.get("hold_out")
+        hold_out = self.settings.get("hold_out")
         planned = hold_out.get(split) if isinstance(hold_out, dict) else None
         if isinstance(planned, str):
             return [planned]
@@ -626,7 +681,7 @@ def read_captions(folder: Path) -> dict[str, str]:
     return {name: str(caption) for name, caption in captions.items()}
 
 
-def common_rule(runs: Iterable[RunRecord]) -> SelectionRule:
+def common_rule(runs: Iterable[Run]) -> SelectionRule:
     """Returns the rule of the models that runs serve; the final round's where they differ."""
     rules = {run.default_rule.name: run.default_rule for run in runs}
     return next(iter(rules.values())) if len(rules) == 1 else FINAL
@@ -637,21 +692,21 @@ def is_run(folder: Path) -> bool:
     return is_file(folder / EXPERIMENT_FILE)
 
 
-def read_run(folder: Path) -> RunRecord:
+def read_run(folder: Path) -> Run:
     """Open a run folder.
 
     Args:
         folder: The folder a run wrote, finished or not.
 
     Returns:
-        Its record; parts are read on first use.
+        The run; parts are read on first use.
 
     Raises:
         RunError: If the folder does not exist or is not a run folder. Reading a part raises it
             too, where a file is damaged elsewhere than at its very end.
     """
     require_run(folder)
-    return RunRecord(folder)
+    return Run(folder)
 
 
 def require_run(folder: Path) -> None:

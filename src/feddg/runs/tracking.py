@@ -7,7 +7,6 @@ their own variables (``MLFLOW_TRACKING_URI``, ``WANDB_MODE=online``) ask for one
 fails says so once and is left out: it never ends a run.
 """
 
-import logging
 import os
 import re
 import time
@@ -25,11 +24,10 @@ from feddg.errors import RunError, nearest
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.records import RoundRow
-from feddg.runs.observer import Observer, Relay
+from feddg.runs.observer import Observer
 from feddg.runs.reading import flatten
 
 CHOICE = "FEDDG_TRACK"
-log = logging.getLogger("feddg")
 
 
 class Tracker(Observer):
@@ -94,16 +92,16 @@ class MLflow(Tracker):
         beside = self.folder.resolve().parent
         store = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{beside / 'mlflow.db'}")
         self._client = self._mlflow.MlflowClient(store)
-        kept = self.folder / "mlflow_run.txt"
-        if first_round > 1 and kept.is_file():
-            self._run = kept.read_text(encoding="utf-8")
+        id_file = self.folder / "mlflow_run.txt"
+        if first_round > 1 and id_file.is_file():
+            self._run = id_file.read_text(encoding="utf-8")
             self._client.update_run(self._run, status="RUNNING")
             return
         found = self._client.get_experiment_by_name(beside.name)
         place = found.experiment_id if found else self._client.create_experiment(beside.name)
         opened = self._client.create_run(place, run_name=self.folder.name)
         self._run = opened.info.run_id
-        kept.write_text(self._run, encoding="utf-8")
+        id_file.write_text(self._run, encoding="utf-8")
         for key, value in flatten(experiment.model_dump(mode="json")):
             self._client.log_param(self._run, key, value)
 
@@ -149,42 +147,23 @@ class WeightsAndBiases(Tracker):
         self._run.finish(exit_code=0 if status == "completed" else 1)
 
 
-class FaultTolerant(Relay):
-    """Passes everything on until it fails once; then says so and stays silent."""
-
-    def __init__(self, name: str, tracker: Tracker) -> None:
-        super().__init__()
-        self._name, self._tracker, self._failed = name, tracker, False
-
-    def on_event(self, event: str, *content: Any) -> None:
-        """See :class:`Relay`."""
-        if self._failed:
-            return
-        try:
-            getattr(self._tracker, event)(*content)
-        except Exception as error:
-            self._failed = True
-            log.warning("%s no longer tracks this run: %s", self._name, error)
-
-
 TRACKERS: dict[str, type[Tracker]] = {"mlflow": MLflow, "wandb": WeightsAndBiases}
 
 
-def trackers(folder: Path) -> list[Observer]:
-    """Returns TensorBoard and the trackers that ``FEDDG_TRACK`` names, ready for a run.
+def chosen_trackers(folder: Path) -> dict[str, Tracker]:
+    """Returns the trackers that ``FEDDG_TRACK`` names, ready for a run.
 
     Raises:
         RunError: an unknown name, or a package that is not installed.
     """
-    chosen: list[Observer] = []
-    for name in filter(None, os.environ.get(CHOICE, "").replace(" ", "").split(",")):
+    names = os.environ.get(CHOICE, "").replace(" ", "").split(",")
+    for name in filter(None, names):
         if name not in TRACKERS:
             raise RunError(
                 f"unknown tracker {name!r}{nearest(name, TRACKERS)}; there are: "
                 f"{', '.join(TRACKERS)} (TensorBoard is always on)"
             )
-        chosen.append(FaultTolerant(name, TRACKERS[name](folder)))
-    return [TensorBoard(folder), *chosen]
+    return {name: TRACKERS[name](folder) for name in filter(None, names)}
 
 
 def _imported(name: str) -> ModuleType:

@@ -50,6 +50,12 @@
     }
   }
 
+  // A link to a folded section opens it.
+  function unfold() {
+    const folded = document.getElementById(location.hash.slice(1))?.querySelector(":scope > details");
+    if (folded) folded.open = true;
+  }
+
   // Paper is narrower than most windows: draw for it, and go back to the window afterwards.
   function fitPaper() {
     for (const canvas of drawn()) {
@@ -62,6 +68,8 @@
   }
 
   async function start() {
+    addEventListener("hashchange", unfold);
+    unfold();
     if (!("DecompressionStream" in window)) return unavailable();
     await load();
     await drawVisible();

@@ -1,0 +1,118 @@
+"""Dropout and stochastic depth that draw from a client's own random stream.
+
+PyTorch's layers draw from the global generator, which a process's threads share: the same
+experiment would train other weights each time. Layers are found by type; a network without any
+stays as it is.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+_WHOLE = -1
+_AXES: Mapping[type[nn.Module], tuple[int, int]] = {
+    nn.Dropout: (_WHOLE, _WHOLE),
+    nn.Dropout1d: (2, 3),
+    nn.Dropout2d: (2, 4),
+    nn.Dropout3d: (2, 5),
+}
+"""Axes from the first that are drawn for one by one, and those of a batch."""
+_PATHS = ("StochasticDepth", "DropPath")
+"""Layers of torchvision and timm that leave out whole residual branches, by name: neither package
+need be there."""
+
+
+class Source:
+    """Where the dropout of a network, and of copies made of it, draws from.
+
+    Attributes:
+        generator: on the CPU, so that every device draws the same.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+
+class Drawn(nn.Module):
+    """Put before a layer's own class, it draws from ``source``."""
+
+    source: Source
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Sets random parts of the input to zero and scales the others, in training."""
+        rate, axes = _rate(self), _drawn_axes(self, input)
+        if not self.training or axes is None or not 0 < rate < 1:
+            plain: Tensor = super().forward(input)  # type: ignore[misc]
+            return plain
+        mask: Tensor = _Mask.apply(input.detach(), self.source.generator, 1 - rate, axes)  # type: ignore[no-untyped-call]
+        if getattr(self, "scale_by_keep", True):
+            mask = mask / (1 - rate)
+        return input * mask
+
+
+class _Mask(torch.autograd.Function):
+    """Zeros and ones for the first axes of a tensor; under ``vmap`` for every image its own."""
+
+    @staticmethod
+    def forward(like: Tensor, generator: torch.Generator, keep: float, axes: int) -> Tensor:
+        shape = [*like.shape[:axes], *[1] * (like.dim() - axes)]
+        drawn = torch.empty(shape).bernoulli_(keep, generator=generator)
+        return drawn.to(like)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        like: Tensor,
+        generator: torch.Generator,
+        keep: float,
+        axes: int,
+    ) -> tuple[Tensor, int]:
+        assert in_dims[0] is not None
+        images = like.movedim(in_dims[0], 0)
+        return _Mask.apply(images, generator, keep, axes + 1), 0  # type: ignore[no-untyped-call]
+
+
+def draw_dropout_from(network: nn.Module, generator: torch.Generator) -> None:
+    """Has the dropout of a network draw from a generator on the CPU from now on; in place.
+
+    Layers that drop nothing stay as they are, and so does whatever calls dropout without a layer.
+    """
+    source = Source(generator)
+    for layer in network.modules():
+        if (type(layer) in _AXES or type(layer).__name__ in _PATHS) and _rate(layer) > 0:
+            layer.__class__ = _drawn_class(type(layer))
+        if isinstance(layer, Drawn):
+            layer.source = source
+
+
+_drawn: dict[type[nn.Module], type[nn.Module]] = {}
+"""By a layer's own class, the one with ``Drawn`` before it."""
+
+
+def _drawn_class(kind: type[nn.Module]) -> type[nn.Module]:
+    name = f"Drawn{kind.__name__}"
+    return _drawn.setdefault(kind, type(name, (Drawn, kind), {"__module__": __name__}))
+
+
+def _rate(layer: nn.Module) -> float:
+    """The share that a layer drops: PyTorch and torchvision call it p, timm drop_prob."""
+    return float(getattr(layer, "p", None) or getattr(layer, "drop_prob", None) or 0.0)
+
+
+def _drawn_axes(layer: nn.Module, input: Tensor) -> int | None:
+    """How many of the first axes are drawn for one by one; None for an input of no batch."""
+    kind = type(layer).__mro__[2]
+    axes, batched = _AXES.get(kind, (int(getattr(layer, "mode", "row") == "row"), _WHOLE))
+    if axes == _WHOLE:
+        return input.dim()
+    return axes if batched in (_WHOLE, input.dim()) else None

@@ -1,0 +1,90 @@
+"""What of a network is trained: all, the head, the head and normalisation layers, or adapters."""
+
+import hashlib
+from collections.abc import Callable
+
+from torch import nn
+
+from feddg.errors import ExperimentError
+from feddg.models.network import Network
+from feddg.models.normalization import NORMALISATION
+from feddg.settings import TrainSettings
+
+
+def trained_by(
+    network: Network,
+    change: Callable[[Network], Network],
+    train: TrainSettings,
+    *,
+    statistics: bool = True,
+) -> Network:
+    """Returns a network as a method trains it; ``frozen`` names what is not trained.
+
+    What is behind the featurizer is always trained, and so is what a method puts into it.
+
+    Args:
+        network: as built; changed in place.
+        change: what the method changes in it.
+        train: says what is trained, see ``trainable``.
+        statistics: whether running statistics of normalisation layers are trained.
+
+    Raises:
+        ExperimentError: it cannot be trained as asked.
+    """
+    if train.trainable == "lora":
+        add_adapters(network.featurizer, train.lora_rank)
+    built = {f"featurizer.{name}" for name in network.featurizer.state_dict()}
+    network = change(network)
+    if train.trainable == "all":
+        return network
+    frozen = set()
+    for prefix, module in network.named_modules():
+        spared = train.trainable == "norm+head" and isinstance(module, NORMALISATION)
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            adapter = train.trainable == "lora" and ".lora_" in name
+            if name in built and not spared and not adapter:
+                parameter.requires_grad_(False)
+                frozen.add(name)
+        for name, _ in module.named_buffers(prefix, recurse=False):
+            if name in built and not (spared and statistics):
+                frozen.add(name)
+    network.frozen = frozenset(frozen)
+    return network
+
+
+def add_adapters(featurizer: nn.Module, rank: int) -> None:
+    """Puts low-rank adapters beside the linear and the dense convolution layers (LoRA).
+
+    Hu et al., ICLR 2022: ``W x + (alpha / r) B A x`` with ``B = 0`` at the start and alpha = r.
+
+    Args:
+        featurizer: changed in place.
+        rank: r.
+
+    Raises:
+        ExperimentError: the library is missing, or there is no such layer.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise ExperimentError(
+            "train.trainable: lora needs the library peft: pip install 'feddg[lora]'"
+        ) from None
+    layers = [
+        name
+        for name, layer in featurizer.named_modules()
+        if isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.groups == 1)
+    ]
+    if not layers:
+        raise ExperimentError("train.trainable: lora needs a network with linear layers")
+    chosen = LoraConfig(r=rank, lora_alpha=rank, target_modules=layers, lora_dropout=0.0)
+    inject_adapter_in_model(chosen, featurizer)
+
+
+def frozen_digest(network: Network) -> str:
+    """Returns a digest of all that is frozen, by which results computed from it are found."""
+    digest, state = hashlib.blake2b(digest_size=8), network.state_dict()
+    for name in sorted(network.frozen):
+        digest.update(name.encode())
+        digest.update(state[name].detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,105 @@
+"""What a method sends, entry by entry, and whose images it is of."""
+
+import pytest
+import torch
+
+from feddg.attacks.senders import (
+    STATISTICS,
+    Senders,
+    chosen_entries,
+    entries_of,
+    hashed,
+    matched,
+)
+from feddg.errors import ExperimentError
+from feddg.methods.composition import build_method
+from feddg.models.backbones import build_network
+from feddg.rng import stream
+from feddg.runs.model import load_finished_run
+
+pytest.importorskip("torchmetrics")
+
+
+@pytest.mark.parametrize(
+    ("method", "keys"),
+    [
+        ("fedavg", []),
+        ("feddg-ga", []),
+        ("fedprox", []),
+        ("ccst", ["statistics/styles"]),
+        ("pardon", ["statistics/style"]),
+        ("elcfs", ["statistics/amplitudes"]),
+        ("fpl", ["update/fpl/prototypes"]),
+        ("scaffold", ["update/scaffold/*"]),
+        ("fedbn", [STATISTICS]),
+        ("fedig", [STATISTICS]),
+        ("ccst+fpl", ["statistics/styles", "update/fpl/prototypes"]),
+    ],
+)
+def test_what_a_method_declares_is_what_can_be_attacked(method, keys):
+    built = build_method(method, {})
+    network = built.network(build_network("cnn", 4, weights=None))
+    assert sorted(entries_of(built, network)) == keys
+
+
+def test_only_rows_that_the_sender_counts_are_rows():
+    network = build_network("cnn", 4, weights=None)
+    rows = {
+        key: entry.has_rows
+        for method in ("ccst", "pardon", "elcfs", "fpl")
+        for key, entry in entries_of(build_method(method, {}), network).items()
+    }
+    assert rows == {
+        "statistics/styles": True,
+        "statistics/style": False,
+        "statistics/amplitudes": True,
+        "update/fpl/prototypes": True,
+    }
+
+
+def test_a_method_that_shares_nothing_but_weights_says_so():
+    network = build_network("cnn", 4, weights=None)
+    with pytest.raises(ExperimentError, match="fedavg shares nothing but weights"):
+        chosen_entries(build_method("fedavg", {}), network, None)
+    asked = chosen_entries(build_method("fedavg", {}), network, "statistics")
+    assert list(asked) == [STATISTICS]
+    with pytest.raises(
+        ExperimentError, match=r"ccst sends no 'style'.*it sends: statistics/styles"
+    ):
+        chosen_entries(build_method("ccst", {}), network, "style")
+
+
+def test_long_rows_are_hashed_with_their_inner_products():
+    rows = torch.randn(2, 40_000, generator=stream(0, "rows"))
+    rows[1] += rows[0]
+    short = hashed(rows)
+    assert short.shape == (2, 16_384)
+    assert short[0] @ short[1] == pytest.approx(float(rows[0] @ rows[1]), rel=0.05)
+    assert torch.equal(hashed(rows[:, :100]), rows[:, :100])
+
+
+@pytest.mark.parametrize("method", ["pardon", "ccst"])
+def test_what_is_read_is_what_the_run_sent(place, runs, method):
+    """The setup is repeated bit for bit: what clients agreed on follows from it."""
+    loaded = load_finished_run(runs(method), place / "cache", lambda *_: None)
+    (entry,) = entries_of(loaded.method, loaded.worker.network).values()
+    sent = Senders(loaded).real(entry, range(6))
+    context = loaded.state.context.tensors
+    if method == "ccst":
+        assert torch.equal(torch.cat(list(sent.values())), context["styles"].flatten(1))
+    else:
+        again = loaded.method.aggregate_statistics(
+            (id, type(loaded.state.context)({"style": rows.view(2, -1)}))
+            for id, rows in sent.items()
+        )
+        assert torch.equal(again.tensors["style"], context["style"])
+
+
+def test_a_row_of_one_image_is_recognised():
+    samples = torch.randn(10, 4, generator=stream(0, "samples"))
+    own = samples[[7, 2]]
+    assert sorted(matched(own, samples, 2, stream(0, "chance"))) == [[0, 7], [1, 2]]
+    pooled = samples.mean(0, keepdim=True)
+    pairs = matched(pooled, samples, 5, stream(0, "chance"))
+    assert [row for row, _ in pairs] == [0] * 5
+    assert len({image for _, image in pairs}) == 5

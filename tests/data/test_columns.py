@@ -1,0 +1,58 @@
+"""Columns of CSV and Parquet files, and what is none."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from feddg.data.data_set import load_source
+from feddg.errors import DataError
+from published_trees import NAMES, hospital, write_table
+
+
+def test_parquet_is_the_same_table(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = hospital(tmp_path)
+    columns = {name: [row[place] for row in rows] for place, name in enumerate(NAMES)}
+    columns["label"] = [int(row[1] == "ill") for row in rows]
+    parquet.write_table(arrow.table(columns), tmp_path / "t.parquet")
+    table = load_source("table", tmp_path / "t.parquet")
+    assert table.class_names == ("0", "1")
+    assert list(table.paths) == [row[0] for row in rows]
+    columns["label"][3] = None
+    parquet.write_table(arrow.table(columns), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=r"row 4 of t\.parquet has no label"):
+        load_source("table", tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize("between", [";", "\t"])
+def test_semicolons_and_tabs_separate_too(tmp_path: Path, between: str) -> None:
+    rows = hospital(tmp_path)
+    with open(tmp_path / "t.csv", "w", newline="", encoding="utf-8-sig") as file:
+        csv.writer(file, delimiter=between).writerows([NAMES, *rows])
+    table = load_source("table", tmp_path / "t.csv")
+    assert list(table.paths) == [row[0] for row in rows]
+
+
+@pytest.mark.parametrize("missing", ["path", "label", "domain"])
+def test_a_missing_column_is_named_with_those_that_are_there(tmp_path: Path, missing: str) -> None:
+    names = [name if name != missing else "Other" for name in NAMES]
+    with pytest.raises(DataError, match=rf"no column '{missing}'.*Other.*data\.options"):
+        load_source("table", write_table(tmp_path / "t.csv", hospital(tmp_path), names))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "no column 'path'"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b'path,label,domain\n"a', "cannot be read as CSV"),
+        (b"path,path,label,domain\na,b,c,d\n", "two columns called 'path'"),
+    ],
+)
+def test_files_that_are_no_tables(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "t.csv").write_bytes(content)
+    with pytest.raises(DataError, match=words):
+        load_source("table", tmp_path / "t.csv")

@@ -1,0 +1,143 @@
+"""What a classifier is asked about: files by their names, pixels as in training."""
+
+import csv
+import io
+from pathlib import Path
+
+import numpy
+import pytest
+import tifffile
+import torch
+from PIL import Image
+
+from feddg.data.images import ImageBytes
+from feddg.data.pixels import as_unit
+from feddg.errors import DataError, RunError
+from feddg.experiment import load_stored
+from feddg.prediction.classifier import RunClassifier, count_files, image_files
+from feddg.prediction.export import export_run
+from feddg.prediction.predict import predict, predict_files
+from feddg.runs.folder import EXPERIMENT
+from feddg.runs.model import load_model
+from feddg.runs.prepare import load_images
+from feddg.runs.provenance import training_depth
+from trained_runs import trained_run, write_images
+
+
+@pytest.fixture
+def images(tmp_path):
+    write_images(tmp_path / "images" / "deep" / "er", 30)
+    return tmp_path / "images"
+
+
+def read_csv(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_what_is_named_is_found(images, tmp_path):
+    files = sorted(images.rglob("*.png"))
+    (images / ".hidden.png").write_bytes(b"")
+    (images / "notes.txt").write_text("")
+    (images / "loop").symlink_to(images, target_is_directory=True)
+    assert list(image_files([images])) == files
+    assert list(image_files([f"{images}/*/*/0000?.png"])) == files[:10]
+    assert list(image_files([f"{images}/**/*.png"]))[: len(files)]
+    assert list(image_files([files[3], files[1]])) == [files[3], files[1]]
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        image_files(["nowhere"])
+    with pytest.raises(DataError, match="there is no image in"):
+        count_files([tmp_path / "*.png"])
+
+
+@pytest.fixture(scope="module")
+def deep_run(tmp_path_factory, cache):
+    """A run on images of 12 bits in four bands, of which the last three are taken."""
+    root = tmp_path_factory.mktemp("deep")
+    rng = numpy.random.default_rng(0)
+    for domain in ("north", "south", "west"):
+        for kind, band in (("corn", 1), ("wheat", 3)):
+            for number in range(8):
+                values = rng.integers(0, 900, (24, 24, 4), numpy.uint16)
+                values[:, :, band] += 3000
+                file = root / domain / kind / f"{number}.tif"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                tifffile.imwrite(file, values, photometric="minisblack", planarconfig="contig")
+    data = {"source": "folder", "root": str(root), "image_size": 16, "bands": [2, 3, 4]}
+    train = {"rounds": 1, "local_steps": 10, "batch_size": 8, "augmentation": "none"}
+    fields = {"data": data | {"id_val": 0.2, "id_test": 0}, "hold_out": "west", "train": train}
+    model = {"backbone": "cnn", "weights": "none"}
+    clients = {"number": 2, "partition": "domain"}
+    out = tmp_path_factory.mktemp("runs")
+    return trained_run(out, cache, model=model, clients=clients, **fields), root / "west"
+
+
+def test_files_are_read_as_in_training(deep_run, cache):
+    run, folder = deep_run
+    images = load_images(load_stored(run / EXPERIMENT), cache, lambda *_: None)
+    rows = torch.from_numpy(images.splits.test)
+    with torch.inference_mode():
+        logits = load_model(run)(as_unit(images.pixels.gather(rows))).float()
+    own = {images.table.paths[row]: shares for row, shares in zip(rows, logits.softmax(1))}
+    found = list(predict(run, folder))
+    assert len(found) == len(own) == 16
+    for row in found:
+        name = str(Path(row.file).relative_to(folder.parent))
+        assert torch.allclose(torch.tensor(row.probabilities), own[name], atol=1e-5)
+    assert training_depth(run) == 12
+
+
+def test_an_image_by_itself_is_as_deep_as_those_of_training(deep_run):
+    run, _ = deep_run
+    dark = numpy.full((16, 16, 4), 500, numpy.uint16)
+    stored = io.BytesIO()
+    tifffile.imwrite(stored, dark, photometric="minisblack", planarconfig="contig")
+    pixels = RunClassifier(run).preparation.decode(ImageBytes("dark.tif", stored.getvalue()))
+    assert set(pixels.ravel().tolist()) == {round(500 * 255 / 4095)}
+
+
+def test_large_images_have_a_row_for_every_tile_as_in_training(tmp_path, cache):
+    rng = numpy.random.default_rng(1)
+    for domain in ("north", "south", "west"):
+        for kind, shade in (("corn", 60), ("wheat", 190)):
+            file = tmp_path / "images" / domain / kind / "field.png"
+            file.parent.mkdir(parents=True)
+            pixels = rng.integers(shade - 40, shade + 40, (96, 128, 3), numpy.uint8)
+            Image.fromarray(pixels).save(file)
+    data = {"source": "folder", "root": str(tmp_path / "images"), "image_size": 16, "tile": 32}
+    run = trained_run(
+        tmp_path / "runs",
+        cache,
+        data=data | {"id_val": 0, "id_test": 0},
+        hold_out="west",
+        model={"backbone": "cnn", "weights": "none"},
+        clients={"number": 2, "partition": "domain"},
+        train={"rounds": 1, "local_steps": 2, "batch_size": 8, "augmentation": "none"},
+    )
+    images = load_images(load_stored(run / EXPERIMENT), cache, lambda *_: None)
+    rows = torch.from_numpy(images.splits.test)
+    with torch.inference_mode():
+        logits = load_model(run)(as_unit(images.pixels.gather(rows))).float()
+    found = list(predict(run, tmp_path / "images" / "west"))
+    names = [str(Path(row.file).relative_to(tmp_path / "images")) for row in found]
+    assert names == [images.table.paths[row] for row in rows]
+    assert len(names) == 24
+    shares = torch.tensor([row.probabilities for row in found])
+    assert torch.allclose(shares, logits.softmax(1), atol=1e-5)
+    done = predict_files(run, [tmp_path / "images" / "west"], tmp_path / "labels.csv")
+    assert (done.files, len(read_csv(done.out))) == (2, 24)
+
+
+def test_an_exported_file_labels_as_its_run_does(deep_run, tmp_path):
+    for name in ("onnx", "onnxruntime", "onnxscript"):
+        pytest.importorskip(name, reason="needs the extra `export`")
+    run, folder = deep_run
+    file = export_run(run, tmp_path / "model.onnx", "onnx").path
+    own, found = list(predict(run, folder)), list(predict(file, folder))
+    assert [row.label for row in found] == [row.label for row in own]
+    assert [row.unlike_training for row in found] == [row.unlike_training for row in own]
+    shares = [numpy.array([row.probabilities for row in rows]) for rows in (own, found)]
+    assert numpy.abs(shares[0] - shares[1]).max() < 1e-4
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
+    with pytest.raises(RunError, match="cannot be read as ONNX"):
+        next(predict(tmp_path / "broken.onnx", folder))

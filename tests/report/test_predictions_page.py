@@ -1,0 +1,51 @@
+"""The page of predictions: the most doubtful first."""
+
+import html
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from feddg.cli import app
+from feddg.errors import DataError
+from feddg.prediction.predict import doubtful, predict, predict_files
+from trained_runs import write_images
+
+
+@pytest.fixture
+def images(tmp_path):
+    write_images(tmp_path / "images" / "deep" / "er", 30)
+    return tmp_path / "images"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_the_page_shows_the_most_doubtful_first(finished, images, tmp_path, suffix):
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow.parquet", reason="needs the extra `parquet`")
+    next(images.rglob("*.png")).rename(images / "=<b>bold.png")
+    (images / "text.jpg").write_text("no image")
+    out, page = tmp_path / f"labels{suffix}", tmp_path / "page.html"
+    command = ["predict", str(finished), str(images), "--out", str(out), "-q", "--device", "cpu"]
+    ended = CliRunner().invoke(app, [*command, "--html", str(page)])
+    assert ended.exit_code == 0, ended.output
+    text = page.read_text("utf-8")
+    own = sorted(predict(finished, images), key=lambda row: (row.label is None, row.confidence))
+    shown = re.findall(r'class="name" title="([^"]*)"', text)
+    assert [html.unescape(name) for name in shown] == [row.file for row in own[:30]]
+    assert text.count('src="data:image/jpeg;base64,') == 30
+    assert "text.jpg: not an image in a known format" in text
+    assert "<b>bold" not in text  # a name is text
+    assert "http://" not in text
+    assert "https://" not in text
+    assert page.stat().st_mode & 0o077 == 0
+
+
+def test_a_page_about_many_images_keeps_to_the_most_doubtful(finished, images, tmp_path):
+    predict_files(finished, [images], tmp_path / "labels.csv")
+    found = doubtful(tmp_path / "labels.csv", most=5)
+    own = sorted(row.confidence for row in predict(finished, images))
+    assert [row.confidence for row in found.rows] == pytest.approx(own[:5], abs=1e-6)
+    assert (found.total, sum(found.labels.values())) == (30, 30)
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match="is no table of `feddg predict`"):
+        doubtful(tmp_path / "other.csv")

@@ -1,0 +1,76 @@
+"""Settings: what they mean and refuse, wherever they are written."""
+
+import pytest
+
+from feddg.errors import ExperimentError
+from feddg.experiment import Experiment
+from feddg.settings import EvaluateSettings
+
+
+@pytest.mark.parametrize(
+    ("fields", "measured"),
+    [
+        ({"every": 4}, [4, 8, 10]),
+        ({"every": 10, "every_of_last": 3}, [8, 9, 10]),
+        ({"every": 3, "every_of_last": 1}, [3, 6, 9, 10]),
+        ({"every": 1, "every_of_last": 20}, list(range(1, 11))),
+    ],
+)
+def test_which_rounds_are_evaluated(fields, measured):
+    settings = EvaluateSettings(**fields)
+    assert [r for r in range(1, 11) if settings.after(r, 10)] == measured
+
+
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [
+        ("clients", "per_round"),
+        ("clients", "alpha"),
+        ("train", "local_steps"),
+        ("train", "gradient_clipping"),
+        ("server", "largest_change"),
+        ("privacy", "epsilon"),
+        ("data", "tile"),
+    ],
+)
+def test_none_may_be_written_for_what_may_be_empty(part, field):
+    said = Experiment(**{"data": "digits", "hold_out": "sketch", part: {field: "none"}})
+    assert getattr(getattr(said, part), field) is None
+
+
+def test_none_stays_a_word_where_it_is_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = Experiment(
+        data={"source": "folder", "root": "none", "image_size": 32},
+        train={"augmentation": "none"},
+        server={"wise_ft": "none"},
+    )
+    assert said.data.root == tmp_path / "none"
+    assert (said.train.augmentation, said.server.wise_ft) == ("none", "none")
+    assert Experiment(data="digits", hold_out="ink", preset="none").preset == "digits"
+    with pytest.raises(ExperimentError, match=r"train\.rounds"):
+        Experiment(data="digits", train={"rounds": "none"})
+
+
+@pytest.mark.parametrize(
+    ("part", "field"),
+    [("train", "lr"), ("train", "rounds"), ("server", "wise_ft"), ("train", "local_steps")],
+)
+def test_truth_is_no_number(part, field):
+    with pytest.raises(ExperimentError, match=rf"^{part}\.{field}: must not be true or false"):
+        Experiment(data="digits", hold_out="sketch", **{part: {field: True}})
+
+
+def test_truth_is_no_number_of_a_method_either():
+    with pytest.raises(ExperimentError, match="gamma1: must not be true or false"):
+        Experiment(data="digits", hold_out="sketch", method={"name": "pardon", "gamma1": True})
+    stylized = {"name": "pardon", "stylized_cross_entropy": True}
+    assert (
+        Experiment(data="digits", method=stylized).method.settings["stylized_cross_entropy"] is True
+    )
+
+
+def test_a_rule_about_several_fields_is_said_without_all_of_them():
+    with pytest.raises(ExperimentError) as said:
+        Experiment(data="digits", train={"rounds": 4, "warmup_rounds": 4})
+    assert str(said.value) == "train: warmup_rounds must be fewer than all 4 rounds"
