@@ -339,16 +339,16 @@ CASES += [
     for what, play, error in (
         ("the weights file is a pipe", weights(pipe), "it is a pipe"),
         ("the weights file is a folder", weights(folder), "it is a folder"),
-        ("the weights file is empty", weights(write("")), "cannot be read"),
+        ("the weights file is empty", weights(write("")), "is not a plain"),
         (
             "the weights file claims a header of 2^60 bytes",
             weights(lambda p: p.write_bytes(b"\0" * 7 + b"\x10" + b"{}")),
-            "cannot be read",
+            "is not a plain safetensors file",
         ),
         (
             "the weights file is a pickle that would run a program",
             weights(lambda p: p.write_bytes(pickle.dumps(os.system)), "w.pth"),
-            "cannot be read|not a plain state dict",
+            "is not a plain PyTorch state dict",
         ),
         ("the split file is missing", split(lambda p: None), "No such file"),
         ("the split file is a pipe", split(pipe), "it is a pipe"),

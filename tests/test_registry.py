@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddg.data.data_set import DATA_SETS, load_source, register_source, source_names
+from feddg.data.data_set import DATA_SETS, load_source, register_source
 from feddg.data.images import ImageTable
 from feddg.errors import DataError
 from published_trees import write_tree
@@ -61,7 +61,7 @@ def test_sources_of_other_packages(
     fresh.syspath_prepend(tmp_path)
     images = write_tree(tmp_path / "images", ("a", "b"), ("x", "y"))
     with caplog.at_level(logging.WARNING, logger="feddg"):
-        assert {"theirs", "whole", "digits"} <= set(source_names())
+        assert {"theirs", "whole", "digits"} <= {*DATA_SETS}
     assert caplog.text.count("cannot be loaded") == 3
     assert DATA_SETS["whole"].domains == ("b", "a")
     assert len(load_source("whole", images, first=2)) == 2

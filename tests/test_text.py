@@ -2,7 +2,7 @@
 
 import pytest
 
-from feddg.text import counted, duration, listed, number, percent, size
+from feddg.text import command, counted, duration, listed, number, percent, printable, size
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,8 @@ from feddg.text import counted, duration, listed, number, percent, size
         (counted(1, "client"), "1 client"),
         (counted(2, "class", "classes"), "2 classes"),
         (listed(["a", "b", "c"]), "a, b and c"),
+        (printable("\x1b[2J\n\x9b\u202eab"), r"\x1b[2J\n\x9b\u202eab"),
+        (command("resume", "a b/c"), "feddg resume 'a b/c'"),
     ],
 )
 def test_numbers_and_names_read_well(text, expected):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from feddg.diagnostics import Diagnostic, collected, emit
 from feddg.errors import ExperimentError, RunError
+from feddg.text import command
 from feddg.views import notebook_observer, notebook_watcher
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _resumable(folder: Path | str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        how = f"`feddg resume {folder}` goes on from the last completed round"
+        how = f"`{command('resume', str(folder))}` goes on from the last completed round"
         raise KeyboardInterrupt(how) from None
 
 
@@ -155,7 +156,7 @@ def preview(
         FeddgError: it could not be run.
     """
     from feddg.comparison.estimate import forecast
-    from feddg.experiment import expand, explain, load_experiment, read_fields
+    from feddg.experiment import Origin, expand, explain, load_experiment, read_fields
     from feddg.runs.execute import is_complete
     from feddg.runs.prepare import with_weights_at_hand
     from feddg.settings import merge
@@ -166,6 +167,8 @@ def preview(
     if chosen is not asked:
         given = merge(given, {"model": {"weights": None}})
     settings = explain(given, read_fields(experiment, given), str(experiment))
+    if chosen is not asked:
+        settings["model.weights"] = Origin(None, "ImageNet's cannot be had here")
     folder = Path(out) / chosen.label
     state = "complete" if is_complete(folder) else "begun" if folder.is_dir() else "new"
     return Preview(chosen, settings, folder, state, forecast(chosen))

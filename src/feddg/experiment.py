@@ -9,9 +9,10 @@ import hashlib
 import json
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -490,7 +491,8 @@ def explain(
     source, wanted = {}, {}
     for name, layer in [*presets, (file_name, below), (you, above)]:
         for path, value in leaves(layer).items():
-            source[path], wanted[path] = name, value
+            if value != [] or path in wanted:  # an empty list of what nobody spoke of is no word
+                source[path], wanted[path] = name, value
     settings = leaves(Experiment(**fields).model_dump(mode="json"))
     return {
         path: Origin(value, _source(path, value, source.get(path, DEFAULT), wanted.get(path)))
@@ -505,3 +507,63 @@ def _source(path: str, value: Any, source: str, wanted: Any) -> str:
     if path == "model.normalization" and wanted in (None, "auto"):
         return "follows from model.weights"
     return "follows from data.source" if path == "preset" and wanted is None else source
+
+
+# An experiment as a command line: what its presets do not say.
+
+
+def fewest_fields(experiment: Experiment) -> dict[str, Any]:
+    """Returns the fields from which an experiment is completed to itself, and no needless ones.
+
+    They are its data set, its method, and whatever presets and defaults would fill in otherwise.
+    """
+    wanted = leaves(experiment.model_dump(mode="json"))
+    source, method = wanted["data.source"], wanted["method.name"]
+    fields: dict[str, Any] = {"data": {"source": source}, "method": {"name": method}}
+    if wanted["preset"] != preset_of(source):
+        fields["preset"] = wanted["preset"]
+    if options := experiment.data.options:  # a data set may need one
+        fields["data"]["options"] = options
+    while True:
+        filled = leaves(Experiment(**fields).model_dump(mode="json"))
+        other = {path: value for path, value in wanted.items() if filled.get(path, ...) != value}
+        if not other.keys() - leaves(fields).keys():
+            return fields
+        if other.get("model.weights", ...) is None:  # it decides which preset fills in the rest
+            other = {"model.weights": None}
+        for path, value in other.items():
+            fields = merge(fields, nested(path, value))
+
+
+def command_words(fields: Mapping[str, Any], unflagged: Collection[str] = ()) -> list[str]:
+    """Returns fields as words of a command line: flags, and ``--set`` for what has none.
+
+    Args:
+        fields: of an experiment, nested.
+        unflagged: dotted paths of fields that the command has no such flag for.
+    """
+    flags = {path: name for name, path in SHORTHANDS.items()} | dict(zip(_FLAGGED, _FLAGGED))
+    words: list[str] = []
+    for path, value in leaves({k: v for k, v in fields.items() if k != "hold_out"}).items():
+        if path in flags and path not in unflagged and isinstance(value, str | int | float):
+            words += [f"--{flags[path].replace('_', '-')}", str(value)]
+        else:
+            words += ["--set", f"{path.replace('method.settings.', 'method.')}={_as_yaml(value)}"]
+    held = {role: list(fields.get("hold_out", {}).get(role) or ()) for role in ("val", "test")}
+    if any(re.search("[,;=]|^ | $|^$", name) for names in held.values() for name in names):
+        odd = [("--set", f"hold_out.{role}={_as_yaml(names)}") for role, names in held.items()]
+        return [*words, *chain(*odd)]
+    roles = [f"{role}={','.join(names)}" for role, names in held.items() if names]
+    return [*words, "--hold-out", ",".join(roles)] if roles else words
+
+
+_FLAGGED = ("seed", "precision", "device", "name", "preset")
+"""Fields with a flag of their own name, beside the shorthands."""
+
+
+def _as_yaml(value: Any) -> str:
+    """A value on one line, as YAML reads it; plain words stay plain."""
+    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z/][\w./-]*", value)
+    if plain and yaml.safe_load(value) == value:
+        return value
+    return json.dumps(value, ensure_ascii=False)

@@ -90,11 +90,6 @@ def add_noise(values: Tensor, deviation: float) -> Tensor:
     return (grid + _integers(values.shape).to(grid.device)) * step
 
 
-def gaussian(shape: Sequence[int], deviation: float) -> Tensor:
-    """Returns noise alone, float64 of ``shape``; to hide something with it, use ``add_noise``."""
-    return _integers(shape) * _step(deviation)
-
-
 def discrete_gaussian(count: int, fineness: int = FINENESS) -> numpy.ndarray:
     """Returns ``count`` independent integers, a discrete Gaussian of deviation ``2**fineness``.
 

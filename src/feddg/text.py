@@ -1,6 +1,8 @@
 """Numbers and names as text: rounded, with units, never misleadingly exact."""
 
 import math
+import re
+import shlex
 from collections.abc import Sequence
 
 MISSING = "–"
@@ -78,3 +80,17 @@ def readable(name: str) -> str:
 def shortened(name: str, length: int = 24) -> str:
     """A name cut to a length that fits an axis."""
     return name if len(name) <= length else f"{name[: length - 1]}…"
+
+
+def command(*words: str) -> str:
+    """A command line of feddg, quoted for a shell."""
+    return shlex.join(["feddg", *words])
+
+
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, line ends, changes of the writing direction, bytes that are no UTF-8."""
+
+
+def printable(text: str) -> str:
+    r"""A text on one line that no terminal takes for a command: ESC becomes ``\x1b``."""
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

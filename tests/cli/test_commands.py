@@ -135,3 +135,10 @@ def test_a_mistake_is_one_line_without_a_traceback(arguments, words, feddg):
     (line,) = [line for line in errors.splitlines() if line.strip()]
     assert line.startswith("error: ")
     assert any(word in line for word in words.split("|"))
+
+
+def test_no_control_code_of_an_error_reaches_the_terminal(feddg):
+    code, _, shown = feddg("data", "inspect", "--root", "no\x1b[2J")
+    assert code == 1
+    assert "\x1b" not in shown
+    assert r"no\x1b[2J does not exist" in shown

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from feddg.errors import WeightsError
+
 TINY = ["--rounds", "1", "--local-epochs", "1", "--batch-size", "64", "--clients", "3"]
 TINY += ["--image-size", "16", "-q"]
 
@@ -70,6 +72,7 @@ def test_a_dry_run_says_where_every_setting_comes_from_and_runs_nothing(feddg, t
     rows = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip()}
     assert rows["seed"][1:] == ["7", "e.yaml"]
     assert rows["clients.number"][1:] == ["4", "you", "said"]
+    assert rows["hold_out.val"][1:] == ["none", "default"]
     assert rows["train.lr"][1:] == ["0.001", "preset", "digits"]
     assert rows["method.settings.gamma1"][1:] == ["0.75", "default"]
     clients = [line.split("│") for line in shown.splitlines() if "│ client-" in line]
@@ -109,3 +112,16 @@ def test_a_folder_with_bad_images_trains_on_the_rest_and_says_so(feddg, image_fo
     (folder,) = (tmp_path / "runs").iterdir()
     bad = json.loads((folder / "clients.json").read_text())["bad_images"]
     assert [image["path"] for image in bad] == ["red/dark/zero.jpg"]
+
+
+def test_a_dry_run_does_not_lay_missing_weights_on_the_user(feddg, image_folder, monkeypatch):
+    def absent(backbone):
+        raise WeightsError("no network")
+
+    monkeypatch.setattr("feddg.runs.prepare.fetch_imagenet", absent)
+    where = ["--root", image_folder, "--hold-out", "red", "--clients", "2"]
+    code, shown, said = feddg("run", *where, "--dry-run")
+    assert code == 0, said
+    rows = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip()}
+    assert rows["model.weights"][1:] == ["none", "ImageNet's", "cannot", "be", "had", "here"]
+    assert rows["train.lr"][2:4] == ["preset", "scratch,"]

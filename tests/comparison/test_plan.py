@@ -248,3 +248,16 @@ def test_a_fixed_plan_needs_nothing_but_its_file(tmp_path):
     assert again == [cell.experiment.id for cell in expand_plan(plan.fixed(over))]
     assert leaves(load_plan(file).base)["train.rounds"] == 1
     assert plan.fixed({}) == plan
+
+
+def test_a_methods_setting_in_the_base_is_for_the_methods_that_have_it():
+    base = {"data": "digits", "method": {"gamma1": 0.25}}
+    fields = {"base": base, "methods": ["fedavg", "pardon"], "hold_out": ["ink"]}
+    plain, pardon = (cell.experiment for cell in expand_plan(load_plan(fields)))
+    assert plain.id == Experiment(data="digits", method="fedavg", hold_out="ink").id
+    assert pardon.method.settings["gamma1"] == 0.25
+    own = [{"method": "pardon", "gamma1": 0.75}]
+    (cell,) = expand_plan(load_plan(fields | {"methods": own}))
+    assert cell.experiment.method.settings["gamma1"] == 0.75
+    with pytest.raises(ExperimentError, match=r"setting 'gamma1'"):
+        expand_plan(load_plan(fields | {"methods": ["fedavg"]}))

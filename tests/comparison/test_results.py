@@ -402,6 +402,17 @@ GOOD = "0123abcd,fedavg,sketch,,0,cpu,1,,0.5\n"
     [
         ("a,b\n", "is no results file"),
         ("", "is no results file"),
+        *(
+            (
+                HEADS.replace("test_final", f"test_final,{old}") + GOOD,
+                f"'{old}' is called '{new}' now",
+            )
+            for old, new in {
+                "test_tail": "test_swa",
+                "movement_last": "fluctuation_last",
+                "passes": "forwards",
+            }.items()
+        ),
         (HEADS + GOOD + "0123abcd,fedavg\n", "line 3: 2 cells, not 9"),
         (HEADS + GOOD.replace("0123abcd", "../../etc"), "line 2 is damaged: experiment"),
         (HEADS + GOOD.replace(",0,", ",zero,"), "line 2 is damaged: seed"),

@@ -227,3 +227,9 @@ def test_a_folder_without_join_file_or_with_another_experiment_is_one_clear_line
         read_join(tmp_path)
     join = JoinFile(site="a", address="b:1", feddg="0", flwr="1", experiment="method: [")
     assert severities(check_site(join, "digits:ink", None, tmp_path)) == {"experiment": "error"}
+
+
+def test_sizes_are_written_as_everywhere(monkeypatch):
+    monkeypatch.setattr(preflight, "free_memory", lambda: 64 * 10**9)
+    found = preflight._memory_for(2 * 10**9).text.replace("\N{NO-BREAK SPACE}", " ")
+    assert found == "A few batches took 2 GB; 64 GB are free beside that."

@@ -206,6 +206,14 @@ def remembered(before, *updates, refused=(), heads=0):
     return sizes.completed(before.next(), round).extras.get(CHANGES)
 
 
+def test_what_is_held_against_nothing_is_not_remembered():
+    """Under noise the lengths would be numbers without any, in a checkpoint that may be read."""
+    sizes, before = ChangeSizes(None), known(3.0)
+    round = Round(1, [], before)
+    sizes.received(moved(0, 1.0), round)
+    assert CHANGES not in sizes.completed(before.next(), round).extras
+
+
 def test_the_median_of_a_rounds_changes_is_remembered():
     updates = [moved(client, by) for client, by in enumerate((1.0, 2.0, 3.0))]
     assert remembered(known(), *updates).tolist() == [4.0]
@@ -233,6 +241,17 @@ def test_in_the_first_round_it_must_not_be_absurd():
     state = known()  # of weights 0 long: the limit is 1e4 times 1
     assert refusal(10.0, state, moved(0, 5e3)) is None
     assert "more than training can (1e+04)" in refusal(10.0, state, moved(0, 5.1e3))
+
+
+def test_what_is_absurd_at_first_names_the_learning_rate():
+    def refused(state, update):
+        with pytest.raises(ClientError) as error:
+            ChangeSizes(10.0, lr=100.0).received(update, Round(state.round + 1, [], state))
+        return str(error.value)
+
+    assert refused(known(), moved(0, 5.1e3)).endswith("(1e+04); lower train.lr (now 100)")
+    assert refused(known(), moved(0, math.nan)).endswith("infinite); lower train.lr (now 100)")
+    assert "train.lr" not in refused(known(4.0), moved(0, 5.1e3))
 
 
 def found_out(before, *lengths):

@@ -14,6 +14,7 @@ from feddg.data.pixels import as_unit
 from feddg.errors import AdaptationError, DataError, RunError
 from feddg.evaluation.accuracy import energy, separation
 from feddg.experiment import load_stored
+from feddg.prediction.classifier import image_files
 from feddg.prediction.predict import predict, predict_files
 from feddg.runs.execute import OOD_SCORE, read_energy_threshold
 from feddg.runs.folder import EXPERIMENT
@@ -222,3 +223,32 @@ def test_a_meaningless_model_is_announced_and_strictly_refused(meaningless, tmp_
     with pytest.raises(RunError, match="Its labels mean nothing"):
         predict_files(meaningless, [images], tmp_path / "strict.csv", strict=True)
     assert not (tmp_path / "strict.csv").exists()
+
+
+def test_control_codes_of_names_reach_neither_table_nor_terminal(finished, images, tmp_path):
+    (images / "\x1b[2Ja\r\u202eb\x9b.jpg").write_text("no image")
+    bad: list[str] = []
+    predict_files(finished, [images], tmp_path / "x.csv", batch_size=8, on_bad=bad.append)
+    (row,) = [row for row in read_csv(tmp_path / "x.csv") if row["reason"]]
+    assert row["file"] == rf"{images}/\x1b[2Ja\r\u202eb\x9b.jpg"
+    assert bad == [f"{row['file']}: {row['reason']}"]
+
+
+def test_links_out_of_a_folder_are_left_out_and_named(finished, images, tmp_path, caplog):
+    inside = next(images.rglob("*.png"))
+    outside = tmp_path / "elsewhere" / "secret.png"
+    outside.parent.mkdir()
+    outside.write_bytes(inside.read_bytes())
+    before = list(image_files([images]))
+    (images / "a\x1b.png").symlink_to(outside)
+    (images / "folder").symlink_to(outside.parent, target_is_directory=True)
+    (images / "inside.png").symlink_to(inside)
+    assert sorted(image_files([images])) == sorted([*before, images / "inside.png"])
+    predict_files(finished, [images], tmp_path / "x.csv", batch_size=8)
+    (line,) = [one for one in caplog.messages if "out of the named folders" in one]
+    assert line.startswith("2 links out of the named folders left out, the first: ")
+    assert r"a\x1b.png. Name what" in line
+    linked = tmp_path / "linked"
+    linked.symlink_to(images, target_is_directory=True)
+    assert len(list(image_files([linked]))) == len(before) + 1
+    assert list(image_files([images / "a\x1b.png"])) == [images / "a\x1b.png"]

@@ -26,7 +26,7 @@ from feddg.errors import RunError
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import TEST, VAL
 from feddg.report import write_comparison, write_report
-from feddg.report.blocks import Chart, Facts, Fold, Pair, Prose, Table
+from feddg.report.blocks import Chart, Code, Facts, Fold, Pair, Prose, Table
 from feddg.report.comparison_page import comparison_page
 from feddg.report.run_page import run_page
 from feddg.report.tables import (
@@ -584,3 +584,31 @@ def test_a_run_page_is_of_one_model_which_its_top_names(tmp_path):
     assert named["Mean of the last rounds"] == "this page's model, round 6"
     assert named["Final round"] == "round 6"
     assert sections["Accuracy"].blocks[0].caption.startswith("Of each round's own model")
+
+
+class Rising(FolderMaker):
+    def accuracy(self, split, domain, round_, weights="last"):
+        return 0.4 + 0.07 * round_
+
+
+def test_what_is_proposed_keeps_the_plan_and_its_seeds_and_was_not_done(tmp_path):
+    folder, cells = tmp_path / "c d", []
+    for method, seed in itertools.product(("fedavg", "pardon"), (7, 8)):
+        Rising(folder / f"{method}-{seed}", method=method, seed=seed).write()
+        place = {"method": method, "held_out": "photo", "seed": seed}
+        cells.append(place | {"folder": f"{method}-{seed}"})
+    (folder / "comparison.json").write_text(json.dumps({"name": "plan", "cells": cells}))
+    (folder / "plan.yaml").touch()
+
+    def proposed():
+        page = comparison_page(read_comparison(folder))
+        (next_,) = (one for one in page.sections if one.title == "What to do next")
+        lines = [shlex.split(block.text) for block in next_.blocks if isinstance(block, Code)]
+        assert all(line[:3] == ["feddg", "compare", str(folder / "plan.yaml")] for line in lines)
+        return [line[3:] for line in lines]
+
+    seeds = ["--out", str(folder), "--seeds", "7,8,9,10"]
+    longer = ["--out", f"{folder}-longer", "--rounds", "12"]
+    assert proposed() == [longer, seeds]
+    (tmp_path / "c d-longer").mkdir()
+    assert proposed() == [seeds]

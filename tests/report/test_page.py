@@ -379,7 +379,7 @@ def test_nothing_to_report_and_nowhere_to_write_are_clear_errors(folder_maker, t
 
 
 def test_names_are_text_whatever_they_contain(folder_maker, read_page):
-    benign = folder_maker("benign", classes=["a", "b"], status="failed")
+    benign = folder_maker("benign", method="theirs", classes=["a", "b"], status="failed")
     nasty = folder_maker("nasty", classes=[NASTY, "b"], status="failed")
     nasty.method, nasty.test, nasty.training = NASTY, [NASTY], [NASTY + "1", "sketch"]
     nasty_folder = nasty.write()

@@ -1,11 +1,24 @@
-"""Every metric by domain on a page: averaged, pooled, worst, and the images behind it."""
+"""A run's page: every metric by domain, and commands that fit what was found."""
+
+import functools
+import shlex
+from typing import ClassVar
 
 import numpy
+import pytest
+from typer.testing import CliRunner
 
+from feddg import api
+from feddg.cli import app as cli
+from feddg.comparison.plan import expand_plan, load_plan
+from feddg.errors import RunError
 from feddg.evaluation.metrics import Predictions, measure
-from feddg.report.blocks import Prose, Table
-from feddg.report.run_page import metrics_section
+from feddg.experiment import Experiment, load_experiment
+from feddg.records import AdaptationRow, SummaryFile
+from feddg.report.blocks import Code, Prose, Table
+from feddg.report.run_page import metrics_section, run_steps
 from feddg.runs.reading import read_run
+from feddg.settings import leaves
 from feddg.text import MISSING, percent
 from run_folders import FolderMaker
 
@@ -63,3 +76,161 @@ def test_runs_that_wrote_accuracies_alone_have_no_such_section(folder_maker):
     maker.confusion = lambda: None
     found = metrics_section(read_run(maker.write()))
     assert found is None
+
+
+# The commands of "What to do next" are carried out as far as their experiments.
+
+
+class Told(FolderMaker):
+    """A run whose user said much: weights, image size, partition, a method's setting, a defence."""
+
+    curve: ClassVar = {"good": (0.2, 0.0), "rising": (0.4, 0.06), "nothing": (0.0, 0.0)}
+
+    def __init__(self, folder, images, kind="good", **said):
+        super().__init__(folder / "run", test=["photo"], val=[], rounds=6)
+        self.kind = kind
+        self.whole = Experiment(
+            data={"source": "folder", "root": images, "image_size": 48, "id_val": 0.2},
+            hold_out={"test": ["photo"]},
+            clients={"number": 7, "per_round": 3, "partition": "dirichlet", "alpha": 0.3},
+            method={"name": "pardon", "gamma1": 0.25},
+            model={"backbone": "resnet18", "weights": f"{images}/w 1e5.safetensors"},
+            train={"rounds": 6, "lr": said.pop("lr", 2e-5), "momentum": 0.8},
+            defences=[{"name": "trimmed_mean", "bad_clients": 1}],
+            **{"seed": 4, "name": "mine", **said},
+        )
+        self.folder = folder / self.whole.label
+
+    def experiment(self):
+        return self.whole.model_dump(mode="json")
+
+    def accuracy(self, split, domain, round_, weights="last"):
+        level, step = self.curve[self.kind]
+        return level + step * round_ + (0.3 if self.kind == "good" else 0)
+
+    def confusion(self):
+        return None if self.kind != "nothing" else [[0, 30, 0]] * 3
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """Runs a command as far as what it calls; returns the name and arguments of that call."""
+    calls = []
+    for name in ("run", "compare", "inspect_data", "evaluate"):
+        stop = functools.partial(_stop, calls, name)
+        monkeypatch.setattr(api, name, stop)
+
+    def parse(line):
+        CliRunner().invoke(cli, shlex.split(line)[1:], catch_exceptions=True)
+        return calls.pop()
+
+    return parse
+
+
+def _stop(calls, name, *given, **fields):
+    calls.append((name, given, fields))
+    raise RunError("not carried out")
+
+
+def _commands(folder):
+    section = run_steps(read_run(folder))
+    return [block.text for block in section.blocks if isinstance(block, Code)]
+
+
+def _settings(experiment, *without):
+    fields = leaves(experiment.model_dump(mode="json"))
+    return {path: value for path, value in fields.items() if path not in without}
+
+
+def _experiment_of(call):
+    _, (file, out), fields = call
+    own = {"observer", "snapshots", "again", "predictions"}
+    return load_experiment(file, {k: v for k, v in fields.items() if k not in own}), out
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed"), [("rising", {"train.rounds"}), ("nothing", {"train.rounds", "train.lr"})]
+)
+def test_a_run_proposed_next_differs_in_one_setting(tmp_path, parsed, kind, changed):
+    maker = Told(tmp_path, tmp_path / "pictures", kind)
+    calls = [parsed(line) for line in _commands(maker.write())]
+    before, found = _settings(maker.whole), set()
+    for experiment, out in (_experiment_of(call) for call in calls if call[0] == "run"):
+        (path,) = (path for path, value in _settings(experiment).items() if before[path] != value)
+        found.add(path)
+        assert out == tmp_path  # where a page finds it again
+    assert found == changed
+
+
+@pytest.mark.parametrize("kind", ["rising", "nothing"])
+def test_a_run_that_was_carried_out_is_not_proposed_again(tmp_path, parsed, kind):
+    folder = Told(tmp_path, tmp_path / "pictures", kind).write()
+    proposed = [parsed(line) for line in _commands(folder)]
+    for call in proposed:
+        if call[0] == "run":
+            experiment, out = _experiment_of(call)
+            (out / experiment.label).mkdir()
+    assert not [call for call in map(parsed, _commands(folder)) if call[0] == "run"]
+
+
+@pytest.mark.parametrize("said", [{}, {"seed": 0}, {"precision": "float32", "device": "cpu"}])
+def test_a_comparison_proposed_next_has_the_runs_settings(tmp_path, parsed, said):
+    maker = Told(tmp_path, tmp_path / "pictures", **said)
+    (call,) = (c for c in map(parsed, _commands(maker.write())) if c[0] == "compare")
+    _, _, fields = call
+    axes = {k: fields[k] for k in ("methods", "hold_out", "seeds") if k in fields}
+    cells = expand_plan(load_plan(axes).fixed(fields["overrides"]))
+    own = [cell.experiment for cell in cells if cell.method == "pardon"]
+    first = maker.whole.seed
+    assert [experiment.seed for experiment in own] == [first, first + 1, first + 2]
+    assert _settings(own[0], "name") == _settings(maker.whole, "name")
+    plain = next(cell.experiment for cell in cells if cell.method == "fedavg")
+    assert _settings(plain)["train.lr"] == 2e-5  # the user's, though the setting of PARDON is not
+    assert "method.settings.gamma1" not in _settings(plain)
+
+
+def test_what_is_done_is_not_proposed(tmp_path):
+    maker = Told(tmp_path, tmp_path / "pictures")
+    folder = maker.write()
+    assert [shlex.split(line)[1] for line in _commands(folder)] == ["compare", "evaluate"]
+    (folder.parent / "plan.yaml").touch()  # it is one run of a comparison
+    assert [shlex.split(line)[1] for line in _commands(folder)] == ["evaluate"]
+    row = AdaptationRow(
+        round=6,
+        split="test",
+        domain="photo",
+        adaptation="none",
+        accuracy=0.5,
+        examples=9,
+        batch_size=8,
+    )
+    (folder / "adaptation.jsonl").write_text(row.to_json() + "\n")
+    assert run_steps(read_run(folder)) is None
+
+
+def test_images_are_looked_at_with_the_runs_settings(tmp_path, parsed):
+    maker = Told(tmp_path, tmp_path / "pictures", "nothing")
+    (call,) = (c for c in map(parsed, _commands(maker.write())) if c[0] == "inspect_data")
+    looked_at = Experiment(**{k: v for k, v in call[2].items() if k != "progress"})
+    for part in ("data", "hold_out", "clients", "seed"):
+        assert getattr(looked_at, part) == getattr(maker.whole, part)
+
+
+def test_of_an_experiment_that_cannot_be_read_no_other_is_proposed(tmp_path):
+    maker = Told(tmp_path, tmp_path / "pictures", "nothing")
+    folder = maker.write()
+    text = (folder / "experiment.yaml").read_text().replace("pardon", "somebody_elses")
+    (folder / "experiment.yaml").write_text(text)
+    assert run_steps(read_run(folder)) is None
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_after_too_large_a_rate_a_smaller_one_is_proposed(tmp_path, parsed, failed):
+    maker = Told(tmp_path, tmp_path / "pictures", "nothing", lr=100.0)
+    folder = maker.write()
+    if failed:
+        summary = SummaryFile(status="failed", error="client 0: nan; lower train.lr (now 100)")
+        (folder / "summary.json").write_text(summary.to_text())
+    calls = [parsed(line) for line in _commands(folder)]
+    assert [call[0] for call in calls] == ["inspect_data"] * (not failed) + ["run"]
+    assert _experiment_of(calls[-1])[0].train.lr == 3e-5

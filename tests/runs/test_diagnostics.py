@@ -23,10 +23,13 @@ from feddg.runs.diagnostics import (
     MAJORITY,
     ONE_CLASS,
     STILL_RISING,
+    TOO_LARGE,
     UNTRAINED,
     about_accuracy,
     about_domains,
     about_fluctuation,
+    about_rate,
+    about_result,
     causes_of_failure,
     fluctuation,
     mean_of_shares,
@@ -331,3 +334,46 @@ def test_a_place_with_exchanged_labels_or_other_greys_is_named(places, tmp_path,
     found = [one for one in done.summary.diagnostics if one.code == DOMAIN_AT_CHANCE]
     assert len(found) == (fault != "none")
     assert all("domain 'c'" in one.text and "labels" in one.advice for one in found)
+
+
+class Astray(FolderMaker):
+    rate, loss, level = 100.0, 2.0, 0.0
+
+    def experiment(self):
+        return super().experiment() | {"train": {"rounds": self.planned, "lr": self.rate}}
+
+    def accuracy(self, split, domain, round_, weights="last"):
+        return self.level
+
+    def round_row(self, round_):
+        return super().round_row(round_).model_copy(update={"terms": {"cross_entropy": self.loss}})
+
+
+@pytest.mark.parametrize(
+    ("rate", "loss", "said"),
+    [
+        (100.0, math.log(3), "it is 100, where the preset has 3e-05."),  # of dead units: at chance
+        (100.0, math.nan, "the preset has 3e-05 and the training loss is not finite."),
+        (3e-5, 1e9, "the training loss ended at 1e+09, where guessing has 1.1."),
+        (3e-5, math.log(3), None),
+    ],
+)
+def test_a_learning_rate_that_is_too_large_is_named(tmp_path, rate, loss, said):
+    maker = Astray(tmp_path / "run")
+    maker.rate, maker.loss = rate, loss
+    found = about_result(read_run(maker.write()))
+    assert {one.code for one in found} & LEARNED_NOTHING
+    if said is None:
+        assert found[0].code != TOO_LARGE
+        return
+    assert found[0].code == TOO_LARGE
+    assert found[0].text.endswith(said)
+    assert found[0].advice == f"Lower train.lr: --lr {3e-5 if rate > 1 else 3e-6:g}."
+
+
+def test_of_a_model_that_learned_no_rate_is_named(tmp_path):
+    maker = Astray(tmp_path / "run")
+    maker.level = 0.9
+    record = read_run(maker.write())
+    assert TOO_LARGE not in {one.code for one in about_result(record)}
+    assert [one.code for one in about_rate(record)] == [TOO_LARGE]

@@ -220,3 +220,15 @@ def test_a_loss_that_explodes_fails_with_the_client_and_the_remedy(tmp_path, cac
     record = read_run(tmp_path / wild.label)
     assert record.status == "failed"
     assert "lower train.lr" in record.error
+
+
+@pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EROFS])
+def test_before_the_first_checkpoint_no_resume_is_recommended(tmp_path, cache, monkeypatch, fault):
+    def full(path, content):
+        raise OSError(fault, os.strerror(fault))
+
+    monkeypatch.setattr(folder_module, "replace_bytes", full)
+    with pytest.raises(RunError, match=r"then the same command begins the run$"):
+        run(experiment(), tmp_path, cache=cache)
+    monkeypatch.undo()
+    run(experiment(), tmp_path, cache=cache, report=False)

@@ -70,3 +70,17 @@ def test_a_failed_runs_folder_stays_where_it_holds_anything_else(tmp_path):
         (folder / "notes.txt").unlink()
         theirs.remove_unstarted()
         assert (folder / "clients.json").is_file()
+
+
+def test_what_no_checkpoint_names_is_swept_out_of_the_models(tmp_path):
+    weights = {"w": torch.ones(3)}
+    with RunFolder(tmp_path) as folder:
+        folder.write_tensors("models/kept.safetensors", weights)
+        kept = {"best_held_out": "kept.safetensors"}
+        folder.save_checkpoint(State(weights, {}, None, 2, 3), {}, set(), kept)
+        folder.write_tensors("models/unlisted.safetensors", weights)
+        (tmp_path / "models/.kept.safetensors.4194305.1").write_text("half")
+    with RunFolder(tmp_path) as folder:
+        assert not list((tmp_path / "models").glob(".*"))
+        folder.load_checkpoint()
+        assert [path.name for path in (tmp_path / "models").iterdir()] == ["kept.safetensors"]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from typing import get_args
 
 import numpy
@@ -13,12 +14,15 @@ from sklearn import metrics as theirs
 
 from feddg import Experiment
 from feddg.comparison.plan import Published
+from feddg.comparison.results import results_of
+from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, RunError
 from feddg.evaluation.metrics import METRICS, Predictions, measure
 from feddg.methods.base import State
-from feddg.records import EvaluationRow
+from feddg.records import EvaluationRow, SummaryFile
 from feddg.report import write_report
-from feddg.runs.execute import summarize
+from feddg.runs.diagnostics import about_run
+from feddg.runs.execute import is_complete, summarize
 from feddg.runs.folder import KeptModels
 from feddg.runs.reading import (
     AGGREGATES,
@@ -125,7 +129,7 @@ def test_a_last_line_that_was_cut_off_is_left_out(folder_maker, rest):
 
 
 def test_a_letter_cut_in_half_at_the_end_is_left_out(folder_maker):
-    folder = folder_maker().write()
+    folder = folder_maker(status=None).write()
     path = folder / "metrics.jsonl"
     path.write_bytes(path.read_bytes() + '{"kind":"setup","groups":{"ü'.encode()[:-1])
     assert read_run(folder).rounds_done == 6
@@ -479,3 +483,48 @@ def test_an_unknown_rule_is_named():
         SELECTION_RULES.find("final rond")
     with pytest.raises(ValueError, match="unknown selection rule 'best'"):
         Published(source="paper", rule="best")
+
+
+def cut_last_row(path):
+    path.write_text(path.read_text()[:-20])
+
+
+def cut_last_rows(path):
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if '"round":6' not in line))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "said"),
+    [
+        ("clients.json", os.unlink, "clients.json is missing"),
+        ("environment.json", os.unlink, "environment.json is missing"),
+        ("metrics.jsonl", cut_last_row, "the last row of metrics.jsonl is cut off"),
+        ("ledger.jsonl", cut_last_row, "the last row of ledger.jsonl is cut off"),
+        ("metrics.jsonl", cut_last_rows, "metrics.jsonl has 5 of 6 rounds"),
+    ],
+)
+def test_a_completed_run_that_is_damaged_is_not_believed(folder_maker, name, damage, said):
+    folder = folder_maker().write()
+    assert is_complete(folder)
+    damage(folder / name)
+    run = read_run(folder)
+    assert (run.status, run.error) == ("damaged", said)
+    assert about_run(run)[0].code == "run-damaged"
+    with pytest.raises(RunError, match=rf"^The run folder .* is damaged: {said}\. Put the file"):
+        is_complete(folder)
+    assert results_of([folder, folder_maker("whole").write()]).open == [
+        (folder.name, f"damaged: {said}")
+    ]
+
+
+def test_a_run_that_ended_early_is_only_believed_if_it_says_why(folder_maker):
+    folder = folder_maker(rounds=2).write()
+    assert read_run(folder).error == "metrics.jsonl has 2 of 6 rounds"
+    summary = SummaryFile.read(folder / "summary.json")
+    why = Diagnostic("budget-spent", "warning", "The run ends after round 2 of 6.")
+    summary = summary.model_copy(update={"diagnostics": [why]})
+    (folder / "summary.json").write_text(summary.to_text())
+    assert read_run(folder).status == "completed"
+    cut_last_row(folder / "metrics.jsonl")
+    assert read_run(folder).status == "damaged"

@@ -15,6 +15,7 @@ import typer
 
 from feddg.cli import compare, data, deploy, run, use
 from feddg.errors import FeddgError
+from feddg.text import printable
 
 app = typer.Typer(
     name="feddg",
@@ -61,7 +62,12 @@ def _options(
 
 class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return f"{record.levelname.lower()}: {record.getMessage()}"
+        return f"{record.levelname.lower()}: {_harmless(record.getMessage())}"
+
+
+def _harmless(text: str) -> str:
+    """A text with its lines, in which names from outside give a terminal no commands."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def main() -> None:
@@ -72,9 +78,9 @@ def main() -> None:
     try:
         app()
     except FeddgError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {_harmless(str(error))}", err=True)
         sys.exit(1)
     except OSError as error:  # a disk may fail anywhere; whatever computes says what it was doing
-        place = f"{error.filename}: " if error.filename else ""
+        place = _harmless(f"{error.filename}: ") if error.filename else ""
         typer.echo(f"error: {place}{error.strerror or error}", err=True)
         sys.exit(1)

@@ -484,8 +484,26 @@ def _default_text(path: str, field: Any) -> str | bool:
     own = field.get_default(call_default_factory=True, validated_data={})
     text = "" if own is None or not isinstance(own, str | int | float) else str(own)
     if path.partition(".")[0] in PRESET_PARTS and path not in NOT_PRESET:
+        of_folders = _folder_preset().get(path)
+        if of_folders is not None:
+            return f"the preset's; of folders {of_folders}"
         return f"the preset's, else {text}" if text else "the preset's"
     return text or False
+
+
+@functools.cache
+def _folder_preset() -> dict[str, Any]:
+    """What stands in for a data set without a preset of its own, by dotted path.
+
+    Read from its file: the module that knows it takes PyTorch, and a command's help does not.
+    """
+    import yaml
+
+    from feddg.settings import leaves
+
+    file = Path(__file__).parents[1] / "data" / "sets" / "definitions.yaml"
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return leaves(yaml.load(file.read_text(encoding="utf-8"), loader)["folder"]["preset"])
 
 
 def _within(path: str, parts: tuple[str, ...]) -> bool:

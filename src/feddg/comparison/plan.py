@@ -150,7 +150,8 @@ class Plan(Settings):
         name: short, also the default folder's name.
         title: what the report's heading says.
         question: what the comparison is to answer, one or two sentences.
-        base: experiment fields that all cells share.
+        base: experiment fields that all cells share; settings of a method (``method.FIELD``) are
+            for the methods that have them.
         methods: names, or names with label, settings and experiment fields.
         hold_out: ``lodo``, ``ltdo``, ``ltdo-all``, or a list of hold-outs as in an experiment;
             none for what ``base`` says.
@@ -295,7 +296,9 @@ def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
     if {"model.weights", "model.backbone", "preset"} & {*plan.settings}:
         return plan
     try:
-        chosen = Experiment(**plan.base)
+        base = expand(plan.base)
+        name = base.get("method", {}).get("name", "fedavg")  # its settings may be some methods' own
+        chosen = Experiment(**{**base, "method": name})
     except ExperimentError:
         return plan  # an axis may complete it; else its runs say what is wrong
     if with_weights_at_hand(chosen) is chosen:
@@ -388,8 +391,11 @@ def _cell(
     seed: int,
 ) -> Cell:
     own = method_class(variant.method).Settings.model_fields
-    method = {"name": variant.method, "settings": variant.settings}
-    fields = merge(expand(plan.base), {"method": method})
+    fields = expand(plan.base)
+    shared = fields.get("method", {}).get("settings", {})
+    settings = {name: value for name, value in shared.items() if name in own}
+    method = {"name": variant.method, "settings": merge(settings, variant.settings)}
+    fields["method"] = method
     if scenario is not None:
         fields["hold_out"] = expand({"hold_out": scenario})["hold_out"]
     used = [point for point in points if point is not None]
@@ -412,11 +418,10 @@ def setting_point(field: str, value: Any) -> Point:
 
 
 def _check_fields(plan: Plan) -> None:
-    for setting in plan.settings:
-        if not setting.startswith("method."):
-            continue
-        name = setting.removeprefix("method.")
-        fields = [f for v in plan.methods for f in method_class(v.method).Settings.model_fields]
+    """Refuses a setting of methods that none of them has."""
+    fields = [f for v in plan.methods for f in method_class(v.method).Settings.model_fields]
+    axes = [s.removeprefix("method.") for s in plan.settings if s.startswith("method.")]
+    for name in [*axes, *expand(plan.base).get("method", {}).get("settings", {})]:
         if name not in fields:
             raise ExperimentError(
                 f"none of the plan's methods has a setting {name!r}{nearest(name, fields)}"

@@ -581,6 +581,11 @@ def _read(path: Path) -> Iterator[ResultRow]:
     heads = next(rows, [])
     if tuple(heads[: len(_OF_PLACE)]) != _OF_PLACE:
         raise RunError(f"{path} is no results file: it begins with {', '.join(heads[:3])!r}.")
+    for name in filter(_RENAMED.get, heads):
+        raise RunError(
+            f"{path} was written by an earlier version: its column {name!r} is called "
+            f"{_RENAMED[name]!r} now. Rename it in the file's first line."
+        )
     for line, cells in enumerate(rows, start=2):
         if len(cells) != len(heads):
             raise RunError(f"{path}, line {line}: {len(cells)} cells, not {len(heads)}.")
@@ -592,6 +597,16 @@ def _read(path: Path) -> Iterator[ResultRow]:
         except (ValueError, RecursionError) as error:
             fault = field_fault(error) if isinstance(error, ValidationError) else str(error)
             raise RunError(f"{path}, line {line} is damaged: {fault}.") from None
+
+
+_RENAMED = {
+    **{f"{what}_tail": f"{what}_swa" for what in (*SPLITS, "score", "constant")},
+    **{f"{what}_interpolated": f"{what}_wise_ft" for what in (*SPLITS, "score", "constant")},
+    "movement_last": "fluctuation_last",
+    "movement_tail": "fluctuation_swa",
+    "passes": "forwards",
+}
+"""What earlier versions called columns of results files, and what they are called now."""
 
 
 def find_rows(

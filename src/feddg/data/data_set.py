@@ -261,16 +261,11 @@ def register_source(name: str) -> Callable[[Loader], Loader]:
     return register
 
 
-def source_names() -> list[str]:
-    """Returns the names of the data sets that have images, sorted; other packages' included."""
-    return sorted(name for name, definition in DATA_SETS.items() if definition.load is not None)
-
-
 def load_source(name: str, root: Path | str | None = None, **options: object) -> ImageTable:
     """Returns the images of a data set.
 
     Args:
-        name: one of ``source_names()``.
+        name: of a data set that has images.
         root: the folder of the images, where the data set needs one.
         **options: what the data set's function itself takes.
 

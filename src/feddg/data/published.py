@@ -55,7 +55,10 @@ def needs_root(source: str, root: Path | None) -> Path:
         DataError: none was given.
     """
     if root is None:
-        raise DataError(f"The data source '{source}' needs the folder of its images (root).")
+        raise DataError(
+            f"The data source '{source}' needs the folder of its images: --root FOLDER, or "
+            "data.root in an experiment file."
+        )
     return root
 
 

@@ -36,6 +36,7 @@ from feddg.runs.prepare import build, build_workers, free_memory, peak_memory
 from feddg.runs.provenance import methods_files
 from feddg.settings import ServerSettings
 from feddg.storage import parse_fields, private_folder, why
+from feddg.text import size
 
 SAMPLE = 256
 """Images that are decoded."""
@@ -187,8 +188,7 @@ def check_support(table: ImageTable) -> Diagnostic:
 
 def check_disk(table: ImageTable, experiment: Experiment, cache: Path) -> Diagnostic:
     """Whether the cache folder can be written, and holds pixels, stylized copies and memory."""
-    code, size = "disk", experiment.data.image_size
-    pixels = len(table) * size * size * 3
+    code, pixels = "disk", 3 * len(table) * experiment.data.image_size**2
     needed = 2 * pixels + 8 * _weight_bytes(experiment, len(table.class_names)) + SPARE_BYTES
     try:
         private_folder(cache)
@@ -197,7 +197,7 @@ def check_disk(table: ImageTable, experiment: Experiment, cache: Path) -> Diagno
         free = shutil.disk_usage(cache).free
     except OSError as error:
         return failed(code, f"{cache}: {why(error)}.", "Choose another folder with --cache.")
-    found = f"{_size(free)} are free in {cache}, about {_size(needed)} are needed."
+    found = f"{size(free)} are free in {cache}, about {size(needed)} are needed."
     if free < needed:
         return failed(code, found, "Free some space, or choose another folder with --cache.")
     if free < 2 * needed:
@@ -281,9 +281,9 @@ def _memory_for(needed: int) -> Diagnostic:
     free = free_memory()
     if free is None:
         return doubtful(
-            "memory", f"A few batches took {_size(needed)}.", "Compare with what is free."
+            "memory", f"A few batches took {size(needed)}.", "Compare with what is free."
         )
-    found = f"A few batches took {_size(needed)}; {_size(free)} are free beside that."
+    found = f"A few batches took {size(needed)}; {size(free)} are free beside that."
     if free < needed // 8:
         return failed("memory", found, "End other programs, or train with smaller batches.")
     if free < needed // 2:
@@ -295,10 +295,6 @@ def _weight_bytes(experiment: Experiment, classes: int) -> int:
     model = experiment.model.model_copy(update={"weights": None})
     _, network = build(experiment.model_copy(update={"model": model}), max(2, classes))
     return 4 * sum(parameter.numel() for parameter in network.parameters())
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GB" if count >= 2**30 else f"{count / 2**20:.0f} MB"
 
 
 # A site's keys, its versions, and the way to the coordinator's proxy.

@@ -212,7 +212,8 @@ class Server:
         # A secret draw may be of nobody, and nobody may know.
         self._fewest = 0 if self._secret_rate is not None else settings.min_updates
         self._refusals = Refusals(ledger)
-        changes = ChangeSizes(None if defences.sees_all else settings.largest_change, checks.heads)
+        times = None if defences.sees_all else settings.largest_change
+        changes = ChangeSizes(times, checks.heads, checks.lr)
         self.frozen = FrozenWeights(frozenset(frozen))
         checked = [self.frozen, checks] if frozen else [checks]
         chain: list[RoundHook] = [self._refusals, *checked, changes]

@@ -55,10 +55,11 @@ class ChangeSizes(RoundHook):
     Args:
         times: how many times the median a change may be long; None for as long as it likes.
         heads: rounds that train the heads alone: after them everything changes by other lengths.
+        lr: the clients' learning rate, for the message; None where it is not known.
     """
 
-    def __init__(self, times: float | None, heads: int = 0) -> None:
-        self._times, self._heads = times, heads
+    def __init__(self, times: float | None, heads: int = 0, lr: float | None = None) -> None:
+        self._times, self._heads, self._lr = times, heads, lr
 
     def received(self, update: Update, round: Round) -> Update:
         """Takes note of how long the change is; refuses it if it is too long to be believed."""
@@ -71,10 +72,12 @@ class ChangeSizes(RoundHook):
         # Nine digits: a float64 sum over another memory order differs in its last bits, and what is
         # remembered must not depend on the transport.
         moved = float(f"{distance(update.weights, sent, shared):.9g}")
+        # Of an honest client, a rate is the likely reason at first; later it trained with it.
+        rate = "" if medians or self._lr is None else f"; lower train.lr (now {self._lr:g})"
         if not math.isfinite(moved):
             bad = first_not_finite(update.weights.items())
             if bad is not None:
-                raise ClientError(f"weight {bad!r} is not finite (NaN or infinite)")
+                raise ClientError(f"weight {bad!r} is not finite (NaN or infinite){rate}")
         if self._times is not None and medians:
             times = self._times * (OF_MEANS if update.members else 1)
             limit = times * statistics.median(medians)
@@ -87,7 +90,7 @@ class ChangeSizes(RoundHook):
             limit, beside = math.inf, ""
         if not moved <= limit:
             raise ClientError(
-                f"it moved the weights by {moved:.3g}, more than {beside} ({limit:.3g})"
+                f"it moved the weights by {moved:.3g}, more than {beside} ({limit:.3g}){rate}"
             )
         round.scratch[self][str(update.client)] = moved
         return update
@@ -120,7 +123,14 @@ class ChangeSizes(RoundHook):
             raise FoundOut(found)
 
     def completed(self, state: State, round: Round) -> State:
-        """Remembers the median of the changes that were used."""
+        """Remembers the median of the changes that were used.
+
+        Not where nothing is held against it: under noise it would be a number without any, in a
+        checkpoint that may be read.
+        """
+        if self._times is None:
+            state.extras.pop(CHANGES, None)
+            return state
         moved = [length for length in round.scratch[self].values() if length > 0]
         medians = _medians(round.state) + ([statistics.median(moved)] if moved else [])
         state.extras[CHANGES] = torch.tensor(medians[-REMEMBERED:], dtype=torch.float64)
@@ -188,6 +198,7 @@ class MessageChecks(RoundHook):
                 purpose, _, name = key.partition("/")
                 self._schemas.setdefault(purpose, {})[name] = schema
         self.heads = train.head_rounds if train is not None else 0
+        self.lr = train.lr if train is not None else None
         self._registered = registered if registered is not None else {}
 
     def received(self, update: Update, round: Round) -> Update:

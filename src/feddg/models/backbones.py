@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from urllib.error import URLError
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,7 +18,7 @@ from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD, Embedding, Network
 from feddg.models.precision import multiplies_tiles
 from feddg.rng import derive_seed
 from feddg.settings import IMAGENET
-from feddg.storage import is_file
+from feddg.storage import is_file, why
 
 HEAD_NAMES = ("fc", "classifier", "heads", "head")
 _OWN: dict[str, Callable[[], nn.Module]] = {}
@@ -630,12 +629,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             if path.suffix == ".safetensors"
             else torch.load(path, map_location="cpu", weights_only=True)
         )
-    except (SafetensorError, RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
-        raise WeightsError(f"weights file {path} cannot be read: {error}") from None
-    except Exception:  # torch raises its unpickler's own errors, with advice to trust the file
+    except OSError as error:
+        raise WeightsError(f"weights file {path} cannot be read: {why(error)}") from None
+    except Exception:  # what is wrong with which byte, or torch's advice to trust the file
+        kind = "safetensors file" if path.suffix == ".safetensors" else "PyTorch state dict"
         raise WeightsError(
-            f"weights file {path} is not a plain state dict: it is damaged, or holds more than "
-            "tensors; save model.state_dict() alone, best as .safetensors"
+            f"weights file {path} is not a plain {kind}: it is damaged, or of another kind, or "
+            "holds more than tensors; save model.state_dict() alone, best as .safetensors, or "
+            "name another file"
         ) from None
     state = state.get("state_dict", state) if isinstance(state, dict) else state
     if not isinstance(state, dict) or not all(

@@ -26,6 +26,7 @@ from feddg.runs.diagnostics import about_model, result_sentence_of
 from feddg.runs.execute import fingerprint, read_energy_threshold
 from feddg.runs.model import Trained, load_trained
 from feddg.runs.provenance import training_depth
+from feddg.text import counted, printable
 
 """The fields of a description that say whose weights answer."""
 
@@ -282,8 +283,9 @@ def unknown_classes(model: ImageClassifier, names: Sequence[str]) -> None:
 def image_files(named: Sequence[Path | str]) -> Iterator[Path]:
     """Yields the image files that are named, in the order of the names.
 
-    A file counts whatever its ending. A folder gives the image files below it, sorted by name,
-    hidden ones and those behind linked folders left out. A glob (``*``, ``?``, ``[...]``, ``**``)
+    A file counts whatever its ending. A folder, which may be a link, gives the image files below
+    it, sorted by name; hidden ones, those behind linked folders and links to files elsewhere are
+    left out (:func:`about_links` says so). A glob (``*``, ``?``, ``[...]``, ``**``)
     gives what it matches, sorted. Memory holds the names of one folder, or of one glob, at a time.
 
     Args:
@@ -296,7 +298,26 @@ def image_files(named: Sequence[Path | str]) -> Iterator[Path]:
     for name in names:
         if not name.exists() and not glob.has_magic(str(name)):
             raise DataError(f"{name} does not exist; name images, folders or globs")
-    return (file for name in names for file in _below(name))
+    return (file for name in names for file in _below(name, []))
+
+
+def about_links(named: Sequence[Path | str]) -> Iterator[Diagnostic]:
+    """Says which links in named folders lead out of them: they are left out.
+
+    What is elsewhere may be anything, whoever made the link; whoever means it can name it.
+    """
+    left_out: list[Path] = []
+    for name in named:
+        for _ in _below(Path(name).expanduser(), left_out):
+            pass
+    if left_out:
+        first, count = printable(str(left_out[0])), len(left_out)
+        yield Diagnostic(
+            "links-left-out",
+            "warning",
+            f"{counted(count, 'link')} out of the named folders left out, the first: {first}.",
+            "Name what is meant instead.",
+        )
 
 
 def count_files(named: Sequence[Path | str]) -> int:
@@ -314,29 +335,34 @@ def count_files(named: Sequence[Path | str]) -> int:
     return count
 
 
-def _below(name: Path) -> Iterator[Path]:
+def _below(name: Path, left_out: list[Path]) -> Iterator[Path]:
     if name.is_dir():
-        yield from _in_folder(name)
+        yield from _in_folder(name, Path(os.path.realpath(name)), left_out)
     elif name.exists():
         yield name
     else:
         for match in sorted(glob.iglob(str(name), recursive=True)):
             if os.path.isdir(match) and "**" not in str(name):
-                yield from _in_folder(Path(match))
+                yield from _in_folder(Path(match), Path(os.path.realpath(match)), left_out)
             elif Path(match).suffix.lower() in IMAGE_SUFFIXES and os.path.isfile(match):
                 yield Path(match)
 
 
-def _in_folder(folder: Path) -> Iterator[Path]:
+def _in_folder(folder: Path, root: Path, left_out: list[Path]) -> Iterator[Path]:
+    """Yields the images below a folder; links that lead out of ``root`` are noted instead."""
     try:
         with os.scandir(folder) as entries:
-            names = sorted((e.name, e.is_dir(follow_symlinks=False)) for e in entries)
+            names = sorted(
+                (e.name, e.is_dir(follow_symlinks=False), e.is_symlink()) for e in entries
+            )
     except OSError as error:
         raise DataError(f"{folder} cannot be listed: {error.strerror}") from None
-    for name, is_folder in names:
+    for name, is_folder, is_link in names:
         if name.startswith("."):
             continue
-        if is_folder:
-            yield from _in_folder(folder / name)
+        if is_link and not Path(os.path.realpath(folder / name)).is_relative_to(root):
+            left_out.append(folder / name)
+        elif is_folder:
+            yield from _in_folder(folder / name, root, left_out)
         elif os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and (folder / name).is_file():
             yield folder / name

@@ -19,10 +19,17 @@ from feddg.data.decoding import Tile, UnusableImageError, decode_parts, names_in
 from feddg.data.inspection import depth_of
 from feddg.diagnostics import emit
 from feddg.errors import DataError, RunError
-from feddg.prediction.classifier import ImageClassifier, count_files, image_files, load_classifier
+from feddg.prediction.classifier import (
+    ImageClassifier,
+    about_links,
+    count_files,
+    image_files,
+    load_classifier,
+)
 from feddg.records import as_cell, from_cell
 from feddg.runs.diagnostics import refuse_doubtful
 from feddg.storage import alone, replace_file, why
+from feddg.text import printable
 from feddg.views import Shown
 
 BATCH_SIZE = 64
@@ -33,10 +40,11 @@ Decoded = list[tuple[str, numpy.ndarray]] | str
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says about one file, or about one tile of it.
+    r"""What the model says about one file, or about one tile of it.
 
     Attributes:
-        file: as it was named or found; of a tile, with its place: ``a.tif#x512y0w512h512``.
+        file: as it was named or found, what cannot be printed escaped (``\x1b``); of a tile, with
+            its place: ``a.tif#x512y0w512h512``.
         label: the most probable class; None where the file cannot be used.
         confidence: its probability, in [0, 1].
         probabilities: of all classes, in the order of the model's ``class_names``.
@@ -181,7 +189,7 @@ def predict(
     """
     named = [images] if isinstance(images, str | Path) else images
     files, classifier = image_files(named), load_classifier(run, adapt, device, which)
-    emit(*classifier.diagnostics)
+    emit(*classifier.diagnostics, *about_links(named))
     predictor = BatchPredictor(classifier, depth_of(image_files(named)), batch_size)
     batches = predict_batches(predictor, files)
     return PredictedImages(row for batch in batches for _, rows in batch for row in rows)
@@ -211,8 +219,8 @@ def predict_batches(predictor: BatchPredictor, files: Iterable[Path]) -> Iterato
 
 
 def _written(file: Path) -> str:
-    """A file's name as text, whatever bytes it is of."""
-    return os.fsencode(file).decode("utf-8", "backslashreplace")
+    """A file's name as text, whatever bytes it is of; what cannot be printed is escaped."""
+    return printable(os.fsencode(file).decode("utf-8", "backslashreplace"))
 
 
 # Predictions as rows of CSV, JSON lines or Parquet.
@@ -376,6 +384,7 @@ def predict_files(
     check_suffix(out)
     total = count_files(images)
     classifier = load_classifier(run, adapt, device, which)
+    emit(*about_links(images))
     if strict:
         refuse_doubtful(classifier.diagnostics)
     predictor = BatchPredictor(classifier, depth_of(image_files(images)), batch_size)

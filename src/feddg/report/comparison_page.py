@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from feddg.comparison.results import ResultRow, Results, about_method, more_metrics
@@ -40,7 +41,6 @@ from feddg.report.run_page import (
     TRAIN_LONGER,
     Cost,
     Step,
-    command,
     cost_of,
     data_tags,
     on_data,
@@ -50,7 +50,17 @@ from feddg.report.text import AGGREGATE_WORDS, metric_title, spelled, split_head
 from feddg.runs.diagnostics import STILL_RISING
 from feddg.runs.reading import SELECTION_RULES, Run, flatten
 from feddg.storage import is_file
-from feddg.text import MISSING, counted, duration, listed, number, percent, readable, size
+from feddg.text import (
+    MISSING,
+    command,
+    counted,
+    duration,
+    listed,
+    number,
+    percent,
+    readable,
+    size,
+)
 
 MOST_FACTS = 8
 MOST_NAMED = 4
@@ -294,15 +304,20 @@ def _steps(results: Results) -> Iterator[Step]:
         return  # its advice is the one command
     codes = {one.code for method in results.methods for one in about_method(results, method)}
     planned = {run.rounds_planned for run in results.runs()}
-    if STILL_RISING in codes and len(planned) == 1 and (rounds := planned.pop()):
-        longer = (*again[:3], f"{plan.parent}-longer", "--rounds", str(2 * rounds))
-        yield TRAIN_LONGER, command(*longer)
+    longer = Path(f"{plan.parent}-longer")
+    rounds = planned.pop() if len(planned) == 1 else None
+    if STILL_RISING in codes and rounds and not longer.exists():
+        words = (*again[:3], str(longer), "--rounds", str(2 * rounds))
+        yield TRAIN_LONGER, command(*words)
     best = tables.leader_of(results)
     if len(results.methods) > 1 and not (best and best.is_decided):
-        seeds = max(2 * len(results.seeds), 3)
+        seeds = sorted(results.seeds)
+        wanted = max(2 * len(seeds), 3)
+        seeds += range(seeds[-1] + 1, seeds[-1] + 1 + wanted - len(seeds))
+        counted_up = seeds == [*range(wanted)]
         yield (
-            f"These runs do not decide. Use {number(seeds)} seeds; complete runs are kept:",
-            command(*again, "--seeds", str(seeds)),
+            f"These runs do not decide. Use {number(wanted)} seeds; complete runs are kept:",
+            command(*again, "--seeds", str(wanted) if counted_up else ",".join(map(str, seeds))),
         )
 
 

@@ -30,7 +30,7 @@ from feddg.report.blocks import (
 )
 from feddg.report.charts import roc_chart
 from feddg.runs.reading import LedgerRecord, Run
-from feddg.text import MISSING, counted, listed, number, readable, size
+from feddg.text import MISSING, command, counted, listed, number, readable, size
 
 WEIGHTS = "weights"
 STATISTICS = ("running_mean", "running_var")
@@ -86,9 +86,9 @@ def leaks_section(run: Run) -> Section | None:
     else:
         described = [one for one in entries if one.purpose == "statistics"]
         shares = any(one.name not in OWN_NAMES for one in described)
-        kind = "server --public FOLDER_OF_PHOTOGRAPHS" if shares else "membership"
+        kind = ("server", "--public", "FOLDER_OF_PHOTOGRAPHS") if shares else ("membership",)
         blocks.append(Prose("No attack has been tried on this run. To try one:"))
-        blocks.append(Code(f"feddg privacy attack {run.folder} --kind {kind}"))
+        blocks.append(Code(command("privacy", "attack", str(run.folder), "--kind", *kind)))
     blocks.append(Fold("Every message, tensor by tensor", [_ledger_table(run.ledger)]))
     return Section("What left the sites, and what it gives away", blocks, folded=True)
 

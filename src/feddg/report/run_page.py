@@ -1,6 +1,5 @@
 """The page of one run, section by section."""
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,7 +10,9 @@ import numpy as np
 
 from feddg.comparison.results import more_metrics
 from feddg.data.partition import in_words, skew_of
+from feddg.errors import FeddgError
 from feddg.evaluation.accuracy import FEW_IMAGES, about_support
+from feddg.experiment import Experiment, command_words, fewest_fields, load_experiment
 from feddg.records import (
     ID_TEST,
     ID_VAL,
@@ -63,6 +64,7 @@ from feddg.runs.diagnostics import (
     about_run,
     accuracy_interval,
     causes_of_failure,
+    lower_rate,
     mean_measured,
     split_accuracy,
 )
@@ -80,6 +82,7 @@ from feddg.runs.reading import (
 )
 from feddg.text import (
     MISSING,
+    command,
     counted,
     duration,
     listed,
@@ -826,6 +829,8 @@ def _groups_table(run: Run, setup: SetupRow) -> Table | None:
 
 Step = tuple[str, str]
 """Why, and the command."""
+NOT_OF_COMPARE = ("clients.number", "clients.heterogeneity", "precision", "device")
+"""Fields whose flags ``feddg compare`` has not, or takes several values with."""
 TRAIN_LONGER: Final = "Accuracy still rose at the end: train twice as long:"
 
 
@@ -835,57 +840,75 @@ def steps_section(steps: Sequence[Step]) -> Section | None:
     return section_of("What to do next", *blocks)
 
 
-def command(*words: str) -> str:
-    """A command line of feddg, quoted for a shell."""
-    return shlex.join(["feddg", *words])
-
-
 def run_steps(run: Run) -> Section | None:
     """What to do after a run; None for one that was not even planned."""
     return steps_section(list(_steps(run))) if run.settings.get("data") else None
 
 
 def _steps(run: Run) -> Iterator[Step]:
-    folder, file = str(run.folder), str(run.folder / EXPERIMENT_FILE)
-    if run.status != "completed":
-        yield "Go on from the last completed round:", command("resume", folder)
+    # A rate that failed would fail again.
+    again = run.status == "failed" and "lower train.lr" in (run.error or "")
+    if run.status not in ("completed", "damaged") and not again:
+        yield "Go on from the last completed round:", command("resume", str(run.folder))
+    try:
+        experiment = load_experiment(run.folder / EXPERIMENT_FILE)
+    except FeddgError:
+        return  # of another version, or of a package that is not here: it cannot be changed
     codes = {one.code for one in about_result(run)}
-    if codes & LEARNED_NOTHING:
-        yield from _after_nothing(run, file)
-    if STILL_RISING in codes and not codes & LEARNED_NOTHING and run.rounds_planned:
-        rounds = str(2 * run.rounds_planned)
-        yield TRAIN_LONGER, command("run", file, "--rounds", rounds)
+    if again:
+        lower = f"{lower_rate(run):g}"
+        yield from _again(run, "A smaller learning rate may train:", "--lr", lower)
+    elif codes & LEARNED_NOTHING:
+        yield from _after_nothing(run, experiment)
+    elif STILL_RISING in codes:
+        yield from _again(run, TRAIN_LONGER, "--rounds", str(2 * experiment.train.rounds))
     if run.status == "completed" and not codes & LEARNED_NOTHING:
-        methods = ",".join(dict.fromkeys(["fedavg", run.method]))
-        yield (
-            "One run cannot tell a difference from chance. Repeat it with other seeds beside the "
-            "plain average of clients:",
-            command("compare", "--methods", methods, *_data_flags(run), "--seeds", "3"),
-        )
-        yield (
-            "See what adapting to the unseen domain at test time changes:",
-            command("evaluate", folder),
-        )
+        if not (run.folder.parent / "plan.yaml").is_file():  # else it is part of a comparison
+            yield _in_comparison(experiment)
+        if not read_adapted(run.folder):
+            yield (
+                "See what adapting to the unseen domain at test time changes:",
+                command("evaluate", str(run.folder)),
+            )
 
 
-def _after_nothing(run: Run, file: str) -> Iterator[Step]:
-    data = run.settings.get("data") or {}
-    if data.get("source") == "folder" and data.get("root"):
+def _again(run: Run, why: str, *flags: str) -> Iterator[Step]:
+    """The same experiment with other values of flags; nothing where that run is there already."""
+    file, out = run.folder / EXPERIMENT_FILE, run.folder.parent
+    change = dict(zip([flag.removeprefix("--") for flag in flags[::2]], flags[1::2]))
+    if not (out / load_experiment(file, change).label).exists():
+        yield why, command("run", str(file), *flags, "--out", str(out))
+
+
+def _in_comparison(experiment: Experiment) -> Step:
+    """Other seeds, beside FedAvg; each method has what presets give it, and the run's settings."""
+    fewest = fewest_fields(experiment)
+    fields = {k: v for k, v in fewest.items() if k not in ("method", "name", "seed")}
+    if settings := fewest["method"].get("settings"):
+        fields["method"] = {"settings": settings}
+    methods = dict.fromkeys(["fedavg", experiment.method.name])
+    first = experiment.seed
+    seeds = ",".join(str(seed) for seed in range(first, first + 3)) if first else "3"
+    beside = " beside the plain average of clients" if len(methods) > 1 else ""
+    return (
+        "One run cannot tell a difference from chance. Repeat it with other seeds" + beside + ":",
+        command(
+            "compare",
+            *("--methods", ",".join(methods)),
+            *command_words(fields, NOT_OF_COMPARE),
+            *("--seeds", seeds),
+        ),
+    )
+
+
+def _after_nothing(run: Run, experiment: Experiment) -> Iterator[Step]:
+    if experiment.data.source == "folder" and experiment.data.root:
+        fields, parts = fewest_fields(experiment), ("data", "hold_out", "clients", "seed")
+        looked_at = {part: value for part, value in fields.items() if part in parts}
         yield (
             "Look at the images first: labels, sizes, ranges of values, duplicates:",
-            command("data", "inspect", "--root", str(data["root"])),
+            command("data", "inspect", *command_words(looked_at)),
         )
     for cause in causes_of_failure(run):
         if cause.flags:
-            yield f"If it is {cause.text}:", command("run", file, *cause.flags)
-
-
-def _data_flags(run: Run) -> list[str]:
-    data: dict[str, Any] = run.settings.get("data") or {}
-    flags = ["--data", str(data.get("source"))]
-    flags += ["--root", str(data["root"])] if data.get("root") else []
-    test, val = (",".join(run.held_out(split)) for split in (TEST, VAL))
-    if test:
-        flags += ["--hold-out", f"val={val},test={test}" if val else test]
-    rounds = run.rounds_planned
-    return flags + (["--rounds", str(rounds)] if rounds else [])
+            yield from _again(run, f"If it is {cause.text}:", *cause.flags)

@@ -11,12 +11,13 @@ from typing import Final, NamedTuple
 import numpy
 
 from feddg.diagnostics import Diagnostic, gravest_first
-from feddg.errors import RunError
+from feddg.errors import FeddgError, RunError
 from feddg.evaluation.metrics import Predictions, measure
+from feddg.experiment import Experiment, fewest_fields
 from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, EvaluationRow
 from feddg.runs.reading import Evaluations, Run, find_rule, read_run
 from feddg.settings import IMAGENET
-from feddg.text import counted
+from feddg.text import command, counted
 
 # Intervals for shares of counted things: what one run's accuracy leaves open.
 
@@ -105,12 +106,17 @@ LEAST_RISE: Final = 0.01
 """... and a point of accuracy at least ..."""
 NOT_LEVELLED: Final = 0.25
 """... and its last third went on at this part, or more, of its mean pace."""
+FAR_ABOVE: Final = 10
+"""So many times the preset's learning rate, and one is named where nothing was learned."""
+ABOVE_GUESSING: Final = 1.2
+"""So many times the cross-entropy of guessing, and training went astray."""
 
 
 MAJORITY: Final = "no-better-than-majority-class"
 ONE_CLASS: Final = "nearly-always-one-class"
 UNTRAINED: Final = "worse-than-untrained"
 STILL_RISING: Final = "still-rising"
+TOO_LARGE: Final = "learning-rate-too-large"
 FAR_BELOW_SEEN: Final = "unseen-far-below-seen"
 LEAST_GAP: Final = 0.35
 """Accuracy on seen domains minus that on unseen ones, from which on the gap is named."""
@@ -456,8 +462,57 @@ class Cause(NamedTuple):
     flags: tuple[str, ...]
 
 
+def usual_rate(run: Run) -> float | None:
+    """Returns the learning rate that presets would fill in; None where they are not known."""
+    try:
+        fields = fewest_fields(Experiment(**run.settings))
+        train = {k: v for k, v in fields.get("train", {}).items() if k != "lr"}
+        return Experiment(**{**fields, "train": train}).train.lr
+    except FeddgError:
+        return None  # another version's, or of a package that is not here
+
+
+def lower_rate(run: Run) -> float:
+    """Returns a smaller learning rate to try: the presets', else a tenth."""
+    rate, usual = _rate(run), usual_rate(run)
+    return usual if usual is not None and usual < rate else rate / 10
+
+
+def _rate(run: Run) -> float:
+    return float((run.settings.get("train") or {}).get("lr") or 0.001)
+
+
+def _signs_of_a_large_rate(run: Run) -> str:
+    """What speaks for too large a learning rate, of a run that learned nothing; empty without."""
+    rate, usual = _rate(run), usual_rate(run)
+    terms = run.metrics.rounds[-1].terms if run.metrics.rounds else {}
+    loss, classes = terms.get("cross_entropy"), len(run.clients.classes) if run.clients else 0
+    guessing = math.log(classes) if classes > 1 else math.inf
+    signs = []
+    if usual is not None and rate >= FAR_ABOVE * usual:
+        signs.append(f"it is {rate:g}, where the preset has {usual:g}")
+    if loss is not None and not math.isfinite(loss):
+        signs.append("the training loss is not finite")
+    elif loss is not None and loss > ABOVE_GUESSING * guessing:
+        signs.append(f"the training loss ended at {loss:.3g}, where guessing has {guessing:.3g}")
+    return " and ".join(signs)
+
+
+def about_rate(run: Run) -> Iterator[Diagnostic]:
+    """Names the learning rate of a run that learned nothing, where that is the likely reason."""
+    if signs := _signs_of_a_large_rate(run):
+        yield Diagnostic(
+            TOO_LARGE,
+            "warning",
+            f"Training went astray, probably by too large a learning rate: {signs}.",
+            f"Lower train.lr: --lr {lower_rate(run):g}.",
+        )
+
+
 def causes_of_failure(run: Run) -> list[Cause]:
     """Returns why a run's model may have learned nothing, the likeliest first; never none."""
+    if signs := _signs_of_a_large_rate(run):  # then nothing else is worth a try
+        return [Cause(f"too large a learning rate ({signs})", ("--lr", f"{lower_rate(run):g}"))]
     model = run.settings.get("model") or {}
     backbone, rounds = str(model.get("backbone") or ""), run.rounds_done
     own = backbone if backbone.startswith("resnet") else "resnet18"
@@ -475,7 +530,7 @@ def causes_of_failure(run: Run) -> list[Cause]:
         found.append(Cause(text, pretrained if lacks_weights else ()))
     if lacks_weights:
         found.append(Cause("no pretrained weights", pretrained))
-    rate = float((run.settings.get("train") or {}).get("lr") or 0.001)
+    rate = _rate(run)
     ends = len(losses) > 1 and losses[-1] < losses[0]
     word, factor = ("small", 10.0) if ends else ("large", 0.1)
     found.append(
@@ -501,7 +556,9 @@ def about_result(run: Run) -> list[Diagnostic]:
     rule = run.default_rule
     classes = run.clients.classes if run.clients else ()
     chosen = rule.choose(run.evaluations)
-    return about_accuracy(run.evaluations, chosen, weights=rule.weights, classes=classes)
+    found = about_accuracy(run.evaluations, chosen, weights=rule.weights, classes=classes)
+    astray = LEARNED_NOTHING & {one.code for one in found}
+    return [*(about_rate(run) if astray else ()), *found]
 
 
 def about_run(run: Run) -> list[Diagnostic]:
@@ -514,8 +571,16 @@ def about_run(run: Run) -> list[Diagnostic]:
 
 
 def about_end(run: Run) -> Iterator[Diagnostic]:
-    """Says so where a run has not ended with its last round."""
+    """Says so where a run has not ended with its last round, or is not whole any more."""
     if run.status == "completed":
+        return
+    if run.damage:
+        yield Diagnostic(
+            "run-damaged",
+            "warning",
+            f"The run folder {run.folder} is damaged: {run.damage}.",
+            "Put the file back from a copy, or delete the folder to run it again.",
+        )
         return
     how = {
         "unfinished": "has not ended: it is still going on, or it was cut off",
@@ -528,7 +593,7 @@ def about_end(run: Run) -> Iterator[Diagnostic]:
         "warning",
         f"The run {how.rstrip('.')}. This is round {run.rounds_done}{of}, not the model that it "
         "will serve.",
-        f"`feddg resume {run.folder}` goes on.",
+        f"`{command('resume', str(run.folder))}` goes on.",
     )
 
 

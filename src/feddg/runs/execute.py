@@ -56,7 +56,7 @@ from feddg.runs.context import (
     in_process,
     predictor,
 )
-from feddg.runs.diagnostics import about_result, about_training
+from feddg.runs.diagnostics import about_end, about_result, about_training
 from feddg.runs.figures import draw_unseen, write_alphas
 from feddg.runs.folder import (
     EXPERIMENT,
@@ -404,8 +404,17 @@ def carry_out(
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the run in ``folder`` ended with its last round."""
-    return is_file(folder / SUMMARY) and read_run(folder).status == "completed"
+    """Whether the run in ``folder`` ended with its last round.
+
+    Raises:
+        RunError: it did, and is damaged; names the file.
+    """
+    if not is_file(folder / SUMMARY):
+        return False
+    run = read_run(folder)
+    if run.damage:
+        raise RunError(" ".join(map(str, about_end(run))))
+    return run.status == "completed"
 
 
 @dataclass

@@ -44,6 +44,7 @@ from feddg.storage import (
     sweep_asides,
     why,
 )
+from feddg.text import command
 
 EXPERIMENT, SUMMARY = "experiment.yaml", "summary.json"
 SNAPSHOTS, FIGURES, MODELS = "snapshots", "figures", "models"
@@ -223,7 +224,7 @@ class RunFolder:
             ) from None
         except OSError as error:
             raise self.unwritable(path, error) from None
-        for folder in (path, *(path / name for name in (CHECKPOINTS, FIGURES, SNAPSHOTS))):
+        for folder in (path, *(path / name for name in (CHECKPOINTS, FIGURES, SNAPSHOTS, MODELS))):
             sweep_asides(folder)
         self._experiment = ""
         self._index: CheckpointIndex | None = None
@@ -427,10 +428,15 @@ class RunFolder:
         )
         index = index.model_copy(update={"checksum": index.own_checksum()})
         self.write_json(f"{CHECKPOINTS}/{NEWEST}", index)
+        self._take(index)
+
+    def _take(self, index: CheckpointIndex) -> None:
+        """Goes on from a checkpoint; files that it does not name are left over, and go."""
         self._index = index
-        for place in (self.path / CHECKPOINTS, self.path / MODELS):
-            for left in place.glob("*.safetensors"):
-                if left.name not in names and f"{MODELS}/{left.name}" not in names:
+        for start in (CHECKPOINTS, MODELS):
+            for left in (self.path / start).glob("*.safetensors"):
+                name = left.name if start == CHECKPOINTS else f"{MODELS}/{left.name}"
+                if name not in index.checksums:
                     with suppress(OSError):
                         left.unlink()
 
@@ -452,7 +458,7 @@ class RunFolder:
             raise RunError(
                 f"{error} The run cannot go on without it; delete {self.path} to start again."
             ) from None
-        self._index = index
+        self._take(index)
         context = index.context
         state = State(
             _under("weights/", tensors),
@@ -469,10 +475,12 @@ class RunFolder:
         full = full or "No space left" in str(error)
         remedy = "free some space" if full else "check the path and its permissions"
         what = "the disk is full" if full else why(error)
-        return RunError(
-            f"cannot write {path}: {what}; {remedy}, then `feddg resume {self.path}` goes on "
-            "from the last completed round"
-        )
+        then = "the same command begins the run"
+        with suppress(RunError):  # what cannot be read cannot be gone on with
+            if is_file(self.path / CHECKPOINTS / NEWEST):
+                resume = command("resume", str(self.path))
+                then = f"`{resume}` goes on from the last completed round"
+        return RunError(f"cannot write {path}: {what}; {remedy}, then {then}")
 
 
 def _round_of(row: dict[str, Any], path: Path) -> int:

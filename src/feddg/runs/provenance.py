@@ -23,6 +23,7 @@ from feddg.methods.composition import build_method
 from feddg.runs.folder import CHECKPOINTS, EXPERIMENT, NEWEST, CheckpointIndex
 from feddg.settings import DataSettings
 from feddg.storage import Stamp, cache_folder, stamp
+from feddg.text import command
 
 
 def named_files(experiment: Experiment) -> dict[str, str]:
@@ -170,9 +171,10 @@ def check_images(folder: Path, experiment: Experiment, cache: Path | None = None
     if changes is None:
         _warn(folder)
     elif changes:
+        out = ("--out", str(folder.parent))
         raise RunError(
             f"{changes.what} changed since {folder} began: {changes}; put them back, or start anew "
-            f"beside it: `feddg run {folder / 'experiment.yaml'} --out {folder.parent} --again`"
+            f"beside it: `{command('run', str(folder / EXPERIMENT), *out, '--again')}`"
         )
 
 
@@ -235,5 +237,6 @@ def check_identity(folder: Path, experiment: Experiment) -> None:
             raise RunError(
                 f"{folder / EXPERIMENT} says experiment {experiment.id}, but the folder's {where} "
                 f"is of {id}: one of them was changed, or another version of feddg began it. Put "
-                f"it back; otherwise `feddg run {EXPERIMENT}` makes a folder of its own"
+                f"it back; otherwise `{command('run', str(folder / EXPERIMENT))}` makes a folder "
+                "of its own"
             )

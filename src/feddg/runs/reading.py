@@ -384,6 +384,12 @@ WISE_FT_RULE: Final = add_rule(
 
 
 EXPERIMENT_FILE: Final = "experiment.yaml"
+_METRICS, _LEDGER, _CLIENTS = "metrics.jsonl", "ledger.jsonl", "clients.json"
+_ENVIRONMENT = "environment.json"
+_WHOLE_FILES = (_CLIENTS, _ENVIRONMENT, _METRICS, _LEDGER)
+"""What a run that ended with its last round has written, beside its summary."""
+_FEWER_ROUNDS = {"budget-spent", "rounds-missing"}
+"""Diagnostics of a run that ended, and said so, with fewer rounds than were planned."""
 CAPTIONS: Final = "captions.json"
 ATTACKS: Final = "attacks.jsonl"
 
@@ -454,7 +460,7 @@ class Run(Shown):
     @cached_property
     def environment(self) -> dict[str, Any]:
         """Versions, machine and command; empty when not written yet."""
-        return _read_optional(self.folder / "environment.json") or {}
+        return _read_optional(self.folder / _ENVIRONMENT) or {}
 
     @cached_property
     def summary(self) -> SummaryFile | None:
@@ -464,17 +470,17 @@ class Run(Shown):
     @cached_property
     def clients(self) -> ClientsTable | None:
         """Who holds what, or None when the run stopped before the images were partitioned."""
-        return ClientsTable.read(self.folder / "clients.json")
+        return ClientsTable.read(self.folder / _CLIENTS)
 
     @cached_property
     def metrics(self) -> Metrics:
         """Everything in ``metrics.jsonl``."""
-        return Metrics(METRICS_ROWS.read(self.folder / "metrics.jsonl"))
+        return Metrics(METRICS_ROWS.read(self.folder / _METRICS))
 
     @cached_property
     def ledger(self) -> LedgerRecord:
         """Everything in ``ledger.jsonl``."""
-        return LedgerRecord(LEDGER_ROWS.read(self.folder / "ledger.jsonl"))
+        return LedgerRecord(LEDGER_ROWS.read(self.folder / _LEDGER))
 
     @cached_property
     def privacy(self) -> dict[tuple[Any, ...], PrivacyRow]:
@@ -599,13 +605,38 @@ class Run(Shown):
 
     @property
     def status(self) -> str:
-        """``completed``, ``interrupted``, ``failed``, or ``unfinished`` without a summary."""
+        """``completed``, ``interrupted``, ``failed``, or ``unfinished`` without a summary.
+
+        ``damaged`` where it was completed and files or rows of it are not there any more.
+        """
+        if self.damage:
+            return "damaged"
         return self.summary.status if self.summary else "unfinished"
 
     @property
     def error(self) -> str | None:
-        """Why the run failed, if it did."""
-        return self.summary.error if self.summary else None
+        """Why the run failed, or what of it is damaged."""
+        return self.damage or (self.summary.error if self.summary else None)
+
+    @cached_property
+    def damage(self) -> str | None:
+        """What a completed run lacks of what it wrote; None where it is whole or did not end so."""
+        if self.summary is None or self.summary.status != "completed":
+            return None
+        for name in _WHOLE_FILES:
+            if not is_file(self.folder / name):
+                return f"{name} is missing"
+        for name in (name for name in _WHOLE_FILES if name.endswith(".jsonl")):
+            with (self.folder / name).open("rb") as file:
+                size = file.seek(0, io.SEEK_END)
+                file.seek(max(0, size - 1))
+                if size and file.read() != b"\n":
+                    return f"the last row of {name} is cut off"
+        told = {one.code for one in self.summary.diagnostics} & _FEWER_ROUNDS
+        wanted = self.summary.rounds if told else self.rounds_planned or 0
+        if self.rounds_done < wanted:
+            return f"{_METRICS} has {self.rounds_done} of {wanted} rounds"
+        return None
 
     @property
     def rounds_planned(self) -> int | None:
