@@ -563,7 +563,10 @@ _FLAGGED = ("seed", "precision", "device", "name", "preset")
 
 def _as_yaml(value: Any) -> str:
     """A value on one line, as YAML reads it; plain words stay plain."""
-    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z/][\w./-]*", value)
-    if plain and yaml.safe_load(value) == value:
+    if (
+        isinstance(value, str)
+        and re.fullmatch(r"[A-Za-z/][\w./-]*", value)
+        and yaml.safe_load(value) == value
+    ):
         return value
     return json.dumps(value, ensure_ascii=False)
