@@ -98,7 +98,7 @@ def test_a_backbone_from_a_file_judges_under_its_name(tmp_path):
     import torchvision
     from safetensors.torch import save_file
 
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         state = torchvision.models.squeezenet1_0(num_classes=5).state_dict()
         resnet = torchvision.models.resnet18(num_classes=5).state_dict()
@@ -137,7 +137,7 @@ def test_lpips_is_that_of_its_package_once_the_trunk_is_there(tmp_path, monkeypa
     lpips = pytest.importorskip("lpips")
     import torchvision
 
-    with torch.random.fork_rng(), warnings.catch_warnings():
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         trunk = torchvision.models.squeezenet1_1()

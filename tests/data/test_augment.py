@@ -73,7 +73,7 @@ def test_crop_boxes_are_distributed_as_torchvisions() -> None:
     assert (corners >= 0).all()
     assert (corners + sides <= size).all()
     blank = torch.zeros(3, size, size)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         theirs = [
             transforms.RandomResizedCrop.get_params(blank, [0.3, 0.9], [3 / 4, 4 / 3])
