@@ -98,7 +98,14 @@ def test_defences_and_several_workers_see_what_is_trained():
     assert not set(moved) & masked.network.frozen
 
 
-def test_a_client_that_sends_what_is_not_trained_is_refused():
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda weights, frozen: weights.update({frozen: torch.zeros(3)}), "which is not trained"),
+        (lambda weights, frozen: weights.pop("classifier.bias"), "classifier.bias"),
+    ],
+)
+def test_a_client_that_sends_more_or_less_than_what_is_trained_is_refused(change, words):
     chosen = small()
     chosen.server.setup()
     train = chosen.transport.train
@@ -106,14 +113,13 @@ def test_a_client_that_sends_what_is_not_trained_is_refused():
     def lying(clients, broadcast):
         for update in train(clients, broadcast):
             if update.client == 1:
-                name = sorted(chosen.network.frozen)[0]
-                update.weights[name] = torch.zeros(3)
+                change(update.weights, sorted(chosen.network.frozen)[0])
             yield update
 
     chosen.transport.train = lying
     row = chosen.server.round()
     assert [refused.client for refused in row.refused] == [1]
-    assert "which is not trained" in row.refused[0].reason
+    assert words in row.refused[0].reason
 
 
 def test_adapters_are_trained_and_nothing_under_them():

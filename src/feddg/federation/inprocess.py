@@ -10,7 +10,7 @@ from typing import TypeVar
 from feddg.clients.client import Client, Examples, Worker
 from feddg.clients.threads import share_of_client, share_of_process, side_by_side, threads
 from feddg.errors import ClientError
-from feddg.federation.local_training import answer, client_statistics, train
+from feddg.federation.local_training import answer, client_statistics, load_weights, train
 from feddg.federation.transport import Ledger, Reply, without_frozen
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights, on_device
 from feddg.methods.base import Method
@@ -60,7 +60,9 @@ class InProcess:
         if context is not None and not again:
             for id in self.clients:
                 self.ledger.message(0, "down", id, "context", context)
-        self._context, _ = without_frozen(context)
+        self._context, frozen = without_frozen(context)
+        for worker in self.workers:
+            load_weights(worker.network, frozen)
 
     def client(self, id: int, broadcast: Broadcast, worker: Worker) -> Client:
         """Returns client ``id`` as it stands in a round, on a worker."""

@@ -109,8 +109,10 @@ class FrozenWeights(RoundHook):
         strange = sorted(update.weights.keys() & self.names)
         if strange:
             raise ClientError(f"holds {strange[0]!r}, which is not trained")
-        own = {name: update.weights.get(name, old) for name, old in round.state.weights.items()}
-        return replace(update, weights=own | update.weights if update.weights else {})
+        if not update.weights:
+            return update
+        own = {name: old for name, old in round.state.weights.items() if name in self.names}
+        return replace(update, weights=own | update.weights)
 
     def trained(self, weights: Weights) -> Weights:
         """Returns the weights that are trained."""

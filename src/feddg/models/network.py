@@ -35,6 +35,7 @@ class Network(nn.Module):
     Attributes:
         heads: extra heads that a method adds, by name.
         frozen: entries of its state that are never trained: see :mod:`feddg.models.trained`.
+        frozen_digest: of these entries, once it was asked for; empty before.
         mean: of the colours, as above.
         std: as above.
     """
@@ -60,6 +61,7 @@ class Network(nn.Module):
         self.classifier: nn.Module = nn.Linear(self.features_dimension, classes)
         self.heads = nn.ModuleDict()
         self.frozen: frozenset[str] = frozenset()
+        self.frozen_digest = ""
         self.register_buffer("scale", torch.ones(3, 1, 1), persistent=False)
         self.register_buffer("shift", torch.zeros(3, 1, 1), persistent=False)
         self.normalize_by(mean, std)

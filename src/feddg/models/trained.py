@@ -83,8 +83,11 @@ def add_adapters(featurizer: nn.Module, rank: int) -> None:
 
 def frozen_digest(network: Network) -> str:
     """Returns a digest of all that is frozen, by which results computed from it are found."""
+    if network.frozen_digest:  # of every client of every round it is asked for
+        return network.frozen_digest
     digest, state = hashlib.blake2b(digest_size=8), network.state_dict()
     for name in sorted(network.frozen):
         digest.update(name.encode())
         digest.update(state[name].detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    network.frozen_digest = digest.hexdigest()
+    return network.frozen_digest
