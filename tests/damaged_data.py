@@ -348,7 +348,7 @@ CASES += [
         (
             "the weights file is a pickle that would run a program",
             weights(lambda p: p.write_bytes(pickle.dumps(os.system)), "w.pth"),
-            "is not a plain PyTorch state dict",
+            "is not a plain state dict",
         ),
         ("the split file is missing", split(lambda p: None), "No such file"),
         ("the split file is a pipe", split(pipe), "it is a pipe"),

@@ -24,3 +24,16 @@ def write_images(folder: Path, number: int, side: int = 40) -> Path:
 def random_unit_images(seed: int, count: int = 2, side: int = 32) -> Tensor:
     """Uniform noise in [0, 1]."""
     return torch.rand(count, 3, side, side, generator=stream(seed, "images"))
+
+
+def random_features(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=stream(seed, "features")) * 3 + 1
+
+
+def random_images(*shape: int, seed: int = 0) -> Tensor:
+    generator = stream(seed, "images")
+    return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+
+
+def random_style(channels: int, seed: int = 0) -> Tensor:
+    return torch.rand(2, channels, generator=stream(seed, "style")) + 0.1

@@ -1,5 +1,6 @@
 """A small trained run on digits, and some of its images as files."""
 
+import csv
 from pathlib import Path
 
 import numpy
@@ -39,3 +40,9 @@ def write_images(folder: Path, count: int = 30, domain: str = "ink") -> list[Pat
     for file, row in zip(files, rows):
         Image.fromarray(table.images[row]).save(file)
     return files
+
+
+def read_csv(path):
+    """The rows of a table, by column."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))

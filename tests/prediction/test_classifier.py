@@ -1,6 +1,5 @@
 """What a classifier is asked about: files by their names, pixels as in training."""
 
-import csv
 import io
 from pathlib import Path
 
@@ -21,18 +20,7 @@ from feddg.runs.folder import EXPERIMENT
 from feddg.runs.model import load_model
 from feddg.runs.prepare import load_images
 from feddg.runs.provenance import training_depth
-from trained_runs import trained_run, write_images
-
-
-@pytest.fixture
-def images(tmp_path):
-    write_images(tmp_path / "images" / "deep" / "er", 30)
-    return tmp_path / "images"
-
-
-def read_csv(path):
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+from trained_runs import read_csv, trained_run
 
 
 def test_what_is_named_is_found(images, tmp_path):

@@ -1,6 +1,5 @@
 """Predictions of new images: streamed, resumed, bad files, formulas, out of distribution."""
 
-import csv
 import json
 
 import numpy
@@ -20,18 +19,7 @@ from feddg.runs.execute import OOD_SCORE, read_energy_threshold
 from feddg.runs.folder import EXPERIMENT
 from feddg.runs.model import load_model
 from feddg.runs.prepare import load_images
-from trained_runs import write_images
-
-
-@pytest.fixture
-def images(tmp_path):
-    write_images(tmp_path / "images" / "deep" / "er", 30)
-    return tmp_path / "images"
-
-
-def read_csv(path):
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+from trained_runs import read_csv, write_images
 
 
 def test_predictions_are_the_models_own(finished, images):

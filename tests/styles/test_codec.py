@@ -8,25 +8,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from feddg.errors import WeightsError
-from feddg.rng import stream
 from feddg.styles.codec import CODECS, adain, load_codec
 from feddg.styles.codecs import CompactCodec, ConvolutionalCodec, Reflect
-
-
-def random_features(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=stream(seed, "features")) * 3 + 1
-
-
-def random_images(*shape: int, seed: int = 0) -> Tensor:
-    generator = stream(seed, "images")
-    return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-
-
-def random_style(channels: int, seed: int = 0) -> Tensor:
-    return torch.rand(2, channels, generator=stream(seed, "style")) + 0.1
+from style_images import random_features, random_images, random_style
 
 
 def random_codec(seed: int = 0) -> CompactCodec:

@@ -1,23 +1,9 @@
 """Images in another style: deterministic, by chunks, one style each."""
 
 import torch
-from torch import Tensor
 
-from feddg.rng import stream
 from feddg.styles.codec import load_codec, transfer
-
-
-def random_features(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=stream(seed, "features")) * 3 + 1
-
-
-def random_images(*shape: int, seed: int = 0) -> Tensor:
-    generator = stream(seed, "images")
-    return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-
-
-def random_style(channels: int, seed: int = 0) -> Tensor:
-    return torch.rand(2, channels, generator=stream(seed, "style")) + 0.1
+from style_images import random_images, random_style
 
 
 def test_reconstruction_keeps_the_picture() -> None:
