@@ -210,7 +210,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
         build_network("cnn", 7, weights=str(tmp_path / "absent.pth"))
     for name, content in (("t.pth", b"hello"), ("t.safetensors", b"hello"), ("e.pth", b"")):
         (tmp_path / name).write_bytes(content)
-        kind = "safetensors file" if name.endswith("rs") else "PyTorch state dict"
+        kind = "safetensors file" if name.endswith("rs") else "state dict"
         said = (
             rf"{name} is not a plain {kind}: .*; save model.state_dict\(\) alone, .*another file$"
         )

@@ -632,7 +632,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     except OSError as error:
         raise WeightsError(f"weights file {path} cannot be read: {why(error)}") from None
     except Exception:  # what is wrong with which byte, or torch's advice to trust the file
-        kind = "safetensors file" if path.suffix == ".safetensors" else "PyTorch state dict"
+        kind = "safetensors file" if path.suffix == ".safetensors" else "state dict"
         raise WeightsError(
             f"weights file {path} is not a plain {kind}: it is damaged, or of another kind, or "
             "holds more than tensors; save model.state_dict() alone, best as .safetensors, or "
