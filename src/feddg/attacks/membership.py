@@ -105,9 +105,9 @@ def _attacks(
         "shadow": [],
     }
     for victim, features in zip(victims, found):
-        shadows = [(next(of_shadows), case.members) for case in victim.shadows]
-        if shadows:
-            scores["shadow"].append(_learnt(shadows, features))
+        known = [(next(of_shadows), case.members) for case in victim.shadows]
+        if known:
+            scores["shadow"].append(_learnt(known, features))
     for attack, by_client in scores.items():
         if len(by_client) == len(victims):
             yield _row(key, attack, by_client, victims, seed)

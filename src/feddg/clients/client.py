@@ -20,6 +20,7 @@ from feddg.errors import ClientError
 from feddg.messages import Message, Weights
 from feddg.models.network import Network
 from feddg.models.normalization import freeze_statistics
+from feddg.models.trained import frozen_digest
 from feddg.records import client_name
 from feddg.rng import numpy_stream, stream
 from feddg.settings import TrainSettings
@@ -354,6 +355,30 @@ class Client:
             return self.network.features(batch.images)
         embeddings: Tensor = self.network.embedding(batch.features)
         return embeddings
+
+    @property
+    def has_fixed_features(self) -> bool:
+        """Whether the head alone is trained, on images that are the same in every round."""
+        plain = self.training is self.examples and not self.views
+        varied = self.augmentation.moves or self.augmentation.recolors
+        return self.worker.train.trainable == "head" and plain and not varied
+
+    def frozen_features(self) -> Tensor:
+        """Returns what the frozen featurizer makes of its images, ``(n, d)`` float32.
+
+        Computed once for all rounds, without augmentation.
+        """
+        network = self.network
+
+        def compute() -> Tensor:
+            with torch.no_grad():
+                parts = [
+                    network.featurizer(network.normalize(batch.images)).float().cpu()
+                    for batch in self.plain_batches()
+                ]
+            return torch.cat(parts)
+
+        return self.cached(f"features-{frozen_digest(network)}", compute)
 
     def descend(self, terms: dict[str, Tensor]) -> None:
         """Takes one step of the client's optimizer down the sum of ``terms``, and logs them.
