@@ -111,11 +111,11 @@ def test_an_interrupted_get_goes_on_at_its_commit(
     monkeypatch.setattr(download, "ATTEMPTS", 1)
     hub.cuts[:] = [1 << 20, 2 * download._CHUNK, 0]
     with pytest.raises(DataError, match="the same command goes on from there"):
-        get("pacs", tmp_path / "PACS")
+        get("pacs", tmp_path / "PACS", revision="main")
     assert not (tmp_path / "PACS/photo").exists()
     hub.commit(PACS, {FILE: b"another file since"})
     hub.asked.clear()
-    get("pacs", tmp_path / "PACS", keep=True)
+    get("pacs", tmp_path / "PACS", keep=True, revision="main")
     sent = [path for method, path, _ in hub.asked if "resolve" in path]
     assert sent == [f"/{PACS}/resolve/{first}/data/train-00001-of-00002.parquet"]
     assert hub.asked[-1][2] == f"bytes={2 * download._CHUNK}-"
@@ -125,8 +125,11 @@ def test_an_interrupted_get_goes_on_at_its_commit(
 def test_a_revision_may_be_named(hub: Hub, tmp_path: Path) -> None:
     commit = hub.commit(PACS, pacs_files())
     hub.commit(PACS, {FILE: b"no Parquet"})
-    get("pacs", tmp_path / "PACS", revision=commit)
+    found = get("pacs", tmp_path / "PACS", revision=commit)
     assert len(written(tmp_path / "PACS")) == 8
+    assert get("pacs", tmp_path / "PACS", revision=commit) == found
+    with pytest.raises(DataError, match=rf"holds the images of {commit}; for main name another"):
+        get("pacs", tmp_path / "PACS", revision="main")
     with pytest.raises(DataError, match=r"'v9' on http.*it has no such revision"):
         get("pacs", tmp_path / "other", revision="v9")
 

@@ -54,7 +54,12 @@ def get_data(
         raise typer.Exit(1)
     with working(quiet) as progress:
         received = api.get_data_set(
-            definition, root.expanduser(), progress, keep=keep, revision=revision, source=source
+            definition,
+            root.expanduser(),
+            progress,
+            keep=keep,
+            revision=revision,
+            source=source and source.expanduser(),
         )
     for file, found in received.items():
         typer.echo(f"sha256 {found}  {file}")

@@ -399,11 +399,13 @@ class Received(JsonFile):
 
     Attributes:
         files: the SHA-256 of each published file, by its name.
+        revision: of the mirror, as it was asked for; empty for what the definition says.
         commit: of the mirror that they are from; empty for none.
         complete: whether the mirror's images are all there.
     """
 
     files: dict[str, str] = Field(default_factory=dict)
+    revision: str = ""
     commit: str = ""
     complete: bool = False
 
@@ -511,6 +513,12 @@ def _get_mirrored(
     require_parquet()
     record = private_folder(root) / f".feddg-{definition.name}.json"
     received = Received.read(record) or Received()
+    same = revision is None or revision in (received.revision, received.commit)
+    if received.complete and not same:
+        raise DataError(
+            f"{root} holds the images of {received.commit or 'files at hand'}; for {revision} name "
+            "another root."
+        )
     if received.complete:
         return dict(received.files)
     for name in definition.domains:
@@ -519,18 +527,19 @@ def _get_mirrored(
     if source is not None:
         paths = local_files(definition, source)
         files = {path.relative_to(source).as_posix(): digest(path, "sha256") for path in paths}
-        commit = ""
+        asked = commit = ""
     else:
-        commit, published = mirrored_files(
-            definition, mirror, revision or received.commit or mirror.revision
-        )
-        replace_text(record, Received(commit=commit).to_text())
+        asked = revision or received.revision
+        wanted = (received.commit if same else "") or asked or mirror.revision
+        commit, published = mirrored_files(definition, mirror, wanted)
+        replace_text(record, Received(revision=asked, commit=commit).to_text())
         found = [download(file, root, progress) for file in published]
         paths = [path for path, _ in found]
         files = {path.name: checksum for path, checksum in found}
     size = sum(path.stat().st_size for path in paths)
     _put(mirrored_images(definition, mirror, paths), Path(mirror.name), size, root, progress)
-    replace_text(record, Received(files=files, commit=commit, complete=True).to_text())
+    received = Received(files=files, revision=asked, commit=commit, complete=True)
+    replace_text(record, received.to_text())
     for path in paths:
         if source is None and not keep:
             path.unlink()

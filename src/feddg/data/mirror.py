@@ -31,6 +31,8 @@ def hub_fault(error: Exception) -> str:
         return f"there is none of this name, or it is private and needs a token ({token})"
     if isinstance(error, errors.RevisionNotFoundError):
         return "it has no such revision"
+    if isinstance(error, errors.RemoteEntryNotFoundError):
+        return "it has no such file"
     if isinstance(error, errors.LocalTokenNotFoundError) or status in (401, 403):
         return f"it needs a token that may do so: {token}"
     return textwrap.shorten(why(error).removesuffix("."), 200)
@@ -164,10 +166,9 @@ def _rows(definition: DataSet, mirror: Mirror, file: Path) -> Iterator[tuple[str
             domain_of = _namer(definition.domains, schema, mirror.domain, definition)
             for batch in opened.iter_batches(batch_size=256, columns=columns):
                 for cells in batch.to_pylist():
-                    image = cells[mirror.image]
-                    name = ""
-                    if isinstance(image, dict):
-                        image, name = image.get("bytes"), image.get("path") or ""
+                    cell = cells[mirror.image]
+                    whole = cell if isinstance(cell, dict) else {"bytes": cell}
+                    image, name = whole.get("bytes"), whole.get("path") or ""
                     try:
                         if not isinstance(image, bytes) or not image:
                             raise ValueError(f"has no {mirror.image}")
