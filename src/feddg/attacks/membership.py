@@ -105,19 +105,19 @@ def _attacks(
         "shadow": [],
     }
     for victim, features in zip(victims, found):
-        known = [(next(of_shadows), case.members) for case in victim.shadows]
-        if known:
-            scores["shadow"].append(_learnt(known, features))
+        shadows = [(next(of_shadows), case.members) for case in victim.shadows]
+        if shadows:
+            scores["shadow"].append(_learnt(shadows, features))
     for attack, by_client in scores.items():
         if len(by_client) == len(victims):
             yield _row(key, attack, by_client, victims, seed)
 
 
 def _learnt(
-    known: Sequence[tuple[numpy.ndarray, numpy.ndarray]], asked: numpy.ndarray
+    shadows: Sequence[tuple[numpy.ndarray, numpy.ndarray]], asked: numpy.ndarray
 ) -> numpy.ndarray:
     """What a logistic regression on shadow clients says of the features asked about."""
-    features, members = (numpy.concatenate(part) for part in zip(*known))
+    features, members = (numpy.concatenate(part) for part in zip(*shadows))
     scaler = StandardScaler().fit(features)
     model = LogisticRegression(max_iter=1000).fit(scaler.transform(features), members)
     decided: numpy.ndarray = model.decision_function(scaler.transform(asked))

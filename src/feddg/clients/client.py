@@ -318,12 +318,12 @@ class Client:
 
     def batch(self, positions: Tensor, generator: torch.Generator) -> Batch:
         """Returns the images at ``positions`` on the device, augmented by random draws."""
-        known = self.training.labels[positions]
-        labels = known.to(self.device)
+        labels_here = self.training.labels[positions]
+        labels = labels_here.to(self.device)
         if self.features is not None:
             features = self.features[positions].to(self.device)
             return Batch(
-                features.new_empty(0), labels, positions, host_labels=known, features=features
+                features.new_empty(0), labels, positions, host_labels=labels_here, features=features
             )
         raw = self.training.images(positions, self.device)
         drawn = draw(self.augmentation, len(positions), raw.shape[-1], generator).to(self.device)
@@ -331,7 +331,7 @@ class Client:
             name: apply(rows_of(view, positions.to(view.device)).to(self.device), drawn)
             for name, view in self.views.items()
         }
-        return Batch(apply(raw, drawn), labels, positions, views, host_labels=known)
+        return Batch(apply(raw, drawn), labels, positions, views, host_labels=labels_here)
 
     def plain_batches(
         self, batch_size: int = 64, examples: Examples | None = None

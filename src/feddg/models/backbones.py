@@ -524,8 +524,8 @@ def fetch_imagenet(backbone: str) -> None:
     import torchvision
 
     try:
-        known = next(iter(torchvision.models.get_model_weights(backbone)))
-        there = Path(torch.hub.get_dir()) / "checkpoints" / Path(known.url).name
+        version = next(iter(torchvision.models.get_model_weights(backbone)))
+        there = Path(torch.hub.get_dir()) / "checkpoints" / Path(version.url).name
     except ValueError:
         there = None
     if there is None or not there.is_file():

@@ -28,8 +28,6 @@ from feddg.runs.model import Trained, load_trained
 from feddg.runs.provenance import training_depth
 from feddg.text import counted, printable
 
-"""The fields of a description that say whose weights answer."""
-
 
 @dataclass(frozen=True)
 class ImagePreparation:
