@@ -13,6 +13,7 @@ from feddg.api import evaluate, predict_files
 from feddg.cli import app
 from feddg.errors import AdaptationError, FeddgError, RunError
 from feddg.methods.composition import build_method
+from feddg.models.backbones import weights_license
 from feddg.prediction.classifier import RunClassifier
 from feddg.prediction.export import export_run
 from feddg.prediction.hub import CARD, push_model, save_model
@@ -112,20 +113,35 @@ def test_the_card_is_one_that_the_hub_reads(run_of, tmp_path, monkeypatch):
     assert "hf:owner/name" in found.to_yaml() + (tmp_path / "model" / CARD).read_text()
 
 
-def test_what_began_from_published_weights_has_their_licence(run_of, tmp_path):
-    """As timm says it; the run's settings are changed, as such weights take long to train."""
-    from feddg.models.backbones import weights_license
+def test_adapters_beside_published_weights_whose_licence_is_said(tmp_path, cache):
+    pytest.importorskip("peft", reason="needs peft (feddg[lora])")
+    run = trained_run(
+        tmp_path / "runs",
+        cache,
+        model={"backbone": "efficientnet_lite0", "weights": "imagenet"},
+        train={"rounds": 1, "local_steps": 1, "batch_size": 8, "trainable": "lora", "lora_rank": 2},
+    )
+    save_model(run, tmp_path / "model")
+    pixels = torch.rand(2, 3, 32, 32)
+    loaded = feddg.load_model(tmp_path / "model")
+    assert torch.equal(loaded(pixels), feddg.load_model(run)(pixels))
+    assert loaded.mean == (0.5, 0.5, 0.5), "the weights' own colours"
+    text = (tmp_path / "model" / CARD).read_text()
+    assert yaml.safe_load(text.split("---")[1])["license"] == "apache-2.0"
+    assert "began from ImageNet weights under apache-2.0" in text
+
+
+def test_a_data_set_with_a_mirror_is_linked(run_of):
     from feddg.prediction.card import _front_matter
     from feddg.prediction.classifier import describe_model
     from feddg.runs.reading import read_run
 
-    assert weights_license("efficientnet_lite0") == "apache-2.0"
     assert weights_license("cnn") is weights_license("resnet18") is None
     run = run_of("fedavg")
     record, about = read_run(run), describe_model(run, load_trained(run))
     record.settings["data"]["source"] = "pacs"
-    fields = yaml.safe_load(_front_matter(record, about, [], "apache-2.0"))
-    assert (fields["license"], fields["datasets"]) == ("apache-2.0", ["flwrlabs/pacs"])
+    fields = yaml.safe_load(_front_matter(record, about, [], None))
+    assert (fields["license"], fields["datasets"]) == ("other", ["flwrlabs/pacs"])
     assert "model-index" not in fields
 
 
