@@ -148,6 +148,24 @@ def test_parquet_files_at_hand_are_read_where_they_are(tmp_path: Path) -> None:
         get("vlcs", tmp_path / "vlcs", source=tmp_path / "had")
 
 
+def test_spellings_of_a_mirror_become_the_definitions(hub: Hub, tmp_path: Path) -> None:
+    definition = DATA_SETS["office_home"]
+    names = {"label": [name.replace("_", " ") for name in definition.classes]}
+    columns = rows(["Art", "Clipart", "Product", "Real World"], [0, 1, 2, 63])
+    hub.commit(
+        "datasets/flwrlabs/office-home",
+        {"data/train-00000-of-00001.parquet": parquet(names, **columns)},
+    )
+    get("office_home", tmp_path)
+    assert written(tmp_path) == {
+        "Art/Alarm_Clock/pic_000.png",
+        "Clipart/Backpack/pic_001.png",
+        "Product/Batteries/pic_002.png",
+        "Real_World/Trash_Can/pic_003.png",
+    }, "one split is no official one"
+    assert load_source("office_home", tmp_path).domain_names == definition.domains
+
+
 def test_splits_of_a_mirror_are_official(hub: Hub, tmp_path: Path) -> None:
     centers = list(range(5))
     labels = {"label": ["non-tumor", "tumor"]}
@@ -267,6 +285,7 @@ def test_a_damaged_file_is_refused(hub: Hub, tmp_path: Path, monkeypatch) -> Non
 
 
 def test_folders_that_are_there_are_left_alone(hub: Hub, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs PyArrow (feddg[parquet])")
     (tmp_path / "photo").mkdir()
     with pytest.raises(DataError, match="photo is there already"):
         get("pacs", tmp_path)

@@ -160,7 +160,8 @@ def _rows(definition: DataSet, mirror: Mirror, file: Path) -> Iterator[tuple[str
             if missing := [name for name in columns if name not in schema.names]:
                 raise DataError(
                     f"{file.name} has no column {first_names(missing)}; it has: "
-                    f"{', '.join(schema.names)}."
+                    f"{', '.join(schema.names)}. `--data huggingface` reads columns of any name: "
+                    f"--set data.options.hub={mirror.name}."
                 )
             label_of = _namer(definition.classes, schema, mirror.label, definition)
             domain_of = _namer(definition.domains, schema, mirror.domain, definition)
