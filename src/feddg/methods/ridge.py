@@ -13,9 +13,11 @@ Equations:
     z = [f(x), 1],   A_k = mean of z z^T,   B_k = mean of z y^T over client k's n_k images,
         y one-hot;   A = sum_k n_k A_k / n,   B likewise
     with A = [S, m; m^T, 1] and B = [C; p^T]:   S_c = S - m m^T,   C_c = C - m p^T
-    W = (S_c + lambda tr(S_c) / d I)^-1 C_c,   bias = p - W^T m,   logits = W^T f(x) + bias
+    W = (S_c + lambda tr(S_c) / d I)^-1 C_c,   bias = p - W^T m
+    logits = s (W^T f(x) + bias)
     Leaving client k out: A_-k = (n A - n_k A_k) / (n - n_k), B_-k likewise; its accuracy is that
-        of W_-k on its own images. lambda = the best mean of these accuracies over the clients.
+        of W_-k on its own images. lambda = the best mean of these accuracies over the clients,
+        s = the least mean cross-entropy there.
     An image's privacy (`privacy.record_epsilon`): z = [g, 1] / sqrt 2, g = f min(1, R / |f|) / R,
         so that |z z^T| and |z y^T| are at most 1, and n_k A_k and n_k B_k together move by at most
         sqrt 2 when an image's part is left out; they get noise of that times the multiplier, R is
@@ -23,7 +25,8 @@ Equations:
 
 Leaves the client:
     A_k and B_k once, (d + 1)(d + 2) / 2 + (d + 1) C numbers in double precision; and, asked after
-    the round, how many of its own images the classifiers without it recognise, one for each lambda.
+    the round, how many of its own images the classifiers without it recognise, and how surely, for
+    each lambda and s.
 
 Decisions:
     A is symmetric: its upper half travels, what is off the diagonal times sqrt 2, so that lengths
@@ -31,12 +34,12 @@ Decisions:
     clipping and noise treat them as any update; the server takes their plain mean, and wipes them
     once it has solved. Whatever makes images joins in: with `ridge+ccst` or `ridge+randconv` the
     features of stylized or randomly filtered copies are in the sums, too. All clients are asked by
-    default. Where what clients say costs privacy, nobody is asked for an accuracy, and lambda is
-    `when_unknown`; so it is with a single client.
+    default. Where images are private nobody is asked: lambda is `when_unknown`, s is 16; so it is
+    with a single client.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, cast
 
 import torch
@@ -48,14 +51,30 @@ from feddg.clients.client import Batch, Client
 from feddg.errors import ClientError, ExperimentError
 from feddg.messages import EntrySchema, Message, Update, Weights
 from feddg.methods.base import Ask, Method, MethodSettings, State, register
+from feddg.models.closed_form import (
+    EXAMPLES,
+    PENALTIES,
+    QUESTION,
+    USUAL_SCALE,
+    Choice,
+    chosen_by,
+    clipped,
+    extended,
+    left_out_answer,
+    left_out_schemas,
+    packed,
+    solved,
+    unpacked,
+)
 from feddg.models.network import Network
 from feddg.rng import add_noise
 from feddg.settings import ExperimentSettings, Positive
 
 GRAM, CROSS = "classifier.gram", "classifier.cross"
 WEIGHT, BIAS = "classifier.weight", "classifier.bias"
-EXAMPLES, LEFT_OUT, PENALTY = "ridge/examples", "ridge/left_out", "ridge/penalty"
-QUESTION, CORRECT = "left_out", "ridge/correct"
+IMAGES, LEFT_OUT, PENALTY, SCALE = (
+    f"ridge/{name}" for name in ("images", "left_out", "penalty", "scale")
+)
 SENSITIVITY = math.sqrt(2)
 """How far leaving an image out moves both sums together, where features are clipped."""
 
@@ -64,7 +83,7 @@ class RidgeSettings(MethodSettings):
     """Hyper-parameters of ridge."""
 
     penalties: tuple[float, ...] = Field(
-        (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+        PENALTIES,
         min_length=1,
         description="lambdas to choose from, by accuracy at clients that are left out, each at "
         "least 0; one is taken as it is",
@@ -108,63 +127,6 @@ class RidgeClassifier(nn.Module):
         return linear(embeddings, self.weight, self.bias)
 
 
-def clipped(features: Tensor, most: float) -> Tensor:
-    """Returns features ``(B, d)`` over ``most``, at most 1 long."""
-    lengths: Tensor = features.norm(dim=1, keepdim=True)
-    return features / lengths.clamp(min=most)
-
-
-def packed(matrix: Tensor) -> Tensor:
-    """Returns the upper half of a symmetric matrix ``(r, r)`` as ``(r (r + 1) / 2,)``.
-
-    What is off the diagonal is multiplied by sqrt 2: the length is the matrix' Frobenius norm.
-    """
-    row, column = torch.triu_indices(*matrix.shape, device=matrix.device)
-    half = matrix[row, column] * math.sqrt(2)
-    half[row == column] /= math.sqrt(2)
-    return half
-
-
-def unpacked(half: Tensor) -> Tensor:
-    """Undoes :func:`packed`."""
-    rows = (math.isqrt(8 * len(half) + 1) - 1) // 2
-    row, column = torch.triu_indices(rows, rows, device=half.device)
-    matrix = half.new_zeros(rows, rows)
-    matrix[row, column] = half / math.sqrt(2)
-    matrix = matrix + matrix.T
-    matrix.diagonal().copy_(half[row == column])
-    return matrix
-
-
-def solved(gram: Tensor, cross: Tensor, penalties: Sequence[float]) -> Iterator[tuple[Tensor, ...]]:
-    """Yields the classifier for each penalty: weight ``(classes, d)`` and bias ``(classes,)``.
-
-    Args:
-        gram: ``(d + 1, d + 1)`` float64, the mean of z z^T.
-        cross: ``(d + 1, classes)`` float64, the mean of z y^T.
-        penalties: lambdas, at least 0; without one the shortest solution is taken.
-    """
-    one = gram[-1, -1].clamp(min=1e-3)  # 1, or a half where features are clipped; noised, maybe
-    mean, share = gram[:-1, -1] / one, cross[-1] / one
-    centred = gram[:-1, :-1] - one * torch.outer(mean, mean)
-    target = cross[:-1] - one * torch.outer(mean, share)
-    scale = centred.diagonal().mean().clamp(min=torch.finfo(centred.dtype).tiny)
-    values: Tensor | None = None
-    for penalty in penalties:
-        lam = penalty * scale
-        factor, fault = torch.linalg.cholesky_ex(centred + lam * torch.eye(len(centred)).to(lam))
-        if penalty > 0 and not fault:
-            weight = torch.cholesky_solve(target, factor)
-        else:  # singular, or made no sum of squares by noise
-            if values is None:
-                values, vectors = torch.linalg.eigh(centred)
-                least = len(values) * torch.finfo(values.dtype).eps * values.abs().max()
-            held = values.clamp(min=0) + lam
-            inverse = torch.where(held > least, 1 / held, 0.0)
-            weight = vectors @ (inverse[:, None] * (vectors.T @ target))
-        yield weight.T * one.sqrt(), (share - mean @ weight) * one.sqrt()
-
-
 @register
 class Ridge(Method):
     """The classifier in closed form, from one message of sums a client."""
@@ -188,15 +150,9 @@ class Ridge(Method):
             "server": {"averaging": "none"},
         }
     }
-    sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
-        f"answer:{QUESTION}/{CORRECT}": EntrySchema(
-            "how many of its own images the classifiers without it recognise",
-            lambda method, context: (len(method.settings.penalties),),
-            dtype=torch.int64,
-            low=0,
-        ),
-        f"answer:{QUESTION}/{EXAMPLES}": EntrySchema("how many images it has", integer=True, low=1),
-    }
+    sends: ClassVar[dict[str, EntrySchema]] = Method.sends | left_out_schemas(
+        lambda method: len(method.settings.penalties), lambda method: method.settings.clip is None
+    )
     sums = True
 
     def network(self, network: Network) -> Network:
@@ -263,11 +219,10 @@ class Ridge(Method):
 
     def extended(self, features: Tensor) -> Tensor:
         """Returns z of features ``(B, d)``: ``(B, d + 1)`` float64; no longer than 1 if clipped."""
-        features, clip = features.double(), self.settings.clip
-        if clip is not None:
-            features = clipped(features, clip)
-        rows = torch.cat([features, features.new_ones(len(features), 1)], dim=1)
-        return rows if clip is None else rows / math.sqrt(2)
+        clip = self.settings.clip
+        if clip is None:
+            return extended(features)
+        return extended(clipped(features.double(), clip)) / math.sqrt(2)
 
     def report(self, client: Client) -> Message:
         """Puts the client's means, noised if asked for, where the update takes them from."""
@@ -294,29 +249,22 @@ class Ridge(Method):
         """How many of the client's images are recognised without it, by penalty."""
         if name != QUESTION:
             return super().answer(client, name, question)
-        own, examples = len(client.examples), question.scalars.get(EXAMPLES, 0)
         if self.settings.clip is not None:
             raise ClientError("was asked what its images give away, which are to stay private")
-        if not isinstance(examples, int) or examples <= own:
-            raise ClientError("was told a total without any images but its own")
         self.begin(client)
         if self.trains_on_features(client):
             client.features = client.frozen_features()
         for batch in client.batches():  # its sums again, as it sent them
             self.step(client, batch)
-        *sums, count = self._sums(client)
-        share = own / examples
+        gram, cross, count = self._sums(client)
         classifier = cast(RidgeClassifier, client.network.classifier)
-        gram, cross = (
-            (total.detach() - share * part / count) / (1 - share)
-            for total, part in zip((classifier.gram, classifier.cross), sums)
+        return left_out_answer(
+            question,
+            (classifier.gram.detach(), classifier.cross.detach()),
+            (gram / count, cross / count),
+            *map(torch.cat, zip(*self._plain_rows(client))),
+            self.settings.penalties,
         )
-        rows, labels = map(torch.cat, zip(*self._plain_rows(client)))
-        correct = [
-            int(((rows @ weight.T + bias).argmax(1) == labels).sum())
-            for weight, bias in solved(unpacked(gram), cross, self.settings.penalties)
-        ]
-        return Message({CORRECT: torch.tensor(correct)}, {EXAMPLES: len(rows)})
 
     def _plain_rows(self, client: Client) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields the features ``(B, d)`` float64 of the client's images as they are, and labels."""
@@ -345,18 +293,23 @@ class Ridge(Method):
                 yield update
 
         state = super().aggregate(state, counted())
-        state.extras[EXAMPLES] = torch.tensor(examples)
+        state.extras[IMAGES] = torch.tensor(examples)
         return state
 
     def after_round(self, state: State, ask: Ask) -> State:
         """Chooses lambda at clients left out, solves, and wipes the sums."""
         state = super().after_round(state, ask)
         gram, cross = state.weights[GRAM], state.weights[CROSS]
-        penalty = self._penalty(state, ask)
-        weight, bias = next(solved(unpacked(gram), cross, [penalty]))
-        found = {GRAM: gram * 0, CROSS: cross * 0, WEIGHT: weight.float(), BIAS: bias.float()}
-        state.weights = state.weights | found
-        state.extras[PENALTY] = torch.tensor(penalty, dtype=torch.float64)
+        choice = self._choice(state, ask)
+        weight, bias = next(solved(unpacked(gram), cross, [choice.penalty]))
+        state.weights = state.weights | {
+            GRAM: gram * 0,
+            CROSS: cross * 0,
+            WEIGHT: (choice.scale * weight).float(),
+            BIAS: (choice.scale * bias).float(),
+        }
+        state.extras[PENALTY] = torch.tensor(choice.penalty, dtype=torch.float64)
+        state.extras[SCALE] = torch.tensor(choice.scale, dtype=torch.float64)
         return state
 
     def left_out(self, state: State) -> dict[int, float]:
@@ -365,21 +318,17 @@ class Ridge(Method):
         own = {id: accuracy for id, accuracy in accuracies if not math.isnan(accuracy)}
         return super().left_out(state) | own
 
-    def _penalty(self, state: State, ask: Ask) -> float:
-        """Returns lambda, and notes each client's accuracy when it is left out."""
-        penalties, examples = self.settings.penalties, int(state.extras.pop(EXAMPLES))
+    def _choice(self, state: State, ask: Ask) -> Choice:
+        """Returns lambda and the scale, and notes each client's accuracy when it is left out."""
+        penalties, images = self.settings.penalties, int(state.extras.pop(IMAGES))
         left_out = state.extras[LEFT_OUT].clone()
-        unknown = self.settings.when_unknown if len(penalties) > 1 else penalties[0]
-        if self.settings.clip is not None or len(left_out) == 1:
-            return unknown
-        correct, clients = [], []
-        for client, reply in ask(QUESTION, Message({}, {EXAMPLES: examples})):
-            clients.append(client)
-            correct.append(reply.tensors[CORRECT].double() / int(reply.scalars[EXAMPLES]))
-        if not clients:
-            return unknown
-        accuracies = torch.stack(correct)
-        best = int(accuracies.mean(0).argmax())
-        left_out[torch.tensor(clients)] = accuracies[:, best]
+        replies = []
+        if self.settings.clip is None and len(left_out) > 1:
+            replies = list(ask(QUESTION, Message({}, {EXAMPLES: images})))
+        if not replies:
+            penalty = self.settings.when_unknown if len(penalties) > 1 else penalties[0]
+            return Choice(penalty, USUAL_SCALE, [])
+        choice = chosen_by([reply for _, reply in replies], penalties)
+        left_out[torch.tensor([id for id, _ in replies])] = left_out.new_tensor(choice.accuracies)
         state.extras[LEFT_OUT] = left_out
-        return penalties[best]
+        return choice
