@@ -10,20 +10,16 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from PIL import Image, ImageFile
 from pydicom import Dataset, dcmread
 from pydicom.filereader import read_dataset, read_preamble
 from pydicom.multival import MultiValue
-from pydicom.pixels import (
-    apply_color_lut,
-    apply_modality_lut,
-    apply_voi,
-    get_decoder,
-    pixel_array,
-)
+from pydicom.pixels.decoders.base import get_decoder
+from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, apply_voi
+from pydicom.pixels.utils import pixel_array
 from pydicom.tag import Tag
 from pydicom.uid import UID, DeflatedExplicitVRLittleEndian
 
@@ -31,7 +27,7 @@ PALETTE = "PALETTE COLOR"
 GREY = ("MONOCHROME1", "MONOCHROME2")
 COLOURS = (PALETTE, "RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
 _PLUGINS = "`pip install 'pylibjpeg[all]'`"
-_TAGS: list[int | str | tuple[int, int]] = [
+_TAGS = [
     *("Rows", "Columns", "NumberOfFrames", "SamplesPerPixel", "PhotometricInterpretation"),
     *("PlanarConfiguration", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
     *("ModalityLUTSequence", "RescaleSlope", "RescaleIntercept"),
@@ -56,10 +52,11 @@ class DicomImage(ImageFile.ImageFile):
     format_description = "DICOM"
 
     def _open(self) -> None:
-        if self.fp.read(132)[128:] != b"DICM":
+        file = cast(BinaryIO, self.fp)
+        if file.read(132)[128:] != b"DICM":
             raise SyntaxError("no DICOM file")  # to Pillow: of another format
         with _own_words("a damaged DICOM file"):
-            self._syntax, tags = read_header(self.fp)
+            self._syntax, tags = read_header(file)
             self._size = int(tags.Columns), int(tags.Rows)
             self._mode = "L" if tags.PhotometricInterpretation in GREY else "RGB"
         self._decoded = False
@@ -71,14 +68,15 @@ class DicomImage(ImageFile.ImageFile):
             if self._syntax.is_encapsulated:
                 cause += f", or {_PLUGINS} is needed for {self._syntax.name}"
             with _own_words(cause):
-                self.fp.seek(0)
-                pixels = to_pixels(dcmread(self.fp, specific_tags=_TAGS))
+                file = cast(BinaryIO, self.fp)
+                file.seek(0)
+                pixels = to_pixels(dcmread(file, specific_tags=_TAGS))
             self.im = Image.fromarray(pixels).im
             self._decoded = True
         return super().load()
 
 
-def read_header(file: IO[bytes]) -> tuple[UID, Dataset]:
+def read_header(file: BinaryIO) -> tuple[UID, Dataset]:
     """Returns how a file's pixels are compressed, and the tags that describe them.
 
     Raises:
@@ -87,7 +85,9 @@ def read_header(file: IO[bytes]) -> tuple[UID, Dataset]:
     file.seek(0)
     read_preamble(file, force=False)
     meta = read_dataset(
-        *(file, False, True),
+        file,
+        is_implicit_VR=False,
+        is_little_endian=True,
         stop_when=lambda tag, kind, length: tag >> 16 != 2,
         specific_tags=[Tag("TransferSyntaxUID")],
     )
@@ -123,7 +123,7 @@ def to_pixels(tags: Dataset) -> np.ndarray:
     """
     stored = pixel_array(tags)  # of YBR as RGB; unused bits of a number are cleared
     if tags.PhotometricInterpretation in GREY:
-        shown = np.rint(_brightness(stored, tags).clip(0, 1) * 255).astype(np.uint8)
+        shown: np.ndarray = np.rint(_brightness(stored, tags).clip(0, 1) * 255).astype(np.uint8)
         return 255 - shown if tags.PhotometricInterpretation == "MONOCHROME1" else shown
     bits = int(tags.BitsStored)
     if tags.PhotometricInterpretation == PALETTE:
@@ -138,25 +138,26 @@ def _brightness(stored: np.ndarray, tags: Dataset) -> np.ndarray:
     slope, shift = _number(tags, "RescaleSlope"), _number(tags, "RescaleIntercept")
     slope, shift = 1.0 if slope is None else slope, 0.0 if shift is None else shift
     by_table = bool(tags.get("ModalityLUTSequence"))
-    values = apply_modality_lut(stored, tags) if by_table else stored * slope + shift
+    values: np.ndarray = apply_modality_lut(stored, tags) if by_table else stored * slope + shift
     center, width = _number(tags, "WindowCenter"), _number(tags, "WindowWidth")
+    bits = int(tags.BitsStored)
     if center is not None and width is not None and width > 0:
         function = tags.get("VOILUTFunction") or "LINEAR"
         if function == "SIGMOID":
-            return 0.5 + 0.5 * np.tanh(2 * (values - center) / width)
-        if function == "LINEAR" and width > 1:
-            return (values - (center - 0.5)) / (width - 1) + 0.5
-        return (values - center) / width + 0.5
-    if tags.get("VOILUTSequence"):
-        most = 2 ** int(tags.VOILUTSequence[0].LUTDescriptor[2]) - 1
-        return apply_voi(np.rint(values).astype(np.int32), tags) / most
-    bits = int(tags.BitsStored)
-    if bits <= 8 and not by_table:  # as other images of 8 bits: what the numbers can hold
+            values, center, width = np.tanh(2 * (values - center) / width), 0.0, 2.0
+        elif function == "LINEAR" and width > 1:
+            center, width = center - 0.5, width - 1
+        low, high = center - width / 2, center + width / 2
+    elif tags.get("VOILUTSequence"):
+        values = apply_voi(np.rint(values).astype(np.int32), tags)
+        low, high = 0.0, 2.0 ** int(tags.VOILUTSequence[0].LUTDescriptor[2]) - 1
+    elif bits <= 8 and not by_table:  # as other images of 8 bits: what the numbers can hold
         least = -(2 ** (bits - 1)) if tags.PixelRepresentation else 0
         low, high = sorted((least * slope + shift, (least + 2**bits - 1) * slope + shift))
     else:
         low, high = float(values.min()), float(values.max())
-    return (values - low) / ((high - low) or 1.0)
+    brightness: np.ndarray = (values - low) / ((high - low) or 1.0)
+    return brightness
 
 
 def _number(tags: Dataset, name: str) -> float | None:
