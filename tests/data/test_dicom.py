@@ -199,6 +199,14 @@ def test_a_photo_named_dcm_is_read_and_a_file_that_says_it_is_a_tiff_too(tmp_pat
     assert (grey(path) == RAMP).all()
 
 
+@pytest.mark.parametrize("name", ["IM0001", "1.2.840.113619.2.55"])
+def test_one_that_is_named_by_a_table_needs_no_ending_but_not_another_formats(tmp_path, name):
+    path = dicom(tmp_path / name, RAMP.astype(np.uint8))
+    assert (grey(path) == RAMP).all()
+    with pytest.raises(UnusableImageError, match="not an image in a known format"):
+        decode_image(path.rename(tmp_path / "a.png"), SIDE)
+
+
 def test_it_is_decoded_from_memory(tmp_path):
     content = dicom(tmp_path / "a.dcm", RAMP.astype(np.uint8)).read_bytes()
     assert (grey(ImageBytes("upload.DCM", content)) == RAMP).all()

@@ -86,7 +86,7 @@ def usable_formats() -> dict[str, str]:
 
 FORMATS = tuple(dict.fromkeys(f for f in usable_formats().values() if f not in ("HEIF", "DICOM")))
 """What a file's content may be, whatever its name: Pillow knows dozens of formats, and for some of
-them it starts other programs (Ghostscript for EPS). HEIF and DICOM must be named so, too."""
+them it starts other programs (Ghostscript for EPS). HEIF must be named so, too, and DICOM not as another."""
 
 
 @dataclass(frozen=True)
@@ -137,11 +137,11 @@ def open_image(path: ImageSource) -> Iterator[Image.Image]:
         PIL.UnidentifiedImageError: its content is of none of these formats.
         OSError: it cannot be opened, or is no plain file.
     """
-    formats = FORMATS
-    if path.suffix.lower() in _HEIF and heif_is_known():
+    formats, ending = FORMATS, path.suffix.lower()
+    if ending in _HEIF and heif_is_known():
         register_heif()
         formats = (*FORMATS, "HEIF")
-    elif path.suffix.lower() in _DICOM and dicom_is_known():
+    elif (ending in _DICOM or ending not in IMAGE_SUFFIXES) and dicom_is_known():
         register_dicom()
         formats = ("DICOM", *FORMATS)  # first: a TIFF may be hidden in its head
     with open_source(path) as file, Image.open(file, formats=formats) as image:
