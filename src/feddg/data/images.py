@@ -86,7 +86,8 @@ def usable_formats() -> dict[str, str]:
 
 FORMATS = tuple(dict.fromkeys(f for f in usable_formats().values() if f not in ("HEIF", "DICOM")))
 """What a file's content may be, whatever its name: Pillow knows dozens of formats, and for some of
-them it starts other programs (Ghostscript for EPS). HEIF must be named so, too, and DICOM not as another."""
+them it starts other programs (Ghostscript for EPS). HEIF must be named so, too; DICOM must not be
+named as one of these."""
 
 
 @dataclass(frozen=True)
