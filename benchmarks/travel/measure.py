@@ -1,0 +1,252 @@
+"""How far estimates of accuracy without labels are from the truth, and how often intervals hold it.
+
+    python benchmarks/travel/measure.py features pacs --root PACS --size 224 --out FEATURES
+    python benchmarks/travel/measure.py cases FEATURES --out docs/results/data/travel
+    python benchmarks/travel/measure.py runs digits --out docs/results/data/travel
+
+`features` takes frozen features of all images once, in parts of 500 in random order. `cases` leaves
+each domain out, and five of thirty clients, from a classifier in closed form on these; `runs`
+leaves each domain out of trained runs. All go on where they stopped. They write OUT.csv, a row for
+each case and estimator, and OUT_labels.csv, a row for each case and number of labels.
+"""
+
+import argparse
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy
+import torch
+
+from feddg.data.partition import partition
+from feddg.data.pixels import as_unit
+from feddg.evaluation.travel import (
+    Estimate,
+    LeftOutSite,
+    Outputs,
+    Part,
+    Reference,
+    Signals,
+    Sums,
+    calibrated,
+    images_to_label,
+    left_out_sites,
+    outputs_of,
+    right_chances,
+    with_labels,
+)
+from feddg.experiment import Experiment
+from feddg.models.backbones import build_network
+from feddg.rng import numpy_stream, stream
+from feddg.runs.diagnostics import wilson
+from feddg.runs.prepare import load_table
+
+PART, BATCH = 500, 32
+SEEDS = (0, 1)
+CLIENTS, STAY_OUT, MOST_DRAWS = 30, 5, 4
+LABELS = (0, 20, 50, 100, 200)
+VALIDATION = 0.1
+HEAD = ["images", "case", "seed", "sites", "size", "truth", "estimator", "raw", "estimate", "low"]
+HEAD += ["high"]
+LABELS_HEAD = ["images", "case", "seed", "truth", "labels", "estimate", "low", "high"]
+LABELS_HEAD += ["alone", "alone_low", "alone_high"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    features = commands.add_parser("features")
+    features.add_argument("data")
+    features.add_argument("--root", type=Path)
+    features.add_argument("--size", type=int, default=96)
+    features.add_argument("--backbone", default="efficientnet_lite0")
+    features.add_argument("--weights", default="imagenet")
+    features.add_argument("--out", type=Path, required=True)
+    cases = commands.add_parser("cases")
+    cases.add_argument("features", type=Path)
+    cases.add_argument("--out", type=Path, required=True)
+    chosen = parser.parse_args()
+    if chosen.command == "features":
+        data = {"source": chosen.data, "root": chosen.root, "image_size": chosen.size}
+        model = {"backbone": chosen.backbone, "weights": chosen.weights}
+        write_features(Experiment(data=data, model=model), chosen.out)
+    else:
+        write_cases(chosen.features, chosen.out)
+
+
+def write_features(experiment: Experiment, folder: Path) -> None:
+    """Writes the features of an experiment's images before any training, part by part."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data, model = experiment.data, experiment.model
+    table, pixels, *_ = load_table(experiment, None, lambda *_: None)
+    names = {"domains": table.domain_names, "classes": table.class_names}
+    numpy.savez(folder / "names.npz", **{name: numpy.array(own) for name, own in names.items()})
+    network = build_network(
+        model.backbone, len(table.class_names), weights=model.weights, image_size=data.image_size
+    ).eval()
+    network = network.to(memory_format=torch.channels_last)
+    order = torch.randperm(len(table), generator=stream(0, "travel features"))
+    for number, rows in enumerate(order.split(PART)):
+        out = folder / f"part-{number:04}.npz"
+        if out.exists():
+            continue
+        found = []
+        with torch.inference_mode():
+            for batch in rows.split(BATCH):
+                found.append(network.features(as_unit(pixels.gather(batch))).numpy())
+        own = rows.numpy()
+        part = {"features": numpy.concatenate(found), "rows": own}
+        part |= {"labels": table.labels[own], "domains": table.domains[own]}
+        aside = folder / f".{out.name}"
+        numpy.savez(aside, **part)
+        aside.rename(out)
+        print(out, flush=True)
+
+
+class Case(NamedTuple):
+    """A site that took no part, and what is known about it.
+
+    Attributes:
+        name: of the site.
+        seed: of what was drawn.
+        reference: the model on in-domain validation images.
+        sites: those that were left out in turn.
+        outputs: what the model makes of the site's images.
+        right: whether that is right, ``(n,)``.
+    """
+
+    name: str
+    seed: int
+    reference: Reference
+    sites: list[LeftOutSite]
+    outputs: Outputs
+    right: numpy.ndarray
+
+
+def write_cases(folder: Path, out: Path) -> None:
+    """Writes the rows of cases on frozen features that are not there yet."""
+    parts = [numpy.load(file) for file in sorted(folder.glob("part-*.npz"))]
+    names = numpy.load(folder / "names.npz")
+    columns = [numpy.concatenate([part[name] for part in parts]) for name in ("features", "labels")]
+    domains = numpy.concatenate([part["domains"] for part in parts])
+    images = Part(torch.from_numpy(columns[0]), *map(torch.from_numpy, (columns[1], domains)))
+    classes = len(names["classes"])
+    for seed in SEEDS:
+        for number, name in enumerate(names["domains"].tolist()):
+            if not is_there(out, folder.name, name, seed):
+                found = held_out(images, classes, [number], names["domains"].tolist(), seed)
+                write_rows(out, folder.name, found)
+    for seed in range(MOST_DRAWS):
+        if not is_there(out, f"{folder.name}, clients", None, seed):
+            owners = partition(domains, columns[1], CLIENTS, seed=seed).owners
+            clients = images._replace(sites=torch.from_numpy(owners))
+            chosen = numpy_stream(seed, "who stays out").permutation(CLIENTS)[:STAY_OUT]
+            labels = [f"client {number}" for number in range(CLIENTS)]
+            found = held_out(clients, classes, sorted(chosen.tolist()), labels, seed)
+            write_rows(out, f"{folder.name}, clients", found)
+
+
+def held_out(
+    images: Part, classes: int, unseen: list[int], names: list[str], seed: int
+) -> Iterator[Case]:
+    """Trains on all sites but some, and yields each of these."""
+    apart = torch.from_numpy(numpy.isin(images.sites.numpy(), unseen))
+    measures = torch.rand(len(apart), generator=stream(seed, "validation")) < VALIDATION
+    train, validation = images.of(~apart & ~measures), images.of(~apart & measures)
+    sums = Sums(train, classes)
+    sites = list(left_out_sites(sums, train, validation, names))
+    head, others = sums.head(), sums.others()
+    seen = outputs_of(validation.features, head, others)
+    reference = Reference.of(seen, validation.labels.numpy())
+    for site in unseen:
+        own = images.of(images.sites == site)
+        outputs = outputs_of(own.features, head, others)
+        right = outputs.predicted == own.labels.numpy()
+        yield Case(names[site], seed, reference, sites, outputs, right)
+
+
+def is_there(out: Path, images: str, name: str | None, seed: int) -> bool:
+    """Whether there are rows of a case; without a name, of any."""
+    path = out.with_suffix(".csv")
+    if not path.is_file():
+        return False
+    with path.open(newline="", encoding="utf-8") as file:
+        return any(
+            row["images"] == images and row["seed"] == str(seed) and name in (None, row["case"])
+            for row in csv.DictReader(file)
+        )
+
+
+def write_rows(out: Path, images: str, cases: Iterator[Case]) -> None:
+    """Appends the rows of cases."""
+    found = list(cases)
+    labels = out.with_name(f"{out.name}_labels.csv")
+    append(labels, LABELS_HEAD, [[images, *row] for case in found for row in label_rows(case)])
+    append(out.with_suffix(".csv"), HEAD, [[images, *row] for case in found for row in rows(case)])
+    print(images, [case.name for case in found], flush=True)
+
+
+def append(path: Path, head: list[str], rows: list[list[object]]) -> None:
+    """Appends rows, below a head in a new file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.is_file()
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerows([head] * new)
+        writer.writerows(
+            [[f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row] for row in rows]
+        )
+
+
+def rows(case: Case) -> Iterator[list[object]]:
+    """Yields a row for each estimator: as it is, and calibrated on the sites."""
+    found = Signals.of(case.reference, case.outputs)
+    own = {**found.estimates, "combined": found.combined}
+    before = {
+        name: [
+            site.signals.combined if name == "combined" else site.signals.estimates.get(name)
+            for site in case.sites
+        ]
+        for name in own
+    }
+    truths = [site.accuracy for site in case.sites]
+    size, truth = len(case.right), float(case.right.mean())
+    about = [case.name, case.seed, len(case.sites), size, truth]
+    for name, raw in own.items():
+        if None not in before[name]:
+            yield [*about, name, raw, *calibrated(raw, before[name], truths, size)]
+    yield [*about, "left out", float(numpy.mean(truths)), "", "", ""]
+
+
+def label_rows(case: Case) -> Iterator[list[object]]:
+    """Yields a row for each number of labels: with what is known beside them, and alone."""
+    found = Signals.of(case.reference, case.outputs)
+    truths = [site.accuracy for site in case.sites]
+    signals = [site.signals.combined for site in case.sites]
+    without = calibrated(found.combined, signals, truths, len(case.right))
+    confidence = case.outputs.confidence(case.reference.temperature)
+    chances = right_chances(confidence, without.value)
+    for count in LABELS:
+        if count >= len(case.right):
+            continue
+        chosen = images_to_label(confidence, count, case.seed)
+        estimate = with_labels(without, chances, chosen, case.right[chosen])
+        plain = numpy_stream(case.seed, "labels", case.name).permutation(len(case.right))[:count]
+        alone = alone_estimate(case.right[plain])
+        row = [case.name, case.seed, float(case.right.mean()), count, *estimate]
+        yield [*row, *(alone or ("", "", ""))]
+
+
+def alone_estimate(right: numpy.ndarray) -> Estimate | None:
+    """Returns the share of right answers, and Wilson's interval at the level of 90 %."""
+    if not len(right):
+        return None
+    share = float(right.mean())
+    # Wilson's interval depends on z^2 / n alone: that of 90 % is that of 95 % of more images.
+    found = wilson(share, round(len(right) * (1.959964 / 1.644854) ** 2))
+    return Estimate(share, found.low, found.high)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,584 @@
+"""How good a model will be at a site where nobody has labelled anything, with an interval.
+
+Estimates from what the model makes of unlabelled images, beside what it makes of labelled in-domain
+validation images. Each is wrong in its way; how wrong, the federation's own sites say, each as one
+that took no part: see :func:`left_out_sites`. A few labels make the estimate better.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy
+import torch
+from torch import Tensor
+
+from feddg.models.closed_form import extended, solved
+from feddg.records import Row
+from feddg.rng import numpy_stream
+
+LEVEL: Final = 0.9
+"""How often an interval is to hold the truth."""
+INSIDE: Final = 0.95
+"""Share of validation images below the energy from which an image is unlike them."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a model makes of images.
+
+    Attributes:
+        logits: ``(n, classes)`` float64.
+        features: ``(n, d)``, what its classifier sees.
+        agreement: ``(n,)``, the share of models of other sites that name the same class; None where
+            there are no such models.
+    """
+
+    logits: numpy.ndarray
+    features: numpy.ndarray
+    agreement: numpy.ndarray | None = None
+
+    @property
+    def predicted(self) -> numpy.ndarray:
+        """The most probable class of each, ``(n,)``."""
+        best: numpy.ndarray = self.logits.argmax(1)
+        return best
+
+    @property
+    def energy(self) -> numpy.ndarray:
+        """The free energy of each, ``(n,)``: see :func:`feddg.evaluation.accuracy.energy`."""
+        return -_log_sum(self.logits)
+
+    def confidence(self, temperature: float) -> numpy.ndarray:
+        """Returns the largest probability of each, ``(n,)``."""
+        return _shares(self.logits, temperature).max(1)
+
+    def dispersity(self, temperature: float) -> float:
+        """Returns the nuclear norm of the matrix of probabilities, over its largest, in [0, 1]."""
+        shares = _shares(self.logits, temperature)
+        largest = math.sqrt(len(shares) * min(shares.shape))
+        return float(numpy.linalg.svd(shares, compute_uv=False).sum() / largest)
+
+
+class Reference(Row):
+    """A model on labelled in-domain validation images, as far as estimates need it.
+
+    Attributes:
+        images: how many.
+        accuracy: in [0, 1].
+        temperature: that logits are divided by.
+        confidence: mean, after it.
+        confidence_threshold: as many are below as the model gets wrong.
+        energy_threshold: as many are above as the model gets wrong.
+        agreement: mean; None where there are no other models.
+        dispersity: see :meth:`Outputs.dispersity`.
+        unlike: an energy that 5 % are above.
+        mean: of the features, ``d`` numbers.
+        spread: the square root of their total variance.
+    """
+
+    images: int
+    accuracy: float
+    temperature: float
+    confidence: float
+    confidence_threshold: float
+    energy_threshold: float
+    agreement: float | None
+    dispersity: float
+    unlike: float
+    mean: tuple[float, ...]
+    spread: float
+
+    @classmethod
+    def of(cls, outputs: Outputs, labels: numpy.ndarray) -> "Reference":
+        """Measures a model on images with labels ``(n,)``."""
+        temperature = fitted_temperature(outputs.logits, labels)
+        confidence, energy = outputs.confidence(temperature), outputs.energy
+        wrong = int((outputs.predicted != labels).sum())
+        return cls(
+            images=len(labels),
+            accuracy=1 - wrong / len(labels),
+            temperature=temperature,
+            confidence=confidence.mean(),
+            confidence_threshold=_passed_by_all_but(wrong, confidence),
+            energy_threshold=-_passed_by_all_but(wrong, -energy),
+            agreement=None if outputs.agreement is None else outputs.agreement.mean(),
+            dispersity=outputs.dispersity(temperature),
+            unlike=numpy.quantile(energy, INSIDE),
+            mean=tuple(outputs.features.mean(0).tolist()),
+            spread=math.sqrt(outputs.features.var(0).sum()),
+        )
+
+
+def fitted_temperature(logits: numpy.ndarray, labels: numpy.ndarray) -> float:
+    """Returns what logits are divided by for the least cross-entropy (Guo et al., ICML 2017)."""
+    from scipy.optimize import minimize_scalar
+
+    rows = numpy.arange(len(labels))
+
+    def loss(logarithm: float) -> float:
+        scaled = logits / math.exp(logarithm)
+        return float((_log_sum(scaled) - scaled[rows, labels]).mean())
+
+    return math.exp(minimize_scalar(loss, bounds=(-7, 7), method="bounded").x)
+
+
+def _log_sum(logits: numpy.ndarray) -> numpy.ndarray:
+    from scipy.special import logsumexp
+
+    total: numpy.ndarray = logsumexp(logits, axis=1)
+    return total
+
+
+def _shares(logits: numpy.ndarray, temperature: float) -> numpy.ndarray:
+    from scipy.special import softmax
+
+    shares: numpy.ndarray = softmax(logits / temperature, axis=1)
+    return shares
+
+
+def _passed_by_all_but(wrong: int, scores: numpy.ndarray) -> float:
+    """Returns the score that ``wrong`` of them stay below."""
+    return float(numpy.sort(scores)[wrong]) if wrong < len(scores) else math.inf
+
+
+# Estimates of accuracy, each from the reference and what the model makes of unlabelled images.
+
+
+class Estimator(NamedTuple):
+    """One way to estimate accuracy without labels.
+
+    Attributes:
+        title: what it is called.
+        source: whose it is.
+        estimate: its value, in [0, 1]; None where what it needs is not there.
+    """
+
+    title: str
+    source: str
+    estimate: Callable[[Reference, Outputs], float | None]
+
+
+def _moved(reference: Reference, before: float, now: float) -> float:
+    return min(1.0, max(0.0, reference.accuracy + now - before))
+
+
+def _confidence(reference: Reference, outputs: Outputs) -> float:
+    return float(outputs.confidence(reference.temperature).mean())
+
+
+def _thresholded(reference: Reference, outputs: Outputs) -> float:
+    passed = outputs.confidence(reference.temperature) >= reference.confidence_threshold
+    return float(passed.mean())
+
+
+def _agreement(reference: Reference, outputs: Outputs) -> float | None:
+    if outputs.agreement is None or reference.agreement is None:
+        return None
+    return _moved(reference, reference.agreement, float(outputs.agreement.mean()))
+
+
+ESTIMATORS: Final[Mapping[str, Estimator]] = {
+    "validation": Estimator(
+        "in-domain validation accuracy", "what people read", lambda reference, _: reference.accuracy
+    ),
+    "confidence": Estimator("mean confidence, temperature fitted", "Guo et al. 2017", _confidence),
+    "atc": Estimator("ATC", "Garg et al. 2022", _thresholded),
+    "doc": Estimator(
+        "DoC",
+        "Guillory et al. 2021",
+        lambda reference, outputs: _moved(
+            reference, reference.confidence, _confidence(reference, outputs)
+        ),
+    ),
+    "agreement": Estimator("agreement of models without a site", "Jiang et al. 2022", _agreement),
+    "energy": Estimator(
+        "energy, thresholded",
+        "Liu et al. 2020",
+        lambda reference, outputs: float((outputs.energy <= reference.energy_threshold).mean()),
+    ),
+    "dispersity": Estimator(
+        "nuclear norm",
+        "Deng et al. 2023",
+        lambda reference, outputs: _moved(
+            reference, reference.dispersity, outputs.dispersity(reference.temperature)
+        ),
+    ),
+}
+COMBINED: Final = ("confidence", "atc", "doc", "agreement")
+"""The estimates whose mean is calibrated on sites."""
+
+
+class Signals(Row):
+    """What unlabelled images say beside the reference.
+
+    Attributes:
+        estimates: by name of the estimator.
+        distance: of the features' means, in units of the validation images' spread.
+        unlike: share of images with an energy that 5 % of validation images have.
+    """
+
+    estimates: dict[str, float]
+    distance: float
+    unlike: float
+
+    @classmethod
+    def of(cls, reference: Reference, outputs: Outputs) -> "Signals":
+        """Asks every estimator."""
+        found = {name: one.estimate(reference, outputs) for name, one in ESTIMATORS.items()}
+        apart = numpy.linalg.norm(outputs.features.mean(0) - numpy.array(reference.mean))
+        return cls(
+            estimates={name: value for name, value in found.items() if value is not None},
+            distance=float(apart / max(reference.spread, 1e-12)),
+            unlike=float((outputs.energy > reference.unlike).mean()),
+        )
+
+    @property
+    def combined(self) -> float:
+        """The mean of the estimates that are calibrated."""
+        own = [self.estimates[name] for name in COMBINED if name in self.estimates]
+        return math.fsum(own) / len(own)
+
+
+# Sites as if they had taken no part: a classifier in closed form from all others, on frozen
+# features. Their accuracies are known.
+
+
+class LeftOutSite(Row):
+    """A site that a model has no part of.
+
+    Attributes:
+        site: its name.
+        images: of it.
+        accuracy: of the model there, in [0, 1].
+        signals: what its images say of that without their labels.
+    """
+
+    site: str
+    images: int
+    accuracy: float
+    signals: Signals
+
+
+class Part(NamedTuple):
+    """Images of several sites.
+
+    Attributes:
+        features: ``(n, d)``.
+        labels: ``(n,)``.
+        sites: ``(n,)``, the number of each one's site.
+    """
+
+    features: Tensor
+    labels: Tensor
+    sites: Tensor
+
+    def of(self, chosen: Tensor) -> "Part":
+        """Returns some rows."""
+        return Part(*(column[chosen] for column in self))
+
+
+Head = tuple[Tensor, Tensor]
+"""A linear classifier: weight ``(classes, d)`` and bias ``(classes,)``, float64."""
+PENALTY: Final = 1.0
+OTHERS: Final = 4
+"""Models that a model's answers are compared with."""
+MOST_SITES: Final = 30
+"""Sites that are left out, those with the most images."""
+
+
+class Sums:
+    """What classifiers are solved from, site by site; their sum is that of all.
+
+    Args:
+        train: images of training.
+        classes: how many there are.
+    """
+
+    def __init__(self, train: Part, classes: int) -> None:
+        self._own: dict[int, tuple[Tensor, Tensor]] = {}
+        for site in train.sites.unique().tolist():
+            part = train.of(train.sites == site)
+            rows = extended(part.features)
+            cross = rows.new_zeros(rows.shape[1], classes)
+            self._own[site] = rows.T @ rows, cross.index_add_(1, part.labels, rows.T)
+        self._total = [torch.stack(list(all)).sum(0) for all in zip(*self._own.values())]
+
+    def head(self, *left_out: int) -> Head:
+        """Returns the classifier of all sites but some."""
+        gram, cross = self._total
+        for site in left_out:
+            gram, cross = gram - self._own[site][0], cross - self._own[site][1]
+        weight, bias = next(solved(gram / gram[-1, -1], cross / gram[-1, -1], [PENALTY]))
+        return weight, bias
+
+    def largest(self, most: int) -> list[int]:
+        """Returns the sites with the most images, in the order of their numbers."""
+        sizes = {site: float(gram[-1, -1]) for site, (gram, _) in self._own.items()}
+        return sorted(sorted(sizes, key=lambda site: -sizes[site])[:most])
+
+    def others(self, *left_out: int) -> list[Head]:
+        """Returns classifiers that one more site is left out of, a few of them."""
+        left = [site for site in self.largest(MOST_SITES) if site not in left_out]
+        if len(left) < 2:
+            return []
+        step = max(1, len(left) // OTHERS)
+        return [self.head(*left_out, site) for site in left[::step][:OTHERS]]
+
+
+def agreement_with(predicted: Tensor, features: Tensor, others: Sequence[Head]) -> Tensor | None:
+    """Returns the share of other classifiers that name the same class, ``(n,)``; None for none."""
+    if not others:
+        return None
+    same = [(features @ weight.T + bias).argmax(1) == predicted for weight, bias in others]
+    return torch.stack(same).double().mean(0)
+
+
+def outputs_of(features: Tensor, head: Head, others: Sequence[Head]) -> Outputs:
+    """Returns what a classifier makes of features ``(n, d)``."""
+    features = features.double()
+    logits = features @ head[0].T + head[1]
+    agreement = agreement_with(logits.argmax(1), features, others)
+    return Outputs(
+        logits.numpy(), features.numpy(), None if agreement is None else agreement.numpy()
+    )
+
+
+def left_out_sites(
+    sums: Sums, train: Part, validation: Part, names: Sequence[str]
+) -> Iterator[LeftOutSite]:
+    """Yields every site as it is for a model that it has no part in.
+
+    The model is a classifier in closed form, from frozen features of all other sites; its reference
+    are their validation images. The site's images, of training and validation, are all new to it.
+
+    Args:
+        sums: of the training images.
+        train: images of training.
+        validation: in-domain validation images.
+        names: of the sites.
+    """
+    sites = sums.largest(MOST_SITES)
+    for site in sites if len(sites) > 1 else ():
+        seen = validation.of(validation.sites != site)
+        own = [part.of(part.sites == site) for part in (train, validation)]
+        features, labels = (torch.cat([part[column] for part in own]) for column in (0, 1))
+        if not len(seen.labels):
+            continue
+        head, others = sums.head(site), sums.others(site)
+        reference = Reference.of(outputs_of(seen.features, head, others), seen.labels.numpy())
+        outputs = outputs_of(features, head, others)
+        yield LeftOutSite(
+            site=names[site],
+            images=len(labels),
+            accuracy=float((outputs.predicted == labels.numpy()).mean()),
+            signals=Signals.of(reference, outputs),
+        )
+
+
+# The calibrated estimate and its interval.
+
+
+ERROR: Final = 0.1
+"""How wrong estimates are thought to be before any site has said so: ten points, ..."""
+AS_IF: Final = 2
+"""... as if two sites had said it."""
+OFFSET, SLOPE = 0.1, 0.5
+"""How far the calibration may be from none before any site: offset 0, slope 1."""
+ENOUGH_SITES: Final = math.ceil(LEVEL / (1 - LEVEL))
+"""From nine sites on the interval is jackknife+'s, which supposes nothing of how errors spread."""
+
+
+class Estimate(NamedTuple):
+    """An accuracy with the interval that holds it nine times out of ten, all in [0, 1]."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def reach(self) -> float:
+        """How far the farther end of the interval is."""
+        return max(self.high - self.value, self.value - self.low)
+
+
+def calibration(signals: numpy.ndarray, truths: numpy.ndarray) -> tuple[float, float, float]:
+    """Returns offset, slope minus 1, and centre of a line through sites, shrunk to none.
+
+    The line is that of the largest posterior probability where errors, offset and slope are normal
+    with the deviations above.
+
+    Args:
+        signals: ``(sites,)`` estimates.
+        truths: ``(sites,)`` accuracies.
+    """
+    if not len(signals):
+        return 0.0, 0.0, 0.0
+    centre = float(signals.mean())
+    rows = numpy.stack([numpy.ones_like(signals), signals - centre], 1)
+    prior = numpy.diag([(ERROR / OFFSET) ** 2, (ERROR / SLOPE) ** 2])
+    offset, slope = numpy.linalg.solve(rows.T @ rows + prior, rows.T @ (truths - signals))
+    return float(offset), float(slope), centre
+
+
+def calibrated(
+    signal: float, signals: Sequence[float], truths: Sequence[float], images: int
+) -> Estimate:
+    """Returns the estimate at a new site with its interval.
+
+    From nine sites on the interval is jackknife+ (Barber et al., Annals of Statistics 2021) over
+    sites. With fewer it would be everything; it is then Student's, from the errors that the line
+    through the other sites makes at each, and a prior worth two sites. It is never narrower than
+    labels of all the images would justify.
+
+    Args:
+        signal: the estimate at the new site.
+        signals: those at sites that were left out.
+        truths: the accuracies there.
+        images: how many there are at the new site.
+    """
+    own, true = numpy.array(signals, float), numpy.array(truths, float)
+
+    def at(value: float, line: tuple[float, float, float]) -> float:
+        offset, slope, centre = line
+        return min(1.0, max(0.0, value + offset + slope * (value - centre)))
+
+    middle = at(signal, calibration(own, true))
+    lines = [calibration(numpy.delete(own, i), numpy.delete(true, i)) for i in range(len(own))]
+    errors = numpy.array([abs(true[i] - at(own[i], line)) for i, line in enumerate(lines)])
+    if len(own) >= ENOUGH_SITES:
+        there = numpy.array([at(signal, line) for line in lines])
+        rank = math.ceil(LEVEL * (len(own) + 1) - 1e-9)
+        low = float(numpy.sort(there - errors)[len(own) - rank])
+        high = float(numpy.sort(there + errors)[rank - 1])
+    else:
+        weight = AS_IF + len(own)
+        deviation = math.sqrt((AS_IF * ERROR**2 + (errors**2).sum()) / weight)
+        low, high = middle - _student(weight) * deviation, middle + _student(weight) * deviation
+    least = _student(math.inf) * math.sqrt((middle * (1 - middle) + 0.25 / images) / images)
+    return _within(middle, min(low, middle - least), max(high, middle + least))
+
+
+def _student(freedom: float) -> float:
+    from scipy import stats
+
+    return float((stats.norm if math.isinf(freedom) else stats.t(freedom)).ppf((1 + LEVEL) / 2))
+
+
+def _within(value: float, low: float, high: float) -> Estimate:
+    return Estimate(value, max(0.0, min(low, value)), min(1.0, max(high, value)))
+
+
+# Single images, and a few labels.
+
+
+def right_chances(confidence: numpy.ndarray, accuracy: float) -> numpy.ndarray:
+    """Returns how probably each answer is right, such that they come to an accuracy.
+
+    Args:
+        confidence: ``(n,)``, after the temperature.
+        accuracy: the mean that they are to have; their log-odds are shifted alike.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import expit, logit
+
+    odds = logit(confidence.clip(1e-6, 1 - 1e-6))
+    wanted = min(1 - 1e-6, max(1e-6, accuracy))
+    shift = brentq(lambda by: float(expit(odds + by).mean()) - wanted, -40, 40)
+    chances: numpy.ndarray = expit(odds + shift)
+    return chances
+
+
+def images_to_label(confidence: numpy.ndarray, count: int, seed: int = 0) -> numpy.ndarray:
+    """Returns which images to label, ``(count,)``, for an estimate without a bias.
+
+    Sorted by confidence every so-manieth is taken, from a random start: each image is as likely as
+    any other, and the doubtful are there in proportion (Cochran 1977, chapter 8).
+    """
+    order = numpy.argsort(confidence, kind="stable")
+    count = min(count, len(order))
+    start = numpy_stream(seed, "images to label").random()
+    places = ((start + numpy.arange(count)) * len(order) / max(1, count)).astype(int)
+    chosen: numpy.ndarray = order[places.clip(max=len(order) - 1)]
+    return chosen
+
+
+IN_A_STRATUM: Final = 10
+"""Labels in each of the strata by confidence, at least."""
+
+
+def with_labels(
+    without: Estimate, chances: numpy.ndarray, labelled: numpy.ndarray, right: numpy.ndarray
+) -> Estimate:
+    """Returns an estimate from predictions and a few labels, and what was known without these.
+
+    The mean of the chances is put right by what they are wrong by on labelled images, stratum by
+    stratum of confidence (prediction-powered inference; Angelopoulos et al., Science 2023; the
+    stratified difference estimator of surveys, Cochran 1977, chapters 5 and 7). It and the estimate
+    without labels count as much as they are sure. The labelled images must have been chosen by
+    chance, as :func:`images_to_label` does.
+
+    Args:
+        without: the estimate without labels.
+        chances: ``(n,)``, see :func:`right_chances`.
+        labelled: ``(m,)`` places of the labelled images.
+        right: ``(m,)`` whether the model is right there.
+    """
+    found = labels_estimate(chances, labelled, right)
+    if found is None:
+        return without
+    value, deviation = found
+    before = max(without.reach / _student(math.inf), 1e-9)
+    weights = numpy.array([before**-2, deviation**-2])
+    middle = float(weights @ [without.value, value] / weights.sum())
+    reach = _student(max(1, len(labelled) - 1)) / math.sqrt(weights.sum())
+    return _within(middle, middle - reach, middle + reach)
+
+
+def labels_estimate(
+    chances: numpy.ndarray, labelled: numpy.ndarray, right: numpy.ndarray
+) -> tuple[float, float] | None:
+    """Returns the prediction-powered estimate alone, with its standard deviation.
+
+    The spread within a stratum is pooled with that of two more answers, one right and one wrong:
+    a few labels that are all right do not make sure. None with fewer than two labels.
+    """
+    count = len(labelled)
+    if count < 2:
+        return None
+    strata = max(1, count // IN_A_STRATUM)
+    place = numpy.empty(len(chances), int)
+    place[numpy.argsort(chances, kind="stable")] = numpy.arange(len(chances))
+    stratum = place * strata // len(chances)
+    own = stratum[labelled]
+    value = variance = 0.0
+    for number in range(strata):
+        inside = stratum == number
+        share = inside.mean()
+        errors = right[own == number] - chances[labelled[own == number]]
+        wrong = errors.mean() if len(errors) else (right - chances[labelled]).mean()
+        value += share * (chances[inside].mean() + wrong)
+        # Two more answers, one right and one wrong, at the stratum's mean chance.
+        mean = chances[inside].mean()
+        more = (1 - mean - wrong) ** 2 + (mean + wrong) ** 2
+        spread = (((errors - wrong) ** 2).sum() + more) / (len(errors) + 2)
+        left = 1 - len(errors) / inside.sum()
+        variance += share**2 * spread / max(1, len(errors)) * left
+    return min(1.0, max(0.0, float(value))), math.sqrt(max(variance, 1e-12))
+
+
+def labels_needed(without: Estimate, chances: numpy.ndarray, reach: float = 0.05) -> int:
+    """Returns about how many labels bring the interval to ``reach`` on either side.
+
+    It supposes that the chances are right: an answer then varies by p (1 - p).
+    """
+    quantile = _student(math.inf)
+    before = (quantile / max(without.reach, 1e-9)) ** 2
+    missing = (quantile / reach) ** 2 - before
+    if missing <= 0:
+        return 0
+    # Of n images without replacement the variance is spread (1 / labels - 1 / n).
+    spread = float((chances * (1 - chances)).mean())
+    count = math.ceil(1 / (1 / max(spread * missing, 1e-9) + 1 / len(chances)))
+    return min(len(chances), max(IN_A_STRATUM, count))

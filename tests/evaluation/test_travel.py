@@ -1,0 +1,322 @@
+"""Accuracy without labels: estimators, the calibration on sites, single images, a few labels."""
+
+import math
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from feddg.evaluation.travel import (
+    ENOUGH_SITES,
+    ESTIMATORS,
+    Estimate,
+    LeftOutSite,
+    Outputs,
+    Part,
+    Reference,
+    Signals,
+    Sums,
+    calibrated,
+    calibration,
+    fitted_temperature,
+    images_to_label,
+    labels_needed,
+    left_out_sites,
+    right_chances,
+    with_labels,
+)
+from feddg.rng import numpy_stream
+
+SEEDS = some.integers(0, 2**32 - 1)
+
+
+def drawn(seed, images=60, classes=4):
+    """Outputs of a model that is right now and then, with labels."""
+    random = numpy_stream(seed, "test")
+    logits = random.normal(size=(images, classes)) * random.uniform(0.5, 4)
+    labels = numpy.where(random.random(images) < 0.6, logits.argmax(1), random.integers(classes))
+    agreement = random.integers(0, 5, images) / 4
+    return Outputs(logits, random.normal(size=(images, 3)), agreement), labels
+
+
+@settings(max_examples=30)
+@given(SEEDS)
+def test_on_the_validation_images_themselves_an_estimate_is_their_accuracy(seed):
+    outputs, labels = drawn(seed)
+    accuracy = (outputs.logits.argmax(1) == labels).mean()
+    reference = Reference.of(outputs, labels)
+    found = Signals.of(reference, outputs)
+    for name in ("validation", "atc", "doc", "agreement", "energy", "dispersity"):
+        assert found.estimates[name] == pytest.approx(accuracy), name
+    assert found.distance == pytest.approx(0, abs=1e-12)
+    assert found.unlike == 0.05
+
+
+@settings(max_examples=30)
+@given(SEEDS, SEEDS)
+def test_estimates_are_shares_and_do_not_know_the_order_of_images(seed, other):
+    reference, (outputs, _) = Reference.of(*drawn(seed)), drawn(other, 37)
+    order = numpy_stream(seed, "order").permutation(37)
+    shuffled = Outputs(outputs.logits[order], outputs.features[order], outputs.agreement[order])
+    found, again = Signals.of(reference, outputs), Signals.of(reference, shuffled)
+    assert all(0 <= value <= 1 for value in found.estimates.values())
+    assert found.estimates.keys() == ESTIMATORS.keys()
+    assert again.estimates == pytest.approx(found.estimates)
+    assert again.distance == pytest.approx(found.distance)
+
+
+def test_estimates_by_hand():
+    logits = numpy.log(numpy.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6], [0.9, 0.1]]))
+    labels, features = numpy.array([0, 0, 1, 0, 1]), numpy.arange(10.0).reshape(5, 2)
+    agreement = numpy.array([1, 1, 0.5, 0.5, 1])
+    reference = Reference.of(Outputs(logits, features, agreement), labels)
+    assert reference.accuracy == pytest.approx(3 / 5)
+    # Two are wrong: ATC lets those pass that are at least as sure as the third least sure.
+    at = reference.temperature
+    sure = [max(p ** (1 / at), (1 - p) ** (1 / at)) / (p ** (1 / at) + (1 - p) ** (1 / at))
+            for p in (0.9, 0.8, 0.7, 0.6, 0.9)]  # fmt: skip
+    assert reference.confidence_threshold == pytest.approx(sorted(sure)[2])
+    new = Outputs(logits[[0, 3]], features[[0, 3]] + 1, agreement[[0, 3]])
+    found = Signals.of(reference, new)
+    assert found.estimates["atc"] == 0.5
+    assert found.estimates["confidence"] == pytest.approx((sure[0] + sure[3]) / 2)
+    moved = (sure[0] + sure[3]) / 2 - sum(sure) / 5
+    assert found.estimates["doc"] == pytest.approx(3 / 5 + moved)
+    assert found.estimates["agreement"] == pytest.approx(3 / 5 + 0.75 - 0.8)
+    variance = features.var(axis=0).sum()
+    shift = math.dist(features[[0, 3]].mean(0) + 1, features.mean(0))
+    assert found.distance == pytest.approx(shift / math.sqrt(variance))
+    parts = [value for name, value in found.estimates.items()
+             if name in ("confidence", "atc", "doc", "agreement")]  # fmt: skip
+    assert found.combined == pytest.approx(sum(parts) / 4)
+
+
+def test_the_temperature_is_that_of_the_least_loss():
+    random = numpy_stream(0, "temperature")
+    logits = random.normal(size=(4000, 3))
+    shares = numpy.exp(logits) / numpy.exp(logits).sum(1, keepdims=True)
+    labels = (shares.cumsum(1) > random.random((4000, 1))).argmax(1)
+    assert fitted_temperature(5 * logits, labels) == pytest.approx(5, rel=0.1)
+
+    def loss(temperature):
+        scaled = torch.from_numpy(logits / temperature)
+        return float(torch.nn.functional.cross_entropy(scaled, torch.from_numpy(labels)))
+
+    best = fitted_temperature(logits, labels)
+    assert loss(best) <= min(loss(best * 0.98), loss(best * 1.02))
+
+
+def test_a_matrix_of_one_confident_class_has_little_dispersity():
+    even = Outputs(numpy.eye(4)[numpy.arange(40) % 4] * 50, numpy.zeros((40, 1)))
+    same = Outputs(numpy.tile([50.0, 0, 0, 0], (40, 1)), numpy.zeros((40, 1)))
+    assert even.dispersity(1.0) == pytest.approx(1)
+    assert same.dispersity(1.0) == pytest.approx(0.5)  # one singular value, sqrt 40
+
+
+# Sites left out.
+
+
+def sites_of(seed=0, sites=4, images=40, classes=3):
+    """Images of sites that each shift their features a little."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (sites * images,), generator=generator)
+    numbers = torch.arange(sites).repeat_interleave(images)
+    centres = 2 * torch.randn(classes, 5, generator=generator)
+    shifts = torch.randn(sites, 5, generator=generator)
+    noise = torch.randn(len(labels), 5, generator=generator)
+    return Part(centres[labels] + shifts[numbers] + noise, labels, numbers)
+
+
+def test_a_site_left_out_is_one_whose_images_were_never_there():
+    images = sites_of()
+    measures = torch.arange(len(images.labels)) % 5 == 0
+    train, validation = images.of(~measures), images.of(measures)
+    found = list(left_out_sites(Sums(train, 3), train, validation, list("abcd")))
+    assert [site.site for site in found] == ["a", "b", "c", "d"]
+    for number, site in enumerate(found):
+        rest = train.of(train.sites != number)
+        alone = Sums(rest, 3)
+        rows = images.sites == number
+        weight, bias = alone.head()
+        logits = images.features[rows].double() @ weight.T + bias
+        right = (logits.argmax(1) == images.labels[rows]).double().mean()
+        assert site.accuracy == pytest.approx(float(right))
+        assert site.images == 40
+        seen = validation.of(validation.sites != number)
+        inside = seen.features.double() @ weight.T + bias
+        accuracy = (inside.argmax(1) == seen.labels).double().mean()
+        assert site.signals.estimates["validation"] == pytest.approx(float(accuracy))
+        assert "agreement" in site.signals.estimates
+
+
+def test_two_sites_have_no_models_to_agree_and_one_site_cannot_be_left_out():
+    two, one = sites_of(sites=2), sites_of(sites=1)
+    found = list(left_out_sites(Sums(two, 3), two, two, ["a", "b"]))
+    assert len(found) == 2
+    assert all("agreement" not in site.signals.estimates for site in found)
+    assert list(left_out_sites(Sums(one, 3), one, one, ["a"])) == []
+
+
+def test_a_site_survives_its_file():
+    images = sites_of()
+    (first, *_) = left_out_sites(Sums(images, 3), images, images, list("abcd"))
+    assert LeftOutSite.model_validate_json(first.model_dump_json()) == first
+
+
+# The calibration and its interval.
+
+
+def test_without_sites_the_estimate_is_the_signal_and_ten_points_are_supposed():
+    found = calibrated(0.6, [], [], 10_000)
+    assert found.value == 0.6
+    assert found.reach == pytest.approx(2.92 * 0.1, abs=0.001)  # Student's t, two degrees
+
+
+def test_many_sites_that_agree_are_believed():
+    signals = numpy.linspace(0.3, 0.9, 40)
+    truths = 0.1 + 0.5 * signals
+    offset, slope, centre = calibration(signals, truths)
+    assert offset == pytest.approx((truths - signals).mean(), abs=0.02)
+    assert slope == pytest.approx(-0.5, abs=0.05)
+    assert centre == pytest.approx(0.6)
+    found = calibrated(0.5, signals, truths, 10_000)
+    assert found.value == pytest.approx(0.35, abs=0.02)
+    assert found.reach < 0.05
+
+
+def test_few_sites_are_believed_in_part():
+    offset, slope, _ = calibration(numpy.array([0.5, 0.5]), numpy.array([0.3, 0.3]))
+    assert offset == pytest.approx(-0.2 * 2 / 3)  # two sites against a prior worth one
+    assert slope == 0
+
+
+def test_from_nine_sites_on_the_interval_is_that_of_jackknife_plus():
+    random = numpy_stream(3, "jackknife")
+    signals = random.uniform(0.4, 0.8, 12)
+    truths = signals + random.normal(0, 0.05, 12)
+    found = calibrated(0.6, signals, truths, 10**9)
+    low, high = [], []
+    for left in range(12):
+        own = [i for i in range(12) if i != left]
+        offset, slope, centre = calibration(signals[own], truths[own])
+        error = abs(truths[left] - signals[left] - offset - slope * (signals[left] - centre))
+        there = 0.6 + offset + slope * (0.6 - centre)
+        low.append(there - error)
+        high.append(there + error)
+    assert len(signals) >= ENOUGH_SITES
+    # 90 % of 13 is the 12th: of the lower ends the lowest, of the upper ends the highest.
+    assert found.low == pytest.approx(min(low))
+    assert found.high == pytest.approx(max(high))
+
+
+@pytest.mark.parametrize("sites", [3, 8, 25])
+def test_intervals_hold_the_truth_as_often_as_they_say(sites):
+    """Signals with errors of 12 points, another bias in each federation."""
+    random, hits = numpy_stream(sites, "coverage"), 0
+    for _ in range(300):
+        truths = random.uniform(0.4, 0.8, sites + 1)
+        signals = truths + random.normal(0.1, 0.1) + random.normal(0, 0.12, sites + 1)
+        signals = signals.clip(0, 1)
+        found = calibrated(signals[-1], signals[:-1], truths[:-1], 1000)
+        hits += found.low <= truths[-1] <= found.high
+    assert hits / 300 > 0.86
+
+
+@settings(max_examples=50)
+@given(
+    some.floats(0, 1),
+    some.lists(some.tuples(some.floats(0, 1), some.floats(0, 1)), max_size=12),
+    some.integers(1, 500),
+)
+def test_an_interval_is_in_order_and_no_narrower_than_labels_would_justify(signal, sites, images):
+    found = calibrated(signal, [s for s, _ in sites], [t for _, t in sites], images)
+    assert 0 <= found.low <= found.value <= found.high <= 1
+    least = 1.6448 * math.sqrt(found.value * (1 - found.value) / images)
+    assert found.high >= min(1, found.value + least) - 1e-9
+    assert found.low <= max(0, found.value - least) + 1e-9
+
+
+# Single images, and labels.
+
+
+@settings(max_examples=30)
+@given(SEEDS, some.floats(0.02, 0.98))
+def test_chances_come_to_the_accuracy_and_keep_the_order(seed, accuracy):
+    confidence = numpy_stream(seed, "confidence").uniform(0.2, 1, 50)
+    chances = right_chances(confidence, accuracy)
+    assert chances.mean() == pytest.approx(accuracy, abs=1e-6)
+    assert (numpy.diff(chances[numpy.argsort(confidence)]) >= 0).all()
+
+
+@settings(max_examples=30)
+@given(SEEDS, some.integers(1, 80))
+def test_images_to_label_are_different_ones_spread_over_confidence(seed, count):
+    confidence = numpy_stream(seed, "confidence").random(60)
+    chosen = images_to_label(confidence, count, seed)
+    assert len(set(chosen.tolist())) == min(count, 60)
+    place = numpy.sort(numpy.argsort(numpy.argsort(confidence))[chosen])
+    assert (abs(numpy.diff(place) - 60 / min(count, 60)) < 1).all()  # every so-manieth
+
+
+def test_every_image_is_as_likely_to_be_chosen():
+    confidence = numpy_stream(0, "confidence").random(50)
+    counts = numpy.zeros(50)
+    for seed in range(2000):
+        counts[images_to_label(confidence, 5, seed)] += 1
+    assert abs(counts / 2000 - 0.1).max() < 0.035
+
+
+def made_up(seed, images=400, bias=0.15):
+    """Confidences that are too high by ``bias``, and which answers are right."""
+    random = numpy_stream(seed, "site")
+    confidence = random.uniform(0.5, 1, images)
+    return confidence, random.random(images) < (confidence - bias).clip(0, 1)
+
+
+@pytest.mark.parametrize("labels", [20, 50, 200])
+def test_labels_bring_the_estimate_to_the_truth_and_the_interval_holds_it(labels):
+    hits, errors, alone = 0, [], []
+    for seed in range(200):
+        confidence, right = made_up(seed)
+        without = Estimate(0.75, 0.5, 1.0)
+        chosen = images_to_label(confidence, labels, seed)
+        chances = right_chances(confidence, without.value)
+        found = with_labels(without, chances, chosen, right[chosen])
+        hits += found.low <= right.mean() <= found.high
+        errors.append(abs(found.value - right.mean()))
+        alone.append(abs(right[chosen].mean() - right.mean()))
+    assert hits / 200 > 0.86
+    assert numpy.mean(errors) < numpy.mean(alone) + 0.005
+    assert numpy.mean(errors) < 0.8 * math.sqrt(0.25 / labels)
+
+
+def test_all_labels_leave_no_doubt():
+    confidence, right = made_up(1)
+    everything = numpy.arange(len(right))
+    without = Estimate(0.9, 0.7, 1.0)
+    found = with_labels(without, right_chances(confidence, 0.9), everything, right)
+    assert found.value == pytest.approx(right.mean(), abs=1e-3)
+    assert found.reach < 1e-3
+
+
+def test_a_few_labels_that_are_all_right_do_not_make_sure():
+    without = Estimate(0.7, 0.4, 1.0)
+    chances = right_chances(numpy.full(500, 0.7), 0.7)
+    found = with_labels(without, chances, numpy.arange(5), numpy.ones(5, bool))
+    assert found.value < 0.98
+    assert found.low < 0.85
+    assert with_labels(without, chances, numpy.arange(1), numpy.ones(1, bool)) == without
+
+
+def test_as_many_labels_as_are_said_bring_the_interval_to_five_points():
+    confidence, right = made_up(2, images=3000)
+    without = Estimate(0.6, 0.4, 0.8)
+    chances = right_chances(confidence, without.value)
+    count = labels_needed(without, chances)
+    chosen = images_to_label(confidence, count)
+    assert 100 < count < 300
+    assert with_labels(without, chances, chosen, right[chosen]).reach == pytest.approx(0.05, 0.15)
+    assert labels_needed(Estimate(0.6, 0.57, 0.63), chances) == 0
+    assert labels_needed(without, chances[:40]) <= 40
