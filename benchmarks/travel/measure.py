@@ -2,7 +2,7 @@
 
     python benchmarks/travel/measure.py features pacs --root PACS --size 224 --out FEATURES
     python benchmarks/travel/measure.py cases FEATURES --out docs/results/data/travel
-    python benchmarks/travel/measure.py runs digits --out docs/results/data/travel
+    python benchmarks/travel/measure.py runs digits --runs RUNS --out docs/results/data/travel
 
 `features` takes frozen features of all images once, in parts of 500 in random order. `cases` leaves
 each domain out, and five of thirty clients, from a classifier in closed form on these; `runs`
@@ -13,12 +13,15 @@ each case and estimator, and OUT_labels.csv, a row for each case and number of l
 import argparse
 import csv
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy
 import torch
 
+import feddg
+from feddg.data.data_set import DATA_SETS
 from feddg.data.partition import partition
 from feddg.data.pixels import as_unit
 from feddg.evaluation.travel import (
@@ -38,12 +41,15 @@ from feddg.evaluation.travel import (
 )
 from feddg.experiment import Experiment
 from feddg.models.backbones import build_network
+from feddg.prediction.travel import Recorder, calibrate
 from feddg.rng import numpy_stream, stream
 from feddg.runs.diagnostics import wilson
-from feddg.runs.prepare import load_table
+from feddg.runs.prepare import load_images, load_table
+from feddg.storage import cache_folder
 
 PART, BATCH = 500, 32
 SEEDS = (0, 1)
+METHODS = ("fedavg", "pardon")
 CLIENTS, STAY_OUT, MOST_DRAWS = 30, 5, 4
 LABELS = (0, 20, 50, 100, 200)
 VALIDATION = 0.1
@@ -66,13 +72,20 @@ def main() -> None:
     cases = commands.add_parser("cases")
     cases.add_argument("features", type=Path)
     cases.add_argument("--out", type=Path, required=True)
+    runs = commands.add_parser("runs")
+    runs.add_argument("data")
+    runs.add_argument("--root", type=Path)
+    runs.add_argument("--runs", type=Path, required=True, help="folder of the runs")
+    runs.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args()
     if chosen.command == "features":
         data = {"source": chosen.data, "root": chosen.root, "image_size": chosen.size}
         model = {"backbone": chosen.backbone, "weights": chosen.weights}
         write_features(Experiment(data=data, model=model), chosen.out)
-    else:
+    elif chosen.command == "cases":
         write_cases(chosen.features, chosen.out)
+    else:
+        write_runs(chosen.data, chosen.root, chosen.runs, chosen.out)
 
 
 def write_features(experiment: Experiment, folder: Path) -> None:
@@ -164,6 +177,31 @@ def held_out(
         outputs = outputs_of(own.features, head, others)
         right = outputs.predicted == own.labels.numpy()
         yield Case(names[site], seed, reference, sites, outputs, right)
+
+
+def write_runs(data: str, root: Path | None, folder: Path, out: Path) -> None:
+    """Trains a run for each domain, method and seed; each rests on those that held others out."""
+    domains = DATA_SETS.find(data).domains
+    for seed, method in product(SEEDS, METHODS):
+        fields = {"data": {"source": data, "root": root}, "seed": seed, "method": method}
+        lodo = {
+            domain: feddg.run(out=folder, report=False, hold_out=domain, **fields).folder
+            for domain in domains
+        }
+        for domain, run in lodo.items():
+            if is_there(out, f"{data}, {method}", domain, seed):
+                continue
+            model = Recorder(run, "cpu", None)
+            others = [other for other in lodo.values() if other != run]
+            found = calibrate(run, model, beside=others)
+            images = load_images(model.trained.experiment, cache_folder(), lambda *_: None)
+            rows = images.splits.test
+            for part in torch.from_numpy(rows).split(BATCH):
+                model.see(as_unit(images.pixels.gather(part)))
+            outputs = model.taken()
+            right = outputs.predicted == images.table.labels[rows]
+            case = Case(domain, seed, found.reference, list(found.sites), outputs, right)
+            write_rows(out, f"{data}, {method}", iter([case]))
 
 
 def is_there(out: Path, images: str, name: str | None, seed: int) -> bool:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from feddg.api import compare as compare
     from feddg.api import resume as resume
     from feddg.api import run as run
+    from feddg.api import travel as travel
     from feddg.experiment import Experiment as Experiment
     from feddg.experiment import load_experiment as load_experiment
     from feddg.methods.base import Method as Method
@@ -45,6 +46,7 @@ _HOME = {
     "register": "feddg.methods.base",
     "resume": "feddg.api",
     "run": "feddg.api",
+    "travel": "feddg.api",
 }
 __all__ = [*sorted(_HOME), "__version__"]
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from feddg.experiment import Experiment, Origin
     from feddg.prediction.evaluate import Adaptations, PairedRuns
     from feddg.prediction.predict import PredictedFiles
+    from feddg.prediction.travel import Travel
     from feddg.prediction.validation import ValidationFile
     from feddg.records import AttackRow
     from feddg.runs.observer import Observer
@@ -504,6 +505,33 @@ def predict_files(
             diagnostics=model.diagnostics,
         )
     return done
+
+
+def travel(
+    run: Path | str,
+    images: Path | str | Sequence[Path | str],
+    *,
+    html: Path | None = None,
+    **options: Any,
+) -> "Travel":
+    """Estimates how good a run's model is on a new site's images, which nobody has labelled.
+
+    >>> feddg.travel("runs/...", "new_site/").expected
+
+    Args:
+        run: the run folder; its images must be there when this is first asked.
+        images: files, folders, globs, all of one site.
+        html: a page, with the riskiest images first; none by default.
+        **options: of :func:`feddg.prediction.travel.travel`, which has the errors.
+    """
+    from feddg.prediction import travel as answers
+
+    found = answers.travel(run, images, **options)
+    if html is not None:
+        from feddg.report.predictions_page import write_travel_page
+
+        write_travel_page(found, html)
+    return found
 
 
 def evaluate(

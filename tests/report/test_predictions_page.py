@@ -6,9 +6,11 @@ import re
 import pytest
 from typer.testing import CliRunner
 
+from feddg.api import travel
 from feddg.cli import app
 from feddg.errors import DataError
 from feddg.prediction.predict import doubtful, predict, predict_files
+from feddg.prediction.travel import expectation
 from trained_runs import write_images
 
 
@@ -49,3 +51,18 @@ def test_a_page_about_many_images_keeps_to_the_most_doubtful(finished, images, t
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DataError, match="is no table of `feddg predict`"):
         doubtful(tmp_path / "other.csv")
+
+
+def test_the_page_about_a_new_site_shows_the_riskiest_first(finished, cache, images, tmp_path):
+    page = tmp_path / "travel.html"
+    found = travel(finished, images, html=page, cache=cache)
+    text = page.read_text("utf-8")
+    assert html.escape(expectation(found.expected)) in text
+    assert html.escape(found.advice.text) in text
+    shown = re.findall(r'class="name" title="([^"]*)"', text)
+    assert shown == [one.file for one in found.images]
+    assert re.findall(r"<b>\d</b> ([\d.]+%)", text) == [f"{one.risk:.1%}" for one in found.images]
+    assert text.count('src="data:image/jpeg;base64,') == 30
+    assert "http://" not in text
+    assert "https://" not in text
+    assert page.stat().st_mode & 0o077 == 0

@@ -1,10 +1,10 @@
 """The command line: thin, no logic of its own.
 
 A module per group of commands: ``run`` (run, resume, demo), ``compare`` (compare, report, paired),
-``use`` (evaluate, adaptations, methods, predict, export, hub, serve, privacy, style), ``data``
-(data, cache), ``deploy``. ``common`` holds what they share: flags made from an experiment's
-settings, and the reading of what they say; ``output`` shows what goes on and what came of it. Heavy
-imports wait until a command needs them.
+``use`` (evaluate, adaptations, methods, predict, travel, export, hub, serve, privacy, style),
+``data`` (data, cache), ``deploy``. ``common`` holds what they share: flags made from an
+experiment's settings, and the reading of what they say; ``output`` shows what goes on and what came
+of it. Heavy imports wait until a command needs them.
 """
 
 import logging

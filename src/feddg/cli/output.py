@@ -18,10 +18,12 @@ from feddg.data.partition import in_words
 from feddg.diagnostics import Diagnostic
 from feddg.experiment import DEFAULT, Origin
 from feddg.prediction.evaluate import Adaptations, PairedRuns
+from feddg.prediction.travel import Travel, expectation
 from feddg.records import SPLITS, AttackRow, EvaluationRow
 from feddg.report import blocks
 from feddg.report.comparison_page import mcnemar_words, paired_table
 from feddg.report.leaks import attack_tables
+from feddg.report.predictions_page import sites_table
 from feddg.report.tables import (
     about_best,
     about_results,
@@ -196,6 +198,15 @@ def print_attack(rows: Sequence[AttackRow]) -> None:
     """Prints the tables of an attack."""
     for table in attack_tables(rows):
         Console().print(as_rich(table))
+
+
+def print_travel(found: Travel) -> None:
+    """Prints what is expected of a model at a new site, and what that rests on."""
+    console = Console()
+    if found.calibration.sites:
+        console.print(as_rich(sites_table(found)))
+    for line in (expectation(found.expected), *map(str, found.diagnostics)):
+        print_line(console, line)
 
 
 # What ``feddg run --dry-run`` shows: every setting and where it comes from, and what it takes.

@@ -1,4 +1,4 @@
-"""Commands about trained models and methods: predict, export, serve, evaluate, attack, style."""
+"""Commands about trained models: predict, travel, export, serve, evaluate, attack, style."""
 
 import sys
 from collections.abc import Sequence
@@ -90,6 +90,62 @@ def predict(
     show_warnings(done.classifier.diagnostics)
     if done.failed == done.files:
         raise typer.Exit(1)
+
+
+@app.command()
+def travel(
+    run: RunArgument,
+    images: Annotated[list[str], typer.Argument(help="images, folders, globs: all of one site")],
+    labels: Annotated[
+        Path | None, typer.Option(help="a CSV file, `file,label`, of images that were labelled")
+    ] = None,
+    choose: Annotated[
+        int, typer.Option(min=0, help="images to label: their names are written to --labels")
+    ] = 0,
+    beside: Annotated[
+        list[Path] | None,
+        typer.Option(help="a run like it that held another domain out; may be repeated"),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="a page of thumbnails, the riskiest first")
+    ] = None,
+    which: WhichOption = None,
+    batch_size: BatchOption = 64,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Estimate a run's accuracy on images that nobody has labelled, with a 90 % interval.
+
+    The first time it leaves each of the run's sites out in turn, which takes one pass over the
+    run's own images; what comes of it is kept in the run's travel.json.
+    """
+    from feddg.cli.progress import working
+
+    with working(quiet or as_json) as progress:
+        found = api.travel(
+            run,
+            images,
+            labels=labels,
+            choose=choose,
+            beside=beside or (),
+            html=html,
+            which=which,
+            batch_size=batch_size,
+            device=device,
+            progress=progress,
+        )
+    if as_json:
+        print_json(found.fields())
+        return
+    from feddg.cli.output import print_travel
+
+    print_travel(found)
+    if choose and labels is not None:
+        typer.echo(f"images to label: {labels}; fill in the column, then leave out --choose")
+    if html is not None:
+        typer.echo(f"page, the riskiest images first: {html}")
+    show_warnings(found.model.diagnostics)
 
 
 @app.command()

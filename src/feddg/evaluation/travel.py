@@ -346,7 +346,7 @@ def outputs_of(features: Tensor, head: Head, others: Sequence[Head]) -> Outputs:
 
 
 def left_out_sites(
-    sums: Sums, train: Part, validation: Part, names: Sequence[str]
+    sums: Sums, train: Part, validation: Part, names: Sequence[str], *, agree: bool = True
 ) -> Iterator[LeftOutSite]:
     """Yields every site as it is for a model that it has no part in.
 
@@ -358,6 +358,7 @@ def left_out_sites(
         train: images of training.
         validation: in-domain validation images.
         names: of the sites.
+        agree: whether to ask if models without one more site agree.
     """
     sites = sums.largest(MOST_SITES)
     for site in sites if len(sites) > 1 else ():
@@ -366,7 +367,7 @@ def left_out_sites(
         features, labels = (torch.cat([part[column] for part in own]) for column in (0, 1))
         if not len(seen.labels):
             continue
-        head, others = sums.head(site), sums.others(site)
+        head, others = sums.head(site), sums.others(site) if agree else []
         reference = Reference.of(outputs_of(seen.features, head, others), seen.labels.numpy())
         outputs = outputs_of(features, head, others)
         yield LeftOutSite(

@@ -208,6 +208,10 @@ class RunClassifier(ImageClassifier):
         device: ``cpu``, ``cuda`` or ``auto``.
         which: the model by a selection rule, see :func:`feddg.runs.model.load_model`.
 
+    Attributes:
+        trained: the model.
+        device: where it is.
+
     Raises:
         RunError: the folder holds no model, or none by that rule.
         AdaptationError: the adaptation is unknown, or does not suit the model.
@@ -220,12 +224,12 @@ class RunClassifier(ImageClassifier):
         device: str = "cpu",
         which: str | None = None,
     ) -> None:
-        trained = load_trained(run, device, which)
+        trained = self.trained = load_trained(run, device, which)
         description = describe_model(Path(run), trained)
         super().__init__(description.model_copy(update={"adaptation": adapt}))
         self._own = trained.predictor()
         self._model = self._own if adapt is None else trained.predictor(adapt)
-        self._device = next(self._own.parameters()).device
+        self.device = next(self._own.parameters()).device
 
     @property
     def keeps_state(self) -> bool:
@@ -234,7 +238,7 @@ class RunClassifier(ImageClassifier):
 
     def answer(self, pixels: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
         """Maps ``(B, size, size, 3)`` uint8 to probabilities ``(B, C)`` and energies ``(B,)``."""
-        images = as_unit(torch.from_numpy(pixels).permute(0, 3, 1, 2), self._device)
+        images = as_unit(torch.from_numpy(pixels).permute(0, 3, 1, 2), self.device)
         with torch.inference_mode():
             logits = plain = self._model(images).float().cpu()
             # The light is the trained model's, whatever is done to the images of today.

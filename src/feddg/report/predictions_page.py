@@ -1,4 +1,4 @@
-"""A page about a table of predictions: thumbnails, the most doubtful first."""
+"""Pages of thumbnails: a table of predictions, and what is expected of a model at a new site."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -7,14 +7,29 @@ from pathlib import Path
 
 from feddg.data.decoding import Tile, UnusableImageError, decode_parts, quiet_pillow
 from feddg.diagnostics import Diagnostic
+from feddg.evaluation.travel import ESTIMATORS
 from feddg.prediction.classifier import ImagePreparation
-from feddg.prediction.predict import Doubtful, Prediction
-from feddg.report.blocks import template_named, thumbnail, write_file
+from feddg.prediction.predict import MOST_SHOWN, Doubtful, Prediction
+from feddg.prediction.travel import Travel, expectation
+from feddg.report.blocks import (
+    Block,
+    Prose,
+    Table,
+    column,
+    table_of,
+    template_named,
+    text_column,
+    thumbnail,
+    write_file,
+)
+from feddg.text import MISSING, percent, percent_sign, readable
 
 SIDE = 144
 """Of a thumbnail, pixels."""
 DOUBT_IN = (0.5, 0.8, 0.95, 1.01)
 """Confidences that part the page: below a half, ..."""
+RISKS_IN = (0.6, 0.3, 0.1, -0.01)
+"""Risks that part it: above 60 %, ..."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +37,28 @@ class Thumbnail:
     """One picture of the page.
 
     Attributes:
-        row: what was predicted.
-        name: the file's own name, without its folders.
+        file: as it was named or found.
+        label: what was predicted.
+        share: how sure that is, or how risky, in [0, 1].
+        unlike_training: whether the image is unlike those of training.
         source: the picture, as a ``data:`` address; None where the file is not there any more.
     """
 
-    row: Prediction
-    name: str
+    file: str
+    label: str
+    share: float
+    unlike_training: bool
     source: str | None
+
+    @property
+    def name(self) -> str:
+        """The file's own name, without its folders."""
+        return os.path.basename(self.file)
+
+    @property
+    def number(self) -> str:
+        """How sure, or how risky, in percent."""
+        return f"{self.share:.1%}"
 
 
 def write_predictions_page(
@@ -54,38 +83,170 @@ def write_predictions_page(
     Raises:
         RunError: it cannot be written.
     """
-    with quiet_pillow(tiled=preparation.reading.tile is not None):
-        thumbnails = [_thumbnail(row, preparation) for row in found.rows]
+    rows = [(r.file, r.label or "", r.confidence or 0.0, r.unlike_training) for r in found.rows]
+    usable = found.total - found.failed
+    tags = [f"{usable:,} images labelled"]
+    tags += [f"{found.failed:,} could not be used"] if found.failed else []
+    tags += [] if found.unlike is None else [f"{found.unlike:,} unlike the training images"]
+    more = f" Of these images the {len(rows)} least confident are shown."
+    labels = found.labels.most_common()
+    listed = ", ".join(f"{name}: {count:,}" for name, count in labels[:20])
+    others = f" and {len(labels) - 20} more" if len(labels) > 20 else ""
+    return _write(
+        out,
+        "Predictions, the most doubtful first",
+        tags,
+        result + (more if usable > len(rows) else ""),
+        [Prose(f"Labels: {listed}{others}.")],
+        list(_by_confidence(_thumbnails(rows, preparation))),
+        diagnostics,
+        found.faults,
+        found.failed,
+    )
+
+
+def write_travel_page(found: Travel, out: Path) -> Path:
+    """Writes one self-contained page about a model at a new site; returns ``out``.
+
+    It holds small copies of the images: who may read it may see them.
+
+    Args:
+        found: what is expected.
+        out: the page.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    shown = found.images[:MOST_SHOWN]
+    rows = [(one.file, one.label, one.risk, one.unlike_training) for one in shown]
+    tags = [f"{len(found.images):,} images"]
+    tags += [f"{found.labels:,} with a label"] if found.labels else []
+    tags += [f"{found.failed:,} could not be used"] if found.failed else []
+    sentences = [Prose(str(one), notice=one.severity == "warning") for one in found.diagnostics[1:]]
+    advice = Prose(str(found.advice), notice=True)
+    blocks = [advice, *sentences, sites_table(found), estimates_table(found), classes_table(found)]
+    return _write(
+        out,
+        "Will the model travel?",
+        tags,
+        expectation(found.expected),
+        blocks,
+        list(_by_risk(_thumbnails(rows, found.model.preparation))),
+        found.model.diagnostics,
+    )
+
+
+def sites_table(found: Travel) -> Table:
+    """Returns the sites that were left out: what was estimated there, and what was true."""
+    return table_of(
+        found.calibration.sites,
+        [
+            text_column("left out", lambda site: readable(site.site)),
+            column("images", lambda site: site.images),
+            column("estimated", lambda site: percent(site.signals.combined)),
+            column("true", lambda site: percent(site.accuracy)),
+            column("distance", lambda site: f"{site.signals.distance:.2f}"),
+        ],
+        "Accuracy at sites that a model has no part of, in percent: as it is estimated without "
+        f"their labels, and as it is. These images: {percent(found.signals.combined)} estimated, "
+        f"at a distance of {found.signals.distance:.2f}.",
+    )
+
+
+def estimates_table(found: Travel) -> Table:
+    """Returns what each estimator says before it is calibrated."""
+    return table_of(
+        found.signals.estimates.items(),
+        [
+            text_column("estimator", lambda pair: ESTIMATORS[pair[0]].title),
+            text_column("source", lambda pair: ESTIMATORS[pair[0]].source),
+            column("accuracy", lambda pair: percent(pair[1])),
+        ],
+        "What single estimators say of these images, in percent, before the sites put it right.",
+    )
+
+
+def classes_table(found: Travel) -> Table:
+    """Returns what is expected of the answers of each class."""
+    return table_of(
+        found.classes,
+        [
+            text_column("answer", lambda one: one.name),
+            column("images", lambda one: one.answers),
+            column(
+                "thought right", lambda one: MISSING if one.right is None else percent(one.right)
+            ),
+        ],
+        "Of the images that are taken for a class, how many in a hundred are thought to be of it; "
+        "nothing is said where they are few.",
+    )
+
+
+def _write(
+    out: Path,
+    title: str,
+    tags: Sequence[str],
+    lead: str,
+    blocks: Sequence[Block],
+    groups: Sequence[tuple[str, Sequence[Thumbnail]]],
+    diagnostics: Sequence[Diagnostic],
+    faults: Sequence[Prediction] = (),
+    failed: int = 0,
+) -> Path:
     text = template_named("predictions.html.j2").render(
-        found=found,
-        groups=list(_groups(thumbnails)),
-        labels=found.labels.most_common(),
-        result=result,
+        title=title,
+        tags=tags,
+        lead=lead,
+        blocks=blocks,
+        groups=groups,
         diagnostics=diagnostics,
+        faults=faults,
+        failed=failed,
         side=SIDE,
     )
     return write_file(out, text)
 
 
-def _groups(thumbnails: Sequence[Thumbnail]) -> Iterator[tuple[str, list[Thumbnail]]]:
+def _by_confidence(thumbnails: Sequence[Thumbnail]) -> Iterator[tuple[str, list[Thumbnail]]]:
     """The thumbnails in parts of like confidence, with headings."""
     low = 0.0
     for high in DOUBT_IN:
-        part = [one for one in thumbnails if low <= (one.row.confidence or 0) < high]
+        part = [one for one in thumbnails if low <= one.share < high]
         if part:
             words = f"{low:.0%} to {high:.0%}" if high <= 1 else f"{low:.0%} and more"
             yield (f"Confidence below {high:.0%}" if low == 0 else f"Confidence {words}"), part
         low = high
 
 
-def _thumbnail(row: Prediction, preparation: ImagePreparation) -> Thumbnail:
-    tile = Tile.named(row.file)
-    name = os.path.basename(row.file)
+def _by_risk(thumbnails: Sequence[Thumbnail]) -> Iterator[tuple[str, list[Thumbnail]]]:
+    """The thumbnails in parts of like risk, with headings."""
+    high = 1.01
+    for low in RISKS_IN:
+        part = [one for one in thumbnails if low <= one.share < high]
+        if part:
+            above = percent_sign(max(low, 0.0))
+            words = f"{above} and more" if high > 1 else f"{above} to {percent_sign(high)}"
+            yield f"Probably wrong: {words}", part
+        high = low
+
+
+def _thumbnails(
+    rows: Sequence[tuple[str, str, float, bool | None]], preparation: ImagePreparation
+) -> list[Thumbnail]:
+    with quiet_pillow(tiled=preparation.reading.tile is not None):
+        return [
+            Thumbnail(file, label, share, bool(unlike), _picture(file, preparation))
+            for file, label, share, unlike in rows
+        ]
+
+
+def _picture(name: str, preparation: ImagePreparation) -> str | None:
+    tile = Tile.named(name)
     file = Path(os.fsdecode(tile.file))
     try:
         (pixels,) = decode_parts(
             file, [tile.box], SIDE, "pad", preparation.reading, preparation.bits
         )
     except UnusableImageError:
-        return Thumbnail(row, name, None)
-    return Thumbnail(row, name, thumbnail(pixels))
+        return None
+    return thumbnail(pixels)

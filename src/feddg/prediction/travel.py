@@ -1,0 +1,638 @@
+"""Will a run's model travel? Its accuracy on images of a new site, which nobody has labelled."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import numpy
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from feddg.data.inspection import depth_of
+from feddg.data.pixels import as_unit
+from feddg.diagnostics import Diagnostic, emit
+from feddg.errors import DataError, RunError
+from feddg.evaluation.accuracy import energy
+from feddg.evaluation.travel import (
+    Estimate,
+    Head,
+    LeftOutSite,
+    Outputs,
+    Part,
+    Reference,
+    Signals,
+    Sums,
+    agreement_with,
+    calibrated,
+    images_to_label,
+    labels_needed,
+    left_out_sites,
+    right_chances,
+    with_labels,
+)
+from feddg.prediction.classifier import (
+    ImageClassifier,
+    RunClassifier,
+    about_links,
+    count_files,
+    image_files,
+)
+from feddg.prediction.predict import BATCH_SIZE, BatchPredictor, predict_batches
+from feddg.records import JsonFile, as_cell, client_name, from_cell
+from feddg.runs.model import Trained
+from feddg.runs.prepare import Images, Progress, build, load_images
+from feddg.runs.provenance import check_images
+from feddg.runs.reading import require_run
+from feddg.storage import cache_folder, replace_file, replace_text, why
+from feddg.text import counted
+
+TRAVEL, HEADS = "travel.json", "travel.safetensors"
+REACH: Final = 0.05
+"""Five points on either side: an interval to rely on."""
+FAR: Final = 1.5
+"""Images so many times as far, or as many unlike, as at the farthest site left out are foreign."""
+FEW_SITES: Final = 5
+LEAST_OF_A_CLASS: Final = 20
+"""Answers of a class from which on something is said of them."""
+
+
+class TravelFile(JsonFile):
+    """The file ``travel.json``: what a model's estimates elsewhere are calibrated on.
+
+    Attributes:
+        weights: a hash of the model's.
+        reference: the model on in-domain validation images.
+        sites: that were left out in turn.
+        kind: what they are: ``domain`` or ``client``.
+        models: what they were left out of: classifiers in closed form on the model's own features
+            (``features``) or on those that training began from (``first features``), or other runs
+            (``runs``); ``none`` where nothing could stand in for the model.
+    """
+
+    weights: str
+    reference: Reference
+    sites: tuple[LeftOutSite, ...]
+    kind: Literal["domain", "client"]
+    models: Literal["features", "first features", "runs", "none"]
+
+
+class Recorder(RunClassifier):
+    """A run's model that keeps what estimates need of its answers.
+
+    Attributes:
+        others: classifiers that its answers are compared with.
+    """
+
+    def __init__(self, run: Path, device: str, which: str | None) -> None:
+        super().__init__(run, None, device, which)
+        self.others: Sequence[Head] = ()
+        self._logits: list[Tensor] = []
+        self._features: list[Tensor] = []
+        self._agreement: list[Tensor] = []
+
+    def see(self, images: Tensor) -> Tensor:
+        """Returns the logits of images in [0, 1], and keeps what is wanted of them."""
+        network = self.trained.network
+        with torch.inference_mode():
+            features = network.features(images).float()
+            own = network.classifier(features) if self._own is network else self._own(images)
+            logits: Tensor = own.float().cpu()
+        features = features.cpu()
+        agreement = agreement_with(logits.argmax(1), features.double(), self.others)
+        self._logits.append(logits)
+        self._features.append(features)
+        if agreement is not None:
+            self._agreement.append(agreement)
+        return logits
+
+    def answer(self, pixels: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
+        """Maps ``(B, size, size, 3)`` uint8 to probabilities ``(B, C)`` and energies ``(B,)``."""
+        logits = self.see(as_unit(torch.from_numpy(pixels).permute(0, 3, 1, 2), self.device))
+        return logits.softmax(1).numpy(), energy(logits).numpy()
+
+    def taken(self) -> Outputs:
+        """Returns what was kept since this was last asked for.
+
+        Raises:
+            DataError: it has seen no image.
+        """
+        if not self._logits:
+            raise DataError("no image can be used")
+        logits, features, agreement = self._logits, self._features, self._agreement
+        self._logits, self._features, self._agreement = [], [], []
+        return Outputs(
+            torch.cat(logits).double().numpy(),
+            torch.cat(features).numpy(),
+            torch.cat(agreement).numpy() if agreement else None,
+        )
+
+
+def calibrate(
+    run: Path,
+    model: Recorder,
+    *,
+    beside: Sequence[Path | str] = (),
+    cache: Path | None = None,
+    batch_size: int = BATCH_SIZE,
+    progress: Progress = lambda what, done, total: None,
+) -> TravelFile:
+    """Leaves each of a run's sites out in turn, and keeps what comes of it in the run's folder.
+
+    It takes one pass over the images of training and of in-domain validation. A site is a domain;
+    where there is a single one, a client. The models without a site are classifiers in closed form
+    on features that have not seen its images: the run's, where these were not trained, else the
+    pretrained ones that training began from. Of a network that learnt from scratch only other runs
+    can tell.
+
+    Args:
+        run: the folder.
+        model: its model; it is given the classifiers to compare its answers with.
+        beside: runs like it that each held another domain out; then these are the models.
+        cache: folder of decoded pixels; the user's cache by default.
+        batch_size: images per forward pass.
+        progress: is told how far it is.
+
+    Raises:
+        RunError: the images are not those of the run, none are for in-domain validation, or a run
+            beside it is another method's or knows other classes.
+        DataError: the images are not here.
+        WeightsError: the weights that training began from are not here.
+    """
+    cache = cache or cache_folder()
+    images = _images(run, model.trained, cache, progress)
+    own, sums = not trains_features(model.trained), None
+    models: Literal["features", "first features", "runs", "none"] = "none"
+    kind: Literal["domain", "client"] = "domain"
+    sites: tuple[LeftOutSite, ...] = ()
+    if beside:
+        models = "runs"
+        found = (_held_out(Path(p), model, cache, batch_size, progress) for p in beside)
+        sites = tuple(site for of_run in found for site in of_run)
+    elif own or model.trained.experiment.model.weights is not None:
+        models = "features" if own else "first features"
+        kind, names, numbers = _sites(images)
+        features = _features(model, images, batch_size, progress)
+        rows = numpy.concatenate([images.splits.train, images.splits.id_val])
+        both = Part(
+            features, torch.from_numpy(images.table.labels[rows]), torch.from_numpy(numbers)
+        )
+        count = len(images.splits.train)
+        train, validation = (
+            both.of(part) for part in torch.arange(len(rows)).tensor_split([count])
+        )
+        sums = Sums(train, len(images.table.class_names))
+        sites = tuple(left_out_sites(sums, train, validation, names, agree=own))
+    model.others = sums.others() if own and sums is not None else []
+    calibration = TravelFile(
+        weights=model.weights,
+        reference=_reference(model, images, batch_size),
+        sites=sites,
+        kind=kind,
+        models=models,
+    )
+    _write(run, calibration, model.others)
+    return calibration
+
+
+def _images(run: Path, trained: Trained, cache: Path, progress: Progress) -> Images:
+    check_images(run, trained.experiment, cache)
+    images = load_images(trained.experiment, cache, progress)
+    if not len(images.splits.id_val):
+        raise RunError(
+            f"{run} has no in-domain validation images to compare with: train with data.id_val "
+            "above 0"
+        )
+    return images
+
+
+def _features(model: Recorder, images: Images, batch_size: int, progress: Progress) -> torch.Tensor:
+    """Returns features of training and validation images that no training has shaped."""
+    network, classes = model.trained.network, len(images.table.class_names)
+    if trains_features(model.trained):
+        network = build(model.trained.experiment, classes)[1].to(model.device).eval()
+    rows = torch.from_numpy(numpy.concatenate([images.splits.train, images.splits.id_val]))
+    found = []
+    with torch.inference_mode():
+        for part in rows.split(batch_size):
+            progress("leaving sites out", len(found) * batch_size, len(rows))
+            pixels = as_unit(images.pixels.gather(part, model.device))
+            found.append(network.features(pixels).float().cpu())
+    return torch.cat(found)
+
+
+def _seen(model: Recorder, images: Images, rows: numpy.ndarray, batch_size: int) -> Outputs:
+    for part in torch.from_numpy(rows).split(batch_size):
+        model.see(as_unit(images.pixels.gather(part, model.device)))
+    return model.taken()
+
+
+def _reference(model: Recorder, images: Images, batch_size: int) -> Reference:
+    rows = images.splits.id_val
+    return Reference.of(_seen(model, images, rows, batch_size), images.table.labels[rows])
+
+
+def _held_out(
+    run: Path, like: Recorder, cache: Path, batch_size: int, progress: Progress
+) -> Iterator[LeftOutSite]:
+    """Yields the domains that a run held out, each as it is for its model."""
+    require_run(run)
+    model = Recorder(run, str(like.device), None)
+    method = model.trained.experiment.method.name
+    if method != like.trained.experiment.method.name or model.class_names != like.class_names:
+        raise RunError(
+            f"{run} is of another method or knows other classes; name runs like this one"
+        )
+    images = _images(run, model.trained, cache, progress)
+    table, rows, reference = images.table, images.splits.test, _reference(model, images, batch_size)
+    if not len(rows):
+        raise RunError(f"{run} holds no domain out; name runs that did")
+    for domain in numpy.unique(table.domains[rows]).tolist():
+        own = rows[table.domains[rows] == domain]
+        progress(f"looking at {table.domain_names[domain]}", 0, len(own))
+        outputs = _seen(model, images, own, batch_size)
+        yield LeftOutSite(
+            site=table.domain_names[domain],
+            images=len(own),
+            accuracy=float((outputs.predicted == table.labels[own]).mean()),
+            signals=Signals.of(reference, outputs),
+        )
+
+
+def _sites(images: Images) -> tuple[Literal["domain", "client"], list[str], numpy.ndarray]:
+    """Returns what sites are, their names, and the site of each training and validation image."""
+    splits, table = images.splits, images.table
+    domains = table.domains[numpy.concatenate([splits.train, splits.id_val])]
+    if len(numpy.unique(domains[: len(splits.train)])) > 1 or len(images.partition) < 2:
+        return "domain", list(table.domain_names), domains
+    place = {row: number for number, row in enumerate(splits.id_val.tolist())}
+    validation = numpy.full(len(splits.id_val), -1)
+    for client in range(len(images.partition)):
+        own = images.examples(client).validation
+        rows = [] if own is None else own.rows.tolist()
+        validation[[place[row] for row in rows]] = client
+    names = [client_name(client) for client in range(len(images.partition))]
+    return "client", names, numpy.concatenate([images.partition.owners, validation])
+
+
+def trains_features(trained: Trained) -> bool:
+    """Whether what the classifier sees was trained."""
+    names = [name for name, _ in trained.network.named_parameters()]
+    features = {name for name in names if name.startswith(("featurizer.", "embedding."))}
+    return not features <= trained.network.frozen
+
+
+def _write(run: Path, found: TravelFile, others: Sequence[Head]) -> None:
+    weights = {}
+    for number, (weight, bias) in enumerate(others):
+        weights |= {f"{number}.weight": weight.contiguous(), f"{number}.bias": bias.contiguous()}
+    try:
+        replace_file(run / HEADS, lambda aside: save_file(weights, aside))
+        replace_text(run / TRAVEL, found.to_text())
+    except OSError as error:
+        raise RunError(f"Cannot write {run / TRAVEL}: {why(error)}.") from None
+
+
+def read_calibration(run: Path, model: Recorder) -> TravelFile | None:
+    """Returns what :func:`calibrate` kept for a model, which gets its classifiers; None for none.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    found = TravelFile.read(run / TRAVEL)
+    if found is None or found.weights != model.weights or not (run / HEADS).is_file():
+        return None
+    try:
+        weights = load_file(run / HEADS)
+    except Exception as error:  # safetensors' own errors have no common base
+        raise RunError(f"{run / HEADS} is damaged: {error}. Delete it.") from None
+    model.others = [
+        (weights[f"{number}.weight"], weights[f"{number}.bias"])
+        for number in range(len(weights) // 2)
+    ]
+    return found
+
+
+# The answer.
+
+
+@dataclass(frozen=True)
+class ImageRisk:
+    """What is thought of one answer.
+
+    Attributes:
+        file: as it was named or found.
+        label: the most probable class.
+        risk: how probably that is wrong, in [0, 1].
+        unlike_training: whether its energy is above that of 95 % of the validation images.
+        chosen: whether it is among those to be labelled.
+    """
+
+    file: str
+    label: str
+    risk: float
+    unlike_training: bool
+    chosen: bool = False
+
+
+@dataclass(frozen=True)
+class ClassExpectation:
+    """What is to be expected of the answers of one class.
+
+    Attributes:
+        name: of the class.
+        answers: images that were taken for it.
+        right: the share of them that is thought to be right; None where they are few.
+    """
+
+    name: str
+    answers: int
+    right: float | None
+
+
+@dataclass(frozen=True)
+class Travel:
+    """How good a run's model is thought to be on a folder's images.
+
+    Attributes:
+        expected: the accuracy, with the interval that holds it nine times out of ten.
+        without_labels: the same, had nothing been labelled.
+        labels: images whose labels were given.
+        needed: about how many labels bring the interval to five points on either side.
+        calibration: what it rests on.
+        signals: what the images say.
+        classes: by class, the most frequent first.
+        images: the riskiest first.
+        failed: files that could not be used.
+        diagnostics: what it rests on, in sentences; one of them is the advice.
+        model: whose answers they are.
+    """
+
+    expected: Estimate
+    without_labels: Estimate
+    labels: int
+    needed: int
+    calibration: TravelFile
+    signals: Signals
+    classes: list[ClassExpectation]
+    images: list[ImageRisk]
+    failed: int
+    diagnostics: list[Diagnostic]
+    model: ImageClassifier
+
+    @property
+    def advice(self) -> Diagnostic:
+        """What to do, in one sentence."""
+        return self.diagnostics[0]
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the answer ready for JSON."""
+        return {
+            **self.expected._asdict(),
+            "without_labels": self.without_labels._asdict(),
+            "labels": self.labels,
+            "needed": self.needed,
+            "sites": [site.model_dump() for site in self.calibration.sites],
+            "signals": self.signals.model_dump(),
+            "classes": [asdict(one) for one in self.classes],
+            "images": [asdict(one) for one in self.images],
+            "failed": self.failed,
+            "diagnostics": [asdict(one) for one in self.diagnostics],
+        }
+
+    def __str__(self) -> str:
+        sentence = expectation(self.expected)
+        return " ".join([sentence, *map(str, self.diagnostics)])
+
+
+def travel(
+    run: Path | str,
+    images: Path | str | Sequence[Path | str],
+    *,
+    labels: Path | str | None = None,
+    choose: int = 0,
+    beside: Sequence[Path | str] = (),
+    which: str | None = None,
+    device: str = "cpu",
+    batch_size: int = BATCH_SIZE,
+    cache: Path | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Travel:
+    """Estimates the accuracy of a run's model on images that nobody has labelled.
+
+    The first call takes one pass over the run's own images, which must be there: each site is left
+    out in turn, and what comes of it is kept as ``travel.json``.
+
+    Args:
+        run: the run folder.
+        images: files, folders, globs, all of one site.
+        labels: a CSV file with the columns ``file`` and ``label``; rows without a label do not
+            count. Those to be labelled must have been chosen by chance, as ``choose`` does.
+        choose: how many images to label; ``labels`` is then written with their names.
+        beside: runs like it that each held another domain out (:func:`feddg.compare` with
+            ``hold_out="lodo"``): they say more than classifiers in closed form where features were
+            trained, and everything where these began from scratch.
+        which: the model by a selection rule, see :func:`feddg.runs.model.load_model`.
+        device: ``cpu``, ``cuda`` or ``auto``.
+        batch_size: images per forward pass.
+        cache: folder of decoded pixels; the user's cache by default.
+        progress: is told how far it is.
+
+    Raises:
+        RunError: the folder holds no model, no validation images, or not the run's images.
+        DataError: there is no image, or the labels do not fit.
+    """
+    path, named = Path(run), [images] if isinstance(images, str | Path) else list(images)
+    require_run(path)
+    if choose and labels is not None and Path(labels).exists():
+        raise DataError(f"{labels} exists; name a new file for the images to label")
+    total = count_files(named)
+    model = Recorder(path, device, which)
+    emit(*about_links(named))
+    found = None if beside else read_calibration(path, model)
+    found = found or calibrate(
+        path, model, beside=beside, cache=cache, batch_size=batch_size, progress=progress
+    )
+    rows, failed, done = [], 0, 0
+    predictor = BatchPredictor(model, depth_of(image_files(named)), batch_size)
+    for batch in predict_batches(predictor, image_files(named)):
+        for _, predictions in batch:
+            rows += [row for row in predictions if row.reason is None]
+            failed += predictions[0].reason is not None
+        done += len(batch)
+        progress("looking at images", done, total)
+    files = [row.file for row in rows]
+    outputs, reference = model.taken(), found.reference
+    signals = Signals.of(reference, outputs)
+    without = calibrated(
+        signals.combined,
+        [site.signals.combined for site in found.sites],
+        [site.accuracy for site in found.sites],
+        len(files),
+    )
+    confidence = outputs.confidence(reference.temperature)
+    chances, expected, places = right_chances(confidence, without.value), without, []
+    if labels is not None and not choose:
+        places, right = _labelled(Path(labels), files, outputs.predicted, model.class_names)
+        expected = with_labels(without, chances, numpy.array(places, int), right)
+        chances = right_chances(confidence, expected.value)
+    chosen = set(images_to_label(confidence, choose).tolist())
+    if choose and labels is not None:
+        _write_labels(Path(labels), [files[place] for place in sorted(chosen)])
+    unlike = outputs.energy > reference.unlike
+    order = numpy.argsort(chances, kind="stable").tolist()
+    needed = labels_needed(without, right_chances(confidence, without.value))
+    return Travel(
+        expected,
+        without,
+        len(places),
+        needed,
+        found,
+        signals,
+        list(_classes(model.class_names, outputs.predicted, chances)),
+        [
+            ImageRisk(
+                files[place],
+                rows[place].label or "",
+                float(1 - chances[place]),
+                bool(unlike[place]),
+                place in chosen,
+            )
+            for place in order
+        ],
+        failed,
+        list(_diagnostics(found, signals, expected, len(places), needed, len(files))),
+        model,
+    )
+
+
+def _classes(
+    names: Sequence[str], predicted: numpy.ndarray, chances: numpy.ndarray
+) -> Iterator[ClassExpectation]:
+    counts = numpy.bincount(predicted, minlength=len(names))
+    for number in numpy.argsort(-counts, kind="stable").tolist():
+        own = chances[predicted == number]
+        right = float(own.mean()) if len(own) >= LEAST_OF_A_CLASS else None
+        if len(own):
+            yield ClassExpectation(names[number], len(own), right)
+
+
+def expectation(expected: Estimate) -> str:
+    """Returns the estimate as a sentence."""
+    return (
+        f"Expected accuracy on these images: {expected.value:.0%}, "
+        f"between {expected.low:.0%} and {expected.high:.0%} nine times out of ten."
+    )
+
+
+def _diagnostics(
+    found: TravelFile, signals: Signals, expected: Estimate, labels: int, needed: int, images: int
+) -> Iterator[Diagnostic]:
+    """Says what to do, then what the estimate rests on."""
+    known = [site.signals for site in found.sites]
+    far = FAR * max((one.distance for one in known), default=1.0)
+    odd = max(0.5, FAR * max((one.unlike for one in known), default=0.0))
+    if (signals.distance > far or signals.unlike > odd) and not labels:
+        yield Diagnostic(
+            "unlike-all-sites",
+            "warning",
+            "Do not use it: the images are unlike anything seen, "
+            f"{signals.distance / far * FAR:.1f} times as far from training as the farthest site, "
+            f"and {signals.unlike:.0%} of them above the out-of-distribution threshold.",
+        )
+    elif expected.reach <= REACH or expected.low >= found.reference.accuracy - REACH:
+        yield Diagnostic(
+            "travels",
+            "note",
+            f"Use it, if {expected.low:.0%} to {expected.high:.0%} is enough.",
+        )
+    else:
+        more = max(needed - labels, 10) if labels else needed
+        count = counted(min(more, images - labels), "more image" if labels else "image")
+        yield Diagnostic(
+            "label-first",
+            "note",
+            f"Label about {count} first: that brings the interval to {100 * REACH:.0f} points on "
+            "either side.",
+        )
+    reference, sites = found.reference, counted(len(found.sites), found.kind)
+    yield Diagnostic(
+        "travel-rests-on",
+        "note",
+        f"It rests on {_LEFT_OUT[found.models].format(sites=sites)}, and on "
+        f"{counted(reference.images, 'in-domain validation image')}, where the model is right in "
+        f"{reference.accuracy:.0%}" + (f", and on {counted(labels, 'label')}." if labels else "."),
+    )
+    if found.models == "none":
+        yield Diagnostic(
+            "travel-no-sites",
+            "warning",
+            "The network learnt from scratch, so nothing shows how it does at a site that it has "
+            "not seen: that estimates like this are ten points wrong is supposed.",
+            "Name runs that each held another domain out (--beside), or label some images.",
+        )
+    elif len(found.sites) < FEW_SITES and not labels:
+        yield Diagnostic(
+            "travel-few-sites",
+            "note",
+            f"The interval is wide because {sites} cannot say more.",
+            "Labels of some of these images narrow it most.",
+        )
+
+
+_LEFT_OUT: Final = {
+    "features": "{sites} that trained, each left out in turn of a classifier on the same features",
+    "first features": "{sites} that trained, each left out in turn of a classifier on the features "
+    "that training began from, as the model's own have seen them",
+    "runs": "{sites} that runs like it held out",
+    "none": "no site",
+}
+
+
+# Labels, as a CSV file.
+
+
+def _labelled(
+    path: Path, files: Sequence[str], predicted: numpy.ndarray, class_names: Sequence[str]
+) -> tuple[list[int], numpy.ndarray]:
+    """Returns which images have a label, and whether the model is right there."""
+    place = {name: number for number, name in enumerate(files)}
+    places, right = [], []
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as content:
+            rows = list(csv.DictReader(content))
+    except (OSError, ValueError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read: {why(error)}") from None
+    if rows and not {"file", "label"} <= rows[0].keys():
+        raise DataError(f"{path} needs the columns file and label, in its first line")
+    for number, row in enumerate(rows, start=2):
+        name, label = from_cell(row["file"] or ""), (row["label"] or "").strip()
+        if not label:
+            continue
+        if name not in place:
+            raise DataError(f"{path}, line {number}: {name} is none of the images that were named")
+        if label not in class_names:
+            raise DataError(
+                f"{path}, line {number}: the model knows no class {label!r}; its classes are "
+                f"{', '.join(class_names)}"
+            )
+        if place[name] in places:
+            raise DataError(f"{path}, line {number}: {name} is there twice")
+        places.append(place[name])
+        right.append(class_names[predicted[place[name]]] == label)
+    return places, numpy.array(right, bool)
+
+
+def _write_labels(path: Path, files: Sequence[str]) -> None:
+    def write(aside: Path) -> None:
+        with aside.open("w", newline="", encoding="utf-8") as content:
+            writer = csv.writer(content, lineterminator="\n")
+            writer.writerow(["file", "label"])
+            writer.writerows([[as_cell(file), ""] for file in files])
+
+    try:
+        replace_file(path, write)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {why(error)}") from None

@@ -1,0 +1,242 @@
+"""Will a run's model travel: what is kept, what is said, what labels change."""
+
+import csv
+
+import numpy
+import pytest
+from PIL import Image
+
+from feddg.data.data_set import load_source
+from feddg.errors import DataError, RunError
+from feddg.evaluation.travel import Estimate
+from feddg.prediction import travel as module
+from feddg.prediction.predict import predict
+from feddg.prediction.travel import TRAVEL, Recorder, TravelFile, calibrate, travel
+from feddg.runs.reading import read_run
+from trained_runs import SETTINGS, read_csv, trained_run
+
+
+def write_domain(folder, domain, count=200):
+    """Writes digits of a domain; returns the true class of each file."""
+    table = load_source("digits")
+    rows = numpy.flatnonzero(table.domains == table.domain_id(domain))
+    rows = rows[:: len(rows) // count][:count]  # of all classes
+    folder.mkdir(parents=True, exist_ok=True)
+    truths = {}
+    for number, row in enumerate(rows):
+        file = folder / f"{number:04d}.png"
+        Image.fromarray(table.images[row]).save(file)
+        truths[str(file)] = table.class_names[table.labels[row]]
+    return truths
+
+
+@pytest.fixture(scope="module")
+def sketches(tmp_path_factory):
+    """The folder of the domain that nobody trained on, and the truth about its images."""
+    folder = tmp_path_factory.mktemp("sketch")
+    return folder, write_domain(folder, "sketch")
+
+
+def accuracy(run, folder, truths):
+    rows = list(predict(run, folder))
+    return sum(row.label == truths[row.file] for row in rows) / len(rows)
+
+
+SHORTER = {"train": {**SETTINGS["train"], "rounds": 1}, "evaluate": {"every": 1}}
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory, cache):
+    """Runs like the finished one that held other domains out."""
+    out = tmp_path_factory.mktemp("beside")
+    domains = ("ink", "chalk", "photo")
+    return [trained_run(out, cache, hold_out=domain, **SHORTER) for domain in domains]
+
+
+def test_the_truth_is_within_the_interval_at_a_domain_that_took_no_part(
+    finished, cache, sketches, beside
+):
+    folder, truths = sketches
+    found = travel(finished, folder, beside=beside, cache=cache)
+    truth = accuracy(finished, folder, truths)
+    assert found.expected.low <= truth <= found.expected.high
+    assert [site.site for site in found.calibration.sites] == ["ink", "chalk", "photo"]
+    assert found.calibration.models == "runs"
+    for site, run in zip(found.calibration.sites, beside):
+        (row,) = read_run(run).evaluations.at(1, "test")
+        assert site.accuracy == pytest.approx(row.accuracy)
+    assert len(found.images) == 200
+    assert sum(one.answers for one in found.classes) == 200
+    # What is thought of single images comes to what is thought of all.
+    assert 1 - numpy.mean([one.risk for one in found.images]) == pytest.approx(found.expected.value)
+    risks = [one.risk for one in found.images]
+    assert risks == sorted(risks, reverse=True)
+    labels = {row.file: row.label for row in predict(finished, folder)}
+    assert {one.file: one.label for one in found.images} == labels
+    # It is kept: the next call needs no other run.
+    assert travel(finished, folder, cache=cache).expected == found.expected
+    (finished / TRAVEL).unlink()
+
+
+@pytest.fixture(scope="module")
+def ridge(tmp_path_factory, cache):
+    """A run whose features are as they were."""
+    return trained_run(tmp_path_factory.mktemp("ridge"), cache, "ridge", train={"batch_size": 64})
+
+
+def test_a_network_from_scratch_has_no_site_to_rest_on(finished, cache, sketches):
+    found = travel(finished, sketches[0], cache=cache)
+    assert found.calibration.sites == ()
+    assert "travel-no-sites" in [one.code for one in found.diagnostics]
+    assert found.expected.high - found.expected.low > 0.3
+
+
+def test_runs_of_another_kind_do_not_stand_beside(finished, cache, sketches, ridge):
+    with pytest.raises(RunError, match="another method or knows other classes"):
+        travel(finished, sketches[0], beside=[ridge], cache=cache)
+
+
+def test_a_site_like_those_of_training_is_expected_to_do_as_well(finished, cache, tmp_path):
+    truths = write_domain(tmp_path / "site", "chalk")
+    found = travel(finished, tmp_path / "site", cache=cache)
+    truth = accuracy(finished, tmp_path / "site", truths)
+    assert found.expected.low <= truth <= found.expected.high
+    assert found.advice.code != "unlike-all-sites"
+
+
+def test_the_runs_images_are_looked_at_once(finished, cache, sketches, monkeypatch):
+    first = travel(finished, sketches[0], cache=cache)
+    kept = TravelFile.read(finished / TRAVEL)
+    monkeypatch.setattr(module, "load_images", None)
+    again = travel(finished, sketches[0], cache=cache)
+    assert again.expected == first.expected
+    assert again.calibration == kept == first.calibration
+    assert (finished / TRAVEL).stat().st_mode & 0o077 == 0
+
+
+def test_another_models_calibration_is_not_taken(finished, cache, sketches):
+    first = travel(finished, sketches[0], cache=cache)
+    stranger = first.calibration.model_copy(update={"weights": "another's"})
+    (finished / TRAVEL).write_text(stranger.to_text())
+    assert travel(finished, sketches[0], cache=cache).calibration == first.calibration
+    (finished / TRAVEL).write_text("{}")
+    with pytest.raises(RunError, match=r"travel\.json is damaged"):
+        travel(finished, sketches[0], cache=cache)
+    (finished / TRAVEL).unlink()
+
+
+@pytest.mark.parametrize(
+    ("distance", "unlike", "code"),
+    [
+        (0.5, 0.1, "label-first"),
+        (0.74, 0.49, "label-first"),
+        (0.76, 0.1, "unlike-all-sites"),  # half as far again as the farthest site
+        (0.5, 0.7, "unlike-all-sites"),  # half as many again as there
+    ],
+)
+def test_images_farther_than_every_site_are_not_to_be_used(ridge, cache, distance, unlike, code):
+    model = Recorder(ridge, "cpu", None)
+    found = calibrate(ridge, model, cache=cache)
+    site = found.sites[0]
+    far = site.signals.model_copy(update={"distance": 0.5, "unlike": 0.45})
+    near = site.signals.model_copy(update={"distance": 0.2, "unlike": 0.1})
+    sites = tuple(site.model_copy(update={"signals": one}) for one in (far, near))
+    reference = found.reference.model_copy(update={"accuracy": 0.9})
+    found = found.model_copy(update={"sites": sites, "reference": reference})
+    new = near.model_copy(update={"distance": distance, "unlike": unlike})
+    advice, *_ = module._diagnostics(found, new, Estimate(0.6, 0.4, 0.8), 0, 150, 1000)
+    assert advice.code == code
+    # Whoever has labelled some of them knows better.
+    labelled, *_ = module._diagnostics(found, new, Estimate(0.6, 0.4, 0.8), 20, 150, 1000)
+    assert (labelled.code, labelled.text[:29]) == ("label-first", "Label about 130 more images f")
+
+
+def test_an_interval_of_five_points_or_near_the_accuracy_in_domain_may_be_used(ridge, cache):
+    found = calibrate(ridge, Recorder(ridge, "cpu", None), cache=cache)
+    near, inside = found.sites[0].signals, found.reference.accuracy
+    for expected in (Estimate(0.3, 0.26, 0.34), Estimate(inside, inside - 0.04, 1.0)):
+        advice, *_ = module._diagnostics(found, near, expected, 0, 0, 1000)
+        assert advice.text.startswith("Use it, if ")
+
+
+def test_labels_narrow_the_interval_and_move_the_estimate_to_the_truth(
+    finished, cache, sketches, tmp_path
+):
+    folder, truths = sketches
+    file = tmp_path / "labels.csv"
+    without = travel(finished, folder, choose=60, labels=file, cache=cache)
+    rows = read_csv(file)
+    assert len(rows) == 60
+    assert {row["file"] for row in rows} == {one.file for one in without.images if one.chosen}
+    assert without.labels == 0
+    with file.open("w", newline="") as content:
+        writer = csv.writer(content)
+        writer.writerow(["file", "label"])
+        writer.writerows([row["file"], truths[row["file"]]] for row in rows)
+    found = travel(finished, folder, labels=file, cache=cache)
+    truth = accuracy(finished, folder, truths)
+    assert found.labels == 60
+    assert found.without_labels == without.expected
+    assert found.expected.reach < without.expected.reach
+    assert found.expected.low <= truth <= found.expected.high
+    assert abs(found.expected.value - truth) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name,label\na,b\n", "needs the columns file and label"),
+        ("file,label\nabsent.png,3\n", "line 2: absent.png is none of the images"),
+        ("file,label\n{0},eleven\n", "knows no class 'eleven'"),
+        ("file,label\n{0},3\n{0},3\n", "line 3: .* is there twice"),
+    ],
+)
+def test_labels_that_do_not_fit_are_named(finished, cache, sketches, tmp_path, text, message):
+    folder, truths = sketches
+    file = tmp_path / "labels.csv"
+    file.write_text(text.format(next(iter(truths))))
+    with pytest.raises(DataError, match=message):
+        travel(finished, folder, labels=file, cache=cache)
+
+
+def test_a_file_of_labels_is_not_written_over(finished, cache, sketches, tmp_path):
+    (tmp_path / "labels.csv").write_text("file,label\n")
+    with pytest.raises(DataError, match="exists; name a new file"):
+        travel(finished, sketches[0], choose=5, labels=tmp_path / "labels.csv", cache=cache)
+
+
+def test_a_single_domain_leaves_clients_out(tmp_path, cache, sketches):
+    run = trained_run(
+        tmp_path,
+        cache,
+        "ridge",
+        data={"source": "digits", "id_val": 0.2, "id_test": 0, "image_size": 16},
+        hold_out={"test": ["sketch"], "val": ["photo", "chalk"]},
+        clients={"number": 4, "partition": "iid"},
+        train={"batch_size": 64},
+    )
+    found = travel(run, sketches[0], cache=cache)
+    assert found.calibration.kind == "client"
+    assert [site.site for site in found.calibration.sites] == [f"client-{n}" for n in range(4)]
+
+
+def test_without_validation_images_there_is_nothing_to_compare_with(tmp_path, cache, sketches):
+    run = trained_run(
+        tmp_path,
+        cache,
+        data={"source": "digits", "id_val": 0, "id_test": 0, "image_size": 16},
+        train={"rounds": 1, "local_steps": 2, "batch_size": 16, "augmentation": "none"},
+    )
+    with pytest.raises(RunError, match=r"data\.id_val"):
+        travel(run, sketches[0], cache=cache)
+
+
+def test_features_that_were_not_trained_have_not_seen_the_sites(ridge, cache, sketches):
+    found = travel(ridge, sketches[0], cache=cache)
+    assert found.calibration.models == "features"
+    assert {site.site for site in found.calibration.sites} == {"ink", "chalk", "photo"}
+    assert "agreement" in found.signals.estimates
+    assert all("agreement" in site.signals.estimates for site in found.calibration.sites)
+    folder, truths = sketches
+    truth = accuracy(ridge, folder, truths)
+    assert found.expected.low <= truth <= found.expected.high
