@@ -55,8 +55,9 @@ LABELS = (0, 20, 50, 100, 200)
 VALIDATION = 0.1
 HEAD = ["images", "case", "seed", "sites", "size", "truth", "estimator", "raw", "estimate", "low"]
 HEAD += ["high"]
-LABELS_HEAD = ["images", "case", "seed", "truth", "labels", "estimate", "low", "high"]
-LABELS_HEAD += ["alone", "alone_low", "alone_high"]
+DRAWS = 40
+LABELS_HEAD = ["images", "case", "seed", "truth", "labels", "error", "held", "width"]
+LABELS_HEAD += ["error_alone", "held_alone", "width_alone"]
 
 
 def main() -> None:
@@ -258,28 +259,35 @@ def rows(case: Case) -> Iterator[list[object]]:
 
 
 def label_rows(case: Case) -> Iterator[list[object]]:
-    """Yields a row for each number of labels: with what is known beside them, and alone."""
+    """Yields a row for each number of labels, means over draws: with what is known, and alone."""
     found = Signals.of(case.reference, case.outputs)
     truths = [site.accuracy for site in case.sites]
     signals = [site.signals.combined for site in case.sites]
     without = calibrated(found.combined, signals, truths, len(case.right))
     confidence = case.outputs.confidence(case.reference.temperature)
-    chances = right_chances(confidence, without.value)
+    chances, truth = right_chances(confidence, without.value), float(case.right.mean())
     for count in LABELS:
         if count >= len(case.right):
             continue
-        chosen = images_to_label(confidence, count, case.seed)
-        estimate = with_labels(without, chances, chosen, case.right[chosen])
-        plain = numpy_stream(case.seed, "labels", case.name).permutation(len(case.right))[:count]
-        alone = alone_estimate(case.right[plain])
-        row = [case.name, case.seed, float(case.right.mean()), count, *estimate]
-        yield [*row, *(alone or ("", "", ""))]
+        draws = []
+        for draw in range(DRAWS if count else 1):
+            chosen = images_to_label(confidence, count, draw)
+            estimate = with_labels(without, chances, chosen, case.right[chosen])
+            order = numpy_stream(draw, "labels", case.name).permutation(len(case.right))
+            alone = alone_estimate(case.right[order[:count]])
+            draws.append([*_against(estimate, truth), *_against(alone, truth)])
+        yield [case.name, case.seed, truth, count, *map(float, numpy.mean(draws, axis=0))]
 
 
-def alone_estimate(right: numpy.ndarray) -> Estimate | None:
+def _against(found: Estimate, truth: float) -> list[float]:
+    held = float(found.low <= truth <= found.high)
+    return [abs(found.value - truth), held, found.high - found.low]
+
+
+def alone_estimate(right: numpy.ndarray) -> Estimate:
     """Returns the share of right answers, and Wilson's interval at the level of 90 %."""
     if not len(right):
-        return None
+        return Estimate(0.5, 0.0, 1.0)
     share = float(right.mean())
     # Wilson's interval depends on z^2 / n alone: that of 90 % is that of 95 % of more images.
     found = wilson(share, round(len(right) * (1.959964 / 1.644854) ** 2))

@@ -1,17 +1,20 @@
 """Will a run's model travel: what is kept, what is said, what labels change."""
 
 import csv
+import json
 
 import numpy
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
+from feddg.cli import app
 from feddg.data.data_set import load_source
 from feddg.errors import DataError, RunError
 from feddg.evaluation.travel import Estimate
 from feddg.prediction import travel as module
 from feddg.prediction.predict import predict
-from feddg.prediction.travel import TRAVEL, Recorder, TravelFile, calibrate, travel
+from feddg.prediction.travel import TRAVEL, Recorder, TravelFile, calibrate, expectation, travel
 from feddg.runs.reading import read_run
 from trained_runs import SETTINGS, read_csv, trained_run
 
@@ -180,6 +183,25 @@ def test_labels_narrow_the_interval_and_move_the_estimate_to_the_truth(
     assert found.expected.reach < without.expected.reach
     assert found.expected.low <= truth <= found.expected.high
     assert abs(found.expected.value - truth) < 0.1
+
+
+def test_the_command_prints_the_answer_and_its_numbers(ridge, cache, sketches, tmp_path):
+    calibrate(ridge, Recorder(ridge, "cpu", None), cache=cache)
+    command = ["travel", str(ridge), str(sketches[0]), "--device", "cpu"]
+    ended = CliRunner().invoke(
+        app, [*command, "--choose", "7", "--labels", str(tmp_path / "l.csv")]
+    )
+    assert ended.exit_code == 0, ended.output
+    expected = travel(ridge, sketches[0], cache=cache)
+    words = " ".join(ended.output.split())
+    assert expectation(expected.expected) in words
+    assert expected.advice.text in words
+    assert all(site.site in words for site in expected.calibration.sites)
+    assert len(read_csv(tmp_path / "l.csv")) == 7
+    found = json.loads(CliRunner().invoke(app, [*command, "--json"]).output)
+    assert found["value"] == expected.expected.value
+    assert found["advice"] == expected.advice.text
+    assert len(found["images"]) == 200
 
 
 @pytest.mark.parametrize(

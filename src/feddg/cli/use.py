@@ -141,8 +141,8 @@ def travel(
     from feddg.cli.output import print_travel
 
     print_travel(found)
-    if choose and labels is not None:
-        typer.echo(f"images to label: {labels}; fill in the column, then leave out --choose")
+    if choose:
+        typer.echo(f"images to label: {labels}; fill in its column, then leave out --choose")
     if html is not None:
         typer.echo(f"page, the riskiest images first: {html}")
     show_warnings(found.model.diagnostics)

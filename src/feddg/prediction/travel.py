@@ -391,6 +391,7 @@ class Travel:
         """Returns the answer ready for JSON."""
         return {
             **self.expected._asdict(),
+            "advice": self.advice.text,
             "without_labels": self.without_labels._asdict(),
             "labels": self.labels,
             "needed": self.needed,
@@ -446,8 +447,9 @@ def travel(
     """
     path, named = Path(run), [images] if isinstance(images, str | Path) else list(images)
     require_run(path)
-    if choose and labels is not None and Path(labels).exists():
-        raise DataError(f"{labels} exists; name a new file for the images to label")
+    if choose and (labels is None or Path(labels).exists()):
+        fault = "--choose needs --labels" if labels is None else f"{labels} exists"
+        raise DataError(f"{fault}; name a new file for the images to label")
     total = count_files(named)
     model = Recorder(path, device, which)
     emit(*about_links(named))
@@ -474,13 +476,13 @@ def travel(
     )
     confidence = outputs.confidence(reference.temperature)
     chances, expected, places = right_chances(confidence, without.value), without, []
-    if labels is not None and not choose:
+    if labels and not choose:
         places, right = _labelled(Path(labels), files, outputs.predicted, model.class_names)
         expected = with_labels(without, chances, numpy.array(places, int), right)
         chances = right_chances(confidence, expected.value)
     chosen = set(images_to_label(confidence, choose).tolist())
-    if choose and labels is not None:
-        _write_labels(Path(labels), [files[place] for place in sorted(chosen)])
+    if choose:
+        _write_labels(Path(labels or ""), [files[place] for place in sorted(chosen)])
     unlike = outputs.energy > reference.unlike
     order = numpy.argsort(chances, kind="stable").tolist()
     needed = labels_needed(without, right_chances(confidence, without.value))
