@@ -192,6 +192,33 @@ def test_few_sites_are_believed_in_part():
     assert slope == 0
 
 
+def test_sites_that_err_in_different_directions_give_no_line():
+    signals, truths = numpy.array([0.6, 0.7, 0.8]), numpy.array([0.75, 0.6, 0.75])
+    assert calibration(signals, truths)[:2] == (0, 0)
+    assert calibrated(0.9, signals, truths, 1000).value == 0.9
+
+
+@settings(max_examples=50)
+@given(some.lists(some.tuples(some.floats(0, 1), some.floats(0, 1)), min_size=2, max_size=8))
+def test_a_line_is_taken_where_it_is_nearer_at_sites_that_it_leaves_out(sites):
+    signals, truths = (numpy.array(column) for column in zip(*sites))
+    rows = numpy.stack([numpy.ones(len(sites)), signals - signals.mean()], 1)
+    prior = numpy.diag([1.0, 0.04])  # ten points against ten, and against a slope of a half
+
+    def line(x, y):
+        return numpy.linalg.lstsq(x.T @ x + prior, x.T @ y, rcond=None)[0]
+
+    errors = truths - signals
+    left_out = [
+        errors[i] - rows[i] @ line(numpy.delete(rows, i, 0), numpy.delete(errors, i))
+        for i in range(len(sites))
+    ]
+    gain = float(errors @ errors - numpy.square(left_out).sum())
+    if abs(gain) > 1e-9:
+        expected = line(rows, errors) if gain > 0 else (0, 0)
+        assert calibration(signals, truths)[:2] == pytest.approx(expected, abs=1e-9)
+
+
 def test_from_nine_sites_on_the_interval_is_that_of_jackknife_plus():
     random = numpy_stream(3, "jackknife")
     signals = random.uniform(0.4, 0.8, 12)

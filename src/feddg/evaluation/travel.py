@@ -408,18 +408,24 @@ def calibration(signals: numpy.ndarray, truths: numpy.ndarray) -> tuple[float, f
     """Returns offset, slope minus 1, and centre of a line through sites, shrunk to none.
 
     The line is that of the largest posterior probability where errors, offset and slope are normal
-    with the deviations above.
+    with the deviations above. It is none where signals alone are nearer to the truth than such
+    lines are at sites that they leave out: then the sites err in different directions.
 
     Args:
         signals: ``(sites,)`` estimates.
         truths: ``(sites,)`` accuracies.
     """
-    if not len(signals):
+    if len(signals) < 2:
         return 0.0, 0.0, 0.0
     centre = float(signals.mean())
     rows = numpy.stack([numpy.ones_like(signals), signals - centre], 1)
-    prior = numpy.diag([(ERROR / OFFSET) ** 2, (ERROR / SLOPE) ** 2])
-    offset, slope = numpy.linalg.solve(rows.T @ rows + prior, rows.T @ (truths - signals))
+    inverse = numpy.linalg.inv(rows.T @ rows + numpy.diag([ERROR / OFFSET, ERROR / SLOPE]) ** 2)
+    offset, slope = inverse @ rows.T @ (truths - signals)
+    errors = truths - signals
+    fitted = errors - rows @ [offset, slope]
+    left_out = fitted / (1 - numpy.einsum("ij,jk,ik->i", rows, inverse, rows))
+    if left_out @ left_out >= errors @ errors:
+        return 0.0, 0.0, centre
     return float(offset), float(slope), centre
 
 
