@@ -12,6 +12,7 @@ from pathlib import Path
 
 from feddg.comparison.results import Results, read_results
 from feddg.comparison.statistics import average_over_columns, paired_margin
+from feddg.evaluation.travel import ESTIMATORS
 from feddg.records import ID_TEST, TEST
 from feddg.report.results_page import between_marks, search_table
 from feddg.report.tables import margin_text, spread_text
@@ -255,6 +256,70 @@ def reference_lines(name: str) -> str:
     return markdown(["method", *map(readable, columns), "average", "in-domain test"], body)
 
 
+TRAVEL_NAMES = {
+    **{name: own.title for name, own in ESTIMATORS.items()},
+    "combined": "mean of confidence, ATC, DoC and agreement",
+    "left out": "mean accuracy at sites left out",
+}
+
+
+def grouped(name: str, *columns: str) -> dict[tuple[str, ...], list[dict[str, str]]]:
+    """Returns the rows of a file by what some columns say."""
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in rows_of(name):
+        groups.setdefault(tuple(row[column] for column in columns), []).append(row)
+    return groups
+
+
+def mean_error(rows: Sequence[Mapping[str, str]], column: str) -> float:
+    """Returns the mean absolute error of estimates, in points."""
+    return 100 * statistics.mean(abs(float(row[column]) - float(row["truth"])) for row in rows)
+
+
+def travel_errors() -> str:
+    """Returns the error of each estimator without labels: alone, and calibrated on sites."""
+    groups = grouped("travel", "images", "estimator")
+    images = list(dict.fromkeys(own for own, _ in groups))
+    body = []
+    for name, title in TRAVEL_NAMES.items():
+        cells = []
+        for own in images:
+            rows = groups.get((own, name), [])
+            alone = f"{mean_error(rows, 'raw'):.1f}" if rows else ""
+            fitted = bool(rows) and bool(rows[0]["estimate"])
+            cells.append(f"{alone} / {mean_error(rows, 'estimate'):.1f}" if fitted else alone)
+        body.append([title, *cells])
+    return markdown(["estimator: alone / with sites", *images], body)
+
+
+def travel_intervals() -> str:
+    """Returns how often the intervals of the combined estimate hold the truth."""
+    body = []
+    for (images, name), rows in grouped("travel", "images", "estimator").items():
+        if name != "combined":
+            continue
+        ends = [(float(row["low"]), float(row["high"]), float(row["truth"])) for row in rows]
+        held = sum(low <= truth <= high for low, high, truth in ends)
+        width = 100 * statistics.mean(high - low for low, high, _ in ends)
+        error = f"{mean_error(rows, 'estimate'):.1f}"
+        body.append([images, rows[0]["sites"], str(len(rows)), error, f"{held}", f"{width:.0f}"])
+    cases, hits = (sum(int(row[place]) for row in body) for place in (2, 4))
+    body.append(["all", "", str(cases), "", f"{hits} ({100 * hits / cases:.0f} %)", ""])
+    return markdown(["", "sites", "cases", "error", "intervals that held", "mean width"], body)
+
+
+def travel_labels() -> str:
+    """Returns errors and intervals by the number of labels, beside those of labels alone."""
+    columns = ("error", "held", "width", "error_alone", "held_alone", "width_alone")
+    body = []
+    for (count,), rows in grouped("travel_labels", "labels").items():
+        means = [100 * statistics.mean(float(row[column]) for row in rows) for column in columns]
+        cells = [f"{mean:.{digits}f}" for mean, digits in zip(means, (1, 0, 0) * 2)]
+        body.append([count, *(cells if count != "0" else [*cells[:3], "", "", ""])])
+    head = ["labels", "error", "held, %", "width"]
+    return markdown([*head, *(f"{name}, labels alone" for name in head[1:])], body)
+
+
 def parts(columns: Sequence[str]) -> list[Sequence[str]]:
     """Returns every column by itself, then all of them."""
     return [*([column] for column in columns), columns]
@@ -277,6 +342,9 @@ def tables() -> dict[str, str]:
         "scale": scale(),
         "robust_updates": robust_updates(),
         "robust_styles": robust_styles(),
+        "travel_errors": travel_errors(),
+        "travel_intervals": travel_intervals(),
+        "travel_labels": travel_labels(),
     }
 
 

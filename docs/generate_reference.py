@@ -36,6 +36,7 @@ PYTHON = {
     "Runs": ("feddg.runs.reading", ("Run", "read_run")),
     "Models": ("feddg.runs.model", ("load_model",)),
     "Predictions": ("feddg.prediction.predict", ("predict", "Prediction")),
+    "Accuracy at a new site": ("feddg.prediction.travel", ("travel", "Travel")),
     "Comparisons": ("feddg.comparison.compare", ("Comparison",)),
     "Watching a run": ("feddg.runs.observer", ("Observer",)),
     "Methods": ("feddg.methods.base", ("Method", "MethodSettings")),

@@ -48,11 +48,13 @@ class Outputs:
     @property
     def energy(self) -> numpy.ndarray:
         """The free energy of each, ``(n,)``: see :func:`feddg.evaluation.accuracy.energy`."""
-        return -_log_sum(self.logits)
+        total = _log_sum(self.logits)
+        return -total
 
     def confidence(self, temperature: float) -> numpy.ndarray:
         """Returns the largest probability of each, ``(n,)``."""
-        return _shares(self.logits, temperature).max(1)
+        largest: numpy.ndarray = _shares(self.logits, temperature).max(1)
+        return largest
 
     def dispersity(self, temperature: float) -> float:
         """Returns the nuclear norm of the matrix of probabilities, over its largest, in [0, 1]."""

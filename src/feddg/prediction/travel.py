@@ -40,7 +40,7 @@ from feddg.prediction.classifier import (
     count_files,
     image_files,
 )
-from feddg.prediction.predict import BATCH_SIZE, BatchPredictor, predict_batches
+from feddg.prediction.predict import BATCH_SIZE, BatchPredictor, Prediction, predict_batches
 from feddg.records import JsonFile, as_cell, client_name, from_cell
 from feddg.runs.model import Trained
 from feddg.runs.prepare import Images, Progress, build, load_images
@@ -77,6 +77,15 @@ class TravelFile(JsonFile):
     sites: tuple[LeftOutSite, ...]
     kind: Literal["domain", "client"]
     models: Literal["features", "first features", "runs", "none"]
+
+    def at(self, signals: Signals, images: int) -> Estimate:
+        """Returns the calibrated estimate at a new site, from what its images say."""
+        return calibrated(
+            signals.combined,
+            [site.signals.combined for site in self.sites],
+            [site.accuracy for site in self.sites],
+            images,
+        )
 
 
 class Recorder(RunClassifier):
@@ -208,13 +217,13 @@ def _images(run: Path, trained: Trained, cache: Path, progress: Progress) -> Ima
     return images
 
 
-def _features(model: Recorder, images: Images, batch_size: int, progress: Progress) -> torch.Tensor:
+def _features(model: Recorder, images: Images, batch_size: int, progress: Progress) -> Tensor:
     """Returns features of training and validation images that no training has shaped."""
     network, classes = model.trained.network, len(images.table.class_names)
     if trains_features(model.trained):
         network = build(model.trained.experiment, classes)[1].to(model.device).eval()
     rows = torch.from_numpy(numpy.concatenate([images.splits.train, images.splits.id_val]))
-    found = []
+    found: list[Tensor] = []
     with torch.inference_mode():
         for part in rows.split(batch_size):
             progress("leaving sites out", len(found) * batch_size, len(rows))
@@ -285,7 +294,7 @@ def trains_features(trained: Trained) -> bool:
 
 
 def _write(run: Path, found: TravelFile, others: Sequence[Head]) -> None:
-    weights = {}
+    weights: dict[str, Tensor] = {}
     for number, (weight, bias) in enumerate(others):
         weights |= {f"{number}.weight": weight.contiguous(), f"{number}.bias": bias.contiguous()}
     try:
@@ -450,14 +459,48 @@ def travel(
     if choose and (labels is None or Path(labels).exists()):
         fault = "--choose needs --labels" if labels is None else f"{labels} exists"
         raise DataError(f"{fault}; name a new file for the images to label")
-    total = count_files(named)
+    count_files(named)  # raises where there are none, before anything that takes time
     model = Recorder(path, device, which)
     emit(*about_links(named))
     found = None if beside else read_calibration(path, model)
     found = found or calibrate(
         path, model, beside=beside, cache=cache, batch_size=batch_size, progress=progress
     )
-    rows, failed, done = [], 0, 0
+    rows, failed = _answers(model, named, batch_size, progress)
+    outputs, files = model.taken(), [row.file for row in rows]
+    signals = Signals.of(found.reference, outputs)
+    without = found.at(signals, len(files))
+    confidence = outputs.confidence(found.reference.temperature)
+    chances = right_chances(confidence, without.value)
+    expected, labelled, needed = without, 0, labels_needed(without, chances)
+    chosen = images_to_label(confidence, choose)
+    if choose:
+        _write_labels(Path(labels or ""), [files[place] for place in numpy.sort(chosen).tolist()])
+    elif labels:
+        places, right = _labelled(Path(labels), files, outputs.predicted, model.class_names)
+        expected, labelled = with_labels(without, chances, places, right), len(places)
+        chances = right_chances(confidence, expected.value)
+    return Travel(
+        expected,
+        without,
+        labelled,
+        needed,
+        found,
+        signals,
+        list(_classes(model.class_names, outputs.predicted, chances)),
+        list(_risks(rows, chances, outputs.energy > found.reference.unlike, chosen)),
+        failed,
+        list(_diagnostics(found, signals, expected, labelled, needed, len(files))),
+        model,
+    )
+
+
+def _answers(
+    model: Recorder, named: Sequence[Path | str], batch_size: int, progress: Progress
+) -> tuple[list[Prediction], int]:
+    """Returns the answers about all usable images, and how many files are not."""
+    rows: list[Prediction] = []
+    failed, done, total = 0, 0, count_files(named)
     predictor = BatchPredictor(model, depth_of(image_files(named)), batch_size)
     for batch in predict_batches(predictor, image_files(named)):
         for _, predictions in batch:
@@ -465,49 +508,16 @@ def travel(
             failed += predictions[0].reason is not None
         done += len(batch)
         progress("looking at images", done, total)
-    files = [row.file for row in rows]
-    outputs, reference = model.taken(), found.reference
-    signals = Signals.of(reference, outputs)
-    without = calibrated(
-        signals.combined,
-        [site.signals.combined for site in found.sites],
-        [site.accuracy for site in found.sites],
-        len(files),
-    )
-    confidence = outputs.confidence(reference.temperature)
-    chances, expected, places = right_chances(confidence, without.value), without, []
-    if labels and not choose:
-        places, right = _labelled(Path(labels), files, outputs.predicted, model.class_names)
-        expected = with_labels(without, chances, numpy.array(places, int), right)
-        chances = right_chances(confidence, expected.value)
-    chosen = set(images_to_label(confidence, choose).tolist())
-    if choose:
-        _write_labels(Path(labels or ""), [files[place] for place in sorted(chosen)])
-    unlike = outputs.energy > reference.unlike
-    order = numpy.argsort(chances, kind="stable").tolist()
-    needed = labels_needed(without, right_chances(confidence, without.value))
-    return Travel(
-        expected,
-        without,
-        len(places),
-        needed,
-        found,
-        signals,
-        list(_classes(model.class_names, outputs.predicted, chances)),
-        [
-            ImageRisk(
-                files[place],
-                rows[place].label or "",
-                float(1 - chances[place]),
-                bool(unlike[place]),
-                place in chosen,
-            )
-            for place in order
-        ],
-        failed,
-        list(_diagnostics(found, signals, expected, len(places), needed, len(files))),
-        model,
-    )
+    return rows, failed
+
+
+def _risks(
+    rows: Sequence[Prediction], chances: numpy.ndarray, unlike: numpy.ndarray, chosen: numpy.ndarray
+) -> Iterator[ImageRisk]:
+    wanted = set(chosen.tolist())
+    for place in numpy.argsort(chances, kind="stable").tolist():
+        row, risk = rows[place], float(1 - chances[place])
+        yield ImageRisk(row.file, row.label or "", risk, bool(unlike[place]), place in wanted)
 
 
 def _classes(
@@ -598,10 +608,11 @@ _LEFT_OUT: Final = {
 
 def _labelled(
     path: Path, files: Sequence[str], predicted: numpy.ndarray, class_names: Sequence[str]
-) -> tuple[list[int], numpy.ndarray]:
+) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Returns which images have a label, and whether the model is right there."""
     place = {name: number for number, name in enumerate(files)}
-    places, right = [], []
+    places: list[int] = []
+    right: list[bool] = []
     try:
         with path.open(newline="", encoding="utf-8-sig") as content:
             rows = list(csv.DictReader(content))
@@ -624,7 +635,7 @@ def _labelled(
             raise DataError(f"{path}, line {number}: {name} is there twice")
         places.append(place[name])
         right.append(class_names[predicted[place[name]]] == label)
-    return places, numpy.array(right, bool)
+    return numpy.array(places, int), numpy.array(right, bool)
 
 
 def _write_labels(path: Path, files: Sequence[str]) -> None:
