@@ -3,11 +3,13 @@
     python benchmarks/travel/measure.py features pacs --root PACS --size 224 --out FEATURES
     python benchmarks/travel/measure.py cases FEATURES --out docs/results/data/travel
     python benchmarks/travel/measure.py runs digits --runs RUNS --out docs/results/data/travel
+    python benchmarks/travel/measure.py foreign FEATURES --size 224 --out FOREIGN
 
 `features` takes frozen features of all images once, in parts of 500 in random order. `cases` leaves
 each domain out, and five of thirty clients, from a classifier in closed form on these; `runs`
-leaves each domain out of trained runs. All go on where they stopped. They write OUT.csv, a row for
-each case and estimator, and OUT_labels.csv, a row for each case and number of labels.
+leaves each domain out of trained runs; `foreign` asks about images of none of the classes. All but
+the last go on where they stopped. They write OUT.csv, a row for each case and estimator, and
+OUT_labels.csv, a row for each case and number of labels.
 """
 
 import argparse
@@ -41,7 +43,8 @@ from feddg.evaluation.travel import (
 )
 from feddg.experiment import Experiment
 from feddg.models.backbones import build_network
-from feddg.prediction.travel import Recorder, calibrate
+from feddg.models.network import Network
+from feddg.prediction.travel import Recorder, calibrate, foreignness
 from feddg.rng import numpy_stream, stream
 from feddg.runs.diagnostics import wilson
 from feddg.runs.prepare import load_images, load_table
@@ -49,7 +52,7 @@ from feddg.storage import cache_folder
 
 PART, BATCH = 500, 32
 SEEDS = (0, 1)
-METHODS = ("fedavg", "pardon")
+METHODS = ("fedavg", "pardon", "mixstyle")
 CLIENTS, STAY_OUT, MOST_DRAWS = 30, 5, 4
 LABELS = (0, 20, 50, 100, 200)
 VALIDATION = 0.1
@@ -57,6 +60,7 @@ HEAD = ["images", "case", "seed", "sites", "size", "truth", "estimator", "raw", 
 HEAD += ["high"]
 DRAWS = 40
 LABELS_HEAD = ["images", "case", "seed", "truth", "labels", "error", "held", "width"]
+FOREIGN_HEAD = ["images", "held_out", "kind", "farther", "unlike", "estimate"]
 LABELS_HEAD += ["error_alone", "held_alone", "width_alone"]
 
 
@@ -73,6 +77,12 @@ def main() -> None:
     cases = commands.add_parser("cases")
     cases.add_argument("features", type=Path)
     cases.add_argument("--out", type=Path, required=True)
+    foreign = commands.add_parser("foreign")
+    foreign.add_argument("features", type=Path)
+    foreign.add_argument("--size", type=int, default=96)
+    foreign.add_argument("--backbone", default="efficientnet_lite0")
+    foreign.add_argument("--weights", default="imagenet")
+    foreign.add_argument("--out", type=Path, required=True)
     runs = commands.add_parser("runs")
     runs.add_argument("data")
     runs.add_argument("--root", type=Path)
@@ -83,6 +93,11 @@ def main() -> None:
         data = {"source": chosen.data, "root": chosen.root, "image_size": chosen.size}
         model = {"backbone": chosen.backbone, "weights": chosen.weights}
         write_features(Experiment(data=data, model=model), chosen.out)
+    elif chosen.command == "foreign":
+        network = build_network(
+            chosen.backbone, 2, weights=chosen.weights, image_size=chosen.size
+        ).eval()
+        write_foreign(chosen.features, network, chosen.size, chosen.out)
     elif chosen.command == "cases":
         write_cases(chosen.features, chosen.out)
     else:
@@ -138,41 +153,83 @@ class Case(NamedTuple):
     right: numpy.ndarray
 
 
-def write_cases(folder: Path, out: Path) -> None:
-    """Writes the rows of cases on frozen features that are not there yet."""
+def read_features(folder: Path) -> tuple[Part, list[str], list[str]]:
+    """Returns the images of a folder of features, the names of domains, and of classes."""
     parts = [numpy.load(file) for file in sorted(folder.glob("part-*.npz"))]
     names = numpy.load(folder / "names.npz")
-    columns = [numpy.concatenate([part[name] for part in parts]) for name in ("features", "labels")]
-    domains = numpy.concatenate([part["domains"] for part in parts])
-    images = Part(torch.from_numpy(columns[0]), *map(torch.from_numpy, (columns[1], domains)))
-    classes = len(names["classes"])
+    columns = [
+        torch.from_numpy(numpy.concatenate([part[name] for part in parts]))
+        for name in ("features", "labels", "domains")
+    ]
+    return Part(*columns), names["domains"].tolist(), names["classes"].tolist()
+
+
+def write_cases(folder: Path, out: Path) -> None:
+    """Writes the rows of cases on frozen features that are not there yet."""
+    images, domains, class_names = read_features(folder)
+    classes = len(class_names)
     for seed in SEEDS:
-        for number, name in enumerate(names["domains"].tolist()):
+        for number, name in enumerate(domains):
             if not is_there(out, folder.name, name, seed):
-                found = held_out(images, classes, [number], names["domains"].tolist(), seed)
+                found = held_out(images, classes, [number], domains, seed)
                 write_rows(out, folder.name, found)
     for seed in range(MOST_DRAWS):
         if not is_there(out, f"{folder.name}, clients", None, seed):
-            owners = partition(domains, columns[1], CLIENTS, seed=seed).owners
-            clients = images._replace(sites=torch.from_numpy(owners))
+            owners = partition(images.sites.numpy(), images.labels.numpy(), CLIENTS, seed=seed)
+            clients = images._replace(sites=torch.from_numpy(owners.owners))
             chosen = numpy_stream(seed, "who stays out").permutation(CLIENTS)[:STAY_OUT]
             labels = [f"client {number}" for number in range(CLIENTS)]
             found = held_out(clients, classes, sorted(chosen.tolist()), labels, seed)
             write_rows(out, f"{folder.name}, clients", found)
 
 
-def held_out(
+def write_foreign(folder: Path, network: Network, size: int, out: Path) -> None:
+    """Writes how far images of none of the classes are, beside a domain that took no part."""
+    images, domains, class_names = read_features(folder)
+    kinds = {name: as_unit(pixels) for name, pixels in foreign_images(size)}
+    with torch.inference_mode():
+        features = {name: network.features(pixels) for name, pixels in kinds.items()}
+    for number, name in enumerate(domains):
+        sums, sites, reference = without(images, len(class_names), [number], domains, 0)
+        head, others = sums.head(), sums.others()
+        own = {"the domain": images.of(images.sites == number).features}
+        for kind, rows in (own | features).items():
+            found = Signals.of(reference, outputs_of(rows, head, others))
+            row = [folder.name, name, kind, *foreignness(found, sites), found.combined]
+            append(out.with_suffix(".csv"), FOREIGN_HEAD, [row])
+
+
+def foreign_images(size: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields what shows none of PACS' classes, 32 images of each kind ``(32, 3, size, size)``."""
+    random, shape = stream(0, "foreign images"), (BATCH, 3, size, size)
+    yield "random noise", torch.randint(0, 256, shape, generator=random, dtype=torch.uint8)
+    shades = torch.randint(0, 256, (BATCH, 3, 1, 1), generator=random, dtype=torch.uint8)
+    yield "blank images", shades.expand(shape)
+    data = {"source": "digits", "image_size": size}
+    table, pixels, *_ = load_table(Experiment(data=data), None, lambda *_: None)
+    rows = torch.arange(0, len(table), len(table) // BATCH)[:BATCH]
+    yield "digits in four styles", pixels.gather(rows)
+
+
+def without(
     images: Part, classes: int, unseen: list[int], names: list[str], seed: int
-) -> Iterator[Case]:
-    """Trains on all sites but some, and yields each of these."""
+) -> tuple[Sums, list[LeftOutSite], Reference]:
+    """Trains on all sites but some: what classifiers are solved from, its sites, its reference."""
     apart = torch.from_numpy(numpy.isin(images.sites.numpy(), unseen))
     measures = torch.rand(len(apart), generator=stream(seed, "validation")) < VALIDATION
     train, validation = images.of(~apart & ~measures), images.of(~apart & measures)
     sums = Sums(train, classes)
     sites = list(left_out_sites(sums, train, validation, names))
+    seen = outputs_of(validation.features, sums.head(), sums.others())
+    return sums, sites, Reference.of(seen, validation.labels.numpy())
+
+
+def held_out(
+    images: Part, classes: int, unseen: list[int], names: list[str], seed: int
+) -> Iterator[Case]:
+    """Trains on all sites but some, and yields each of these."""
+    sums, sites, reference = without(images, classes, unseen, names, seed)
     head, others = sums.head(), sums.others()
-    seen = outputs_of(validation.features, head, others)
-    reference = Reference.of(seen, validation.labels.numpy())
     for site in unseen:
         own = images.of(images.sites == site)
         outputs = outputs_of(own.features, head, others)

@@ -53,7 +53,7 @@ TRAVEL, HEADS = "travel.json", "travel.safetensors"
 REACH: Final = 0.05
 """Five points on either side: an interval to rely on."""
 FAR: Final = 1.5
-"""Images so many times as far, or as many unlike, as at the farthest site left out are foreign."""
+"""Images more than so many times as far, or as often unlike, as at any site are foreign."""
 FEW_SITES: Final = 5
 LEAST_OF_A_CLASS: Final = 20
 """Answers of a class from which on something is said of them."""
@@ -539,20 +539,28 @@ def expectation(expected: Estimate) -> str:
     )
 
 
+def foreignness(signals: Signals, sites: Sequence[LeftOutSite]) -> tuple[float, float]:
+    """Returns how many times as far images are as the farthest site, and as many of them unlike.
+
+    A third of the images above the threshold is nothing odd, wherever the sites are.
+    """
+    far = max((site.signals.distance for site in sites), default=1.0)
+    unlike = max((site.signals.unlike for site in sites), default=0.0)
+    return signals.distance / far, signals.unlike / max(unlike, 1 / 3)
+
+
 def _diagnostics(
     found: TravelFile, signals: Signals, expected: Estimate, labels: int, needed: int, images: int
 ) -> Iterator[Diagnostic]:
     """Says what to do, then what the estimate rests on."""
-    known = [site.signals for site in found.sites]
-    far = FAR * max((one.distance for one in known), default=1.0)
-    odd = max(0.5, FAR * max((one.unlike for one in known), default=0.0))
-    if (signals.distance > far or signals.unlike > odd) and not labels:
+    farther, unlike = foreignness(signals, found.sites)
+    if max(farther, unlike) > FAR and not labels:
         yield Diagnostic(
             "unlike-all-sites",
             "warning",
-            "Do not use it: the images are unlike anything seen, "
-            f"{signals.distance / far * FAR:.1f} times as far from training as the farthest site, "
-            f"and {signals.unlike:.0%} of them above the out-of-distribution threshold.",
+            f"Do not use it: the images are unlike anything seen, {farther:.1f} times as far from "
+            f"training as the farthest site left out, and {signals.unlike:.0%} of them above the "
+            "out-of-distribution threshold.",
         )
     elif expected.reach <= REACH or expected.low >= found.reference.accuracy - REACH:
         yield Diagnostic(
