@@ -39,11 +39,26 @@ def test_what_the_user_says_stays_and_so_does_a_named_protocol() -> None:
         64,
     )
     named = Experiment(**FOLDER, preset="folder", model={"weights": None})
-    assert (named.model.backbone, named.train.lr) == ("resnet18", 3e-5)
+    assert (named.model.backbone, named.train.lr) == ("efficientnet_lite0", 1e-4)
     digits = Experiment(data="digits", hold_out="sketch", model={"weights": None})
     assert digits.id == Experiment(data="digits", hold_out="sketch").id
     pretrained = Experiment(**FOLDER)
-    assert (pretrained.model.backbone, pretrained.model.weights) == ("resnet18", "imagenet")
+    assert (pretrained.model.backbone, pretrained.train.head) == ("efficientnet_lite0", "ridge")
+    assert pretrained.model.weights == "imagenet"
+
+
+@pytest.mark.parametrize(
+    ("fields", "head"),
+    [
+        ({"defences": "median"}, "random"),
+        ({"privacy": {"clipping": "fixed"}}, "random"),
+        ({"method": "local"}, "random"),
+        ({"method": "ridge"}, "random"),
+        ({"defences": "median", "train": {"head": "ridge"}}, "ridge"),
+    ],
+)
+def test_a_classifier_from_open_sums_is_the_default_where_nothing_is_to_be_defended(fields, head):
+    assert Experiment(**FOLDER, **fields).train.head == head
 
 
 def test_a_method_s_own_optimizer_wins_over_the_preset() -> None:
@@ -54,7 +69,7 @@ def test_a_method_s_own_optimizer_wins_over_the_preset() -> None:
 def test_a_complete_experiment_is_left_as_it_is() -> None:
     stored = Experiment(**FOLDER, preset="folder", model={"weights": None}).model_dump(mode="json")
     again = Experiment(**stored)
-    assert (again.model.backbone, again.data.image_size) == ("resnet18", 128)
+    assert (again.model.backbone, again.data.image_size) == ("efficientnet_lite0", 160)
 
 
 @pytest.fixture
