@@ -6,6 +6,7 @@ python docs/generate_data_sets.py
 from pathlib import Path
 
 from feddg.data.data_set import DATA_SETS, DataSet
+from feddg.data.download import host_down
 
 PAGE = Path(__file__).parent / "data_sets.md"
 MARK = "<!-- data sets -->\n"
@@ -44,8 +45,11 @@ def _overview() -> str:
 def _had(one: DataSet) -> str:
     if one.name == "digits":
         return "built in"
-    assert one.publication is not None
-    return f"`feddg data get {one.name}`" if one.publication.files else "by hand"
+    about = one.publication
+    assert about is not None
+    if about.down and not about.mirror:
+        return f"host down since {about.down}"
+    return f"`feddg data get {one.name}`" if about.files or about.mirror else "by hand"
 
 
 def _section(one: DataSet) -> str:
@@ -74,6 +78,11 @@ def _section(one: DataSet) -> str:
         size = f", {file.bytes / 1e9:.1f} GB" if file.bytes else ""
         checksum = file.checksum or "no checksum published"
         lines.append(f"- `feddg data get` downloads `{file.name}`{size} ({checksum})\n")
+    if about.down:
+        lines.append(f"- {host_down(one)}\n")
+    if about.mirror:
+        place = f"<https://huggingface.co/datasets/{about.mirror.name}>"
+        lines.append(f"- `feddg data get` takes the mirror {place} (`feddg[parquet]`)\n")
     lines += [f"- By hand, {number}: {step}\n" for number, step in enumerate(about.steps, start=1)]
     return "".join(lines)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from hub_server import Hub, serving_hub
 from run_folders import FolderMaker
 from trained_runs import SHORT, trained_run
 
@@ -64,6 +65,28 @@ def shared_data() -> Path:
 def folder_maker(tmp_path: Path) -> Callable[..., FolderMaker]:
     """Makes a ``FolderMaker`` for a folder below ``tmp_path``: ``folder_maker("a", rounds=3)``."""
     return lambda name="run", **fields: FolderMaker(tmp_path / name, **fields)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A Hugging Face hub on this machine, asked in place of the real one; nobody is logged in."""
+    from huggingface_hub import constants
+
+    from feddg.data import download
+
+    with serving_hub() as served:
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.setenv(name, "127.0.0.1")
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(constants, "ENDPOINT", served.address)
+        template = served.address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no token"))
+        monkeypatch.setattr(download, "PAUSE", 0.0)
+        yield served
 
 
 # Runs that several files of tests look at, each trained once.

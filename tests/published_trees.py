@@ -249,6 +249,11 @@ def digits_dg(root: Path) -> Path:
     return images(root, _folders(["digits_dg"], domains, ["train", "val"], "0123456789"))
 
 
+def fed_isic2019(root: Path) -> Path:
+    definition = DATA_SETS["fed_isic2019"]
+    return images(root, _folders(definition.domains, ["train", "test"], definition.classes))
+
+
 def office_caltech(root: Path) -> Path:
     definition = DATA_SETS["office_caltech"]
     return images(root, _folders(["office_caltech_10"], definition.domains, definition.classes))
@@ -315,6 +320,7 @@ LAYOUTS = {
     "femnist_leaf": Layout("femnist", femnist_leaf, official=True),
     "femnist_listed": Layout("femnist", femnist_listed, official=True),
     "digits_dg": Layout("digits_dg", digits_dg),
+    "fed_isic2019": Layout("fed_isic2019", fed_isic2019),
     "rotated_mnist": Layout("rotated_mnist", mnist),
     "office_caltech": Layout("office_caltech", office_caltech),
     "office_31": Layout("office_caltech", office_31),

@@ -91,18 +91,18 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
-def field_fault(error: "ValidationError", known: Sequence[str] = ()) -> str:
+def field_fault(error: "ValidationError", fields: Sequence[str] = ()) -> str:
     """Returns a schema's first objection in one line: ``lr: must be above 0 (got -1)``.
 
     Args:
         error: what pydantic raised.
-        known: names of all fields; an unknown field is then answered with the nearest, and all.
+        fields: names of all fields; an unknown field is then answered with the nearest, and all.
     """
     fault = error.errors()[0]
     where = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
-        there_are = ", ".join(known) or "none"
-        return f"unknown field {where!r}{nearest(where, known)}; there are: {there_are}"
+        there_are = ", ".join(fields) or "none"
+        return f"unknown field {where!r}{nearest(where, fields)}; there are: {there_are}"
     message = fault["msg"].removeprefix("Value error, ")
     # What a check of several fields was given is all of them: that tells nobody anything.
     got = "" if isinstance(fault["input"], Mapping) else f" (got {reprlib.repr(fault['input'])})"

@@ -217,6 +217,8 @@ class RoundRow(Row):
             round), ``evaluate``.
         bytes_up: sent by the clients in this round.
         bytes_down: sent to the clients in this round.
+        left_out: accuracy at clients, by id, of a model that never saw them, where the method
+            measures it.
     """
 
     identity: ClassVar = ("round",)
@@ -231,6 +233,7 @@ class RoundRow(Row):
     seconds: dict[str, Number] = Field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
+    left_out: dict[int, Number] = Field(default_factory=dict)
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -80,14 +80,14 @@ class Registry(Mapping[str, T], Generic[T]):
             FeddgError: there is none, with the nearest, and all; or it cannot be loaded.
         """
         self._load()
-        known = self._aliases.get(name, name)
-        if known not in self._found and known in self._broken:
-            raise self._error(f"{self.kind} {name!r} {self._broken[known]}")
-        if known not in self._found:
+        listed = self._aliases.get(name, name)
+        if listed not in self._found and listed in self._broken:
+            raise self._error(f"{self.kind} {name!r} {self._broken[listed]}")
+        if listed not in self._found:
             near = nearest(name, [*self._found, *self._aliases])
             remedy = f"`{self._where}` lists them" if self._where else f"there are: {self.names()}"
             raise self._error(f"unknown {self.kind} {name!r}{near}; {remedy}")
-        return self._found[known]
+        return self._found[listed]
 
     def names(self) -> str:
         """Returns all names, sorted, as text for a message."""

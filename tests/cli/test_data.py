@@ -121,12 +121,37 @@ def test_faults_end_in_one_line(feddg, server, tmp_path, fault) -> None:
 
 
 def test_what_has_to_be_asked_for_prints_the_steps(feddg) -> None:
-    code, out, _ = feddg("data", "get", "office_home", "--root", "here", "--accept-licence")
+    code, out, _ = feddg("data", "get", "vlcs", "--root", "here", "--accept-licence")
     assert code == 1
-    assert "H. Venkateswara" in out
-    assert "1. Open the address" in out
+    assert "C. Fang" in out
+    assert "1. Take VLCS" in out
     assert "2. Unpack" in out
     assert not Path("here").exists()
+
+
+def test_a_mirror_is_said_and_taken_once_the_licence_is_accepted(feddg, hub, tmp_path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs PyArrow (feddg[parquet])")
+    from pyarrow import parquet
+
+    png = published_trees.image(tmp_path / "a.png").read_bytes()
+    domains = ["photo", "art_painting", "cartoon", "sketch"]
+    columns = {"image": [{"bytes": png, "path": "a.png"}] * 4, "domain": domains, "label": [6] * 4}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "train-00000-of-00001.parquet")
+    content = (tmp_path / "train-00000-of-00001.parquet").read_bytes()
+    commit = hub.commit("datasets/flwrlabs/pacs", {"data/train-00000-of-00001.parquet": content})
+    arguments = ("data", "get", "pacs", "--root", "here", "--revision", commit)
+    code, out, err = feddg(*arguments)
+    assert code == 1
+    assert "Mirror: https://huggingface.co/datasets/flwrlabs/pacs" in out
+    assert f"pacs --root here --revision {commit} --accept-licence" in err
+    assert hub.asked == []
+    code, out, _ = feddg(*arguments, "--accept-licence", "--quiet")
+    assert code == 0
+    assert f"sha256 {hashlib.sha256(content).hexdigest()}  data--train-0" in out
+    assert Path("here/sketch/person/a.png").read_bytes() == png
+    arguments = ("data", "get", "pacs", "--root", "there", "--from", ".", "--accept-licence")
+    assert feddg(*arguments)[0] == 0
+    assert Path("there/sketch/person/a.png").read_bytes() == png
 
 
 @pytest.mark.parametrize("name", ["digits", "folder", "table", "fedig"])

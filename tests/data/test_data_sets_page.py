@@ -18,7 +18,8 @@ def test_every_published_data_set_says_how_it_is_had_and_used() -> None:
     for one in runpy.run_path(str(SCRIPT))["data_sets"]():
         if one.name == "digits":
             continue
-        assert one.publication.files or one.publication.steps, one.name
+        had = one.publication.files, one.publication.mirror, one.publication.steps
+        assert any(had), one.name
         assert one.layouts, one.name
         assert one.protocol, one.name
         assert one.preset is not None, one.name

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from feddg.errors import ExperimentError
-from feddg.federation import local_training
-from feddg.methods.base import methods
+from feddg.methods.base import Method, methods
 from feddg.models.normalization import statistics_names
 from feddg.settings import ServerSettings, TrainSettings
 from federations import federation, same
@@ -77,7 +76,7 @@ def test_features_computed_once_train_the_same_head(monkeypatch, tmp_path):
     kept = small(cache=tmp_path, sizes=(40, 30, 20))
     ours = kept.run()
     assert len(list(tmp_path.glob("*features*"))) == 3
-    monkeypatch.setattr(local_training, "_trains_on_features", lambda client, method: False)
+    monkeypatch.setattr(Method, "trains_on_features", lambda method, client: False)
     plain = small(sizes=(40, 30, 20)).run()
     for name in ours:
         torch.testing.assert_close(ours[name], plain[name], rtol=1e-4, atol=1e-6)

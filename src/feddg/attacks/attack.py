@@ -132,8 +132,8 @@ class AttackSettings:
         if kind not in KINDS:
             raise ExperimentError(f"there is no attack {kind!r}; there are: {', '.join(KINDS)}")
         if self.optimizer not in get_args(Step):
-            known = " or ".join(get_args(Step))
-            raise ExperimentError(f"optimizer {self.optimizer!r} must be {known}")
+            possible = " or ".join(get_args(Step))
+            raise ExperimentError(f"optimizer {self.optimizer!r} must be {possible}")
         for name, least in _LEAST.items():
             if getattr(self, name) < least:
                 raise ExperimentError(

@@ -105,10 +105,10 @@ def _backbone(name: str, file: Path) -> Extractor:
     state = read_weights(file)
     head = getattr(build_network(name, 2, weights=None).featurizer, "head", "classifier")
     own = {part: state[f"{head}.{part}"] for part in PARTS if f"{head}.{part}" in state}
-    known = own.keys() == set(PARTS)
-    classes = len(own["bias"]) if known else 2
+    is_ours = own.keys() == set(PARTS)
+    classes = len(own["bias"]) if is_ours else 2
     network = build_network(name, classes, weights=str(file)).eval().requires_grad_(False)
-    if known:
+    if is_ours:
         network.classifier.load_state_dict(own)
 
     def maps(images: Images) -> list[Tensor]:
@@ -128,7 +128,7 @@ def _backbone(name: str, file: Path) -> Extractor:
         name,
         maps if network.stages else None,
         lambda images: network.features(_enlarged(images)),
-        network.classifier if known else None,
+        network.classifier if is_ours else None,
     )
 
 
@@ -415,14 +415,14 @@ def retrieval(drawn: Tensor, true: Tensor, groups: Tensor) -> Retrieval:
     nearer = ((distances < own).double() + 0.5 * (distances == own).double()) * others
     counts = others.sum(1)
     ranks = torch.where(counts > 0, nearer.sum(1) / counts.clamp(min=1), torch.nan)
-    known = counts > 0
-    if not known.any():
+    comparable = counts > 0
+    if not comparable.any():
         return Retrieval(ranks, math.nan, math.nan)
     # With k others no nearer, the true one is first with a chance of 1 / (1 + ties).
     ties = (others & (distances == own)).sum(1)
     firsts = ((nearer.sum(1) - 0.5 * ties) == 0).double() / (1 + ties)
-    chance = (1.0 / (1 + counts))[known].mean()
-    return Retrieval(ranks, float(firsts[known].mean()), float(chance))
+    chance = (1.0 / (1 + counts))[comparable].mean()
+    return Retrieval(ranks, float(firsts[comparable].mean()), float(chance))
 
 
 @dataclass(frozen=True)
@@ -445,8 +445,8 @@ def clustered_mean(values: Tensor, clusters: Tensor) -> MeanInterval:
         values: ``(n,)``; NaN is left out.
         clusters: ``(n,)`` ids, such as clients: values of one cluster depend on each other.
     """
-    known = ~values.isnan()
-    values, clusters = values[known].double(), clusters[known]
+    clustered = ~values.isnan()
+    values, clusters = values[clustered].double(), clusters[clustered]
     means = numpy.array([float(values[clusters == c].mean()) for c in clusters.unique().tolist()])
     if not len(means):
         return MeanInterval(math.nan, math.nan, math.nan)

@@ -114,10 +114,10 @@ def _attacks(
 
 
 def _learnt(
-    known: Sequence[tuple[numpy.ndarray, numpy.ndarray]], asked: numpy.ndarray
+    shadows: Sequence[tuple[numpy.ndarray, numpy.ndarray]], asked: numpy.ndarray
 ) -> numpy.ndarray:
     """What a logistic regression on shadow clients says of the features asked about."""
-    features, members = (numpy.concatenate(part) for part in zip(*known))
+    features, members = (numpy.concatenate(part) for part in zip(*shadows))
     scaler = StandardScaler().fit(features)
     model = LogisticRegression(max_iter=1000).fit(scaler.transform(features), members)
     decided: numpy.ndarray = model.decision_function(scaler.transform(asked))

@@ -188,14 +188,14 @@ def train_generator(
         )
     order = torch.randperm(len(rows), generator=stream(training.seed, "validation"))
     held = max(2, round(training.validation * len(rows)))
-    chosen, kept = order[held:], order[:held]
-    generator = _linear(rows, images, chosen, kept)
+    chosen, validation = order[held:], order[:held]
+    generator = _linear(rows, images, chosen, validation)
     if training.steps:
-        _train_network(generator, rows, images, chosen, kept, training, extractor, progress)
+        _train_network(generator, rows, images, chosen, validation, training, extractor, progress)
     return generator
 
 
-def _linear(rows: Tensor, images: Tensor, chosen: Tensor, kept: Tensor) -> TrainedGenerator:
+def _linear(rows: Tensor, images: Tensor, chosen: Tensor, validation: Tensor) -> TrainedGenerator:
     """The best ridge regression from vectors to thumbnails, by the validation images."""
     size = images.shape[-1]
     centre, scale = rows[chosen].mean(0), rows[chosen].std(0).clamp(min=1e-8)
@@ -206,12 +206,12 @@ def _linear(rows: Tensor, images: Tensor, chosen: Tensor, kept: Tensor) -> Train
     targets = (small[chosen] - thumbnail).flatten(1)
     best = None
     for ridge in _ridges(scores[chosen], targets):
-        error = mse_loss(scores[kept] @ ridge, (small[kept] - thumbnail).flatten(1))
+        error = mse_loss(scores[validation] @ ridge, (small[validation] - thumbnail).flatten(1))
         if best is None or error < best[0]:
             best = (error, ridge)
     assert best is not None
     generator.ridge = best[1]
-    generator.psnr = _psnr(generator, rows, images, kept)
+    generator.psnr = _psnr(generator, rows, images, validation)
     return generator
 
 
@@ -232,7 +232,7 @@ def _train_network(
     rows: Tensor,
     images: Tensor,
     chosen: Tensor,
-    kept: Tensor,
+    validation: Tensor,
     training: GeneratorTraining,
     extractor: Extractor | None,
     progress: Callable[[int, int], None],
@@ -262,7 +262,7 @@ def _train_network(
             losses.append(float(loss.detach()))
         if (step + 1) % max(1, training.steps // 8) == 0:
             generator.network = network.eval()
-            reached = _psnr(generator, rows, images, kept)
+            reached = _psnr(generator, rows, images, validation)
             if reached > best[0]:
                 state = {name: t.clone() for name, t in network.state_dict().items()}
                 best = (reached, state)  # type: ignore[assignment]
@@ -281,9 +281,9 @@ def _loss(drawn: Tensor, wanted: Tensor, extractor: Extractor | None, weight: fl
     return loss + weight * perceptual_distances(extractor, *pair).mean()
 
 
-def _psnr(generator: TrainedGenerator, rows: Tensor, images: Tensor, kept: Tensor) -> float:
-    drawn = generator.images(rows[kept])
-    errors = (drawn - _unit(images[kept])).square().mean((1, 2, 3)).clamp(min=1e-10)
+def _psnr(generator: TrainedGenerator, rows: Tensor, images: Tensor, validation: Tensor) -> float:
+    drawn = generator.images(rows[validation])
+    errors = (drawn - _unit(images[validation])).square().mean((1, 2, 3)).clamp(min=1e-10)
     return float((-10 * errors.log10()).mean())
 
 
@@ -414,11 +414,11 @@ def reconstruct(
     """
     classes = senders.loaded.worker.network.classes
     progress(f"{entry.key}: asking", 0, 1)
-    known = torch.cat(
+    others = torch.cat(
         [rows[:1] for rows in senders.pretended(entry, one_each(public, labels, classes))]
     )
     generator = train_generator(
-        known,
+        others,
         public,
         effort.training,
         judges.eye,
@@ -439,7 +439,7 @@ def reconstruct(
     targets = Targets.joined([part[0] for part in parts])
     fed = {SENT: torch.cat([p[1] for p in parts]), SAMPLE: torch.cat([p[2] for p in parts])}
     rng = stream(effort.seed, "unrelated")
-    fed[UNRELATED] = known[torch.randint(len(known), (len(targets),), generator=rng)]
+    fed[UNRELATED] = others[torch.randint(len(others), (len(targets),), generator=rng)]
     drawn = {name: generator.images(vectors) for name, vectors in fed.items()}
     kind: Attacker = "server" if attacker is None else "client"
     return Reconstruction(kind, entry, targets, drawn, len(public), effort.seed)
@@ -450,14 +450,14 @@ def _received(
 ) -> dict[int, Tensor]:
     """What the malicious client can read of each other client: its rows, or those of nobody."""
     broadcast = senders.broadcast
-    told = entry.received(senders.loaded.state.context, broadcast.extras, broadcast.weights)
-    if told is None:
+    received = entry.received(senders.loaded.state.context, broadcast.extras, broadcast.weights)
+    if received is None:
         raise RunError(
             f"clients receive nothing of what is sent as {entry.key}: there is nothing that a "
             "malicious client could draw from; `--kind server` attacks what the server sees"
         )
     own = senders.real(entry, [attacker]).get(attacker)
-    theirs = told if own is None else told[~_among(told, own)]
+    theirs = received if own is None else received[~_among(received, own)]
     if not len(theirs):
         raise RunError(f"all that client {attacker} receives as {entry.key} is its own")
     owned = {client: theirs[_among(theirs, rows)] for client, rows in sent.items()}

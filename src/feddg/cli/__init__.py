@@ -1,10 +1,10 @@
 """The command line: thin, no logic of its own.
 
 A module per group of commands: ``run`` (run, resume, demo), ``compare`` (compare, report, paired),
-``use`` (evaluate, adaptations, methods, predict, export, serve, privacy, style), ``data`` (data,
-cache), ``deploy``. ``common`` holds what they share: flags made from an experiment's settings, and
-the reading of what they say; ``output`` shows what goes on and what came of it. Heavy imports wait
-until a command needs them.
+``use`` (evaluate, adaptations, methods, predict, export, hub, serve, privacy, style), ``data``
+(data, cache), ``deploy``. ``common`` holds what they share: flags made from an experiment's
+settings, and the reading of what they say; ``output`` shows what goes on and what came of it. Heavy
+imports wait until a command needs them.
 """
 
 import logging
@@ -33,6 +33,7 @@ app.add_typer(use.style_app, name="style")
 app.add_typer(deploy.app, name="deploy")
 app.add_typer(data.cache_app, name="cache")
 app.add_typer(use.privacy_app, name="privacy")
+app.add_typer(use.hub_app, name="hub")
 
 
 def _say_version(wanted: bool) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from feddg import api
 from feddg.cli.common import ExperimentCommand, JsonOption, QuietOption, print_json, takes
+from feddg.text import command
 
 data_app = typer.Typer(
     help="Get images, and look at them before training.",
@@ -24,6 +25,13 @@ def get_data(
         bool, typer.Option("--accept-licence", help="you have read its licence and keep to it")
     ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="archives stay once unpacked")] = False,
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", help="a folder with the mirror's Parquet files, had otherwise"),
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="of the mirror: a branch, a tag, or a commit to be sure")
+    ] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Download a published data set, once its licence is accepted; it goes on where it was cut."""
@@ -33,17 +41,26 @@ def get_data(
     typer.echo("\n".join(api.about(definition)))
     publication = definition.publication
     assert publication is not None
-    if not publication.files:
+    if not (publication.files or publication.mirror):
         typer.echo("It has to be asked for by hand:")
         for number, step in enumerate(publication.steps, start=1):
             typer.echo(f"  {number}. {step}")
         raise typer.Exit(1)
-    again = f"feddg data get {name} --root {root} --accept-licence"
+    chosen = [("--revision", revision), ("--from", source)]
+    options = [str(text) for option in chosen if option[1] for text in option]
+    again = command("data", "get", name, "--root", str(root), *options, "--accept-licence")
     if not accept_licence:
         typer.echo(f"Nothing was downloaded. If you keep to its licence: {again}", err=True)
         raise typer.Exit(1)
     with working(quiet) as progress:
-        received = api.get_data_set(definition, root.expanduser(), progress, keep=keep)
+        received = api.get_data_set(
+            definition,
+            root.expanduser(),
+            progress,
+            keep=keep,
+            revision=revision,
+            source=source and source.expanduser(),
+        )
     for file, found in received.items():
         typer.echo(f"sha256 {found}  {file}")
     typer.echo(f"Now: feddg data inspect --data {name} --root {root}")

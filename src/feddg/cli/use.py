@@ -29,7 +29,10 @@ app = typer.Typer()
 
 RunArgument = Annotated[Path, typer.Argument(help="the run folder")]
 ModelArgument = Annotated[
-    Path, typer.Argument(help="the run folder, or an ONNX file of `feddg export`")
+    Path,
+    typer.Argument(
+        help="the run folder, what `feddg export` wrote (ONNX, a folder), or hf:owner/name@revision"
+    ),
 ]
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="refuse a model about which there is a warning")
@@ -95,6 +98,9 @@ def export(
     onnx: Annotated[Path | None, typer.Option(help="write ONNX (extra `export`)")] = None,
     torch: Annotated[Path | None, typer.Option(help="write a torch.export program, .pt2")] = None,
     safetensors: Annotated[Path | None, typer.Option(help="write the weights alone")] = None,
+    hub: Annotated[
+        Path | None, typer.Option(help="write a folder that `feddg hub push` would put there")
+    ] = None,
     adapt: AdaptOption = None,
     which: WhichOption = None,
     floats: Annotated[
@@ -103,17 +109,20 @@ def export(
     strict: StrictOption = False,
 ) -> None:
     """Write a run's model as a file that works without feddg, and a model card beside it."""
-    named = [("onnx", onnx), ("torch", torch), ("safetensors", safetensors)]
-    format, path = api.one_format(named)  # type: ignore[arg-type]
-    done = api.export_run(
-        run,
-        path,
-        format,
-        adapt=adapt,
-        which=which,
-        input_kind="float" if floats else "uint8",
-        strict=strict,
-    )
+    named = [("onnx", onnx), ("torch", torch), ("safetensors", safetensors), ("hub", hub)]
+    format, path = api.one_format(named)
+    if format == "hub":
+        done = api.save_model(run, path, adapt=adapt, which=which, strict=strict)
+    else:
+        done = api.export_run(
+            run,
+            path,
+            format,
+            adapt=adapt,
+            which=which,
+            input_kind="float" if floats else "uint8",
+            strict=strict,
+        )
     if done.checked:
         typer.echo(
             f"checked on {done.checked} images: labels are the run's, probabilities within "
@@ -122,6 +131,40 @@ def export(
     typer.echo(f"model: {done.path}")
     typer.echo(f"model card: {done.card}")
     show_warnings(done.diagnostics)
+
+
+# ``feddg hub``: a model on the Hugging Face hub.
+
+
+hub_app = typer.Typer(no_args_is_help=True, suggest_commands=False)
+
+
+@hub_app.callback()
+def hub() -> None:
+    """Share a model on the Hugging Face hub."""
+
+
+@hub_app.command("push")
+def hub_push(
+    run: Annotated[Path, typer.Argument(help="the run folder, or one of `feddg export --hub`")],
+    repository: Annotated[str, typer.Argument(help="owner/name; made where there is none")],
+    which: WhichOption = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="a new repository is open to all, not private")
+    ] = False,
+    strict: StrictOption = False,
+) -> None:
+    """Put a run's model there, with a card: `hf:owner/name` names it wherever a model is asked for.
+
+    Weights, settings of the network, names of classes and domains with their numbers of images go;
+    no image, no name of a file, nothing of single clients. `feddg export --hub` writes the same
+    folder here, to look at it first.
+    """
+    address, diagnostics = api.push_model(
+        run, repository, which=which, public=public, strict=strict
+    )
+    typer.echo(f"pushed: {address}\nuse it: feddg predict hf:{repository} IMAGES --out labels.csv")
+    show_warnings(diagnostics)
 
 
 def show_warnings(found: "Sequence[Diagnostic]") -> None:

@@ -20,6 +20,7 @@ from feddg.errors import ClientError
 from feddg.messages import Message, Weights
 from feddg.models.network import Network
 from feddg.models.normalization import freeze_statistics
+from feddg.models.trained import frozen_digest
 from feddg.records import client_name
 from feddg.rng import numpy_stream, stream
 from feddg.settings import TrainSettings
@@ -318,12 +319,12 @@ class Client:
 
     def batch(self, positions: Tensor, generator: torch.Generator) -> Batch:
         """Returns the images at ``positions`` on the device, augmented by random draws."""
-        known = self.training.labels[positions]
-        labels = known.to(self.device)
+        labels_here = self.training.labels[positions]
+        labels = labels_here.to(self.device)
         if self.features is not None:
             features = self.features[positions].to(self.device)
             return Batch(
-                features.new_empty(0), labels, positions, host_labels=known, features=features
+                features.new_empty(0), labels, positions, host_labels=labels_here, features=features
             )
         raw = self.training.images(positions, self.device)
         drawn = draw(self.augmentation, len(positions), raw.shape[-1], generator).to(self.device)
@@ -331,7 +332,7 @@ class Client:
             name: apply(rows_of(view, positions.to(view.device)).to(self.device), drawn)
             for name, view in self.views.items()
         }
-        return Batch(apply(raw, drawn), labels, positions, views, host_labels=known)
+        return Batch(apply(raw, drawn), labels, positions, views, host_labels=labels_here)
 
     def plain_batches(
         self, batch_size: int = 64, examples: Examples | None = None
@@ -354,6 +355,30 @@ class Client:
             return self.network.features(batch.images)
         embeddings: Tensor = self.network.embedding(batch.features)
         return embeddings
+
+    @property
+    def has_fixed_features(self) -> bool:
+        """Whether the head alone is trained, on images that are the same in every round."""
+        plain = self.training is self.examples and not self.views
+        varied = self.augmentation.moves or self.augmentation.recolors
+        return self.worker.train.trainable == "head" and plain and not varied
+
+    def frozen_features(self) -> Tensor:
+        """Returns what the frozen featurizer makes of its images, ``(n, d)`` float32.
+
+        Computed once for all rounds, without augmentation.
+        """
+        network = self.network
+
+        def compute() -> Tensor:
+            with torch.no_grad():
+                parts = [
+                    network.featurizer(network.normalize(batch.images)).float().cpu()
+                    for batch in self.plain_batches()
+                ]
+            return torch.cat(parts)
+
+        return self.cached(f"features-{frozen_digest(network)}", compute)
 
     def descend(self, terms: dict[str, Tensor]) -> None:
         """Takes one step of the client's optimizer down the sum of ``terms``, and logs them.

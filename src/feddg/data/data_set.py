@@ -45,6 +45,25 @@ class PublishedFile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Mirror:
+    """A copy on the Hugging Face hub: Parquet files with a row for every image.
+
+    Attributes:
+        name: of its repository, ``owner/name``.
+        revision: the branch, tag or commit that is taken.
+        image: its column of images.
+        label: its column of classes, names or their positions in ``DataSet.classes``.
+        domain: its column of domains, the same.
+    """
+
+    name: str
+    revision: str = "main"
+    image: str = "image"
+    label: str = "label"
+    domain: str = "domain"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Publication:
     """Where a data set comes from.
 
@@ -53,6 +72,8 @@ class Publication:
         address: the official page or file.
         licence: what its owners allow; empty where they do not say.
         files: what ``feddg data get`` downloads; none where it has to be asked for.
+        down: since when the host of the files has not answered; empty where it does.
+        mirror: what is taken where there are no files, or their host is down.
         steps: how a person gets it where a program may not, a step each.
     """
 
@@ -60,6 +81,8 @@ class Publication:
     address: str = ""
     licence: str = ""
     files: tuple[PublishedFile, ...] = ()
+    down: str = ""
+    mirror: Mirror | None = None
     steps: tuple[str, ...] = ()
 
 

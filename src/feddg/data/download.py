@@ -10,7 +10,7 @@ import time
 import uuid
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from lzma import LZMAError
 from pathlib import Path
 from typing import IO
@@ -19,7 +19,8 @@ from urllib.parse import urljoin, urlsplit
 import requests
 from pydantic import Field
 
-from feddg.data.data_set import DataSet, PublishedFile
+from feddg.data.data_set import DataSet, Mirror, PublishedFile
+from feddg.data.mirror import local_files, mirrored_files, mirrored_images, require_parquet
 from feddg.errors import DataError
 from feddg.records import JsonFile
 from feddg.storage import alone, open_file, private_folder, read_text, replace_text, sync, why
@@ -267,10 +268,17 @@ def unpack(archive: Path, folder: Path, progress: Progress) -> None:
         DataError: it is no archive, is damaged, holds what is none of a data set's (paths outside
             the folder, links, devices, encrypted files), or too much; or something is in the way.
     """
+    _put(_members(archive), archive, archive.stat().st_size, folder, progress)
+
+
+def _put(
+    members: Iterable[_Member], archive: Path, size: int, folder: Path, progress: Progress
+) -> None:
+    """Writes files into a folder, all or none; ``archive`` holds them in ``size`` bytes."""
     aside = private_folder(folder) / f".unpacking-{uuid.uuid4().hex}"
     private_folder(aside)
     try:
-        _write_all(archive, aside, progress)
+        _write_all(members, archive, size, aside, progress)
         for entry in sorted(aside.iterdir()):
             if (folder / entry.name).exists():
                 raise DataError(
@@ -288,11 +296,13 @@ def unpack(archive: Path, folder: Path, progress: Progress) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _write_all(archive: Path, folder: Path, progress: Progress) -> None:
+def _write_all(
+    members: Iterable[_Member], archive: Path, packed: int, folder: Path, progress: Progress
+) -> None:
     free = shutil.disk_usage(folder).free
-    most = min(max(LEAST, MOST_TIMES * archive.stat().st_size), free)
+    most = min(max(LEAST, MOST_TIMES * packed), free)
     files = written = 0
-    for files, (name, size, source) in enumerate(_members(archive), start=1):
+    for files, (name, size, source) in enumerate(members, start=1):
         if files > MOST_FILES:
             raise DataError(f"{archive.name} holds more than {MOST_FILES:,} files; it is refused.")
         written += size
@@ -389,9 +399,15 @@ class Received(JsonFile):
 
     Attributes:
         files: the SHA-256 of each published file, by its name.
+        revision: of the mirror, as it was asked for; empty for what the definition says.
+        commit: of the mirror that they are from; empty for none.
+        complete: whether the mirror's images are all there.
     """
 
     files: dict[str, str] = Field(default_factory=dict)
+    revision: str = ""
+    commit: str = ""
+    complete: bool = False
 
 
 def about(definition: DataSet) -> list[str]:
@@ -401,7 +417,7 @@ def about(definition: DataSet) -> list[str]:
         DataError: it is not published, or built in.
     """
     publication = definition.publication
-    if publication is None or not (publication.files or publication.steps):
+    if publication is None or not (publication.files or publication.mirror or publication.steps):
         raise DataError(
             f"The data set '{definition.name}' is not one that is downloaded: {definition.summary}."
         )
@@ -416,19 +432,41 @@ def about(definition: DataSet) -> list[str]:
         size = f", {file.bytes / 1e9:.1f} GB" if file.bytes else ""
         checksum = file.checksum or "no checksum published"
         lines.append(f"File: {file.address} ({file.name}{size}; {checksum})")
+    if publication.down:
+        lines.append(host_down(definition))
+    if publication.mirror:
+        lines.append(f"Mirror: https://huggingface.co/datasets/{publication.mirror.name}")
     return lines
 
 
+def host_down(definition: DataSet) -> str:
+    """Says that the host of a data set's files is down, and where they are else, in a sentence."""
+    publication = definition.publication
+    assert publication is not None
+    host, mirror = urlsplit(publication.files[0].address).netloc, publication.mirror
+    return f"{host} has not answered since {publication.down}; " + (
+        f"the mirror {mirror.name} on Hugging Face is taken." if mirror else "no mirror is known."
+    )
+
+
 def get_data_set(
-    definition: DataSet, root: Path, progress: Progress, *, keep: bool = False
+    definition: DataSet,
+    root: Path,
+    progress: Progress,
+    *,
+    keep: bool = False,
+    revision: str | None = None,
+    source: Path | None = None,
 ) -> dict[str, str]:
     """Downloads and unpacks a data set; what has been received is not asked for again.
 
     Args:
-        definition: with the files of its publication.
+        definition: with files of its publication, or a mirror.
         root: its folder, which is made where there is none.
         progress: is told how far it has come.
         keep: whether archives stay once they are unpacked.
+        revision: of the mirror; by default what the definition says.
+        source: a folder with the mirror's files, which are not downloaded then.
 
     Returns:
         The SHA-256 of every file, by its name.
@@ -438,12 +476,21 @@ def get_data_set(
     """
     publication = definition.publication
     assert publication is not None
+    mirror = publication.mirror
+    if mirror and (publication.down or revision or source or not publication.files):
+        return _get_mirrored(definition, mirror, root, progress, keep, revision, source)
+    if revision or source:
+        raise DataError(f"{definition.title} has no mirror whose files could be taken.")
     record = private_folder(root) / f".feddg-{definition.name}.json"
     received = Received.read(record) or Received()
     for file in publication.files:
         if file.name in received.files:
             continue
-        path, checksum = download(file, root, progress)
+        try:
+            path, checksum = download(file, root, progress)
+        except DataError as error:
+            down = f" {host_down(definition)}" if publication.down else ""
+            raise DataError(f"{error}{down}") from None
         if file.unpack:
             unpack(path, root / file.into, progress)
             if not keep:
@@ -451,3 +498,51 @@ def get_data_set(
         received = Received(files={**received.files, file.name: checksum})
         replace_text(record, received.to_text())
     return dict(received.files)
+
+
+def _get_mirrored(
+    definition: DataSet,
+    mirror: Mirror,
+    root: Path,
+    progress: Progress,
+    keep: bool,
+    revision: str | None,
+    source: Path | None,
+) -> dict[str, str]:
+    """Takes a data set from its mirror; an interrupted call is gone on with at the same commit."""
+    require_parquet()
+    record = private_folder(root) / f".feddg-{definition.name}.json"
+    received = Received.read(record) or Received()
+    same = revision is None or revision in (received.revision, received.commit)
+    if received.complete and not same:
+        raise DataError(
+            f"{root} holds the images of {received.commit or 'files at hand'}; for {revision} name "
+            "another root."
+        )
+    if received.complete:
+        return dict(received.files)
+    for name in definition.domains:
+        if (root / name).exists():
+            raise DataError(f"{root / name} is there already; take it away, or name another root.")
+    if source is not None:
+        paths = local_files(definition, source)
+        files = {path.relative_to(source).as_posix(): digest(path, "sha256") for path in paths}
+        asked = commit = ""
+    else:
+        asked = revision or received.revision
+        wanted = (received.commit if same else "") or asked or mirror.revision
+        commit, published = mirrored_files(definition, mirror, wanted)
+        replace_text(record, Received(revision=asked, commit=commit).to_text())
+        found = [download(file, root, progress) for file in published]
+        paths = [path for path, _ in found]
+        files = {path.name: checksum for path, checksum in found}
+    size = sum(path.stat().st_size for path in paths)
+    _put(mirrored_images(definition, mirror, paths), Path(mirror.name), size, root, progress)
+    received = Received(files=files, revision=asked, commit=commit, complete=True)
+    replace_text(record, received.to_text())
+    for path in paths:
+        if source is None and not keep:
+            path.unlink()
+    if definition.load is not None:
+        definition.load(root)  # says where there are other images than were published
+    return files

@@ -126,7 +126,7 @@ def load_published(definition: DataSet, root: Path | None) -> ImageTable:
         DataError: no root, a domain is missing, or a class folder is none of the definition's.
     """
     folder = domains_folder(definition, root)
-    found = [name for name in folder_names(folder) if _meant(definition, name)]
+    found = [name for name in folder_names(folder) if meant(definition, name)]
     inside = {plain_name(part) for name in found for part in folder_names(folder / name)}
     listed = _from_parts(folder, found, definition) if inside & set(definition.parts) else None
     table = rename(listed or from_folder(folder), definition)
@@ -138,15 +138,17 @@ def domains_folder(definition: DataSet, root: Path | None) -> Path:
     """Returns the folder that holds the domains; the root where none does."""
 
     def holds(folder: Path) -> bool:
-        return any(_meant(definition, name) in definition.domains for name in folder_names(folder))
+        return any(meant(definition, name) in definition.domains for name in folder_names(folder))
 
     return folder_of(definition, root, holds) or published_root(definition, root)
 
 
-def _meant(definition: DataSet, name: str) -> str | None:
+def meant(definition: DataSet, name: str) -> str | None:
     """Returns the definition's name of a domain or class by a plain spelling of it."""
+    if name in definition.domains or name in definition.classes:
+        return name  # FEMNIST tells A from a
     name_of = {plain_name(name): name for name in (*definition.domains, *definition.classes)}
-    name_of |= {plain_name(name): meant for name, meant in definition.spellings.items()}
+    name_of |= {plain_name(other): name for other, name in definition.spellings.items()}
     return name_of.get(plain_name(name))
 
 
@@ -182,7 +184,7 @@ def compare_counts(
         emit(Diagnostic("other-count", "warning", text))
 
 
-_RANK = ("", "train", "id_val", "id_test")
+_RANK = ("", "train", "id_val", "val", "id_test", "test")
 
 
 def _from_parts(folder: Path, domains: Collection[str], definition: DataSet) -> ImageTable:
@@ -232,11 +234,12 @@ def _domain_rows(
 def rename(table: ImageTable, definition: DataSet) -> ImageTable:
     """Gives a table the names and order of a benchmark; images of other domains are left out.
 
-    Where the definition does not name its classes, they stay.
+    Where the definition does not name its classes or domains, they stay.
     """
     classes = definition.classes or table.class_names
-    domain_of = _places(definition, table.domain_names, definition.domains)
-    missing = [name for i, name in enumerate(definition.domains) if i not in domain_of]
+    domains = definition.domains or table.domain_names
+    domain_of = _places(definition, table.domain_names, domains)
+    missing = [name for i, name in enumerate(domains) if i not in domain_of]
     if missing:
         raise DataError(
             f"{table.root} lacks {', '.join(missing)}. Found: {', '.join(table.domain_names)}."
@@ -258,7 +261,7 @@ def rename(table: ImageTable, definition: DataSet) -> ImageTable:
         labels=class_of[table.labels],
         domains=domain_of[table.domains],
         class_names=classes,
-        domain_names=definition.domains,
+        domain_names=domains,
     )
 
 
@@ -266,7 +269,7 @@ def _places(definition: DataSet, found: Sequence[str], names: Sequence[str]) -> 
     """Returns, for each found name, its position among the definition's; -1 if it has none."""
     place = {name: i for i, name in enumerate(names)}
     return np.array(
-        [place.get(_meant(definition, name) or name, -1) for name in found], dtype=np.int64
+        [place.get(meant(definition, name) or name, -1) for name in found], dtype=np.int64
     )
 
 
@@ -404,14 +407,15 @@ def taken_images(
 
 
 def _write(folder: Path, name: str, content: bytes) -> str:
-    path = f"{name}{_suffix(content)}"
+    path = f"{name}{image_suffix(content)}"
     private_folder((folder / path).parent)
     (folder / path).write_bytes(content)
     (folder / path).chmod(FILE_MODE)
     return path
 
 
-def _suffix(content: bytes) -> str:
+def image_suffix(content: bytes) -> str:
+    """Returns the ending of an image's file by what it holds; ``.png`` where that is no image."""
     suffixes = {name: suffix for suffix, name in reversed(usable_formats().items())}
     try:
         with Image.open(io.BytesIO(content)) as image:

@@ -14,7 +14,6 @@ from feddg.errors import ClientError
 from feddg.messages import Message, Update, Weights, first_not_finite
 from feddg.methods.base import Method, local_names
 from feddg.models.dropout import draw_dropout_from
-from feddg.models.trained import frozen_digest
 from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.rng import add_noise
 
@@ -171,12 +170,12 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
         images = 0
         selection = BestOfSteps(client) if client.worker.train.select_every else None
         with client.worker.autocast():
-            if _trains_on_features(client, method):
-                client.features = frozen_features(client)
+            if method.trains_on_features(client):
+                client.features = client.frozen_features()
             for batch in client.batches():
                 if client.worker.stopped.is_set():
                     raise ClientError("the round ended before it was done")
-                if client.worker.record_noise is not None:
+                if client.worker.record_noise is not None and not method.sums:
                     private_step(client, batch, client.worker.record_noise)
                 else:
                     method.step(client, batch)
@@ -205,37 +204,6 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
     if not defences.defences:
         return update
     return defences.protect(update, client.received, client.extras, client.secrets)
-
-
-def _trains_on_features(client: Client, method: Method) -> bool:
-    """Whether the head alone is trained, on images that are the same in every round."""
-    kind, worker, augmentation = type(method), client.worker, client.augmentation
-    plain = client.training is client.examples and not client.views
-    return (
-        worker.train.trainable == "head"
-        and (kind.loss, kind.head_loss, kind.step) == (Method.loss, Method.head_loss, Method.step)
-        and plain
-        and not (augmentation.moves or augmentation.recolors)
-        and worker.record_noise is None
-    )
-
-
-def frozen_features(client: Client) -> Tensor:
-    """Returns what the frozen featurizer makes of a client's images, ``(n, d)`` float32.
-
-    Computed once for all rounds, without augmentation; call it with the network in training mode.
-    """
-    network = client.network
-
-    def compute() -> Tensor:
-        with torch.no_grad():
-            parts = [
-                network.featurizer(network.normalize(batch.images)).float().cpu()
-                for batch in client.plain_batches()
-            ]
-        return torch.cat(parts)
-
-    return client.cached(f"features-{frozen_digest(network)}", compute)
 
 
 def answer(

@@ -159,7 +159,9 @@ class Asking(RoundHook):
             replies = self._server.transport.ask(ids, broadcast, name, question)
             return self._server.checked(replies, round.number, f"answer:{name}")
 
-        return self._server.method.after_round(state, ask)
+        state = self._server.method.after_round(state, ask)
+        round.left_out = self._server.method.left_out(state)
+        return state
 
 
 class Server:

@@ -102,6 +102,8 @@ class Method:
         excludes: methods this one cannot be combined with, and why.
         gathers_images: whether all training images are put in one place first, as no federation
             does: one client then takes as many steps as a round's clients together.
+        sums: whether its updates are sums of which the server uses nothing but the plain mean, and
+            which its clients bound and noise themselves, image by image.
         in_process_only: why it cannot run over a network; empty where it can.
     """
 
@@ -124,6 +126,7 @@ class Method:
     noises: ClassVar[frozenset[str]] = frozenset()
     excludes: ClassVar[dict[str, str]] = {}
     gathers_images: ClassVar[bool] = False
+    sums: ClassVar[bool] = False
     in_process_only: ClassVar[str] = ""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -205,6 +208,12 @@ class Method:
         logits = client.network.classifier(embeddings)
         return {"cross_entropy": client.class_loss(logits, batch.labels)}
 
+    def trains_on_features(self, client: Client) -> bool:
+        """Whether its batches may be of features that are computed once, instead of images."""
+        own = type(self).loss, type(self).head_loss, type(self).step
+        plain = own == (Method.loss, Method.head_loss, Method.step)
+        return plain and client.has_fixed_features and client.worker.record_noise is None
+
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
         """Returns the client's optimizer, new each round, over the network's trained parameters."""
         return client.worker.optimization.optimizer(client.network, client.train)
@@ -246,6 +255,10 @@ class Method:
     def after_round(self, state: State, ask: Ask) -> State:
         """Runs after aggregation; may ask this round's clients a question."""
         return state
+
+    def left_out(self, state: State) -> dict[int, float]:
+        """Returns the accuracy at each client, by id, of a model that never saw it, if measured."""
+        return {}
 
     def answer(self, client: Client, name: str, question: Message) -> Message:
         """At a client: answers the server's question ``name``."""
@@ -290,6 +303,7 @@ class Round:
         scratch: what hooks keep until the round ends, by hook.
         evaluations: how its model did, once it was measured.
         evaluating: seconds that took.
+        left_out: accuracy at clients of a model that never saw them, if the method measured it.
         terms: mean of each loss term over the used updates, weighted by examples; with
             ``examples``, ``images``, ``forwards`` and ``training`` (seconds) what the row is
             made of.
@@ -307,6 +321,7 @@ class Round:
     scratch: dict[Any, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
     evaluations: Sequence[EvaluationRow] = ()
     evaluating: float = 0.0
+    left_out: Mapping[int, float] = field(default_factory=dict)
     terms: dict[str, float] = field(default_factory=dict)
     examples: int = 0
     images: int = 0
@@ -343,6 +358,7 @@ class Round:
             seconds={"train": self.training, "aggregate": max(0.0, seconds - self.training)},
             bytes_up=self.bytes["up"] - self._before["up"],
             bytes_down=self.bytes["down"] - self._before["down"],
+            left_out=self.left_out,
         )
 
     def too_few(self, good: int) -> NotEnoughUpdates:

@@ -137,16 +137,16 @@ class CSAC(Method):
 
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
         """Aggregates every layer by the clients' distances to the mean."""
-        kept: list[Weights] = []
+        collected: list[Weights] = []
 
         def keeping() -> Iterator[Update]:
             for update in updates:
-                kept.append(update.keep().weights)
+                collected.append(update.keep().weights)
                 yield update
 
         state = super().aggregate(state, keeping())
         state.weights = {
-            name: aggregated([weights[name] for weights in kept], mean)
+            name: aggregated([weights[name] for weights in collected], mean)
             for name, mean in state.weights.items()
         }
         return state

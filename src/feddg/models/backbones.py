@@ -389,6 +389,20 @@ def build_network(
         return Network(featurizer, classes, embedding, seed, mean, std)
 
 
+def weights_license(backbone: str) -> str | None:
+    """Returns the licence of a backbone's ImageNet weights, as timm says it (``apache-2.0``).
+
+    None where nobody says it: of torchvision's networks, and of those without such weights.
+    """
+    name = None if backbone in _OWN else _timm_name(backbone)
+    if name is None:
+        return None
+    from timm.models import get_pretrained_cfg
+
+    found = get_pretrained_cfg(name)
+    return None if found is None else found.license or None
+
+
 def _featurizer(backbone: str, image_size: int | None) -> nn.Module:
     if backbone in _OWN:
         return _OWN[backbone]()
@@ -508,8 +522,8 @@ def fetch_imagenet(backbone: str) -> None:
     import torchvision
 
     try:
-        known = next(iter(torchvision.models.get_model_weights(backbone)))
-        there = Path(torch.hub.get_dir()) / "checkpoints" / Path(known.url).name
+        version = next(iter(torchvision.models.get_model_weights(backbone)))
+        there = Path(torch.hub.get_dir()) / "checkpoints" / Path(version.url).name
     except ValueError:
         there = None
     if there is None or not there.is_file():

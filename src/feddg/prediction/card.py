@@ -7,10 +7,13 @@ from typing import Any
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from feddg.data.data_set import DATA_SETS
+from feddg.models.backbones import weights_license
 from feddg.prediction.classifier import ModelDescription
 from feddg.records import TEST, VAL, EvaluationRow
 from feddg.runs.diagnostics import split_accuracy, wilson
 from feddg.runs.reading import LedgerRecord, Run, find_rule, read_run
+from feddg.settings import IMAGENET
 
 TAG = "federated-learning"
 """By which our cards are found, and known."""
@@ -44,6 +47,8 @@ def model_card(run: Path | str, about: ModelDescription) -> str:
         keep_trailing_newline=True,
     )
     templates.filters |= {"cell": _cell, "percent": "{:.1%}".format}
+    weights = str((record.settings.get("model") or {}).get("weights") or "none")
+    license = weights_license(about.backbone) if weights == IMAGENET else None
     clients = record.clients
     held = clients.clients if clients else ()
     domains = [sum(counts) for counts in zip(*(client.domains for client in held))]
@@ -51,7 +56,7 @@ def model_card(run: Path | str, about: ModelDescription) -> str:
     return templates.get_template("model_card.md.j2").render(
         record=record,
         about=about,
-        front_matter=_front_matter(record, about, tested),
+        front_matter=_front_matter(record, about, tested, license),
         own_way=OWN_WAY,
         clients=held,
         domains=list(zip(clients.domains if clients else (), domains)),
@@ -60,17 +65,23 @@ def model_card(run: Path | str, about: ModelDescription) -> str:
         rows=[(row, wilson(row.accuracy, row.examples)) for row in rows],
         mean=split_accuracy(evaluations, about.round, TEST),
         messages=_sent(record.ledger),
-        weights=str((record.settings.get("model") or {}).get("weights") or "none"),
+        weights=weights,
+        license=license,
     )
 
 
-def _front_matter(record: Run, about: ModelDescription, tested: Sequence[EvaluationRow]) -> str:
+def _front_matter(
+    record: Run, about: ModelDescription, tested: Sequence[EvaluationRow], license: str | None
+) -> str:
     fields: dict[str, Any] = {
-        "license": "other",
+        "license": license or "other",
         "library_name": {"onnx": "onnx", "torch": "pytorch"}.get(about.format, "feddg"),
         "pipeline_tag": "image-classification",
         "tags": [TAG, "domain-generalization", record.method],
     }
+    definition = DATA_SETS.get(str((record.settings.get("data") or {}).get("source")))
+    if definition and definition.publication and definition.publication.mirror:
+        fields["datasets"] = [definition.publication.mirror.name]
     results = [
         {
             "task": {"type": "image-classification"},
@@ -80,6 +91,7 @@ def _front_matter(record: Run, about: ModelDescription, tested: Sequence[Evaluat
         for row in tested
     ]
     if results:
+        fields["metrics"] = ["accuracy"]
         fields["model-index"] = [{"name": record.name, "results": results}]
     return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy
 import torch
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 import feddg
 from feddg.data.decoding import AS_IT_IS, MOST_PIXELS, Reading, Resize, ValueRange, decode_image
 from feddg.data.images import IMAGE_SUFFIXES, ImageSource
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic
-from feddg.errors import DataError, FeddgError, RunError
+from feddg.errors import DataError, FeddgError, RunError, field_fault
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.adaptation import Predictor
 from feddg.methods.base import local_names
@@ -27,8 +27,6 @@ from feddg.runs.execute import fingerprint, read_energy_threshold
 from feddg.runs.model import Trained, load_trained
 from feddg.runs.provenance import training_depth
 from feddg.text import counted, printable
-
-"""The fields of a description that say whose weights answer."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class ModelDescription(ModelIdentity):
         diagnostics: the warnings about it.
         result: how good it was where nobody trained, one sentence.
         adaptation: the test-time adaptation in it.
-        format: of the file; ``run`` for a run folder.
+        format: of the file; ``run`` for a run folder, ``hub`` for a folder to share.
         feddg: the version that wrote it.
         outputs: of the graph.
         opset: of ONNX.
@@ -139,6 +137,11 @@ def describe_model(run: Path, trained: Trained) -> ModelDescription:
     Raises:
         RunError: the folder is damaged.
     """
+    if trained.about is not None:
+        try:
+            return ModelDescription.model_validate(trained.about)
+        except ValidationError as error:
+            raise RunError(f"{run} is damaged: about.{field_fault(error)}") from None
     predictor, experiment, data = trained.predictor(), trained.experiment, trained.experiment.data
     light = read_energy_threshold(run, predictor)
     return ModelDescription(
@@ -197,10 +200,10 @@ class ImageClassifier(ABC):
 
 
 class RunClassifier(ImageClassifier):
-    """The model of a run folder.
+    """The model of a run folder, or one that was shared: see :func:`feddg.runs.model.load_model`.
 
     Args:
-        run: the run folder.
+        run: the folder, or ``hf:owner/name``.
         adapt: a test-time adaptation, as in ``feddg evaluate``.
         device: ``cpu``, ``cuda`` or ``auto``.
         which: the model by a selection rule, see :func:`feddg.runs.model.load_model`.
@@ -246,7 +249,7 @@ def load_classifier(
     device: str = "cpu",
     which: str | None = None,
 ) -> ImageClassifier:
-    """Returns the model of a run folder, or that of an ONNX file of ``feddg export``.
+    """Returns the model of a run folder, one that was shared, or an ONNX file of ``feddg export``.
 
     See :class:`RunClassifier` for the arguments; a file is what it is, under no other adaptation.
 

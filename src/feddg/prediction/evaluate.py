@@ -30,7 +30,7 @@ from feddg.runs.prepare import (
     load_images,
 )
 from feddg.runs.provenance import IMAGES, check_images
-from feddg.runs.reading import ADAPTED, OWN, read_adapted, read_run
+from feddg.runs.reading import ADAPTED, OWN, read_adapted, read_run, require_run
 from feddg.storage import is_file, replace_file, why
 
 
@@ -82,6 +82,7 @@ def evaluate_run(
     wanted = list(ADAPTATIONS if adaptations is None else adaptations)
     for spelling in wanted:
         read(spelling)
+    require_run(path)
     trained = load_trained(path, which=which)
     key = (trained.round, batch_size, trained.which)
     measured: dict[str, list[AdaptationRow]] = {}
@@ -242,6 +243,7 @@ def write_image_results(
         DataError: PyArrow is not installed.
     """
     arrow, path = parquet("leave out --predictions"), Path(folder)
+    require_run(path)
     trained = load_trained(path, which=which)
     cache = cache or cache_folder()
     check_images(path, trained.experiment, cache)

@@ -35,6 +35,7 @@ from feddg.rng import stream
 from feddg.runs.diagnostics import refuse_doubtful
 from feddg.runs.execute import fingerprint
 from feddg.runs.model import load_trained
+from feddg.runs.reading import require_run
 from feddg.storage import replace_file, replace_text
 
 # The graph that leaves feddg: from RGB images to probabilities, label and energy.
@@ -322,6 +323,7 @@ def export_run(
     _check_place(path, format)
     if format == "onnx":
         _require_onnx()
+    require_run(Path(run))
     trained = load_trained(run, which=which)
     colours = trained.network.mean, trained.network.std
     about = _description(describe_model(Path(run), trained), format, adapt, input_kind, colours)
@@ -379,7 +381,7 @@ def _write(
     def write(aside: Path) -> None:
         nonlocal largest
         if about.format == "safetensors":
-            _write_weights(aside, model, about)
+            write_weights(aside, model, about)
             return
         write_program = _write_onnx if about.format == "onnx" else _write_program
         largest = difference(model, write_program(aside, program, about), images, input_kind, path)
@@ -475,7 +477,12 @@ def _write_program(
     return answer
 
 
-def _write_weights(aside: Path, model: nn.Module, about: ModelDescription) -> None:
+def write_weights(aside: Path, model: nn.Module, about: ModelDescription) -> None:
+    """Writes a network's state as safetensors, with its description; reads it back.
+
+    Raises:
+        RunError: it is not what was written.
+    """
     state = model.state_dict()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     text = json.dumps(about.fields(), ensure_ascii=False)
@@ -515,15 +522,15 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def one_format(chosen: Sequence[tuple[Format, Path | None]]) -> tuple[Format, Path]:
-    """Returns the format and the file that were asked for.
+def one_format(chosen: Sequence[tuple[str, Path | None]]) -> tuple[str, Path]:
+    """Returns the format and the file, or folder, that were asked for.
 
     Raises:
         RunError: none was, or several.
     """
     found = [(format, path) for format, path in chosen if path is not None]
     if len(found) != 1:
-        raise RunError("name one file: --onnx FILE, --torch FILE or --safetensors FILE")
+        raise RunError("name one: --onnx FILE, --torch FILE, --safetensors FILE or --hub FOLDER")
     return found[0]
 
 

@@ -250,11 +250,11 @@ class Account:
 
     def _least_noise(self, release: Release) -> float:
         """Noise of the one release that costs what the client has spent that spent most."""
-        known = self._known[release.message, release.unit]
+        spent_before = self._known[release.message, release.unit]
         more_noise = [release.noise] * release.times
-        taking_part = {id: known.get(id, []) + more_noise for id in release.clients}
+        taking_part = {id: spent_before.get(id, []) + more_noise for id in release.clients}
         # What others spent stays; no client may have spent more than is said.
-        spent = [together(noises) for noises in (known | taking_part).values()]
+        spent = [together(noises) for noises in (spent_before | taking_part).values()]
         return min(spent, default=math.inf)
 
     def contradicts(self, row: PrivacyRow) -> bool:

@@ -209,8 +209,8 @@ def defence_of(choice: DefenceChoice) -> Defence:
     try:
         return defence(defence.Settings(**choice.settings))
     except ValidationError as error:
-        known = list(defence.Settings.model_fields)
-        raise ExperimentError(f"defence {defence.name}: {field_fault(error, known)}") from None
+        fields = list(defence.Settings.model_fields)
+        raise ExperimentError(f"defence {defence.name}: {field_fault(error, fields)}") from None
 
 
 def resolved_choice(written: Any) -> dict[str, Any]:

@@ -235,10 +235,19 @@ def traits_of(
     kind = type(method)
     found: dict[str, str | None] = dict.fromkeys(TRAITS)
 
-    def first_own(*hooks: str) -> str | None:
-        return next((h for h in hooks if getattr(kind, h) is not getattr(Method, h)), None)
+    owners = [c for c in kind.__mro__ if c not in (Method, object) and not vars(c).get("sums")]
 
-    for entry in sorted(kind.sends.keys() - Method.sends.keys(), reverse=True):
+    def first_own(*hooks: str) -> str | None:
+        return next((h for h in hooks if any(h in vars(owner) for owner in owners)), None)
+
+    about_sums = {
+        entry
+        for c in kind.__mro__
+        if vars(c).get("sums")
+        for entry in vars(c)["sends"]
+        if entry.startswith("answer:")
+    }
+    for entry in sorted(kind.sends.keys() - Method.sends.keys() - about_sums, reverse=True):
         trait = EXTRAS if entry.startswith("update/") else CLIENT_STATISTICS
         if trait == EXTRAS or entry not in covered:
             found[trait] = f"{entry} ({kind.sends[entry]}) leaves the client as well"

@@ -111,8 +111,8 @@ class Clipping(Defence):
         if self.secret_rate is not None:
             rounds = self._schedule.rounds
             return sampled_noise(chosen.epsilon, chosen.delta, self.secret_rate, rounds)
-        known = gaussian_noise(chosen.epsilon, chosen.delta) * math.sqrt(self._schedule.most)
-        return rounded_up(known * self._sensitivity)
+        needed = gaussian_noise(chosen.epsilon, chosen.delta) * math.sqrt(self._schedule.most)
+        return rounded_up(needed * self._sensitivity)
 
     @property
     def _sensitivity(self) -> int:
@@ -124,9 +124,9 @@ class Clipping(Defence):
         """Epsilon, for whom, by which noise, over how many rounds."""
         if not self.noised:
             return None
-        chosen, plan, known = self.settings, self._schedule, self.secret_rate is None
+        chosen, plan, in_public = self.settings, self._schedule, self.secret_rate is None
         epsilon = f"epsilon {chosen.epsilon:g}" if chosen.epsilon else "no epsilon"
-        who = f"at most {plan.most} with the same client" if known else "drawn in secret"
+        who = f"at most {plan.most} with the same client" if in_public else "drawn in secret"
         text = (
             f"Updates: {epsilon} at delta {chosen.delta:g} for a client, by noise of "
             f"{self.multiplier:g} times the norm at the {chosen.noised_at}; {plan.rounds} rounds "

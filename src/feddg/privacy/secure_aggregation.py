@@ -474,8 +474,8 @@ class SecureAggregation(Defence):
 
     def _require_members(self, id: int, message: Tensor, among: Sequence[int], least: int) -> None:
         listed = message.tolist()
-        known = set(listed) <= set(among) and len(set(listed)) == len(listed)
-        if not known or id not in listed or len(listed) < least:
+        ours = set(listed) <= set(among) and len(set(listed)) == len(listed)
+        if not ours or id not in listed or len(listed) < least:
             raise ClientError("was told of too few clients that are left, or of strange ones")
 
 

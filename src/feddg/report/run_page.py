@@ -112,6 +112,7 @@ def run_page(run: Run) -> Page:
         _clients_section(run),
         _loss_section(run),
         leaks_section(run),
+        _left_out_section(run),
         _cost_section(run),
         _details_section(run),
         run_steps(run),
@@ -800,6 +801,38 @@ def _details_section(run: Run) -> Section | None:
         Fold("Experiment (experiment.yaml)", [Code(run.experiment_text)]),
         folded=True,
     )
+
+
+MOST_LEFT_OUT = 100
+"""Clients left out that the page lists."""
+
+
+def _left_out_section(run: Run) -> Section | None:
+    """How a model did at each client that had no part in it; None where nobody measured it."""
+    rows = [row for row in run.metrics.rounds if row.left_out]
+    if not rows:
+        return None
+    accuracies = rows[-1].left_out
+    mean = sum(accuracies.values()) / len(accuracies)
+    text = (
+        f"A model of all clients but one, at that one: {percent_sign(mean)} on average over "
+        f"{counted(len(accuracies), 'client')}. The lowest come first."
+    )
+    table = run.clients
+    holds = {client.id: client.domains for client in table.clients} if table else {}
+
+    def domain(id: int) -> str:
+        counts = holds.get(id)
+        return table.domains[counts.index(max(counts))] if table and counts else MISSING
+
+    columns: list[MadeColumn[tuple[int, float]]] = [
+        text_column("Client", lambda pair: run.client_name(pair[0])),
+        text_column("Mostly", lambda pair: domain(pair[0])),
+        column("Images", lambda pair: sum(holds.get(pair[0], ())) or MISSING),
+        column("Accuracy without it", lambda pair: percent(pair[1])),
+    ]
+    lowest = sorted(accuracies.items(), key=lambda pair: pair[1])[:MOST_LEFT_OUT]
+    return Section("Clients left out", [Prose(text), table_of(lowest, columns)], folded=True)
 
 
 def _groups_table(run: Run, setup: SetupRow) -> Table | None:

@@ -1,7 +1,9 @@
 """A run's trained model, ready to predict, and a finished run, ready to be looked into."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy
 from torch import nn
@@ -20,6 +22,7 @@ from feddg.runs.folder import EXPERIMENT, RunFolder, checkpoint_memories, kept_w
 from feddg.runs.prepare import Images, Progress, build, build_worker, load_images
 from feddg.runs.provenance import check_images
 from feddg.runs.reading import find_rule, read_run, require_run
+from feddg.runs.shared import at_hand, is_shared, load_shared
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Trained:
         class_names: in the order of the logits.
         which: the selection rule whose model it is, as ``load_model`` takes it.
         round: the round it is from; that of its last model for a mean.
+        about: what a shared folder says of it; None of a run's.
     """
 
     experiment: Experiment
@@ -43,6 +47,7 @@ class Trained:
     class_names: tuple[str, ...]
     which: str = "final"
     round: int = 0
+    about: Mapping[str, Any] | None = None
 
     def predictor(self, adapt: str | None = None) -> nn.Module:
         """Returns the model that predicts: the method's own, or one under an adaptation.
@@ -60,7 +65,9 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
     Raises:
         RunError: the folder holds no model, or none by that rule.
     """
-    path = Path(folder)
+    path = at_hand(folder)
+    if is_shared(path):
+        return _load_shared(path, device, which)
     rules, run = [] if which is None else [find_rule(which)], read_run(path)
     clients = run.clients
     if clients is None:
@@ -92,6 +99,15 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
     return Trained(experiment, method, network, parts, names, rule.model, round)
 
 
+def _load_shared(folder: Path, device: str, which: str | None) -> Trained:
+    config, experiment, method, network = load_shared(folder)
+    if which is not None:
+        raise RunError(f"{folder} holds one model as it is; --which is for run folders")
+    network.to(choose_device(device)).eval()
+    names, about = config.about.class_names, config.about.model_dump()
+    return Trained(experiment, method, network, Parts(), names, about=about)
+
+
 def load_model(
     folder: Path | str,
     device: str = "cpu",
@@ -101,7 +117,8 @@ def load_model(
     """Returns a run's global model, by default the one it serves, in eval mode.
 
     Args:
-        folder: the run folder.
+        folder: the run folder; or a model that was shared, a folder of ``feddg export --hub`` or
+            ``hf:owner/name`` (or ``hf:owner/name@revision``) of the Hugging Face hub.
         device: where the model goes.
         adapt: a test-time adaptation, such as ``iabn`` or ``fixed:alpha=0.3``; none for the
             method's own way to predict. See :mod:`feddg.evaluation.adaptation`.

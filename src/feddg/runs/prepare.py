@@ -460,6 +460,15 @@ def build(experiment: ExperimentSettings, classes: int) -> tuple[Method, Network
     """
     method = build_method(experiment.method.name, experiment.method.settings)
     method.check(experiment)
+    return method, untrained_network(experiment, method, classes)
+
+
+def untrained_network(experiment: ExperimentSettings, method: Method, classes: int) -> Network:
+    """Builds the network that a method trains.
+
+    Raises:
+        ExperimentError, WeightsError: it cannot be built as asked.
+    """
     model = experiment.model
     network = build_network(
         model.backbone,
@@ -472,7 +481,7 @@ def build(experiment: ExperimentSettings, classes: int) -> tuple[Method, Network
     statistics = model.normalization != "frozen"
     network = trained_by(network, method.network, experiment.train, statistics=statistics)
     use_fast_convolutions(network)
-    return method, network
+    return network
 
 
 def defences_for(experiment: ExperimentSettings, method: Method, network: Network) -> Defences:

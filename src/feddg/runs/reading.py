@@ -632,8 +632,8 @@ class Run(Shown):
                 file.seek(max(0, size - 1))
                 if size and file.read() != b"\n":
                     return f"the last row of {name} is cut off"
-        told = {one.code for one in self.summary.diagnostics} & _FEWER_ROUNDS
-        wanted = self.summary.rounds if told else self.rounds_planned or 0
+        codes = {one.code for one in self.summary.diagnostics} & _FEWER_ROUNDS
+        wanted = self.summary.rounds if codes else self.rounds_planned or 0
         if self.rounds_done < wanted:
             return f"{_METRICS} has {self.rounds_done} of {wanted} rounds"
         return None

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from feddg.data.columns import read_columns
 from feddg.data.data_set import DataSet, define
-from feddg.data.images import ImageTable, listed_images
+from feddg.data.images import ImageTable, folder_names, listed_images
 from feddg.data.published import (
     METADATA,
     ROLES,
@@ -94,11 +95,15 @@ IN_DOMAIN = {"0": "train", "1": "id_val"}
 def list_camelyon17(root: Path | None) -> ImageTable:
     """Camelyon17 in WILDS' folder; the official split holds hospital 1 and hospital 2 out.
 
-    Patches may be stored with transparency (RGBA), which is left away.
+    Patches may be stored with transparency (RGBA), which is left away. From the mirror they lie in
+    ``hospital/split/class``.
 
     Raises:
         DataError: ``metadata.csv`` or the patches are not there, or a row is of another form.
     """
+    if set(CAMELYON17.domains) <= set(folder_names(published_root(CAMELYON17, root))):
+        table = load_published(CAMELYON17, root)
+        return replace(table, clients=np.array(table.domain_names)[table.domains])
     key = ("patient", "node", "x_coord", "y_coord")
     found = read_metadata(CAMELYON17, root, (*key, "tumor", "center", "split"))
     tumors, centers = found.check("tumor", "01"), found.check("center", "01234")

@@ -2,20 +2,30 @@
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from feddg.data.data_set import DataSet, define
-from feddg.data.images import ImageTable, listed_images, positions, roles_of_domains
+from feddg.data.images import (
+    ImageTable,
+    folder_names,
+    from_folder,
+    listed_images,
+    positions,
+    roles_of_domains,
+)
 from feddg.data.published import (
     ROLES,
     Drawn,
     compare_counts,
     folder_of,
     kept_drawn,
+    published_root,
     read_metadata,
+    rename,
     rendered_table,
 )
 from feddg.diagnostics import Diagnostic, emit
@@ -135,14 +145,20 @@ JSONS = ("all_data/*.json", "train/*.json", "test/*.json", "*.json")
 
 
 def list_femnist(root: Path | None) -> ImageTable:
-    """FEMNIST as LEAF's JSON files, or in a folder like WILDS' with ``metadata.csv``.
+    """FEMNIST as LEAF's JSON files, in a folder like WILDS' with ``metadata.csv``, or the mirror's.
 
-    LEAF stores the first image of nearly every writer twice: it is used once. Where its files are
-    split, images of a writer that trains are in-domain test, those of other writers test.
+    The mirror's images lie in ``writer/class``. LEAF stores the first image of nearly every writer
+    twice: it is used once. Where its files are split, images of a writer that trains are in-domain
+    test, those of other writers test.
 
     Raises:
-        DataError: there is neither, or a file is of another form.
+        DataError: there is none of them, or a file is of another form.
     """
+    folder = published_root(FEMNIST, root)
+    writers = folder_names(folder)
+    if writers and set(folder_names(folder / writers[0])) & set(FEMNIST.classes):
+        table = rename(from_folder(folder), FEMNIST)
+        return replace(table, clients=np.array(table.domain_names)[table.domains])
     if folder_of(FEMNIST, root, lambda folder: any((folder / f).is_file() for f in TABLES)):
         table = _listed(root)
     else:

@@ -1,0 +1,233 @@
+"""A data set's mirror on the Hugging Face hub: Parquet files with a row for every image."""
+
+import io
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from feddg.data.data_set import DataSet, Mirror, PublishedFile
+from feddg.data.images import IMAGE_SUFFIXES, plain_name
+from feddg.data.published import image_suffix, meant
+from feddg.errors import DataError, first_names
+from feddg.storage import why
+
+PARQUET = ".parquet"
+_PLAIN = re.compile(r"[\w+-][\w .()+-]*")
+
+
+def hub_fault(error: Exception) -> str:
+    """Returns, in a line, why the Hugging Face hub did not do what it was asked."""
+    from huggingface_hub import errors
+
+    token = "`hf auth login`, or the environment's HF_TOKEN"
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, errors.GatedRepoError):
+        return f"its owner must let you in first: open its page, then take a token ({token})"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"there is none of this name, or it is private and needs a token ({token})"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "it has no such revision"
+    if isinstance(error, errors.RemoteEntryNotFoundError):
+        return "it has no such file"
+    if isinstance(error, errors.LocalTokenNotFoundError) or status in (401, 403):
+        return f"it needs a token that may do so: {token}"
+    return textwrap.shorten(why(error).removesuffix("."), 200)
+
+
+def mirrored_files(
+    definition: DataSet, mirror: Mirror, revision: str
+) -> tuple[str, list[PublishedFile]]:
+    """Lists a mirror's Parquet files with the SHA-256 that the hub knows of them.
+
+    Args:
+        definition: of the data set.
+        mirror: of it.
+        revision: a branch, a tag or a commit.
+
+    Returns:
+        The commit, and its files.
+
+    Raises:
+        DataError: the hub cannot be asked, or has no such files.
+    """
+    from huggingface_hub import HfApi, hf_hub_url
+
+    hub = HfApi()
+    try:
+        found = hub.dataset_info(mirror.name, revision=revision, files_metadata=True)
+    except Exception as error:  # it raises what its many parts raise
+        raise DataError(
+            f"Cannot read {mirror.name} at {revision!r} on {hub.endpoint}: {hub_fault(error)}."
+        ) from None
+    commit, siblings = found.sha or revision, found.siblings or []
+    names = [one.rfilename for one in siblings]
+    wanted = set(_wanted(definition, names))
+    if not wanted:
+        raise DataError(
+            f"{mirror.name} holds no Parquet files; found: {first_names(names) or 'nothing'}."
+        )
+    files = [
+        PublishedFile(
+            address=hf_hub_url(
+                mirror.name,
+                one.rfilename,
+                repo_type="dataset",
+                revision=commit,
+                endpoint=hub.endpoint,
+            ),
+            name=re.sub(r"[/\\]", "--", one.rfilename),
+            bytes=one.size or 0,
+            checksum=f"sha256:{one.lfs.sha256}" if one.lfs else "",
+        )
+        for one in siblings
+        if one.rfilename in wanted
+    ]
+    return commit, files
+
+
+def local_files(definition: DataSet, folder: Path) -> list[Path]:
+    """Lists a mirror's Parquet files that somebody downloaded into a folder.
+
+    Raises:
+        DataError: there are none.
+    """
+    paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob(f"*{PARQUET}")}
+    files = [paths[name] for name in _wanted(definition, sorted(paths))]
+    if not files:
+        raise DataError(f"{folder} holds no Parquet files of {definition.title}.")
+    return files
+
+
+def _wanted(definition: DataSet, names: Iterable[str]) -> list[str]:
+    """The Parquet files, of several splits those that the definition knows as its parts."""
+    files = [name for name in names if name.endswith(PARQUET)]
+    if not definition.parts or len({_split_of(name) for name in files}) < 2:
+        return files
+    return [name for name in files if plain_name(_split_of(name)) in definition.parts]
+
+
+def _split_of(name: str) -> str:
+    """The split of ``data/train-00000-of-00002.parquet`` or ``train/0000.parquet``."""
+    *folders, file = re.split(r"[/\\]|--", name.removesuffix(PARQUET))
+    split = file.partition("-")[0]
+    return folders[-1] if split.isdecimal() and folders else split
+
+
+def mirrored_images(
+    definition: DataSet, mirror: Mirror, files: Sequence[Path]
+) -> Iterator[tuple[str, int, io.BytesIO]]:
+    """Yields a mirror's images: path, size and bytes, as they are in its files.
+
+    Paths are ``domain/class/image``; of several splits ``domain/split/class/image``. An image has
+    the name that it has in the file, or a running number.
+
+    Args:
+        definition: knows domains and classes.
+        mirror: knows the columns.
+        files: Parquet.
+
+    Raises:
+        DataError: PyArrow is not there; a file cannot be read or lacks a column; a row has no
+            image, class or domain, or one that the definition does not know.
+    """
+    splits = [_split_of(str(file)) for file in files]
+    parts = len(set(splits)) > 1 and bool(definition.parts)
+    taken: set[str] = set()
+    for file, split in zip(files, splits):
+        for domain, label, name, content in _rows(definition, mirror, file):
+            folder = f"{domain}/{split}/{label}" if parts else f"{domain}/{label}"
+            base = PurePosixPath((name or "").replace("\\", "/")).name
+            plain = _PLAIN.fullmatch(base) and Path(base).suffix.lower() in IMAGE_SUFFIXES
+            path = f"{folder}/{base}"
+            if not plain or path in taken:
+                path = f"{folder}/image-{len(taken):07}{image_suffix(content)}"
+            taken.add(path)
+            yield path, len(content), io.BytesIO(content)
+
+
+def _rows(definition: DataSet, mirror: Mirror, file: Path) -> Iterator[tuple[str, str, str, bytes]]:
+    """Yields domain, class, file name (perhaps empty) and content of every image."""
+    parquet, arrow_fault = require_parquet()
+    columns = [mirror.image, mirror.label, mirror.domain]
+    row = 0
+    try:
+        with parquet.ParquetFile(file) as opened:
+            schema = opened.schema_arrow
+            if missing := [name for name in columns if name not in schema.names]:
+                raise DataError(
+                    f"{file.name} has no column {first_names(missing)}; it has: "
+                    f"{', '.join(schema.names)}. `--data huggingface` reads columns of any name: "
+                    f"--set data.options.hub={mirror.name}."
+                )
+            label_of = _namer(definition.classes, schema, mirror.label, definition)
+            domain_of = _namer(definition.domains, schema, mirror.domain, definition)
+            for batch in opened.iter_batches(batch_size=256, columns=columns):
+                for cells in batch.to_pylist():
+                    cell = cells[mirror.image]
+                    whole = cell if isinstance(cell, dict) else {"bytes": cell}
+                    image, name = whole.get("bytes"), whole.get("path") or ""
+                    try:
+                        if not isinstance(image, bytes) or not image:
+                            raise ValueError(f"has no {mirror.image}")
+                        domain = domain_of(cells[mirror.domain])
+                        label = label_of(cells[mirror.label])
+                    except ValueError as fault:
+                        raise DataError(f"Row {row} of {file.name} {fault}.") from None
+                    yield domain, label, name, image
+                    row += 1
+    except (OSError, ValueError, arrow_fault) as error:
+        raise DataError(f"Cannot read {file}: {textwrap.shorten(why(error), 200)}") from None
+
+
+def _namer(
+    names: tuple[str, ...], schema: Any, column: str, definition: DataSet
+) -> Callable[[object], str]:
+    """Returns what turns a cell into a name of the definition: by name, else by position."""
+    classes = _class_names(schema, column)
+
+    @cache
+    def name_of(value: object) -> str:
+        if classes and isinstance(value, int) and 0 <= value < len(classes):
+            value = classes[value]
+        text = str(int(value) if isinstance(value, bool) else "" if value is None else value)
+        if not (text := text.strip()):
+            raise ValueError(f"has no {column}")
+        found = meant(definition, text)
+        if found in names:
+            return str(found)
+        if names and text.isdecimal() and int(text) < len(names):
+            return names[int(text)]
+        if names or not _PLAIN.fullmatch(text):
+            known = f"; there are: {first_names(names, 12)}" if names else ""
+            raise ValueError(f"has {text[:80]!r} as {column}, which is no name of it{known}")
+        return text
+
+    return name_of
+
+
+def _class_names(schema: Any, column: str) -> list[str]:
+    """The names that numbers stand for, as the library ``datasets`` writes them in a file."""
+    try:
+        written = json.loads((schema.metadata or {})[b"huggingface"])
+        return [str(name) for name in written["info"]["features"][column]["names"]]
+    except (KeyError, TypeError, ValueError):
+        return []
+
+
+def require_parquet() -> tuple[Any, type[Exception]]:
+    """Returns PyArrow's reader, and what it raises.
+
+    Raises:
+        DataError: it is not installed.
+    """
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise DataError(
+            "A mirror's files are Parquet, which needs `pip install 'feddg[parquet]'`."
+        ) from None
+    return parquet, ArrowException

@@ -1,0 +1,334 @@
+"""Ridge: the classifier in closed form, in one round (Fed3R; Fani et al., ICML 2024).
+
+The featurizer stays as it is. Every client sends two sums over its images' features, the server
+adds them up and solves for the one linear classifier that least squares with a penalty give on all
+images together: exactly that of all images in one place, however they are spread, from one message
+a client. A site subtracts its own sums from the total to learn how a model would do at it that
+never saw it; the penalty that does best at sites left out is taken.
+
+Fani, Camoriano, Caputo and Ciccone, "Accelerating Heterogeneous Federated Learning with Closed-form
+Classifiers" (ICML 2024), section 3.
+
+Equations:
+    z = [f(x), 1],   A_k = mean of z z^T,   B_k = mean of z y^T over client k's n_k images,
+        y one-hot;   A = sum_k n_k A_k / n,   B likewise
+    with A = [S, m; m^T, 1] and B = [C; p^T]:   S_c = S - m m^T,   C_c = C - m p^T
+    W = (S_c + lambda tr(S_c) / d I)^-1 C_c,   bias = p - W^T m
+    logits = s (W^T f(x) + bias)
+    Leaving client k out: A_-k = (n A - n_k A_k) / (n - n_k), B_-k likewise; its accuracy is that
+        of W_-k on its own images. lambda = the best mean of these accuracies over the clients,
+        s = the least mean cross-entropy there.
+    An image's privacy (`privacy.record_epsilon`): z = [g, 1] / sqrt 2, g = f min(1, R / |f|) / R,
+        so that |z z^T| and |z y^T| are at most 1, and n_k A_k and n_k B_k together move by at most
+        sqrt 2 when an image's part is left out; they get noise of that times the multiplier, R is
+        `clip`. Negative eigenvalues that the noise gives S_c are set to 0.
+
+Leaves the client:
+    A_k and B_k once, (d + 1)(d + 2) / 2 + (d + 1) C numbers in double precision; and, asked after
+    the round, how many of its own images the classifiers without it recognise, and how surely, for
+    each lambda and s.
+
+Decisions:
+    A is symmetric: its upper half travels, what is off the diagonal times sqrt 2, so that lengths
+    are those of the matrix. The sums are entries of the network, so that secure aggregation,
+    clipping and noise treat them as any update; the server takes their plain mean, and wipes them
+    once it has solved. Whatever makes images joins in: with `ridge+ccst` or `ridge+randconv` the
+    features of stylized or randomly filtered copies are in the sums, too. All clients are asked by
+    default. Where images are private nobody is asked: lambda is `when_unknown`, s is 16; so it is
+    with a single client.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from feddg.clients.client import Batch, Client
+from feddg.errors import ClientError, ExperimentError
+from feddg.messages import EntrySchema, Message, Update, Weights
+from feddg.methods.base import Ask, Method, MethodSettings, State, register
+from feddg.models.closed_form import (
+    EXAMPLES,
+    PENALTIES,
+    QUESTION,
+    USUAL_SCALE,
+    Choice,
+    chosen_by,
+    clipped,
+    extended,
+    left_out_answer,
+    left_out_schemas,
+    packed,
+    solved,
+    unpacked,
+)
+from feddg.models.network import Network
+from feddg.rng import add_noise
+from feddg.settings import ExperimentSettings, Positive
+
+GRAM, CROSS = "classifier.gram", "classifier.cross"
+WEIGHT, BIAS = "classifier.weight", "classifier.bias"
+IMAGES, LEFT_OUT, PENALTY, SCALE = (
+    f"ridge/{name}" for name in ("images", "left_out", "penalty", "scale")
+)
+SENSITIVITY = math.sqrt(2)
+"""How far leaving an image out moves both sums together, where features are clipped."""
+
+
+class RidgeSettings(MethodSettings):
+    """Hyper-parameters of ridge."""
+
+    penalties: tuple[float, ...] = Field(
+        PENALTIES,
+        min_length=1,
+        description="lambdas to choose from, by accuracy at clients that are left out, each at "
+        "least 0; one is taken as it is",
+    )
+    when_unknown: float = Field(
+        1.0, ge=0, allow_inf_nan=False, description="lambda where nobody may be left out"
+    )
+    clip: Positive | None = Field(
+        None,
+        description="R, longest feature vector, where images or clients are to be private; none "
+        "for features as they are",
+    )
+
+
+class RidgeClassifier(nn.Module):
+    """A linear classifier beside the sums that it is solved from.
+
+    Attributes:
+        gram: ``((d + 1)(d + 2) / 2,)`` float64, the packed mean of z z^T.
+        cross: ``(d + 1, classes)`` float64, the mean of z y^T.
+        weight: ``(classes, d)``.
+        bias: ``(classes,)``.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, dimension: int, classes: int, clip: float | None = None) -> None:
+        super().__init__()
+        self.clip = clip
+        rows = dimension + 1
+        self.gram = nn.Parameter(torch.zeros(rows * (rows + 1) // 2, dtype=torch.float64))
+        self.cross = nn.Parameter(torch.zeros(rows, classes, dtype=torch.float64))
+        self.register_buffer("weight", torch.zeros(classes, dimension))
+        self.register_buffer("bias", torch.zeros(classes))
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """Maps ``(B, d)`` to logits ``(B, classes)``."""
+        if self.clip is not None:
+            embeddings = clipped(embeddings, self.clip)
+        return linear(embeddings, self.weight, self.bias)
+
+
+@register
+class Ridge(Method):
+    """The classifier in closed form, from one message of sums a client."""
+
+    name = "ridge"
+    title = "Ridge"
+    aliases = ("fed3r",)
+    summary = "the classifier in closed form, in one round (Fani et al. 2024)"
+    settings: RidgeSettings
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "*": {
+            "clients": {"per_round": None},
+            "model": {"embedding": "none"},
+            "train": {
+                "rounds": 1,
+                "local_epochs": 1,
+                "trainable": "head",
+                "augmentation": "none",
+                "batch_size": 64,
+            },
+            "server": {"averaging": "none"},
+        }
+    }
+    sends: ClassVar[dict[str, EntrySchema]] = Method.sends | left_out_schemas(
+        lambda method: len(method.settings.penalties), lambda method: method.settings.clip is None
+    )
+    sums = True
+
+    def network(self, network: Network) -> Network:
+        """Puts the closed-form classifier in the place of the trained one."""
+        network = super().network(network)
+        dimension, classes = network.features_dimension, network.classes
+        network.classifier = RidgeClassifier(dimension, classes, self.settings.clip)
+        return network
+
+    def check(self, experiment: ExperimentSettings) -> None:
+        """Refuses what is no single round over a featurizer that stays."""
+        super().check(experiment)
+        train, privacy = experiment.train, experiment.privacy
+        for field, value, wanted in (
+            ("train.rounds", train.rounds, 1),
+            ("train.local_epochs", train.local_epochs, 1),
+            ("train.local_steps", train.local_steps, None),
+            ("train.trainable", train.trainable, "head"),
+            ("model.embedding", experiment.model.embedding, "none"),
+            ("server.optimizer", experiment.server.optimizer, "none"),
+        ):
+            if value != wanted:
+                text = "none" if wanted is None else wanted
+                raise ExperimentError(
+                    f"{field} is {value}, and ridge solves for its classifier from one pass over "
+                    f"frozen features: set it to {text}, or leave it out"
+                )
+        private = privacy.record_epsilon is not None or privacy.clipping != "none"
+        if private and self.settings.clip is None:
+            raise ExperimentError(
+                "method.clip: noise hides what is of bounded length only; set it to about the "
+                "usual length of a feature vector"
+            )
+        if privacy.record_epsilon is not None and type(self).loss is not Method.loss:
+            raise ExperimentError(
+                f"privacy.record_epsilon and {self.name}: an image would be in the sums more than "
+                "once, and noise is made for once; choose ridge alone"
+            )
+        for penalty in self.settings.penalties:
+            if not 0 <= penalty < math.inf:
+                raise ExperimentError(f"method.penalties: each is at least 0 (got {penalty})")
+
+    # At a client
+
+    def trains_on_features(self, client: Client) -> bool:
+        """Features that do not change can be kept from round to round, and run to run."""
+        return type(self).loss is Method.loss and client.has_fixed_features
+
+    def step(self, client: Client, batch: Batch) -> None:
+        """Adds a batch to the sums; nothing is trained."""
+        with torch.no_grad():
+            client.log(self.loss(client, batch))
+
+    def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
+        """Adds features to the client's sums; there is no loss."""
+        rows = self.extended(embeddings)
+        if "sums" not in client.scratch:
+            sizes = rows.shape[1], client.examples.classes
+            client.scratch["sums"] = [rows.new_zeros(rows.shape[1], size) for size in sizes]
+        gram, cross = client.scratch["sums"]
+        gram.addmm_(rows.T, rows)
+        cross.index_add_(1, batch.labels, rows.T)
+        return {}
+
+    def extended(self, features: Tensor) -> Tensor:
+        """Returns z of features ``(B, d)``: ``(B, d + 1)`` float64; no longer than 1 if clipped."""
+        clip = self.settings.clip
+        if clip is None:
+            return extended(features)
+        return extended(clipped(features.double(), clip)) / math.sqrt(2)
+
+    def report(self, client: Client) -> Message:
+        """Puts the client's means, noised if asked for, where the update takes them from."""
+        gram, cross, count = self._sums(client)
+        noise = client.worker.record_noise
+        if noise is not None:
+            gram, cross = (add_noise(s, noise.multiplier * SENSITIVITY) for s in (gram, cross))
+        with torch.no_grad():
+            classifier = cast(RidgeClassifier, client.network.classifier)
+            classifier.gram.copy_(gram / count)
+            classifier.cross.copy_(cross / count)
+        return super().report(client)
+
+    def _sums(self, client: Client) -> tuple[Tensor, Tensor, float]:
+        """Returns the packed sum of z z^T, that of z y^T, and of how many images they are.
+
+        These are more than the client's where copies of them joined in.
+        """
+        gram, cross = client.scratch.pop("sums")
+        gram = packed(gram)
+        return gram, cross, float(gram[-1]) * (1 if self.settings.clip is None else 2)
+
+    def answer(self, client: Client, name: str, question: Message) -> Message:
+        """How many of the client's images are recognised without it, by penalty."""
+        if name != QUESTION:
+            return super().answer(client, name, question)
+        if self.settings.clip is not None:
+            raise ClientError("was asked what its images give away, which are to stay private")
+        self.begin(client)
+        if self.trains_on_features(client):
+            client.features = client.frozen_features()
+        for batch in client.batches():  # its sums again, as it sent them
+            self.step(client, batch)
+        gram, cross, count = self._sums(client)
+        classifier = cast(RidgeClassifier, client.network.classifier)
+        return left_out_answer(
+            question,
+            (classifier.gram.detach(), classifier.cross.detach()),
+            (gram / count, cross / count),
+            *map(torch.cat, zip(*self._plain_rows(client))),
+            self.settings.penalties,
+        )
+
+    def _plain_rows(self, client: Client) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields the features ``(B, d)`` float64 of the client's images as they are, and labels."""
+        if client.features is not None:
+            labels = client.examples.labels.to(client.device)
+            yield client.features.to(client.device).double(), labels
+            return
+        for batch in client.plain_batches():
+            yield client.network.features(batch.images).double(), batch.labels
+
+    # At the server
+
+    def initial_extras(self, network: Network, clients: int) -> Weights:
+        """Nobody was left out yet."""
+        own = {LEFT_OUT: torch.full((clients,), math.nan, dtype=torch.float64)}
+        return super().initial_extras(network, clients) | own
+
+    def aggregate(self, state: State, updates: Iterable[Update]) -> State:
+        """Takes the mean of the sums, and notes of how many images it is."""
+        examples = 0
+
+        def counted() -> Iterator[Update]:
+            nonlocal examples
+            for update in updates:
+                examples += update.examples
+                yield update
+
+        state = super().aggregate(state, counted())
+        state.extras[IMAGES] = torch.tensor(examples)
+        return state
+
+    def after_round(self, state: State, ask: Ask) -> State:
+        """Chooses lambda at clients left out, solves, and wipes the sums."""
+        state = super().after_round(state, ask)
+        gram, cross = state.weights[GRAM], state.weights[CROSS]
+        choice = self._choice(state, ask)
+        weight, bias = next(solved(unpacked(gram), cross, [choice.penalty]))
+        state.weights = state.weights | {
+            GRAM: gram * 0,
+            CROSS: cross * 0,
+            WEIGHT: (choice.scale * weight).float(),
+            BIAS: (choice.scale * bias).float(),
+        }
+        state.extras[PENALTY] = torch.tensor(choice.penalty, dtype=torch.float64)
+        state.extras[SCALE] = torch.tensor(choice.scale, dtype=torch.float64)
+        return state
+
+    def left_out(self, state: State) -> dict[int, float]:
+        """The accuracy of the classifier that all clients but one make, at that one."""
+        accuracies = enumerate(state.extras[LEFT_OUT].tolist())
+        own = {id: accuracy for id, accuracy in accuracies if not math.isnan(accuracy)}
+        return super().left_out(state) | own
+
+    def _choice(self, state: State, ask: Ask) -> Choice:
+        """Returns lambda and the scale, and notes each client's accuracy when it is left out."""
+        penalties, images = self.settings.penalties, int(state.extras.pop(IMAGES))
+        left_out = state.extras[LEFT_OUT].clone()
+        replies = []
+        if self.settings.clip is None and len(left_out) > 1:
+            replies = list(ask(QUESTION, Message({}, {EXAMPLES: images})))
+        if not replies:
+            penalty = self.settings.when_unknown if len(penalties) > 1 else penalties[0]
+            return Choice(penalty, USUAL_SCALE, [])
+        choice = chosen_by([reply for _, reply in replies], penalties)
+        left_out[torch.tensor([id for id, _ in replies])] = left_out.new_tensor(choice.accuracies)
+        state.extras[LEFT_OUT] = left_out
+        return choice

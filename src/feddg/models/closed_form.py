@@ -1,0 +1,179 @@
+"""A linear classifier in closed form, from sums over features: least squares with a penalty.
+
+With z = [f, 1] for features f, and one-hot labels y, all that is needed are the means of z z^T and
+z y^T; those of several clients are added up by their numbers of images, and one's own taken off
+again. :mod:`feddg.methods.ridge` has the equations and their source.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from feddg.errors import ClientError
+from feddg.messages import EntrySchema, Message
+
+QUESTION = "left_out"
+EXAMPLES, CORRECT, LOSSES = "examples", "correct", "losses"
+"""What clients are asked when they are left out, and the entries of their answers."""
+PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""Lambdas to choose from."""
+SCALES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+"""What logits are multiplied by before a softmax: scores of least squares lie in [0, 1]."""
+USUAL_SCALE = 16.0
+"""Where nobody can be left out to choose it."""
+
+
+def extended(features: Tensor) -> Tensor:
+    """Returns z = [f, 1] of features ``(B, d)``: ``(B, d + 1)`` float64."""
+    features = features.double()
+    return torch.cat([features, features.new_ones(len(features), 1)], dim=1)
+
+
+def clipped(features: Tensor, most: float) -> Tensor:
+    """Returns features ``(B, d)`` over ``most``, at most 1 long."""
+    lengths: Tensor = features.norm(dim=1, keepdim=True)
+    return features / lengths.clamp(min=most)
+
+
+def packed(matrix: Tensor) -> Tensor:
+    """Returns the upper half of a symmetric matrix ``(r, r)`` as ``(r (r + 1) / 2,)``.
+
+    What is off the diagonal is multiplied by sqrt 2: the length is the matrix' Frobenius norm.
+    """
+    row, column = torch.triu_indices(*matrix.shape, device=matrix.device)
+    half = matrix[row, column] * math.sqrt(2)
+    half[row == column] /= math.sqrt(2)
+    return half
+
+
+def unpacked(half: Tensor) -> Tensor:
+    """Undoes :func:`packed`."""
+    rows = (math.isqrt(8 * len(half) + 1) - 1) // 2
+    row, column = torch.triu_indices(rows, rows, device=half.device)
+    matrix = half.new_zeros(rows, rows)
+    matrix[row, column] = half / math.sqrt(2)
+    matrix = matrix + matrix.T
+    matrix.diagonal().copy_(half[row == column])
+    return matrix
+
+
+def solved(gram: Tensor, cross: Tensor, penalties: Sequence[float]) -> Iterator[tuple[Tensor, ...]]:
+    """Yields the classifier for each penalty: weight ``(classes, d)`` and bias ``(classes,)``.
+
+    Args:
+        gram: ``(d + 1, d + 1)`` float64, the mean of z z^T.
+        cross: ``(d + 1, classes)`` float64, the mean of z y^T.
+        penalties: lambdas, at least 0; without one the shortest solution is taken.
+    """
+    one = gram[-1, -1].clamp(min=1e-3)  # 1, or a half where features are clipped; noised, maybe
+    mean, share = gram[:-1, -1] / one, cross[-1] / one
+    centred = gram[:-1, :-1] - one * torch.outer(mean, mean)
+    target = cross[:-1] - one * torch.outer(mean, share)
+    scale = centred.diagonal().mean().clamp(min=torch.finfo(centred.dtype).tiny)
+    values: Tensor | None = None
+    for penalty in penalties:
+        lam = penalty * scale
+        factor, fault = torch.linalg.cholesky_ex(centred + lam * torch.eye(len(centred)).to(lam))
+        if penalty > 0 and not fault:
+            weight = torch.cholesky_solve(target, factor)
+        else:  # singular, or made no sum of squares by noise
+            if values is None:
+                values, vectors = torch.linalg.eigh(centred)
+                least = len(values) * torch.finfo(values.dtype).eps * values.abs().max()
+            held = values.clamp(min=0) + lam
+            inverse = torch.where(held > least, 1 / held, 0.0)
+            weight = vectors @ (inverse[:, None] * (vectors.T @ target))
+        yield weight.T * one.sqrt(), (share - mean @ weight) * one.sqrt()
+
+
+class Choice(NamedTuple):
+    """What clients that were left out agree on.
+
+    Attributes:
+        penalty: lambda, of the best mean accuracy over clients.
+        scale: of the logits, of the least mean cross-entropy.
+        accuracies: at each client, in the order of the answers.
+    """
+
+    penalty: float
+    scale: float
+    accuracies: list[float]
+
+
+def left_out_answer(
+    question: Message,
+    total: tuple[Tensor, Tensor],
+    own: tuple[Tensor, Tensor],
+    features: Tensor,
+    labels: Tensor,
+    penalties: Sequence[float],
+) -> Message:
+    """Returns how the classifiers do at a client that it has no part in.
+
+    Args:
+        question: of how many images the total is.
+        total: packed mean of z z^T, and mean of z y^T, over all clients.
+        own: the client's.
+        features: of its images, ``(n, d)`` float64.
+        labels: ``(n,)``.
+        penalties: lambdas.
+
+    Raises:
+        ClientError: the total is of no images but its own.
+    """
+    examples = question.scalars.get(EXAMPLES, 0)
+    if not isinstance(examples, int) or examples <= len(labels):
+        raise ClientError("was told a total without any images but its own")
+    share = len(labels) / examples
+    gram, cross = ((all - share * part) / (1 - share) for all, part in zip(total, own))
+    correct, losses = [], []
+    for weight, bias in solved(unpacked(gram), cross, penalties):
+        scores = features @ weight.T + bias
+        correct.append((scores.argmax(1) == labels).sum())
+        losses.append(torch.stack([cross_entropy(scale * scores, labels) for scale in SCALES]))
+    answer = {CORRECT: torch.stack(correct), LOSSES: torch.stack(losses)}
+    return Message(answer, {EXAMPLES: len(labels)})
+
+
+def chosen_by(answers: Sequence[Message], penalties: Sequence[float]) -> Choice:
+    """Returns what does best at clients left out, each of which counts alike."""
+    accuracies = torch.stack(
+        [m.tensors[CORRECT].cpu().double() / int(m.scalars[EXAMPLES]) for m in answers]
+    )
+    losses = torch.stack([m.tensors[LOSSES].cpu() for m in answers]).mean(0)
+    best = int(accuracies.mean(0).argmax())
+    scale = SCALES[int(losses[best].argmin())]
+    return Choice(penalties[best], scale, accuracies[:, best].tolist())
+
+
+def left_out_schemas(
+    penalties: Callable[[Any], int], when: Callable[[Any], bool] | None = None
+) -> dict[str, EntrySchema]:
+    """Returns the schemas of :func:`left_out_answer`'s entries, by ``purpose/name``.
+
+    Args:
+        penalties: returns of how many lambdas, from the method.
+        when: whether a method, under its settings, asks at all; all do by default.
+    """
+    entries = {
+        CORRECT: EntrySchema(
+            "how many of its own images the classifiers without it recognise",
+            lambda method, context: (penalties(method),),
+            dtype=torch.int64,
+            low=0,
+            when=when,
+        ),
+        LOSSES: EntrySchema(
+            "their mean losses on these, by scale of the logits",
+            lambda method, context: (penalties(method), len(SCALES)),
+            dtype=torch.float64,
+            low=0,
+            when=when,
+        ),
+        EXAMPLES: EntrySchema("how many images it has", integer=True, low=1, when=when),
+    }
+    return {f"answer:{QUESTION}/{name}": schema for name, schema in entries.items()}

@@ -1,0 +1,130 @@
+"""A run's model as a folder to share, and on the Hugging Face hub: weights, config, model card."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from feddg.data.download import digest
+from feddg.data.mirror import hub_fault
+from feddg.diagnostics import Diagnostic
+from feddg.errors import AdaptationError, RunError
+from feddg.prediction.card import TAG, model_card
+from feddg.prediction.classifier import describe_model
+from feddg.prediction.export import Exported, write_weights
+from feddg.runs.diagnostics import refuse_doubtful
+from feddg.runs.model import load_trained
+from feddg.runs.shared import (
+    CONFIG,
+    SCHEMA,
+    WEIGHTS,
+    AboutModel,
+    SharedModel,
+    is_shared,
+    network_config,
+)
+from feddg.storage import replace_file, replace_text
+
+CARD = "README.md"
+
+
+def save_model(
+    run: Path | str,
+    folder: Path,
+    *,
+    adapt: str | None = None,
+    which: str | None = None,
+    strict: bool = False,
+) -> Exported:
+    """Writes a run's model as a folder: weights, configuration, and a model card ``README.md``.
+
+    ``feddg.load_model(folder)`` and `feddg predict` answer by it as by the run, to the bit. See
+    :mod:`feddg.runs.shared` for what leaves: no image names, no clients, no paths.
+
+    Args:
+        run: the run folder.
+        folder: a new one, or an earlier one of the kind, whose files are replaced.
+        adapt: refused, as the folder can be used under any.
+        which: the model by a selection rule, see :func:`feddg.runs.model.load_model`.
+        strict: whether to refuse a model about which there is a warning.
+
+    Raises:
+        RunError: the run has no model to share, the folder holds other things, or ``strict``.
+        AdaptationError: ``adapt``.
+    """
+    if adapt is not None:
+        raise AdaptationError("the folder holds no adaptation: say --adapt where it is used")
+    if is_shared(Path(run)):
+        raise RunError(f"{run} is a folder of `feddg export --hub` already")
+    card = folder / CARD
+    if folder.exists() and not (
+        folder.is_dir() and (is_shared(folder) or not any(folder.iterdir()))
+    ):
+        raise RunError(f"{folder} holds something else; name a new folder")
+    if card.is_file() and TAG.encode() not in card.read_bytes():
+        raise RunError(f"{card} is no model card, which is what would be written there")
+    trained = load_trained(run, which=which)
+    about = describe_model(Path(run), trained).model_copy(update={"format": "hub"})
+    if strict:
+        refuse_doubtful(about.diagnostics)
+    try:
+        replace_file(folder / WEIGHTS, lambda aside: write_weights(aside, trained.network, about))
+        config = SharedModel(
+            feddg_model=SCHEMA,
+            weights_sha256=digest(folder / WEIGHTS, "sha256"),
+            network=network_config(trained.experiment, trained.method, trained.network),
+            about=AboutModel.model_validate(about.fields()),
+        )
+        replace_text(folder / CONFIG, config.to_text())
+        replace_text(card, model_card(run, about))
+    except OSError as error:
+        raise RunError(f"cannot write {folder}: {error.strerror or error}") from None
+    return Exported(folder, card, about.fields(), 0, 0.0, about.diagnostics)
+
+
+def push_model(
+    run: Path | str,
+    repository: str,
+    *,
+    which: str | None = None,
+    public: bool = False,
+    strict: bool = False,
+) -> tuple[str, tuple[Diagnostic, ...]]:
+    """Puts a model on the Hugging Face hub, its three files in one commit.
+
+    Args:
+        run: the run folder; or one of :func:`save_model`, whose card may have been edited.
+        repository: ``owner/name``; made where there is none.
+        which: the model by a selection rule; of a run folder.
+        public: whether a new repository is open to all.
+        strict: whether to refuse a model about which there is a warning.
+
+    Returns:
+        The commit's address, and the warnings about the model.
+
+    Raises:
+        RunError: there is no model, no token, or the hub refuses.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi, get_token
+
+    if get_token() is None:
+        raise RunError(
+            "the hub needs a token with the right to write: `hf auth login`, or the environment's "
+            "HF_TOKEN"
+        )
+    with TemporaryDirectory() as aside:
+        folder = Path(run)
+        if is_shared(folder):
+            about = describe_model(folder, load_trained(folder, which=which))
+            if strict:
+                refuse_doubtful(about.diagnostics)
+            diagnostics = about.diagnostics
+        else:
+            folder = Path(aside)
+            diagnostics = save_model(run, folder, which=which, strict=strict).diagnostics
+        hub = HfApi()
+        try:
+            added = [CommitOperationAdd(name, folder / name) for name in (CONFIG, WEIGHTS, CARD)]
+            hub.create_repo(repository, private=not public, exist_ok=True)
+            done = hub.create_commit(repository, added, commit_message="A model of feddg")
+        except Exception as error:  # it raises what its many parts raise
+            raise RunError(f"Cannot push to {repository}: {hub_fault(error)}.") from None
+    return done.commit_url, diagnostics

@@ -1,0 +1,215 @@
+"""A model as a folder to share, on disk or on the Hugging Face hub: configuration and weights.
+
+``config.json`` holds what rebuilds the network and prepares images, ``model.safetensors`` its
+state. Nothing of the training images is in them, nor of clients, nor a path: see
+:class:`NetworkConfig` for the settings that leave.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic_core import from_json
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from feddg.data.download import digest
+from feddg.data.mirror import hub_fault
+from feddg.errors import FeddgError, RunError, field_fault
+from feddg.experiment import Experiment
+from feddg.federation.local_training import load_weights
+from feddg.methods.base import Method
+from feddg.methods.composition import build_method
+from feddg.models.network import Network
+from feddg.records import JsonFile, Row
+from feddg.runs.prepare import untrained_network
+from feddg.storage import is_file, read_text, why
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+HUB = "hf:"
+SCHEMA = 1
+"""Raised when folders of an earlier version can no longer be read as they are."""
+LARGEST_CONFIG = 1 << 22
+"""Bytes: thousands of classes have their names in it."""
+Triple = tuple[float, float, float]
+
+
+class NetworkConfig(Row):
+    """The settings that rebuild a network: of an experiment these alone leave.
+
+    Attributes:
+        method: its name and settings, without those that are files.
+        model: backbone, embedding, normalisation.
+        train: what of it is trained, and the adapters' rank.
+        mean: of the colours that it expects.
+        std: their standard deviation.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    method: dict[str, Any]
+    model: dict[str, Any]
+    train: dict[str, Any]
+    mean: Triple
+    std: Triple
+
+    def experiment(self, image_size: int) -> Experiment:
+        """Returns an experiment with these settings, and defaults for all others.
+
+        Raises:
+            ExperimentError: one is unknown or out of range.
+        """
+        return Experiment(
+            method=self.method,
+            model={**self.model, "weights": None},
+            train=self.train,
+            data={"image_size": image_size},
+        )
+
+
+class AboutModel(Row):
+    """What is to be said of a model: all of a ``ModelDescription``, of which these are used here.
+
+    Attributes:
+        class_names: in the order of the logits.
+        image_size: side of the images, pixels.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    class_names: tuple[str, ...] = Field(min_length=1)
+    image_size: int = Field(ge=1, le=4096)
+
+
+class SharedModel(JsonFile):
+    """The file ``config.json``.
+
+    Attributes:
+        feddg_model: number of the schema.
+        weights_sha256: of the file of weights.
+        network: what rebuilds it.
+        about: the model.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    feddg_model: int
+    weights_sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    network: NetworkConfig
+    about: AboutModel
+
+
+def network_config(experiment: Experiment, method: Method, network: Network) -> NetworkConfig:
+    """Returns what rebuilds a network that an experiment's method has trained."""
+    settings, train = method.settings, experiment.train
+    return NetworkConfig(
+        method={"name": method.name, "settings": _without_paths(settings.model_dump())},
+        model=experiment.model.model_dump(include={"backbone", "embedding", "normalization"}),
+        train=train.model_dump(include={"trainable", "lora_rank"}),
+        mean=network.mean,
+        std=network.std,
+    )
+
+
+def _without_paths(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _without_paths(v) for k, v in value.items() if not isinstance(v, Path)}
+    if isinstance(value, list | tuple):
+        return [_without_paths(one) for one in value if not isinstance(one, Path)]
+    return value
+
+
+def is_shared(folder: Path) -> bool:
+    """Whether a folder holds a shared model rather than a run."""
+    return (folder / CONFIG).is_file()
+
+
+def read_shared(folder: Path) -> SharedModel:
+    """Reads a folder's configuration.
+
+    Raises:
+        RunError: it is none of feddg's, damaged, or of a newer version.
+    """
+    path = folder / CONFIG
+    try:
+        if not is_file(path) or path.stat().st_size > LARGEST_CONFIG:
+            raise ValueError
+        fields = from_json(read_text(path, errors="strict"))
+        schema = fields["feddg_model"]
+        if not isinstance(schema, int):
+            raise TypeError
+    except (ValueError, KeyError, TypeError):
+        raise RunError(
+            f"{folder} holds no model of feddg: its {CONFIG} is another program's, or damaged"
+        ) from None
+    if schema > SCHEMA:
+        raise RunError(
+            f"{path} was written by a newer version of feddg (schema {schema}; this one reads "
+            f"{SCHEMA}): pip install -U feddg"
+        )
+    try:
+        return SharedModel.model_validate(fields)
+    except ValidationError as error:
+        raise RunError(f"{path} is damaged: {field_fault(error)}") from None
+
+
+def load_shared(folder: Path) -> tuple[SharedModel, Experiment, Method, Network]:
+    """Reads a folder, and builds its network with its weights; nothing is unpickled.
+
+    Raises:
+        RunError: it holds no model, or its weights are other ones or do not fit.
+    """
+    config, path = read_shared(folder), folder / WEIGHTS
+    try:
+        found = digest(path, "sha256")
+    except OSError as error:
+        raise RunError(f"Cannot read {path}: {why(error)}.") from None
+    if found != config.weights_sha256:
+        raise RunError(
+            f"{path} is not the file that {CONFIG} speaks of: its SHA-256 is {found}, not "
+            f"{config.weights_sha256}; get both again"
+        )
+    try:
+        experiment = config.network.experiment(config.about.image_size)
+        method = build_method(experiment.method.name, experiment.method.settings)
+        network = untrained_network(experiment, method, len(config.about.class_names))
+    except FeddgError as error:
+        raise RunError(f"{folder / CONFIG}: {error}") from None
+    network.normalize_by(config.network.mean, config.network.std)
+    try:
+        weights = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{path} cannot be read as safetensors: {why(error)}") from None
+    state = network.state_dict()
+    for name in sorted(state.keys() | weights.keys()):
+        if name not in weights or name not in state:
+            where = CONFIG if name in weights else path.name
+            raise RunError(f"{path} does not fit its {CONFIG}: {name!r} is not in {where}")
+        if weights[name].shape != state[name].shape or weights[name].dtype != state[name].dtype:
+            shapes = (f"{list(one[name].shape)} {one[name].dtype}" for one in (weights, state))
+            raise RunError(f"{path} does not fit its {CONFIG}: {name!r} is {' not '.join(shapes)}")
+    load_weights(network, weights)
+    return config, experiment, method, network
+
+
+def at_hand(name: Path | str) -> Path:
+    """Returns the folder that is named; that of ``hf:owner/name@revision`` is downloaded once.
+
+    The environment's ``HF_TOKEN``, ``HF_HOME`` and ``HF_ENDPOINT`` hold.
+
+    Raises:
+        RunError: it cannot be had, or holds no model of feddg.
+    """
+    text = name.as_posix() if isinstance(name, Path) else name
+    if not text.startswith(HUB):
+        return Path(name)
+    from huggingface_hub import hf_hub_download
+
+    repository, _, revision = text.removeprefix(HUB).partition("@")
+    try:
+        folder = Path(hf_hub_download(repository, CONFIG, revision=revision or None)).parent
+        read_shared(folder)  # before weights of another program's model
+        hf_hub_download(repository, WEIGHTS, revision=folder.name)
+    except RunError:
+        raise
+    except Exception as error:  # it raises what its many parts raise
+        raise RunError(f"Cannot load {text}: {hub_fault(error)}.") from None
+    return folder

@@ -1,0 +1,266 @@
+"""Ridge: against scikit-learn on all images together, and an attack on its privacy."""
+
+import math
+from types import SimpleNamespace
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.linear_model import Ridge as Oracle
+
+from feddg.clients.client import RecordNoise
+from feddg.errors import ClientError, ExperimentError
+from feddg.experiment import Experiment
+from feddg.messages import Message
+from feddg.methods.composition import build_method
+from feddg.methods.ridge import (
+    LEFT_OUT,
+    PENALTY,
+    SCALE,
+    SENSITIVITY,
+    RidgeClassifier,
+)
+from feddg.models.closed_form import EXAMPLES, QUESTION, packed
+from feddg.privacy.accounting import gaussian_noise
+from feddg.settings import TrainSettings
+from federations import CLASSES, federation
+
+TRAIN = TrainSettings(rounds=1, batch_size=16, trainable="head")
+
+
+def federation_of(sizes, penalties=(1.0,), method="ridge", settings=None, **options):
+    """A federation on images and a featurizer that nobody trained."""
+    chosen = build_method(method, {"penalties": penalties} | (settings or {}))
+    return federation(chosen, sizes=sizes, train=TRAIN, backbone="cnn_gn", **options)
+
+
+def features_of(chosen, clients=None):
+    """Features ``(n, d)`` and labels of some clients' images, in double precision."""
+    clients = range(len(chosen.sizes)) if clients is None else clients
+    rows = torch.cat([chosen.examples(id).rows for id in clients])
+    images = chosen.pixels.gather(rows).float() / 255
+    network = chosen.network.eval()
+    with torch.no_grad():
+        features = network.featurizer(network.normalize(images)).double().numpy()
+    return features, chosen.labels[rows].numpy()
+
+
+def oracle(features, labels, penalty):
+    """scikit-learn's ridge in the page's scale: weights ``(classes, d)`` and bias."""
+    spread = ((features - features.mean(0)) ** 2).mean(0).mean()
+    model = Oracle(alpha=len(features) * penalty * spread, solver="svd", tol=1e-12)
+    model.fit(features, numpy.eye(CLASSES)[labels])
+    return model
+
+
+def share_of(chosen, name):
+    state = chosen.server.state
+    return (state.weights[f"classifier.{name}"].double() / state.extras[SCALE]).numpy()
+
+
+@pytest.mark.parametrize("sizes", [(300,), (40, 3, 57, 20, 60, 30, 25, 15, 35, 15), (1,) * 1000])
+@pytest.mark.parametrize("penalty", [0.01, 0.3, 1.0])
+def test_it_is_the_ridge_of_all_images_together(sizes, penalty):
+    chosen = federation_of(sizes, [penalty])
+    chosen.run()
+    features, labels = features_of(chosen)
+    expected = oracle(features, labels, penalty)
+    # The solution is in double precision, the classifier that is served in single.
+    numpy.testing.assert_allclose(share_of(chosen, "weight"), expected.coef_, atol=1e-6)
+    numpy.testing.assert_allclose(share_of(chosen, "bias"), expected.intercept_, atol=1e-6)
+
+
+def test_without_a_penalty_it_is_the_shortest_least_squares_solution():
+    chosen = federation_of((150, 200), [0.0])  # 350 images, 256 features, some of them always 0
+    chosen.run()
+    features, labels = features_of(chosen)
+    centred, targets = features - features.mean(0), numpy.eye(CLASSES)[labels]
+    expected = numpy.linalg.pinv(centred, rcond=1e-7) @ (targets - targets.mean(0))
+    found = centred @ share_of(chosen, "weight").T
+    numpy.testing.assert_allclose(found, centred @ expected, atol=1e-4)
+
+
+def test_a_client_left_out_is_one_whose_images_nobody_used():
+    chosen = federation_of((40, 30, 50, 20), [0.001, 0.1, 10.0])
+    chosen.run()
+    accuracies = []
+    for penalty in (0.001, 0.1, 10.0):
+        row = []
+        for out in range(4):
+            model = oracle(*features_of(chosen, [c for c in range(4) if c != out]), penalty)
+            features, labels = features_of(chosen, [out])
+            row.append(float((model.predict(features).argmax(1) == labels).mean()))
+        accuracies.append(row)
+    best = int(numpy.mean(accuracies, axis=1).argmax())
+    extras = chosen.server.state.extras
+    assert float(extras[PENALTY]) == (0.001, 0.1, 10.0)[best]
+    assert extras[LEFT_OUT].tolist() == pytest.approx(accuracies[best])
+
+
+def test_its_sums_are_not_in_the_model():
+    chosen = federation_of((20, 30))
+    weights = chosen.run()
+    assert not weights["classifier.gram"].any()
+    assert not weights["classifier.cross"].any()
+
+
+def test_secure_aggregation_changes_the_sums_by_its_rounding_alone():
+    found = []
+    for defences in ((), (("secure_aggregation", {}),)):
+        chosen = federation_of((20, 30, 25), defences=defences)
+        solve, sums = chosen.method.after_round, {}
+
+        def noted(state, ask, solve=solve, sums=sums):
+            sums.update(state.weights)
+            return solve(state, ask)
+
+        chosen.method.after_round = noted
+        chosen.run()
+        found.append((chosen, sums))
+    (plain, open_sums), (masked, opened) = found
+    assert masked.server.masked is not None
+    for name in ("classifier.gram", "classifier.cross"):
+        # Fixed point of 26 bits: each client's mean is off by half a step at most.
+        error = (opened[name] - open_sums[name]).abs().max()
+        assert 0 < float(error) <= 2.0**-27 * (1 + 1e-6)
+    numpy.testing.assert_allclose(share_of(masked, "bias"), share_of(plain, "bias"), atol=1e-4)
+    left_out = [c.server.state.extras[LEFT_OUT].tolist() for c in (plain, masked)]
+    assert left_out[0] == pytest.approx(left_out[1], abs=0.06)
+
+
+@pytest.mark.slow
+def test_ten_thousand_clients():
+    chosen = federation_of((1,) * 10_000, [0.1, 1.0])
+    chosen.run()
+    assert chosen.server.state.extras[LEFT_OUT].isfinite().all()
+    assert chosen.accuracy() > 0.9
+
+
+@pytest.mark.parametrize("partner", ["randconv", "ccst"])
+def test_further_versions_of_images_join_the_sums(partner):
+    settings = {"codec": "colors"} if partner == "ccst" else {}
+    alone = federation_of((20, 30))
+    both = federation_of((20, 30), method=f"ridge+{partner}", settings=settings)
+    alone.run()
+    both.run()
+    assert not numpy.allclose(share_of(alone, "weight"), share_of(both, "weight"), atol=1e-3)
+    assert both.accuracy() > 0.6
+
+
+# Privacy.
+
+
+CLIPPED = {"clip": 5.0}
+
+
+def sums_of(chosen, rows, labels):
+    """Both sums of a method over features, in one vector."""
+    extended = chosen.extended(torch.tensor(rows))
+    cross = extended.new_zeros(extended.shape[1], CLASSES)
+    cross.index_add_(1, torch.tensor(labels), extended.T)
+    return torch.cat([packed(extended.T @ extended), cross.flatten()])
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=4, max_size=4), st.integers(0, CLASSES - 1))
+def test_no_image_moves_the_sums_by_more_than_the_sensitivity(features, label):
+    method = build_method("ridge", CLIPPED)
+    rows, labels = [[1.0, 2.0, -3.0, 0.5], [0.0, 1.0, 0.0, 4.0]], [0, 1]
+    without = sums_of(method, rows, labels)
+    with_it = sums_of(method, [*rows, features], [*labels, label])
+    assert float((with_it - without).norm()) <= SENSITIVITY * (1 + 1e-9)
+
+
+def test_the_longest_image_moves_the_sums_by_the_sensitivity():
+    method = build_method("ridge", CLIPPED)
+    moved = sums_of(method, [[1e9, 0.0, 0.0, 0.0]], [1]).norm()
+    assert float(moved) == pytest.approx(SENSITIVITY)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+def test_who_knows_all_but_one_image_cannot_tell_more_than_epsilon_allows(epsilon):
+    """The best test there is between two neighbours: along the direction in which they differ."""
+    delta, trials = 1e-3, 3000
+    multiplier = gaussian_noise(epsilon, delta)
+    method = build_method("ridge", CLIPPED)
+    rows, labels = [[9.0, -9.0, 3.0], [1.0, 2.0, -3.0], [0.0, 1.0, 0.5]], [0, 1, 2]
+    with_it, without = (sums_of(method, rows[n:], labels[n:]) for n in (0, 1))
+    direction = with_it - without
+    distance = float(direction.norm())
+    assert distance == pytest.approx(SENSITIVITY)  # the worst image there is
+
+    def released(images):
+        """What leaves a client with these images, as sums."""
+        classifier = RidgeClassifier(3, CLASSES)
+        examples = SimpleNamespace(classes=CLASSES)
+        worker = SimpleNamespace(record_noise=RecordNoise(multiplier, 1.0))
+        network = SimpleNamespace(classifier=classifier)
+        client = SimpleNamespace(scratch={}, examples=examples, worker=worker, network=network)
+        batch = SimpleNamespace(labels=torch.tensor(labels[images:]))
+        method.head_loss(client, batch, torch.tensor(rows[images:]))
+        method.report(client)
+        sums = torch.cat([classifier.gram.detach(), classifier.cross.detach().flatten()])
+        return sums * (3 - images)
+
+    scores = {
+        left: numpy.array([float((released(left) - without) @ direction) for _ in range(trials)])
+        for left in (0, 1)
+    }
+    # With probability 1 - 1e-6 the true rates lie within this of those that were counted.
+    slack = math.sqrt(math.log(2 / 1e-6) / (2 * trials))
+    for at in numpy.quantile(scores[0], [0.1, 0.3, 0.5, 0.7, 0.9]):
+        found, false = ((scores[left] > at).mean() for left in (0, 1))
+        assert found - slack <= math.exp(epsilon) * (false + slack) + delta
+    # And the noise is no larger than promised: the scores' deviation is the noise along it.
+    noise = scores[1].std() / distance
+    assert noise == pytest.approx(multiplier * SENSITIVITY, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("settings", "examples", "named"),
+    [(CLIPPED, 100, "stay private"), ({}, 40, "without any images but its own")],
+)
+def test_a_hostile_server_learns_nothing_by_asking(settings, examples, named):
+    chosen = federation_of((40, 40), settings=settings)
+    question = Message({}, {EXAMPLES: examples})
+    with pytest.raises(ClientError, match=named):
+        chosen.method.answer(chosen.client(), QUESTION, question)
+
+
+def experiment(**fields):
+    given = {"method": "ridge", "data": "digits", "hold_out": "sketch", "model": {"weights": None}}
+    return Experiment(**(given | fields))
+
+
+def checked(**fields):
+    chosen = experiment(**fields)
+    build_method(chosen.method.name, chosen.method.settings).check(chosen)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"train": {"rounds": 2}}, "train.rounds is 2"),
+        ({"train": {"trainable": "all"}}, "train.trainable is all"),
+        ({"model": {"embedding": "linear"}}, "model.embedding is linear"),
+        ({"privacy": {"record_epsilon": 2.0}}, "method.clip"),
+        ({"method": {"name": "ridge", "penalties": [-1.0]}}, "method.penalties"),
+        (
+            {
+                "method": {"name": "ridge+randconv", "clip": 5.0},
+                "privacy": {"record_epsilon": 2.0},
+            },
+            "more than once",
+        ),
+    ],
+)
+def test_what_it_cannot_be_is_refused_by_field(fields, named):
+    with pytest.raises(ExperimentError, match=named):
+        checked(**fields)
+
+
+def test_a_private_run_notes_what_an_image_costs():
+    options = {"privacy": {"record_epsilon": 4.0, "delta": 1e-4}}
+    chosen = federation_of((40, 40), settings=CLIPPED, **options)
+    assert [d.name for d in chosen.server.defences.defences] == ["noised_records"]

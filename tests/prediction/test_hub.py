@@ -1,0 +1,256 @@
+"""A model as a folder, and on the Hugging Face hub: the same answers, and nothing private."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+
+import feddg
+from feddg.api import evaluate, predict_files
+from feddg.cli import app
+from feddg.errors import AdaptationError, FeddgError, RunError
+from feddg.methods.composition import build_method
+from feddg.models.backbones import weights_license
+from feddg.prediction.classifier import RunClassifier
+from feddg.prediction.export import export_run
+from feddg.prediction.hub import CARD, push_model, save_model
+from feddg.runs.model import load_trained
+from feddg.runs.shared import CONFIG, WEIGHTS, network_config
+from hub_server import TOKEN
+from trained_runs import read_csv, trained_run, write_images
+
+NAME = "somebody/digits"
+
+
+@pytest.fixture
+def token(hub, monkeypatch):
+    """Logged in."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "copa", "fedig-a", "ccst+jigen"])
+def test_a_folder_answers_as_its_run(run_of, images, tmp_path, method):
+    run, folder = run_of(method), tmp_path / "model"
+    save_model(run, folder)
+    assert {path.name for path in folder.iterdir()} == {CONFIG, WEIGHTS, CARD}
+    size = RunClassifier(run).description.image_size
+    pixels = torch.rand(5, 3, size, size, generator=torch.Generator().manual_seed(0))
+    own, loaded = feddg.load_model(run), feddg.load_model(folder)
+    assert torch.equal(own(pixels), loaded(pixels))
+    assert own.class_names == loaded.class_names
+    if method == "fedavg":
+        adapted = feddg.load_model(run, adapt="iabn"), feddg.load_model(folder, adapt="iabn")
+        assert torch.equal(adapted[0](pixels), adapted[1](pixels))
+        with pytest.raises(AdaptationError, match="ensemble"):
+            feddg.load_model(folder, adapt="ensemble")
+    for named, table in ((run, "a.csv"), (folder, "b.csv")):
+        predict_files(named, [images], tmp_path / table, probabilities=True)
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
+    assert RunClassifier(folder).identity == RunClassifier(run).identity
+    assert RunClassifier(folder).threshold == RunClassifier(run).threshold
+
+
+def test_only_what_rebuilds_the_network_leaves(tmp_path, cache, image_files):
+    """Of the settings those of the network; no file, no client, no seed."""
+    run = trained_run(
+        tmp_path / "runs",
+        cache,
+        method={"name": "pardon", "settings": {"codec": "colors", "strength": 0.25}},
+        data={"source": "folder", "root": str(image_files), "image_size": 16, "id_val": 0.2},
+        hold_out="west",
+        name="mine",
+        seed=7,
+        model={"backbone": "cnn", "weights": None},
+        clients={"number": 2, "partition": "domain"},
+        train={"rounds": 1, "local_steps": 1, "batch_size": 4, "augmentation": "none"},
+    )
+    folder = tmp_path / "model"
+    save_model(run, folder)
+    config = json.loads((folder / CONFIG).read_text())
+    assert config.keys() == {"feddg_model", "weights_sha256", "network", "about"}
+    assert config["network"].keys() == {"method", "model", "train", "mean", "std"}
+    assert config["network"]["model"].keys() == {"backbone", "embedding", "normalization"}
+    assert config["network"]["train"].keys() == {"trainable", "lora_rank"}
+    assert config["network"]["method"]["settings"]["strength"] == 0.25
+    trained = load_trained(run)
+    method = build_method("ccst+jigen", {"encoder": tmp_path / "encoder.safetensors"})
+    settings = network_config(trained.experiment, method, trained.network).method["settings"]
+    assert "encoder" not in settings
+    whole = b"".join(path.read_bytes() for path in folder.iterdir())
+    for secret in (str(tmp_path), "patient", "anna", "client_id", str(image_files.name)):
+        assert secret.encode() not in whole, secret
+    text = (folder / CARD).read_text()
+    assert "| north | " in text, "names of domains, with their numbers of images, do leave"
+
+
+@pytest.fixture
+def image_files(tmp_path):
+    """Images with names that are nobody's business."""
+    root = tmp_path / "secret_place"
+    for domain, style in (("north", "ink"), ("south", "chalk"), ("west", "sketch")):
+        for number, file in enumerate(write_images(root / domain, 12, style)):
+            folder = root / domain / ("odd" if number % 2 else "even")
+            folder.mkdir(exist_ok=True)
+            file.rename(folder / f"patient_anna_{number}.png")
+    return root
+
+
+def test_the_card_is_one_that_the_hub_reads(run_of, tmp_path, monkeypatch):
+    from huggingface_hub import ModelCard
+
+    save_model(run_of("fedavg"), tmp_path / "model")
+    found = ModelCard((tmp_path / "model" / CARD).read_text()).data
+    assert (found.library_name, found.pipeline_tag) == ("feddg", "image-classification")
+    assert {"federated-learning", "domain-generalization", "fedavg"} <= set(found.tags)
+    assert found.metrics == ["accuracy"]
+    [result] = found.eval_results
+    assert (result.dataset_name, result.metric_type) == ("sketch", "accuracy")
+    assert 0 < result.metric_value <= 1
+    assert found.license == "other", "it began from random values: the images' terms are not known"
+    assert "hf:owner/name" in found.to_yaml() + (tmp_path / "model" / CARD).read_text()
+
+
+def test_adapters_beside_published_weights_whose_licence_is_said(tmp_path, cache):
+    pytest.importorskip("peft", reason="needs peft (feddg[lora])")
+    run = trained_run(
+        tmp_path / "runs",
+        cache,
+        model={"backbone": "efficientnet_lite0", "weights": "imagenet"},
+        train={"rounds": 1, "local_steps": 1, "batch_size": 8, "trainable": "lora", "lora_rank": 2},
+    )
+    save_model(run, tmp_path / "model")
+    pixels = torch.rand(2, 3, 32, 32)
+    loaded = feddg.load_model(tmp_path / "model")
+    assert torch.equal(loaded(pixels), feddg.load_model(run)(pixels))
+    assert loaded.mean == (0.5, 0.5, 0.5), "the weights' own colours"
+    text = (tmp_path / "model" / CARD).read_text()
+    assert yaml.safe_load(text.split("---")[1])["license"] == "apache-2.0"
+    assert "began from ImageNet weights under apache-2.0" in text
+
+
+def test_a_data_set_with_a_mirror_is_linked(run_of):
+    from feddg.prediction.card import _front_matter
+    from feddg.prediction.classifier import describe_model
+    from feddg.runs.reading import read_run
+
+    assert weights_license("cnn") is weights_license("resnet18") is None
+    run = run_of("fedavg")
+    record, about = read_run(run), describe_model(run, load_trained(run))
+    record.settings["data"]["source"] = "pacs"
+    fields = yaml.safe_load(_front_matter(record, about, [], None))
+    assert (fields["license"], fields["datasets"]) == ("other", ["flwrlabs/pacs"])
+    assert "model-index" not in fields
+
+
+def test_pushed_and_used_from_the_hub(run_of, hub, token, images, tmp_path):
+    run = run_of("fedavg")
+    done = CliRunner().invoke(app, ["hub", "push", str(run), NAME])
+    assert done.exit_code == 0, done.output
+    first = hub.heads[f"models/{NAME}"]
+    assert f"pushed: {hub.address}/{NAME}/commit/{first}" in done.output
+    assert sorted(hub.sent) == [CARD, CONFIG, WEIGHTS], "and nothing else"
+    pixels = torch.rand(3, 3, 32, 32)
+    assert torch.equal(feddg.load_model(f"hf:{NAME}")(pixels), feddg.load_model(run)(pixels))
+    asked = len([one for one in hub.asked if one[0] == "GET"])
+    table = str(tmp_path / "labels.csv")
+    done = CliRunner().invoke(app, ["predict", f"hf:{NAME}", str(images), "--out", table])
+    assert done.exit_code == 0, done.output
+    assert len(read_csv(Path(table))) == 30
+    assert asked == len([one for one in hub.asked if one[0] == "GET"]), "it is downloaded once"
+    hub.commit(f"models/{NAME}", {CONFIG: b"{}"})
+    with pytest.raises(RunError, match="holds no model of feddg"):
+        feddg.load_model(f"hf:{NAME}")
+    assert torch.equal(
+        feddg.load_model(f"hf:{NAME}@{first}")(pixels), feddg.load_model(run)(pixels)
+    )
+
+
+def test_a_card_that_was_edited_is_pushed_as_it_is(run_of, hub, token, tmp_path):
+    folder = tmp_path / "model"
+    done = CliRunner().invoke(app, ["export", str(run_of("fedavg")), "--hub", str(folder)])
+    assert done.exit_code == 0, done.output
+    assert f"model card: {folder / CARD}" in done.output
+    text = (folder / CARD).read_text().replace("license: other", "license: cc-by-4.0")
+    (folder / CARD).write_text(text)
+    (folder / "notes.txt").write_text("mine")
+    push_model(folder, NAME)
+    files = hub.commits[hub.heads[f"models/{NAME}"]]
+    assert files[CARD].decode() == text
+    assert "notes.txt" not in files
+    (folder / WEIGHTS).write_bytes(b"")
+    with pytest.raises(RunError, match="SHA-256"):
+        push_model(folder, NAME)
+
+
+def test_what_the_hub_refuses_is_one_line(run_of, hub, monkeypatch, tmp_path):
+    run = run_of("fedavg")
+    with pytest.raises(RunError, match="needs a token with the right to write: `hf auth login`"):
+        push_model(run, NAME)
+    assert hub.asked == []
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "b" * 34)
+    refusals = [(lambda: push_model(run, NAME), f"Cannot push to {NAME}: .*token")]
+    refusals.append(
+        (lambda: feddg.load_model("hf:no/body"), "Cannot load hf:no/body: there is none")
+    )
+    hub.commit("models/an/other", {"config.json": b'{"model_type": "vit"}', WEIGHTS: b"many"})
+    hub.commit("models/a/gguf", {"weights.gguf": b""})
+    refusals = [
+        (lambda: push_model(run, NAME), f"Cannot push to {NAME}: .*token"),
+        (lambda: feddg.load_model("hf:no/body"), "Cannot load hf:no/body: there is none"),
+        (lambda: feddg.load_model("hf:an/other@v2"), "it has no such revision"),
+        (lambda: feddg.load_model("hf:an/other"), "holds no model of feddg"),
+        (lambda: feddg.load_model("hf:a/gguf"), "it has no such file"),
+        (lambda: feddg.load_model("hf:not a name"), "Cannot load hf:not a name: "),
+    ]
+    for act, words in refusals:
+        with pytest.raises(FeddgError, match=words) as caught:
+            act()
+        assert "\n" not in str(caught.value)
+    assert not any(path.endswith(WEIGHTS) for _, path, _ in hub.asked), "first the configuration"
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.refuses = 403
+    with pytest.raises(RunError, match="it needs a token that may do so"):
+        push_model(run, NAME)
+    assert hub.sent == []
+
+
+def test_what_is_there_is_not_replaced(run_of, tmp_path):
+    run = run_of("fedavg")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for name in ("full", "file"):
+        with pytest.raises(RunError, match="holds something else; name a new folder"):
+            save_model(run, tmp_path / name)
+    save_model(run, tmp_path / "model")
+    save_model(run, tmp_path / "model")
+    (tmp_path / "model" / CARD).write_text("a page of my own")
+    with pytest.raises(RunError, match="is no model card"):
+        save_model(run, tmp_path / "model")
+    with pytest.raises(AdaptationError, match="say --adapt where it is used"):
+        save_model(run, tmp_path / "other", adapt="iabn")
+
+
+def test_a_folder_is_no_run(run_of, tmp_path):
+    save_model(run_of("fedavg"), tmp_path / "model")
+    for act in (
+        lambda: evaluate(tmp_path / "model"),
+        lambda: export_run(tmp_path / "model", tmp_path / "m.safetensors", "safetensors"),
+    ):
+        with pytest.raises(RunError, match="holds no run"):
+            act()
+    with pytest.raises(RunError, match="a folder of `feddg export --hub` already"):
+        save_model(tmp_path / "model", tmp_path / "again")
+
+
+def test_a_meaningless_model_says_so_and_may_be_refused(meaningless, hub, token, tmp_path):
+    done = save_model(meaningless, tmp_path / "model")
+    assert done.diagnostics
+    assert RunClassifier(tmp_path / "model").diagnostics == done.diagnostics
+    for named in (meaningless, tmp_path / "model"):
+        with pytest.raises(RunError, match="Leave --strict away"):
+            push_model(named, NAME, strict=True)
+    assert hub.asked == []

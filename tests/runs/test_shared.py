@@ -1,0 +1,130 @@
+"""A model as a folder: what is refused before anything is built or believed."""
+
+import hashlib
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import feddg
+from feddg.errors import RunError
+from feddg.prediction.hub import save_model
+from feddg.runs.shared import CONFIG, WEIGHTS
+
+
+@pytest.fixture(scope="module")
+def shared(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model as a folder."""
+    folder = tmp_path_factory.mktemp("shared") / "model"
+    save_model(finished, folder)
+    return folder
+
+
+@pytest.fixture
+def folder(shared: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(shared, tmp_path / "model"))
+
+
+def change(folder: Path, update: Callable[[dict], object]) -> None:
+    fields = json.loads((folder / CONFIG).read_text())
+    update(fields)
+    (folder / CONFIG).write_text(json.dumps(fields))
+
+
+def replace_weights(folder: Path, weights: dict[str, torch.Tensor]) -> None:
+    """Other weights, which the configuration speaks of."""
+    save_file(weights, folder / WEIGHTS)
+    digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
+    change(folder, lambda fields: fields.update(weights_sha256=digest))
+
+
+def refused(folder: Path, words: str) -> None:
+    with pytest.raises(RunError, match=words) as caught:
+        feddg.load_model(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1]", "{}", '{"model_type": "vit"}', '{"feddg_model": "x"}', "[" * 100_000]
+)
+def test_a_folder_of_another_program_is_refused(folder: Path, text: str) -> None:
+    (folder / CONFIG).write_text(text)
+    refused(folder, "holds no model of feddg")
+
+
+def test_a_newer_version_is_named(folder: Path) -> None:
+    change(folder, lambda fields: fields.update(feddg_model=2, something={"new": 1}))
+    refused(folder, r"newer version of feddg \(schema 2; this one reads 1\): pip install -U feddg")
+
+
+@pytest.mark.parametrize(
+    ("update", "words"),
+    [
+        (lambda f: f.update(code="os"), "unknown field 'code'"),
+        (lambda f: f["network"].update(seed=1), "unknown field 'network.seed'"),
+        (lambda f: f["network"].update(mean=[0, 0]), "network.mean"),
+        (lambda f: f["about"].update(class_names=[]), "about.class_names"),
+        (lambda f: f["about"].update(image_size=0), "about.image_size"),
+        (lambda f: f["network"]["model"].update(backbone="timm:hf-hub:a/b"), "unknown backbone"),
+        (lambda f: f["network"]["model"].update(layers=3), "model.layers"),
+        (lambda f: f["network"]["method"].update(name="os.system"), "unknown method"),
+        (lambda f: f["network"]["method"].update(settings={"x": 1}), "x"),
+        (lambda f: f["about"]["class_names"].pop(), r"'classifier.bias' is \[10\]"),
+    ],
+)
+def test_settings_that_are_none_are_named(folder: Path, update, words: str) -> None:
+    change(folder, update)
+    refused(folder, words)
+
+
+def test_a_description_that_is_none_is_named(folder: Path) -> None:
+    from feddg.prediction.classifier import RunClassifier
+
+    change(folder, lambda fields: fields["about"].update(resize="often"))
+    with pytest.raises(RunError, match=r"about\.resize"):
+        RunClassifier(folder)
+
+
+def test_other_weights_are_refused(folder: Path) -> None:
+    content = bytearray((folder / WEIGHTS).read_bytes())
+    content[-1] ^= 1
+    (folder / WEIGHTS).write_bytes(content)
+    refused(folder, "is not the file that config.json speaks of: its SHA-256")
+    (folder / WEIGHTS).unlink()
+    refused(folder, "Cannot read .*model.safetensors")
+
+
+def test_weights_that_do_not_fit_are_refused(folder: Path) -> None:
+    weights = load_file(folder / WEIGHTS)
+    name = "classifier.weight"
+    replace_weights(folder, weights | {name: weights[name][:, :3].contiguous()})
+    refused(folder, rf"'{name}' is \[10, 3\] torch.float32 not \[10, 128\] torch.float32")
+    replace_weights(folder, weights | {name: weights[name].double()})
+    refused(folder, "torch.float64 not")
+    replace_weights(folder, weights | {"more": torch.zeros(1)})
+    refused(folder, "'more' is not in config.json")
+    replace_weights(folder, {key: value for key, value in weights.items() if key != name})
+    refused(folder, f"'{name}' is not in model.safetensors")
+
+
+def test_nothing_is_unpickled(folder: Path, tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "sprung",))
+
+    (folder / WEIGHTS).write_bytes(pickle.dumps(Trap()))
+    digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
+    change(folder, lambda fields: fields.update(weights_sha256=digest))
+    refused(folder, "cannot be read as safetensors")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_it_is_one_model_as_it_is(folder: Path) -> None:
+    with pytest.raises(RunError, match="--which is for run folders"):
+        feddg.load_model(folder, which="final")
