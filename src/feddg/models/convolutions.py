@@ -65,10 +65,11 @@ class SmallMapConv2d(nn.Conv2d):
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Maps ``(B, C, H, W)`` to ``(B, O, H', W')``, as ``Conv2d`` does."""
         if input.ndim != 4 or input.shape[1] != self.in_channels:
-            return super()._conv_forward(input, weight, bias)  # one image, or one clear error
+            # One image, or one clear error.
+            return super()._conv_forward(input, weight, bias)  # type: ignore[no-any-return]
         height, width = self._result(input.shape[-2]), self._result(input.shape[-1])
         if min(height, width) < 1 or height * width > MOST_PLACES.get(_arithmetic(input), 0):
-            return super()._conv_forward(input, weight, bias)
+            return super()._conv_forward(input, weight, bias)  # type: ignore[no-any-return]
         padding = int(self.padding[0])
         places = functional.pad(input.permute(0, 2, 3, 1), (0, 0) + (padding,) * 4)
         kernel, stride = self.kernel_size[0], self.stride[0]
@@ -268,8 +269,10 @@ def _folds(layer: nn.Conv2d, norm: nn.BatchNorm2d, input: Tensor) -> bool:
 
 
 def _convolved(layer: nn.Conv2d, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    result: Tensor
     if input.ndim != 4 or input.shape[1] != layer.in_channels:
-        return layer._conv_forward(input, weight, bias)  # one image, or one clear error
+        result = layer._conv_forward(input, weight, bias)  # one image, or one clear error
+        return result
     if _pads_itself(layer):
         from timm.layers.padding import pad_same
 
@@ -277,9 +280,10 @@ def _convolved(layer: nn.Conv2d, input: Tensor, weight: Tensor, bias: Tensor | N
     if _is_depthwise(layer) and _arithmetic(input) == torch.bfloat16:
         arguments = (t if t is None else t.bfloat16() for t in (input, weight, bias))
         stride, padding = layer.stride[0], int(layer.padding[0])
-        result: Tensor = _Depthwise.apply(*arguments, stride, padding)  # type: ignore[no-untyped-call]
-        return result
-    return layer._conv_forward(input, weight, bias)
+        result = _Depthwise.apply(*arguments, stride, padding)  # type: ignore[no-untyped-call]
+    else:
+        result = layer._conv_forward(input, weight, bias)
+    return result
 
 
 def _pads_itself(layer: nn.Module) -> bool:
@@ -304,26 +308,22 @@ def _use_separable_convolutions(network: nn.Module) -> None:
     for layer in list(network.modules()):
         if type(layer) is nn.Conv2d or type(layer).__name__ == "Conv2dSame":
             if layer in pairs:
-                layer.norm = (pairs[layer],)
+                vars(layer)["norm"] = (pairs[layer],)
             if layer in pairs or _is_depthwise(layer):
                 layer.__class__ = _mixed(SeparableConv, type(layer))
     for norm in pairs.values():
         norm.__class__ = _mixed(FoldedNorm, type(norm))
 
 
-def _normalised(network: nn.Module) -> Iterator[tuple[nn.Module, nn.BatchNorm2d]]:
+def _normalised(network: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
     """Yields convolutions, each with the layer of kept statistics that takes its result."""
     for parent in network.modules():
         ordered = type(parent).forward is nn.Sequential.forward
         if ordered or type(parent).__name__ in IN_ORDER:
             for layer, norm in itertools.pairwise(parent.children()):
                 plain = type(norm) is nn.BatchNorm2d or type(norm).__name__ == "BatchNormAct2d"
-                if (
-                    isinstance(layer, nn.Conv2d)
-                    and plain
-                    and norm.affine
-                    and norm.track_running_stats
-                ):
+                kept = plain and norm.affine and norm.track_running_stats
+                if isinstance(layer, nn.Conv2d) and kept:
                     yield layer, norm
 
 
