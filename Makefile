@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Compiled modules are kept: without them every start costs many seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint slow docs clean
+.PHONY: demo test lint slow flower docs clean
 
 demo: .venv/.core  ## three methods on digits, every domain unseen once; prints tables and a page's path
 	$(BIN)/feddg demo
@@ -15,6 +15,15 @@ test: .venv/.dev  ## the default test suite, a process and a thread for each of 
 
 slow: .venv/.dev  ## experiments and deployments that take minutes
 	$(BIN)/python -m pytest -m slow
+
+flower: $(BIN)/uv  ## what uses Flower, real deployments too, on each version of it that pyproject.toml admits
+	for version in 1.41 1.42; do \
+	  env=.venv/flower-$$version; \
+	  $(BIN)/uv venv --quiet --clear $$env && \
+	  $(BIN)/uv pip install --quiet --python $$env/bin/python -e ".[dev,flower]" "flwr==$$version.*" && \
+	  $$env/bin/python -m pytest -m "slow or not slow" tests/deploy tests/cli/test_deploy.py \
+	    tests/test_containers.py tests/federation/test_masked_rounds.py tests/security || exit 1; \
+	done
 
 lint: .venv/.dev  ## style, format and types
 	$(BIN)/ruff check

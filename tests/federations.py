@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy
 import torch
+from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 
 from feddg.clients.client import Client, Examples, Worker
@@ -184,6 +185,25 @@ class SmallFederation(Federation):
         with torch.no_grad():
             predicted = self.model(images).argmax(1)
         return float((predicted == self.labels).float().mean())
+
+
+def features_of(chosen, clients=None):
+    """Features ``(n, d)`` and labels of some clients' images, in double precision."""
+    clients = range(len(chosen.sizes)) if clients is None else clients
+    rows = torch.cat([chosen.examples(id).rows for id in clients])
+    images = chosen.pixels.gather(rows).float() / 255
+    network = chosen.network.eval()
+    with torch.no_grad():
+        features = network.featurizer(network.normalize(images)).double().numpy()
+    return features, chosen.labels[rows].numpy()
+
+
+def ridge_of(features, labels, penalty):
+    """scikit-learn's ridge, its penalty as feddg's: weights ``(classes, d)`` and bias."""
+    spread = ((features - features.mean(0)) ** 2).mean(0).mean()
+    model = Ridge(alpha=len(features) * penalty * spread, solver="svd", tol=1e-12)
+    model.fit(features, numpy.eye(CLASSES)[labels])
+    return model
 
 
 def trained_alone(

@@ -196,7 +196,7 @@ PIXELS, SPLITS = "Pixels", "Splits"
 EIGHT = {"planarconfig": "contig"}
 ALPHA = {"extrasamples": ["unassalpha"]}
 SMALL_LIMIT = {"feddg.data.decoding.MOST_PIXELS": 300, "feddg.data.inspection.MOST_PIXELS": 300}
-WITHOUT_HEIC = {
+WITHOUT_PACKAGES = {
     f"feddg.data.{module}.IMAGE_SUFFIXES": frozenset({".png", ".jpg", ".tif"})
     for module in ("images", "inspection")
 }
@@ -227,10 +227,19 @@ CASES = [
         _write("north/cat/a.heic"),
         WARNS,
         "feddg[heic]",
-        patched=WITHOUT_HEIC,
+        patched=WITHOUT_PACKAGES,
     ),
     Case(FILES, "a whole slide, .svs", _write("north/cat/a.svs"), WARNS, "OpenSlide"),
-    Case(FILES, "a DICOM file", _write("north/cat/a.dcm"), WARNS, "PNG or TIFF"),
+    Case(
+        FILES,
+        "two DICOM files, without pydicom",
+        _all(_write("north/cat/a.dcm"), _write("north/dog/b.dcm")),
+        WARNS,
+        "2 files (north/cat/a.dcm, north/dog/b.dcm) ending in .dcm: needs `pip install "
+        "'feddg[dicom]'`",
+        patched=WITHOUT_PACKAGES,
+    ),
+    Case(FILES, "a volume, .nii", _write("north/cat/a.nii"), WARNS, "PNG or TIFF"),
     Case(FILES, "an array, .npy", _write("north/cat/a.npy"), WARNS, "arrays"),
     Case(FILES, "an archive", _write("images.zip"), WARNS, "unpack"),
     Case(FILES, "a film", _write("north/cat/a.mp4"), WARNS, "frames"),

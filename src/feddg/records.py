@@ -185,12 +185,15 @@ class SetupRow(Row):
     Attributes:
         seconds: its wall time.
         groups: how the method grouped the clients, if it did.
+        left_out: accuracy at clients, by id, of the classifier that training starts from without
+            them, where it is solved for.
     """
 
     kind: Literal["setup"] = "setup"
     round: int = 0
     seconds: Number = 0.0
     groups: Groups = Field(default_factory=dict)
+    left_out: dict[int, Number] = Field(default_factory=dict)
 
 
 class RefusedUpdate(Row):

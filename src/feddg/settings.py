@@ -300,6 +300,11 @@ class TrainSettings(Settings):
         "and the head (needs peft). The rest is sent once",
     )
     lora_rank: int = Field(8, ge=1, description="rank of the adapters that lora trains")
+    head: Literal["random", "ridge"] = Field(
+        "random",
+        description="what the classifier starts from: random weights; or ridge, in closed form "
+        "from sums that all clients send before round 1",
+    )
     head_rounds: int = Field(
         0,
         ge=0,

@@ -31,6 +31,7 @@ from feddg.data.inspection import about_survey, survey
 from feddg.data.pixels import open_pixels
 from feddg.data.splits import hold_out
 from feddg.errors import DataError
+from feddg.prediction.classifier import count_files
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -466,7 +467,7 @@ def test_a_damaged_file_is_named_once_not_once_for_every_tile(tmp_path):
     assert [image.path for image in bad] == ["a/x/torn.tif"]
 
 
-@pytest.mark.parametrize("suffix", sorted(usable_formats()))
+@pytest.mark.parametrize("suffix", sorted(set(usable_formats()) - {".dcm", ".dicom"}))
 def test_every_suffix_that_counts_as_an_image_is_decoded(tmp_path, suffix):
     path = tmp_path / f"a{suffix}"
     if usable_formats()[suffix] == "HEIF":
@@ -480,6 +481,24 @@ def test_every_suffix_that_counts_as_an_image_is_decoded(tmp_path, suffix):
 
 def test_photos_of_phones_need_a_package():
     assert (".heic" in usable_formats()) == heif_is_known()
+
+
+def test_without_pydicom_one_line_says_what_to_install(tmp_path, monkeypatch):
+    for module in ("data.images", "data.decoding", "data.inspection", "prediction.classifier"):
+        monkeypatch.setattr(f"feddg.{module}.IMAGE_SUFFIXES", frozenset({".png"}))
+    monkeypatch.setattr("feddg.data.images.dicom_is_known", lambda: False)
+    file = tmp_path / "n/x/a.dcm"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"\0" * 128 + b"DICM")
+    needed = r"\.dcm:? needs `pip install 'feddg\[dicom\]'`"
+    with pytest.raises(DataError, match=needed):
+        from_folder(tmp_path)
+    with pytest.raises(DataError, match=needed):
+        count_files([tmp_path])
+    with pytest.raises(UnusableImageError, match=needed):
+        decode_image(file, 8)
+    with pytest.raises(UnusableImageError, match=needed):
+        decode_image(ImageBytes("upload.dcm", file.read_bytes()), 8)
 
 
 def test_parts_are_decoded_from_memory_once(tmp_path):

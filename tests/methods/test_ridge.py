@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.linear_model import Ridge as Oracle
 
 from feddg.clients.client import RecordNoise
 from feddg.errors import ClientError, ExperimentError
@@ -25,7 +24,7 @@ from feddg.methods.ridge import (
 from feddg.models.closed_form import EXAMPLES, QUESTION, packed
 from feddg.privacy.accounting import gaussian_noise
 from feddg.settings import TrainSettings
-from federations import CLASSES, federation
+from federations import CLASSES, features_of, federation, ridge_of
 
 TRAIN = TrainSettings(rounds=1, batch_size=16, trainable="head")
 
@@ -34,25 +33,6 @@ def federation_of(sizes, penalties=(1.0,), method="ridge", settings=None, **opti
     """A federation on images and a featurizer that nobody trained."""
     chosen = build_method(method, {"penalties": penalties} | (settings or {}))
     return federation(chosen, sizes=sizes, train=TRAIN, backbone="cnn_gn", **options)
-
-
-def features_of(chosen, clients=None):
-    """Features ``(n, d)`` and labels of some clients' images, in double precision."""
-    clients = range(len(chosen.sizes)) if clients is None else clients
-    rows = torch.cat([chosen.examples(id).rows for id in clients])
-    images = chosen.pixels.gather(rows).float() / 255
-    network = chosen.network.eval()
-    with torch.no_grad():
-        features = network.featurizer(network.normalize(images)).double().numpy()
-    return features, chosen.labels[rows].numpy()
-
-
-def oracle(features, labels, penalty):
-    """scikit-learn's ridge in the page's scale: weights ``(classes, d)`` and bias."""
-    spread = ((features - features.mean(0)) ** 2).mean(0).mean()
-    model = Oracle(alpha=len(features) * penalty * spread, solver="svd", tol=1e-12)
-    model.fit(features, numpy.eye(CLASSES)[labels])
-    return model
 
 
 def share_of(chosen, name):
@@ -66,7 +46,7 @@ def test_it_is_the_ridge_of_all_images_together(sizes, penalty):
     chosen = federation_of(sizes, [penalty])
     chosen.run()
     features, labels = features_of(chosen)
-    expected = oracle(features, labels, penalty)
+    expected = ridge_of(features, labels, penalty)
     # The solution is in double precision, the classifier that is served in single.
     numpy.testing.assert_allclose(share_of(chosen, "weight"), expected.coef_, atol=1e-6)
     numpy.testing.assert_allclose(share_of(chosen, "bias"), expected.intercept_, atol=1e-6)
@@ -89,7 +69,7 @@ def test_a_client_left_out_is_one_whose_images_nobody_used():
     for penalty in (0.001, 0.1, 10.0):
         row = []
         for out in range(4):
-            model = oracle(*features_of(chosen, [c for c in range(4) if c != out]), penalty)
+            model = ridge_of(*features_of(chosen, [c for c in range(4) if c != out]), penalty)
             features, labels = features_of(chosen, [out])
             row.append(float((model.predict(features).argmax(1) == labels).mean()))
         accuracies.append(row)
@@ -134,7 +114,7 @@ def test_secure_aggregation_changes_the_sums_by_its_rounding_alone():
 def test_ten_thousand_clients():
     chosen = federation_of((1,) * 10_000, [0.1, 1.0])
     chosen.run()
-    assert chosen.server.state.extras[LEFT_OUT].isfinite().all()
+    assert (chosen.server.state.extras[LEFT_OUT] >= 0).all()
     assert chosen.accuracy() > 0.9
 
 

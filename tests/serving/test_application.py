@@ -3,6 +3,7 @@
 import html
 import io
 
+import numpy
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
@@ -66,6 +67,21 @@ def test_a_bad_file_among_good_ones_says_why(client):
     assert reply.status_code == 200
     reasons = [row["reason"] for row in reply.json()["images"]]
     assert reasons == [None, "not an image in a known format", None]
+
+
+def test_a_dicom_file_is_answered_and_a_damaged_one_without_its_tags(client, tmp_path):
+    pytest.importorskip("pydicom", reason="pydicom is an optional extra")
+    from dicoms import SECRETS, dicom
+
+    path = dicom(tmp_path / "a.dcm", numpy.full((20, 20), 700, numpy.uint16), WindowCenter="700")
+    whole = path.read_bytes()
+    sent = [("a.dcm", whole), ("torn.dcm", whole[:-90]), ("frames.dcm", whole[: len(whole) // 4])]
+    reply = client.post("/predict", files=[("images", file) for file in sent])
+    assert reply.status_code == 200
+    good, *bad = reply.json()["images"]
+    assert good["reason"] is None
+    assert ["DICOM" in row["reason"] for row in bad] == [True, True]
+    assert not [secret for secret in SECRETS if secret in reply.text]
 
 
 def test_a_large_body_is_refused_said_or_unsaid(client):

@@ -16,7 +16,14 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from feddg.data.images import ImageSource, ImageTable, open_image, open_source
+from feddg.data.images import (
+    IMAGE_SUFFIXES,
+    REMEDIES,
+    ImageSource,
+    ImageTable,
+    open_image,
+    open_source,
+)
 from feddg.settings import DataSettings
 
 # Large images cut into tiles: each tile a row, named after its image and its place in it.
@@ -541,6 +548,8 @@ def make_square(image: Image.Image, size: int, resize: Resize = "squash") -> np.
 
 
 def _to_rgb(path: ImageSource, image: Image.Image, reading: Reading, bits: int) -> Image.Image:
+    if image.format == "DICOM":  # what is black and what is white, its window has said
+        reading = replace(reading, range="auto")
     if reading.bands or reading.range == "percentile" or is_deep(image):
         return to_image(read_samples(path, image), reading, bits)
     if image.mode == "RGB" and "transparency" not in image.info:
@@ -569,6 +578,9 @@ def _unusable(path: ImageSource, error: Exception) -> UnusableImageError:
         with open_source(path) as file:
             if not file.read(1):
                 return UnusableImageError("empty file")
+        ending = path.suffix.lower()
+        if ending in REMEDIES and ending not in IMAGE_SUFFIXES:
+            return UnknownFormatError(f"not a known format; {ending}: {REMEDIES[ending]}")
         return UnknownFormatError("not an image in a known format")
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         return OversizedImageError(

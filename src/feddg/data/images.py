@@ -37,15 +37,18 @@ _JPEG2000 = {".jp2": "JPEG2000", ".j2k": "JPEG2000"}
 _AVIF = {".avif": "AVIF"}
 _HEIF = {".heic": "HEIF", ".heif": "HEIF"}
 """Photos of phones: decoded by the optional package pillow-heif."""
+_DICOM = {".dcm": "DICOM", ".dicom": "DICOM"}
+"""Medical images: decoded with the optional package pydicom."""
 
 _REMEDIES = {
     "needs `pip install 'feddg[heic]'`": tuple(_HEIF),
+    "needs `pip install 'feddg[dicom]'`": tuple(_DICOM),
     "this Pillow was built without JPEG 2000": tuple(_JPEG2000),
     "this Pillow was built without AVIF": tuple(_AVIF),
     "whole-slide images: cut them into tiles first, for example with OpenSlide": (
         *(".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".bif"),
     ),
-    "convert them to PNG or TIFF first": (".dcm", ".nii", ".mha", ".mhd", ".nrrd"),
+    "convert them to PNG or TIFF first": (".nii", ".mha", ".mhd", ".nrrd"),
     "arrays: write them as PNG or TIFF first": (".npy", ".npz", ".mat", ".h5", ".hdf5", ".nc"),
     "archives: unpack them": (".zip", ".tar", ".gz", ".tgz", ".7z", ".rar"),
     "films: write their frames as images first": (".mp4", ".avi", ".mov", ".mkv", ".webm"),
@@ -64,6 +67,11 @@ def heif_is_known() -> bool:
     return find_spec("pillow_heif") is not None
 
 
+def dicom_is_known() -> bool:
+    """Whether DICOM files can be decoded here."""
+    return find_spec("pydicom") is not None
+
+
 def usable_formats() -> dict[str, str]:
     """Returns Pillow's names of the formats that can be decoded here, by suffix."""
     found = dict(_ALWAYS)
@@ -72,12 +80,14 @@ def usable_formats() -> dict[str, str]:
         found |= _JPEG2000
     if "avif" in supported:
         found |= _AVIF
-    return found | _HEIF if heif_is_known() else found
+    found |= _HEIF if heif_is_known() else {}
+    return found | _DICOM if dicom_is_known() else found
 
 
-FORMATS = tuple(dict.fromkeys(name for name in usable_formats().values() if name != "HEIF"))
+FORMATS = tuple(dict.fromkeys(f for f in usable_formats().values() if f not in ("HEIF", "DICOM")))
 """What a file's content may be, whatever its name: Pillow knows dozens of formats, and for some of
-them it starts other programs (Ghostscript for EPS). HEIF must be named so, too."""
+them it starts other programs (Ghostscript for EPS). HEIF must be named so, too; DICOM must not be
+named as one of these."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +121,15 @@ def open_source(source: ImageSource) -> IO[bytes]:
     return BytesIO(source.content) if isinstance(source, ImageBytes) else open_file(source)
 
 
+def is_dicom(file: Path) -> bool:
+    """Whether a file is a DICOM file by its head, whatever its name."""
+    try:
+        with open_file(file) as content:
+            return content.read(132)[128:] == b"DICM"
+    except OSError:
+        return False
+
+
 @contextmanager
 def open_image(path: ImageSource) -> Iterator[Image.Image]:
     """Opens an image file of a usable format with Pillow; nothing is decoded yet.
@@ -119,10 +138,13 @@ def open_image(path: ImageSource) -> Iterator[Image.Image]:
         PIL.UnidentifiedImageError: its content is of none of these formats.
         OSError: it cannot be opened, or is no plain file.
     """
-    formats = FORMATS
-    if path.suffix.lower() in _HEIF and heif_is_known():
+    formats, ending = FORMATS, path.suffix.lower()
+    if ending in _HEIF and heif_is_known():
         register_heif()
         formats = (*FORMATS, "HEIF")
+    elif (ending in _DICOM or ending not in IMAGE_SUFFIXES) and dicom_is_known():
+        register_dicom()
+        formats = ("DICOM", *FORMATS)  # first: a TIFF may be hidden in its head
     with open_source(path) as file, Image.open(file, formats=formats) as image:
         yield image
 
@@ -136,7 +158,25 @@ def register_heif() -> None:
         register_heif_opener()
 
 
+@cache
+def register_dicom() -> None:
+    """Has Pillow open DICOM files; needs the optional package."""
+    from feddg.data.dicom import DicomImage
+
+    Image.register_open(DicomImage.format, DicomImage)
+
+
 IMAGE_SUFFIXES = frozenset(usable_formats())
+
+
+def endings() -> str:
+    """Returns the endings of images, and what others need, as messages list them."""
+    others = [
+        f"{name} {REMEDIES[name]}" for name in (".heic", ".dcm") if name not in IMAGE_SUFFIXES
+    ]
+    return "; ".join([", ".join(sorted(IMAGE_SUFFIXES)), *others])
+
+
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, line ends, and bytes that are no UTF-8: no file we write could hold them."""
 _COLUMNS = ("labels", "domains", "images", "split", "clients", "listed_rows")
@@ -317,7 +357,7 @@ def _class_images(folder: Path) -> Iterator[tuple[str, str]]:
 def _no_images(root: Path, layout: str) -> DataError:
     return DataError(
         f"No images were found in {root} as {layout}. {_what_is_there(root)} "
-        f"Image files end in {', '.join(sorted(IMAGE_SUFFIXES))}."
+        f"Image files end in {endings()}."
     )
 
 

@@ -4,6 +4,7 @@ Where a result would mean nothing, the run stops here with one line.
 """
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,14 @@ from feddg.data.decoding import (
     read_tiff,
 )
 from feddg.data.fingerprint import file_of
-from feddg.data.images import IMAGE_SUFFIXES, REMEDIES, ImageTable, open_image, plain_name
+from feddg.data.images import (
+    IMAGE_SUFFIXES,
+    REMEDIES,
+    ImageTable,
+    is_dicom,
+    open_image,
+    plain_name,
+)
 from feddg.data.splits import Splits
 from feddg.diagnostics import Diagnostic, Severity
 from feddg.errors import first_names
@@ -309,6 +317,7 @@ def _pair(files: Sequence[str], groups: list[list[int]]) -> str:
 
 DEEPER, OUTSIDE, LEFT_OUT = "in deeper folders", "outside a class folder", "of folders left out"
 UNLISTED = "images that are not in"
+UNNAMED_DICOM = "that are DICOM and not named so"
 _LEVELS = 2
 """Folders that an image lies in: domain and class."""
 
@@ -335,6 +344,8 @@ def ignored_files(table: ImageTable) -> dict[str, list[str]]:
         elif kind in IMAGE_SUFFIXES:
             deeper = path.count("/") - _LEVELS
             kind = DEEPER if deeper > 0 else OUTSIDE if deeper < 0 else LEFT_OUT
+        elif re.fullmatch(r"\.\d+|without a suffix", kind) and is_dicom(table.root / path):
+            kind = UNNAMED_DICOM
         found.setdefault(kind, []).append(path)
     return found
 
@@ -347,6 +358,9 @@ def about_ignored(found: Mapping[str, Sequence[str]]) -> Iterator[Diagnostic]:
             text = f"Ignored: {_files_text(paths)} {kind}."
             advice = "Images lie as <root>/<domain>/<class>/<image>."
             yield Diagnostic("ignored-images", "warning", text, advice)
+        elif kind == UNNAMED_DICOM:
+            text = f"Ignored: {_files_text(paths)} {kind}."
+            yield Diagnostic("ignored-images", "warning", text, "Let their names end in .dcm.")
         elif kind in REMEDIES:
             text = f"Ignored: {_files_text(paths)} ending in {kind}: {REMEDIES[kind]}."
             yield Diagnostic("ignored-images", "warning", text)

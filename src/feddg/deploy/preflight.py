@@ -303,7 +303,7 @@ def _weight_bytes(experiment: Experiment, classes: int) -> int:
 SECONDS = 10.0
 MOST_AHEAD, MOST_BEHIND = 5.0, 300.0
 """Seconds that a site's clock may be before and behind the coordinator's: Flower refuses signatures
-from the future, and old ones (``SYSTEM_TIME_TOLERANCE``, ``TIMESTAMP_TOLERANCE`` of flwr 1.41)."""
+from the future, and old ones (``SYSTEM_TIME_TOLERANCE``, ``TIMESTAMP_TOLERANCE`` in flwr)."""
 DOOR = "/v1/fleet/get-run"
 """A path that the proxy knows. Asked with GET, which it lets nobody through with: it answers 401
 where the key is not on its list, 405 where it is."""

@@ -11,8 +11,10 @@ from torch.func import functional_call, grad_and_value, vmap
 from feddg.clients.client import Batch, Client, RecordNoise, counted_forwards
 from feddg.clients.threads import threads
 from feddg.errors import ClientError
-from feddg.messages import Message, Update, Weights, first_not_finite
+from feddg.federation.head_start import head_sums, left_out
+from feddg.messages import Message, Update, Weights, first_not_finite, joined
 from feddg.methods.base import Method, local_names
+from feddg.models.closed_form import QUESTION
 from feddg.models.dropout import draw_dropout_from
 from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.rng import add_noise
@@ -147,7 +149,10 @@ def client_statistics(client: Client, method: Method) -> Message:
     with _local_work(client), torch.no_grad(), client.worker.autocast():
         load_weights(client.network, client.received)
         client.network.eval()
-        return method.client_statistics(client) or Message()
+        statistics = method.client_statistics(client)
+        if client.worker.train.head == "ridge":
+            statistics = joined(statistics, head_sums(client))
+        return statistics or Message()
 
 
 def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> Update:
@@ -219,6 +224,8 @@ def answer(
     with _local_work(client), torch.no_grad(), client.worker.autocast():
         _start(client, method)
         client.network.eval()
+        if name == QUESTION and client.worker.train.head == "ridge":
+            return left_out(client, question)
         return method.answer(client, name, question)
 
 

@@ -10,11 +10,14 @@ import torch
 from feddg.clients.sampling import drawn_clients, secret_clients
 from feddg.errors import ClientError, NotEnoughUpdates, RunError
 from feddg.federation import averages
+from feddg.federation.head_start import SENDS as HEAD_SENDS
+from feddg.federation.head_start import HeadStart, check_head
 from feddg.federation.masked_rounds import MaskedRounds, OpenedSums
 from feddg.federation.transport import FROZEN, Ledger, Reply, Transport
 from feddg.federation.validation import ChangeSizes, MessageChecks
-from feddg.messages import Broadcast, Message, Refusal, Update, Weights, joined
-from feddg.methods.base import Method, Round, RoundHook, State, name_clients
+from feddg.messages import Broadcast, Message, Refusal, Update, Weights, joined, on_device
+from feddg.methods.base import Method, Round, RoundHook, State, has_global_model, name_clients
+from feddg.models.closed_form import QUESTION
 from feddg.models.network import Network
 from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.records import Groups, RoundRow
@@ -179,11 +182,15 @@ class Server:
         defences: what happens to updates on their way.
         opened: whose masked sums the run has opened.
         frozen: entries of the weights that are never trained.
+        head: what adds up the sums that the classifier is solved from; None where it starts from
+            random weights.
         hooks: what else happens in a round, after what is said here.
 
     Attributes:
         hooks: all that happens in a round beside the method.
         groups: how the method grouped the clients in the setup phase, if it did.
+        left_out: accuracy at clients, by id, of the classifier that training starts from without
+            them, where it is solved for.
         masked: trains the clients where the server sees only sums of updates; None elsewhere.
     """
 
@@ -201,6 +208,7 @@ class Server:
         defences: Defences = NO_DEFENCES,
         opened: OpenedSums | None = None,
         frozen: Collection[str] = (),
+        head: HeadStart | None = None,
         hooks: Iterable[RoundHook] = (),
     ) -> None:
         self.method, self.state = method, state
@@ -228,6 +236,7 @@ class Server:
             chain.append(Asking(self))
         self.hooks = Hooks([*chain, *hooks])
         self.groups: Groups = {}
+        self._head, self.left_out = head, dict[int, float]()
         self.transport.ledger = ledger
         self.transport.hand_out(self.frozen.with_context(state), again=True)
 
@@ -247,7 +256,7 @@ class Server:
         """
         if self.state.context is not None:
             return {}
-        if not self.method.has_setup:
+        if not self.method.has_setup and self._head is None:
             if self.frozen.names and not self.state.round:
                 self.transport.hand_out(self.frozen.with_context(self.state))
             return {}
@@ -260,14 +269,31 @@ class Server:
                     progress(done, len(ids))
                 yield reply
 
-        replies = counted(self.transport.client_statistics(ids, Broadcast(0)))
-        client_statistics = list(self.checked(replies, 0, "statistics"))
+        weights = {} if self._head is None else self.frozen.trained(self.state.weights)
+        replies = counted(self.transport.client_statistics(ids, Broadcast(0, weights)))
+        checked = self.checked(replies, 0, "statistics")
+        client_statistics = list(self._head.taken(checked) if self._head else checked)
         if not client_statistics:
             raise RunError("setup: no client could send its statistics; see the warnings above")
-        self.state.context = self.method.aggregate_statistics(client_statistics) or Message()
-        self.groups = self.method.groups(client_statistics)
+        if self.method.has_setup:
+            self.state.context = self.method.aggregate_statistics(client_statistics) or Message()
+            self.groups = self.method.groups(client_statistics)
+        if self._head is not None:
+            self._start_from(self._head, [id for id, _ in client_statistics])
         self.transport.hand_out(self.frozen.with_context(self.state))
         return _stacked([message for _, message in client_statistics])
+
+    def _start_from(self, head: HeadStart, ids: list[int]) -> None:
+        """Has training start from the classifier in closed form."""
+        answers = []
+        if len(ids) > 1:  # of a single client nobody else knows anything
+            weights = self.frozen.trained(self.state.weights)
+            sent = Broadcast(0, weights, head.question)
+            replies = self.transport.ask(ids, sent, QUESTION, sent.extras)
+            answers = list(self.checked(replies, 0, f"answer:{QUESTION}"))
+        solved, self.left_out = head.solved(answers)
+        device = self.state.weights["classifier.weight"].device
+        self.state.weights = self.state.weights | on_device(solved, device)
 
     def checked(
         self, replies: Iterator[Reply], round: int, purpose: str
@@ -385,7 +411,9 @@ def build_server(
         state: where to start; by default before round 1, with a freshly built network.
         **more: of :class:`Server`.
     """
-    count = len(transport.clients)
+    count, head = len(transport.clients), settings.train.head == "ridge"
+    if head:
+        check_head(network, method.name, shared=has_global_model(method, network))
     if state is None:
         weights = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
         extras = method.initial_extras(network, count)
@@ -406,12 +434,13 @@ def build_server(
             network,
             count,
             image_size=settings.data.image_size,
-            also=defences.sends,
+            also=defences.sends | (HEAD_SENDS if head else {}),
             registered=transport.registered,
             train=settings.train,
             style_noise=style_noise,
         ),
         defences=defences,
         frozen=network.frozen,
+        head=HeadStart() if head else None,
         **more,
     )

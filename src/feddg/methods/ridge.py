@@ -108,17 +108,14 @@ class RidgeClassifier(nn.Module):
         bias: ``(classes,)``.
     """
 
-    weight: Tensor
-    bias: Tensor
-
     def __init__(self, dimension: int, classes: int, clip: float | None = None) -> None:
         super().__init__()
         self.clip = clip
         rows = dimension + 1
         self.gram = nn.Parameter(torch.zeros(rows * (rows + 1) // 2, dtype=torch.float64))
         self.cross = nn.Parameter(torch.zeros(rows, classes, dtype=torch.float64))
-        self.register_buffer("weight", torch.zeros(classes, dimension))
-        self.register_buffer("bias", torch.zeros(classes))
+        self.weight = nn.Parameter(torch.zeros(classes, dimension))
+        self.bias = nn.Parameter(torch.zeros(classes))
 
     def forward(self, embeddings: Tensor) -> Tensor:
         """Maps ``(B, d)`` to logits ``(B, classes)``."""
@@ -150,9 +147,13 @@ class Ridge(Method):
             "server": {"averaging": "none"},
         }
     }
-    sends: ClassVar[dict[str, EntrySchema]] = Method.sends | left_out_schemas(
-        lambda method: len(method.settings.penalties), lambda method: method.settings.clip is None
-    )
+    sends: ClassVar[dict[str, EntrySchema]] = {
+        **{name: schema for name, schema in Method.sends.items() if name != "update/terms/*"},
+        **left_out_schemas(
+            lambda method: len(method.settings.penalties),
+            lambda method: method.settings.clip is None,
+        ),
+    }
     sums = True
 
     def network(self, network: Network) -> Network:
@@ -262,24 +263,25 @@ class Ridge(Method):
             question,
             (classifier.gram.detach(), classifier.cross.detach()),
             (gram / count, cross / count),
-            *map(torch.cat, zip(*self._plain_rows(client))),
+            *self._plain_rows(client),
             self.settings.penalties,
         )
 
-    def _plain_rows(self, client: Client) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields the features ``(B, d)`` float64 of the client's images as they are, and labels."""
-        if client.features is not None:
-            labels = client.examples.labels.to(client.device)
-            yield client.features.to(client.device).double(), labels
-            return
-        for batch in client.plain_batches():
-            yield client.network.features(batch.images).double(), batch.labels
+    def _plain_rows(self, client: Client) -> tuple[Tensor, Tensor]:
+        """Returns features ``(n, d)`` float64 of the client's images as they are, and labels."""
+        features = client.features
+        if features is None:
+            batches = client.plain_batches()
+            features = torch.cat([client.network.features(batch.images) for batch in batches])
+        else:
+            features = client.network.embedding(features.to(client.device))
+        return features.to(client.device).double(), client.examples.labels.to(client.device)
 
     # At the server
 
     def initial_extras(self, network: Network, clients: int) -> Weights:
         """Nobody was left out yet."""
-        own = {LEFT_OUT: torch.full((clients,), math.nan, dtype=torch.float64)}
+        own = {LEFT_OUT: torch.full((clients,), -1.0, dtype=torch.float64)}
         return super().initial_extras(network, clients) | own
 
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
@@ -315,7 +317,7 @@ class Ridge(Method):
     def left_out(self, state: State) -> dict[int, float]:
         """The accuracy of the classifier that all clients but one make, at that one."""
         accuracies = enumerate(state.extras[LEFT_OUT].tolist())
-        own = {id: accuracy for id, accuracy in accuracies if not math.isnan(accuracy)}
+        own = {id: accuracy for id, accuracy in accuracies if accuracy >= 0}
         return super().left_out(state) | own
 
     def _choice(self, state: State, ask: Ask) -> Choice:

@@ -44,7 +44,7 @@ def packed(matrix: Tensor) -> Tensor:
 
     What is off the diagonal is multiplied by sqrt 2: the length is the matrix' Frobenius norm.
     """
-    row, column = torch.triu_indices(*matrix.shape, device=matrix.device)
+    row, column = torch.triu_indices(*matrix.shape).to(matrix.device)
     half = matrix[row, column] * math.sqrt(2)
     half[row == column] /= math.sqrt(2)
     return half
@@ -53,7 +53,7 @@ def packed(matrix: Tensor) -> Tensor:
 def unpacked(half: Tensor) -> Tensor:
     """Undoes :func:`packed`."""
     rows = (math.isqrt(8 * len(half) + 1) - 1) // 2
-    row, column = torch.triu_indices(rows, rows, device=half.device)
+    row, column = torch.triu_indices(rows, rows).to(half.device)
     matrix = half.new_zeros(rows, rows)
     matrix[row, column] = half / math.sqrt(2)
     matrix = matrix + matrix.T

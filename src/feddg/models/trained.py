@@ -1,7 +1,7 @@
 """What of a network is trained: all, the head, the head and normalisation layers, or adapters."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from torch import nn
 
@@ -85,9 +85,14 @@ def frozen_digest(network: Network) -> str:
     """Returns a digest of all that is frozen, by which results computed from it are found."""
     if network.frozen_digest:  # of every client of every round it is asked for
         return network.frozen_digest
+    network.frozen_digest = digest_of(network, network.frozen)
+    return network.frozen_digest
+
+
+def digest_of(network: Network, names: Iterable[str]) -> str:
+    """Returns a digest of some entries of a network's state, 16 hexadecimal digits."""
     digest, state = hashlib.blake2b(digest_size=8), network.state_dict()
-    for name in sorted(network.frozen):
+    for name in sorted(names):
         digest.update(name.encode())
         digest.update(state[name].detach().cpu().contiguous().numpy().tobytes())
-    network.frozen_digest = digest.hexdigest()
-    return network.frozen_digest
+    return digest.hexdigest()

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 
 import feddg
 from feddg.data.decoding import AS_IT_IS, MOST_PIXELS, Reading, Resize, ValueRange, decode_image
-from feddg.data.images import IMAGE_SUFFIXES, ImageSource
+from feddg.data.images import IMAGE_SUFFIXES, ImageSource, endings
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic
 from feddg.errors import DataError, FeddgError, RunError, field_fault
@@ -332,9 +332,7 @@ def count_files(named: Sequence[Path | str]) -> int:
     count = sum(1 for _ in image_files(named))
     if not count:
         listed = ", ".join(str(name) for name in named) or "nothing"
-        raise DataError(
-            f"there is no image in {listed}; known endings: {', '.join(sorted(IMAGE_SUFFIXES))}"
-        )
+        raise DataError(f"there is no image in {listed}; known endings: {endings()}")
     return count
 
 

@@ -161,6 +161,7 @@ def build_defences(
     updates: int,
     schedule: Schedule | None = None,
     epochs: int = 1,
+    head: str = "random",
 ) -> Defences:
     """Returns a run's defences: clipping first, if asked for, then those named.
 
@@ -173,6 +174,7 @@ def build_defences(
         updates: clients of a round.
         schedule: who is planned to take part; all clients in one round by default.
         epochs: passes over a client's images in a round.
+        head: what the classifier starts from.
 
     Raises:
         ExperimentError: they cannot protect what the method sends; says why.
@@ -194,7 +196,9 @@ def build_defences(
         defences.insert(0, NoisedRecords(privacy, planned, epochs))
     seen_to = privacy.style_epsilon is not None or privacy.open_styles
     covered = type(method).noises if seen_to else frozenset[str]()
-    traits = traits_of(method, network, trains_statistics=trains_statistics, covered=covered)
+    traits = traits_of(
+        method, network, trains_statistics=trains_statistics, covered=covered, head=head
+    )
     require_compatible(defences, traits, method, updates=updates)
     return Defences(defences, weight_names(method, network))
 

@@ -222,7 +222,12 @@ TRAITS = (TRAINING, CLIENT_STATISTICS, EXTRAS, LOCAL, AGGREGATION, STATISTICS)
 
 
 def traits_of(
-    method: Method, network: nn.Module, *, trains_statistics: bool, covered: frozenset[str]
+    method: Method,
+    network: nn.Module,
+    *,
+    trains_statistics: bool,
+    covered: frozenset[str],
+    head: str = "random",
 ) -> dict[str, str | None]:
     """Returns what a method has of each of :data:`TRAITS`, or None, from what it declares.
 
@@ -231,6 +236,7 @@ def traits_of(
         network: what it trains.
         trains_statistics: whether batch normalisation's running statistics are trained.
         covered: entries of what the method sends that are seen to otherwise.
+        head: what the classifier starts from.
     """
     kind = type(method)
     found: dict[str, str | None] = dict.fromkeys(TRAITS)
@@ -251,6 +257,8 @@ def traits_of(
         trait = EXTRAS if entry.startswith("update/") else CLIENT_STATISTICS
         if trait == EXTRAS or entry not in covered:
             found[trait] = f"{entry} ({kind.sends[entry]}) leaves the client as well"
+    if head != "random":
+        found[CLIENT_STATISTICS] = f"train.head is {head}, whose sums leave the client as well"
     local = sorted(local_names(method, network))
     if local:
         found[LOCAL] = f"{local[0]!r} and {len(local) - 1} more stay with each client"

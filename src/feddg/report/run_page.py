@@ -809,13 +809,14 @@ MOST_LEFT_OUT = 100
 
 def _left_out_section(run: Run) -> Section | None:
     """How a model did at each client that had no part in it; None where nobody measured it."""
-    rows = [row for row in run.metrics.rounds if row.left_out]
-    if not rows:
+    rows = [run.metrics.setup, *run.metrics.rounds]
+    measured = [row.left_out for row in rows if row is not None and row.left_out]
+    if not measured:
         return None
-    accuracies = rows[-1].left_out
+    accuracies = measured[-1]
     mean = sum(accuracies.values()) / len(accuracies)
     text = (
-        f"A model of all clients but one, at that one: {percent_sign(mean)} on average over "
+        f"A closed-form classifier of all clients but one, at that one: {percent_sign(mean)} over "
         f"{counted(len(accuracies), 'client')}. The lowest come first."
     )
     table = run.clients

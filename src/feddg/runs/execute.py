@@ -518,7 +518,9 @@ class _Execution:
         give_memory_back()
         if client_statistics:
             self.folder.write_tensors("setup.safetensors", client_statistics)
-        row = SetupRow(seconds=self.seconds["setup"], groups=server.groups)
+        row = SetupRow(
+            seconds=self.seconds["setup"], groups=server.groups, left_out=server.left_out
+        )
         writer.keep(server.state, [row, *measurer.rows(server.state)])
         with self.folder.writing(FIGURES) as figures:
             found.draw(figures, server.state)

@@ -523,6 +523,7 @@ def defences_for(experiment: ExperimentSettings, method: Method, network: Networ
         updates=min(clients.number, clients.per_round or clients.number),
         schedule=_schedule(experiment),
         epochs=train.local_epochs,
+        head=train.head,
     )
 
 

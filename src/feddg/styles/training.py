@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from feddg.data.decoding import UnusableImageError, decode_image
-from feddg.data.images import IMAGE_SUFFIXES
+from feddg.data.images import IMAGE_SUFFIXES, endings
 from feddg.errors import DataError, WeightsError
 from feddg.models.normalization import instance_moments
 from feddg.rng import stream
@@ -158,7 +158,7 @@ def _images_of(folder: Path, side: int) -> list[Tensor]:
             except UnusableImageError as error:
                 logger.warning("%s is left out: %s", path, error)
     if not images:
-        raise DataError(f"{folder}: no readable image ({', '.join(sorted(IMAGE_SUFFIXES))})")
+        raise DataError(f"{folder}: no readable image ({endings()})")
     return images
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow, upright_size
-from feddg.data.images import IMAGE_SUFFIXES
+from feddg.data.images import IMAGE_SUFFIXES, endings
 from feddg.errors import DataError
 from feddg.storage import entries, is_file, replace_file, why
 from feddg.styles.codec import load_codec, transfer
@@ -114,9 +114,7 @@ def _files(path: Path, leave_out: Path | None = None) -> list[Path]:
         and own not in file.resolve().parents
     ]
     if not files:
-        raise DataError(
-            f"there is no image in {path}; known endings: {', '.join(sorted(IMAGE_SUFFIXES))}"
-        )
+        raise DataError(f"there is no image in {path}; known endings: {endings()}")
     return files
 
 

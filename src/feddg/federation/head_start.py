@@ -1,0 +1,154 @@
+"""Training that starts from a classifier in closed form (``train.head: ridge``).
+
+Before round 1 every client sends the sums that the classifier is solved from
+(:mod:`feddg.models.closed_form`; :mod:`feddg.methods.ridge` has the equations), beside what its
+method sends. It is asked once more: how good would classifiers be that it has no part in? What they
+say chooses the penalty and the scale of the logits.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from feddg.clients.client import Client
+from feddg.errors import ClientError, ExperimentError
+from feddg.messages import MOST_ROWS, EntrySchema, Message, SchemaContext, Weights
+from feddg.models.closed_form import (
+    EXAMPLES,
+    PENALTIES,
+    USUAL_SCALE,
+    Choice,
+    chosen_by,
+    extended,
+    left_out_answer,
+    left_out_schemas,
+    packed,
+    solved,
+    unpacked,
+)
+from feddg.models.network import Network
+from feddg.models.trained import digest_of
+
+GRAM, CROSS, IMAGES = "head/gram", "head/cross", "head/images"
+USUAL_PENALTY = 1.0
+"""Where there is one client."""
+
+
+def _images(method: object, context: SchemaContext, name: str) -> tuple[float, float]:
+    return (1, MOST_ROWS) if context.images is None else (context.images, context.images)
+
+
+SENDS = {
+    f"statistics/{GRAM}": EntrySchema(
+        "the mean product of its features with each other",
+        lambda method, context: ((context.features + 1) * (context.features + 2) // 2,),
+        dtype=torch.float64,
+    ),
+    f"statistics/{CROSS}": EntrySchema(
+        "the mean product of its features with its classes",
+        lambda method, context: (context.features + 1, context.classes),
+        dtype=torch.float64,
+    ),
+    f"statistics/{IMAGES}": EntrySchema("how many images that is of", integer=True, within=_images),
+    **left_out_schemas(lambda method: len(PENALTIES)),
+}
+"""What leaves a client."""
+
+
+def check_head(network: Network, name: str, *, shared: bool) -> None:
+    """Raises ExperimentError if the classifier of a network cannot be solved for.
+
+    Args:
+        network: as the method ``name`` trains it.
+        name: of the method.
+        shared: whether its clients share a model.
+    """
+    if not isinstance(network.classifier, nn.Linear) or not shared:
+        reason = "has no linear classifier of its own" if shared else "shares no classifier"
+        raise ExperimentError(f"train.head: ridge does not go with {name}, which {reason}")
+
+
+# At a client; the network holds the weights that training starts from, and is in evaluation mode.
+
+
+def head_sums(client: Client) -> Message:
+    """Returns the means that the classifier is solved from, over the client's plain images."""
+    gram, cross = _means(*_features(client), client.examples.classes)
+    return Message({GRAM: packed(gram), CROSS: cross}, {IMAGES: len(client.examples)})
+
+
+def left_out(client: Client, question: Message) -> Message:
+    """Returns how the classifiers do at the client that it has no part in.
+
+    Raises:
+        ClientError: the question holds no sums, or none but the client's own.
+    """
+    if {GRAM, CROSS} - question.tensors.keys():
+        raise ClientError("was asked about sums that it was not sent")
+    features, labels = _features(client)
+    gram, cross = _means(features, labels, client.examples.classes)
+    total = question.tensors[GRAM], question.tensors[CROSS]
+    own = packed(gram), cross
+    return left_out_answer(question, total, own, features, labels, PENALTIES)
+
+
+def _features(client: Client) -> tuple[Tensor, Tensor]:
+    """Returns the features of the client's plain images, ``(n, d)`` float64, and their labels."""
+    network = client.network
+
+    def compute() -> Tensor:
+        return torch.cat([network.features(b.images).float() for b in client.plain_batches()])
+
+    names = [n for n in network.state_dict() if n.startswith(("featurizer.", "embedding."))]
+    features = client.cached(f"head-features-{digest_of(network, names)}", compute)
+    return features.to(client.device).double(), client.examples.labels.to(client.device)
+
+
+def _means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    rows = extended(features)
+    cross = rows.new_zeros(rows.shape[1], classes)
+    cross.index_add_(1, labels, rows.T)
+    return rows.T @ rows / len(rows), cross / len(rows)
+
+
+# At the server
+
+
+class HeadStart:
+    """Adds the clients' sums up as they come, and solves for the classifier."""
+
+    def __init__(self) -> None:
+        self._means: list[Tensor] = []
+        self._images = 0
+
+    def taken(self, statistics: Iterator[tuple[int, Message]]) -> Iterator[tuple[int, Message]]:
+        """Yields clients' statistics without their sums, which are added up in that order."""
+        for id, message in statistics:
+            sums = [message.tensors.pop(name) for name in (GRAM, CROSS)]
+            images = int(message.scalars.pop(IMAGES))
+            self._images += images
+            self._means = self._means or [torch.zeros_like(each) for each in sums]
+            for mean, own in zip(self._means, sums):
+                mean.lerp_(own.to(mean), images / self._images)
+            yield id, message
+
+    @property
+    def question(self) -> Message:
+        """What every client is asked."""
+        return Message(dict(zip((GRAM, CROSS), self._means)), {EXAMPLES: self._images})
+
+    def solved(self, answers: list[tuple[int, Message]]) -> tuple[Weights, dict[int, float]]:
+        """Returns the classifier's entries, and the accuracy at each client without it.
+
+        Args:
+            answers: of :func:`left_out`; with none the usual penalty and scale are taken.
+        """
+        choice = Choice(USUAL_PENALTY, USUAL_SCALE, [])
+        if answers:
+            choice = chosen_by([answer for _, answer in answers], PENALTIES)
+        gram, cross = self._means
+        weight, bias = next(solved(unpacked(gram), cross, [choice.penalty]))
+        found = {"classifier.weight": weight, "classifier.bias": bias}
+        accuracies = dict(zip([id for id, _ in answers], choice.accuracies))
+        return {name: (choice.scale * each).float() for name, each in found.items()}, accuracies

@@ -1,0 +1,155 @@
+"""Training that starts from a classifier in closed form, in process and over Flower."""
+
+import pytest
+import torch
+
+from feddg.api import run
+from feddg.errors import ExperimentError
+from feddg.federation.head_start import CROSS, GRAM, IMAGES
+from feddg.messages import Message
+from feddg.methods.base import methods
+from feddg.models.closed_form import PENALTIES, SCALES
+from feddg.privacy.building import build_defences
+from feddg.settings import DefenceChoice, PrivacySettings, TrainSettings
+from federations import features_of, federation, ridge_of, same
+from flower_grid import Deployment, experiment, weights
+
+SIZES = (40, 30, 50, 20)
+
+
+def started(method="fedavg", sizes=SIZES, backbone="cnn_gn", **train):
+    """A federation after its setup, on a featurizer that nobody trained."""
+    settings = TrainSettings(**{"rounds": 1, "batch_size": 16, "head": "ridge"} | train)
+    chosen = federation(method, sizes=sizes, train=settings, backbone=backbone)
+    chosen.server.setup()
+    return chosen
+
+
+def test_the_classifier_is_the_ridge_of_all_images_with_what_does_best_at_clients_left_out():
+    chosen = started()
+    clients = range(len(SIZES))
+    accuracies, losses = [], []
+    for penalty in PENALTIES:
+        models = [
+            ridge_of(*features_of(chosen, [c for c in clients if c != o]), penalty) for o in clients
+        ]
+        rows = [features_of(chosen, [out]) for out in clients]
+        scores = [model.predict(features) for model, (features, _) in zip(models, rows)]
+        accuracies.append([float((s.argmax(1) == y).mean()) for s, (_, y) in zip(scores, rows)])
+        pairs = [(torch.tensor(s), torch.tensor(y)) for s, (_, y) in zip(scores, rows)]
+        means = [
+            [float(torch.nn.functional.cross_entropy(scale * s, y)) for s, y in pairs]
+            for scale in SCALES
+        ]
+        losses.append([sum(each) / len(each) for each in means])
+    best = max(range(len(PENALTIES)), key=lambda i: sum(accuracies[i]))
+    scale = SCALES[min(range(len(SCALES)), key=lambda j: losses[best][j])]
+    model = ridge_of(*features_of(chosen), PENALTIES[best])
+    state = chosen.server.state.weights
+    expected = torch.tensor(scale * model.coef_)
+    torch.testing.assert_close(state["classifier.weight"].double(), expected, rtol=1e-4, atol=1e-5)
+    expected = torch.tensor(scale * model.intercept_)
+    torch.testing.assert_close(state["classifier.bias"].double(), expected, rtol=1e-4, atol=1e-5)
+    assert list(chosen.server.left_out.values()) == pytest.approx(accuracies[best])
+
+
+def test_clients_begin_round_1_with_it():
+    chosen = started(lr=1e-12)
+    before = {n: t.clone() for n, t in chosen.server.state.weights.items()}
+    assert not chosen.server.round().refused
+    assert chosen.accuracy() > 0.8
+    after = chosen.server.state.weights["classifier.weight"]
+    torch.testing.assert_close(after, before["classifier.weight"])
+
+
+def test_a_single_client_has_nobody_to_be_left_out_of():
+    chosen = started(sizes=(60,))
+    assert chosen.server.left_out == {}
+    assert chosen.accuracy() > 0.8
+
+
+@pytest.mark.parametrize("method", sorted(methods().keys() - {"local", "ridge", "scaffold"}))
+def test_every_method_starts_from_it(method):
+    chosen = started(method, sizes=(7, 5, 6), backbone="cnn", local_steps=1, batch_size=4)
+    assert len(chosen.server.left_out) == 3
+    assert chosen.server.state.weights["classifier.weight"].any()
+    assert not chosen.server.round().refused
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"), [("ridge", "no linear classifier"), ("local", "shares no classifier")]
+)
+def test_what_has_no_such_classifier_is_refused(method, reason):
+    with pytest.raises(ExperimentError, match=reason):
+        started(method)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda m: m.tensors.update({CROSS: torch.zeros(2, 2).double()}), "has shape"),
+        (lambda m: m.tensors.update({GRAM: m.tensors[GRAM].float()}), "float32"),
+        (lambda m: m.tensors[GRAM].fill_(torch.nan), "not finite"),
+        (lambda m: m.scalars.update({IMAGES: 0}), "outside"),
+        (lambda m: m.tensors.pop(GRAM), "lacks"),
+    ],
+)
+def test_bad_sums_are_refused_by_their_clients_name(change, reason):
+    settings = TrainSettings(rounds=1, head="ridge")
+    chosen = federation(sizes=(20, 30, 10), train=settings, backbone="cnn_gn")
+    honest = chosen.transport.client_statistics
+
+    def lying(clients, broadcast):
+        for id, reply in honest(clients, broadcast):
+            if id == 1:
+                change(reply)
+            yield id, reply
+
+    chosen.transport.client_statistics = lying
+    chosen.server.setup()
+    refused = [row for row in chosen.ledger if row["kind"] == "refusal"]
+    assert [row["client"] for row in refused] == [1]
+    assert reason in refused[0]["reason"]
+    assert sorted(chosen.server.left_out) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("privacy", "defences"),
+    [
+        ({}, [DefenceChoice(name="secure_aggregation")]),
+        ({"clipping": "fixed"}, []),
+        ({"record_epsilon": 2.0}, []),
+    ],
+)
+def test_what_hides_updates_does_not_go_with_open_sums(privacy, defences):
+    chosen = federation(backbone="cnn_gn")
+    given = PrivacySettings(**privacy), defences, chosen.method, chosen.network
+    options = {"trains_statistics": False, "updates": 3}
+    build_defences(*given, **options)
+    with pytest.raises(ExperimentError, match=r"train\.head is ridge"):
+        build_defences(*given, **options, head="ridge")
+
+
+def test_a_question_without_sums_is_not_answered():
+    chosen = federation(train=TrainSettings(rounds=1, head="ridge"), backbone="cnn_gn")
+    replies = chosen.transport.ask(
+        [0], chosen.method.broadcast(chosen.server.state), "left_out", Message()
+    )
+    ((_, reply),) = replies
+    assert "sums that it was not sent" in reply.reason
+
+
+@pytest.mark.parametrize("trainable", ["all", "head"])
+def test_flower_starts_from_the_same_bits(tmp_path, trainable):
+    train = {
+        "rounds": 1,
+        "local_steps": 2,
+        "batch_size": 16,
+        "head": "ridge",
+        "trainable": trainable,
+    }
+    chosen = experiment(train=train)
+    expected = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
+    deployment = Deployment(tmp_path, chosen)
+    assert same(deployment.start(), weights(expected.folder))
+    assert len(expected.metrics.setup.left_out) == 3
