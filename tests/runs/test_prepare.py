@@ -14,7 +14,7 @@ from feddg.errors import WeightsError
 from feddg.experiment import Experiment, explain, load_experiment
 from feddg.models import backbones
 from feddg.runs import prepare
-from feddg.runs.prepare import give_memory_back, with_weights_at_hand
+from feddg.runs.prepare import give_memory_back, keep_memory, with_weights_at_hand
 from federations import federation
 
 FOLDER = {"data": {"source": "folder", "root": str(Path(__file__).parent)}, "hold_out": "c"}
@@ -174,6 +174,20 @@ def test_balanced_classes_count_alike_by_the_clients_own_numbers(
     torch.testing.assert_close(expected, alike)
     with caplog.at_level(logging.WARNING):
         assert all(torch.isfinite(value).all() for value in small.run(1).values())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's own function")
+def test_freed_memory_stays_for_the_next_step():
+    import resource
+
+    if not keep_memory():
+        pytest.skip("this C library is not glibc")
+    faults = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(2**24)  # 64 MB, more than glibc ever keeps by itself
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    assert max(faults[1:]) < 100  # of 16,384 pages
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's own function")
