@@ -121,7 +121,7 @@ def _tried(cells: Sequence[Cell], trials: Comparison, rule: SelectionRule) -> Tr
     """What the trials of the same values reached; not picked yet."""
     evaluate = cells[0].experiment.evaluate
     name = score_name(rule, evaluate.select_by, evaluate.select_over)
-    numbers = [row.numbers for cell in cells if (row := trials.row(cell)) is not None]
+    numbers = [row.numbers for cell in cells for row in trials.rows_of(cell)]
     scores = [one[name] for one in numbers if name in one]
     constant = [bool(one[key]) for one in numbers if (key := f"{CONSTANT}_{rule.key}") in one]
     return TriedRow(
