@@ -5,7 +5,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddg.comparison.plan import Plan, distinct, expand_plan, load_plan
+from feddg.comparison.plan import Plan, distinct, expand_plan, load_plan, trials_of
 from feddg.data.data_set import load_source
 from feddg.errors import DataError, ExperimentError
 from feddg.experiment import Experiment, expand
@@ -287,6 +287,10 @@ def test_budgets_become_rounds():
     assert of_one_round.id == without[1].id
     assert without[0].budgets == () != of_one_round.budgets
     assert asked.fixed({"rounds": 3}).budgets == ()  # flags win
+    tune = {"settings": {"train.lr": [0.1, 0.2]}}
+    tuned = asked.fixed({"data": {"id_val": 0.1}}).model_dump() | {"tune": tune}
+    trials = trials_of(Plan(**tuned))
+    assert {(cell.method, cell.budgets) for cell in trials} == {("fedavg", ()), ("ridge", ())}
 
 
 def test_rounds_of_a_budget_are_estimated_from_the_partition():

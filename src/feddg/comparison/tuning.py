@@ -65,7 +65,7 @@ def prepare_trials(
         find_rows(results[0], table_cells(plan), ImagesNow(cache or cache_folder()), again=again)
     trials = [file.with_suffix(".trials.csv") for file in results]
     return prepare_comparison(
-        plan.model_copy(update={"name": f"{plan.name}, tuning", "title": None}),
+        plan.model_copy(update={"name": f"{plan.name}, tuning", "title": None, "budgets": ()}),
         out / TRIALS,
         cells=cells,
         results=[file for file in trials if file == trials[0] or is_file(file)],

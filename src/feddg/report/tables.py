@@ -229,8 +229,15 @@ def budget_table(results: Results) -> Table | None:
     rule = results.default_rule
 
     def budget_column(budget: int) -> MethodColumn:
-        found = results.at(budget).accuracies(rule)
-        means = {method: mean_interval(own.values()) for method, own in found.items()}
+        part = results.at(budget)
+        means = {
+            method: mean_interval(
+                value
+                for (_, seed), value in own.items()
+                if all((name, seed) in own for name in part.columns)
+            )
+            for method, own in part.accuracies(rule).items()
+        }
         best = max((one.mean for one in means.values() if one), default=None)
 
         def accuracy(method: str) -> Cell:
@@ -246,9 +253,10 @@ def budget_table(results: Results) -> Table | None:
         return None
     caption = (
         f"Accuracy in percent, held-out test domains, {rule.when or rule.name}, by images seen in "
-        "training: the round that reached them; of a run that saw fewer, its last. Mean over all "
-        "columns and seeds, with Student's t interval (95 %) where there are three runs; bold: "
-        "best of a budget. Methods are told apart by paired margins, not by these intervals."
+        "training: the round that reached them; of a run that saw fewer, its last. Mean over "
+        "columns and the seeds that have every column, with Student's t interval (95 %) where "
+        "there are three runs; bold: best of a budget. Methods are told apart by paired margins, "
+        "not by these intervals."
     )
     return by_method(results.methods, columns, caption)
 
