@@ -477,13 +477,13 @@ def _rounds_for(images: int, experiment: Experiment, held: dict[str, list[int]])
     if dealt not in held:
         alone = experiment.model_copy(update={"method": MethodChoice()})  # no images gathered
         try:
-            sizes = deal(alone, load_undecoded(experiment, cache_folder())).partition.sizes
+            share = deal(alone, load_undecoded(experiment, cache_folder())).partition
         except DataError as error:
             raise ExperimentError(
                 f"budgets: how many images a round sees is not known without the images ({error}); "
                 "set train.local_steps, with which it is known beforehand"
             ) from None
-        held[dealt] = sizes.tolist()
+        held[dealt] = share.sizes.tolist()
     sizes, rounds = held[dealt], 0
     each = train.local_steps * train.batch_size if train.local_steps else None
     while images > 0:
