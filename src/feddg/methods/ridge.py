@@ -141,6 +141,7 @@ class Ridge(Method):
                 "rounds": 1,
                 "local_epochs": 1,
                 "trainable": "head",
+                "head": "random",
                 "augmentation": "none",
                 "batch_size": 64,
             },

@@ -442,6 +442,7 @@ class _Execution:
             kind = f"{type(error).__name__}: " if isinstance(error, FeddgError) else ""
             self._end("failed", kind + in_words(error))
             raise
+        give_memory_back()
         self._end("completed", None)
 
     def _run(self) -> None:
