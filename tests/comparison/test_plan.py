@@ -293,11 +293,20 @@ def test_budgets_become_rounds():
     assert {(cell.method, cell.budgets) for cell in trials} == {("fedavg", ()), ("ridge", ())}
 
 
-def test_rounds_of_a_budget_are_estimated_from_the_partition():
+def test_rounds_of_a_budget_are_by_what_clients_hold():
     table = load_source("digits")
     images = int((table.domains != table.domain_id("sketch")).sum())
     (cell,) = expand_plan(budgeted({"local_epochs": 2}, budgets=[4 * images + 1]))
     assert cell.experiment.train.rounds == 3
+    # A client's second batch is what the first leaves of its images: two steps see all of them.
+    train = {"local_steps": 2, "batch_size": images // 3 - 10}
+    (cell,) = expand_plan(budgeted(train, budgets=[4 * images + 1]))
+    assert cell.experiment.train.rounds == 5
+    # Without the images, batches are taken as full.
+    folder = {"data": {"source": "folder", "root": "/nowhere"}, "clients": {"number": 10}}
+    base = folder | {"train": {"local_steps": 4, "batch_size": 16}}
+    (cell,) = expand_plan(plan(base=base, methods="fedavg", hold_out=["ink"], budgets="5k"))
+    assert cell.experiment.train.rounds == 8
     secret = {"privacy": {"noise_multiplier": 1.0, "clipping": "fixed", "sampling": "secret"}}
     for change, words in (
         ({"data": {"source": "folder", "root": "/nowhere"}}, "set train.local_steps"),

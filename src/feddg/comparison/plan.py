@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
+import torch
 import yaml
 from pydantic import (
     AfterValidator,
@@ -19,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from feddg.clients.client import split_batches
 from feddg.clients.sampling import drawn_clients
 from feddg.clients.threads import available_cores
 from feddg.data.data_set import load_source, preset_of
@@ -30,7 +32,7 @@ from feddg.methods.composition import build_method, method_class
 from feddg.records import ID_VAL
 from feddg.runs.prepare import cache_folder, deal, load_undecoded, with_weights_at_hand
 from feddg.runs.reading import FINAL, SELECTION_RULES
-from feddg.settings import MethodChoice, OneLine, Settings, leaves, merge, nested
+from feddg.settings import MethodChoice, OneLine, Settings, TrainSettings, leaves, merge, nested
 from feddg.storage import read_fields_of
 
 
@@ -386,7 +388,7 @@ def expand_plan(plan: Plan) -> list[Cell]:
             found before the first run than hours later.
     """
     _check_fields(plan)
-    held: dict[str, list[int]] = {}
+    held: dict[str, Sequence[int] | None] = {}
     return [
         _cell(plan, variant, scenario, heading, points, seed, held)
         for seed, (scenario, heading), points, variant in itertools.product(
@@ -422,7 +424,7 @@ def _cell(
     heading: str,
     points: Sequence[Point | None],
     seed: int,
-    held: dict[str, list[int]],
+    held: dict[str, Sequence[int] | None],
 ) -> Cell:
     own = method_class(variant.method).Settings.model_fields
     fields = expand(plan.base)
@@ -450,16 +452,17 @@ def _cell(
     return Cell(variant.name, heading, conditions, seed, experiment, plan.budgets)
 
 
-def _rounds_for(images: int, experiment: Experiment, held: dict[str, list[int]]) -> int:
+def _rounds_for(images: int, experiment: Experiment, held: dict[str, Sequence[int] | None]) -> int:
     """Returns in which round a run will have seen so many images in training.
 
-    With ``train.local_steps`` and ``clients.number`` that is known beforehand, every batch taken
-    as full; else it is estimated from how many images the clients hold.
+    By how many images each client of a round holds, where the images are at hand; else by
+    ``train.local_steps``, all batches taken as full.
 
     Args:
         images: how many.
         experiment: of the run.
-        held: images by client, for what they depend on; what is looked up is added.
+        held: images by client, by what that depends on, None where they are not at hand; what is
+            looked up is added.
 
     Raises:
         ExperimentError: it cannot be known.
@@ -470,27 +473,38 @@ def _rounds_for(images: int, experiment: Experiment, held: dict[str, list[int]])
             "budgets: how many images a round sees cannot be known where privacy.sampling draws "
             "its clients in secret; leave budgets out and set train.rounds"
         )
-    if train.local_steps and not counts_clients(clients.partition):
-        taking_part = min(clients.number, clients.per_round or clients.number)
-        return math.ceil(images / (taking_part * train.local_steps * train.batch_size))
     dealt = experiment.model_dump_json(include={"data", "hold_out", "clients", "seed"})
     if dealt not in held:
         alone = experiment.model_copy(update={"method": MethodChoice()})  # no images gathered
         try:
             share = deal(alone, load_undecoded(experiment, cache_folder())).partition
+            held[dealt] = share.sizes.tolist()
         except DataError as error:
-            raise ExperimentError(
-                f"budgets: how many images a round sees is not known without the images ({error}); "
-                "set train.local_steps, with which it is known beforehand"
-            ) from None
-        held[dealt] = share.sizes.tolist()
-    sizes, rounds = held[dealt], 0
-    each = train.local_steps * train.batch_size if train.local_steps else None
+            if not train.local_steps or counts_clients(clients.partition):
+                raise ExperimentError(
+                    "budgets: how many images a round sees is not known without the images "
+                    f"({error}); set train.local_steps, with which it is known beforehand"
+                ) from None
+            held[dealt] = None
+    sizes = held[dealt]
+    if sizes is None:
+        taking_part = min(clients.number, clients.per_round or clients.number)
+        return math.ceil(images / (taking_part * (train.local_steps or 1) * train.batch_size))
+    seen, rounds = [_images_of_a_round(size, train) for size in sizes], 0
     while images > 0:
         rounds += 1
-        drawn = drawn_clients(range(len(sizes)), clients.per_round, experiment.seed, rounds)
-        images -= sum(each or sizes[client] * train.local_epochs for client in drawn)
+        drawn = drawn_clients(range(len(seen)), clients.per_round, experiment.seed, rounds)
+        images -= sum(seen[client] for client in drawn)
     return rounds
+
+
+def _images_of_a_round(size: int, train: TrainSettings) -> int:
+    """How many images a client that holds ``size`` trains on in a round."""
+    if not train.local_steps:
+        return size * train.local_epochs
+    batches = [len(batch) for batch in split_batches(torch.arange(size), train.batch_size)]
+    passes, more = divmod(train.local_steps, len(batches))
+    return passes * size + sum(batches[:more])
 
 
 def setting_point(field: str, value: Any) -> Point:
