@@ -26,6 +26,7 @@ from feddg.models.closed_form import (
     left_out_schemas,
     packed,
     solved,
+    sums_fault,
     unpacked,
 )
 from feddg.models.network import Network
@@ -115,31 +116,8 @@ def _means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tens
 
 # At the server
 
-ROUNDING = 1e-6
-"""How far honest means may be beside what holds of them exactly."""
 LARGEST_FEATURES = 100.0
 """How many times the median of all clients' mean squared features one client's may be."""
-
-
-def sums_fault(gram: Tensor, cross: Tensor) -> str | None:
-    """Says why sums are those of no images, or None.
-
-    What holds of any features: no product's mean is larger than its factors' lengths.
-
-    Args:
-        gram: ``(d + 1, d + 1)`` float64.
-        cross: ``(d + 1, classes)`` float64.
-    """
-    squares, shares = gram.diagonal(), cross[-1]
-    ones = torch.stack([gram[-1, -1], shares.sum()])
-    if (ones - 1).abs().max() > ROUNDING or min(squares.min(), shares.min()) < -ROUNDING:
-        return "its sums are no means over images"
-    lengths, parts = squares.clamp(min=0).sqrt(), shares.clamp(min=0).sqrt()
-    for found, first, second in ((gram, lengths, lengths), (cross, lengths, parts)):
-        bound = torch.outer(first, second)
-        if (found.abs() > bound * (1 + ROUNDING) + ROUNDING).any():
-            return "its sums are those of no features"
-    return None
 
 
 class HeadStart:

@@ -26,6 +26,9 @@ SCALES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 USUAL_SCALE = 16.0
 """Where nobody can be left out to choose it."""
 
+ROUNDING = 1e-6
+"""How far honest means may be beside what holds of them exactly."""
+
 
 def extended(features: Tensor) -> Tensor:
     """Returns z = [f, 1] of features ``(B, d)``: ``(B, d + 1)`` float64."""
@@ -88,6 +91,27 @@ def solved(gram: Tensor, cross: Tensor, penalties: Sequence[float]) -> Iterator[
             inverse = torch.where(held > least, 1 / held, 0.0)
             weight = vectors @ (inverse[:, None] * (vectors.T @ target))
         yield weight.T * one.sqrt(), (share - mean @ weight) * one.sqrt()
+
+
+def sums_fault(gram: Tensor, cross: Tensor) -> str | None:
+    """Says why sums are those of no images, or None.
+
+    What holds of any features: no product's mean is larger than its factors' lengths.
+
+    Args:
+        gram: ``(d + 1, d + 1)`` float64.
+        cross: ``(d + 1, classes)`` float64.
+    """
+    squares, shares = gram.diagonal(), cross[-1]
+    ones = torch.stack([gram[-1, -1], shares.sum()])
+    if (ones - 1).abs().max() > ROUNDING or min(squares.min(), shares.min()) < -ROUNDING:
+        return "its sums are no means over images"
+    lengths, parts = squares.clamp(min=0).sqrt(), shares.clamp(min=0).sqrt()
+    for found, first, second in ((gram, lengths, lengths), (cross, lengths, parts)):
+        bound = torch.outer(first, second)
+        if (found.abs() > bound * (1 + ROUNDING) + ROUNDING).any():
+            return "its sums are those of no features"
+    return None
 
 
 class Choice(NamedTuple):
