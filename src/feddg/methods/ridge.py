@@ -157,6 +157,7 @@ class Ridge(Method):
         ),
     }
     sums = True
+    one_round = True
 
     def network(self, network: Network) -> Network:
         """Puts the closed-form classifier in the place of the trained one."""

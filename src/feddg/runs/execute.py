@@ -455,10 +455,11 @@ class _Execution:
         method, defences, evaluation = found.method, found.defences, found.evaluation
         network, device = found.worker.network, found.worker.device
         layouts = folder.cut_records(done if checkpoint else -1, keep_ledger=found.remote)
+        so_far = read_run(folder.path)
         models = KeptModels(
             folder,
             checkpoint.models if checkpoint else {},
-            read_run(folder.path).metrics.evaluations,
+            so_far.metrics.evaluations,
             experiment.evaluate,
             experiment.train.head_rounds if experiment.server.wise_ft != "none" else None,
         )
@@ -480,7 +481,13 @@ class _Execution:
         if experiment.server.wise_ft != "none":
             wise_ft = WiseFT(experiment, method, network, evaluation, folder, models)
         measurer = Measurer(
-            experiment, network, evaluation, found.elsewhere, wise_ft, self.observer
+            experiment,
+            network,
+            evaluation,
+            found.elsewhere,
+            wise_ft,
+            self.observer,
+            images=so_far.spent[done].images,
         )
         server = measurer.server = build_server(
             method,
