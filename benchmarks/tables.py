@@ -235,6 +235,28 @@ def scale() -> str:
     return markdown(["what", "images", "domains", "clients", "CPU s", "peak GB"], body)
 
 
+def training_steps() -> str:
+    """Returns milliseconds of a training step beside the plain loop's, a row for each size."""
+    rows = {
+        (row["threads"], row["size"], row["backbone"], row["precision"]): row
+        for row in rows_of("speed_steps")
+    }
+    jobs = [
+        (backbone, precision)
+        for backbone in ("efficientnet_lite0", "resnet18")
+        for precision in ("float32", "bfloat16")
+    ]
+    body = [
+        [threads, size]
+        + [
+            f"{row['feddg']} / {row['bare']} = {float(row['ratio']):.2f}"
+            for row in (rows[threads, size, *job] for job in jobs)
+        ]
+        for threads, size in dict.fromkeys((threads, size) for threads, size, *_ in rows)
+    ]
+    return markdown(["threads", "pixels", *map(", ".join, jobs)], body)
+
+
 def reference_lines(name: str) -> str:
     """Returns accuracy of methods between a client alone and all images in one place."""
     if name == "pacs":
@@ -340,6 +362,7 @@ def tables() -> dict[str, str]:
         "attacks_updates": inversion(),
         "attacks_membership": membership(),
         "scale": scale(),
+        "speed_steps": training_steps(),
         "robust_updates": robust_updates(),
         "robust_styles": robust_styles(),
         "travel_errors": travel_errors(),

@@ -337,7 +337,7 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
     full: dict[str, Any] = {}
     for _, layer in found:
         full = merge(full, layer)
-    full = _with_possible_clients(full, given)
+    full = _with_possible_head(_with_possible_clients(full, given), given)
     choice = full.get("method", {})
     name = str(choice.get("name", "fedavg")).lower()
     built = build_method(name, choice.get("settings", {}))
@@ -430,6 +430,19 @@ def _with_possible_clients(full: dict[str, Any], given: Mapping[str, Any]) -> di
     return merge(full, {"clients": {"per_round": None}})
 
 
+def _with_possible_head(full: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Has the classifier start at random where a preset's sums would go around a defence.
+
+    Where the user asks for both, those that hide updates say that they exclude each other.
+    """
+    privacy, train = full.get("privacy", {}), full.get("train", {})
+    clipped = privacy.get("record_epsilon") or privacy.get("clipping", "none") != "none"
+    asked = given.get("train", {}).get("head") is not None
+    if train.get("head") == "random" or asked or not (clipped or full.get("defences")):
+        return full
+    return merge(full, {"train": {"head": "random"}})
+
+
 def _decide(full: dict[str, Any]) -> dict[str, Any]:
     model = dict(full.get("model", {}))
     if isinstance(model.get("weights"), str) and model["weights"].lower() == "none":
@@ -506,6 +519,8 @@ def _source(path: str, value: Any, source: str, wanted: Any) -> str:
         return f"fewer clients than the {wanted} of {source}, so all take part"
     if path == "model.normalization" and wanted in (None, "auto"):
         return "follows from model.weights"
+    if path == "train.head" and value == "random" and wanted == "ridge":
+        return "random: defences of updates do not cover ridge's sums"
     return "follows from data.source" if path == "preset" and wanted is None else source
 
 

@@ -384,6 +384,11 @@ class EvaluateSettings(Settings):
     every_of_last: int = Field(
         0, ge=0, description="of so many last rounds every one is evaluated, whatever every says"
     )
+    budgets: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (),
+        description="images seen in training, by all clients together, after which the model and "
+        "the means over rounds are measured, in place of every; the last round always is",
+    )
     batch_size: int = Field(256, ge=1, description="images per batch when measuring")
     pictures: bool = Field(
         True,

@@ -30,7 +30,8 @@ from feddg.federation.server import build_server
 from feddg.messages import Weights
 from feddg.methods.base import Method, RoundHook, has_global_model
 from feddg.methods.composition import method_class, works_on_embeddings
-from feddg.models.backbones import split_network, use_small_map_convolutions
+from feddg.models.backbones import split_network
+from feddg.models.convolutions import use_fast_convolutions
 from feddg.models.network import Network
 from feddg.models.trained import trained_by
 from feddg.prediction.export import write_model
@@ -128,7 +129,7 @@ class Federation:
             statistics = settings.model.normalization != "frozen"
             model = copy.deepcopy(start)
             network = trained_by(model, method.network, settings.train, statistics=statistics)
-            use_small_map_convolutions(network)
+            use_fast_convolutions(network)
             return network
 
         network = built()

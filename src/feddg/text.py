@@ -32,6 +32,14 @@ def number(value: float | None) -> str:
     return f"{value:,.{digits}f}".replace(",", THIN_SPACE)
 
 
+def short(count: int) -> str:
+    """A count as ``15k`` or ``1.5M``, all its digits."""
+    for unit, letter in ((10**6, "M"), (1000, "k")):
+        if count >= unit and count % (unit // 1000) == 0:
+            return f"{count / unit:.12g}{letter}"
+    return str(count)
+
+
 def size(count: float | None) -> str:
     """Bytes as ``44.8 MB`` (1 MB is 1,000,000 bytes)."""
     if count is None or not math.isfinite(count):

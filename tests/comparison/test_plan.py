@@ -5,7 +5,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feddg.comparison.plan import Plan, distinct, expand_plan, load_plan
+from feddg.comparison.plan import Plan, distinct, expand_plan, load_plan, trials_of
+from feddg.data.data_set import load_source
 from feddg.errors import DataError, ExperimentError
 from feddg.experiment import Experiment, expand
 from feddg.settings import leaves, merge
@@ -261,3 +262,62 @@ def test_a_methods_setting_in_the_base_is_for_the_methods_that_have_it():
     assert cell.experiment.method.settings["gamma1"] == 0.75
     with pytest.raises(ExperimentError, match=r"setting 'gamma1'"):
         expand_plan(load_plan(fields | {"methods": ["fedavg"]}))
+
+
+DIGITS = {"source": "digits", "id_val": 0, "id_test": 0}
+
+
+def budgeted(train, **fields):
+    base = {"data": DIGITS, "clients": {"number": 3}, "train": train}
+    return plan(**{"base": base, "methods": ["fedavg"], "hold_out": ["sketch"]} | fields)
+
+
+def test_budgets_become_rounds():
+    """Three clients take four steps of 64 images: 768 a round."""
+    ridge = {"name": "ridge", "experiment": {"train": {"local_steps": None}}}
+    methods = {"methods": ["fedavg", ridge]}
+    asked = budgeted(
+        {"local_steps": 4, "batch_size": 64}, budgets=["5k", 1000, "0.0016M"], **methods
+    )
+    assert asked.budgets == (1000, 1600, 5000) == load_plan(yaml.safe_load(asked.to_yaml())).budgets
+    fedavg, of_one_round = expand_plan(asked)
+    assert fedavg.experiment.train.rounds == 7  # six see 4608 images
+    assert fedavg.experiment.evaluate.budgets == asked.budgets
+    without = expand_plan(budgeted({"local_steps": 4, "batch_size": 64}, **methods))
+    assert of_one_round.id == without[1].id
+    assert without[0].budgets == () != of_one_round.budgets
+    assert asked.fixed({"rounds": 3}).budgets == ()  # flags win
+    tune = {"settings": {"train.lr": [0.1, 0.2]}}
+    tuned = asked.fixed({"data": {"id_val": 0.1}}).model_dump() | {"tune": tune}
+    trials = trials_of(Plan(**tuned))
+    assert {(cell.method, cell.budgets) for cell in trials} == {("fedavg", ()), ("ridge", ())}
+
+
+def test_rounds_of_a_budget_are_by_what_clients_hold():
+    table = load_source("digits")
+    images = int((table.domains != table.domain_id("sketch")).sum())
+    (cell,) = expand_plan(budgeted({"local_epochs": 2}, budgets=[4 * images + 1]))
+    assert cell.experiment.train.rounds == 3
+    # A client's second batch is what the first leaves of its images: two steps see all of them.
+    train = {"local_steps": 2, "batch_size": images // 3 - 10}
+    (cell,) = expand_plan(budgeted(train, budgets=[4 * images + 1]))
+    assert cell.experiment.train.rounds == 5
+    # Without the images, batches are taken as full.
+    folder = {"data": {"source": "folder", "root": "/nowhere"}, "clients": {"number": 10}}
+    base = folder | {"train": {"local_steps": 4, "batch_size": 16}}
+    (cell,) = expand_plan(plan(base=base, methods="fedavg", hold_out=["ink"], budgets="5k"))
+    assert cell.experiment.train.rounds == 8
+    secret = {"privacy": {"noise_multiplier": 1.0, "clipping": "fixed", "sampling": "secret"}}
+    for change, words in (
+        ({"data": {"source": "folder", "root": "/nowhere"}}, "set train.local_steps"),
+        (secret, "budgets: how many images a round sees cannot be known"),
+    ):
+        base = {"data": DIGITS, "clients": {"number": 3, "per_round": 2}, **change}
+        with pytest.raises(ExperimentError, match=words):
+            expand_plan(plan(base=base, methods=["fedavg"], hold_out=["ink"], budgets=1000))
+
+
+@pytest.mark.parametrize("budget", ["15q", "k", 0, "-1k", 1.5, [None]])
+def test_budgets_that_are_no_numbers_of_images_are_refused_by_field(budget):
+    with pytest.raises(ExperimentError, match=r"^plan: budgets"):
+        plan(budgets=budget)

@@ -22,6 +22,7 @@ from feddg.comparison.plan import load_plan
 from feddg.comparison.results import (
     ResultRow,
     Results,
+    about_budgets,
     add_rows,
     mean_step,
     read_comparison,
@@ -31,8 +32,11 @@ from feddg.comparison.results import (
 from feddg.data.fingerprint import ImagesFile
 from feddg.errors import RunError
 from feddg.records import EvaluationRow
-from feddg.report.results_page import planned_tables
+from feddg.report.charts import accuracy_against
+from feddg.report.results_page import planned_tables, tables
+from feddg.report.tables import budget_table
 from feddg.runs.reading import FINAL, SWA_MEAN, Evaluations, read_rows, read_run
+from feddg.text import percent
 
 PLAN = {
     "name": "mine",
@@ -55,6 +59,7 @@ RESULTS = st.builds(
     held_out=TEXT,
     conditions=st.dictionaries(TEXT, TEXT, max_size=2),
     seed=st.integers(0, 2**31),
+    budget=st.none() | st.integers(1, 10**9),
     machine=TEXT,
     hashes=st.dictionaries(TEXT, TEXT, max_size=2),
     numbers=st.fixed_dictionaries(
@@ -347,7 +352,7 @@ def test_a_result_is_found_wherever_the_same_images_and_weights_lie(tmp_path, mo
         results=[results_file(tmp_path, "third.csv"), path],
     )
     assert not done.missing
-    assert [done.rows[cell.experiment.id].hashes["model.weights"] for cell in done.cells] == [
+    assert [done.rows[cell.experiment.id][None].hashes["model.weights"] for cell in done.cells] == [
         row.hashes["model.weights"] for row in reversed(ran)
     ]
 
@@ -549,3 +554,121 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_is_run(tmp_path):
     with pytest.raises(RunError, match=r"Cannot write .*kept\.csv"):
         compare(PLAN, tmp_path / "out", cache=tmp_path / "cache", results=path)
     assert not (tmp_path / "out").exists()
+
+
+# Budgets: one row for each, of the round that reaches it.
+
+
+BUDGETS = [500, "1k", "3k", "5k"]
+SEEN = 675
+"""Three clients of 225 images each, which three steps of 75 see once; so does ridge."""
+
+
+def budget_plan(**fields):
+    base = {
+        "data": {"source": "digits", "image_size": 16, "id_val": 0.5, "id_test": 0},
+        "clients": {"number": 3},
+        "train": {"local_steps": 3, "batch_size": 75},
+    }
+    ridge = {"name": "ridge", "experiment": {"train": {"local_steps": None}}}
+    own = {"base": base, "methods": ["fedavg", ridge], "hold_out": ["sketch"], "budgets": BUDGETS}
+    return own | fields
+
+
+@pytest.fixture(scope="module")
+def at_budgets(tmp_path_factory, cache):
+    """A comparison with budgets, and its results file."""
+    folder = tmp_path_factory.mktemp("budgets")
+    done = compare(budget_plan(), folder / "out", cache=cache, results=folder / "kept.csv")
+    return done, folder / "kept.csv"
+
+
+def test_a_results_file_has_a_row_for_every_budget(at_budgets):
+    done, path = at_budgets
+    rows = {(row.method, row.budget): row.numbers["test_final"] for row in read_results(path)}
+    fedavg, ridge = (read_run(cell.folder) for cell in done.cells)
+    assert [row.images for row in fedavg.metrics.rounds] == [SEEN] * 8
+    assert [row.images for row in ridge.metrics.rounds] == [SEEN]
+    reached = {500: 1, 1000: 2, 3000: 5, 5000: 8}
+    assert fedavg.evaluations.rounds == [0, *reached.values()]
+    expected = {
+        ("fedavg", budget): fedavg.evaluations.accuracy(round, "test")
+        for budget, round in reached.items()
+    }
+    own = ridge.evaluations.accuracy(1, "test")
+    expected |= {("ridge", budget): own for budget in (1000, 3000, 5000)}
+    assert rows == pytest.approx(expected, abs=1e-6)
+    numbers = done.frame().query("rule == 'Final round' and split == 'test' and over == 'pooled'")
+    taken = numbers[numbers["metric"] == "accuracy"].set_index(["method", "budget"])["images"]
+    assert taken.to_dict() == {
+        **{("fedavg", budget): SEEN * round for budget, round in reached.items()},
+        **{("ridge", budget): SEEN for budget in (1000, 3000, 5000)},
+    }
+
+
+def test_what_a_results_file_has_at_every_budget_is_not_run_again(at_budgets, tmp_path, cache):
+    _, path = at_budgets
+    kept = results_file(tmp_path, text=path.read_text())
+    again = compare(budget_plan(), tmp_path / "out", cache=cache, results=kept)
+    assert not again.outcomes
+    assert kept.read_text() == path.read_text()
+    assert [row.numbers for row in again.results.rows] == [
+        row.numbers for row in sorted(read_results(path), key=lambda row: row.method)
+    ]
+    for change, runs in ((["1k", "2k"], ["fedavg"]), (BUDGETS[1:], ["fedavg"])):
+        other = prepare_comparison(
+            budget_plan(budgets=change), tmp_path / "other", cache=cache, results=[kept]
+        )
+        assert [cell.method for cell in other.missing] == runs
+    part = [row for row in read_results(path) if (row.method, row.budget) != ("fedavg", 3000)]
+    kept.write_text(to_text(part))
+    other = prepare_comparison(budget_plan(), tmp_path / "part", cache=cache, results=[kept])
+    assert [cell.method for cell in other.missing] == ["fedavg"]
+
+
+def test_a_page_has_every_method_at_every_budget_and_ridge_as_a_level_line(at_budgets):
+    done, path = at_budgets
+    every = done.results
+    table = budget_table(every)
+    assert [column.heading for column in table.columns[1:]] == [
+        f"{budget} images" for budget in ("500", "1k", "3k", "5k")
+    ]
+    shown = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
+    ridge = percent(read_run(done.cells[1].folder).evaluations.accuracy(1, "test"))
+    assert shown["Ridge"] == ["–", ridge, ridge, ridge]
+    fedavg = read_run(done.cells[0].folder).evaluations
+    assert shown["FedAvg"] == [percent(fedavg.accuracy(round, "test")) for round in (1, 2, 5, 8)]
+    lines = {
+        line["name"]: (line["x"], line["y"])
+        for line in accuracy_against(every.at_largest, "images").figure["data"]
+    }
+    assert list(lines["FedAvg"][0]) == [SEEN * round for round in (0, 1, 2, 5, 8)]
+    assert list(lines["Ridge"][0]) == [SEEN, 8 * SEEN]
+    assert len(set(lines["Ridge"][1])) == 1
+    for spent in ("bytes", "seconds"):
+        assert len(accuracy_against(every.at_largest, spent).figure["data"]) == 2
+    page = done.report.read_text()
+    assert "5k images seen in training: " in page
+    assert "1k images" in tables(Results.read(path))
+
+
+def test_a_run_that_ends_below_a_budget_is_told_of(folder_maker):
+    """A round of the made-up run sees 65 images a client."""
+    run = read_run(folder_maker().write())
+    seen = run.spent[6].images
+    rows = [
+        ResultRow(method="fedavg", held_out="ink", seed=0, budget=budget, run=run.at(budget))
+        for budget in (seen, seen + 1)
+    ]
+    results = Results("mine", "mine", rows)
+    assert not list(about_budgets(results.at(seen)))
+    (found,) = about_budgets(results)
+    assert "1 run ended below 1.561k images seen in training, with 1.56k, " in found.text
+
+
+def test_a_results_file_of_before_has_no_budgets(tmp_path):
+    row = ResultRow(experiment="0" * 8, method="fedavg", held_out="ink", seed=0)
+    table = list(csv.reader(to_text([row]).splitlines()))
+    column = table[0].index("budget")
+    lines = [",".join(cells[:column] + cells[column + 1 :]) for cells in table]
+    assert read_results(results_file(tmp_path, text="\n".join(lines) + "\n")) == [row]

@@ -8,7 +8,7 @@ from feddg.errors import ExperimentError
 from feddg.federation.head_start import CROSS, GRAM, IMAGES
 from feddg.messages import Message
 from feddg.methods.base import methods
-from feddg.models.closed_form import PENALTIES, SCALES
+from feddg.models.closed_form import PENALTIES, SCALES, packed, unpacked
 from feddg.privacy.building import build_defences
 from feddg.settings import DefenceChoice, PrivacySettings, TrainSettings
 from federations import features_of, federation, ridge_of, same
@@ -84,6 +84,14 @@ def test_what_has_no_such_classifier_is_refused(method, reason):
         started(method)
 
 
+def larger(gram):
+    """The sums of features that are a hundred times as large."""
+    matrix = unpacked(gram)
+    scale = torch.full((len(matrix),), 100.0).double()
+    scale[-1] = 1
+    return packed(matrix * torch.outer(scale, scale))
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -92,6 +100,11 @@ def test_what_has_no_such_classifier_is_refused(method, reason):
         (lambda m: m.tensors[GRAM].fill_(torch.nan), "not finite"),
         (lambda m: m.scalars.update({IMAGES: 0}), "outside"),
         (lambda m: m.tensors.pop(GRAM), "lacks"),
+        (lambda m: m.tensors[CROSS].mul_(3), "no means over images"),
+        (lambda m: m.tensors[CROSS][0].fill_(1e5), "no features"),
+        (lambda m: m.tensors[GRAM][1].fill_(1e5), "no features"),
+        (lambda m: m.tensors[GRAM][0].fill_(-1.0), "no means over images"),
+        (lambda m: m.tensors[GRAM].copy_(larger(m.tensors[GRAM])), "100 times the median"),
     ],
 )
 def test_bad_sums_are_refused_by_their_clients_name(change, reason):

@@ -40,8 +40,16 @@ def share_of(chosen, name):
     return (state.weights[f"classifier.{name}"].double() / state.extras[SCALE]).numpy()
 
 
-@pytest.mark.parametrize("sizes", [(300,), (40, 3, 57, 20, 60, 30, 25, 15, 35, 15), (1,) * 1000])
-@pytest.mark.parametrize("penalty", [0.01, 0.3, 1.0])
+@pytest.mark.parametrize(
+    ("sizes", "penalty"),
+    [
+        ((300,), 0.01),
+        ((300,), 1.0),
+        ((40, 3, 57, 20, 60, 30, 25, 15, 35, 15), 0.01),
+        ((40, 3, 57, 20, 60, 30, 25, 15, 35, 15), 1.0),
+        ((1,) * 1000, 0.3),
+    ],
+)
 def test_it_is_the_ridge_of_all_images_together(sizes, penalty):
     chosen = federation_of(sizes, [penalty])
     chosen.run()
@@ -108,6 +116,31 @@ def test_secure_aggregation_changes_the_sums_by_its_rounding_alone():
     numpy.testing.assert_allclose(share_of(masked, "bias"), share_of(plain, "bias"), atol=1e-4)
     left_out = [c.server.state.extras[LEFT_OUT].tolist() for c in (plain, masked)]
     assert left_out[0] == pytest.approx(left_out[1], abs=0.06)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda weights: weights["classifier.cross"].fill_(50.0), "no means over images"),
+        (lambda weights: weights["classifier.gram"][:9].fill_(1e3), "no features"),
+    ],
+)
+def test_sums_of_no_images_are_refused_and_the_others_solve_without(change, reason):
+    chosen = federation_of((20, 30, 25))
+    honest = chosen.transport.train
+
+    def lying(clients, broadcast):
+        for update in honest(clients, broadcast):
+            if update.client == 1:
+                with torch.no_grad():
+                    change(update.weights)
+            yield update
+
+    chosen.transport.train = lying
+    chosen.server.setup()
+    row = chosen.server.round()
+    assert [(r.client, reason in r.reason) for r in row.refused] == [(1, True)]
+    assert sorted(row.left_out) == [0, 2]
 
 
 @pytest.mark.slow

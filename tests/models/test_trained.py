@@ -135,3 +135,17 @@ def test_adapters_without_their_library_say_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     with pytest.raises(ExperimentError, match=r"feddg\[lora\]"):
         small(trainable="lora")
+
+
+def test_adapters_of_a_vision_transformer_are_a_small_part_of_it():
+    pytest.importorskip("peft", reason="low-rank adapters need peft")
+    sent = {}
+    for trainable in ("all", "lora"):
+        chosen = small(trainable=trainable, backbone="test_vit", size=32)
+        before = {n: t.clone() for n, t in chosen.server.state.weights.items()}
+        after = chosen.run(1)
+        moved = {n for n in after if not torch.equal(after[n], before[n])}
+        assert any(".lora_B" in n for n in moved) == (trainable == "lora")
+        assert any(".attn.qkv." in n for n in moved)
+        sent[trainable] = sizes_of(chosen, "update", 1)[0]
+    assert sent["lora"] < sent["all"] / 4

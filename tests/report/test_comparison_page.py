@@ -11,6 +11,7 @@ import types
 import numpy as np
 import pandas
 import pytest
+from scipy import stats
 
 from feddg.cli.output import print_comparison
 from feddg.comparison.results import (
@@ -27,6 +28,7 @@ from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import TEST, VAL
 from feddg.report import write_comparison, write_report
 from feddg.report.blocks import Chart, Code, Facts, Fold, Pair, Prose, Table
+from feddg.report.charts import line_styles
 from feddg.report.comparison_page import comparison_page
 from feddg.report.run_page import run_page
 from feddg.report.tables import (
@@ -612,3 +614,63 @@ def test_what_is_proposed_keeps_the_plan_and_its_seeds_and_was_not_done(tmp_path
     assert proposed() == [longer, seeds]
     (tmp_path / "c d-longer").mkdir()
     assert proposed() == [seeds]
+
+
+BUDGETS = {500: 2, 1500: 6}
+"""Made-up rounds see 260 images."""
+
+
+def test_ranking_winner_and_interval_are_of_one_budget(tmp_path):
+    """Ridge leads early, PARDON in the end; FedAvg lacks a column of a seed."""
+    makers, cells = {}, []
+    gains = {"fedavg": 0.0, "pardon": 0.06, "ridge": 0.3}
+    for key in itertools.product(gains, SCENARIOS, SEEDS):
+        method, scenario, seed = key
+        if key == ("fedavg", "sketch", 2):
+            continue
+        rounds = 1 if method == "ridge" else 6
+        maker = makers[key] = FolderMaker(
+            tmp_path / "-".join(map(str, key)),
+            method=method,
+            test=[scenario],
+            training=["cartoon"],
+            seed=seed,
+            rounds=rounds,
+            planned=rounds,
+            gain=gains[method] + gain_of("fedavg", scenario, seed),
+            pictures=0,
+        )
+        place = {"method": method, "held_out": scenario, "seed": seed, "folder": maker.folder.name}
+        maker.write()
+        cells += [place | {"budget": budget} for budget in BUDGETS]
+    (tmp_path / "comparison.json").write_text(json.dumps({"name": "made-up", "cells": cells}))
+    results = read_comparison(tmp_path)
+    page = comparison_page(results)
+    assert page.lead.startswith("1.5k images seen in training: PARDON recognised ")
+    (section,) = (one for one in page.sections if one.title == "By images seen")
+    table, picture, *folds = section.blocks
+    for (budget, round), column in zip(BUDGETS.items(), (1, 2)):
+        for row in table.rows:
+            method = row[0].text.lower()
+            seeds = SEEDS[:2] if method == "fedavg" else SEEDS
+            values = [
+                makers[method, scenario, seed].accuracy("test", 0, min(round, maker.rounds))
+                for scenario in SCENARIOS
+                for seed in seeds
+                for maker in [makers[method, scenario, seed]]
+            ]
+            low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
+            own = f"{percent(np.mean(values))} ({percent(low)} to {percent(high)})"
+            assert row[column].text == own, (budget, method)
+        best = [row[0].text for row in table.rows if row[column].strong]
+        assert best == [{500: "Ridge", 1500: "PARDON"}[budget]]
+    assert [fold.title for fold in folds] == ["500 images", "1.5k images"]
+    winners = [fold.blocks[0].text.partition(" recognised")[0] for fold in folds]
+    assert winners == ["Ridge", "PARDON"]
+    traces = picture.figure["data"]
+    assert [trace["name"] for trace in traces if trace["name"]] == ["FedAvg", "PARDON", "Ridge"]
+    colour = line_styles({method: method for method in gains})["pardon"].colour
+    (band,) = (t for t in traces if t.get("fill") and t["line"]["color"] == colour)
+    assert len(band["x"]) == 2 * 6  # round 0 is the same in all runs
+    numbers = results.frame().query("method == 'ridge' and metric == 'accuracy'")
+    assert set(numbers["budget"]) == {*BUDGETS}

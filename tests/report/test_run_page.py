@@ -233,4 +233,4 @@ def test_after_too_large_a_rate_a_smaller_one_is_proposed(tmp_path, parsed, fail
         (folder / "summary.json").write_text(summary.to_text())
     calls = [parsed(line) for line in _commands(folder)]
     assert [call[0] for call in calls] == ["inspect_data"] * (not failed) + ["run"]
-    assert _experiment_of(calls[-1])[0].train.lr == 3e-5
+    assert _experiment_of(calls[-1])[0].train.lr == 1e-4

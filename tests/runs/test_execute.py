@@ -155,6 +155,25 @@ def test_ctrl_c_and_resume_give_the_same_bits(method, undisturbed, tmp_path, cac
     assert read_rows(done.folder / "ledger.jsonl") == read_rows(whole.folder / "ledger.jsonl")
 
 
+def test_a_resumed_run_is_measured_where_budgets_are_reached(tmp_path, cache):
+    """Three clients take two steps of eight images: 48 a round."""
+    chosen = experiment(
+        data={**SMALL["data"], "id_val": 0, "id_test": 0},
+        hold_out="sketch",
+        clients={"number": 3},
+        train={"rounds": 4, "local_steps": 2, "batch_size": 8},
+        evaluate={"budgets": [50, 96]},
+    )
+
+    with pytest.raises(KeyboardInterrupt):
+        run(chosen, tmp_path, observer=Interrupt(2), cache=cache, report=False)
+    done = resume(tmp_path / chosen.label, cache=cache)
+    assert [row.images for row in done.metrics.rounds] == [48] * 4
+    assert done.evaluations.rounds == [0, 2, 4]
+    assert done.evaluations.of("ema").rounds == [2, 4]
+    assert done.evaluations.at(2, "test")[0].confusion is not None
+
+
 def _timeless(row):
     return {k: v for k, v in row.items() if k not in ("seconds", "images_per_second")}
 

@@ -14,7 +14,7 @@ from feddg.errors import WeightsError
 from feddg.experiment import Experiment, explain, load_experiment
 from feddg.models import backbones
 from feddg.runs import prepare
-from feddg.runs.prepare import give_memory_back, with_weights_at_hand
+from feddg.runs.prepare import give_memory_back, keep_memory, with_weights_at_hand
 from federations import federation
 
 FOLDER = {"data": {"source": "folder", "root": str(Path(__file__).parent)}, "hold_out": "c"}
@@ -39,11 +39,26 @@ def test_what_the_user_says_stays_and_so_does_a_named_protocol() -> None:
         64,
     )
     named = Experiment(**FOLDER, preset="folder", model={"weights": None})
-    assert (named.model.backbone, named.train.lr) == ("resnet18", 3e-5)
+    assert (named.model.backbone, named.train.lr) == ("efficientnet_lite0", 1e-4)
     digits = Experiment(data="digits", hold_out="sketch", model={"weights": None})
     assert digits.id == Experiment(data="digits", hold_out="sketch").id
     pretrained = Experiment(**FOLDER)
-    assert (pretrained.model.backbone, pretrained.model.weights) == ("resnet18", "imagenet")
+    assert (pretrained.model.backbone, pretrained.train.head) == ("efficientnet_lite0", "ridge")
+    assert pretrained.model.weights == "imagenet"
+
+
+@pytest.mark.parametrize(
+    ("fields", "head"),
+    [
+        ({"defences": "median"}, "random"),
+        ({"privacy": {"clipping": "fixed"}}, "random"),
+        ({"method": "local"}, "random"),
+        ({"method": "ridge"}, "random"),
+        ({"defences": "median", "train": {"head": "ridge"}}, "ridge"),
+    ],
+)
+def test_a_classifier_from_open_sums_is_the_default_where_nothing_is_to_be_defended(fields, head):
+    assert Experiment(**FOLDER, **fields).train.head == head
 
 
 def test_a_method_s_own_optimizer_wins_over_the_preset() -> None:
@@ -54,7 +69,7 @@ def test_a_method_s_own_optimizer_wins_over_the_preset() -> None:
 def test_a_complete_experiment_is_left_as_it_is() -> None:
     stored = Experiment(**FOLDER, preset="folder", model={"weights": None}).model_dump(mode="json")
     again = Experiment(**stored)
-    assert (again.model.backbone, again.data.image_size) == ("resnet18", 128)
+    assert (again.model.backbone, again.data.image_size) == ("efficientnet_lite0", 160)
 
 
 @pytest.fixture
@@ -159,6 +174,20 @@ def test_balanced_classes_count_alike_by_the_clients_own_numbers(
     torch.testing.assert_close(expected, alike)
     with caplog.at_level(logging.WARNING):
         assert all(torch.isfinite(value).all() for value in small.run(1).values())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's own function")
+def test_freed_memory_stays_for_the_next_step():
+    import resource
+
+    if not keep_memory():
+        pytest.skip("this C library is not glibc")
+    faults = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(2**24)  # 64 MB, more than glibc ever keeps by itself
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    assert max(faults[1:]) < 100  # of 16,384 pages
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's own function")

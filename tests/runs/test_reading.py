@@ -39,6 +39,7 @@ from feddg.runs.reading import (
     read_run,
 )
 from feddg.settings import EvaluateSettings
+from run_folders import UPDATE_BYTES
 
 
 def evaluation(round_, split, domain, accuracy):
@@ -74,6 +75,32 @@ def test_a_finished_run_reads_back_as_written(folder_maker):
     assert second.refused[0].reason == "not finite"
     assert second.terms["regularizer"] == 0.1
     assert run.metrics.setup.groups == {"style": ((0, 2, 4, 6, 8), (1, 3, 5, 7, 9))}
+
+
+def test_what_was_spent_by_a_round_adds_up(folder_maker):
+    maker = folder_maker(rounds=3, planned=3)
+    run = read_run(maker.write())
+    clients = [len(maker.chosen(round)) for round in (1, 2)]
+    frame = run.frame().query("round == 2 and split == 'test' and metric == 'accuracy'")
+    assert frame["images"].tolist() == [65 * sum(clients)]
+    setup = sum(row.bytes for row in maker.messages() if row.round == 0)
+    rest = sum(row.bytes for row in maker.messages()) - setup
+    uncounted = rest - sum(2 * UPDATE_BYTES * len(maker.chosen(round)) for round in (1, 2, 3))
+    assert frame["bytes"].tolist() == [setup + uncounted + 2 * UPDATE_BYTES * sum(clients)]
+    assert frame["seconds"].tolist() == [pytest.approx(2.5 + sum(clients) + 0.2)]
+
+
+def test_a_run_at_a_budget_is_as_if_it_had_ended_there(folder_maker):
+    maker = folder_maker(rounds=6)
+    run = read_run(maker.write())
+    seen = [spent.images for spent in run.spent.values()]
+    at = run.at(seen[2] + 1)
+    assert (at.rounds_done, at.status, at.evaluations.rounds[-1]) == (3, "completed", 3)
+    assert at.accuracy == maker.accuracy("test", 0, 3)
+    assert run.at(seen[-1] + 1).rounds_done == 6
+    once = read_run(folder_maker("once", method="ridge", rounds=1, planned=1).write())
+    seen = once.spent[1].images
+    assert (once.at(seen - 1), once.at(10 * seen).rounds_done) == (None, 1)
 
 
 def test_the_ledger_reads_back_as_written(folder_maker):

@@ -28,6 +28,8 @@ from feddg.report.tables import (
     about_best,
     about_results,
     accuracy_table,
+    budget_table,
+    budget_words,
     conclusion,
     margin_table,
     model_sentence,
@@ -37,7 +39,7 @@ from feddg.runs.diagnostics import about_result, accuracy_interval, measured
 from feddg.runs.execute import is_complete
 from feddg.runs.inspection import STYLES, client_data_table, print_diagnostic, skew_between
 from feddg.runs.reading import Run, read_run
-from feddg.text import counted, duration
+from feddg.text import counted, duration, short
 
 SHORT_SPLIT_WORDS = {"test": "test", "val": "val", "id_val": "seen, val", "id_test": "seen, test"}
 
@@ -122,6 +124,8 @@ def print_plan(console: Console, comparison: Comparison, jobs: int) -> None:
     for name in dict.fromkeys(name for cell in cells for name in cell.conditions):
         axes[name] = [cell.conditions[name] for cell in cells]
     axes["seeds"] = [str(cell.seed) for cell in cells]
+    if plan.budgets:
+        axes["images seen"] = [short(budget) for budget in plan.budgets]
     for name, values in axes.items():
         distinct = list(dict.fromkeys(values))
         table.add_row(name, str(len(distinct)), ", ".join(distinct))
@@ -158,13 +162,15 @@ def print_comparison(done: Comparison, *, explained: bool = False) -> None:
         explained: whether to say what the best method does.
     """
     console = Console()
-    results = done.results
+    every, results = done.results, done.results.at_largest
+    if (by_budget := budget_table(every)) is not None:
+        console.print(as_rich(by_budget))
     if results.rows:
         console.print(as_rich(accuracy_table(results, results.default_rule)))
         margins = margin_table(results, results.default_rule)
         if margins is not None:
             console.print(as_rich(margins))
-        print_line(console, str(conclusion(results)))
+        print_line(console, f"{budget_words(every)}{conclusion(results)}")
         print_line(console, model_sentence(results))
         found = about_best(results) if explained else None
         if found is not None:

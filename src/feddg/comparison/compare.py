@@ -19,7 +19,7 @@ from feddg.comparison.results import (
     find_rows,
     read_comparison,
     read_results,
-    row_of,
+    rows_of,
 )
 from feddg.data.decoding import Reading
 from feddg.diagnostics import Diagnostic
@@ -48,7 +48,7 @@ class Comparison(Shown):
         cells: all cells, each with the folder of its run.
         missing: a cell of every experiment without a complete run, in the order they are run.
         file: the results file that rows are added to.
-        rows: of results files, by the experiments' ids; their runs are not missing.
+        rows: of results files, by the experiments' ids and by budget; their runs are not missing.
         outdated: rows of ``file`` that it loses when something is added.
         drop_weights: whether a run's weights are deleted once it is complete.
         outcomes: how the runs of this call ended; none before they are carried out.
@@ -59,7 +59,7 @@ class Comparison(Shown):
     cells: Sequence[Cell]
     missing: Sequence[Cell]
     file: Path | None = None
-    rows: Mapping[str, ResultRow] = field(default_factory=dict)
+    rows: Mapping[str, Mapping[int | None, ResultRow]] = field(default_factory=dict)
     outdated: Sequence[ResultRow] = ()
     drop_weights: bool = False
     outcomes: list[Outcome] = field(default_factory=list)
@@ -121,12 +121,16 @@ class Comparison(Shown):
         """Returns every number as a tidy table; see :meth:`Results.frame`."""
         return self.results.frame()
 
-    def row(self, cell: Cell) -> ResultRow | None:
-        """Returns a cell's row: as some results file has it, or of its run; None of neither."""
-        if (row := self.rows.get(cell.id)) is not None:
+    def rows_of(self, cell: Cell) -> list[ResultRow]:
+        """Returns a cell's rows, one a budget: as some results file has them, or of its run."""
+        if (found := self.rows.get(cell.id)) is not None:
             names = ("machine", "version", "hashes", "numbers")
-            return ResultRow.of(cell, **{name: getattr(row, name) for name in names})
-        return row_of(cell, read_run(cell.folder)) if is_complete(cell.folder) else None
+            return [
+                ResultRow.of(cell, budget=budget, **{n: getattr(found[budget], n) for n in names})
+                for budget in cell.budgets or (None,)
+                if budget in found
+            ]
+        return rows_of(cell, read_run(cell.folder)) if is_complete(cell.folder) else []
 
     def keep(self, folders: Iterable[Path]) -> None:
         """Adds the rows of runs to the results file: of complete runs, or of other files.
@@ -141,8 +145,8 @@ class Comparison(Shown):
         if self.file is not None:
             there = {row.key for row in read_results(self.file) if row not in self.outdated}
             cells = [cell for cell in self.cells if cell.folder in ended]
-            lacking = [cell for cell in cells if ResultRow.of(cell).key not in there]
-            rows = [row for cell in lacking if (row := self.row(cell)) is not None]
+            lacking = [c for c in cells if {row.key for row in ResultRow.all_of(c)} - there]
+            rows = [row for c in lacking for row in self.rows_of(c) if row.key not in there]
             if rows:
                 add_rows(self.file, rows, self.outdated)
         for folder in filter(is_complete, ended) if self.drop_weights else ():
@@ -152,8 +156,9 @@ class Comparison(Shown):
         """Writes which run belongs to which cell, and its row of a results file, for reports."""
         rows = []
         for cell in self.cells:
-            row = (self.row(cell) if cell.id in self.rows else None) or ResultRow.of(cell)
-            rows.append(row.model_copy(update={"folder": cell.folder.name}))
+            there = self.rows_of(cell) if cell.id in self.rows else []
+            found = {row.place: row for row in [*ResultRow.all_of(cell), *there]}
+            rows += [row.model_copy(update={"folder": cell.folder.name}) for row in found.values()]
         content = ComparisonFile.of(self.plan, rows)
         text = content.model_dump_json(indent=1, exclude_defaults=True) + "\n"
         try:
@@ -195,7 +200,7 @@ def prepare_comparison(
     cells = expand_plan(plan) if cells is None else cells
     present = _present(folder)
     now = ImagesNow(cache or cache_folder())
-    rows: dict[str, ResultRow] = {}
+    rows: dict[str, dict[int | None, ResultRow]] = {}
     outdated: list[ResultRow] = []
     for file in results:
         found, changed = find_rows(file, cells, now, own=file == results[0], again=again)

@@ -2,12 +2,14 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
+import torch
 import yaml
 from pydantic import (
     AfterValidator,
@@ -18,16 +20,19 @@ from pydantic import (
     model_validator,
 )
 
+from feddg.clients.client import split_batches
+from feddg.clients.sampling import drawn_clients
 from feddg.clients.threads import available_cores
 from feddg.data.data_set import load_source, preset_of
+from feddg.data.partition import counts_clients
 from feddg.data.splits import known_domains, scenarios
-from feddg.errors import ExperimentError, RunError, field_fault, nearest
+from feddg.errors import DataError, ExperimentError, RunError, field_fault, nearest
 from feddg.experiment import Experiment, expand
 from feddg.methods.composition import build_method, method_class
 from feddg.records import ID_VAL
-from feddg.runs.prepare import with_weights_at_hand
+from feddg.runs.prepare import cache_folder, deal, load_undecoded, with_weights_at_hand
 from feddg.runs.reading import FINAL, SELECTION_RULES
-from feddg.settings import OneLine, Settings, leaves, merge, nested
+from feddg.settings import MethodChoice, OneLine, Settings, TrainSettings, leaves, merge, nested
 from feddg.storage import read_fields_of
 
 
@@ -89,8 +94,19 @@ def _pair(entry: Any) -> Any:
     return (entry, None) if isinstance(entry, int) else entry
 
 
+def _images(value: Any) -> Any:
+    """A number of images; ``15k`` and ``1.5M`` are 15,000 and 1,500,000."""
+    text = str(value).strip().lower()
+    scale = {"k": 1000, "m": 10**6}.get(text[-1:])
+    try:
+        return value if scale is None else float(text[:-1]) * scale
+    except ValueError:
+        return value  # which is no number
+
+
 RuleName = Annotated[str, AfterValidator(_rule_name)]
 Seeds = Annotated[tuple[int, ...], BeforeValidator(_counted)]
+Budget = Annotated[int, BeforeValidator(_images), Field(ge=1)]
 
 
 class Published(Settings):
@@ -161,6 +177,11 @@ class Plan(Settings):
         settings: further axes: a dotted experiment field and its values. ``method.FIELD`` applies
             to the methods that have the field; the others run once and stand in every column.
         seeds: a number of seeds (0, 1, ...) or the seeds.
+        budgets: numbers of images seen in training, by all clients together, at which methods are
+            compared: 15000 or ``15k``, ``1.5M``. Runs have as many rounds as the largest needs
+            and are evaluated where each is reached, whatever ``train.rounds`` and
+            ``evaluate.every`` say; a method of one round counts at every budget from its own
+            images on.
         tune: what is tried for each method first.
         differences: how the setting differs from the paper's, for the report.
         paper: the paper's numbers.
@@ -184,6 +205,11 @@ class Plan(Settings):
     ] = ()
     settings: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
     seeds: Seeds = (0,)
+    budgets: Annotated[
+        tuple[Budget, ...],
+        _alone(str, int),
+        AfterValidator(lambda found: tuple(sorted(set(found)))),
+    ] = ()
     tune: Tune | None = None
     differences: tuple[str, ...] = ()
     paper: Published | None = None
@@ -228,6 +254,7 @@ class Plan(Settings):
             "methods": variants,
             "heterogeneity": () if "clients.heterogeneity" in paths else self.heterogeneity,
             "hold_out": None if "hold_out" in over else self.hold_out,
+            "budgets": () if "train.rounds" in paths else self.budgets,
             "settings": {n: values for n, values in self.settings.items() if _path(n) not in paths},
             "clients": list(dict.fromkeys(pairs)),
         }
@@ -323,6 +350,7 @@ class Cell:
         conditions: the values of the other axes by axis name, in order.
         seed: the experiment's seed.
         experiment: what is run.
+        budgets: at which it has a result each; none for one result, after its last round.
         tried: of a trial of a ``tune`` section, the values that it tries.
         folder: of its run, once it has its place; cells of the same experiment share one.
     """
@@ -332,6 +360,7 @@ class Cell:
     conditions: Mapping[str, str]
     seed: int
     experiment: Experiment
+    budgets: Sequence[int] = ()
     tried: Sequence[Point] = ()
     folder: Path = Path()
 
@@ -345,6 +374,11 @@ class Cell:
         """The experiment's, computed once."""
         return self.experiment.portable_id
 
+    @property
+    def has_one_round(self) -> bool:
+        """Whether its method takes a single round."""
+        return method_class(self.experiment.method.name).one_round
+
 
 def expand_plan(plan: Plan) -> list[Cell]:
     """Returns the plan's cells, seed by seed, so that a table is whole after the first seed.
@@ -354,8 +388,9 @@ def expand_plan(plan: Plan) -> list[Cell]:
             found before the first run than hours later.
     """
     _check_fields(plan)
+    held: dict[str, Sequence[int] | None] = {}
     return [
-        _cell(plan, variant, scenario, heading, points, seed)
+        _cell(plan, variant, scenario, heading, points, seed, held)
         for seed, (scenario, heading), points, variant in itertools.product(
             plan.seeds, _scenarios(plan), itertools.product(*_axes(plan)), plan.methods
         )
@@ -389,6 +424,7 @@ def _cell(
     heading: str,
     points: Sequence[Point | None],
     seed: int,
+    held: dict[str, Sequence[int] | None],
 ) -> Cell:
     own = method_class(variant.method).Settings.model_fields
     fields = expand(plan.base)
@@ -406,9 +442,69 @@ def _cell(
     fields = merge(fields, expand(variant.experiment))
     fields = merge(fields, variant.tuned.get(heading, {}))
     conditions = {name: text for name, _, text in used}
-    experiment = Experiment(**{**fields, "seed": seed, "name": None})
+    fields = {**fields, "seed": seed, "name": None}
+    experiment = Experiment(**fields)
+    if plan.budgets and not method_class(variant.method).one_round:
+        rounds = _rounds_for(plan.budgets[-1], experiment, held)
+        budgets = {"train": {"rounds": rounds}, "evaluate": {"budgets": plan.budgets}}
+        experiment = Experiment(**merge(fields, budgets))
     build_method(experiment.method.name, experiment.method.settings).check(experiment)
-    return Cell(variant.name, heading, conditions, seed, experiment)
+    return Cell(variant.name, heading, conditions, seed, experiment, plan.budgets)
+
+
+def _rounds_for(images: int, experiment: Experiment, held: dict[str, Sequence[int] | None]) -> int:
+    """Returns in which round a run will have seen so many images in training.
+
+    By how many images each client of a round holds, where the images are at hand; else by
+    ``train.local_steps``, all batches taken as full.
+
+    Args:
+        images: how many.
+        experiment: of the run.
+        held: images by client, by what that depends on, None where they are not at hand; what is
+            looked up is added.
+
+    Raises:
+        ExperimentError: it cannot be known.
+    """
+    train, clients = experiment.train, experiment.clients
+    if experiment.privacy.sampling == "secret":
+        raise ExperimentError(
+            "budgets: how many images a round sees cannot be known where privacy.sampling draws "
+            "its clients in secret; leave budgets out and set train.rounds"
+        )
+    dealt = experiment.model_dump_json(include={"data", "hold_out", "clients", "seed"})
+    if dealt not in held:
+        alone = experiment.model_copy(update={"method": MethodChoice()})  # no images gathered
+        try:
+            share = deal(alone, load_undecoded(experiment, cache_folder())).partition
+            held[dealt] = share.sizes.tolist()
+        except DataError as error:
+            if not train.local_steps or counts_clients(clients.partition):
+                raise ExperimentError(
+                    "budgets: how many images a round sees is not known without the images "
+                    f"({error}); set train.local_steps, with which it is known beforehand"
+                ) from None
+            held[dealt] = None
+    sizes = held[dealt]
+    if sizes is None:
+        taking_part = min(clients.number, clients.per_round or clients.number)
+        return math.ceil(images / (taking_part * (train.local_steps or 1) * train.batch_size))
+    seen, rounds = [_images_of_a_round(size, train) for size in sizes], 0
+    while images > 0:
+        rounds += 1
+        drawn = drawn_clients(range(len(seen)), clients.per_round, experiment.seed, rounds)
+        images -= sum(seen[client] for client in drawn)
+    return rounds
+
+
+def _images_of_a_round(size: int, train: TrainSettings) -> int:
+    """How many images a client that holds ``size`` trains on in a round."""
+    if not train.local_steps:
+        return size * train.local_epochs
+    batches = [len(batch) for batch in split_batches(torch.arange(size), train.batch_size)]
+    passes, more = divmod(train.local_steps, len(batches))
+    return passes * size + sum(batches[:more])
 
 
 def setting_point(field: str, value: Any) -> Point:
@@ -562,8 +658,9 @@ def _trial(cell: Cell, points: Sequence[Point], tune: Tune) -> Cell:
     if tune.rounds is not None:
         fields["train"]["rounds"] = tune.rounds
     conditions = {**cell.conditions, **{name: text for name, _, text in points}}
+    experiment = Experiment(**fields)
     return replace(
-        cell, experiment=Experiment(**fields), conditions=conditions, tried=tuple(points)
+        cell, experiment=experiment, conditions=conditions, budgets=(), tried=tuple(points)
     )
 
 

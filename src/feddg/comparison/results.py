@@ -9,7 +9,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from statistics import fmean
@@ -64,6 +64,7 @@ from feddg.runs.reading import (
     Evaluations,
     Run,
     SelectionRule,
+    Spent,
     common_rule,
     flatten,
     is_run,
@@ -71,6 +72,7 @@ from feddg.runs.reading import (
 )
 from feddg.settings import IMAGENET, OneLine
 from feddg.storage import Stamp, alone, is_file, private_folder, read_text, replace_text, stamp, why
+from feddg.text import counted, short
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -343,7 +345,7 @@ def _number_names() -> dict[str, tuple[str, str, str, str]]:
     return names
 
 
-_HASHES = "hashes"
+_HASHES, BUDGET = "hashes", "budget"
 _OF_PLACE = (
     "experiment",
     "method",
@@ -357,7 +359,7 @@ _OF_PLACE = (
 WAIT = 60.0
 """Seconds after which another process that writes the same file is taken to hang."""
 HELD_OUT = "held out"
-Place = tuple[str, str, tuple[tuple[str, str], ...], int]
+Place = tuple[str, str, tuple[tuple[str, str], ...], int, int | None]
 
 
 class ResultRow(BaseModel):
@@ -369,6 +371,7 @@ class ResultRow(BaseModel):
         held_out: the held-out test domains.
         conditions: values of further axes, by axis.
         seed: the experiment's seed.
+        budget: images seen in training by which its numbers are; None for those of the whole run.
         machine: processor, number of threads, device and precision.
         version: of this program.
         hashes: of the images, and by field of the files that the experiment names; empty where
@@ -377,7 +380,8 @@ class ResultRow(BaseModel):
             to 1, mean over the split's domains; see :func:`measured_numbers` for the others. None
             yet of a run that is not complete.
         folder: name of the run's folder, where it is known.
-        run: the complete run itself, where its folder is here; it has all numbers.
+        run: the complete run itself, as it was at the budget, where its folder is here; it has all
+            numbers.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -387,6 +391,7 @@ class ResultRow(BaseModel):
     held_out: OneLine
     conditions: dict[OneLine, OneLine] = Field(default_factory=dict)
     seed: int
+    budget: int | None = Field(None, ge=1)
     machine: OneLine = ""
     version: OneLine = ""
     hashes: dict[OneLine, OneLine] = Field(default_factory=dict)
@@ -409,8 +414,13 @@ class ResultRow(BaseModel):
         return numbers
 
     @classmethod
+    def all_of(cls, cell: Cell) -> "list[ResultRow]":
+        """Returns the rows of a plan's cell, one a budget, without numbers."""
+        return [cls.of(cell, budget=budget) for budget in cell.budgets or (None,)]
+
+    @classmethod
     def of(cls, cell: Cell, **more: Any) -> "ResultRow":
-        """Returns the row of a plan's cell; its numbers may follow."""
+        """Returns a row of a plan's cell; its numbers may follow."""
         return cls(
             experiment=cell.portable_id,
             method=cell.method,
@@ -422,8 +432,14 @@ class ResultRow(BaseModel):
 
     @property
     def place(self) -> Place:
-        """Method, column and seed: where it stands in a table."""
-        return self.method, self.held_out, tuple(self.conditions.items()), self.seed
+        """Method, column, seed and budget: where it stands in a table."""
+        return (
+            self.method,
+            self.held_out,
+            tuple(self.conditions.items()),
+            self.seed,
+            self.budget,
+        )
 
     @property
     def key(self) -> tuple[str, Place]:
@@ -433,13 +449,15 @@ class ResultRow(BaseModel):
     @property
     def heading(self) -> str:
         """What is held out, and the further axes' values."""
-        further = [f"{axis} {value}" for axis, value in self.conditions.items()]
-        return ", ".join([self.held_out, *further])
+        return ", ".join(
+            value if axis == HELD_OUT else f"{axis} {value}" for axis, value in self.axes.items()
+        )
 
     @property
     def axes(self) -> dict[str, str]:
         """The values of all axes beside method and seed."""
-        return {HELD_OUT: self.held_out, **self.conditions}
+        budget = {} if self.budget is None else {BUDGET: short(self.budget)}
+        return {HELD_OUT: self.held_out, **self.conditions, **budget}
 
     def accuracy(self, rule: SelectionRule = FINAL, split: str = TEST) -> float | None:
         """Its accuracy from 0 to 1 under a selection rule, or None where it was not measured."""
@@ -539,18 +557,27 @@ def changing(path: Path) -> Iterator[None]:
         raise RunError(f"Cannot write {path}: {why(error)}.") from None
 
 
-def row_of(cell: Cell, run: Run) -> ResultRow:
-    """Returns the row of a finished run for a results file, its numbers as they are written."""
+def rows_of(cell: Cell, run: Run) -> list[ResultRow]:
+    """Returns the rows of a finished run for a results file, its numbers as they are written.
+
+    One for each of the cell's budgets; a method of one round has none for those below its images.
+    """
     found = run.environment
     parts = [found.get(name) for name in ("processor", "device", "precision")]
     threads = f"{found.get('threads')} threads" if found.get("threads") else None
-    return ResultRow.of(
-        cell,
-        machine=plain_text(", ".join(str(part) for part in [*parts, threads] if part)),
-        version=plain_text(found.get("feddg", "")),
-        hashes={plain_text(name): plain_text(v) for name, v in hashes_of(run).items()},
-        numbers=rounded(measured_numbers(run)),
-    )
+    made_with = {
+        "machine": plain_text(", ".join(str(part) for part in [*parts, threads] if part)),
+        "version": plain_text(found.get("feddg", "")),
+        "hashes": {plain_text(name): plain_text(v) for name, v in hashes_of(run).items()},
+    }
+    ended = {
+        budget: run if budget is None else run.at(budget) for budget in cell.budgets or (None,)
+    }
+    return [
+        ResultRow.of(cell, budget=budget, numbers=rounded(measured_numbers(one)), **made_with)
+        for budget, one in ended.items()
+        if one is not None
+    ]
 
 
 def rounded(numbers: Mapping[str, float]) -> dict[str, float]:
@@ -562,10 +589,10 @@ def to_text(rows: Sequence[ResultRow]) -> str:
     """Returns rows as CSV."""
     out = io.StringIO()
     names = dict.fromkeys(name for row in rows for name in row.numbers)
-    writer = csv.DictWriter(out, [*_OF_PLACE, *names], lineterminator="\n")
+    writer = csv.DictWriter(out, [*_OF_PLACE, BUDGET, *names], lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        cells = {name: getattr(row, name) for name in _OF_PLACE}
+        cells = {name: getattr(row, name) for name in (*_OF_PLACE, BUDGET)}
         cells |= {name: _as_json(cells[name]) for name in ("conditions", _HASHES)}
         cells |= {name: f"{number:.7g}" for name, number in row.numbers.items()}
         writer.writerow({name: as_cell(cell) for name, cell in cells.items()})
@@ -591,6 +618,7 @@ def _read(path: Path) -> Iterator[ResultRow]:
             raise RunError(f"{path}, line {line}: {len(cells)} cells, not {len(heads)}.")
         found = dict(zip(heads, map(from_cell, cells)))
         place: dict[str, Any] = {name: found.pop(name) for name in _OF_PLACE}
+        place[BUDGET] = found.pop(BUDGET, None) or None  # files of before have no such column
         try:
             place |= {name: json.loads(place[name] or "{}") for name in ("conditions", _HASHES)}
             yield ResultRow(**place, numbers={n: value for n, value in found.items() if value})  # type: ignore[arg-type]
@@ -611,7 +639,7 @@ _RENAMED = {
 
 def find_rows(
     path: Path, cells: Sequence[Cell], now: ImagesNow, *, own: bool = True, again: bool = False
-) -> tuple[dict[str, ResultRow], list[ResultRow]]:
+) -> tuple[dict[str, dict[int | None, ResultRow]], list[ResultRow]]:
     """Returns the rows of a results file that are of cells' experiments, and the outdated ones.
 
     A row is an experiment's where the settings are the same and so is what is in its images and
@@ -628,7 +656,8 @@ def find_rows(
         again: whether outdated rows are to be replaced.
 
     Returns:
-        The rows by the experiments' ids; outdated rows of a file of one's own.
+        The rows by the experiments' ids and their budgets, of experiments that have one at every
+        budget that is asked for; outdated rows of a file of one's own.
 
     Raises:
         RunError: some of one's own are outdated, and ``again`` is not said.
@@ -640,23 +669,29 @@ def find_rows(
     for cell in cells if rows else ():
         if cell.portable_id in rows:
             asked.setdefault(cell.id, []).append(cell)
-    found: dict[str, ResultRow] = {}
+    found: dict[str, dict[int | None, ResultRow]] = {}
     changed: list[tuple[ResultRow, list[str]]] = []
     silent = 0
     for id, own_cells in asked.items():
         today = hashes_now(own_cells[0].experiment, now)
-        places = {ResultRow.of(cell).place for cell in own_cells}
+        places = {row.place for cell in own_cells for row in ResultRow.all_of(cell)}
+        there: dict[int | None, ResultRow] = {}
         for row in rows[own_cells[0].portable_id]:
             same_place = row.experiment == id or row.place in places
             common = row.hashes.keys() & today.keys()
             other = [name for name in common if row.hashes[name] != today[name]]
             if row.hashes and row.hashes == today:
-                found.setdefault(id, row)
+                there.setdefault(row.budget, row)
             elif same_place and other:
                 changed.append((row, other))
             elif same_place:
-                found.setdefault(id, row)
+                there.setdefault(row.budget, row)
                 silent += not row.hashes
+        if own_cells[0].has_one_round and there:
+            there = _from_its_images_on(next(iter(there.values())), own_cells[0].budgets)
+            found[id] = there
+        elif there.keys() >= set(own_cells[0].budgets or (None,)):
+            found[id] = there
     if silent:
         text = (
             f"{path} does not say of {silent} of its results which images and files they were made "
@@ -673,6 +708,12 @@ def find_rows(
             raise RunError(f"{fault}put them back, or --again runs anew and replaces them")
         emit(Diagnostic("other-files", "warning", f"{fault}they are not taken."))
     return found, [row for row, _ in changed] if own else []
+
+
+def _from_its_images_on(row: ResultRow, budgets: Sequence[int]) -> dict[int | None, ResultRow]:
+    """The row of a method of one round at the budgets that are as large as what it sees."""
+    seen = row.numbers.get("images", 0.0)
+    return {budget: row for budget in budgets or (None,) if budget is None or budget >= seen}
 
 
 # The table of results.
@@ -764,7 +805,8 @@ class Results:
                 )
         if plan is None:
             return cls(name, name, rows)
-        content = ComparisonFile.of(plan, [ResultRow.of(cell) for cell in expand_plan(plan)])
+        cells = [row for cell in expand_plan(plan) for row in ResultRow.all_of(cell)]
+        content = ComparisonFile.of(plan, cells)
         placed = [found[cell.place] for cell in content.cells if cell.place in found]
         return content.results(placed, plan=plan, strangers=len(found) - len(placed))
 
@@ -809,6 +851,24 @@ class Results:
                 values.setdefault(axis, {})[value] = None
         return {axis: list(own) for axis, own in values.items() if len(own) > 1}
 
+    @cached_property
+    def budgets(self) -> list[int]:
+        """The numbers of images seen in training that there are results at, ascending."""
+        return sorted({place.budget for place in self._places if place.budget is not None})
+
+    def at(self, budget: int) -> "Results":
+        """Returns the results at one of the budgets."""
+        rows, planned = (
+            [place for place in places if place.budget == budget]
+            for places in (self.rows, self.planned)
+        )
+        return replace(self, rows=rows, planned=planned)
+
+    @cached_property
+    def at_largest(self) -> "Results":
+        """The results at the largest budget; all of them where there are no budgets."""
+        return self.at(self.budgets[-1]) if self.budgets else self
+
     def column(self, place: ResultRow) -> str:
         """Returns the heading of the column that a place is in."""
         texts = [
@@ -835,9 +895,11 @@ class Results:
         """Returns all numbers as a tidy table, one a row.
 
         Columns: ``method``, ``column`` (the heading in tables), ``held_out``, one for each further
-        axis, ``seed``; ``rule`` (empty where none matters), ``round``, ``split``, ``metric``,
-        ``over`` (how domains became one number) and ``value`` (shares from 0 to 1); and where it
-        comes from: ``experiment``, ``machine``, ``version``, ``hashes``, ``folder``.
+        axis, ``seed``, ``budget`` (images; none without); ``rule`` (empty where none matters),
+        ``round``, with what the run had taken by then where its folder is here (``images``,
+        ``bytes``, ``seconds``), ``split``, ``metric``, ``over`` (how domains became one number)
+        and ``value`` (shares from 0 to 1); and where it comes from: ``experiment``, ``machine``,
+        ``version``, ``hashes``, ``folder``.
         """
         return self._frame.copy()
 
@@ -846,7 +908,7 @@ class Results:
         from pandas import DataFrame  # a third of a second, and a run needs none of it
 
         axes = dict.fromkeys(axis for row in self.rows for axis in row.conditions)
-        before = ["method", "column", "held_out", *axes, "seed"]
+        before = ["method", "column", "held_out", *axes, "seed", BUDGET]
         behind = ["experiment", "machine", "version", _HASHES, "folder"]
         numbers = [
             dict.fromkeys(axes, "")
@@ -854,11 +916,14 @@ class Results:
             | row.conditions
             | {"column": self.column(row), _HASHES: _as_json(row.hashes)}
             | dict(zip(_COLUMNS, number))
+            | (row.run.spent[number[1]]._asdict() if row.run and number[1] is not None else {})
             for row in self.rows
             for number in row.measured()
         ]
-        frame = DataFrame(numbers, columns=[*before, *_COLUMNS, *behind])
-        return frame.astype({"round": "Int64", "value": float})
+        columns = [*before, *_COLUMNS[:2], *Spent._fields, *_COLUMNS[2:], *behind]
+        frame = DataFrame(numbers, columns=columns)
+        counts = dict.fromkeys((BUDGET, "round", "images"), "Int64")
+        return frame.astype(counts | dict.fromkeys(("bytes", "seconds", "value"), float))
 
     @cached_property
     def _by_metric(self) -> dict[Any, "DataFrame"]:
@@ -929,12 +994,15 @@ def read_comparison(folder: Path) -> Results:
     runs = {name: Run(folder / name) for name in {cell.folder for cell in content.cells}}
     complete = {name for name, run in runs.items() if run.status == "completed"}
     filled = complete | {cell.folder for cell in content.cells if cell.numbers}
+    rows = []
+    for cell in content.cells:
+        run = runs[cell.folder] if cell.folder in complete else None
+        if run is not None and cell.budget is not None:
+            run = run.at(cell.budget)
+        if run is not None or (cell.numbers and cell.folder not in complete):
+            rows.append(cell.model_copy(update={"run": run}))
     return content.results(
-        [
-            cell.model_copy(update={"run": runs[cell.folder]}) if cell.folder in complete else cell
-            for cell in content.cells
-            if cell.folder in filled
-        ],
+        rows,
         open=[(name, _state(runs[name])) for name in sorted(runs) if name not in filled],
         tuning=TuningFile.read(folder / TUNING),
     )
@@ -1084,6 +1152,24 @@ def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]
     evaluations = row.run.evaluations
     found = about_accuracy(evaluations, rule.choose(evaluations), weights=rule.weights)
     return [(one.code, one.severity) for one in found]
+
+
+def about_budgets(results: Results) -> Iterator[Diagnostic]:
+    """Says which runs ended before they had seen the images that they are counted at."""
+    seen = [
+        (row.run.spent[row.run.rounds_done].images, row.budget)
+        for row in results.rows
+        if row.run is not None and row.budget is not None and not row.run.has_one_round
+    ]
+    below = [(images, budget) for images, budget in seen if images < budget]
+    if below:
+        images, budget = min(below)
+        text = (
+            f"{counted(len(below), 'run')} ended below {short(budget)} images seen in training, "
+            f"with {short(images)}, as batches were not full or updates were refused: the last "
+            "round counts."
+        )
+        yield Diagnostic("budget-not-reached", "warning", text)
 
 
 def about_margin(results: Results, best: str) -> Iterator[Diagnostic]:

@@ -34,7 +34,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Margin:
-    """How much better one method is than another, pair by pair.
+    """A mean with its interval: of how much better one method is than another, pair by pair.
 
     Attributes:
         mean: mean difference.
@@ -97,18 +97,23 @@ def paired_margin(ours: Accuracies, theirs: Accuracies) -> Margin | None:
     Returns:
         The margin, or None without a common pair.
     """
-    keys = [key for key in ours if key in theirs]
-    if not keys:
+    return mean_interval(ours[key] - theirs[key] for key in ours if key in theirs)
+
+
+def mean_interval(values: Iterable[float]) -> Margin | None:
+    """Returns the mean of values with Student's t interval (two-sided, 95 %); None of nothing."""
+    found = np.array(list(values))
+    count = len(found)
+    if not count:
         return None
-    differences = np.array([ours[key] - theirs[key] for key in keys])
-    mean = float(differences.mean())
-    if len(keys) < LEAST_PAIRS or np.ptp(differences) <= NO_SPREAD:
-        return Margin(mean, None, None, len(keys))
+    mean = float(found.mean())
+    if count < LEAST_PAIRS or np.ptp(found) <= NO_SPREAD:
+        return Margin(mean, None, None, count)
     from scipy import stats  # half a second
 
-    error = float(differences.std(ddof=1)) / math.sqrt(len(keys))
-    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(keys) - 1)) * error
-    return Margin(mean, mean - reach, mean + reach, len(keys))
+    error = float(found.std(ddof=1)) / math.sqrt(count)
+    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * error
+    return Margin(mean, mean - reach, mean + reach, count)
 
 
 def best_other(method: str, results: Mapping[str, Accuracies]) -> str | None:

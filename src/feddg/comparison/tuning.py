@@ -65,7 +65,7 @@ def prepare_trials(
         find_rows(results[0], table_cells(plan), ImagesNow(cache or cache_folder()), again=again)
     trials = [file.with_suffix(".trials.csv") for file in results]
     return prepare_comparison(
-        plan.model_copy(update={"name": f"{plan.name}, tuning", "title": None}),
+        plan.model_copy(update={"name": f"{plan.name}, tuning", "title": None, "budgets": ()}),
         out / TRIALS,
         cells=cells,
         results=[file for file in trials if file == trials[0] or is_file(file)],
@@ -121,7 +121,7 @@ def _tried(cells: Sequence[Cell], trials: Comparison, rule: SelectionRule) -> Tr
     """What the trials of the same values reached; not picked yet."""
     evaluate = cells[0].experiment.evaluate
     name = score_name(rule, evaluate.select_by, evaluate.select_over)
-    numbers = [row.numbers for cell in cells if (row := trials.row(cell)) is not None]
+    numbers = [row.numbers for cell in cells for row in trials.rows_of(cell)]
     scores = [one[name] for one in numbers if name in one]
     constant = [bool(one[key]) for one in numbers if (key := f"{CONSTANT}_{rule.key}") in one]
     return TriedRow(

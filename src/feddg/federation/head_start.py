@@ -6,7 +6,8 @@ method sends. It is asked once more: how good would classifiers be that it has n
 say chooses the penalty and the scale of the logits.
 """
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from feddg.models.closed_form import (
     left_out_schemas,
     packed,
     solved,
+    sums_fault,
     unpacked,
 )
 from feddg.models.network import Network
@@ -114,24 +116,57 @@ def _means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tens
 
 # At the server
 
+LARGEST_FEATURES = 100.0
+"""How many times the median of all clients' mean squared features one client's may be."""
+
 
 class HeadStart:
-    """Adds the clients' sums up as they come, and solves for the classifier."""
+    """Adds the clients' sums up as they come, and solves for the classifier.
+
+    Attributes:
+        features: mean squared features by client.
+    """
 
     def __init__(self) -> None:
         self._means: list[Tensor] = []
         self._images = 0
+        self.features: dict[int, float] = {}
 
-    def taken(self, statistics: Iterator[tuple[int, Message]]) -> Iterator[tuple[int, Message]]:
-        """Yields clients' statistics without their sums, which are added up in that order."""
-        for id, message in statistics:
+    def taken(
+        self, messages: Iterable[tuple[int, Message]], refuse: Callable[[int, str], None]
+    ) -> Iterator[tuple[int, Message]]:
+        """Yields clients' statistics without their sums, which are added up in that order.
+
+        Args:
+            messages: statistics by client.
+            refuse: is told whose are those of no images, and why; they are left out.
+        """
+        for id, message in messages:
             sums = [message.tensors.pop(name) for name in (GRAM, CROSS)]
             images = int(message.scalars.pop(IMAGES))
+            gram = unpacked(sums[0])
+            fault = sums_fault(gram, sums[1])
+            if fault is not None:
+                refuse(id, fault)
+                continue
+            self.features[id] = float(gram.diagonal()[:-1].sum())
             self._images += images
             self._means = self._means or [torch.zeros_like(each) for each in sums]
             for mean, own in zip(self._means, sums):
                 mean.lerp_(own.to(mean), images / self._images)
             yield id, message
+
+    def outliers(self) -> dict[int, str]:
+        """Returns whose features are unlike all others', and why; they cannot be subtracted."""
+        if len(self.features) < 3:
+            return {}
+        limit = LARGEST_FEATURES * statistics.median(self.features.values())
+        return {
+            id: f"its mean squared features are {found:.3g}, more than {LARGEST_FEATURES:g} times "
+            f"the median of all clients ({limit:.3g})"
+            for id, found in self.features.items()
+            if found > limit
+        }
 
     @property
     def question(self) -> Message:

@@ -182,8 +182,7 @@ class Server:
         defences: what happens to updates on their way.
         opened: whose masked sums the run has opened.
         frozen: entries of the weights that are never trained.
-        head: what adds up the sums that the classifier is solved from; None where it starts from
-            random weights.
+        solves_head: whether training starts from a classifier in closed form.
         hooks: what else happens in a round, after what is said here.
 
     Attributes:
@@ -208,7 +207,7 @@ class Server:
         defences: Defences = NO_DEFENCES,
         opened: OpenedSums | None = None,
         frozen: Collection[str] = (),
-        head: HeadStart | None = None,
+        solves_head: bool = False,
         hooks: Iterable[RoundHook] = (),
     ) -> None:
         self.method, self.state = method, state
@@ -236,7 +235,7 @@ class Server:
             chain.append(Asking(self))
         self.hooks = Hooks([*chain, *hooks])
         self.groups: Groups = {}
-        self._head, self.left_out = head, dict[int, float]()
+        self._solves_head, self.left_out = solves_head, dict[int, float]()
         self.transport.ledger = ledger
         self.transport.hand_out(self.frozen.with_context(state), again=True)
 
@@ -256,7 +255,7 @@ class Server:
         """
         if self.state.context is not None:
             return {}
-        if not self.method.has_setup and self._head is None:
+        if not self.method.has_setup and not self._solves_head:
             if self.frozen.names and not self.state.round:
                 self.transport.hand_out(self.frozen.with_context(self.state))
             return {}
@@ -269,17 +268,31 @@ class Server:
                     progress(done, len(ids))
                 yield reply
 
-        weights = {} if self._head is None else self.frozen.trained(self.state.weights)
-        replies = counted(self.transport.client_statistics(ids, Broadcast(0, weights)))
-        checked = self.checked(replies, 0, "statistics")
-        client_statistics = list(self._head.taken(checked) if self._head else checked)
+        def refuse(id: int, reason: str) -> None:
+            self._refusals.say(Refusal(id, f"statistics refused: {reason}"), 0)
+
+        head, sent, left_out = None, Broadcast(0), set[int]()
+        while True:
+            if self._solves_head:
+                head, weights = HeadStart(), self.frozen.trained(self.state.weights)
+                sent = Broadcast(0, weights)
+            asked = [id for id in ids if id not in left_out]
+            replies = counted(self.transport.client_statistics(asked, sent))
+            checked = self.checked(replies, 0, "statistics")
+            client_statistics = list(head.taken(checked, refuse) if head else checked)
+            outliers = head.outliers() if head else {}
+            for id, reason in outliers.items():
+                refuse(id, reason)
+            left_out |= outliers.keys()
+            if not outliers:
+                break
         if not client_statistics:
             raise RunError("setup: no client could send its statistics; see the warnings above")
         if self.method.has_setup:
             self.state.context = self.method.aggregate_statistics(client_statistics) or Message()
             self.groups = self.method.groups(client_statistics)
-        if self._head is not None:
-            self._start_from(self._head, [id for id, _ in client_statistics])
+        if head is not None:
+            self._start_from(head, [id for id, _ in client_statistics])
         self.transport.hand_out(self.frozen.with_context(self.state))
         return _stacked([message for _, message in client_statistics])
 
@@ -441,6 +454,6 @@ def build_server(
         ),
         defences=defences,
         frozen=network.frozen,
-        head=HeadStart() if head else None,
+        solves_head=head,
         **more,
     )

@@ -104,6 +104,7 @@ class Method:
             does: one client then takes as many steps as a round's clients together.
         sums: whether its updates are sums of which the server uses nothing but the plain mean, and
             which its clients bound and noise themselves, image by image.
+        one_round: whether it is done after a single round, which is all it takes.
         in_process_only: why it cannot run over a network; empty where it can.
     """
 
@@ -127,6 +128,7 @@ class Method:
     excludes: ClassVar[dict[str, str]] = {}
     gathers_images: ClassVar[bool] = False
     sums: ClassVar[bool] = False
+    one_round: ClassVar[bool] = False
     in_process_only: ClassVar[str] = ""
 
     def __init_subclass__(cls, **keywords: Any) -> None:

@@ -1,7 +1,7 @@
 """FedAvg and FedProx, and the reference lines: all images in one place, every client alone."""
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -212,6 +212,7 @@ class Local(Method):
     name = "local"
     title = "Local"
     summary = "reference line: every client alone, with a model of its own"
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"train": {"head": "random"}}}
     in_process_only = "its models stay with the clients, where nobody could measure them"
     sends: ClassVar[dict[str, EntrySchema]] = {
         key: schema for key, schema in Method.sends.items() if key != "update/weights/*"

@@ -49,8 +49,8 @@ from torch.nn.functional import linear
 
 from feddg.clients.client import Batch, Client
 from feddg.errors import ClientError, ExperimentError
-from feddg.messages import EntrySchema, Message, Update, Weights
-from feddg.methods.base import Ask, Method, MethodSettings, State, register
+from feddg.messages import EntrySchema, Message, Refusal, Update, Weights
+from feddg.methods.base import Ask, FoundOut, Method, MethodSettings, State, register
 from feddg.models.closed_form import (
     EXAMPLES,
     PENALTIES,
@@ -64,6 +64,7 @@ from feddg.models.closed_form import (
     left_out_schemas,
     packed,
     solved,
+    sums_fault,
     unpacked,
 )
 from feddg.models.network import Network
@@ -141,6 +142,7 @@ class Ridge(Method):
                 "rounds": 1,
                 "local_epochs": 1,
                 "trainable": "head",
+                "head": "random",
                 "augmentation": "none",
                 "batch_size": 64,
             },
@@ -155,6 +157,7 @@ class Ridge(Method):
         ),
     }
     sums = True
+    one_round = True
 
     def network(self, network: Network) -> Network:
         """Puts the closed-form classifier in the place of the trained one."""
@@ -291,6 +294,12 @@ class Ridge(Method):
         def counted() -> Iterator[Update]:
             nonlocal examples
             for update in updates:
+                # Noised sums, and those of several, which round, are no client's own.
+                if self.settings.clip is None and not update.members:
+                    sums = unpacked(update.weights[GRAM]), update.weights[CROSS]
+                    fault = sums_fault(*(each.detach() for each in sums))
+                    if fault is not None:
+                        raise FoundOut([Refusal(update.client, f"update refused: {fault}")])
                 examples += update.examples
                 yield update
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from feddg.errors import ClientError
-from feddg.messages import EntrySchema, Message
+from feddg.messages import LARGEST, EntrySchema, Message
 
 QUESTION = "left_out"
 EXAMPLES, CORRECT, LOSSES = "examples", "correct", "losses"
@@ -25,6 +25,9 @@ SCALES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """What logits are multiplied by before a softmax: scores of least squares lie in [0, 1]."""
 USUAL_SCALE = 16.0
 """Where nobody can be left out to choose it."""
+
+ROUNDING = 1e-6
+"""How far honest means may be beside what holds of them exactly."""
 
 
 def extended(features: Tensor) -> Tensor:
@@ -90,6 +93,27 @@ def solved(gram: Tensor, cross: Tensor, penalties: Sequence[float]) -> Iterator[
         yield weight.T * one.sqrt(), (share - mean @ weight) * one.sqrt()
 
 
+def sums_fault(gram: Tensor, cross: Tensor) -> str | None:
+    """Says why sums are those of no images, or None.
+
+    What holds of any features: no product's mean is larger than its factors' lengths.
+
+    Args:
+        gram: ``(d + 1, d + 1)`` float64.
+        cross: ``(d + 1, classes)`` float64.
+    """
+    squares, shares = gram.diagonal(), cross[-1]
+    ones = torch.stack([gram[-1, -1], shares.sum()])
+    if (ones - 1).abs().max() > ROUNDING or min(squares.min(), shares.min()) < -ROUNDING:
+        return "its sums are no means over images"
+    lengths, parts = squares.clamp(min=0).sqrt(), shares.clamp(min=0).sqrt()
+    for found, first, second in ((gram, lengths, lengths), (cross, lengths, parts)):
+        bound = torch.outer(first, second)
+        if (found.abs() > bound * (1 + ROUNDING) + ROUNDING).any():
+            return "its sums are those of no features"
+    return None
+
+
 class Choice(NamedTuple):
     """What clients that were left out agree on.
 
@@ -135,7 +159,8 @@ def left_out_answer(
         scores = features @ weight.T + bias
         correct.append((scores.argmax(1) == labels).sum())
         losses.append(torch.stack([cross_entropy(scale * scores, labels) for scale in SCALES]))
-    answer = {CORRECT: torch.stack(correct), LOSSES: torch.stack(losses)}
+    # Of a few clients with a few images each, a classifier of the others may be far off.
+    answer = {CORRECT: torch.stack(correct), LOSSES: torch.stack(losses).clamp(max=LARGEST)}
     return Message(answer, {EXAMPLES: len(labels)})
 
 

@@ -28,7 +28,7 @@ from feddg.errors import AdaptationError, FeddgError, RunError, field_fault
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.adaptation import Predictor
 from feddg.experiment import Experiment
-from feddg.models.backbones import use_plain_convolutions
+from feddg.models.convolutions import use_plain_convolutions
 from feddg.prediction.card import OWN_WAY, TAG, model_card
 from feddg.prediction.classifier import ImageClassifier, ModelDescription, describe_model
 from feddg.rng import stream

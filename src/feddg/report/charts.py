@@ -3,7 +3,7 @@
 import html
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any, Final, NamedTuple
 
@@ -11,11 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddg.comparison.results import HELD_OUT, Results
-from feddg.comparison.statistics import Accuracies, paired_margin, ranks, spread
+from feddg.comparison.statistics import (
+    Accuracies,
+    Margin,
+    mean_interval,
+    paired_margin,
+    ranks,
+    spread,
+)
 from feddg.methods.base import METHODS
 from feddg.records import (
+    EMA,
     ID_TEST,
     ID_VAL,
+    LAST,
     SPLITS,
     TEST,
     VAL,
@@ -556,12 +565,12 @@ def roc_chart(rows: Sequence[MembershipRow]) -> Chart | None:
 
 
 ACCURACY: Final = "held-out test accuracy (%)"
-Cumulative = Callable[[Run], dict[int, float]]
 
 
 def learning_curves(results: Results) -> Chart | None:
     """Held-out test accuracy after each round, one line per method."""
-    lines = _method_lines(results, {m: _mean_curve(results, m) for m in results.methods})
+    curves = {m: [(x, y.mean) for x, y in _mean_curve(results, m)] for m in results.methods}
+    lines = _method_lines(results, curves)
     caption = (
         "Accuracy on the held-out test domains after each round, one line per method: the mean "
         f"over all its runs. {ROUNDS_OWN_MODELS}"
@@ -569,41 +578,75 @@ def learning_curves(results: Results) -> Chart | None:
     return _over_rounds(lines, caption, axis(ACCURACY)) if lines else None
 
 
-def accuracy_against_bytes(results: Results) -> Chart | None:
-    """Accuracy over what was sent so far, one line per method."""
-    caption = (
-        "Accuracy against everything sent since the start, setup included: mean over a method's "
-        f"runs, round by round. {ROUNDS_OWN_MODELS}"
-    )
-    return _accuracy_against(
-        results, _bytes_so_far, 1e6, "MB sent, all clients and both ways", caption
-    )
+class Along(NamedTuple):
+    """What a run takes, as an axis: how many of :class:`feddg.runs.reading.Spent` one unit is."""
+
+    unit: float
+    title: str
+    words: str
 
 
-def accuracy_against_time(results: Results) -> Chart | None:
-    """Accuracy over the seconds of training and aggregation so far, one line per method."""
-    caption = (
-        "Accuracy against the time of training and aggregation: mean over a method's runs, round "
-        f"by round. {ROUNDS_OWN_MODELS} Times compare only between runs on the same, equally busy "
-        "machine."
-    )
-    return _accuracy_against(results, _seconds_so_far, 60, "min", caption)
+SPENT: Final = {
+    "images": Along(1, "images seen in training, all clients", "images seen in training"),
+    "bytes": Along(
+        1e6, "MB sent, all clients and both ways", "everything sent since the start, setup included"
+    ),
+    "seconds": Along(60, "min", "the time of training and aggregation"),
+}
 
 
-def _accuracy_against(
-    results: Results, cumulative: Cumulative, unit: float, title: str, caption: str
-) -> Chart | None:
-    curves = {
-        method: [(x / unit, y) for x, y in _mean_curve(results, method, cumulative)]
-        for method in results.methods
-    }
+def accuracy_against(results: Results, spent: str) -> Chart | None:
+    """Accuracy over what was taken so far, a line and a band per method.
+
+    A method of one round is a horizontal line from what it takes on.
+
+    Args:
+        results: the comparison, at one budget where there are several.
+        spent: a name of ``SPENT``.
+    """
+    along, rule = SPENT[spent], results.default_rule
+    # What is measured in every evaluated round: the exponential mean where all runs serve it.
+    weights = EMA if rule.weights == EMA else LAST
+    found = {m: _mean_curve(results, m, spent, weights) for m in results.methods}
+    ends = [x for points in found.values() for x, _ in points]
+    curves, bands = {}, {}
+    for method, points in found.items():
+        if points and all(run.has_one_round for run in results.runs(method)):
+            points = [points[-1], (max(ends), points[-1][1])]
+        curves[method] = [(x / along.unit, own.mean) for x, own in points]
+        bands[method] = [
+            (x / along.unit, own.low, own.high)
+            for x, own in points
+            if own.low is not None and own.high is not None
+        ]
     lines = _method_lines(results, curves)
     if not lines:
         return None
+    styles = line_styles({method: method for method in results.methods})
     ends = [max(line["x"]) for line in lines]
     positive = [x for line in lines for x in line["x"] if x > 0]
     scale = scale_for(min(ends), max(positive, default=0), WIDE_RANGE, rangemode="tozero")
-    return line_chart(lines, caption, axis(title, **scale), axis(ACCURACY), hovermode="closest")
+    if "type" in scale:  # 0 has no place on a logarithmic axis
+        bands = {m: [point for point in points if point[0] > 0] for m, points in bands.items()}
+    areas = [_band(points, styles[m].colour) for m, points in bands.items() if len(points) > 1]
+    own = "Of each round's exponential mean." if weights == EMA else ROUNDS_OWN_MODELS
+    caption = (
+        f"Accuracy against {along.words}: mean over a method's runs, round by round, with its 95 % "
+        f"interval where there are three runs (Student's t over columns and seeds). {own}"
+    )
+    if spent == "seconds":
+        caption += " Times compare only between runs on the same, equally busy machine."
+    return line_chart(
+        [*areas, *lines], caption, axis(along.title, **scale), axis(ACCURACY), hovermode="closest"
+    )
+
+
+def _band(points: Sequence[tuple[float, float, float]], colour: str) -> Trace:
+    """The area between two lines, in percent."""
+    upper, lower = ([(p[0], p[i]) for p in points] for i in (2, 1))
+    around = [*upper, *reversed(lower)]
+    area = {"fill": "toself", "opacity": 0.3, "showlegend": False, "hoverinfo": "skip"}
+    return line_of(around, "", colour, width=0, scale=100) | {"mode": "lines"} | area
 
 
 def axis_curves(results: Results, name: str) -> Chart | None:
@@ -651,43 +694,25 @@ def _method_lines(results: Results, curves: Mapping[str, Sequence[Point]]) -> li
     ]
 
 
-def _mean_curve(results: Results, method: str, cumulative: Cumulative | None = None) -> list[Point]:
+def _mean_curve(
+    results: Results, method: str, spent: str | None = None, weights: str = LAST
+) -> list[tuple[float, Margin]]:
     """Mean accuracy by round (or by mean cost so far), over rounds that all runs evaluated."""
     runs = results.runs(method)
     if not runs:
         return []
     curves = []
     for run in runs:
-        found = {r: run.evaluations.accuracy(r, TEST) for r in run.evaluations.rounds}
-        curves.append({r: value for r, value in found.items() if value is not None})
-    costs = [cumulative(run) for run in runs] if cumulative else []
+        found = run.evaluations.of(weights)
+        accuracies = {r: found.accuracy(r, TEST) for r in found.rounds}
+        curves.append({r: value for r, value in accuracies.items() if value is not None})
     points = []
     for round_ in sorted(set.intersection(*map(set, curves))):
-        cost = math.fsum(own.get(round_, 0.0) for own in costs) / len(runs)
-        mean = math.fsum(curve[round_] for curve in curves) / len(runs)
-        points.append((cost if cumulative else float(round_), mean))
+        costs = [getattr(run.spent[round_], spent) if spent else round_ for run in runs]
+        mean = mean_interval(curve[round_] for curve in curves)
+        if mean is not None:
+            points.append((math.fsum(costs) / len(runs), mean))
     return points
-
-
-def _bytes_so_far(run: Run) -> dict[int, float]:
-    total = run.summary.bytes.get("total", 0.0) if run.summary else 0.0
-    by_round = {row.round: row.bytes_up + row.bytes_down for row in run.metrics.rounds}
-    # What was sent before round 1 is the rest of the ledger's total.
-    return _summed(max(0.0, total - sum(by_round.values())), by_round)
-
-
-def _seconds_so_far(run: Run) -> dict[int, float]:
-    setup = run.metrics.setup.seconds if run.metrics.setup else 0.0
-    rows = run.metrics.rounds
-    used = {r.round: sum(v for name, v in r.seconds.items() if name != "evaluate") for r in rows}
-    return _summed(setup, used)
-
-
-def _summed(start: float, by_round: Mapping[int, float]) -> dict[int, float]:
-    summed = {0: start}
-    for round_ in sorted(by_round):
-        summed[round_] = start = start + by_round[round_]
-    return summed
 
 
 def rank_plot(accuracies: Mapping[str, Accuracies], rule: SelectionRule) -> Chart | None:

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -59,6 +60,7 @@ from feddg.text import (
     number,
     percent,
     readable,
+    short,
     size,
 )
 
@@ -69,13 +71,15 @@ FEW_SETTINGS = 10
 
 
 def comparison_page(results: Results) -> Page:
-    """The page of a comparison."""
+    """The page of a comparison; where there are budgets, at the largest one, and by budget."""
+    every, results = results, results.at_largest
     best, rule = tables.about_best(results), results.default_rule
     accuracies, is_fit = results.accuracies(rule), results.no_method_fit is None
     base = "fedavg" if "fedavg" in accuracies else next(iter(accuracies), "")
     margins = tables.margin_table(results, rule)
     sections = [
         _accuracy_section(results),
+        _budget_section(every),
         Section(best[0], [Prose(best[1])]) if best else None,
         section_of("Metrics", _metrics_table(results), folded=True),
         section_of(
@@ -97,8 +101,8 @@ def comparison_page(results: Results) -> Page:
         section_of(
             "Cost",
             _cost_table(results),
-            charts.accuracy_against_bytes(results),
-            charts.accuracy_against_time(results),
+            charts.accuracy_against(results, "bytes"),
+            charts.accuracy_against(results, "seconds"),
             folded=True,
         ),
         _runs_section(results),
@@ -112,7 +116,7 @@ def comparison_page(results: Results) -> Page:
     runs = counted(len({row.run.folder if row.run else row.key for row in results.rows}), "run")
     return Page(
         title=_title(results),
-        lead=verdict.text,
+        lead=f"{tables.budget_words(every)}{verdict.text}",
         tags=[
             *([results.name] if results.title == results.name != runs else []),
             runs,
@@ -165,6 +169,21 @@ def _accuracy_section(results: Results) -> Section | None:
         if results.accuracies(rule, s)
     ]
     return section_of("Accuracy", *blocks, charts.learning_curves(results), *others)
+
+
+def _budget_section(results: Results) -> Section | None:
+    """Accuracy by images seen in training; who leads at every budget of a plan that has some."""
+    folds = []
+    for budget in results.budgets:
+        own = replace(results.at(budget), question="")
+        blocks = [
+            Prose(tables.conclusion(own).text),
+            tables.accuracy_table(own, results.default_rule) if len(own.columns) > 1 else None,
+            tables.margin_table(own, results.default_rule),
+        ]
+        folds.append(Fold(f"{short(budget)} images", [one for one in blocks if one is not None]))
+    picture = charts.accuracy_against(results.at_largest, "images")
+    return section_of("By images seen", tables.budget_table(results), picture, *folds)
 
 
 def _metrics_table(results: Results) -> Table | None:

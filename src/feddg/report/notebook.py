@@ -15,7 +15,14 @@ from feddg.prediction.predict import PredictedImages, Prediction
 from feddg.report.blocks import Chart, data_address, template_named, thumbnail
 from feddg.report.charts import accuracy_curves, learning_curves
 from feddg.report.run_page import final_table, result_sentence, tested_on
-from feddg.report.tables import about_results, accuracy_table, conclusion, margin_table
+from feddg.report.tables import (
+    about_results,
+    accuracy_table,
+    budget_table,
+    budget_words,
+    conclusion,
+    margin_table,
+)
 from feddg.report.text import spelled
 from feddg.runs.diagnostics import about_run
 from feddg.runs.reading import Run
@@ -55,13 +62,14 @@ def _run(run: Run) -> str:
 
 
 def _comparison(comparison: Comparison) -> str:
-    results = comparison.results
+    every, results = comparison.results, comparison.results.at_largest
     failed = [f"{one.cell.folder.name}: {one.error or one.status}" for one in comparison.failures]
     rule = results.default_rule
-    tables = [accuracy_table(results, rule), margin_table(results, rule)] if results.rows else []
+    tables = [budget_table(every)]
+    tables += [accuracy_table(results, rule), margin_table(results, rule)] if results.rows else []
     return _page(
         title=results.title,
-        lead=str(conclusion(results)),
+        lead=f"{budget_words(every)}{conclusion(results)}",
         notices=[*failed, *map(str, about_results(results))],
         tables=[table for table in tables if table is not None],
         curves=learning_curves(results) if results.rows else None,

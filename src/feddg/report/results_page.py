@@ -16,6 +16,8 @@ from feddg.report.tables import (
     MethodColumn,
     about_tuning,
     accuracy_columns,
+    budget_table,
+    budget_words,
     by_method,
     margin_table,
     margin_text,
@@ -143,7 +145,8 @@ def planned_tables(results: Results, tuning: TuningFile | None = None) -> str:
         results: in the plan's cells.
         tuning: what was tried for each method before, if anything.
     """
-    parts: list[str] = []
+    every, results = results, results.at_largest
+    parts = [_by_budget(every)]
     if results.rows:
         rules = (FINAL, SWA_MEAN, BEST_IN_DOMAIN)
         parts += [_planned_accuracy(results, rule) for rule in rules]
@@ -154,7 +157,13 @@ def planned_tables(results: Results, tuning: TuningFile | None = None) -> str:
     if results.differences:
         differences = "\n".join(f"- {one}" for one in results.differences)
         parts.append(f"How this differs from the paper's setting:\n\n{differences}")
-    return _together(_planned_coverage(results), *parts)
+    return _together(_planned_coverage(every), *parts)
+
+
+def _by_budget(results: Results) -> str:
+    """Every method at every budget; empty without budgets."""
+    caption = f"**By budget.** The tables below: {budget_words(results).rstrip(': ')}."
+    return _with_caption(caption, budget_table(results))
 
 
 def cells_run(results: Results) -> str:
@@ -221,7 +230,8 @@ def tables(results: Results) -> str:
     """Returns the tables of a results file as Markdown."""
     if not results.rows:
         return "No run has ended yet."
-    parts = [_accuracy(results), _by_column(results)]
+    every, results = results, results.at_largest
+    parts = [_by_budget(every), _accuracy(results), _by_column(results)]
     if len(results.methods) > 1:
         parts += [_margins(results), _explained(results)]
     return _together(_coverage(results), *parts, _costs(results))

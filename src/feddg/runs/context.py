@@ -244,6 +244,7 @@ class Measurer(RoundHook):
         elsewhere: measures where other images are.
         wise_ft: mixes the final weights with those that training began from, if asked to.
         observer: is told the scores.
+        images: seen in training so far, by all clients together.
 
     Attributes:
         server: whose rounds they are.
@@ -259,8 +260,9 @@ class Measurer(RoundHook):
         elsewhere: Elsewhere,
         wise_ft: WiseFT | None,
         observer: Observer,
+        images: int = 0,
     ) -> None:
-        self._experiment, self._network = experiment, network
+        self._experiment, self._network, self._images = experiment, network, images
         self._evaluation, self._elsewhere = evaluation, elsewhere
         self._wise_ft, self._observer = wise_ft, observer
         self._at_chance: dict[str, Diagnostic] = {}
@@ -268,7 +270,13 @@ class Measurer(RoundHook):
     def completed(self, state: State, round: Round) -> State:
         """Measures the round's model, if it is due."""
         started = time.perf_counter()
-        if self.server.is_last(state) or self._experiment.evaluate.after(state.round, state.rounds):
+        evaluate, before = self._experiment.evaluate, self._images
+        self._images += round.images
+        if evaluate.budgets:
+            due = any(before < budget <= self._images for budget in evaluate.budgets)
+        else:
+            due = evaluate.after(state.round, state.rounds)
+        if due or self.server.is_last(state):
             round.evaluations = self.rows(state)
             found = about_domains(round.evaluations)
             emit(*(one for name, one in found.items() if name not in self._at_chance))
@@ -279,6 +287,7 @@ class Measurer(RoundHook):
     def rows(self, state: State) -> list[EvaluationRow]:
         """Measures the weights of a state, and what is to be measured beside them."""
         last = self.server.is_last(state)
+        counted = last or bool(self._experiment.evaluate.budgets)
         rows: list[EvaluationRow] = []
         for name, weights in self._due(state, last).items():
             scores: list[Score] = []
@@ -287,13 +296,16 @@ class Measurer(RoundHook):
             scores += self._elsewhere(self.server, Broadcast(state.round, weights), scores)
             if scores and name == LAST:
                 self._observer.scores(state.round, scores)
-            rows += [score.row(state.round, with_confusion=last, weights=name) for score in scores]
+            rows += [
+                score.row(state.round, with_confusion=counted, weights=name) for score in scores
+            ]
         return rows
 
     def _due(self, state: State, last: bool) -> dict[str, Weights]:
         """Returns the weights to be measured in a round, by name."""
-        averages = self._experiment.evaluate.averages
-        due = averages == "every" or (last and averages == "last_round")
+        evaluate = self._experiment.evaluate
+        every = evaluate.averages == "every" or bool(evaluate.budgets)
+        due = evaluate.averages != "never" and (last or every)
         found = {LAST: state.weights}
         if not has_global_model(self.server.method, self._network):
             return found

@@ -442,6 +442,7 @@ class _Execution:
             kind = f"{type(error).__name__}: " if isinstance(error, FeddgError) else ""
             self._end("failed", kind + in_words(error))
             raise
+        give_memory_back()
         self._end("completed", None)
 
     def _run(self) -> None:
@@ -454,10 +455,11 @@ class _Execution:
         method, defences, evaluation = found.method, found.defences, found.evaluation
         network, device = found.worker.network, found.worker.device
         layouts = folder.cut_records(done if checkpoint else -1, keep_ledger=found.remote)
+        so_far = read_run(folder.path)
         models = KeptModels(
             folder,
             checkpoint.models if checkpoint else {},
-            read_run(folder.path).metrics.evaluations,
+            so_far.metrics.evaluations,
             experiment.evaluate,
             experiment.train.head_rounds if experiment.server.wise_ft != "none" else None,
         )
@@ -479,7 +481,13 @@ class _Execution:
         if experiment.server.wise_ft != "none":
             wise_ft = WiseFT(experiment, method, network, evaluation, folder, models)
         measurer = Measurer(
-            experiment, network, evaluation, found.elsewhere, wise_ft, self.observer
+            experiment,
+            network,
+            evaluation,
+            found.elsewhere,
+            wise_ft,
+            self.observer,
+            images=so_far.spent[done].images,
         )
         server = measurer.server = build_server(
             method,

@@ -53,12 +53,8 @@ from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment, explain
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
-from feddg.models.backbones import (
-    build_network,
-    fetch_imagenet,
-    use_small_map_convolutions,
-    weights_digest,
-)
+from feddg.models.backbones import build_network, fetch_imagenet, weights_digest
+from feddg.models.convolutions import use_fast_convolutions
 from feddg.models.network import Network
 from feddg.models.precision import autocast, choose_device, choose_precision
 from feddg.models.trained import trained_by
@@ -484,7 +480,7 @@ def untrained_network(experiment: ExperimentSettings, method: Method, classes: i
     )
     statistics = model.normalization != "frozen"
     network = trained_by(network, method.network, experiment.train, statistics=statistics)
-    use_small_map_convolutions(network)
+    use_fast_convolutions(network)
     return network
 
 
@@ -543,6 +539,8 @@ def build_worker(experiment: ExperimentSettings, network: Network, cache: Path |
     device = choose_device(experiment.device)
     precision = choose_precision(experiment.precision, device)
     network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if device.type == "cpu":
+        keep_memory()
     privacy, style_noise = experiment.privacy, None
     if privacy.style_epsilon is not None:
         style_noise = StyleNoise(style_multiplier(privacy), privacy.style_unit, privacy.style_norm)
@@ -662,6 +660,22 @@ def free_memory() -> int | None:
     except OSError:
         return None
     return None if found is None else int(found.split()[1]) * 1024
+
+
+def keep_memory() -> bool:
+    """Has freed memory stay with this process, where the C library is glibc; says whether it does.
+
+    By default glibc hands what a training step frees back to the system, which clears every page
+    of it again for the next step: up to a third of a step in float32. A process keeps the most
+    that it needed until it ends, or until :func:`give_memory_back`.
+    """
+    with suppress(OSError, AttributeError, ValueError):  # another C library
+        if os.confstr("CS_GNU_LIBC_VERSION"):
+            library = ctypes.CDLL(None)
+            # M_MMAP_MAX, M_TRIM_THRESHOLD (-1: never) and M_TOP_PAD, see mallopt(3).
+            options = {-4: 0, -1: -1, -2: 64 * 2**20}
+            return all(library.mallopt(*option) for option in options.items())
+    return False
 
 
 def give_memory_back() -> bool:

@@ -5,17 +5,18 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy
 
-from feddg.errors import RunError
+from feddg.errors import ExperimentError, RunError
 from feddg.evaluation.metrics import METRICS, Metric, Predictions, measure
 from feddg.experiment import Experiment, load_stored
+from feddg.methods.composition import method_class
 from feddg.records import (
     ADAPTATION_ROWS,
     ATTACK_ROWS,
@@ -407,6 +408,10 @@ class Metrics:
         """Returns the rows of one kind, in the order of writing."""
         return [row for row in self._rows.values() if isinstance(row, kind)]
 
+    def until(self, round: int) -> "Metrics":
+        """Returns the rows up to a round."""
+        return Metrics(row for row in self._rows.values() if getattr(row, "round", 0) <= round)
+
     @cached_property
     def setup(self) -> SetupRow | None:
         """The exchange before round 1, or None when it has not ended yet."""
@@ -430,6 +435,20 @@ class LedgerRecord:
         rows = list(rows)
         self.layouts = {row.id: row for row in rows if isinstance(row, LayoutRow)}
         self.messages = [row for row in rows if isinstance(row, MessageRow)]
+
+
+class Spent(NamedTuple):
+    """What a run had taken by the end of a round.
+
+    Attributes:
+        images: of the used updates' training steps, each once a step.
+        bytes: sent by all clients and to them, before round 1 too.
+        seconds: before round 1, and of training and aggregation.
+    """
+
+    images: int
+    bytes: float
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -476,6 +495,51 @@ class Run(Shown):
     def metrics(self) -> Metrics:
         """Everything in ``metrics.jsonl``."""
         return Metrics(METRICS_ROWS.read(self.folder / _METRICS))
+
+    @cached_property
+    def spent(self) -> dict[int, Spent]:
+        """What the run had taken by the end of each round, from 0, ascending."""
+        rounds, setup = self.metrics.rounds, self.metrics.setup
+        # What was sent before round 1 is the rest of the ledger's total.
+        sent = self.summary.bytes.get("total", 0.0) if self.summary else 0.0
+        sent = max(0.0, sent - sum(row.bytes_up + row.bytes_down for row in rounds))
+        found = {0: Spent(0, sent, setup.seconds if setup else 0.0)}
+        images, sent, seconds = found[0]
+        for row in rounds:
+            images += row.images
+            sent += row.bytes_up + row.bytes_down
+            seconds += sum(took for name, took in row.seconds.items() if name != "evaluate")
+            found[row.round] = Spent(images, sent, seconds)
+        return found
+
+    def at(self, images: int) -> "Run | None":
+        """Returns the run as if it had ended in the round in which so many images were reached.
+
+        A run that sees fewer is taken as it ended. None of a method of one round that sees more:
+        it has no model before.
+
+        Args:
+            images: seen in training by all clients together, as in :attr:`spent`.
+        """
+        reached = (round for round, spent in self.spent.items() if spent.images >= images)
+        last = next(reached, self.rounds_done)
+        if self.has_one_round and self.spent[last].images > images:
+            return None
+        ended = replace(self)
+        vars(ended).update(  # the cached properties that would look at all rounds, or read again
+            {name: getattr(self, name) for name in ("settings", "environment", "summary", "damage")}
+            | {"metrics": self.metrics.until(last)}
+            | {"spent": {r: spent for r, spent in self.spent.items() if r <= last}}
+        )
+        return ended
+
+    @property
+    def has_one_round(self) -> bool:
+        """Whether its method takes a single round."""
+        try:
+            return method_class(self.method).one_round
+        except ExperimentError:
+            return False  # another package's, which is not here
 
     @cached_property
     def ledger(self) -> LedgerRecord:
@@ -576,16 +640,18 @@ class Run(Shown):
     def frame(self) -> "DataFrame":
         """Returns all that was measured, a row each: round, split, domain, weights, metric, value.
 
-        Shares are from 0 to 1.
+        Shares are from 0 to 1. ``images``, ``bytes`` and ``seconds`` are what the run had taken by
+        the end of the round, see :class:`Spent`.
         """
         from pandas import DataFrame  # a third of a second, and a run needs none of it
 
         rows = [
-            (row.round, row.split, row.domain, row.weights, metric, value)
+            (row.round, row.split, row.domain, row.weights, metric, value, *self.spent[row.round])
             for row in self.metrics.evaluations
             for metric, value in {"accuracy": row.accuracy, "loss": row.loss, **row.metrics}.items()
         ]
-        return DataFrame(rows, columns=["round", "split", "domain", "weights", "metric", "value"])
+        columns = ["round", "split", "domain", "weights", "metric", "value", *Spent._fields]
+        return DataFrame(rows, columns=columns)
 
     @cached_property
     def experiment_text(self) -> str:
