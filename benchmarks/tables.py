@@ -13,6 +13,7 @@ from pathlib import Path
 from feddg.comparison.results import Results, read_results
 from feddg.comparison.statistics import average_over_columns, paired_margin
 from feddg.evaluation.travel import ESTIMATORS
+from feddg.prediction.travel import FAR
 from feddg.records import ID_TEST, TEST
 from feddg.report.results_page import between_marks, search_table
 from feddg.report.tables import margin_text, spread_text
@@ -285,6 +286,19 @@ TRAVEL_NAMES = {
 }
 
 
+TRAVEL_IMAGES = {
+    "digits, fedavg": "digits, FedAvg",
+    "digits, pardon": "digits, PARDON",
+    "digits, mixstyle": "digits, MixStyle",
+    "digits-lite0": "digits, Lite0",
+    "pacs-lite0": "PACS, Lite0",
+    "pacs-resnet18": "PACS, ResNet-18",
+    "digits-lite0, clients": "digits, Lite0, clients",
+    "pacs-lite0, clients": "PACS, Lite0, clients",
+    "pacs-resnet18, clients": "PACS, ResNet-18, clients",
+}
+
+
 def grouped(name: str, *columns: str) -> dict[tuple[str, ...], list[dict[str, str]]]:
     """Returns the rows of a file by what some columns say."""
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
@@ -300,31 +314,28 @@ def mean_error(rows: Sequence[Mapping[str, str]], column: str) -> float:
 
 def travel_errors() -> str:
     """Returns the error of each estimator without labels: alone, and calibrated on sites."""
-    groups = grouped("travel", "images", "estimator")
-    images = list(dict.fromkeys(own for own, _ in groups))
-    body = []
+    groups, body = grouped("travel", "images", "estimator"), []
     for name, title in TRAVEL_NAMES.items():
         cells = []
-        for own in images:
+        for own in TRAVEL_IMAGES:
             rows = groups.get((own, name), [])
             alone = f"{mean_error(rows, 'raw'):.1f}" if rows else ""
             fitted = bool(rows) and bool(rows[0]["estimate"])
             cells.append(f"{alone} / {mean_error(rows, 'estimate'):.1f}" if fitted else alone)
         body.append([title, *cells])
-    return markdown(["estimator: alone / with sites", *images], body)
+    return markdown(["estimator: alone / with sites", *TRAVEL_IMAGES.values()], body)
 
 
 def travel_intervals() -> str:
     """Returns how often the intervals of the combined estimate hold the truth."""
-    body = []
-    for (images, name), rows in grouped("travel", "images", "estimator").items():
-        if name != "combined":
-            continue
+    groups, body = grouped("travel", "images", "estimator"), []
+    for images, title in TRAVEL_IMAGES.items():
+        rows = groups[images, "combined"]
         ends = [(float(row["low"]), float(row["high"]), float(row["truth"])) for row in rows]
         held = sum(low <= truth <= high for low, high, truth in ends)
         width = 100 * statistics.mean(high - low for low, high, _ in ends)
         error = f"{mean_error(rows, 'estimate'):.1f}"
-        body.append([images, rows[0]["sites"], str(len(rows)), error, f"{held}", f"{width:.0f}"])
+        body.append([title, rows[0]["sites"], str(len(rows)), error, f"{held}", f"{width:.0f}"])
     cases, hits = (sum(int(row[place]) for row in body) for place in (2, 4))
     body.append(["all", "", str(cases), "", f"{hits} ({100 * hits / cases:.0f} %)", ""])
     return markdown(["", "sites", "cases", "error", "intervals that held", "mean width"], body)
@@ -340,6 +351,24 @@ def travel_labels() -> str:
         body.append([count, *(cells if count != "0" else [*cells[:3], "", "", ""])])
     head = ["labels", "error", "held, %", "width"]
     return markdown([*head, *(f"{name}, labels alone" for name in head[1:])], body)
+
+
+def travel_foreign() -> str:
+    """Returns how often images of none of the classes are said to be of no use."""
+    groups = grouped("travel_foreign", "kind", "images")
+    images = list(dict.fromkeys(own for _, own in groups))
+    body = []
+    for kind in dict.fromkeys(kind for kind, _ in groups):
+        cells = []
+        for own in images:
+            rows = groups[kind, own]
+            worst = [max(float(row["farther"]), float(row["unlike"])) for row in rows]
+            cells.append(f"{sum(one > FAR for one in worst)} of {len(rows)}")
+            cells.append(f"{100 * statistics.mean(float(row['estimate']) for row in rows):.0f}")
+        body.append([kind, *cells])
+    named = [TRAVEL_IMAGES[own] for own in images]
+    head = [cell for own in named for cell in (f"{own}: do not use", "estimate alone, %")]
+    return markdown(["images", *head], body)
 
 
 def parts(columns: Sequence[str]) -> list[Sequence[str]]:
@@ -368,6 +397,7 @@ def tables() -> dict[str, str]:
         "travel_errors": travel_errors(),
         "travel_intervals": travel_intervals(),
         "travel_labels": travel_labels(),
+        "travel_foreign": travel_foreign(),
     }
 
 
