@@ -22,7 +22,7 @@ from feddg.report.blocks import (
     thumbnail,
     write_file,
 )
-from feddg.text import MISSING, percent, percent_sign, readable
+from feddg.text import MISSING, percent, readable
 
 SIDE = 144
 """Of a thumbnail, pixels."""
@@ -224,8 +224,7 @@ def _by_risk(thumbnails: Sequence[Thumbnail]) -> Iterator[tuple[str, list[Thumbn
     for low in RISKS_IN:
         part = [one for one in thumbnails if low <= one.share < high]
         if part:
-            above = percent_sign(max(low, 0.0))
-            words = f"{above} and more" if high > 1 else f"{above} to {percent_sign(high)}"
+            words = f"{low:.0%} and more" if high > 1 else f"{max(low, 0):.0%} to {high:.0%}"
             yield f"Probably wrong: {words}", part
         high = low
 
