@@ -6,12 +6,14 @@ import json
 import numpy
 import pytest
 from PIL import Image
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from feddg.cli import app
 from feddg.data.data_set import load_source
 from feddg.errors import DataError, RunError
 from feddg.evaluation.travel import Estimate
+from feddg.models.backbones import SmallCNN
 from feddg.prediction import travel as module
 from feddg.prediction.predict import predict
 from feddg.prediction.travel import TRAVEL, Recorder, TravelFile, calibrate, expectation, travel
@@ -240,6 +242,43 @@ def test_a_single_domain_leaves_clients_out(tmp_path, cache, sketches):
     found = travel(run, sketches[0], cache=cache)
     assert found.calibration.kind == "client"
     assert [site.site for site in found.calibration.sites] == [f"client-{n}" for n in range(4)]
+
+
+def test_trained_features_are_stood_in_for_by_those_that_training_began_from(
+    tmp_path, cache, sketches
+):
+    """Both runs began from one file of weights: the sites left out are the same."""
+    weights = tmp_path / "weights.safetensors"
+    save_file(SmallCNN().state_dict(), weights)
+    model = {"backbone": "cnn", "weights": str(weights)}
+    found = [
+        travel(
+            trained_run(
+                tmp_path, cache, seed=0, model=model, train={**SETTINGS["train"], "rounds": rounds}
+            ),
+            sketches[0],
+            cache=cache,
+        )
+        for rounds in (1, 2)
+    ]
+    one, other = (each.calibration for each in found)
+    assert one.models == other.models == "first features"
+    assert one.sites == other.sites
+    assert one.reference != other.reference
+    assert "agreement" not in one.sites[0].signals.estimates
+    assert "agreement" not in found[0].signals.estimates
+
+
+def test_no_site_takes_more_images_than_it_takes(ridge, cache, monkeypatch):
+    model = Recorder(ridge, "cpu", None)
+    whole = calibrate(ridge, model, cache=cache)
+    monkeypatch.setattr(module, "MOST_OF_A_SITE", 100)
+    found = calibrate(ridge, model, cache=cache)
+    assert sum(site.images for site in whole.sites) > 1000
+    assert sum(site.images for site in found.sites) == 3 * 100 + found.reference.images
+    assert found.reference == whole.reference.model_copy(
+        update={"agreement": found.reference.agreement}
+    )
 
 
 def test_without_validation_images_there_is_nothing_to_compare_with(tmp_path, cache, sketches):

@@ -42,6 +42,7 @@ from feddg.prediction.classifier import (
 )
 from feddg.prediction.predict import BATCH_SIZE, BatchPredictor, Prediction, predict_batches
 from feddg.records import JsonFile, as_cell, client_name, from_cell
+from feddg.runs.figures import some_of_each
 from feddg.runs.model import Trained
 from feddg.runs.prepare import Images, Progress, build, load_images
 from feddg.runs.provenance import check_images
@@ -55,6 +56,8 @@ REACH: Final = 0.05
 FAR: Final = 1.5
 """Images more than so many times as far, or as often unlike, as at any site are foreign."""
 FEW_SITES: Final = 5
+MOST_OF_A_SITE: Final = 3000
+"""Training images that classifiers without a site are made of, from each site."""
 LEAST_OF_A_CLASS: Final = 20
 """Answers of a class from which on something is said of them."""
 
@@ -150,11 +153,11 @@ def calibrate(
 ) -> TravelFile:
     """Leaves each of a run's sites out in turn, and keeps what comes of it in the run's folder.
 
-    It takes one pass over the images of training and of in-domain validation. A site is a domain;
-    where there is a single one, a client. The models without a site are classifiers in closed form
-    on features that have not seen its images: the run's, where these were not trained, else the
-    pretrained ones that training began from. Of a network that learnt from scratch only other runs
-    can tell.
+    It takes one pass over the images of in-domain validation and of training, of these at most 3000
+    of a site. A site is a domain; where there is a single one, a client. The models without a site
+    are classifiers in closed form on features that have not seen its images: the run's, where these
+    were not trained, else the pretrained ones that training began from. Of a network that learnt
+    from scratch only other runs can tell.
 
     Args:
         run: the folder.
@@ -183,14 +186,16 @@ def calibrate(
     elif own or model.trained.experiment.model.weights is not None:
         models = "features" if own else "first features"
         kind, names, numbers = _sites(images)
-        features = _features(model, images, batch_size, progress)
         rows = numpy.concatenate([images.splits.train, images.splits.id_val])
-        both = Part(
-            features, torch.from_numpy(images.table.labels[rows]), torch.from_numpy(numbers)
-        )
-        count = len(images.splits.train)
+        count, seed = len(images.splits.train), model.trained.experiment.seed
+        chosen = some_of_each(numbers, numpy.arange(count), MOST_OF_A_SITE, seed, "travel")
         train, validation = (
-            both.of(part) for part in torch.arange(len(rows)).tensor_split([count])
+            Part(
+                _features(model, images, rows[own_rows], batch_size, progress),
+                torch.from_numpy(images.table.labels[rows[own_rows]]),
+                torch.from_numpy(numbers[own_rows]),
+            )
+            for own_rows in (chosen, numpy.arange(count, len(rows)))
         )
         sums = Sums(train, len(images.table.class_names))
         sites = tuple(left_out_sites(sums, train, validation, names, agree=own))
@@ -217,15 +222,16 @@ def _images(run: Path, trained: Trained, cache: Path, progress: Progress) -> Ima
     return images
 
 
-def _features(model: Recorder, images: Images, batch_size: int, progress: Progress) -> Tensor:
-    """Returns features of training and validation images that no training has shaped."""
+def _features(
+    model: Recorder, images: Images, rows: numpy.ndarray, batch_size: int, progress: Progress
+) -> Tensor:
+    """Returns features of some rows that no training has shaped."""
     network, classes = model.trained.network, len(images.table.class_names)
     if trains_features(model.trained):
         network = build(model.trained.experiment, classes)[1].to(model.device).eval()
-    rows = torch.from_numpy(numpy.concatenate([images.splits.train, images.splits.id_val]))
     found: list[Tensor] = []
     with torch.inference_mode():
-        for part in rows.split(batch_size):
+        for part in torch.from_numpy(rows).split(batch_size):
             progress("leaving sites out", len(found) * batch_size, len(rows))
             pixels = as_unit(images.pixels.gather(part, model.device))
             found.append(network.features(pixels).float().cpu())
