@@ -236,6 +236,60 @@ def scale() -> str:
     return markdown(["what", "images", "domains", "clients", "CPU s", "peak GB"], body)
 
 
+def bytes_sent() -> str:
+    """Returns megabytes of a client's update, by network and by what is trained."""
+    found = {(row["backbone"], row["trainable"]): row["megabytes"] for row in rows_of("bytes_sent")}
+    parts = list(dict.fromkeys(part for _, part in found))
+    body = [[name, *(found[name, p] for p in parts)] for name in dict.fromkeys(n for n, _ in found)]
+    return markdown(["MB a client and round", *parts], body)
+
+
+def closed_form() -> str:
+    """Returns accuracy of the closed-form classifier on each unseen domain of PACS."""
+    rows = rows_of("closed_form_pacs")
+    unseen = list(dict.fromkeys(row["unseen"] for row in rows))
+    body = []
+    for backbone, size in dict.fromkeys((row["backbone"], row["size"]) for row in rows):
+        own = {r["unseen"]: r for r in rows if (r["backbone"], r["size"]) == (backbone, size)}
+        mean = statistics.mean(float(own[name]["accuracy"]) for name in unseen)
+        first = own[unseen[0]]
+        figures = [own[name]["accuracy"] for name in unseen]
+        body.append([backbone, size, *figures, f"{mean:.1f}", first["seconds"], first["megabytes"]])
+    head = ["network", "pixels", *map(readable, unseen), "mean", "seconds", "MB a client"]
+    return markdown(head, body)
+
+
+def folder_choice() -> str:
+    """Returns what was tried for a folder of one's own."""
+    head = ["images a domain", "pixels", "classifier starts", "then", "in-domain", "unseen"]
+    body = []
+    for row in rows_of("folder_choice"):
+        rounds = int(row["rounds"])
+        what = "" if row["trainable"] == "all" else f" ({row['trainable']} alone)"
+        then = f"{rounds} rounds at {float(row['lr']):g}{what}" if rounds else "nothing"
+        start = "in closed form" if row["head"] == "ridge" else "at random"
+        unseen = f"{readable(row['held'])} {row['unseen']}"
+        cells = [row["images_a_domain"], row["size"], start, then, row["id_val"], unseen]
+        body.append([*cells, row["cpu_seconds"]])
+    return markdown([*head, "CPU seconds"], body)
+
+
+def folder_defaults() -> str:
+    """Returns accuracy on each unseen domain of PACS as a folder, by default and from scratch."""
+    rows = rows_of("folder_defaults")
+    unseen = list(dict.fromkeys(row["held"] for row in rows))
+    body = []
+    for images, kind in dict.fromkeys((row["images_a_domain"], row["default"]) for row in rows):
+        own = {r["held"]: r for r in rows if (r["images_a_domain"], r["default"]) == (images, kind)}
+        found = [own[name]["unseen"] if name in own else "" for name in unseen]
+        measured = [float(each) for each in found if each]
+        seconds = statistics.mean(float(r["cpu_seconds"]) for r in own.values())
+        mean = f"{statistics.mean(measured):.1f}"
+        body.append([images, kind, *found, mean, f"{seconds:.0f}"])
+    head = ["images a domain", "default", *map(readable, unseen), "mean", "CPU seconds"]
+    return markdown(head, body)
+
+
 def training_steps() -> str:
     """Returns milliseconds of a training step beside the plain loop's, a row for each size."""
     rows = {
@@ -382,7 +436,6 @@ def tables() -> dict[str, str]:
     made |= {name: search_table(Results.read(DATA / f"{name}.csv")) for name in SEARCHES}
     made |= {f"privacy_{name}": accuracy_by_epsilon(name) for name in NOISED}
     return made | {
-        "folder_learning_rate": learning_rates("folder_learning_rate", "images a domain", "rate"),
         "pacs_learning_rate": learning_rates("pacs_learning_rate", "method", "held out", "rate"),
         "reference_lines_digits": reference_lines("digits"),
         "reference_lines_pacs": reference_lines("pacs"),
@@ -392,6 +445,10 @@ def tables() -> dict[str, str]:
         "attacks_membership": membership(),
         "scale": scale(),
         "speed_steps": training_steps(),
+        "bytes_sent": bytes_sent(),
+        "closed_form_pacs": closed_form(),
+        "folder_choice": folder_choice(),
+        "folder_defaults": folder_defaults(),
         "robust_updates": robust_updates(),
         "robust_styles": robust_styles(),
         "travel_errors": travel_errors(),
