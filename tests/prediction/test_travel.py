@@ -187,6 +187,12 @@ def test_labels_narrow_the_interval_and_move_the_estimate_to_the_truth(
     assert abs(found.expected.value - truth) < 0.1
 
 
+def test_predict_says_how_to_ask_how_many_are_right(ridge, sketches, tmp_path):
+    command = ["predict", str(ridge), str(sketches[0]), "--out", str(tmp_path / "a.csv"), "-q"]
+    ended = CliRunner().invoke(app, [*command, "--device", "cpu"])
+    assert f"feddg travel {ridge} {sketches[0]}" in ended.output
+
+
 def test_the_command_prints_the_answer_and_its_numbers(ridge, cache, sketches, tmp_path):
     calibrate(ridge, Recorder(ridge, "cpu", None), cache=cache)
     command = ["travel", str(ridge), str(sketches[0]), "--device", "cpu"]

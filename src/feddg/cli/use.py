@@ -85,6 +85,8 @@ def predict(
         typer.echo("no out-of-distribution score: the run keeps no energy threshold for this model")
     else:
         typer.echo(f"unlike anything seen in training: {done.unlike}")
+    if run.is_dir():
+        typer.echo(f"how many are right, without labels: feddg travel {run} {' '.join(images)}")
     if html is not None:
         typer.echo(f"page, the most doubtful images first: {html}")
     show_warnings(done.classifier.diagnostics)
