@@ -1,6 +1,7 @@
 """A run's page: every metric by domain, and commands that fit what was found."""
 
 import functools
+import json
 import shlex
 from typing import ClassVar
 
@@ -16,7 +17,7 @@ from feddg.evaluation.metrics import Predictions, measure
 from feddg.experiment import Experiment, load_experiment
 from feddg.records import AdaptationRow, SummaryFile
 from feddg.report.blocks import Code, Prose, Table
-from feddg.report.run_page import metrics_section, run_steps
+from feddg.report.run_page import left_out_section, metrics_section, run_steps
 from feddg.runs.reading import read_run
 from feddg.settings import leaves
 from feddg.text import MISSING, percent
@@ -234,3 +235,20 @@ def test_after_too_large_a_rate_a_smaller_one_is_proposed(tmp_path, parsed, fail
     calls = [parsed(line) for line in _commands(folder)]
     assert [call[0] for call in calls] == ["inspect_data"] * (not failed) + ["run"]
     assert _experiment_of(calls[-1])[0].train.lr == 1e-4
+
+
+def test_clients_left_out_are_listed_lowest_first(tmp_path):
+    folder = Told(tmp_path, tmp_path / "pictures", "nothing").write()
+    assert left_out_section(read_run(folder)) is None
+    metrics = folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    row = next(row for row in rows if row["kind"] == "round")
+    row["left_out"] = {"0": 0.75, "1": 0.25}
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    section = left_out_section(read_run(folder))
+    (prose,) = (block for block in section.blocks if isinstance(block, Prose))
+    assert "50.0" in str(prose)
+    (table,) = (block for block in section.blocks if isinstance(block, Table))
+    shown = [str(line) for line in table.rows]
+    assert "25.0" in shown[0]
+    assert "75.0" in shown[1]

@@ -112,7 +112,7 @@ def run_page(run: Run) -> Page:
         _clients_section(run),
         _loss_section(run),
         leaks_section(run),
-        _left_out_section(run),
+        left_out_section(run),
         _cost_section(run),
         _details_section(run),
         run_steps(run),
@@ -807,7 +807,7 @@ MOST_LEFT_OUT = 100
 """Clients left out that the page lists."""
 
 
-def _left_out_section(run: Run) -> Section | None:
+def left_out_section(run: Run) -> Section | None:
     """How a model did at each client that had no part in it; None where nobody measured it."""
     rows = [run.metrics.setup, *run.metrics.rounds]
     measured = [row.left_out for row in rows if row is not None and row.left_out]
