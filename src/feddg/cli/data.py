@@ -1,5 +1,6 @@
 """``feddg data``: get images and look at them; ``feddg cache``: what is kept between runs."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +9,6 @@ import typer
 
 from feddg import api
 from feddg.cli.common import ExperimentCommand, JsonOption, QuietOption, print_json, takes
-from feddg.text import command
 
 data_app = typer.Typer(
     help="Get images, and look at them before training.",
@@ -48,9 +48,11 @@ def get_data(
         raise typer.Exit(1)
     chosen = [("--revision", revision), ("--from", source)]
     options = [str(text) for option in chosen if option[1] for text in option]
-    again = command("data", "get", name, "--root", str(root), *options, "--accept-licence")
+    words = ["feddg", "data", "get", name, "--root", str(root), *options, "--accept-licence"]
     if not accept_licence:
-        typer.echo(f"Nothing was downloaded. If you keep to its licence: {again}", err=True)
+        typer.echo(
+            f"Nothing was downloaded. If you keep to its licence: {shlex.join(words)}", err=True
+        )
         raise typer.Exit(1)
     with working(quiet) as progress:
         received = api.get_data_set(
