@@ -487,7 +487,7 @@ class _Execution:
             found.elsewhere,
             wise_ft,
             self.observer,
-            images=so_far.spent[done].images,
+            images=max(took.images for after, took in so_far.spent.items() if after <= done),
         )
         server = measurer.server = build_server(
             method,
