@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from feddg.data.data_set import DATA_SETS
 from hub_server import Hub, serving_hub
 from run_folders import FolderMaker
 from trained_runs import SHORT, trained_run
@@ -184,3 +185,13 @@ def _requested(net_log: str) -> list[str]:
         if str(entry.get("url", "")).startswith("http")
         and "file://" in str(entry.get("network_isolation_key"))
     ]
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """What is registered meanwhile is forgotten again, and entry points are looked for anew."""
+    len(DATA_SETS)
+    for name in ("_found", "_broken"):
+        monkeypatch.setattr(DATA_SETS, name, dict(getattr(DATA_SETS, name)))
+    monkeypatch.setattr(DATA_SETS, "_complete", False)
+    return monkeypatch

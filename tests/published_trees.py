@@ -375,3 +375,9 @@ def hospital(root: Path, each: int = 2) -> list[list[str]]:
                         image(root / path)
                         rows.append([path, label, domain, f"{domain}-{patient}", split])
     return rows
+
+
+def one_image(root: Path | None, colour: int = 0) -> ImageTable:
+    zero = np.zeros(1, dtype=np.int64)
+    image = np.full((1, 2, 2, 3), colour, dtype=np.uint8)
+    return ImageTable(("a/b/1",), zero, zero, ("b",), ("a",), images=image)

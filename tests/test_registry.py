@@ -3,29 +3,11 @@
 import logging
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from feddg.data.data_set import DATA_SETS, load_source, register_source
-from feddg.data.images import ImageTable
 from feddg.errors import DataError
 from published_trees import write_tree
-
-
-def one_image(root: Path | None, colour: int = 0) -> ImageTable:
-    zero = np.zeros(1, dtype=np.int64)
-    image = np.full((1, 2, 2, 3), colour, dtype=np.uint8)
-    return ImageTable(("a/b/1",), zero, zero, ("b",), ("a",), images=image)
-
-
-@pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """What is registered meanwhile is forgotten again, and entry points are looked for anew."""
-    len(DATA_SETS)
-    for name in ("_found", "_broken"):
-        monkeypatch.setattr(DATA_SETS, name, dict(getattr(DATA_SETS, name)))
-    monkeypatch.setattr(DATA_SETS, "_complete", False)
-    return monkeypatch
 
 
 @pytest.mark.usefixtures("fresh")

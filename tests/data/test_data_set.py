@@ -6,16 +6,14 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import feddg
 from feddg.data.data_set import DATA_SETS, DataSet, load_source, register_source
-from feddg.data.images import ImageTable
 from feddg.data.splits import PROTOCOLS, scenarios
 from feddg.errors import DataError
 from feddg.runs.reading import read_run
-from published_trees import LAYOUTS, Layout, office_home, write_tree
+from published_trees import LAYOUTS, Layout, office_home, one_image, write_tree
 
 TOY = '''
 """Toy: three classes of colours in four kinds of noise."""
@@ -117,22 +115,6 @@ def test_definitions_that_contradict_themselves(fields: dict, words: str) -> Non
     load = (lambda root: None) if fields else None
     with pytest.raises(DataError, match=f"data set 'bad'.*{words}"):
         DataSet(name="bad", summary="", load=load, **fields)
-
-
-def one_image(root: Path | None, colour: int = 0) -> ImageTable:
-    zero = np.zeros(1, dtype=np.int64)
-    image = np.full((1, 2, 2, 3), colour, dtype=np.uint8)
-    return ImageTable(("a/b/1",), zero, zero, ("b",), ("a",), images=image)
-
-
-@pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """What is registered meanwhile is forgotten again, and entry points are looked for anew."""
-    len(DATA_SETS)
-    for name in ("_found", "_broken"):
-        monkeypatch.setattr(DATA_SETS, name, dict(getattr(DATA_SETS, name)))
-    monkeypatch.setattr(DATA_SETS, "_complete", False)
-    return monkeypatch
 
 
 def test_builtin_sources_are_known() -> None:
