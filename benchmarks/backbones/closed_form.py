@@ -26,8 +26,8 @@ from feddg.models.closed_form import (
     EXAMPLES,
     PENALTIES,
     chosen_by,
-    extended,
     left_out_answer,
+    means,
     packed,
     solved,
 )
@@ -59,21 +59,17 @@ def columns(features: Tensor, labels: Tensor, domains: list[str]) -> Iterator[di
     """Yields the figures of each domain held out."""
     classes, names = int(labels.max()) + 1, sorted(set(domains))
     held = {name: torch.tensor([d == name for d in domains]) for name in names}
-    targets = torch.eye(classes, dtype=torch.float64)
-    means = {}
-    for name, rows in held.items():
-        z = extended(features[rows])
-        means[name] = z.T @ z / len(z), z.T @ targets[labels[rows]] / len(z)
+    sums = {name: means(features[rows], labels[rows], classes) for name, rows in held.items()}
     for unseen in names:
         sites = [name for name in names if name != unseen]
         counts = [int(held[name].sum()) for name in sites]
         shares = [count / sum(counts) for count in counts]
-        gram, cross = (sum(s * means[n][i] for s, n in zip(shares, sites)) for i in (0, 1))
+        gram, cross = (sum(s * sums[n][i] for s, n in zip(shares, sites)) for i in (0, 1))
         answers = [
             left_out_answer(
                 Message({}, {EXAMPLES: sum(counts)}),
                 (packed(gram), cross),
-                (packed(means[name][0]), means[name][1]),
+                (packed(sums[name][0]), sums[name][1]),
                 features[held[name]],
                 labels[held[name]],
                 PENALTIES,

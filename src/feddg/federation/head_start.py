@@ -21,9 +21,9 @@ from feddg.models.closed_form import (
     USUAL_SCALE,
     Choice,
     chosen_by,
-    extended,
     left_out_answer,
     left_out_schemas,
+    means,
     packed,
     solved,
     sums_fault,
@@ -76,7 +76,7 @@ def check_head(network: Network, name: str, *, shared: bool) -> None:
 
 def head_sums(client: Client) -> Message:
     """Returns the means that the classifier is solved from, over the client's plain images."""
-    gram, cross = _means(*_features(client), client.examples.classes)
+    gram, cross = means(*_features(client), client.examples.classes)
     return Message({GRAM: packed(gram), CROSS: cross}, {IMAGES: len(client.examples)})
 
 
@@ -89,7 +89,7 @@ def left_out(client: Client, question: Message) -> Message:
     if {GRAM, CROSS} - question.tensors.keys():
         raise ClientError("was asked about sums that it was not sent")
     features, labels = _features(client)
-    gram, cross = _means(features, labels, client.examples.classes)
+    gram, cross = means(features, labels, client.examples.classes)
     total = question.tensors[GRAM], question.tensors[CROSS]
     own = packed(gram), cross
     return left_out_answer(question, total, own, features, labels, PENALTIES)
@@ -105,13 +105,6 @@ def _features(client: Client) -> tuple[Tensor, Tensor]:
     names = [n for n in network.state_dict() if n.startswith(("featurizer.", "embedding."))]
     features = client.cached(f"head-features-{digest_of(network, names)}", compute)
     return features.to(client.device).double(), client.examples.labels.to(client.device)
-
-
-def _means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    rows = extended(features)
-    cross = rows.new_zeros(rows.shape[1], classes)
-    cross.index_add_(1, labels, rows.T)
-    return rows.T @ rows / len(rows), cross / len(rows)
 
 
 # At the server

@@ -271,21 +271,19 @@ class Server:
         def refuse(id: int, reason: str) -> None:
             self._refusals.say(Refusal(id, f"statistics refused: {reason}"), 0)
 
-        head, sent, left_out = None, Broadcast(0), set[int]()
+        weights = self.frozen.trained(self.state.weights) if self._solves_head else {}
+        asked = list(ids)
         while True:
-            if self._solves_head:
-                head, weights = HeadStart(), self.frozen.trained(self.state.weights)
-                sent = Broadcast(0, weights)
-            asked = [id for id in ids if id not in left_out]
-            replies = counted(self.transport.client_statistics(asked, sent))
+            head = HeadStart() if self._solves_head else None
+            replies = counted(self.transport.client_statistics(asked, Broadcast(0, weights)))
             checked = self.checked(replies, 0, "statistics")
             client_statistics = list(head.taken(checked, refuse) if head else checked)
             outliers = head.outliers() if head else {}
-            for id, reason in outliers.items():
-                refuse(id, reason)
-            left_out |= outliers.keys()
             if not outliers:
                 break
+            for id, reason in outliers.items():
+                refuse(id, reason)
+            asked = [id for id in asked if id not in outliers]
         if not client_statistics:
             raise RunError("setup: no client could send its statistics; see the warnings above")
         if self.method.has_setup:

@@ -36,6 +36,14 @@ def extended(features: Tensor) -> Tensor:
     return torch.cat([features, features.new_ones(len(features), 1)], dim=1)
 
 
+def means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Returns the means of z z^T, ``(d + 1, d + 1)``, and of z y^T, ``(d + 1, classes)``."""
+    rows = extended(features)
+    cross = rows.new_zeros(rows.shape[1], classes)
+    cross.index_add_(1, labels, rows.T)
+    return rows.T @ rows / len(rows), cross / len(rows)
+
+
 def clipped(features: Tensor, most: float) -> Tensor:
     """Returns features ``(B, d)`` over ``most``, at most 1 long."""
     lengths: Tensor = features.norm(dim=1, keepdim=True)
