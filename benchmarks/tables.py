@@ -425,6 +425,35 @@ def travel_foreign() -> str:
     return markdown(["images", *head], body)
 
 
+OBJECTS = {
+    "objects": "other objects, in a style of training",
+    "objects, new domain": "other objects, in a new style",
+    "own": "validation images of a site",
+    "new domain": "a domain that took no part",
+    "one class": "one class alone",
+}
+COUNTED = 10
+"""Seed from which on cases are counted; those before decided the thresholds."""
+
+
+def travel_objects() -> str:
+    """Returns how often images are said to show other objects, where they do and where not."""
+    groups = grouped("travel_objects", "kind", "images")
+    body = []
+    for kind, title in OBJECTS.items():
+        cells = []
+        for images in ("pacs-lite0", "pacs-resnet18"):
+            rows = [row for row in groups[kind, images] if int(row["seed"]) >= COUNTED]
+            estimate = statistics.mean(float(row["estimate"]) for row in rows)
+            truth = statistics.mean(float(row["truth"]) for row in rows)
+            noticed = sum(row["found"] == "1" for row in rows)
+            cells += [f"{noticed} of {len(rows)}", f"{100 * estimate:.0f} / {100 * truth:.0f}"]
+        body.append([title, *cells])
+    head = [f"{TRAVEL_IMAGES[own]}" for own in ("pacs-lite0", "pacs-resnet18")]
+    columns = [cell for own in head for cell in (f"{own}: do not use", "estimated / true, %")]
+    return markdown(["images", *columns], body)
+
+
 def parts(columns: Sequence[str]) -> list[Sequence[str]]:
     """Returns every column by itself, then all of them."""
     return [*([column] for column in columns), columns]
@@ -455,6 +484,7 @@ def tables() -> dict[str, str]:
         "travel_intervals": travel_intervals(),
         "travel_labels": travel_labels(),
         "travel_foreign": travel_foreign(),
+        "travel_objects": travel_objects(),
     }
 
 

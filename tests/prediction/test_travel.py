@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from feddg.cli import app
 from feddg.data.data_set import load_source
 from feddg.errors import DataError, RunError
-from feddg.evaluation.travel import Estimate
+from feddg.evaluation.travel import Content, Estimate
 from feddg.models.backbones import SmallCNN
 from feddg.prediction import travel as module
 from feddg.prediction.predict import predict
@@ -106,7 +106,8 @@ def test_a_site_like_those_of_training_is_expected_to_do_as_well(finished, cache
     found = travel(finished, tmp_path / "site", cache=cache)
     truth = accuracy(finished, tmp_path / "site", truths)
     assert found.expected.low <= truth <= found.expected.high
-    assert found.advice.code != "unlike-all-sites"
+    assert found.advice.code not in ("unlike-all-sites", "other-objects")
+    assert found.signals.content.looks < 0.5
 
 
 def test_the_runs_images_are_looked_at_once(finished, cache, sketches, monkeypatch):
@@ -115,6 +116,8 @@ def test_the_runs_images_are_looked_at_once(finished, cache, sketches, monkeypat
     monkeypatch.setattr(module, "load_images", None)
     again = travel(finished, sketches[0], cache=cache)
     assert again.expected == first.expected
+    assert again.signals == first.signals
+    assert again.signals.content is not None
     assert again.calibration == kept == first.calibration
     assert (finished / TRAVEL).stat().st_mode & 0o077 == 0
 
@@ -154,6 +157,19 @@ def test_images_farther_than_every_site_are_not_to_be_used(ridge, cache, distanc
     # Whoever has labelled some of them knows better.
     labelled, *_ = module._diagnostics(found, new, Estimate(0.6, 0.4, 0.8), 20, 150, 1000)
     assert (labelled.code, labelled.text[:29]) == ("label-first", "Label about 130 more images f")
+
+
+def test_other_objects_in_a_familiar_style_are_not_to_be_used(ridge, cache):
+    found = calibrate(ridge, Recorder(ridge, "cpu", None), cache=cache)
+    content = Content(looks=0.3, doubt=0.9, apart=0.8)
+    near = found.sites[0].signals.model_copy(update={"content": content})
+    expected = Estimate(0.9, 0.88, 0.92)
+    advice, *_ = module._diagnostics(found, near, expected, 0, 0, 1000)
+    assert (advice.code, advice.severity) == ("other-objects", "warning")
+    assert advice.text.startswith("Do not use it: ")
+    assert advice.text.count(".") == 1
+    labelled, *_ = module._diagnostics(found, near, expected, 20, 0, 1000)
+    assert labelled.code == "travels"
 
 
 def test_an_interval_of_five_points_or_near_the_accuracy_in_domain_may_be_used(ridge, cache):

@@ -258,7 +258,7 @@ class Content(Row):
     apart: float
 
 
-ALIKE, DOUBTFUL, APART = 1.0, 0.72, 0.3
+ALIKE, DOUBTFUL, APART = 1.0, 0.7, 0.2
 """Images look like a site's below the first, and show something else above both others."""
 
 

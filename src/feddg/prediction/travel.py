@@ -594,7 +594,9 @@ def _diagnostics(
             f"training as the farthest site left out, and {signals.unlike:.0%} of them above the "
             "out-of-distribution threshold.",
         )
-    elif shows_other_objects(signals.content, [site.signals.content for site in found.sites]):
+    elif not labels and shows_other_objects(
+        signals.content, [site.signals.content for site in found.sites]
+    ):
         yield Diagnostic(
             "other-objects",
             "warning",
