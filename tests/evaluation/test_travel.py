@@ -21,6 +21,7 @@ from feddg.evaluation.travel import (
     Signals,
     Sums,
     appearance,
+    at_a_new_site,
     calibrated,
     calibration,
     fitted_temperature,
@@ -184,7 +185,7 @@ def pictures(seed, style, objects, images=80):
 
 
 def familiar_pictures():
-    """What a model makes of two sites' validation images, of styles 0 and 1; they are one's rows."""
+    """What a model makes of validation images of two sites, of styles 0 and 1."""
     parts = [pictures(style, style, [0, 1, 2]) for style in (0, 1)]
     both = Outputs(
         *(numpy.concatenate([getattr(p, name) for p in parts]) for name in ("logits", "features")),
@@ -348,6 +349,19 @@ def test_an_interval_is_in_order_and_no_narrower_than_labels_would_justify(signa
     least = 1.6448 * math.sqrt(found.value * (1 - found.value) / images)
     assert found.high >= min(1, found.value + least) - 1e-9
     assert found.low <= max(0, found.value - least) + 1e-9
+
+
+def test_a_site_of_which_nothing_is_known_is_expected_to_do_as_others_did():
+    one, three = at_a_new_site([0.6]), at_a_new_site([0.5, 0.6, 0.7])
+    assert one.value == three.value == pytest.approx(0.6)
+    assert one.reach == pytest.approx(2.92 * 0.1 * math.sqrt(2), abs=0.001)  # little from one site
+    assert three.reach == pytest.approx(2.132 * 0.1 * math.sqrt(4 / 3), abs=0.001)
+    random, hits = numpy_stream(0, "new site"), 0
+    for _ in range(300):
+        accuracies = random.normal(0.6, 0.05, 41)
+        found = at_a_new_site(accuracies[:-1])
+        hits += found.low <= accuracies[-1] <= found.high
+    assert 0.86 < hits / 300 < 0.97
 
 
 # Single images, and labels.

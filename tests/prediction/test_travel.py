@@ -9,14 +9,23 @@ from PIL import Image
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from feddg.api import predict_files
 from feddg.cli import app
 from feddg.data.data_set import load_source
 from feddg.errors import DataError, RunError
-from feddg.evaluation.travel import Content, Estimate
+from feddg.evaluation.travel import Content, Estimate, at_a_new_site
 from feddg.models.backbones import SmallCNN
 from feddg.prediction import travel as module
 from feddg.prediction.predict import predict
-from feddg.prediction.travel import TRAVEL, Recorder, TravelFile, calibrate, expectation, travel
+from feddg.prediction.travel import (
+    TRAVEL,
+    Recorder,
+    TravelFile,
+    calibrate,
+    expectation,
+    new_site,
+    travel,
+)
 from feddg.runs.reading import read_run
 from trained_runs import SETTINGS, read_csv, trained_run
 
@@ -207,6 +216,38 @@ def test_predict_says_how_to_ask_how_many_are_right(ridge, sketches, tmp_path):
     command = ["predict", str(ridge), str(sketches[0]), "--out", str(tmp_path / "a.csv"), "-q"]
     ended = CliRunner().invoke(app, [*command, "--device", "cpu"])
     assert f"feddg travel {ridge} {sketches[0]}" in ended.output
+
+
+def test_predict_says_how_many_are_right_once_travel_was_asked(ridge, cache, sketches, tmp_path):
+    calibrate(ridge, Recorder(ridge, "cpu", None), cache=cache)
+    command = ["predict", str(ridge), str(sketches[0]), "--out", str(tmp_path / "a.csv"), "-q"]
+    ended = CliRunner().invoke(app, [*command, "--device", "cpu"])
+    done = predict_files(ridge, [sketches[0]], tmp_path / "b.csv")
+    assert expectation(done.expected) in ended.output
+    # What the same estimators say when they see all images at once, without other models' answers.
+    found = travel(ridge, sketches[0], cache=cache)
+    alone = {name: found.signals.estimates[name] for name in ("confidence", "atc", "doc")}
+    whole = found.calibration.expected(alone, 200)
+    assert done.expected == pytest.approx(whole, abs=0.01)
+    few = predict_files(ridge, sorted(map(str, sketches[0].glob("*.png")))[:19], tmp_path / "c.csv")
+    assert few.expected is None
+    adapted = predict_files(ridge, [sketches[0]], tmp_path / "d.csv", adapt="tent")
+    assert adapted.expected is None
+
+
+def test_a_new_site_is_expected_to_do_as_those_that_took_no_part(ridge, finished, cache):
+    found = calibrate(ridge, Recorder(ridge, "cpu", None), cache=cache)
+    run = read_run(ridge)
+    (held_out,) = run.served_rows("test")
+    accuracies = [site.accuracy for site in found.sites] + [held_out.accuracy]
+    estimate, count = new_site(run)
+    assert (estimate, count) == (at_a_new_site(accuracies), 4)
+    assert estimate.value == pytest.approx(numpy.mean(accuracies))
+    (ridge / TRAVEL).unlink()
+    # A closed-form method leaves its clients out by itself; of others the held-out domain is known.
+    measured = list(run.metrics.rounds[-1].left_out.values())
+    assert new_site(run) == (at_a_new_site([*measured, held_out.accuracy]), len(measured) + 1)
+    assert new_site(read_run(finished))[1] == 1
 
 
 def test_the_command_prints_the_answer_and_its_numbers(ridge, cache, sketches, tmp_path):

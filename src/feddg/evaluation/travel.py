@@ -388,10 +388,9 @@ class Signals(Row):
         cls, reference: Reference, outputs: Outputs, familiar: Familiar | None = None
     ) -> "Signals":
         """Asks every estimator."""
-        found = {name: one.estimate(reference, outputs) for name, one in ESTIMATORS.items()}
         apart = numpy.linalg.norm(outputs.features.mean(0) - numpy.array(reference.mean))
         return cls(
-            estimates={name: value for name, value in found.items() if value is not None},
+            estimates=estimates_of(reference, outputs),
             distance=float(apart / max(reference.spread, 1e-12)),
             unlike=float((outputs.energy > reference.unlike).mean()),
             content=None if familiar is None else familiar.content(outputs),
@@ -400,8 +399,18 @@ class Signals(Row):
     @property
     def combined(self) -> float:
         """The mean of the estimates that are calibrated."""
-        own = [self.estimates[name] for name in COMBINED if name in self.estimates]
-        return math.fsum(own) / len(own)
+        return combined(self.estimates, [name for name in COMBINED if name in self.estimates])
+
+
+def estimates_of(reference: Reference, outputs: Outputs) -> dict[str, float]:
+    """Returns what every estimator says that can say something, by its name."""
+    found = {name: one.estimate(reference, outputs) for name, one in ESTIMATORS.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def combined(estimates: Mapping[str, float], names: Sequence[str]) -> float:
+    """Returns the mean of some estimates."""
+    return math.fsum(estimates[name] for name in names) / len(names)
 
 
 # Sites as if they had taken no part: a classifier in closed form from all others, on frozen
@@ -642,6 +651,21 @@ def calibrated(
         low, high = middle - _student(weight) * deviation, middle + _student(weight) * deviation
     least = _student(math.inf) * math.sqrt((middle * (1 - middle) + 0.25 / images) / images)
     return _within(middle, min(low, middle - least), max(high, middle + least))
+
+
+def at_a_new_site(accuracies: Sequence[float]) -> Estimate:
+    """Returns the accuracy to be expected at one more site, before anything is known of it.
+
+    The interval is Student's for one more of them, with a prior worth two that are ten points off.
+
+    Args:
+        accuracies: at sites that took no part, at least one.
+    """
+    own = numpy.array(accuracies, float)
+    mean, freedom = float(own.mean()), AS_IF + len(own) - 1
+    variance = (AS_IF * ERROR**2 + ((own - mean) ** 2).sum()) / freedom
+    reach = _student(freedom) * math.sqrt(variance * (1 + 1 / len(own)))
+    return _within(mean, mean - reach, mean + reach)
 
 
 def _student(freedom: float) -> float:

@@ -1,7 +1,8 @@
 """Will a run's model travel? Its accuracy on images of a new site, which nobody has labelled."""
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -17,6 +18,7 @@ from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError, RunError
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.travel import (
+    COMBINED,
     Estimate,
     Familiar,
     Head,
@@ -28,7 +30,10 @@ from feddg.evaluation.travel import (
     Sums,
     agreement_with,
     appearance,
+    at_a_new_site,
     calibrated,
+    combined,
+    estimates_of,
     images_to_label,
     labels_needed,
     left_out_sites,
@@ -44,12 +49,12 @@ from feddg.prediction.classifier import (
     image_files,
 )
 from feddg.prediction.predict import BATCH_SIZE, BatchPredictor, Prediction, predict_batches
-from feddg.records import JsonFile, as_cell, client_name, from_cell
+from feddg.records import TEST, JsonFile, as_cell, client_name, from_cell
 from feddg.runs.figures import some_of_each
 from feddg.runs.model import Trained
 from feddg.runs.prepare import Images, Progress, build, load_images
 from feddg.runs.provenance import check_images
-from feddg.runs.reading import require_run
+from feddg.runs.reading import Run, require_run
 from feddg.storage import cache_folder, replace_file, replace_text, why
 from feddg.text import counted
 
@@ -61,6 +66,8 @@ REACH: Final = 0.05
 FAR: Final = 1.5
 """Images more than so many times as far, or as often unlike, as at any site are foreign."""
 FEW_SITES: Final = 5
+LEAST_IMAGES: Final = 20
+"""From so many images on something is said unasked."""
 MOST_OF_A_SITE: Final = 3000
 """Training images that classifiers without a site are made of, from each site."""
 LEAST_OF_A_CLASS: Final = 20
@@ -88,12 +95,50 @@ class TravelFile(JsonFile):
 
     def at(self, signals: Signals, images: int) -> Estimate:
         """Returns the calibrated estimate at a new site, from what its images say."""
+        return self.expected(signals.estimates, images)
+
+    def expected(self, estimates: Mapping[str, float], images: int) -> Estimate:
+        """Returns the calibrated estimate, from those that are there for all sites as well."""
+        known = [site.signals.estimates for site in self.sites]
+        names = [name for name in COMBINED if all(name in own for own in (estimates, *known))]
         return calibrated(
-            signals.combined,
-            [site.signals.combined for site in self.sites],
+            combined(estimates, names),
+            [combined(own, names) for own in known],
             [site.accuracy for site in self.sites],
             images,
         )
+
+
+class RunningEstimate:
+    """The estimate from answers alone, batch after batch, of a model that was asked before.
+
+    Args:
+        calibration: what that kept.
+
+    Attributes:
+        images: how many there were.
+    """
+
+    def __init__(self, calibration: TravelFile) -> None:
+        self._calibration, self.images = calibration, 0
+        self._sums: Counter[str] = Counter()
+
+    def add(self, probabilities: numpy.ndarray, energies: numpy.ndarray) -> None:
+        """Takes answers in: probabilities ``(n, classes)`` and energies ``(n,)``."""
+        # What the softmax took away is the energy.
+        logits = numpy.log(probabilities.clip(1e-7).astype(float)) - energies[:, None]
+        outputs = Outputs(logits, numpy.empty((len(logits), 0)))
+        for name, value in estimates_of(self._calibration.reference, outputs).items():
+            self._sums[name] += len(logits) * value
+        self.images += len(logits)
+
+    @property
+    def expected(self) -> Estimate | None:
+        """The estimate; None for less than 20 images."""
+        if self.images < LEAST_IMAGES:
+            return None
+        means = {name: total / self.images for name, total in self._sums.items()}
+        return self._calibration.expected(means, self.images)
 
 
 class Recorder(RunClassifier):
@@ -330,14 +375,43 @@ def _write(run: Path, found: TravelFile, model: Recorder) -> None:
         raise RunError(f"Cannot write {run / TRAVEL}: {why(error)}.") from None
 
 
+def kept_calibration(run: Path, weights: str) -> TravelFile | None:
+    """Returns what :func:`calibrate` kept for the model with a hash; None for nothing.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    found = TravelFile.read(run / TRAVEL)
+    return found if found is not None and found.weights == weights else None
+
+
+def new_site(run: Run) -> tuple[Estimate, int] | None:
+    """Returns the accuracy to be expected at one more site, and from how many sites.
+
+    From those that were left out, by :func:`calibrate` or by a closed-form method as it trained,
+    and from the domains that the run held out for testing. None where there are none of them.
+
+    Raises:
+        RunError: what is kept is damaged.
+    """
+    kept = TravelFile.read(run.folder / TRAVEL)
+    accuracies = [site.accuracy for site in kept.sites] if kept else []
+    if not accuracies:
+        rows = [run.metrics.setup, *run.metrics.rounds]
+        measured = [row.left_out for row in rows if row is not None and row.left_out]
+        accuracies = list(measured[-1].values()) if measured else []
+    accuracies += [row.accuracy for row in run.served_rows(TEST)]
+    return (at_a_new_site(accuracies), len(accuracies)) if accuracies else None
+
+
 def read_calibration(run: Path, model: Recorder) -> TravelFile | None:
     """Returns what :func:`calibrate` kept for a model, which gets its arrays; None for none.
 
     Raises:
         RunError: it is damaged.
     """
-    found = TravelFile.read(run / TRAVEL)
-    if found is None or found.weights != model.weights or not (run / HEADS).is_file():
+    found = kept_calibration(run, model.weights)
+    if found is None or not (run / HEADS).is_file():
         return None
     try:
         weights = load_file(run / HEADS)
@@ -354,6 +428,18 @@ def read_calibration(run: Path, model: Recorder) -> TravelFile | None:
         for number in range(len(weights) // 2)
     ]
     return found
+
+
+def running_estimate(model: ImageClassifier) -> RunningEstimate | None:
+    """Returns what a model's answers add up to; None where ``feddg travel`` never asked about it.
+
+    Raises:
+        RunError: what it kept is damaged.
+    """
+    if not isinstance(model, RunClassifier) or model.threshold is None:
+        return None  # without a threshold answers have no energies
+    found = kept_calibration(model.folder, model.weights)
+    return None if found is None else RunningEstimate(found)
 
 
 # The answer.
