@@ -163,6 +163,9 @@ def test_images_farther_than_every_site_are_not_to_be_used(ridge, cache, distanc
     new = near.model_copy(update={"distance": distance, "unlike": unlike})
     advice, *_ = module._diagnostics(found, new, Estimate(0.6, 0.4, 0.8), 0, 150, 1000)
     assert advice.code == code
+    if code == "unlike-all-sites":  # it says which of both
+        assert ("as far" in advice.text) == (distance > 0.75)
+        assert (f"{unlike:.0%} of them" in advice.text) == (distance < 0.75)
     # Whoever has labelled some of them knows better.
     labelled, *_ = module._diagnostics(found, new, Estimate(0.6, 0.4, 0.8), 20, 150, 1000)
     assert (labelled.code, labelled.text[:29]) == ("label-first", "Label about 130 more images f")

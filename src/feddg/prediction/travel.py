@@ -673,12 +673,16 @@ def _diagnostics(
     """Says what to do, then what the estimate rests on."""
     farther, unlike = foreignness(signals, found.sites)
     if max(farther, unlike) > FAR and not labels:
+        beside = "the farthest site left out" if found.sites else "validation images spread"
+        how = (
+            f"{farther:.1f} times as far from training as {beside}"
+            if farther > FAR
+            else f"{signals.unlike:.0%} of them above the out-of-distribution threshold"
+        )
         yield Diagnostic(
             "unlike-all-sites",
             "warning",
-            f"Do not use it: the images are unlike anything seen, {farther:.1f} times as far from "
-            f"training as the farthest site left out, and {signals.unlike:.0%} of them above the "
-            "out-of-distribution threshold.",
+            f"Do not use it: the images are unlike anything seen, {how}.",
         )
     elif not labels and shows_other_objects(
         signals.content, [site.signals.content for site in found.sites]
