@@ -22,6 +22,7 @@ from feddg.records import (
     VAL,
     AdaptationRow,
     BadImageRow,
+    EstimateRow,
     EvaluationRow,
     RefusedUpdate,
     SetupRow,
@@ -250,6 +251,12 @@ def verdict(run: Run) -> list[tuple[str, str]]:
                 f"{counted(sites, 'site')} that took no part.",
             )
         )
+    measured = {row.domain for row in run.served_rows(TEST)}
+    for row in run.metrics.estimates:
+        if row.site not in measured:
+            text = f"{percent_sign(row.value)}, between {percent_sign(row.low)} and "
+            text += f"{percent_sign(row.high)}, of {counted(row.images, 'image')} without labels."
+            found.append((f"At {readable(row.site)}", text))
     worst = _worst_class(run)
     if worst is not None:
         found.append(("Worst class", worst.text))
@@ -963,7 +970,27 @@ def left_out_section(run: Run) -> Section | None:
         column("Accuracy without it", lambda pair: percent(pair[1])),
     ]
     lowest = sorted(accuracies.items(), key=lambda pair: pair[1])[:MOST_LEFT_OUT]
-    return Section("Clients left out", [Prose(text), table_of(lowest, columns)], folded=True)
+    blocks: list[Block] = [Prose(text), table_of(lowest, columns)]
+    if run.metrics.estimates:
+        blocks.append(_estimates_table(run))
+    return Section("Clients left out", blocks, folded=True)
+
+
+def _estimates_table(run: Run) -> Table:
+    """What is expected where nobody trained, from no label there, beside what was measured."""
+    measured = {row.domain: row.accuracy for row in run.served_rows(TEST)}
+    columns: list[MadeColumn[EstimateRow]] = [
+        text_column("Site", lambda row: readable(row.site)),
+        column("Images", lambda row: row.images),
+        column("Expected", lambda row: percent(row.value)),
+        column("90 % interval", lambda row: f"{percent(row.low)} to {percent(row.high)}"),
+        column("Measured", lambda row: percent(measured.get(row.site))),
+    ]
+    caption = (
+        "Accuracy in percent where nobody trained: what is expected from the model's confidence "
+        "there, without labels, judging by the clients left out; and what was measured with them."
+    )
+    return table_of(run.metrics.estimates, columns, caption)
 
 
 def _groups_table(run: Run, setup: SetupRow) -> Table | None:
