@@ -45,7 +45,7 @@ from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
 from feddg.federation.local_training import answer, client_statistics, load_weights, train
 from feddg.federation.transport import without_frozen
-from feddg.messages import Message, Weights, on_device
+from feddg.messages import Message, Scalar, Weights, on_device
 from feddg.methods.base import Method
 from feddg.privacy.building import Defences
 from feddg.privacy.secure_aggregation import KNOWN
@@ -428,7 +428,7 @@ class Site:
             table = replace(self.table, class_names=tuple(request.classes))
             evaluation = test_images(table, self.pixels, self.experiment, worker)
             (score,) = evaluation.scores(method.predictor(worker.network))
-            inputs = {"images": score.examples, "confidence": score.confidence}
+            inputs: dict[str, Scalar] = {"images": score.examples, "confidence": score.confidence}
             return Payload(parts={"scores": Message({}, inputs)})
         table = positions(self.table, request.classes, list(self.table.domain_names))
         evaluation = test_images(table, self.pixels, self.experiment, worker)

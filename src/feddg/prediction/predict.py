@@ -437,8 +437,9 @@ def predict_files(
                     table.seek(length)
                     table.writelines(chain(() if done else [_line(work)], lines(done)))
                 whole = _put_in_place(part, out, names, done, classifier)
-                known = running is not None and not done
-                return replace(whole, expected=running.expected) if known else whole
+                if running is None or done:  # of files done before there are no energies
+                    return whole
+                return replace(whole, expected=running.expected)
             finally:
                 if classifier.keeps_state:
                     part.unlink(missing_ok=True)

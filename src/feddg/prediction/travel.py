@@ -1,7 +1,7 @@
 """Will a run's model travel? Its accuracy on images of a new site, which nobody has labelled."""
 
 import csv
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -121,7 +121,7 @@ class RunningEstimate:
 
     def __init__(self, calibration: TravelFile) -> None:
         self._calibration, self.images = calibration, 0
-        self._sums: Counter[str] = Counter()
+        self._sums: defaultdict[str, float] = defaultdict(float)
 
     def add(self, probabilities: numpy.ndarray, energies: numpy.ndarray) -> None:
         """Takes answers in: probabilities ``(n, classes)`` and energies ``(n,)``."""

@@ -307,12 +307,12 @@ class _WorstClass(NamedTuple):
     """The class of which the least is recognised on held-out test images.
 
     Attributes:
-        index: its number.
+        number: among the classes.
         behind: how far its recall is below the mean of all.
         text: what is to be said of it.
     """
 
-    index: int
+    number: int
     behind: float
     text: str
 
@@ -341,10 +341,10 @@ def _what_helps(run: Run, worst: _WorstClass | None, sites: int) -> str:
     """What would help most: images of a rare class, more sites, or labels at the new one."""
     held = [client.classes for client in run.clients.clients] if run.clients else []
     images = [sum(own) for own in zip(*held)]
-    if worst is not None and worst.behind > FAR_BELOW and worst.index < len(images):
-        own, total = images[worst.index], sum(images)
+    if worst is not None and worst.behind > FAR_BELOW and worst.number < len(images):
+        own, total = images[worst.number], sum(images)
         if own < SCARCE * total / len(images):
-            name = readable(_class_names(run)[worst.index])
+            name = readable(_class_names(run)[worst.number])
             return f"More images of {name}: {number(own)} of {number(total)} for training show it."
     if 0 < sites < FEW_SITES:
         return (
