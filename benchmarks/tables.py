@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks.md, made from the CSV files in docs/results/data.
+"""The tables of README.md, docs/benchmarks.md and docs/which_method.md, from docs/results/data.
 
     python benchmarks/tables.py
 
@@ -11,7 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from feddg.comparison.results import Results, read_results
-from feddg.comparison.statistics import average_over_columns, paired_margin
+from feddg.comparison.statistics import (
+    Accuracies,
+    Key,
+    average_over_columns,
+    paired_margin,
+)
 from feddg.evaluation.travel import ESTIMATORS
 from feddg.prediction.travel import FAR
 from feddg.records import ID_TEST, TEST
@@ -23,7 +28,7 @@ from feddg.text import readable
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "results" / "data"
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGES = tuple(ROOT / name for name in ("README.md", "docs/benchmarks.md", "docs/which_method.md"))
 CAMPAIGNS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "serving_digits": (["serving_digits"], []),
     "serving_ablation": (
@@ -41,6 +46,10 @@ CAMPAIGNS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     ),
 }
 """By table: the results files, and the methods that are left out."""
+ROUNDS = {"serving_digits": 10, "serving_pacs": 12}
+"""How many rounds the runs of a file had: a file has images and seconds of one."""
+IN_SHORT = ("fedavg", "vista", "randconv", "mixstyle", "pardon")
+"""The methods of README's table: the most different ones, plain averaging first."""
 SEARCHES = ("vista_search", "vista_search_pacs")
 NOISED = ("digits", "pacs", "digits_ten_clients")
 LEVELS = ("none", "clipped", "16", "8", "4", "1")
@@ -82,6 +91,80 @@ def campaign(names: Sequence[str], left_out: Sequence[str] = ()) -> str:
     head = ["method", "final round", "SWA", "EMA"]
     head += ["minus FedAvg, final", "minus FedAvg, EMA", "time"]
     return markdown(head, [cells for _, cells in sorted(shown)])
+
+
+def in_short(methods: Sequence[str]) -> str:
+    """Returns how methods do on digits and on PACS, with the budget of the figures below them.
+
+    Args:
+        methods: in the order of the rows, plain averaging first.
+    """
+    body = [[spelled(method)] for method in methods] + [["images seen; seeds"]]
+    for name in ROUNDS:
+        results = Results.read(DATA / f"{name}.csv")
+        found = results.accuracies(EMA_MEAN)
+        for row, method in zip(body, methods):
+            mean = average_over_columns(found[method], results.columns)
+            lead = paired_margin(found[method], found["fedavg"])
+            accuracy = f"{100 * mean.mean:.1f}" if mean else ""
+            row.append(accuracy + (f", {margin_text(lead)}" if method != "fedavg" else ""))
+        seen = max(results.mean(m, "images") or 0 for m in methods) * ROUNDS[name]
+        seeds = sorted({len({row.seed for row in results.of(m)}) for m in methods})
+        body[-1].append(f"{seen / 1000:.0f}k; {' or '.join(map(str, seeds))}")
+        plain = results.mean("fedavg", "seconds")
+        times = [f"{results.mean(method, 'seconds') / plain:.1f}" for method in methods]
+        for row, time in zip(body, [*times, ""]):
+            row.append(time)
+    head = ["method", "digits, minus FedAvg", "time", "PACS, minus FedAvg", "time"]
+    return markdown(head, body)
+
+
+def advice() -> str:
+    """Returns the differences behind the advice of "Which method", with the budget of each."""
+    trained = rows_of("folder_defaults"), rows_of("folder_choice")
+    by_weights: dict[str, dict[Key, float]] = {}
+    for row in trained[0]:
+        key = (f"{row['images_a_domain']} {row['held']}", 0)
+        by_weights.setdefault(row["default"], {})[key] = float(row["unseen"]) / 100
+    by_rounds: dict[str, dict[Key, float]] = {}
+    for row in trained[1]:
+        if (row["head"] == "ridge" and row["trainable"] == "all") or row["rounds"] == "0":
+            key = (f"{row['images_a_domain']} {row['size']} {row['held']}", 0)
+            by_rounds.setdefault(f"{row['rounds']} {row['lr']}", {})[key] = (
+                float(row["unseen"]) / 100
+            )
+    body = [
+        [
+            "1",
+            "ImageNet weights, 5 rounds, minus from scratch",
+            "PACS, 60 or 400 images a domain",
+            "0.8k or 5k; 10k or 65k",
+            *difference(by_weights["default"], by_weights["from scratch"]),
+        ]
+    ]
+    for name, data in (("serving_pacs", "PACS"), ("serving_digits", "digits")):
+        results = Results.read(DATA / f"{name}.csv")
+        seen = f"{results.mean('fedavg', 'images') * ROUNDS[name] / 1000:.0f}k"
+        final, ema = (results.accuracies(rule) for rule in (FINAL, EMA_MEAN))
+        averaged = difference(ema["fedavg"], final["fedavg"])
+        body.append(["1", "FedAvg: averaged weights (EMA) minus last", data, seen, *averaged])
+        advised = "1" if data == "PACS" else "2"
+        for method in ("ccst", "mixstyle", "feddg-ga", "pardon", "randconv", "vista"):
+            images = f"{results.mean(method, 'images') * ROUNDS[name] / 1000:.0f}k"
+            lead = difference(ema[method], ema["fedavg"])
+            body.append([advised, f"{spelled(method)} minus FedAvg", data, images, *lead])
+    sizes = "PACS, 100 or 400 images a domain"
+    rounds = difference(by_rounds["5 0.0001"], by_rounds["0 0.0"])
+    body.append(["3", "closed form and 5 rounds minus closed form", sizes, "1k or 4k", *rounds])
+    head = ["advice", "compared", "data", "images seen", "seeds", "pairs", "points (95 % interval)"]
+    return markdown(head, sorted(body, key=lambda cells: cells[0]))
+
+
+def difference(own: Accuracies, other: Accuracies) -> list[str]:
+    """Returns seeds, pairs and the mean difference with its interval, as text."""
+    margin = paired_margin(own, other)
+    seeds = {seed for _, seed in own.keys() & other.keys()}
+    return [str(len(seeds)), str(margin.pairs), margin_text(margin)] if margin else ["", "0", ""]
 
 
 def learning_rates(name: str, *columns: str) -> str:
@@ -436,6 +519,8 @@ def tables() -> dict[str, str]:
     made |= {name: search_table(Results.read(DATA / f"{name}.csv")) for name in SEARCHES}
     made |= {f"privacy_{name}": accuracy_by_epsilon(name) for name in NOISED}
     return made | {
+        "in_short": in_short(IN_SHORT),
+        "advice": advice(),
         "pacs_learning_rate": learning_rates("pacs_learning_rate", "method", "held out", "rate"),
         "reference_lines_digits": reference_lines("digits"),
         "reference_lines_pacs": reference_lines("pacs"),
@@ -459,17 +544,19 @@ def tables() -> dict[str, str]:
 
 
 def remade(page: str, made: Mapping[str, str]) -> str:
-    """Returns a page with its tables made anew."""
+    """Returns a page with those of the tables that it has made anew."""
     for name, table in made.items():
-        page = between_marks(
-            page, table.strip(), f"<!-- table: {name} -->", "<!-- end of table -->"
-        )
+        start = f"<!-- table: {name} -->"
+        if start in page:
+            page = between_marks(page, table.strip(), start, "<!-- end of table -->")
     return page
 
 
 def main() -> None:
-    """Rewrites the page."""
-    PAGE.write_text(remade(PAGE.read_text("utf-8"), tables()), "utf-8")
+    """Rewrites the pages."""
+    made = tables()
+    for page in PAGES:
+        page.write_text(remade(page.read_text("utf-8"), made), "utf-8")
 
 
 if __name__ == "__main__":
