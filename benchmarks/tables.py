@@ -7,7 +7,8 @@ rewrites every table that stands between ``<!-- table: NAME -->`` and ``<!-- end
 
 import csv
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from feddg.comparison.results import Results, read_results
@@ -29,25 +30,52 @@ from feddg.text import readable
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "results" / "data"
 PAGES = tuple(ROOT / name for name in ("README.md", "docs/benchmarks.md", "docs/which_method.md"))
-CAMPAIGNS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
-    "serving_digits": (["serving_digits"], []),
-    "serving_ablation": (
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """A table of methods, each beside plain averaging.
+
+    Attributes:
+        rounds: of every run: a results file has images and seconds of one round.
+        files: the results files.
+        left_out: methods that the table does not show.
+        beside: by a method's label, that of a further one that it is compared with.
+        heading: of that column.
+    """
+
+    rounds: int
+    files: Sequence[str]
+    left_out: Sequence[str] = ()
+    beside: Callable[[str], str] | None = None
+    heading: str = ""
+
+
+def default_codec(method: str) -> str:
+    """Returns the method of ``CCST, colours`` with its default codec."""
+    return method.partition(",")[0].lower()
+
+
+OTHERS = ("mixstyle", "rsc", "feddg-ga", "fedig-a", "randconv", "vista")
+OF_DEFAULT = "minus the same with `compact`, EMA"
+CAMPAIGNS: Mapping[str, Campaign] = {
+    "serving_digits": Campaign(10, ["serving_digits"]),
+    "serving_ablation": Campaign(
+        10,
         ["serving_ablation", "serving_digits"],
         ["rsc", "ccst", "pardon", "feddg-ga", "fedig-a"],
+        lambda method: "vista",
+        "minus VISTA, EMA",
     ),
-    "serving_pacs": (["serving_pacs"], []),
-    "codecs_digits": (
-        ["codecs_digits", "serving_digits"],
-        ["mixstyle", "rsc", "feddg-ga", "fedig-a", "randconv", "vista"],
+    "serving_pacs": Campaign(12, ["serving_pacs"]),
+    "codecs_digits": Campaign(
+        10, ["codecs_digits", "serving_digits"], OTHERS, default_codec, OF_DEFAULT
     ),
-    "codecs_pacs": (
-        ["codecs_pacs", "serving_pacs"],
-        ["mixstyle", "rsc", "feddg-ga", "fedig-a", "randconv", "vista"],
-    ),
+    "codecs_pacs": Campaign(12, ["codecs_pacs", "serving_pacs"], OTHERS, default_codec, OF_DEFAULT),
 }
-"""By table: the results files, and the methods that are left out."""
-ROUNDS = {"serving_digits": 10, "serving_pacs": 12}
-"""How many rounds the runs of a file had: a file has images and seconds of one."""
+"""The tables of methods, by name."""
+BOTH = ("serving_digits", "serving_pacs")
+"""What README and "Which method" show in short."""
 IN_SHORT = ("fedavg", "vista", "randconv", "mixstyle", "pardon")
 """The methods of README's table: the most different ones, plain averaging first."""
 SEARCHES = ("vista_search", "vista_search_pacs")
@@ -68,29 +96,30 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def campaign(names: Sequence[str], left_out: Sequence[str] = ()) -> str:
-    """Returns accuracy on unseen domains by method, best first, and its lead over FedAvg.
-
-    Args:
-        names: of the results files.
-        left_out: methods that the table does not show.
-    """
-    rows = [row for name in names for row in read_results(DATA / f"{name}.csv")]
-    results = Results.of_rows([row for row in rows if row.method not in left_out])
+def campaign(about: Campaign) -> str:
+    """Returns accuracy on unseen domains by method, best first, with budget and lead of each."""
+    rows = [row for name in about.files for row in read_results(DATA / f"{name}.csv")]
+    results = Results.of_rows([row for row in rows if row.method not in about.left_out])
     found = {rule: results.accuracies(rule) for rule in (FINAL, SWA_MEAN, EMA_MEAN)}
+    final, ema = found[FINAL], found[EMA_MEAN]
     shown = []
     for method in results.methods:
         means = [average_over_columns(found[rule][method], results.columns) for rule in found]
+        pairs = [(final, "fedavg"), (ema, "fedavg")]
+        pairs += [(ema, about.beside(method))] if about.beside else []
         leads = [
-            "" if method == "fedavg" else margin_text(paired_margin(own[method], own["fedavg"]))
-            for own in (found[FINAL], found[EMA_MEAN])
+            "" if method == other else margin_text(paired_margin(own[method], own[other]))
+            for own, other in pairs
         ]
         seconds = results.mean(method, "seconds") / results.mean("fedavg", "seconds")
-        cells = [spelled(method), *map(spread_text, means), *leads, f"{seconds:.1f}"]
+        seen = results.mean(method, "images") * about.rounds / 1000
+        seeds = len({row.seed for row in results.of(method)})
+        cells = [spelled(method), *map(spread_text, means), *leads]
+        cells += [str(seeds), f"{seen:.0f}k", f"{seconds:.1f}"]
         shown.append((-means[2].mean if means[2] else 0.0, cells))
     head = ["method", "final round", "SWA", "EMA"]
-    head += ["minus FedAvg, final", "minus FedAvg, EMA", "time"]
-    return markdown(head, [cells for _, cells in sorted(shown)])
+    head += ["minus FedAvg, final", "minus FedAvg, EMA", *([about.heading] if about.beside else [])]
+    return markdown([*head, "seeds", "images seen", "time"], [cells for _, cells in sorted(shown)])
 
 
 def in_short(methods: Sequence[str]) -> str:
@@ -100,7 +129,7 @@ def in_short(methods: Sequence[str]) -> str:
         methods: in the order of the rows, plain averaging first.
     """
     body = [[spelled(method)] for method in methods] + [["images seen; seeds"]]
-    for name in ROUNDS:
+    for name in BOTH:
         results = Results.read(DATA / f"{name}.csv")
         found = results.accuracies(EMA_MEAN)
         for row, method in zip(body, methods):
@@ -108,7 +137,7 @@ def in_short(methods: Sequence[str]) -> str:
             lead = paired_margin(found[method], found["fedavg"])
             accuracy = f"{100 * mean.mean:.1f}" if mean else ""
             row.append(accuracy + (f", {margin_text(lead)}" if method != "fedavg" else ""))
-        seen = max(results.mean(m, "images") or 0 for m in methods) * ROUNDS[name]
+        seen = max(results.mean(m, "images") or 0 for m in methods) * CAMPAIGNS[name].rounds
         seeds = sorted({len({row.seed for row in results.of(m)}) for m in methods})
         body[-1].append(f"{seen / 1000:.0f}k; {' or '.join(map(str, seeds))}")
         plain = results.mean("fedavg", "seconds")
@@ -144,13 +173,13 @@ def advice() -> str:
     ]
     for name, data in (("serving_pacs", "PACS"), ("serving_digits", "digits")):
         results = Results.read(DATA / f"{name}.csv")
-        seen = f"{results.mean('fedavg', 'images') * ROUNDS[name] / 1000:.0f}k"
+        seen = f"{results.mean('fedavg', 'images') * CAMPAIGNS[name].rounds / 1000:.0f}k"
         final, ema = (results.accuracies(rule) for rule in (FINAL, EMA_MEAN))
         averaged = difference(ema["fedavg"], final["fedavg"])
         body.append(["1", "FedAvg: averaged weights (EMA) minus last", data, seen, *averaged])
         advised = "1" if data == "PACS" else "2"
         for method in ("ccst", "mixstyle", "feddg-ga", "pardon", "randconv", "vista"):
-            images = f"{results.mean(method, 'images') * ROUNDS[name] / 1000:.0f}k"
+            images = f"{results.mean(method, 'images') * CAMPAIGNS[name].rounds / 1000:.0f}k"
             lead = difference(ema[method], ema["fedavg"])
             body.append([advised, f"{spelled(method)} minus FedAvg", data, images, *lead])
     sizes = "PACS, 100 or 400 images a domain"
@@ -515,7 +544,7 @@ def parts(columns: Sequence[str]) -> list[Sequence[str]]:
 
 def tables() -> dict[str, str]:
     """Returns every table by its name."""
-    made: dict[str, str] = {name: campaign(*given) for name, given in CAMPAIGNS.items()}
+    made: dict[str, str] = {name: campaign(about) for name, about in CAMPAIGNS.items()}
     made |= {name: search_table(Results.read(DATA / f"{name}.csv")) for name in SEARCHES}
     made |= {f"privacy_{name}": accuracy_by_epsilon(name) for name in NOISED}
     return made | {
