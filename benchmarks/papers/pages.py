@@ -80,13 +80,17 @@ def new_page(name: str, plan: Plan) -> str:
 
 
 def listing(names: Sequence[str], root: Path = ROOT) -> str:
-    """Every table: how much of it is run, and the columns of which something is run."""
+    """Every table: how much of it is run on how many images, and the columns with a run."""
     parts = []
     for name in names:
         plan = load_plan(root / PLANS / f"{name}.yaml")
         results = results_of(name, plan, root)
         title = (plan.title or name).removesuffix(", shortened")
-        parts.append(f"### {title}\n\n`{name}`: {cells_run(results)} cells run.")
+        budget = ""
+        if results.rows:
+            images = results.mean(REFERENCE, "images") * plan.base["train"]["rounds"]
+            budget = f"; seeds: {len(results.seeds_run)}; images seen: {images / 1000:.0f}k"
+        parts.append(f"### {title}\n\n`{name}`: {cells_run(results)} cells run{budget}.")
         if results.rows:
             parts.append(short_table(results))
     return "\n\n".join(parts)
