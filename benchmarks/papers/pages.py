@@ -86,10 +86,10 @@ def listing(names: Sequence[str], root: Path = ROOT) -> str:
         plan = load_plan(root / PLANS / f"{name}.yaml")
         results = results_of(name, plan, root)
         title = (plan.title or name).removesuffix(", shortened")
-        budget = ""
-        if results.rows:
-            images = results.mean(REFERENCE, "images") * plan.base["train"]["rounds"]
-            budget = f"; seeds: {len(results.seeds_run)}; images seen: {images / 1000:.0f}k"
+        budget = f"; seeds: {len(results.seeds_run)}" if results.rows else ""
+        images, rounds = results.mean(REFERENCE, "images"), plan.base["train"].get("rounds")
+        if images and rounds:
+            budget += f"; images seen: {images * rounds / 1000:.0f}k"
         parts.append(f"### {title}\n\n`{name}`: {cells_run(results)} cells run{budget}.")
         if results.rows:
             parts.append(short_table(results))
