@@ -28,5 +28,13 @@ def test_every_page_names_all_hyper_parameters_and_messages(generated):
         page = generated[f"{name}.md"]
         for field in method.Settings.model_fields:
             assert f"| `{field}` |" in page
-        for message in method.sends:
-            assert f"| `{message}` |" in page
+        for message, text in method.sends.items():
+            assert f"| `{message}` | {text} |" in page + generated["README.md"]
+
+
+def test_a_page_has_what_a_method_sends_besides_the_rest_and_no_reason_twice(generated):
+    assert "`statistics/style`" in generated["pardon.md"]
+    assert "`update/weights/*`" not in generated["pardon.md"]
+    assert "No more than [every update has]" in generated["fedavg.md"]
+    excluded = generated["csac.md"].partition("## Not combined with")[2]
+    assert "| `l2d`, `randconv`, `rsc` |" in excluded
