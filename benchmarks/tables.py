@@ -92,8 +92,8 @@ ATTACKED = ("pardon", "ccst", "ccst-single", "elcfs", "fpl", "fedbn", "fedig")
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Returns a table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    head_line, *lines = (f"| {' | '.join(line)} |" for line in (head, *rows))
+    return "\n".join([head_line, f"|{'---|' * len(head)}", *lines])
 
 
 def campaign(about: Campaign) -> str:

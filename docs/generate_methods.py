@@ -157,9 +157,12 @@ def _excluded(excludes: Mapping[str, str]) -> list[str]:
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    cells = [
+        [str(cell).replace("|", "\\|").replace("\n", " ") for cell in line]
+        for line in (head, *rows)
+    ]
+    head_line, *lines = (f"| {' | '.join(line)} |" for line in cells)
+    return "\n".join([head_line, f"|{'---|' * len(head)}", *lines])
 
 
 def index(known: Mapping[str, type[Method]]) -> str:

@@ -127,8 +127,8 @@ def short_table(results: Results) -> str:
         return found
 
     head = ["method", *map(readable, run), *(LEADS if shown else ())]
-    lines = [head, ["---"] * len(head), *map(cells, methods)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    head_line, *lines = (f"| {' | '.join(line)} |" for line in (head, *map(cells, methods)))
+    return "\n".join([head_line, f"|{'---|' * len(head)}", *lines])
 
 
 if __name__ == "__main__":
