@@ -14,7 +14,7 @@ from feddg.data.data_set import load_source
 from feddg.data.partition import partition
 from feddg.data.pixels import open_pixels
 from feddg.errors import ClientError, ExperimentError, NotEnoughUpdates
-from feddg.experiment import Experiment
+from feddg.experiment import Experiment, explain
 from feddg.messages import Message
 from feddg.methods.composition import build_method
 from feddg.methods.ridge import (
@@ -430,7 +430,6 @@ def checked(**fields):
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"train": {"rounds": 2}}, "train.rounds is 2"),
         ({"train": {"trainable": "all"}}, "train.trainable is all"),
         ({"model": {"embedding": "linear"}}, "model.embedding is linear"),
         ({"privacy": {"record_epsilon": 2.0}}, "method.clip"),
@@ -454,6 +453,18 @@ def checked(**fields):
 def test_what_it_cannot_be_is_refused_by_field(fields, named):
     with pytest.raises(ExperimentError, match=named):
         checked(**fields)
+
+
+def test_what_others_train_by_makes_no_other_experiment_of_it():
+    plain = experiment()
+    train = {"rounds": 9, "local_epochs": 3, "local_steps": 2, "select_every": 5}
+    assert experiment(train=train).id == plain.id
+    assert experiment(train=train).train == plain.train
+    assert (plain.train.rounds, plain.train.local_steps) == (1, None)
+    sources = explain({"method": "ridge", "data": "digits", "train": {"rounds": 9}})
+    assert sources["train.rounds"].source == "ridge has one round"
+    checked(train=train)
+    checked(train=train, method={"name": "ridge", "clip": 5.0}, privacy={"record_epsilon": 2.0})
 
 
 def test_a_private_run_notes_what_an_image_costs():

@@ -167,8 +167,6 @@ class Ridge(Method):
             "clients": {"per_round": None},
             "model": {"embedding": "none"},
             "train": {
-                "rounds": 1,
-                "local_epochs": 1,
                 "trainable": "head",
                 "head": "random",
                 "augmentation": "none",
@@ -206,18 +204,14 @@ class Ridge(Method):
         super().check(experiment)
         train, privacy = experiment.train, experiment.privacy
         for field, value, wanted in (
-            ("train.rounds", train.rounds, 1),
-            ("train.local_epochs", train.local_epochs, 1),
-            ("train.local_steps", train.local_steps, None),
             ("train.trainable", train.trainable, "head"),
             ("model.embedding", experiment.model.embedding, "none"),
             ("server.optimizer", experiment.server.optimizer, "none"),
         ):
             if value != wanted:
-                text = "none" if wanted is None else wanted
                 raise ExperimentError(
                     f"{field} is {value}, and ridge solves for its classifier from one pass over "
-                    f"frozen features: set it to {text}, or leave it out"
+                    f"frozen features: set it to {wanted}, or leave it out"
                 )
         private = privacy.record_epsilon is not None or privacy.clipping != "none"
         if private and self.settings.clip is None:
