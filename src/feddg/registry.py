@@ -12,6 +12,7 @@ import importlib.util
 import logging
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,13 +165,14 @@ def read_classes(package: str, decorator: str, group: str) -> list[SimpleNamespa
                 continue
             classes[node.name] = found = {"bases": [ast.unparse(base) for base in node.bases]}
             for line in node.body:
-                value = line.value if isinstance(line, ast.Assign | ast.AnnAssign) else None
-                if value is not None:
-                    target = line.targets[0] if isinstance(line, ast.Assign) else line.target
-                    try:
-                        found[ast.unparse(target)] = ast.literal_eval(value)
-                    except ValueError:
-                        continue
+                if isinstance(line, ast.Assign):
+                    target, value = line.targets[0], line.value
+                elif isinstance(line, ast.AnnAssign) and line.value is not None:
+                    target, value = line.target, line.value
+                else:
+                    continue
+                with suppress(ValueError):  # no plain value
+                    found[ast.unparse(target)] = ast.literal_eval(value)
             if any(ast.unparse(each) == decorator for each in node.decorator_list):
                 listed.append(node.name)
 

@@ -134,6 +134,8 @@ class RidgeClassifier(nn.Module):
         bias: ``(classes,)``.
     """
 
+    gram: nn.Parameter | None
+
     def __init__(
         self, dimension: int, classes: int, clip: float | None = None, *, class_means: bool = False
     ) -> None:
@@ -300,6 +302,7 @@ class Ridge(Method):
             self.step(client, batch)
         gram, cross, count = self._sums(client)
         classifier = cast(RidgeClassifier, client.network.classifier)
+        assert classifier.gram is not None
         return left_out_answer(
             question,
             (classifier.gram.detach(), classifier.cross.detach()),
@@ -327,7 +330,8 @@ class Ridge(Method):
 
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
         """Takes the mean of the sums, and notes of how many images it is."""
-        examples, means = 0, []
+        examples = 0
+        means: list[Tensor] = []
 
         def counted() -> Iterator[Update]:
             nonlocal examples
