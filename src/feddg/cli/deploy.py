@@ -22,7 +22,7 @@ from feddg.cli.common import (
 from feddg.cli.use import ModelArgument, show_warnings
 
 app = typer.Typer(
-    help="The same federation across a network.", no_args_is_help=True, suggest_commands=False
+    help="Run the federation across a network.", no_args_is_help=True, suggest_commands=False
 )
 
 
