@@ -326,9 +326,9 @@ def methods(as_json: JsonOption = False) -> None:
     from rich.table import Table
 
     table = Table("name", "aliases", "method", "in one line", box=None, pad_edge=False)
-    for name, method in api.methods().items():
+    for method in api.listed_methods():
         aliases = ", ".join(method.aliases)
-        table.add_row(f"[bold]{name}[/]", aliases, method.title, method.summary)
+        table.add_row(f"[bold]{method.name}[/]", aliases, method.title, method.summary)
     Console().print(table)
 
 
@@ -389,8 +389,8 @@ def adaptations() -> None:
     from rich.table import Table
 
     table = Table("name", "in one line", "needs", "remembers", "beside one forward pass", box=None)
-    for name, kind in api.ADAPTATIONS.items():
-        table.add_row(f"[bold]{name}[/]", kind.summary, kind.needs, kind.changes, kind.cost)
+    for kind in api.listed_adaptations():
+        table.add_row(f"[bold]{kind.name}[/]", kind.summary, kind.needs, kind.changes, kind.cost)
     Console().print(table)
 
 

@@ -104,7 +104,8 @@ class Method:
             does: one client then takes as many steps as a round's clients together.
         sums: whether its updates are sums of which the server uses nothing but the plain mean, and
             which its clients bound and noise themselves, image by image.
-        one_round: whether it is done after a single round, which is all it takes.
+        one_round: whether it is done after a single pass over the images in one round, which is all
+            it takes, whatever ``train`` says of rounds, epochs and steps.
         in_process_only: why it cannot run over a network; empty where it can.
     """
 

@@ -26,8 +26,9 @@ SCALES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 USUAL_SCALE = 16.0
 """Where nobody can be left out to choose it."""
 
-ROUNDING = 1e-6
-"""How far honest means may be beside what holds of them exactly."""
+ROUNDING, ROUNDING_OF_SEVERAL = 1e-6, 1e-2
+"""How far honest means may be beside what holds of them exactly: one client's, and a sum of masked
+ones, in which the variance of a feature may round to 0."""
 
 
 def extended(features: Tensor) -> Tensor:
@@ -42,6 +43,29 @@ def means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tenso
     cross = rows.new_zeros(rows.shape[1], classes)
     cross.index_add_(1, labels, rows.T)
     return rows.T @ rows / len(rows), cross / len(rows)
+
+
+def gram_of_means(sums: Sequence[Tensor]) -> Tensor:
+    """Returns the sum of z z^T, ``(d + 1, d + 1)``, that clients' sums of z y^T speak for.
+
+    How a class's means differ between clients says how its images differ: FedCOF, see
+    :mod:`feddg.methods.ridge`. A class of which one client alone has images counts as its mean.
+
+    Args:
+        sums: of each client, ``(d + 1, classes)`` float64; the last row counts images.
+    """
+    total = sums[0].new_zeros(len(sums[0]), len(sums[0]))
+    for of_class in range(sums[0].shape[1]):
+        held = [each[:, of_class] for each in sums if each[-1, of_class] > 0]
+        if not held:
+            continue
+        own = torch.stack(held)
+        count, all = own[:, -1:].sqrt(), own.sum(0)
+        if len(own) > 1:
+            spread = own / count - count * all / all[-1]
+            total += spread.T @ spread * ((all[-1] - 1).clamp(min=0) / (len(own) - 1))
+        total += torch.outer(all, all) / all[-1]
+    return total
 
 
 def clipped(features: Tensor, most: float) -> Tensor:
@@ -101,7 +125,7 @@ def solved(gram: Tensor, cross: Tensor, penalties: Sequence[float]) -> Iterator[
         yield weight.T * one.sqrt(), (share - mean @ weight) * one.sqrt()
 
 
-def sums_fault(gram: Tensor, cross: Tensor) -> str | None:
+def sums_fault(gram: Tensor, cross: Tensor, rounding: float = ROUNDING) -> str | None:
     """Says why sums are those of no images, or None.
 
     What holds of any features: no product's mean is larger than its factors' lengths.
@@ -109,15 +133,16 @@ def sums_fault(gram: Tensor, cross: Tensor) -> str | None:
     Args:
         gram: ``(d + 1, d + 1)`` float64.
         cross: ``(d + 1, classes)`` float64.
+        rounding: how far they may be beside that.
     """
     squares, shares = gram.diagonal(), cross[-1]
     ones = torch.stack([gram[-1, -1], shares.sum()])
-    if (ones - 1).abs().max() > ROUNDING or min(squares.min(), shares.min()) < -ROUNDING:
+    if (ones - 1).abs().max() > rounding or min(squares.min(), shares.min()) < -rounding:
         return "its sums are no means over images"
     lengths, parts = squares.clamp(min=0).sqrt(), shares.clamp(min=0).sqrt()
     for found, first, second in ((gram, lengths, lengths), (cross, lengths, parts)):
         bound = torch.outer(first, second)
-        if (found.abs() > bound * (1 + ROUNDING) + ROUNDING).any():
+        if (found.abs() > bound * (1 + rounding) + rounding).any():
             return "its sums are those of no features"
     return None
 

@@ -262,6 +262,8 @@ class SecureAggregation(Defence):
         super().__init__(settings)
         self.alike = alike
         """Whether all clients count the same, as beside clipping."""
+        self.steps = True
+        """Whether updates come of training; sums over images may be of any size."""
 
     @property
     def least(self) -> int:
@@ -295,7 +297,7 @@ class SecureAggregation(Defence):
 
     def received(self, update: Update, round: Round) -> Update:
         """Refuses a mean in which an entry moved farther than training moves any."""
-        for name in sorted(self.facts.trained & update.weights.keys()):
+        for name in sorted(self.facts.trained & update.weights.keys()) if self.steps else ():
             sent = round.state.weights[name].double()
             if not sent.numel():
                 continue

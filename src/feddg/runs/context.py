@@ -33,6 +33,7 @@ from feddg.methods.base import (
     local_names,
 )
 from feddg.methods.composition import build_method
+from feddg.models.backbones import require_weights
 from feddg.models.network import Network
 from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.records import (
@@ -101,7 +102,10 @@ def in_process(
     experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
 ) -> RunContext:
     """Prepares a run whose clients are trained in this process."""
-    build_method(experiment.method.name, experiment.method.settings).read_files()
+    method = build_method(experiment.method.name, experiment.method.settings)
+    method.check(experiment)
+    method.read_files()
+    require_weights(experiment.model.backbone, experiment.model.weights)
     images = load_images(experiment, cache, progress)
     if isinstance(images.pixels, ArrayPixels):  # others would be decoded once more
         emit(*near_copy_diagnostics(experiment, images))

@@ -91,6 +91,13 @@ from feddg.storage import is_file
 class Records(RoundHook):
     """Writes a completed round: its rows first, then the checkpoint that makes it count.
 
+    Args:
+        folder: the run's.
+        transport: whose clients remember something.
+        models: those that are kept.
+        snapshots: rounds whose weights are kept.
+        beside: whether checkpoints are written while the next round is under way.
+
     Attributes:
         models: those that are kept.
         ledger_rows: of the round under way, until it counts.
@@ -102,8 +109,11 @@ class Records(RoundHook):
         transport: Transport,
         models: KeptModels,
         snapshots: Collection[int] = (),
+        *,
+        beside: bool = False,
     ) -> None:
         self._folder, self._transport, self._snapshots = folder, transport, snapshots
+        self._beside = beside
         self.models = models
         self.ledger_rows: list[LedgerRow] = []
 
@@ -127,7 +137,7 @@ class Records(RoundHook):
             self._folder.write_tensors(name, state.weights)
         files = self.models.take_in(state, rows)
         memories, changed = self._transport.memories, self._transport.remembered
-        self._folder.save_checkpoint(state, memories, changed, files)
+        self._folder.save_checkpoint(state, memories, changed, files, beside=self._beside)
         self._transport.remembered.clear()
 
 
@@ -464,7 +474,10 @@ class _Execution:
             experiment.evaluate,
             experiment.train.head_rounds if experiment.server.wise_ft != "none" else None,
         )
-        writer = Records(folder, found.transport, models, self.snapshots)
+        # Where sites remember rounds or what is sent costs privacy, none may be done twice: not
+        # even after a crash while a checkpoint was under way.
+        beside = not found.remote and not defences.defences
+        writer = Records(folder, found.transport, models, self.snapshots, beside=beside)
         defences.charge_to(open_account(folder, defences, done))
         if evaluation is not None:
             thin = about_support(evaluation.support(), found.clients.classes)
@@ -507,9 +520,12 @@ class _Execution:
                 writer,
             ],
         )
-        if checkpoint is None:
-            self._set_up(found, server, measurer, writer)
-        run_rounds(server)
+        try:
+            if checkpoint is None:
+                self._set_up(found, server, measurer, writer)
+            run_rounds(server)
+        finally:
+            folder.finish_writing()  # of a run that is interrupted, too
         if evaluation is not None:
             self._last_figures(server, found, models, evaluation)
 
