@@ -24,6 +24,7 @@ from feddg.comparison.process import Reporter, answer_to
 from feddg.errors import ExperimentError, in_words
 from feddg.registry import Registry
 from feddg.runs.execute import carry_out
+from feddg.text import death
 
 if TYPE_CHECKING:
     from feddg.comparison.compare import Comparison
@@ -298,7 +299,7 @@ class LocalLauncher(Launcher):
             self.watcher.news(cell, news)
             if "ended" in news:
                 return Outcome(cell, news["ended"], news.get("error"))
-        return Outcome(cell, "failed", f"{_death(process.wait())}; see {log_file}")
+        return Outcome(cell, "failed", f"{death(process.wait())}; see {log_file}")
 
     def _end(self, process: "subprocess.Popen[str]") -> None:
         """Ends an idle or dead process: the end of its input is its sign."""
@@ -328,12 +329,6 @@ def _devices() -> list[str]:
 
     count = torch.cuda.device_count()
     return [f"cuda:{i}" for i in range(count)] if count > 1 else []
-
-
-def _death(status: int) -> str:
-    if status == -9:
-        return "its process was killed, perhaps for want of memory"
-    return f"its process died ({'signal' if status < 0 else 'status'} {abs(status)})"
 
 
 # A Ray cluster: runs are handed to its nodes, as many at a time as asked for.

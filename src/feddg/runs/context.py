@@ -39,6 +39,7 @@ from feddg.runs.figures import draw_figures
 from feddg.runs.folder import MODELS, START, KeptModels, RunFolder
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import (
+    Images,
     Progress,
     build,
     build_evaluation,
@@ -87,13 +88,29 @@ Prepare = Callable[[Experiment, Path, Progress, dict[int, Weights]], RunContext]
 
 
 def in_process(
-    experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
+    experiment: Experiment,
+    cache: Path,
+    progress: Progress,
+    memories: dict[int, Weights],
+    *,
+    clients: Callable[..., InProcess] = InProcess,
 ) -> RunContext:
-    """Prepares a run whose clients are trained in this process."""
+    """Prepares a run whose clients are trained in this process, or by ``clients`` in several."""
     build_method(experiment.method.name, experiment.method.settings).read_files()
     images = load_images(experiment, cache, progress)
     if isinstance(images.pixels, ArrayPixels):  # others would be decoded once more
         emit(*near_copy_diagnostics(experiment, images))
+    return context_of(experiment, images, cache, memories, clients)
+
+
+def context_of(
+    experiment: Experiment,
+    images: Images,
+    cache: Path,
+    memories: dict[int, Weights],
+    clients: Callable[..., InProcess] = InProcess,
+) -> RunContext:
+    """Returns what a run works with, of its images."""
     method, network = build(experiment, len(images.table.class_names))
     emit(*method.diagnostics(experiment))
     experiment = images.trained_by(experiment)
@@ -107,7 +124,7 @@ def in_process(
     return RunContext(
         method,
         worker,
-        InProcess(method, workers, len(images.partition), images.examples, memories, defences),
+        clients(method, workers, len(images.partition), images.examples, memories, defences),
         build_evaluation(experiment, images, worker),
         clients_table(images),
         draw=draw if experiment.evaluate.pictures else lambda folder, state: None,

@@ -357,7 +357,11 @@ def read_energy_threshold(folder: Path, model: nn.Module) -> EnergyThreshold | N
 
 
 def resume(
-    folder: Path | str, *, observer: Observer | None = None, cache: Path | None = None
+    folder: Path | str,
+    *,
+    observer: Observer | None = None,
+    cache: Path | None = None,
+    prepare: Prepare = in_process,
 ) -> Run:
     """Continues the run in ``folder`` from its last completed round.
 
@@ -370,7 +374,7 @@ def resume(
     experiment = load_stored(path / EXPERIMENT)
     check_identity(path, experiment)
     check_images(path, experiment, cache)
-    return carry_out(path, experiment, observer=observer, cache=cache)
+    return carry_out(path, experiment, observer=observer, cache=cache, prepare=prepare)
 
 
 def carry_out(
