@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, cast
@@ -43,7 +43,7 @@ FAILED = "failed"
 # A message as buffers.
 
 
-def _buffers(message: Message) -> list[Tensor]:
+def buffers_of(message: Message) -> list[Tensor]:
     """Returns a message as its sizes, and its header with what is on the CPU; what is on a device.
 
     Tensors keep their order in memory, which the order of sums may depend on.
@@ -78,8 +78,8 @@ def _view(
     return flat[start : start + size].view(dtype).as_strided(shape, stride)
 
 
-def _message(header_length: int, here: Tensor, there: Tensor | None) -> Message:
-    """Reads what :func:`_buffers` wrote; the tensors are views of the buffers."""
+def message_in(header_length: int, here: Tensor, there: Tensor | None) -> Message:
+    """Reads what :func:`buffers_of` wrote; the tensors are views of the buffers."""
     scalars, entries = json.loads(here[:header_length].numpy().tobytes())
     flat = [here[-(-header_length // ALIGNED) * ALIGNED :], there]
     tensors: Weights = {}
@@ -128,7 +128,7 @@ class Channel:
         expected, self.expected = self.expected, deque()
         while expected:
             self.receive(expected.popleft())
-        for tensor in _buffers(job):
+        for tensor in buffers_of(job):
             self._wait(lambda: dist.broadcast(tensor, 0, async_op=True), tensor)
 
     def hear(self) -> Message:
@@ -140,7 +140,7 @@ class Channel:
     def send(self, to: int, message: Message) -> None:
         """Sends a copy of a message; waits while more than ``AHEAD`` bytes are under way."""
         try:
-            tensors = _buffers(message)
+            tensors = buffers_of(message)
             # Each is kept until it has left.
             works = [(dist.isend(tensor, to), tensor) for tensor in tensors]
         except RuntimeError as error:
@@ -175,7 +175,7 @@ class Channel:
         header, size_here, size_there = arrived(3, torch.int64).tolist()
         here = arrived(size_here, torch.uint8)
         there = arrived(size_there, torch.uint8, self.device) if size_there else None
-        return _message(header, here, there)
+        return message_in(header, here, there)
 
     def _settle(self) -> None:
         works, size = self._under_way.popleft()
@@ -259,7 +259,7 @@ class WorkerTransport(InProcess):
 
         A client that was trained, but whose turn never came, leaves no trace.
         """
-        channel, homes = self._channel, self._shares(clients, broadcast.round)
+        channel, homes = self._channel, self._deal(clients, broadcast.round)
         shares = [[id for id in clients if homes[id] == rank] for rank in range(channel.size)]
         remembering = [id for id in clients if id in self.memories and homes[id]]
         job = _parts(weights=Message(broadcast.weights), extras=broadcast.extras)
@@ -288,25 +288,33 @@ class WorkerTransport(InProcess):
                 reply.seconds /= channel.size
             yield reply, memory
 
-    def _shares(self, clients: Sequence[int], round: int) -> dict[int, int]:
-        """Returns which process has each client: the longest are dealt out first, to the idlest.
-
-        Within a round a client stays where it is: there lie its secrets. Of idle processes the
-        last is first, since process 0 has the server's work, too.
-        """
+    def _deal(self, clients: Sequence[int], round: int) -> dict[int, int]:
+        """Returns which process has each client; within a round it stays: there lie its secrets."""
         if round != self._round:
             self._round, self._homes = round, {}
-        train, loads = self.workers[0].train, [0] * self._channel.size
-        batches = {id: -(-len(self.examples(id)) // train.batch_size) for id in clients}
-        for id in clients:
-            if id in self._homes:
-                loads[self._homes[id]] += batches[id]
-        new = [id for id in clients if id not in self._homes]
-        for id in sorted(new, key=lambda id: -batches[id]):
-            home = min(reversed(range(len(loads))), key=loads.__getitem__)
-            self._homes[id] = home
-            loads[home] += batches[id]
+        size = self.workers[0].train.batch_size
+        batches = {id: -(-len(self.examples(id)) // size) for id in clients}
+        self._homes |= dealt(batches, self._channel.size, self._homes)
         return self._homes
+
+
+def dealt(batches: Mapping[int, int], size: int, homes: Mapping[int, int]) -> dict[int, int]:
+    """Deals clients out to processes: the longest first, each to the one with least to do.
+
+    Of equally idle processes the last is taken: process 0 has the server's work, too.
+
+    Args:
+        batches: of each client.
+        size: number of processes.
+        homes: processes of clients that have one already.
+    """
+    loads, found = [0] * size, {id: homes[id] for id in batches if id in homes}
+    for id, home in found.items():
+        loads[home] += batches[id]
+    for id in sorted(batches.keys() - homes.keys(), key=lambda id: (-batches[id], id)):
+        found[id] = min(reversed(range(size)), key=loads.__getitem__)
+        loads[found[id]] += batches[id]
+    return found
 
 
 def work_on(job: Message, clients: InProcess, channel: Channel) -> None:

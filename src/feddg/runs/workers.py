@@ -107,7 +107,7 @@ def together(workers: int, cache: Path) -> Iterator[Prepare]:
         return
     if _of_torchrun is not None:
         try:
-            yield partial(_prepare, _of_torchrun)
+            yield partial(prepared_by, _of_torchrun)
         except BaseException:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what there is to say is said
             atexit.unregister(_end_torchrun)
@@ -117,14 +117,14 @@ def together(workers: int, cache: Path) -> Iterator[Prepare]:
 
         def prepare(experiment: Experiment, *rest: Any) -> RunContext:
             devices_of(experiment, workers)  # a mistake is to be told before anybody starts
-            channel = ending.enter_context(_children(workers, cache))
-            return _prepare(channel, experiment, *rest)
+            channel = ending.enter_context(started(workers, cache))
+            return prepared_by(channel, experiment, *rest)
 
         yield prepare
 
 
 @contextmanager
-def _children(workers: int, cache: Path) -> Iterator[Channel]:
+def started(workers: int, cache: Path) -> Iterator[Channel]:
     """Starts workers on this machine, each with its share of the cores; ends them with its block.
 
     They are apart from this process' terminal, so Ctrl-C reaches this process alone.
@@ -235,7 +235,7 @@ def devices_of(experiment: Experiment, here: int) -> list[torch.device]:
     return [torch.device("cuda", number) for number in range(here)]
 
 
-def _prepare(
+def prepared_by(
     channel: Channel,
     experiment: Experiment,
     cache: Path,
