@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, cast
@@ -36,6 +37,7 @@ AHEAD = 2**28
 """Bytes of updates that a process may be ahead of the server's turn to take them."""
 ALIGNED = 64
 SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_TO_LEAVE = 10.0
 CONTEXT, PREDICT = "context", "predict"
 FAILED = "failed"
 
@@ -108,6 +110,7 @@ class Channel:
         self.expected = deque[int]()
         self._under_way = deque[tuple[list[Any], int]]()
         self._bytes = 0
+        self._waiting: threading.Thread | None = None
 
     def join(self, **options: Any) -> None:
         """Waits until all processes are there.
@@ -121,6 +124,13 @@ class Channel:
         self._patiently(lambda: dist.init_process_group(**options))
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
+    def leave(self) -> None:
+        """Leaves the other processes; a wait for them that was given up ends as they do."""
+        if self._waiting is not None:
+            self._waiting.join(SECONDS_TO_LEAVE)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
     # Process 0 gives all workers a job
 
     def tell(self, job: Message) -> None:
@@ -129,7 +139,8 @@ class Channel:
         while expected:
             self.receive(expected.popleft())
         for tensor in buffers_of(job):
-            self._wait(lambda: dist.broadcast(tensor, 0, async_op=True), tensor)
+            with self._connected():
+                self._end(dist.broadcast(tensor, 0, async_op=True), tensor)
 
     def hear(self) -> Message:
         """Returns the next job."""
@@ -139,12 +150,10 @@ class Channel:
 
     def send(self, to: int, message: Message) -> None:
         """Sends a copy of a message; waits while more than ``AHEAD`` bytes are under way."""
-        try:
-            tensors = buffers_of(message)
+        tensors = buffers_of(message)
+        with self._connected(to):
             # Each is kept until it has left.
             works = [(dist.isend(tensor, to), tensor) for tensor in tensors]
-        except RuntimeError as error:
-            raise self._lost(error, to) from None
         self._under_way.append((works, sum(tensor.nbytes for tensor in tensors)))
         self._bytes += self._under_way[-1][1]
         while self._bytes > AHEAD:
@@ -169,7 +178,8 @@ class Channel:
     def _arrived(self, start: Callable[[Tensor], Any], source: int | None) -> Message:
         def arrived(count: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
             tensor = torch.empty(count, dtype=dtype, device=device)
-            self._wait(lambda: start(tensor), tensor, source)
+            with self._connected(source):
+                self._end(start(tensor), tensor)
             return tensor
 
         header, size_here, size_there = arrived(3, torch.int64).tolist()
@@ -181,18 +191,28 @@ class Channel:
         works, size = self._under_way.popleft()
         self._bytes -= size
         for work, tensor in works:
-            self._wait(lambda: work, tensor)
+            with self._connected():
+                self._end(work, tensor)
 
-    def _wait(self, start: Callable[[], Any], tensor: Tensor, other: int | None = None) -> None:
-        """Starts to send or receive a tensor, and waits for the end; on a GPU that waits itself."""
+    def _end(self, work: Any, tensor: Tensor) -> None:
+        """Waits until a tensor has arrived or left; for one on a GPU, that waits by itself."""
+        if tensor.device.type == "cpu":
+            self._patiently(work.wait)
+        else:
+            work.wait()
+
+    @contextmanager
+    def _connected(self, other: int | None = None) -> Iterator[None]:
+        """Says who is lost when a connection breaks in its block."""
         try:
-            work = start()
-            if tensor.device.type == "cpu":
-                self._patiently(work.wait)
-            else:
-                work.wait()
+            yield
         except RuntimeError as error:
-            raise self._lost(error, other) from None
+            if self.rank == 0:
+                time.sleep(SECONDS_BETWEEN_LOOKS)  # who broke it may not be dead yet
+                self._watch()
+            who = "a worker" if other is None else f"worker {other}"
+            text = " ".join(str(error).split())[:200]
+            raise WorkerLost(f"{who} cannot be reached any more: {text}") from None
 
     def _patiently(self, wait: Callable[[], object]) -> None:
         """Waits so that Ctrl-C, or the death of any worker, ends it: nothing else would."""
@@ -208,7 +228,8 @@ class Channel:
             except BaseException as error:
                 ended.put(error)
 
-        threading.Thread(target=work, daemon=True).start()
+        self._waiting = threading.Thread(target=work, daemon=True)
+        self._waiting.start()
         while True:
             try:
                 error = ended.get(timeout=SECONDS_BETWEEN_LOOKS)
@@ -218,14 +239,6 @@ class Channel:
             if error is not None:
                 raise error
             return
-
-    def _lost(self, error: RuntimeError, other: int | None) -> WorkerLost:
-        """Returns what is to be said of a broken connection."""
-        if self.rank == 0:
-            time.sleep(SECONDS_BETWEEN_LOOKS)  # who broke it may not be dead yet
-            self._watch()
-        who = "a worker" if other is None else f"worker {other}"
-        return WorkerLost(f"{who} cannot be reached any more: {' '.join(str(error).split())[:200]}")
 
 
 # Clients, some of them in other processes.

@@ -28,7 +28,6 @@ from feddg.errors import ExperimentError, FeddgError, RunError, WorkerLost, in_w
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
 from feddg.federation.inprocess import InProcess
-from feddg.federation.local_training import load_weights
 from feddg.federation.workers import (
     FAILED,
     PREDICT,
@@ -108,9 +107,10 @@ def together(workers: int, cache: Path) -> Iterator[Prepare]:
     if _of_torchrun is not None:
         try:
             yield partial(prepared_by, _of_torchrun)
-        except BaseException:
+        except (KeyboardInterrupt, WorkerLost):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what there is to say is said
             atexit.unregister(_end_torchrun)
+            atexit.register(_of_torchrun.leave)
             raise
         return
     with ExitStack() as ending:
@@ -163,8 +163,7 @@ def started(workers: int, cache: Path) -> Iterator[Channel]:
         for child in children.values():  # they keep nothing that could be lost
             child.kill()
             child.wait()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        channel.leave()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -195,7 +194,8 @@ def join_torchrun(cache: Path) -> None:
     channel = _of_torchrun = Channel()
     channel.join(backend=_backend(), timeout=PATIENCE)
     if channel.rank:
-        sys.exit(serve(channel, cache))
+        serve(channel, cache)
+        sys.exit()
     signal.signal(signal.SIGTERM, _told_to_end)
     atexit.register(_end_torchrun)
 
@@ -204,11 +204,11 @@ def _end_torchrun() -> None:
     assert _of_torchrun is not None
     with suppress(WorkerLost):
         _of_torchrun.tell(Message({}, {"job": END}))
-    dist.destroy_process_group()
+    _of_torchrun.leave()
 
 
 def _told_to_end(*_: object) -> None:
-    raise WorkerLost("this process was told to end, as torchrun does when a worker is lost")
+    raise WorkerLost("a worker is lost, and torchrun, which says which, ends the others")
 
 
 def devices_of(experiment: Experiment, here: int) -> list[torch.device]:
@@ -295,8 +295,8 @@ def _require_alike(rank: int, theirs: dict[str, Any], own: dict[str, str]) -> No
 # A worker
 
 
-def serve(channel: Channel, cache: Path) -> int:
-    """Does what process 0 says until it says that it ends, or is gone; returns the exit status."""
+def serve(channel: Channel, cache: Path) -> None:
+    """Does what process 0 says until it ends."""
     log.setLevel(logging.ERROR)  # process 0 says it all
     found: RunContext | None = None
     try:
@@ -315,9 +315,8 @@ def serve(channel: Channel, cache: Path) -> int:
                 channel.flush()
                 break
     except WorkerLost:  # process 0 is gone, and says why
-        return 1
-    dist.destroy_process_group()
-    return 0
+        pass
+    channel.leave()
 
 
 def _prepared(channel: Channel, job: Message, cache: Path) -> RunContext:
@@ -352,13 +351,13 @@ def _work(channel: Channel, found: RunContext, job: Message) -> None:
     channel.flush()
 
 
-def main() -> int:
+def main() -> None:
     """Works for the process that started this one."""
     store, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     channel = Channel()
     channel.join(**_group(store, rank, size))
-    return serve(channel, cache_folder())
+    serve(channel, cache_folder())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
