@@ -2,18 +2,20 @@
 
     python benchmarks/scale/workers.py FOLDER --pacs PACS --weights WEIGHTS
 
-Each row is a run of its own, in processes of their own, rows of a job interleaved. ``rounds``: a
-round of the small CNN (20 of 100 clients, about 20 images of 32 pixels each) and of ResNet-18 (4 of
-100 clients of PACS at 64 pixels), by one process with one or two threads and by two workers with one
+Each row is a run of its own, in processes of their own, rows of a job interleaved. First a round of
+the small CNN (20 of 100 clients, about 20 images of 32 pixels each) and of ResNet-18 (4 of 100
+clients of PACS at 64 pixels), by one process with one or two threads and by two workers with one
 thread each: medians over rounds of its seconds, of CPU seconds of process 0 and of the busiest
-worker, and at process 0 of the seconds that it waits for replies, and of CPU seconds that messages
-and sums take. ``nodes``: one round of 1,000 clients of about 20 images by two agents of torchrun on
-the loopback interface: seconds, CPU seconds and largest resident memory of each process.
+worker; and at process 0 of CPU seconds of training and of messages (the rest is the server's work:
+sums, checks, ledger), and of the seconds that it waits for replies. Then a round of 1,000 clients
+of about 20 images by two agents of torchrun on the loopback interface (``--nodes``: this alone):
+seconds, CPU seconds and largest resident memory of each process.
 
 Results go to FOLDER/workers.json. Trees are those of ``measure.py``.
 """
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -21,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +72,13 @@ def one(fields: dict[str, Any], out: Path, cache: Path, workers: int, threads: i
 
     import feddg
     from feddg.experiment import Experiment
+    from feddg.federation.inprocess import InProcess
     from feddg.federation.workers import Channel
     from feddg.records import RoundRow
     from feddg.runs.observer import Observer
 
     torch.set_num_threads(threads)
-    took = {"waiting": 0.0, "messages": 0.0}
+    took = {"waiting": 0.0, "messages": 0.0, "training": 0.0}
     children: list[subprocess.Popen[bytes]] = []
 
     class Started(subprocess.Popen):  # type: ignore[type-arg]
@@ -99,14 +102,25 @@ def one(fields: dict[str, Any], out: Path, cache: Path, workers: int, threads: i
 
     for name in ("tell", "send", "flush", "receive"):
         setattr(Channel, name, timed(getattr(Channel, name)))
+    train = InProcess.results
+
+    def trained(*arguments: Any) -> Iterator[Any]:
+        results = train(*arguments)
+        while True:
+            started = time.process_time()
+            result = next(results, None)
+            took["training"] += time.process_time() - started
+            if result is None:
+                return
+            yield result
+
+    InProcess.results = trained  # type: ignore[method-assign]
     marks: list[list[float]] = []
-    sums: list[float] = []
 
     class Clock(Observer):
         def round(self, row: RoundRow) -> None:
             busiest = max([cpu_of(child.pid) for child in children], default=0.0)
             marks.append([time.perf_counter(), time.process_time(), busiest, *took.values()])
-            sums.append(row.seconds["aggregate"])
 
     evaluate = {"every": 1000, "averages": "never", "pictures": False}
     feddg.run(
@@ -117,10 +131,9 @@ def one(fields: dict[str, Any], out: Path, cache: Path, workers: int, threads: i
         cache=cache,
         report=False,
     )
-    names = ("seconds", "cpu", "worker_cpu", "waiting", "messages")
-    steps = [[b - a for a, b in zip(*pair)] for pair in zip(marks, marks[1:])]
-    found = dict(zip(names, map(statistics.median, zip(*steps))))
-    print(json.dumps(found | {"sums": statistics.median(sums[1:])}))
+    steps = [[b - a for a, b in zip(*pair)] for pair in itertools.pairwise(marks)]
+    names = ("seconds", "cpu", "worker_cpu", *took)
+    print(json.dumps(dict(zip(names, map(statistics.median, zip(*steps))))))
 
 
 def apart(name: str, options: argparse.Namespace, workers: int, threads: int) -> dict[str, float]:

@@ -294,8 +294,14 @@ def compare(
     from feddg.comparison.pool import Watcher
     from feddg.comparison.results import results_files
     from feddg.comparison.tuning import picked, prepare_trials
+    from feddg.runs.workers import started_by_torchrun
     from feddg.settings import merge
 
+    if started_by_torchrun():
+        raise ExperimentError(
+            "torchrun starts the processes of one run; a comparison hands whole runs out: --jobs, "
+            "--launcher ray or slurm"
+        )
     if drop_weights and predictions:
         raise ExperimentError("--predictions needs the weights that --drop-weights deletes")
     axes, given = _split_fields(fields)

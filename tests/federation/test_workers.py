@@ -6,10 +6,12 @@ import threading
 
 import pytest
 import torch
+from torch.utils import backend_registration
 
 from feddg.errors import WorkerLost
 from feddg.federation.workers import Channel, buffers_of, dealt, message_in
 from feddg.messages import Message
+from second_device import second_device
 
 TENSORS = {
     "matrix": torch.arange(6.0).view(2, 3),
@@ -38,6 +40,23 @@ def test_a_message_crosses_in_buffers_with_its_order_in_memory():
         assert found.dtype == tensor.dtype, name
         assert torch.equal(found, tensor), name
     assert back.tensors["channels last"].stride() == TENSORS["channels last"].stride()
+
+
+def test_what_is_on_a_device_has_a_buffer_there():
+    if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip("this version of PyTorch has no back ends that are written in Python")
+    with second_device() as device:
+        here, there = torch.arange(3.0), torch.arange(4.0).view(2, 2).to(device)
+        sizes, host, flat = buffers_of(Message({"here": here, "there": there, "more": here}))
+        assert (host.device.type, flat.device.type) == ("cpu", device)
+        back = message_in(int(sizes[0]), host, flat).tensors
+        assert {name: t.device.type for name, t in back.items()} == {
+            "here": "cpu",
+            "there": device,
+            "more": "cpu",
+        }
+        assert torch.equal(back["there"].cpu(), there.cpu())
+        assert torch.equal(back["more"], here)
 
 
 def test_the_longest_clients_are_dealt_out_first():

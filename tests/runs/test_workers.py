@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -13,8 +14,10 @@ from safetensors.torch import load_file
 from feddg.api import resume, run
 from feddg.errors import ExperimentError, RunError
 from feddg.experiment import Experiment
+from feddg.methods.base import State
 from feddg.privacy import noise
 from feddg.runs import workers
+from feddg.runs.context import in_process
 from feddg.runs.execute import carry_out
 from feddg.runs.observer import Observer
 from feddg.settings import merge
@@ -37,7 +40,7 @@ CASES = {
     "pardon": {"method": "pardon"},
     "scaffold": {"method": "scaffold", "train": {"optimizer": "sgd"}},
     "fedbn": {"method": "fedbn"},
-    "feddg-ga": {"method": "feddg-ga"},
+    "feddg-ga": {"method": "feddg-ga", "server": {"wise_ft": "auto"}},
     "ridge": {**NO_STATISTICS, "method": "ridge", "train": {"rounds": 1, "local_steps": None}},
     "ridge head": {**NO_STATISTICS, "train": {"head": "ridge"}},
     "private": {**NO_STATISTICS, "privacy": {"epsilon": 8, "delta": 1e-5}},
@@ -211,3 +214,24 @@ def test_three_processes_leave_the_bits_of_one(case, three, cache, tmp_path, mon
     one = carry_out(tmp_path / "one", experiment, cache=own).folder
     many = carry_out(tmp_path / "many", experiment, cache=cache, prepare=three).folder
     assert_alike(one, many)
+
+
+def test_replies_that_nobody_takes_leave_no_trace(three, cache):
+    experiment = Experiment(**merge(SETTINGS, CASES["scaffold"]))
+    found = [
+        prepare(experiment, cache, lambda what, done, total: None, {})
+        for prepare in (three, in_process)
+    ]
+    weights = {n: t.clone() for n, t in found[0].worker.network.state_dict().items()}
+    extras = found[0].method.initial_extras(found[0].worker.network, 5)
+    state = State(weights, extras, rounds=2)
+    sent = replace(found[0].method.broadcast(state), round=1)
+    many, one = (each.transport for each in found)
+    left = many.train([0, 1, 2, 3, 4], sent)
+    next(left)
+    assert set(many.memories) == {0}
+    many.memories.clear()
+    for mine, other in zip(many.train([1, 3], sent), one.train([1, 3], sent), strict=True):
+        assert mine.client == other.client
+        assert all(torch.equal(mine.weights[n], t) for n, t in other.weights.items())
+    assert set(many.memories) == {1, 3}

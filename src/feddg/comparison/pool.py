@@ -389,7 +389,7 @@ class RayLauncher(Launcher):
 
 SECONDS_BETWEEN_LOOKS = 2.0
 MOST_LIMITS = 20
-"""How often a run may reach its time limit; one that does not get through a round goes on so."""
+"""How often a run may reach its time limit: one that gets through no round would never end."""
 
 
 class _Job:

@@ -69,6 +69,7 @@ class RunContext:
         defences: what happens to updates on their way.
         remote: whether clients are elsewhere, so that what was sent is sent, whatever came of it.
         contents: which images are trained and tested on, where they are here.
+        workers: how many processes have the clients.
     """
 
     method: Method
@@ -81,6 +82,7 @@ class RunContext:
     defences: Defences = NO_DEFENCES
     remote: bool = False
     contents: ImagesFile | None = None
+    workers: int = 1
 
 
 Prepare = Callable[[Experiment, Path, Progress, dict[int, Weights]], RunContext]

@@ -520,7 +520,8 @@ class _Execution:
         self, found: RunContext, server: Server, measurer: Measurer, writer: Records
     ) -> None:
         """Says what is run on what, collects the clients' statistics, and measures round 0."""
-        self.folder.write_json("environment.json", environment(self.experiment, found.worker))
+        about = environment(self.experiment, found.worker) | {"workers": found.workers}
+        self.folder.write_json("environment.json", about)
         self.folder.write_json("clients.json", found.clients)
         if found.contents is not None:
             self.folder.write_json(IMAGES, found.contents)

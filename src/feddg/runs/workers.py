@@ -129,13 +129,15 @@ def started(workers: int, cache: Path) -> Iterator[Channel]:
 
     They are apart from this process' terminal, so Ctrl-C reaches this process alone.
     """
+    if not dist.is_available():
+        raise ExperimentError(
+            "workers need torch.distributed, which this PyTorch was built without"
+        )
     if dist.is_initialized():
         raise RunError("this process is in a group of torch.distributed already: leave it first")
     count = threads_per_job(workers)
     environment = environment_of_job(count) | {"FEDDG_CACHE": str(cache.resolve())}
-    loopback = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
-    if loopback is not None:
-        environment["GLOO_SOCKET_IFNAME"] = os.environ["GLOO_SOCKET_IFNAME"] = loopback
+    environment |= _loopback()
     folder = tempfile.mkdtemp(prefix="feddg-")
     store = os.path.join(folder, "store")
     children = dict[int, subprocess.Popen[bytes]]()
@@ -153,7 +155,8 @@ def started(workers: int, cache: Path) -> Iterator[Channel]:
                 command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
             )
         with threads(count):
-            channel.join(**_group(store, 0, workers))
+            with _environment(_loopback()):
+                channel.join(**_group(store, 0, workers))
             yield channel
             channel.tell(Message({}, {"job": END}))
             for child in children.values():
@@ -165,6 +168,26 @@ def started(workers: int, cache: Path) -> Iterator[Channel]:
             child.wait()
         channel.leave()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _loopback() -> dict[str, str]:
+    """Has the processes of this machine talk over no other network."""
+    names = {"linux": "lo", "darwin": "lo0"}
+    return {"GLOO_SOCKET_IFNAME": names[sys.platform]} if sys.platform in names else {}
+
+
+@contextmanager
+def _environment(more: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in more}
+    os.environ.update(more)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _group(store: str, rank: int, size: int) -> dict[str, Any]:
@@ -243,8 +266,8 @@ def prepared_by(
     memories: dict[int, Weights],
 ) -> RunContext:
     """Prepares a run at process 0, then at the workers: images are decoded once on a machine."""
-    size, here = channel.size, int(os.environ.get("LOCAL_WORLD_SIZE", channel.size))
-    own = _on_device(channel, experiment, 0, here)
+    size, here = channel.size, _processes_here(channel)
+    own = _on_device(channel, experiment)
     clients = partial(WorkerTransport, channel)
     found = in_process(own, cache, progress, memories, clients=clients)
     settings = json.dumps(experiment.model_dump(mode="json"))
@@ -262,11 +285,16 @@ def prepared_by(
     assert found.evaluation is not None
     given = {field.name: getattr(found.evaluation, field.name) for field in fields(Evaluation)}
     evaluation = WorkerEvaluation(**given, channel=channel, network=found.worker.network)
-    return replace(found, evaluation=evaluation)
+    return replace(found, evaluation=evaluation, workers=channel.size)
 
 
-def _on_device(channel: Channel, experiment: Experiment, rank: int, here: int) -> Experiment:
-    channel.device = devices_of(experiment, here)[rank % here]
+def _processes_here(channel: Channel) -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", channel.size))
+
+
+def _on_device(channel: Channel, experiment: Experiment) -> Experiment:
+    here = _processes_here(channel)
+    channel.device = devices_of(experiment, here)[channel.rank % here]
     if channel.device.type == "cuda":
         torch.cuda.set_device(channel.device)
     return experiment.model_copy(update={"device": str(channel.device)})
@@ -321,9 +349,8 @@ def serve(channel: Channel, cache: Path) -> None:
 
 def _prepared(channel: Channel, job: Message, cache: Path) -> RunContext:
     experiment = Experiment(**json.loads(str(job.scalars["experiment"])))
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", channel.size))
-    experiment = _on_device(channel, experiment, channel.rank, here)
-    if channel.rank % here:
+    experiment = _on_device(channel, experiment)
+    if channel.rank % _processes_here(channel):  # another one decodes this machine's images
         channel.receive(0)
     images = load_images(experiment, cache, lambda what, done, total: None)
     found = context_of(experiment, images, cache, {})
@@ -344,10 +371,9 @@ def _work(channel: Channel, found: RunContext, job: Message) -> None:
     model = predictor(found.method, network, weights)
     model.eval()
     evaluation = replace(found.evaluation, splits=splits)
-    logits = share_of_batches(evaluation, model, channel.rank, channel.size)
-    classes = found.evaluation.classes
-    together = torch.cat(logits) if logits else torch.empty(0, classes)
-    channel.send(0, Message({"logits": together}))
+    logits = [torch.empty(0, evaluation.classes)]
+    logits += share_of_batches(evaluation, model, channel.rank, channel.size)
+    channel.send(0, Message({"logits": torch.cat(logits)}))
     channel.flush()
 
 
