@@ -103,6 +103,13 @@ def children(monkeypatch):
     return found
 
 
+class Interrupting(Observer):
+    """Ctrl-C in the middle of a round."""
+
+    def client(self, round, reply):
+        raise KeyboardInterrupt
+
+
 class Killing(Observer):
     """Kills a worker in round 2."""
 
@@ -111,42 +118,23 @@ class Killing(Observer):
 
     def round(self, row):
         if row.round == 2:  # measured and kept after this
-            self._children[0].kill()
+            self._children[-1].kill()
 
 
-def test_a_dead_worker_ends_the_run_and_any_number_goes_on(cache, tmp_path, children):
+def test_ctrl_c_or_a_dead_worker_ends_the_run_and_any_number_goes_on(cache, tmp_path, children):
     experiment = Experiment(**merge(SETTINGS, CASES["scaffold"]))
     one = carry_out(tmp_path / "one", experiment, cache=cache).folder
-    quiet = {"cache": cache, "report": False}
-    expected = r"worker \d is lost: its process was killed.*feddg resume.*any number of workers"
-    with pytest.raises(RunError, match=expected):
-        run(experiment, tmp_path / "two", workers=2, observer=Killing(children), **quiet)
+    with pytest.raises(KeyboardInterrupt, match="feddg resume"):
+        run(experiment, tmp_path / "many", workers=2, observer=Interrupting(), cache=cache)
     assert [child.poll() for child in children] == [-9]
-    (folder,) = (tmp_path / "two").iterdir()
+    (folder,) = (tmp_path / "many").iterdir()
+    expected = r"worker 3 is lost: its process was killed.*feddg resume.*any number of workers"
+    with pytest.raises(RunError, match=expected):
+        resume(folder, workers=4, observer=Killing(children), cache=cache)
+    assert [child.poll() for child in children] == [-9] * 4
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["status"], summary["rounds"]) == ("failed", 1)
-    assert_alike(one, resume(folder, cache=cache, workers=4).folder)
-
-
-class Interrupting(Observer):
-    """Ctrl-C in the middle of a round."""
-
-    def client(self, round, reply):
-        raise KeyboardInterrupt
-
-
-def test_ctrl_c_ends_all(cache, tmp_path, children):
-    experiment = Experiment(**SETTINGS)
-    with pytest.raises(KeyboardInterrupt, match="feddg resume"):
-        run(experiment, tmp_path, workers=2, observer=Interrupting(), cache=cache)
-    assert [child.poll() for child in children] == [-9]
-
-
-def test_a_worker_must_be_as_process_0_is(cache, tmp_path, monkeypatch, children):
-    monkeypatch.setattr(workers, "version", lambda package: "0.0")
-    with pytest.raises(RunError, match=r"worker 1 on \S+ has another feddg"):
-        run(Experiment(**SETTINGS), tmp_path, workers=2, cache=cache)
-    assert len(children) == 1
+    assert_alike(one, resume(folder, cache=cache).folder)
 
 
 def test_two_nodes_of_torchrun_leave_the_bits_of_one(cache, tmp_path):
@@ -235,3 +223,12 @@ def test_replies_that_nobody_takes_leave_no_trace(three, cache):
         assert mine.client == other.client
         assert all(torch.equal(mine.weights[n], t) for n, t in other.weights.items())
     assert set(many.memories) == {1, 3}
+
+
+def test_a_worker_must_be_as_process_0_is(three, cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "version", lambda package: "0.0")
+    with pytest.raises(RunError, match=r"worker 1 on \S+ has another feddg"):
+        carry_out(tmp_path / "run", Experiment(**SETTINGS), cache=cache, prepare=three)
+    monkeypatch.undo()
+    again = carry_out(tmp_path / "run", Experiment(**SETTINGS), cache=cache, prepare=three)
+    assert again.status == "completed"

@@ -191,7 +191,7 @@ def _environment(more: dict[str, str]) -> Iterator[None]:
 
 
 def _group(store: str, rank: int, size: int) -> dict[str, Any]:
-    options = {"store": dist.FileStore(store, size), "rank": rank, "world_size": size}
+    options = {"init_method": f"file://{store}", "rank": rank, "world_size": size}
     return options | {"backend": _backend(), "timeout": PATIENCE}
 
 
@@ -274,14 +274,13 @@ def prepared_by(
     channel.tell(Message({}, {"job": RUN, "experiment": settings}))
     first = range(here, size, here)  # of their machines
     others = [rank for rank in range(1, size) if rank not in first]
-    about = _about(found)
-    for rank in first:
-        _require_alike(rank, channel.receive(rank).scalars, about)
+    ready = {rank: channel.receive(rank).scalars for rank in first}
     for rank in others:
         channel.send(rank, Message({}, {"decoded": True}))
     channel.flush()
-    for rank in others:
-        _require_alike(rank, channel.receive(rank).scalars, about)
+    ready |= {rank: channel.receive(rank).scalars for rank in others}
+    for rank, about in ready.items():
+        _require_alike(rank, about, _about(found))
     assert found.evaluation is not None
     given = {field.name: getattr(found.evaluation, field.name) for field in fields(Evaluation)}
     evaluation = WorkerEvaluation(**given, channel=channel, network=found.worker.network)
