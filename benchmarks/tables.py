@@ -236,6 +236,38 @@ def scale() -> str:
     return markdown(["what", "images", "domains", "clients", "CPU s", "peak GB"], body)
 
 
+def workers() -> str:
+    """Returns what a round takes by one process and by two workers."""
+    body = []
+    for row in rows_of("workers"):
+        if row["process"]:
+            continue
+        cpu, worker, training, messages = (
+            float(row[name]) for name in ("cpu", "worker_cpu", "training", "messages")
+        )
+        alone = row["setup"] == "one process, two threads"
+        parts = ["", ""] if alone else [f"{messages:.3f}", f"{cpu - training - messages:.3f}"]
+        longest = cpu / 2 if alone else max(cpu, worker)
+        body.append([row["job"], row["setup"], f"{longest:.2f}", *parts, row["seconds"]])
+    heading = ["job", "by", "CPU s, longest", "messages", "sums and checks", "wall s"]
+    return markdown(heading, body)
+
+
+def workers_nodes() -> str:
+    """Returns what the processes of a round on two nodes take."""
+    body = [
+        [
+            f"{row['process']}{', the server' if row['process'] == '0' else ''}",
+            f"{float(row['seconds']):.0f}",
+            f"{float(row['cpu_seconds']):.0f}",
+            f"{int(row['peak_bytes']) / 1e9:.2f}",
+        ]
+        for row in rows_of("workers")
+        if row["process"]
+    ]
+    return markdown(["process", "wall s", "CPU s", "peak GB"], body)
+
+
 def bytes_sent() -> str:
     """Returns megabytes of a client's update, by network and by what is trained."""
     found = {(row["backbone"], row["trainable"]): row["megabytes"] for row in rows_of("bytes_sent")}
@@ -444,6 +476,8 @@ def tables() -> dict[str, str]:
         "attacks_updates": inversion(),
         "attacks_membership": membership(),
         "scale": scale(),
+        "workers": workers(),
+        "workers_nodes": workers_nodes(),
         "speed_steps": training_steps(),
         "bytes_sent": bytes_sent(),
         "closed_form_pacs": closed_form(),

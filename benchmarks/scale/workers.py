@@ -11,10 +11,11 @@ sums, checks, ledger), and of the seconds that it waits for replies. Then a roun
 of about 20 images by two agents of torchrun on the loopback interface (``--nodes``: this alone):
 seconds, CPU seconds and largest resident memory of each process.
 
-Results go to FOLDER/workers.json. Trees are those of ``measure.py``.
+Results go to FOLDER/workers.csv. Trees are those of ``measure.py``.
 """
 
 import argparse
+import csv
 import itertools
 import json
 import os
@@ -238,7 +239,10 @@ def main() -> None:
     for row in nodes(folder):
         rows.append({"job": "1,000 clients", "setup": "two nodes", **row})
         print(json.dumps(rows[-1]), flush=True)
-    (folder / "workers.json").write_text(json.dumps(rows, indent=1) + "\n")
+    with (folder / "workers.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row))
+        table.writeheader()
+        table.writerows(rows)
 
 
 if __name__ == "__main__":

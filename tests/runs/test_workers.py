@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from feddg.api import resume, run
+from feddg.clients.threads import threads
 from feddg.errors import ExperimentError, RunError
 from feddg.experiment import Experiment
 from feddg.methods.base import State
@@ -57,10 +58,9 @@ CASES = {
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
     """What a worker computes with: the number of threads shows in sums of larger networks."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with pytest.MonkeyPatch.context() as patch, threads(1):
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -302,10 +302,14 @@ def _on_device(channel: Channel, experiment: Experiment) -> Experiment:
 def _about(found: RunContext) -> dict[str, str]:
     """What must be alike in all processes, or their numbers are not those of one."""
     contents = found.contents.fingerprint() if found.contents is not None else ""
+    worker, on_gpu = found.worker, found.worker.device.type == "cuda"
+    computing = worker.threads or torch.get_num_threads()
     return {
         "feddg": version("feddg"),
         "torch": torch.__version__,
-        "kind of device": found.worker.device.type,
+        "device": torch.cuda.get_device_name(worker.device) if on_gpu else worker.device.type,
+        "precision": type(worker.autocast()).__name__,
+        "number of threads": "" if on_gpu else str(computing),
         "images": hash_of([contents, found.clients.model_dump_json()]),
     }
 
