@@ -182,8 +182,9 @@ def nodes(folder: Path) -> list[dict[str, float]]:
     (summary,) = (folder / "runs").glob("*/summary.json")
     seconds = json.loads(summary.read_text())["seconds"]
     print(json.dumps(seconds))
-    rows = [row for row in found.values() if "peak_bytes" in row]
-    return [{"process": number, **row} for number, row in enumerate(rows)]
+    names = ("seconds", "cpu_seconds", "peak_bytes")
+    rows = [[row[name] for name in names] for row in found.values() if "peak_bytes" in row]
+    return [{"process": number, **dict(zip(names, row))} for number, row in enumerate(rows)]
 
 
 def children_of(pid: int) -> list[int]:
@@ -240,9 +241,11 @@ def main() -> None:
         rows.append({"job": "1,000 clients", "setup": "two nodes", **row})
         print(json.dumps(rows[-1]), flush=True)
     with (folder / "workers.csv").open("w", newline="") as file:
-        table = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row))
+        names = dict.fromkeys(name for row in rows for name in row)
+        table = csv.DictWriter(file, names, lineterminator="\n")
         table.writeheader()
-        table.writerows(rows)
+        for row in rows:
+            table.writerow({n: f"{v:.4g}" if isinstance(v, float) else v for n, v in row.items()})
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ from feddg.privacy.defence import under
 
 AHEAD = 2**28
 """Bytes of updates that a process may be ahead of the server's turn to take them."""
+SERVER = 0.2
+"""What the server's work for an update takes, in batches: measured of a small CNN and ResNet-18."""
 ALIGNED = 64
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_TO_LEAVE = 10.0
@@ -314,18 +316,19 @@ class WorkerTransport(InProcess):
 def dealt(batches: Mapping[int, int], size: int, homes: Mapping[int, int]) -> dict[int, int]:
     """Deals clients out to processes: the longest first, each to the one with least to do.
 
-    Of equally idle processes the last is taken: process 0 has the server's work, too.
+    Process 0 has the server's work, too.
 
     Args:
         batches: of each client.
         size: number of processes.
         homes: processes of clients that have one already.
     """
-    loads, found = [0] * size, {id: homes[id] for id in batches if id in homes}
+    loads, found = [0.0] * size, {id: homes[id] for id in batches if id in homes}
+    loads[0] = SERVER * len(batches)
     for id, home in found.items():
         loads[home] += batches[id]
     for id in sorted(batches.keys() - homes.keys(), key=lambda id: (-batches[id], id)):
-        found[id] = min(reversed(range(size)), key=loads.__getitem__)
+        found[id] = min(range(size), key=loads.__getitem__)
         loads[found[id]] += batches[id]
     return found
 

@@ -191,7 +191,7 @@ def _environment(more: dict[str, str]) -> Iterator[None]:
 
 
 def _group(store: str, rank: int, size: int) -> dict[str, Any]:
-    options = {"init_method": f"file://{store}", "rank": rank, "world_size": size}
+    options = {"init_method": Path(store).as_uri(), "rank": rank, "world_size": size}
     return options | {"backend": _backend(), "timeout": PATIENCE}
 
 
