@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks.md, made from the CSV files in docs/results/data.
+"""The tables of README.md, docs/benchmarks.md and docs/which_method.md, from docs/results/data.
 
     python benchmarks/tables.py
 
@@ -7,11 +7,17 @@ rewrites every table that stands between ``<!-- table: NAME -->`` and ``<!-- end
 
 import csv
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from feddg.comparison.results import Results, read_results
-from feddg.comparison.statistics import average_over_columns, paired_margin
+from feddg.comparison.statistics import (
+    Accuracies,
+    Key,
+    average_over_columns,
+    paired_margin,
+)
 from feddg.evaluation.travel import ESTIMATORS
 from feddg.prediction.travel import FAR
 from feddg.records import ID_TEST, TEST
@@ -23,24 +29,55 @@ from feddg.text import readable
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "results" / "data"
-PAGE = ROOT / "docs" / "benchmarks.md"
-CAMPAIGNS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
-    "serving_digits": (["serving_digits"], []),
-    "serving_ablation": (
+PAGES = tuple(ROOT / name for name in ("README.md", "docs/benchmarks.md", "docs/which_method.md"))
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """A table of methods, each beside plain averaging.
+
+    Attributes:
+        rounds: of every run: a results file has images and seconds of one round.
+        files: the results files.
+        left_out: methods that the table does not show.
+        beside: by a method's label, that of a further one that it is compared with.
+        heading: of that column.
+    """
+
+    rounds: int
+    files: Sequence[str]
+    left_out: Sequence[str] = ()
+    beside: Callable[[str], str] | None = None
+    heading: str = ""
+
+
+def default_codec(method: str) -> str:
+    """Returns the method of ``CCST, colours`` with its default codec."""
+    return method.partition(",")[0].lower()
+
+
+OTHERS = ("mixstyle", "rsc", "feddg-ga", "fedig-a", "randconv", "vista")
+OF_DEFAULT = "minus the same with `compact`, EMA"
+CAMPAIGNS: Mapping[str, Campaign] = {
+    "serving_digits": Campaign(10, ["serving_digits"]),
+    "serving_ablation": Campaign(
+        10,
         ["serving_ablation", "serving_digits"],
         ["rsc", "ccst", "pardon", "feddg-ga", "fedig-a"],
+        lambda method: "vista",
+        "minus VISTA, EMA",
     ),
-    "serving_pacs": (["serving_pacs"], []),
-    "codecs_digits": (
-        ["codecs_digits", "serving_digits"],
-        ["mixstyle", "rsc", "feddg-ga", "fedig-a", "randconv", "vista"],
+    "serving_pacs": Campaign(12, ["serving_pacs"]),
+    "codecs_digits": Campaign(
+        10, ["codecs_digits", "serving_digits"], OTHERS, default_codec, OF_DEFAULT
     ),
-    "codecs_pacs": (
-        ["codecs_pacs", "serving_pacs"],
-        ["mixstyle", "rsc", "feddg-ga", "fedig-a", "randconv", "vista"],
-    ),
+    "codecs_pacs": Campaign(12, ["codecs_pacs", "serving_pacs"], OTHERS, default_codec, OF_DEFAULT),
 }
-"""By table: the results files, and the methods that are left out."""
+"""The tables of methods, by name."""
+BOTH = ("serving_digits", "serving_pacs")
+"""What README and "Which method" show in short."""
+IN_SHORT = ("fedavg", "vista", "randconv", "mixstyle", "pardon")
+"""The methods of README's table: the most different ones, plain averaging first."""
 SEARCHES = ("vista_search", "vista_search_pacs")
 NOISED = ("digits", "pacs", "digits_ten_clients")
 LEVELS = ("none", "clipped", "16", "8", "4", "1")
@@ -55,33 +92,108 @@ ATTACKED = ("pardon", "ccst", "ccst-single", "elcfs", "fpl", "fedbn", "fedig")
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Returns a table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    head_line, *lines = (f"| {' | '.join(line)} |" for line in (head, *rows))
+    return "\n".join([head_line, f"|{'---|' * len(head)}", *lines])
 
 
-def campaign(names: Sequence[str], left_out: Sequence[str] = ()) -> str:
-    """Returns accuracy on unseen domains by method, best first, and its lead over FedAvg.
-
-    Args:
-        names: of the results files.
-        left_out: methods that the table does not show.
-    """
-    rows = [row for name in names for row in read_results(DATA / f"{name}.csv")]
-    results = Results.of_rows([row for row in rows if row.method not in left_out])
+def campaign(about: Campaign) -> str:
+    """Returns accuracy on unseen domains by method, best first, with budget and lead of each."""
+    rows = [row for name in about.files for row in read_results(DATA / f"{name}.csv")]
+    results = Results.of_rows([row for row in rows if row.method not in about.left_out])
     found = {rule: results.accuracies(rule) for rule in (FINAL, SWA_MEAN, EMA_MEAN)}
+    final, ema = found[FINAL], found[EMA_MEAN]
     shown = []
     for method in results.methods:
         means = [average_over_columns(found[rule][method], results.columns) for rule in found]
+        pairs = [(final, "fedavg"), (ema, "fedavg")]
+        pairs += [(ema, about.beside(method))] if about.beside else []
         leads = [
-            "" if method == "fedavg" else margin_text(paired_margin(own[method], own["fedavg"]))
-            for own in (found[FINAL], found[EMA_MEAN])
+            "" if method == other else margin_text(paired_margin(own[method], own[other]))
+            for own, other in pairs
         ]
         seconds = results.mean(method, "seconds") / results.mean("fedavg", "seconds")
-        cells = [spelled(method), *map(spread_text, means), *leads, f"{seconds:.1f}"]
+        seen = results.mean(method, "images") * about.rounds / 1000
+        seeds = len({row.seed for row in results.of(method)})
+        cells = [spelled(method), *map(spread_text, means), *leads]
+        cells += [str(seeds), f"{seen:.0f}k", f"{seconds:.1f}"]
         shown.append((-means[2].mean if means[2] else 0.0, cells))
     head = ["method", "final round", "SWA", "EMA"]
-    head += ["minus FedAvg, final", "minus FedAvg, EMA", "time"]
-    return markdown(head, [cells for _, cells in sorted(shown)])
+    head += ["minus FedAvg, final", "minus FedAvg, EMA", *([about.heading] if about.beside else [])]
+    return markdown([*head, "seeds", "images seen", "time"], [cells for _, cells in sorted(shown)])
+
+
+def in_short(methods: Sequence[str]) -> str:
+    """Returns how methods do on digits and on PACS, with the budget of the figures below them.
+
+    Args:
+        methods: in the order of the rows, plain averaging first.
+    """
+    body = [[spelled(method)] for method in methods] + [["images seen; seeds"]]
+    for name in BOTH:
+        results = Results.read(DATA / f"{name}.csv")
+        found = results.accuracies(EMA_MEAN)
+        for row, method in zip(body, methods):
+            mean = average_over_columns(found[method], results.columns)
+            lead = paired_margin(found[method], found["fedavg"])
+            accuracy = f"{100 * mean.mean:.1f}" if mean else ""
+            row.append(accuracy + (f", {margin_text(lead)}" if method != "fedavg" else ""))
+        seen = max(results.mean(m, "images") or 0 for m in methods) * CAMPAIGNS[name].rounds
+        seeds = sorted({len({row.seed for row in results.of(m)}) for m in methods})
+        body[-1].append(f"{seen / 1000:.0f}k; {' or '.join(map(str, seeds))}")
+        plain = results.mean("fedavg", "seconds")
+        times = [f"{results.mean(method, 'seconds') / plain:.1f}" for method in methods]
+        for row, time in zip(body, [*times, ""]):
+            row.append(time)
+    head = ["method", "digits, minus FedAvg", "time", "PACS, minus FedAvg", "time"]
+    return markdown(head, body)
+
+
+def advice() -> str:
+    """Returns the differences behind the advice of "Which method", with the budget of each."""
+    trained = rows_of("folder_defaults"), rows_of("folder_choice")
+    by_weights: dict[str, dict[Key, float]] = {}
+    for row in trained[0]:
+        key = (f"{row['images_a_domain']} {row['held']}", 0)
+        by_weights.setdefault(row["default"], {})[key] = float(row["unseen"]) / 100
+    by_rounds: dict[str, dict[Key, float]] = {}
+    for row in trained[1]:
+        if (row["head"] == "ridge" and row["trainable"] == "all") or row["rounds"] == "0":
+            key = (f"{row['images_a_domain']} {row['size']} {row['held']}", 0)
+            by_rounds.setdefault(f"{row['rounds']} {row['lr']}", {})[key] = (
+                float(row["unseen"]) / 100
+            )
+    body = [
+        [
+            "1",
+            "ImageNet weights, 5 rounds, minus from scratch",
+            "PACS, 60 or 400 images a domain",
+            "0.8k or 5k; 10k or 65k",
+            *difference(by_weights["default"], by_weights["from scratch"]),
+        ]
+    ]
+    for name, data in (("serving_pacs", "PACS"), ("serving_digits", "digits")):
+        results = Results.read(DATA / f"{name}.csv")
+        seen = f"{results.mean('fedavg', 'images') * CAMPAIGNS[name].rounds / 1000:.0f}k"
+        final, ema = (results.accuracies(rule) for rule in (FINAL, EMA_MEAN))
+        averaged = difference(ema["fedavg"], final["fedavg"])
+        body.append(["1", "FedAvg: averaged weights (EMA) minus last", data, seen, *averaged])
+        advised = "1" if data == "PACS" else "2"
+        for method in ("ccst", "mixstyle", "feddg-ga", "pardon", "randconv", "vista"):
+            images = f"{results.mean(method, 'images') * CAMPAIGNS[name].rounds / 1000:.0f}k"
+            lead = difference(ema[method], ema["fedavg"])
+            body.append([advised, f"{spelled(method)} minus FedAvg", data, images, *lead])
+    sizes = "PACS, 100 or 400 images a domain"
+    rounds = difference(by_rounds["5 0.0001"], by_rounds["0 0.0"])
+    body.append(["3", "closed form and 5 rounds minus closed form", sizes, "1k or 4k", *rounds])
+    head = ["advice", "compared", "data", "images seen", "seeds", "pairs", "points (95 % interval)"]
+    return markdown(head, sorted(body, key=lambda cells: cells[0]))
+
+
+def difference(own: Accuracies, other: Accuracies) -> list[str]:
+    """Returns seeds, pairs and the mean difference with its interval, as text."""
+    margin = paired_margin(own, other)
+    seeds = {seed for _, seed in own.keys() & other.keys()}
+    return [str(len(seeds)), str(margin.pairs), margin_text(margin)] if margin else ["", "0", ""]
 
 
 def learning_rates(name: str, *columns: str) -> str:
@@ -480,6 +592,35 @@ def travel_foreign() -> str:
     return markdown(["images", *head], body)
 
 
+OBJECTS = {
+    "objects": "other objects, in a style of training",
+    "objects, new domain": "other objects, in a new style",
+    "own": "validation images of a site",
+    "new domain": "a domain that took no part",
+    "one class": "one class alone",
+}
+COUNTED = 10
+"""Seed from which on cases are counted; those before decided the thresholds."""
+
+
+def travel_objects() -> str:
+    """Returns how often images are said to show other objects, where they do and where not."""
+    groups = grouped("travel_objects", "kind", "images")
+    body = []
+    for kind, title in OBJECTS.items():
+        cells = []
+        for images in ("pacs-lite0", "pacs-resnet18"):
+            rows = [row for row in groups[kind, images] if int(row["seed"]) >= COUNTED]
+            estimate = statistics.mean(float(row["estimate"]) for row in rows)
+            truth = statistics.mean(float(row["truth"]) for row in rows)
+            noticed = sum(row["found"] == "1" for row in rows)
+            cells += [f"{noticed} of {len(rows)}", f"{100 * estimate:.0f} / {100 * truth:.0f}"]
+        body.append([title, *cells])
+    head = [f"{TRAVEL_IMAGES[own]}" for own in ("pacs-lite0", "pacs-resnet18")]
+    columns = [cell for own in head for cell in (f"{own}: do not use", "estimated / true, %")]
+    return markdown(["images", *columns], body)
+
+
 def parts(columns: Sequence[str]) -> list[Sequence[str]]:
     """Returns every column by itself, then all of them."""
     return [*([column] for column in columns), columns]
@@ -487,10 +628,12 @@ def parts(columns: Sequence[str]) -> list[Sequence[str]]:
 
 def tables() -> dict[str, str]:
     """Returns every table by its name."""
-    made: dict[str, str] = {name: campaign(*given) for name, given in CAMPAIGNS.items()}
+    made: dict[str, str] = {name: campaign(about) for name, about in CAMPAIGNS.items()}
     made |= {name: search_table(Results.read(DATA / f"{name}.csv")) for name in SEARCHES}
     made |= {f"privacy_{name}": accuracy_by_epsilon(name) for name in NOISED}
     return made | {
+        "in_short": in_short(IN_SHORT),
+        "advice": advice(),
         "pacs_learning_rate": learning_rates("pacs_learning_rate", "method", "held out", "rate"),
         "reference_lines_digits": reference_lines("digits"),
         "reference_lines_pacs": reference_lines("pacs"),
@@ -513,21 +656,24 @@ def tables() -> dict[str, str]:
         "travel_intervals": travel_intervals(),
         "travel_labels": travel_labels(),
         "travel_foreign": travel_foreign(),
+        "travel_objects": travel_objects(),
     }
 
 
 def remade(page: str, made: Mapping[str, str]) -> str:
-    """Returns a page with its tables made anew."""
+    """Returns a page with those of the tables that it has made anew."""
     for name, table in made.items():
-        page = between_marks(
-            page, table.strip(), f"<!-- table: {name} -->", "<!-- end of table -->"
-        )
+        start = f"<!-- table: {name} -->"
+        if start in page:
+            page = between_marks(page, table.strip(), start, "<!-- end of table -->")
     return page
 
 
 def main() -> None:
-    """Rewrites the page."""
-    PAGE.write_text(remade(PAGE.read_text("utf-8"), tables()), "utf-8")
+    """Rewrites the pages."""
+    made = tables()
+    for page in PAGES:
+        page.write_text(remade(page.read_text("utf-8"), made), "utf-8")
 
 
 if __name__ == "__main__":

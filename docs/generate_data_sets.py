@@ -71,19 +71,15 @@ def _section(one: DataSet) -> str:
         for name, field in one.options.model_fields.items():
             lines.append(f"- `data.options.{name}`: {field.description}\n")
     lines.append(f"- Cite: {about.citation}\n")
-    lines.append(f"- Licence: {about.licence or 'look at the official page'}\n")
+    if about.licence:
+        lines.append(f"- Licence: {about.licence}\n")
     if about.address:
         lines.append(f"- Official address: <{about.address}>\n")
-    for file in about.files:
-        size = f", {file.bytes / 1e9:.1f} GB" if file.bytes else ""
-        checksum = file.checksum or "no checksum published"
-        lines.append(f"- `feddg data get` downloads `{file.name}`{size} ({checksum})\n")
     if about.down:
         lines.append(f"- {host_down(one)}\n")
     if about.mirror:
         place = f"<https://huggingface.co/datasets/{about.mirror.name}>"
-        lines.append(f"- `feddg data get` takes the mirror {place} (`feddg[parquet]`)\n")
-    lines += [f"- By hand, {number}: {step}\n" for number, step in enumerate(about.steps, start=1)]
+        lines.append(f"- Mirror: {place} (`feddg[parquet]`)\n")
     return "".join(lines)
 
 

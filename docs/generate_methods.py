@@ -54,7 +54,7 @@ def page(method: type[Method]) -> str:
         f"```\n{found['Equations']}\n```",
         "## What leaves the client",
         _code(found["Leaves the client"]),
-        _table(("message / entry", "what it is"), [(f"`{k}`", v) for k, v in method.sends.items()]),
+        _messages(method),
         "## Hyper-parameters",
         _settings(method),
         *_presets(method),
@@ -70,6 +70,16 @@ def page(method: type[Method]) -> str:
 
 def _code(text: str) -> str:
     return text.replace("``", "`")
+
+
+def _messages(method: type[Method]) -> str:
+    """What a method sends besides what every update has."""
+    own = {name: text for name, text in method.sends.items() if Method.sends.get(name) != text}
+    every = "[every update has](README.md#what-every-update-has)"
+    if not own:
+        return f"No more than {every}."
+    rows = [(f"`{name}`", text) for name, text in own.items()]
+    return f"Besides what {every}:\n\n{_table(('message / entry', 'what it is'), rows)}"
 
 
 def _settings(method: type[Method]) -> str:
@@ -139,14 +149,20 @@ def _differences(method: type[Method]) -> list[str]:
 def _excluded(excludes: Mapping[str, str]) -> list[str]:
     if not excludes:
         return []
-    rows = [(f"`{name}`", reason) for name, reason in excludes.items()]
+    names: dict[str, list[str]] = {}
+    for name, reason in excludes.items():
+        names.setdefault(reason, []).append(f"`{name}`")
+    rows = [(", ".join(named), reason) for reason, named in names.items()]
     return ["## Not combined with", _table(("method", "why"), rows)]
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    cells = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    cells = [
+        [str(cell).replace("|", "\\|").replace("\n", " ") for cell in line]
+        for line in (head, *rows)
+    ]
+    head_line, *lines = (f"| {' | '.join(line)} |" for line in cells)
+    return "\n".join([head_line, f"|{'---|' * len(head)}", *lines])
 
 
 def index(known: Mapping[str, type[Method]]) -> str:
@@ -159,11 +175,19 @@ def index(known: Mapping[str, type[Method]]) -> str:
         "\n\n".join(
             [
                 "# Methods",
-                "Every page is made from the method's own docstring and settings by "
-                "`python docs/generate_methods.py`. Combine methods by name: `ccst+jigen`.",
-                _table(("method", "name", "in one line"), rows),
-                "What they [cost](../benchmarks.md#what-methods-cost), and how they do on "
+                "A page each: the idea, the equations, what leaves the client, the settings, and "
+                "where it differs from its authors' code. Combine methods by name: `ccst+jigen`. "
+                "[Which one to try](../which_method.md), what they "
+                "[cost](../benchmarks.md#what-methods-cost), and how they do on "
                 "[digits](../benchmarks.md#digits) and on [PACS](../benchmarks.md#pacs).",
+                _table(("method", "name", "in one line"), rows),
+                "## What every update has",
+                _table(
+                    ("entry", "what it is"),
+                    [(f"`{name}`", text) for name, text in Method.sends.items()],
+                ),
+                "The pages are made from the methods' docstrings and settings by "
+                "`python docs/generate_methods.py`.",
             ]
         )
         + "\n"

@@ -87,7 +87,7 @@ def _make_runs(place: Path, chosen: dict) -> Path:
     """Finishes a run and a comparison, and returns the folder of a run that was interrupted."""
     runs, cache = place / "runs", place / "cache"
     finished = run(Experiment(**chosen), place / "made", cache=cache, report=False).folder
-    for name in ("pardon-0", "fedavg-0", "my-run", "A", "B"):
+    for name in ("pardon-0", "fedavg-0", "first-0", "my-run", "A", "B"):
         shutil.copytree(finished, runs / name)
     compare(load_plan(place / "plan.yaml"), place / "comparisons" / "mine", cache=cache)
     train = {**SMALL["train"], "rounds": 2}

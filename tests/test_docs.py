@@ -1,9 +1,12 @@
-"""The pages about methods say what the code says now."""
+"""The pages about methods say what the code says now, and what a page shows of code works."""
 
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from feddg.evaluation.metrics import Predictions
 from feddg.methods.base import methods
 from scripts import load_script
 
@@ -28,5 +31,28 @@ def test_every_page_names_all_hyper_parameters_and_messages(generated):
         page = generated[f"{name}.md"]
         for field in method.Settings.model_fields:
             assert f"| `{field}` |" in page
-        for message in method.sends:
-            assert f"| `{message}` |" in page
+        for message, text in method.sends.items():
+            assert f"| `{message}` | {text} |" in page + generated["README.md"]
+
+
+def test_a_page_has_what_a_method_sends_besides_the_rest_and_no_reason_twice(generated):
+    assert "`statistics/style`" in generated["pardon.md"]
+    assert "`update/weights/*`" not in generated["pardon.md"]
+    assert "No more than [every update has]" in generated["fedavg.md"]
+    excluded = generated["csac.md"].partition("## Not combined with")[2]
+    assert "| `l2d`, `randconv`, `rsc` |" in excluded
+
+
+def test_the_metric_of_the_contributing_page_is_one():
+    page = (DOCS.parent / "CONTRIBUTING.md").read_text("utf-8")
+    found = re.search(r"```python\n(# mypackage/metrics\.py\n.*?)```", page, re.DOTALL)
+    assert found
+    made: dict = {}
+    exec(found[1], made)
+    metric = made["WORST_CLASS"]
+    counts = np.array([[3, 1, 0], [2, 2, 0], [0, 0, 0]])
+    assert metric.compute(Predictions(confusion=counts)) == 0.5
+    assert metric.compute(Predictions(confusion=np.zeros((2, 2), int))) is None
+    entry = re.search(r'entry-points\."feddg\.metrics"\]\n(\w+) = "[\w.]+:(\w+)"', page)
+    assert entry
+    assert made[entry[2]].name == entry[1]

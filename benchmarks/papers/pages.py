@@ -80,13 +80,17 @@ def new_page(name: str, plan: Plan) -> str:
 
 
 def listing(names: Sequence[str], root: Path = ROOT) -> str:
-    """Every table: how much of it is run, and the columns of which something is run."""
+    """Every table: how much of it is run on how many images, and the columns with a run."""
     parts = []
     for name in names:
         plan = load_plan(root / PLANS / f"{name}.yaml")
         results = results_of(name, plan, root)
         title = (plan.title or name).removesuffix(", shortened")
-        parts.append(f"### {title}\n\n`{name}`: {cells_run(results)} cells run.")
+        budget = f"; seeds: {len(results.seeds_run)}" if results.rows else ""
+        images, rounds = results.mean(REFERENCE, "images"), plan.base["train"].get("rounds")
+        if images and rounds:
+            budget += f"; images seen: {images * rounds / 1000:.0f}k"
+        parts.append(f"### {title}\n\n`{name}`: {cells_run(results)} cells run{budget}.")
         if results.rows:
             parts.append(short_table(results))
     return "\n\n".join(parts)
@@ -123,8 +127,8 @@ def short_table(results: Results) -> str:
         return found
 
     head = ["method", *map(readable, run), *(LEADS if shown else ())]
-    lines = [head, ["---"] * len(head), *map(cells, methods)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    head_line, *lines = (f"| {' | '.join(line)} |" for line in (head, *map(cells, methods)))
+    return "\n".join([head_line, f"|{'---|' * len(head)}", *lines])
 
 
 if __name__ == "__main__":

@@ -519,11 +519,12 @@ def predict_files(
     """
     from feddg.errors import DataError
     from feddg.prediction import predict
+    from feddg.prediction.travel import running_estimate
 
     if html is not None and (html.is_dir() or html.resolve() == out.resolve()):
         raise DataError(f"--html {html} is a folder, or the table itself; name a file of its own")
     try:
-        done = predict.predict_files(run, images, out, **options)
+        done = predict.predict_files(run, images, out, estimate=running_estimate, **options)
     except KeyboardInterrupt:
         how = "goes on where it stopped" if predict.part_of(out).is_file() else "begins anew"
         raise KeyboardInterrupt(f"the same command {how}") from None

@@ -45,7 +45,7 @@ def run(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Run an experiment: from a file, from flags, or flags over a file.
+    """Run an experiment: from a file, from flags, or both.
 
     The run's folder holds everything about it. The same experiment is never run twice: a finished
     one is shown, an interrupted one continues.
@@ -81,7 +81,7 @@ def resume(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Continue an interrupted run from its last completed round."""
+    """Continue an interrupted run after its last round."""
     from feddg.cli.progress import observer
 
     with resumable():
@@ -103,7 +103,10 @@ def demo(
     out: OutOption = Path("runs"),
     quiet: QuietOption = False,
 ) -> None:
-    """Three methods on digits in four styles, each unseen once. Offline, a minute or two."""
+    """Compare three methods on digits: offline, two minutes.
+
+    Digits are drawn in four styles, each of which is unseen once.
+    """
     from feddg.cli.output import print_comparison
     from feddg.cli.progress import watcher
 

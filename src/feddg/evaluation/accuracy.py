@@ -52,6 +52,7 @@ class Score:
         metrics: every registered metric that is defined for them, by name.
         models: how many models were asked; ``correct`` and ``confusion`` count all their answers,
             ``loss`` and ``metrics`` are means over them.
+        confidence: mean largest probability, in [0, 1].
     """
 
     split: str
@@ -62,6 +63,7 @@ class Score:
     confusion: numpy.ndarray
     metrics: Mapping[str, float] = field(default_factory=dict)
     models: int = 1
+    confidence: float = math.nan
 
     @property
     def accuracy(self) -> float:
@@ -99,6 +101,7 @@ def mean_score(scores: Sequence[Score]) -> Score:
             name: math.fsum(score.metrics[name] for score in scores) / count for name in shared
         },
         models=count,
+        confidence=math.fsum(score.confidence for score in scores) / count,
     )
 
 
@@ -173,6 +176,7 @@ class Evaluation:
             float(loss),
             confusion,
             measure(Predictions(confusion, logits, labels)),
+            confidence=float(logits.softmax(1).amax(1).mean()),
         )
 
     def predict(self, predictor: nn.Module, rows: numpy.ndarray) -> Tensor:

@@ -172,7 +172,7 @@ class HeadStart:
         Args:
             answers: of :func:`left_out`; with none the usual penalty and scale are taken.
         """
-        choice = Choice(USUAL_PENALTY, USUAL_SCALE, [])
+        choice = Choice(USUAL_PENALTY, USUAL_SCALE, [], [])
         if answers:
             choice = chosen_by([answer for _, answer in answers], PENALTIES)
         gram, cross = self._means

@@ -27,7 +27,7 @@ from feddg.errors import (
 )
 from feddg.messages import Broadcast, EntrySchema, Message, Refusal, Update, Weights, on_device
 from feddg.models.network import Network
-from feddg.records import Direction, EvaluationRow, Groups, RefusedUpdate, RoundRow
+from feddg.records import Direction, EstimateRow, EvaluationRow, Groups, RefusedUpdate, RoundRow
 from feddg.registry import Registry
 from feddg.settings import ExperimentSettings, Settings
 
@@ -262,6 +262,10 @@ class Method:
         """Returns the accuracy at each client, by id, of a model that never saw it, if measured."""
         return {}
 
+    def left_out_confidence(self, state: State) -> dict[int, float]:
+        """Returns the mean largest probability of that model there, where it was measured."""
+        return {}
+
     def answer(self, client: Client, name: str, question: Message) -> Message:
         """At a client: answers the server's question ``name``."""
         raise NotImplementedError(f"{self.name} asks nothing, so it cannot answer {name!r}")
@@ -304,6 +308,7 @@ class Round:
         failure: why the round does not count: too few updates, or clients known to have broken it.
         scratch: what hooks keep until the round ends, by hook.
         evaluations: how its model did, once it was measured.
+        estimates: how good it is thought to be where nothing is labelled.
         evaluating: seconds that took.
         left_out: accuracy at clients of a model that never saw them, if the method measured it.
         terms: mean of each loss term over the used updates, weighted by examples; with
@@ -322,6 +327,7 @@ class Round:
     failure: NotEnoughUpdates | Sequence[Refusal] | None = None
     scratch: dict[Any, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
     evaluations: Sequence[EvaluationRow] = ()
+    estimates: Sequence[EstimateRow] = ()
     evaluating: float = 0.0
     left_out: Mapping[int, float] = field(default_factory=dict)
     terms: dict[str, float] = field(default_factory=dict)

@@ -25,8 +25,8 @@ Equations:
 
 Leaves the client:
     A_k and B_k once, (d + 1)(d + 2) / 2 + (d + 1) C numbers in double precision; and, asked after
-    the round, how many of its own images the classifiers without it recognise, and how surely, for
-    each lambda and s.
+    the round, how many of its own images the classifiers without it recognise, their mean loss and
+    their mean largest probability, for each lambda and s.
 
 Decisions:
     A is symmetric: its upper half travels, what is off the diagonal times sqrt 2, so that lengths
@@ -73,8 +73,8 @@ from feddg.settings import ExperimentSettings, Positive
 
 GRAM, CROSS = "classifier.gram", "classifier.cross"
 WEIGHT, BIAS = "classifier.weight", "classifier.bias"
-IMAGES, LEFT_OUT, PENALTY, SCALE = (
-    f"ridge/{name}" for name in ("images", "left_out", "penalty", "scale")
+IMAGES, LEFT_OUT, CONFIDENCE, PENALTY, SCALE = (
+    f"ridge/{name}" for name in ("images", "left_out", "confidence", "penalty", "scale")
 )
 SENSITIVITY = math.sqrt(2)
 """How far leaving an image out moves both sums together, where features are clipped."""
@@ -284,7 +284,8 @@ class Ridge(Method):
 
     def initial_extras(self, network: Network, clients: int) -> Weights:
         """Nobody was left out yet."""
-        own = {LEFT_OUT: torch.full((clients,), -1.0, dtype=torch.float64)}
+        nothing = torch.full((clients,), -1.0, dtype=torch.float64)
+        own = {LEFT_OUT: nothing, CONFIDENCE: nothing.clone()}
         return super().initial_extras(network, clients) | own
 
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
@@ -325,9 +326,11 @@ class Ridge(Method):
 
     def left_out(self, state: State) -> dict[int, float]:
         """The accuracy of the classifier that all clients but one make, at that one."""
-        accuracies = enumerate(state.extras[LEFT_OUT].tolist())
-        own = {id: accuracy for id, accuracy in accuracies if accuracy >= 0}
-        return super().left_out(state) | own
+        return super().left_out(state) | _measured(state.extras[LEFT_OUT])
+
+    def left_out_confidence(self, state: State) -> dict[int, float]:
+        """Its mean largest probability there."""
+        return super().left_out_confidence(state) | _measured(state.extras[CONFIDENCE])
 
     def _choice(self, state: State, ask: Ask) -> Choice:
         """Returns lambda and the scale, and notes each client's accuracy when it is left out."""
@@ -338,8 +341,15 @@ class Ridge(Method):
             replies = list(ask(QUESTION, Message({}, {EXAMPLES: images})))
         if not replies:
             penalty = self.settings.when_unknown if len(penalties) > 1 else penalties[0]
-            return Choice(penalty, USUAL_SCALE, [])
+            return Choice(penalty, USUAL_SCALE, [], [])
         choice = chosen_by([reply for _, reply in replies], penalties)
-        left_out[torch.tensor([id for id, _ in replies])] = left_out.new_tensor(choice.accuracies)
-        state.extras[LEFT_OUT] = left_out
+        ids, confidence = torch.tensor([id for id, _ in replies]), state.extras[CONFIDENCE].clone()
+        left_out[ids] = left_out.new_tensor(choice.accuracies)
+        confidence[ids] = confidence.new_tensor(choice.confidences)
+        state.extras |= {LEFT_OUT: left_out, CONFIDENCE: confidence}
         return choice
+
+
+def _measured(by_client: Tensor) -> dict[int, float]:
+    """What was measured of clients, by id."""
+    return {id: value for id, value in enumerate(by_client.tolist()) if value >= 0}

@@ -17,7 +17,7 @@ from feddg.errors import ClientError
 from feddg.messages import LARGEST, EntrySchema, Message
 
 QUESTION = "left_out"
-EXAMPLES, CORRECT, LOSSES = "examples", "correct", "losses"
+EXAMPLES, CORRECT, LOSSES, CONFIDENCES = "examples", "correct", "losses", "confidences"
 """What clients are asked when they are left out, and the entries of their answers."""
 PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Lambdas to choose from."""
@@ -129,11 +129,13 @@ class Choice(NamedTuple):
         penalty: lambda, of the best mean accuracy over clients.
         scale: of the logits, of the least mean cross-entropy.
         accuracies: at each client, in the order of the answers.
+        confidences: the mean largest probabilities there, in the same order.
     """
 
     penalty: float
     scale: float
     accuracies: list[float]
+    confidences: list[float]
 
 
 def left_out_answer(
@@ -162,13 +164,19 @@ def left_out_answer(
         raise ClientError("was told a total without any images but its own")
     share = len(labels) / examples
     gram, cross = ((all - share * part) / (1 - share) for all, part in zip(total, own))
-    correct, losses = [], []
+    correct, losses, confidences = [], [], []
     for weight, bias in solved(unpacked(gram), cross, penalties):
         scores = features @ weight.T + bias
         correct.append((scores.argmax(1) == labels).sum())
-        losses.append(torch.stack([cross_entropy(scale * scores, labels) for scale in SCALES]))
-    # Of a few clients with a few images each, a classifier of the others may be far off.
-    answer = {CORRECT: torch.stack(correct), LOSSES: torch.stack(losses).clamp(max=LARGEST)}
+        scaled = [scale * scores for scale in SCALES]
+        losses.append(torch.stack([cross_entropy(own, labels) for own in scaled]))
+        confidences.append(torch.stack([own.softmax(1).amax(1).mean() for own in scaled]))
+    answer = {
+        CORRECT: torch.stack(correct),
+        # Of a few clients with a few images each, a classifier of the others may be far off.
+        LOSSES: torch.stack(losses).clamp(max=LARGEST),
+        CONFIDENCES: torch.stack(confidences).clamp(max=1),
+    }
     return Message(answer, {EXAMPLES: len(labels)})
 
 
@@ -179,8 +187,9 @@ def chosen_by(answers: Sequence[Message], penalties: Sequence[float]) -> Choice:
     )
     losses = torch.stack([m.tensors[LOSSES].cpu() for m in answers]).mean(0)
     best = int(accuracies.mean(0).argmax())
-    scale = SCALES[int(losses[best].argmin())]
-    return Choice(penalties[best], scale, accuracies[:, best].tolist())
+    scale = int(losses[best].argmin())
+    confidences = [float(m.tensors[CONFIDENCES][best, scale]) for m in answers]
+    return Choice(penalties[best], SCALES[scale], accuracies[:, best].tolist(), confidences)
 
 
 def left_out_schemas(
@@ -205,6 +214,14 @@ def left_out_schemas(
             lambda method, context: (penalties(method), len(SCALES)),
             dtype=torch.float64,
             low=0,
+            when=when,
+        ),
+        CONFIDENCES: EntrySchema(
+            "their mean largest probabilities on these, by scale of the logits",
+            lambda method, context: (penalties(method), len(SCALES)),
+            dtype=torch.float64,
+            low=0,
+            high=1,
             when=when,
         ),
         EXAMPLES: EntrySchema("how many images it has", integer=True, low=1, when=when),

@@ -209,6 +209,7 @@ class RunClassifier(ImageClassifier):
         which: the model by a selection rule, see :func:`feddg.runs.model.load_model`.
 
     Attributes:
+        folder: as it was named.
         trained: the model.
         device: where it is.
 
@@ -225,7 +226,8 @@ class RunClassifier(ImageClassifier):
         which: str | None = None,
     ) -> None:
         trained = self.trained = load_trained(run, device, which)
-        description = describe_model(Path(run), trained)
+        self.folder = Path(run)
+        description = describe_model(self.folder, trained)
         super().__init__(description.model_copy(update={"adaptation": adapt}))
         self._own = trained.predictor()
         self._model = self._own if adapt is None else trained.predictor(adapt)

@@ -2,8 +2,9 @@
 
 import json
 import logging
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from feddg.data.pixels import ArrayPixels
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation, Score, mean_score
+from feddg.evaluation.travel import calibrated
 from feddg.experiment import Experiment
 from feddg.federation.averages import MEANS, averaged, rounds_in, wise_ft
 from feddg.federation.inprocess import InProcess
@@ -33,7 +35,16 @@ from feddg.methods.base import (
 from feddg.methods.composition import build_method
 from feddg.models.network import Network
 from feddg.privacy.building import NO_DEFENCES, Defences
-from feddg.records import ID_VAL, LAST, WISE_FT, ClientsTable, EvaluationRow
+from feddg.records import (
+    ID_VAL,
+    LAST,
+    TEST,
+    UNLABELLED,
+    WISE_FT,
+    ClientsTable,
+    EstimateRow,
+    EvaluationRow,
+)
 from feddg.runs.diagnostics import about_domains
 from feddg.runs.figures import draw_figures
 from feddg.runs.folder import MODELS, START, KeptModels, RunFolder
@@ -285,6 +296,7 @@ class Measurer(RoundHook):
         self._evaluation, self._elsewhere = evaluation, elsewhere
         self._wise_ft, self._observer = wise_ft, observer
         self._at_chance: dict[str, Diagnostic] = {}
+        self._estimates: list[EstimateRow] = []
 
     def completed(self, state: State, round: Round) -> State:
         """Measures the round's model, if it is due."""
@@ -296,7 +308,7 @@ class Measurer(RoundHook):
         else:
             due = evaluate.after(state.round, state.rounds)
         if due or self.server.is_last(state):
-            round.evaluations = self.rows(state)
+            round.evaluations, round.estimates = self.rows(state), self._estimates
             found = about_domains(round.evaluations)
             emit(*(one for name, one in found.items() if name not in self._at_chance))
             self._at_chance |= found
@@ -313,12 +325,41 @@ class Measurer(RoundHook):
             if self._evaluation is not None:
                 scores += measured(self._evaluation, self.server, self._network, weights)
             scores += self._elsewhere(self.server, Broadcast(state.round, weights), scores)
+            if name == LAST:
+                self._estimates = list(self._expected(state, scores))
+            scores = [score for score in scores if score.split != UNLABELLED]
             if scores and name == LAST:
                 self._observer.scores(state.round, scores)
             rows += [
                 score.row(state.round, with_confusion=counted, weights=name) for score in scores
             ]
         return rows
+
+    def _expected(self, state: State, scores: Sequence[Score]) -> Iterator[EstimateRow]:
+        """Yields what to expect where nobody trained, from confidence there and at sites left out.
+
+        Of a method that left its clients out: their accuracies and confidences say how far one is
+        from the other. No label is looked at.
+        """
+        method = self.server.method
+        accuracies, confidences = method.left_out(state), method.left_out_confidence(state)
+        ids = sorted(confidences)
+        for score in scores if ids else ():
+            if score.split in (TEST, UNLABELLED) and math.isfinite(score.confidence):
+                own, true = [confidences[id] for id in ids], [accuracies[id] for id in ids]
+                found = calibrated(score.confidence, own, true, score.examples)
+                log.info(
+                    "round %d: %s, without its labels: expected %.0f %%, %.0f to %.0f",
+                    *(state.round, score.domain, *(100 * end for end in found)),
+                )
+                yield EstimateRow(
+                    round=state.round,
+                    site=score.domain,
+                    images=score.examples,
+                    confidence=score.confidence,
+                    **found._asdict(),
+                    sites=len(ids),
+                )
 
     def _due(self, state: State, last: bool) -> dict[str, Weights]:
         """Returns the weights to be measured in a round, by name."""

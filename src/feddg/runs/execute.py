@@ -113,7 +113,8 @@ class Records(RoundHook):
 
     def completed(self, state: State, round: Round) -> State:
         """Makes the round count."""
-        self.keep(state, [round.row.took(evaluate=round.evaluating), *round.evaluations])
+        row = round.row.took(evaluate=round.evaluating)
+        self.keep(state, [row, *round.evaluations, *round.estimates])
         return state
 
     def keep(self, state: State, rows: Sequence[MetricsRow]) -> None:

@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import SplitResult, urlsplit
 
 import numpy
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
@@ -29,9 +29,11 @@ from feddg.data.decoding import (
 )
 from feddg.data.images import ImageBytes, usable_formats
 from feddg.diagnostics import Diagnostic
+from feddg.errors import field_fault
 from feddg.methods.base import title_of
 from feddg.prediction.classifier import ImageClassifier
 from feddg.prediction.predict import Prediction, prediction_of, rounded
+from feddg.prediction.travel import LEAST_IMAGES, expectation, running_estimate
 from feddg.report.blocks import template_named
 from feddg.serving.server import LOOPBACK_NAMES, ServeLimits
 
@@ -347,6 +349,7 @@ class ModelAnswer(BaseModel):
         energy_threshold: where the out-of-distribution score goes on; None without one.
         result: how good the model was where nobody trained.
         diagnostics: the warnings about it; empty where nothing speaks against it.
+        estimates: whether ``/expected`` says how many answers are right.
         formats: endings of the files that are taken.
         limits: on a request.
         feddg: the version.
@@ -361,9 +364,64 @@ class ModelAnswer(BaseModel):
     energy_threshold: float | None
     result: str
     diagnostics: tuple[Diagnostic, ...]
+    estimates: bool
     formats: list[str]
     limits: ServeLimits
     feddg: str
+
+
+class SeenAnswers(BaseModel):
+    """What ``/expected`` takes: answers about images of one site, as ``/predict`` gave them.
+
+    Attributes:
+        probabilities: of all classes, image by image.
+        energies: of each image.
+    """
+
+    probabilities: list[list[Annotated[float, Field(ge=0, le=1)]]]
+    energies: list[FiniteFloat]
+
+
+class ExpectedAnswer(BaseModel):
+    """How many of the answers are thought to be right, without labels.
+
+    Attributes:
+        images: how many there are.
+        value: the share of them.
+        low: the lower end of the interval that holds it nine times out of ten.
+        high: the upper end.
+        text: the same as a sentence.
+    """
+
+    images: int
+    value: float
+    low: float
+    high: float
+    text: str
+
+
+def expected_of(classifier: ImageClassifier, seen: SeenAnswers) -> ExpectedAnswer:
+    """Returns how many answers are thought to be right.
+
+    Raises:
+        HTTPException: nothing is known of the model, or these are not enough answers of it.
+    """
+    running = running_estimate(classifier)
+    if running is None:
+        raise HTTPException(HTTPStatus.NOT_FOUND, "feddg travel was not asked about this model yet")
+    classes, images = len(classifier.class_names), len(seen.energies)
+    if len(seen.probabilities) != images or {len(row) for row in seen.probabilities} != {classes}:
+        raise HTTPException(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            f"each image needs {classes} probabilities and an energy",
+        )
+    running.add(numpy.array(seen.probabilities), numpy.array(seen.energies))
+    found = running.expected
+    if found is None:
+        raise HTTPException(
+            HTTPStatus.UNPROCESSABLE_ENTITY, f"{images} images are not enough: send {LEAST_IMAGES}"
+        )
+    return ExpectedAnswer(images=images, **found._asdict(), text=expectation(found))
 
 
 def about(classifier: ImageClassifier, limits: ServeLimits) -> ModelAnswer:
@@ -376,6 +434,7 @@ def about(classifier: ImageClassifier, limits: ServeLimits) -> ModelAnswer:
         energy_threshold=classifier.threshold,
         result=classifier.result,
         diagnostics=classifier.diagnostics,
+        estimates=running_estimate(classifier) is not None,
         formats=sorted(usable_formats()),
         limits=limits,
         feddg=feddg.__version__,
@@ -426,6 +485,15 @@ MULTIPART = {
 """The body of ``/predict``, which is read by hand, as the interface's description has it."""
 
 
+SEEN = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": SeenAnswers.model_json_schema()}},
+    }
+}
+"""The body of ``/expected``, which is read by hand, within the limits."""
+
+
 def create_application(
     classifier: ImageClassifier,
     limits: ServeLimits | None = None,
@@ -473,6 +541,18 @@ def create_application(
     async def predict(request: Request) -> JSONResponse:
         """Labels the images of a request, and keeps none of them."""
         return answer_about(classifier, await application.state.answerer(request))
+
+    @application.post("/expected", response_model=ExpectedAnswer, openapi_extra=SEEN)
+    async def expected(request: Request) -> ExpectedAnswer:
+        """Says how many of some answers are right, without labels, and keeps none of them."""
+        refuse_large(request, limits)
+        body = b"".join([chunk async for chunk in _within(request, limits)])
+        try:
+            seen = SeenAnswers.model_validate_json(body)
+        except ValidationError as error:
+            reason = f"{field_fault(error, list(SeenAnswers.model_fields))}"
+            raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, reason) from None
+        return expected_of(classifier, seen)
 
     @application.get("/model")
     async def model() -> ModelAnswer:
