@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddg.diagnostics import Diagnostic, collected, emit
-from feddg.errors import ExperimentError, RunError
+from feddg.errors import ExperimentError, RunError, WorkerLost
 from feddg.text import command
 from feddg.views import notebook_observer, notebook_watcher
 
@@ -48,6 +48,7 @@ def run(
     snapshots: Collection[int] = (),
     again: bool = False,
     predictions: bool = False,
+    workers: int | None = None,
     **fields: Any,
 ) -> "Run":
     """Carries out an experiment, or goes on with it, or finds it done.
@@ -69,6 +70,9 @@ def run(
         again: whether to start anew, beside the old run, where its images were others.
         predictions: whether to keep what is predicted of every image, see
             :func:`feddg.prediction.evaluate.write_image_results`.
+        workers: processes that share the clients and the cores, this one among them; one by
+            default, or one for each GPU of ``device="all"``. The numbers are those of one.
+            Under torchrun all processes call this, and all but the first end in it.
         **fields: of the experiment, as in :class:`feddg.experiment.Experiment`.
 
     Raises:
@@ -78,17 +82,23 @@ def run(
     from feddg.runs import execute
     from feddg.runs.prepare import cache_folder, with_weights_at_hand
     from feddg.runs.provenance import ImagesNow, find_folder
+    from feddg.runs.workers import join_torchrun, placed, together
 
     if predictions:
         _parquet()
-    chosen = with_weights_at_hand(load_experiment(experiment, fields))
-    folder = find_folder(chosen, out, ImagesNow(cache or cache_folder()), again=again)
-    with _resumable(folder):
+    cached = cache or cache_folder()
+    join_torchrun(cached)
+    asked = load_experiment(experiment, fields)
+    asked, number = placed(asked, workers)
+    chosen = with_weights_at_hand(asked)
+    folder = find_folder(chosen, out, ImagesNow(cached), again=again)
+    with _resumable(folder), together(number, cached) as prepare:
         done = execute.carry_out(
             folder,
             chosen,
             observer=observer or notebook_observer(),
             cache=cache,
+            prepare=prepare,
             snapshots=snapshots,
         )
         if predictions:
@@ -103,30 +113,48 @@ def run(
 
 
 def resume(
-    folder: Path | str, *, observer: "Observer | None" = None, cache: Path | None = None
+    folder: Path | str,
+    *,
+    observer: "Observer | None" = None,
+    cache: Path | None = None,
+    workers: int | None = None,
 ) -> "Run":
     """Continues the run in ``folder`` from its last completed round, and writes its page.
+
+    Args:
+        folder: the run's.
+        observer: is told what happens.
+        cache: see :func:`run`.
+        workers: see :func:`run`; another number than before does not matter.
 
     Raises:
         RunError: the folder holds no run.
     """
     from feddg.report import ensure_report
     from feddg.runs import execute
+    from feddg.runs.prepare import cache_folder
+    from feddg.runs.workers import join_torchrun, number_of_workers, together
 
-    with _resumable(folder):
-        done = execute.resume(folder, observer=observer or notebook_observer(), cache=cache)
+    cached = cache or cache_folder()
+    join_torchrun(cached)
+    with _resumable(folder), together(number_of_workers(workers), cached) as prepare:
+        done = execute.resume(
+            folder, observer=observer or notebook_observer(), cache=cache, prepare=prepare
+        )
         ensure_report(done.folder)
     return done
 
 
 @contextmanager
 def _resumable(folder: Path | str) -> Iterator[None]:
-    """Says how to go on when Ctrl-C ends a run."""
+    """Says how to go on when Ctrl-C, or the death of a worker, ends a run."""
+    how = f"`{command('resume', str(folder))}` goes on from the last completed round"
     try:
         yield
     except KeyboardInterrupt:
-        how = f"`{command('resume', str(folder))}` goes on from the last completed round"
         raise KeyboardInterrupt(how) from None
+    except WorkerLost as error:
+        raise RunError(f"{error}; {how}, with any number of workers") from None
 
 
 @dataclass(frozen=True)
@@ -266,8 +294,14 @@ def compare(
     from feddg.comparison.pool import Watcher
     from feddg.comparison.results import results_files
     from feddg.comparison.tuning import picked, prepare_trials
+    from feddg.runs.workers import started_by_torchrun
     from feddg.settings import merge
 
+    if started_by_torchrun():
+        raise ExperimentError(
+            "torchrun starts the processes of one run; a comparison hands whole runs out: --jobs, "
+            "--launcher ray or slurm"
+        )
     if drop_weights and predictions:
         raise ExperimentError("--predictions needs the weights that --drop-weights deletes")
     axes, given = _split_fields(fields)

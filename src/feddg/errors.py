@@ -42,6 +42,10 @@ class AdaptationError(FeddgError):
     """A test-time adaptation that is unknown, or that a model cannot be served with."""
 
 
+class WorkerLost(RunError):
+    """A process that a run is worked on by is gone; the run goes on when it is resumed."""
+
+
 class NotEnoughUpdates(RunError):
     """Fewer good updates than a round needs; it is tried again with other clients."""
 

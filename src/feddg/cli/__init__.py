@@ -13,7 +13,7 @@ from typing import Annotated
 
 import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from feddg.cli import compare, data, deploy, run, use
 from feddg.errors import FeddgError
@@ -38,7 +38,7 @@ class _Grouped(TyperGroup):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         command = super().get_command(ctx, name)
         for panel, names in PANELS.items():
-            if name in names:
+            if isinstance(command, TyperCommand | TyperGroup) and name in names:
                 command.rich_help_panel = panel
         return command
 

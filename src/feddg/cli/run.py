@@ -15,6 +15,7 @@ from feddg.cli.common import (
     QuietOption,
     TrackOption,
     VerboseOption,
+    WorkersOption,
     resumable,
     show_results,
     takes,
@@ -36,6 +37,7 @@ def run(
         str | None,
         typer.Option(help="rounds whose model is kept for `feddg report --analyses`: 1,10,50"),
     ] = None,
+    workers: WorkersOption = None,
     tracked: TrackOption = None,
     dry_run: DryRunOption = False,
     again: AgainOption = False,
@@ -66,6 +68,7 @@ def run(
             snapshots=kept,
             again=again,
             predictions=predictions,
+            workers=workers,
             **overrides,
         )
     show_results(done)
@@ -74,6 +77,7 @@ def run(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="the run folder")],
+    workers: WorkersOption = None,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -81,7 +85,7 @@ def resume(
     from feddg.cli.progress import observer
 
     with resumable():
-        done = api.resume(folder, observer=observer(quiet, verbose))
+        done = api.resume(folder, observer=observer(quiet, verbose), workers=workers)
     show_results(done)
 
 

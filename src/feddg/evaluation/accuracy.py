@@ -28,6 +28,16 @@ class Resettable(Protocol):
         ...
 
 
+ONE_IMAGE = "one image"
+"""What a predictor needs whose answer depends on nothing but the image."""
+
+
+def sees_batches(predictor: nn.Module) -> bool:
+    """Whether a predictor's answer depends on other images, of its batch or before."""
+    needs = getattr(predictor, "needs", ONE_IMAGE)
+    return isinstance(predictor, Resettable) or needs != ONE_IMAGE
+
+
 @dataclass(frozen=True)
 class Score:
     """How a predictor did on one domain of one split.
@@ -129,7 +139,15 @@ class Evaluation:
         One that adapts to what it sees (it has ``reset``) begins anew for every part.
         """
         predictor.eval()
-        return [self._score(predictor, *part) for part in self.parts()]
+        found = zip(self.parts(), self.predictions(predictor), strict=True)
+        return [self._score(logits, *part) for part, logits in found]
+
+    def predictions(self, predictor: nn.Module) -> Iterator[Tensor]:
+        """Yields the logits of each part, as :meth:`predict` returns them."""
+        for _, _, rows in self.parts():
+            if isinstance(predictor, Resettable):
+                predictor.reset()
+            yield self.predict(predictor, rows)
 
     def support(self) -> Iterator[tuple[str, str, list[int]]]:
         """Yields each split and domain with its images of each class."""
@@ -143,11 +161,8 @@ class Evaluation:
             for domain in numpy.unique(self.domains[rows]):
                 yield split, int(domain), rows[self.domains[rows] == domain]
 
-    def _score(self, predictor: nn.Module, split: str, domain: int, rows: numpy.ndarray) -> Score:
+    def _score(self, logits: Tensor, split: str, domain: int, rows: numpy.ndarray) -> Score:
         labels = torch.from_numpy(self.labels[rows])
-        if isinstance(predictor, Resettable):
-            predictor.reset()
-        logits = self.predict(predictor, rows)
         predicted = logits.argmax(1)
         pairs = labels * self.classes + predicted
         counts = torch.bincount(pairs, minlength=self.classes**2).view(self.classes, -1)
@@ -172,7 +187,7 @@ class Evaluation:
         """
         order = torch.arange(len(rows))
         batches = order.split(self.batch_size)
-        if getattr(predictor, "needs", "one image") != "one image":
+        if getattr(predictor, "needs", ONE_IMAGE) != ONE_IMAGE:
             order = torch.randperm(len(rows), generator=stream(0, "evaluation order"))
             batches = order.tensor_split(-(-len(rows) // self.batch_size))
         with torch.inference_mode(), self.autocast():

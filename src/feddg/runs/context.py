@@ -51,6 +51,7 @@ from feddg.runs.figures import draw_figures
 from feddg.runs.folder import MODELS, START, KeptModels, RunFolder
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import (
+    Images,
     Progress,
     build,
     build_evaluation,
@@ -80,6 +81,7 @@ class RunContext:
         defences: what happens to updates on their way.
         remote: whether clients are elsewhere, so that what was sent is sent, whatever came of it.
         contents: which images are trained and tested on, where they are here.
+        workers: how many processes have the clients.
     """
 
     method: Method
@@ -92,6 +94,7 @@ class RunContext:
     defences: Defences = NO_DEFENCES
     remote: bool = False
     contents: ImagesFile | None = None
+    workers: int = 1
 
 
 Prepare = Callable[[Experiment, Path, Progress, dict[int, Weights]], RunContext]
@@ -99,9 +102,14 @@ Prepare = Callable[[Experiment, Path, Progress, dict[int, Weights]], RunContext]
 
 
 def in_process(
-    experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
+    experiment: Experiment,
+    cache: Path,
+    progress: Progress,
+    memories: dict[int, Weights],
+    *,
+    clients: Callable[..., InProcess] = InProcess,
 ) -> RunContext:
-    """Prepares a run whose clients are trained in this process."""
+    """Prepares a run whose clients are trained in this process, or by ``clients`` in several."""
     method = build_method(experiment.method.name, experiment.method.settings)
     method.check(experiment)
     method.read_files()
@@ -109,6 +117,17 @@ def in_process(
     images = load_images(experiment, cache, progress)
     if isinstance(images.pixels, ArrayPixels):  # others would be decoded once more
         emit(*near_copy_diagnostics(experiment, images))
+    return context_of(experiment, images, cache, memories, clients)
+
+
+def context_of(
+    experiment: Experiment,
+    images: Images,
+    cache: Path,
+    memories: dict[int, Weights],
+    clients: Callable[..., InProcess] = InProcess,
+) -> RunContext:
+    """Returns what a run works with, of its images."""
     method, network = build(experiment, len(images.table.class_names))
     emit(*method.diagnostics(experiment))
     experiment = images.trained_by(experiment)
@@ -122,7 +141,7 @@ def in_process(
     return RunContext(
         method,
         worker,
-        InProcess(method, workers, len(images.partition), images.examples, memories, defences),
+        clients(method, workers, len(images.partition), images.examples, memories, defences),
         build_evaluation(experiment, images, worker),
         clients_table(images),
         draw=draw if experiment.evaluate.pictures else lambda folder, state: None,

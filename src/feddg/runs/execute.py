@@ -368,7 +368,11 @@ def read_energy_threshold(folder: Path, model: nn.Module) -> EnergyThreshold | N
 
 
 def resume(
-    folder: Path | str, *, observer: Observer | None = None, cache: Path | None = None
+    folder: Path | str,
+    *,
+    observer: Observer | None = None,
+    cache: Path | None = None,
+    prepare: Prepare = in_process,
 ) -> Run:
     """Continues the run in ``folder`` from its last completed round.
 
@@ -381,7 +385,7 @@ def resume(
     experiment = load_stored(path / EXPERIMENT)
     check_identity(path, experiment)
     check_images(path, experiment, cache)
-    return carry_out(path, experiment, observer=observer, cache=cache)
+    return carry_out(path, experiment, observer=observer, cache=cache, prepare=prepare)
 
 
 def carry_out(
@@ -533,7 +537,8 @@ class _Execution:
         self, found: RunContext, server: Server, measurer: Measurer, writer: Records
     ) -> None:
         """Says what is run on what, collects the clients' statistics, and measures round 0."""
-        self.folder.write_json("environment.json", environment(self.experiment, found.worker))
+        about = environment(self.experiment, found.worker) | {"workers": found.workers}
+        self.folder.write_json("environment.json", about)
         self.folder.write_json("clients.json", found.clients)
         if found.contents is not None:
             self.folder.write_json(IMAGES, found.contents)
