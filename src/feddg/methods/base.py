@@ -193,6 +193,10 @@ class Method:
         """Whether clients send statistics before round 1."""
         return type(self).client_statistics is not Method.client_statistics
 
+    def head_images(self, images: Tensor) -> tuple[Tensor, ...]:
+        """At a client: the versions ``(B, 3, H, W)`` of images that ``train.head: ridge`` sums."""
+        return (images,)
+
     # At a client, every round
 
     def begin(self, client: Client) -> None:

@@ -17,8 +17,9 @@ Equations:
     W = (S_c + lambda tr(S_c) / d I)^-1 C_c,   bias = p - W^T m
     logits = s (W^T f(x) + bias)
     Leaving client k out: A_-k = (n A - n_k A_k) / (n - n_k), B_-k likewise; its accuracy is that
-        of W_-k on its own images. lambda = the best mean of these accuracies over the clients,
-        s = the least mean cross-entropy there.
+        of W_-k on its own images. lambda = the best mean of these accuracies over the clients; of
+        10 clients or more the largest whose mean is behind that by at most a standard error of the
+        differences (Breiman et al. 1984). s = the least mean cross-entropy there.
     An image's privacy (`privacy.record_epsilon`): z = [g, 1] / sqrt 2, g = f min(1, R / |f|) / R,
         so that |z z^T| and |z y^T| are at most 1, and n_k A_k and n_k B_k together move by at most
         sqrt 2 when an image's part is left out; they get noise of that times the multiplier, R is

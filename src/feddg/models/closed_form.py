@@ -21,6 +21,8 @@ EXAMPLES, CORRECT, LOSSES, CONFIDENCES = "examples", "correct", "losses", "confi
 """What clients are asked when they are left out, and the entries of their answers."""
 PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Lambdas to choose from."""
+MANY = 10
+"""Clients from which on the spread of their accuracies says something."""
 SCALES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """What logits are multiplied by before a softmax: scores of least squares lie in [0, 1]."""
 USUAL_SCALE = 16.0
@@ -206,12 +208,23 @@ def left_out_answer(
 
 
 def chosen_by(answers: Sequence[Message], penalties: Sequence[float]) -> Choice:
-    """Returns what does best at clients left out, each of which counts alike."""
+    """Returns what does best at clients left out, each of which counts alike.
+
+    With :data:`MANY` clients or more, of the penalties that are no worse than the best by more than
+    a standard error of the difference the largest is taken (the one-standard-error rule, Breiman et
+    al. 1984): where many clients share few domains a client that is left out resembles those that
+    are not, and the best penalty at it is too small for a domain that nobody has.
+    """
     accuracies = torch.stack(
         [m.tensors[CORRECT].cpu().double() / int(m.scalars[EXAMPLES]) for m in answers]
     )
     losses = torch.stack([m.tensors[LOSSES].cpu() for m in answers]).mean(0)
     best = int(accuracies.mean(0).argmax())
+    if len(answers) >= MANY:
+        behind = accuracies[:, best, None] - accuracies
+        error = behind.std(0) / len(answers) ** 0.5
+        alike = (behind.mean(0) <= error).nonzero().flatten().tolist()
+        best = max(alike, key=lambda place: penalties[place])
     scale = int(losses[best].argmin())
     confidences = [float(m.tensors[CONFIDENCES][best, scale]) for m in answers]
     return Choice(penalties[best], SCALES[scale], accuracies[:, best].tolist(), confidences)
