@@ -166,8 +166,8 @@ def advice() -> str:
         [
             "1",
             "ImageNet weights, 5 rounds, minus from scratch",
-            "PACS, 60 or 400 images a domain",
-            "0.8k or 5k; 10k or 65k",
+            "PACS, 60, 400 or all images a domain",
+            "0.8k, 5k or 35k; 10k, 65k or 400k",
             *difference(by_weights["default"], by_weights["from scratch"]),
         ]
     ]
