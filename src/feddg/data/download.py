@@ -250,8 +250,8 @@ _STRANGE = re.compile(r"[\x00-\x1f\x7f\\]|^[A-Za-z]:")
 
 
 _Member = tuple[str, int, IO[bytes]]
-"""Name, size and opened content of an archived file. The size is what the archive says; no more bytes
-than that are read.
+"""Name, size and opened content of an archived file. The size is what the archive says; no more
+bytes than that are read.
 """
 
 
