@@ -18,7 +18,7 @@ _AXES: Mapping[type[nn.Module], tuple[int, int]] = {
     nn.Dropout2d: (2, 4),
     nn.Dropout3d: (2, 5),
 }
-"""Leading axes with their own draws, by layer type: for an unbatched and for a batched input."""
+"""By layer type: how many leading axes get their own draws, and how many axes a batch has."""
 _PATHS = ("StochasticDepth", "DropPath")
 """Layers of torchvision and timm that drop whole residual branches, by name, because neither
 package must be installed.
