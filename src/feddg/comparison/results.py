@@ -811,7 +811,7 @@ class Results:
 
     @property
     def exact(self) -> int:
-        """The number of rows whose settings match the plan for any tried value, wherever files lie."""
+        """The number of rows whose settings match the plan for any tried value."""
         assert self.plan is not None
         tuned = table_cells(self.plan) if self.plan.tune is not None else None
         wanted = {c.portable_id for c in tuned} if tuned else {c.experiment for c in self.planned}
