@@ -103,7 +103,7 @@ class BatchPredictor:
         return self.batch_size if self.classifier.preparation.reading.tile is None else 1
 
     def decode(self, file: Path) -> Decoded:
-        """Returns a file's images ``(size, size, 3)`` uint8 as in training, or a reason for none."""
+        """Returns a file's images, ``(size, size, 3)`` uint8, or the reason why it has none."""
         look, name = self.classifier.preparation, _written(file)
         side = look.reading.tile
         names = [name] if side is None else names_in(file, name, side)
