@@ -15,7 +15,7 @@ class Shown:
     """An object that a notebook shows as tables, curves and pictures."""
 
     def _repr_html_(self) -> str | None:
-        """Returns HTML without scripts, or None if it cannot be made; a notebook then shows text."""
+        """Returns HTML without scripts; None if it cannot be made, so that text is shown."""
         from feddg.errors import FeddgError
 
         try:
