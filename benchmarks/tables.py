@@ -348,6 +348,61 @@ def scale() -> str:
     return markdown(["what", "images", "domains", "clients", "CPU s", "peak GB"], body)
 
 
+def workers() -> str:
+    """Returns what a round takes by one process and by two workers."""
+    body = []
+    for row in rows_of("workers"):
+        if row["process"]:
+            continue
+        cpu, worker, training, messages = (
+            float(row[name]) for name in ("cpu", "worker_cpu", "training", "messages")
+        )
+        threads = 2 if row["setup"] == "one process, two threads" else 1
+        parts = [
+            f"{messages:.3f}" if worker else "",
+            f"{cpu - training - messages:.3f}" if threads == 1 else "",
+        ]
+        longest = max(cpu / threads, worker)
+        wall = [f"{float(row[name]):.1f}" for name in ("seconds", "waiting")]
+        body.append([row["job"], row["setup"], f"{longest:.2f}", *parts, *wall])
+    heading = ["job", "by", "CPU s, longest", "messages", "sums, checks", "wall s", "waiting"]
+    return markdown(heading, body)
+
+
+def workers_projection() -> str:
+    """Returns how much sooner four GPUs would end a round than one, from measured parts.
+
+    Of ResNet-18 by two workers: the server's work for each of a round's 4 updates, and what
+    messages take for each of the 2 that cross.
+    """
+    (row,) = (
+        r for r in rows_of("workers") if (r["job"], r["setup"]) == ("ResNet-18", "two workers")
+    )
+    cpu, training, messages = (float(row[name]) for name in ("cpu", "training", "messages"))
+    server, message = (cpu - training - messages) / 4, messages / 2
+    body = []
+    for seconds in (0.1, 0.5, 2.0):
+        one = 20 * (seconds + server)
+        four = 5 * seconds + 20 * server + 15 * message
+        body.append([f"{seconds:g}", f"{one:.1f}", f"{four:.1f}", f"{one / four:.1f}"])
+    return markdown(["s a client", "one GPU, s", "four GPUs, s", "times as fast"], body)
+
+
+def workers_nodes() -> str:
+    """Returns what the processes of a round on two nodes take."""
+    body = [
+        [
+            f"{row['process']}{', the server' if row['process'] == '0' else ''}",
+            f"{float(row['seconds']):.0f}",
+            f"{float(row['cpu_seconds']):.0f}",
+            f"{int(row['peak_bytes']) / 1e9:.2f}",
+        ]
+        for row in rows_of("workers")
+        if row["process"]
+    ]
+    return markdown(["process", "wall s", "CPU s", "peak GB"], body)
+
+
 def bytes_sent() -> str:
     """Returns megabytes of a client's update, by network and by what is trained."""
     found = {(row["backbone"], row["trainable"]): row["megabytes"] for row in rows_of("bytes_sent")}
@@ -537,6 +592,35 @@ def travel_foreign() -> str:
     return markdown(["images", *head], body)
 
 
+OBJECTS = {
+    "objects": "other objects, in a style of training",
+    "objects, new domain": "other objects, in a new style",
+    "own": "validation images of a site",
+    "new domain": "a domain that took no part",
+    "one class": "one class alone",
+}
+COUNTED = 10
+"""Seed from which on cases are counted; those before decided the thresholds."""
+
+
+def travel_objects() -> str:
+    """Returns how often images are said to show other objects, where they do and where not."""
+    groups = grouped("travel_objects", "kind", "images")
+    body = []
+    for kind, title in OBJECTS.items():
+        cells = []
+        for images in ("pacs-lite0", "pacs-resnet18"):
+            rows = [row for row in groups[kind, images] if int(row["seed"]) >= COUNTED]
+            estimate = statistics.mean(float(row["estimate"]) for row in rows)
+            truth = statistics.mean(float(row["truth"]) for row in rows)
+            noticed = sum(row["found"] == "1" for row in rows)
+            cells += [f"{noticed} of {len(rows)}", f"{100 * estimate:.0f} / {100 * truth:.0f}"]
+        body.append([title, *cells])
+    head = [f"{TRAVEL_IMAGES[own]}" for own in ("pacs-lite0", "pacs-resnet18")]
+    columns = [cell for own in head for cell in (f"{own}: do not use", "estimated / true, %")]
+    return markdown(["images", *columns], body)
+
+
 def parts(columns: Sequence[str]) -> list[Sequence[str]]:
     """Returns every column by itself, then all of them."""
     return [*([column] for column in columns), columns]
@@ -558,6 +642,9 @@ def tables() -> dict[str, str]:
         "attacks_updates": inversion(),
         "attacks_membership": membership(),
         "scale": scale(),
+        "workers": workers(),
+        "workers_projection": workers_projection(),
+        "workers_nodes": workers_nodes(),
         "speed_steps": training_steps(),
         "bytes_sent": bytes_sent(),
         "closed_form_pacs": closed_form(),
@@ -569,6 +656,7 @@ def tables() -> dict[str, str]:
         "travel_intervals": travel_intervals(),
         "travel_labels": travel_labels(),
         "travel_foreign": travel_foreign(),
+        "travel_objects": travel_objects(),
     }
 
 

@@ -62,6 +62,7 @@ class SmallFederation(Federation):
     Attributes:
         sizes: images per client.
         size: side of the images, pixels.
+        classes: that the network tells apart.
         ledger: rows entered so far.
         at_once: clients that train side by side.
         threads: of each; None where they share the process's, as a large network's do.
@@ -76,6 +77,7 @@ class SmallFederation(Federation):
     per_round: int | None = None
     seed: int = 0
     size: int = SIZE
+    classes: int = CLASSES
     backbone: str = "cnn"
     embedding: Any = "none"
     augmentation: AugmentSettings = NONE
@@ -129,7 +131,7 @@ class SmallFederation(Federation):
         """A network and the settings for clients to take turns on."""
         network = build_network(
             self.backbone,
-            CLASSES,
+            self.classes,
             weights=None,
             embedding=self.embedding,
             seed=self.seed,
@@ -154,7 +156,8 @@ class SmallFederation(Federation):
         """The images of a client; its domain is its id."""
         rows = torch.arange(self.starts[client], self.starts[client + 1])
         domains = torch.full_like(rows, client)
-        return Examples(self.pixels, rows, self.labels[rows], domains, CLASSES, f"test-{client}")
+        labels = self.labels[rows]
+        return Examples(self.pixels, rows, labels, domains, self.classes, f"test-{client}")
 
     def client(self, id: int = 0, **state: Any) -> Client:
         """A client outside any round, in training mode, with an optimizer."""
@@ -198,11 +201,11 @@ def features_of(chosen, clients=None):
     return features, chosen.labels[rows].numpy()
 
 
-def ridge_of(features, labels, penalty):
+def ridge_of(features, labels, penalty, classes=CLASSES):
     """scikit-learn's ridge, its penalty as feddg's: weights ``(classes, d)`` and bias."""
     spread = ((features - features.mean(0)) ** 2).mean(0).mean()
     model = Ridge(alpha=len(features) * penalty * spread, solver="svd", tol=1e-12)
-    model.fit(features, numpy.eye(CLASSES)[labels])
+    model.fit(features, numpy.eye(classes)[labels])
     return model
 
 

@@ -5,9 +5,27 @@ from pathlib import Path
 
 import pytest
 
+from feddg import api
 from feddg.data.data_set import DATA_SETS, load_source, register_source
 from feddg.errors import DataError
+from feddg.evaluation.adaptation import ADAPTATIONS
+from feddg.methods.base import methods
 from published_trees import write_tree
+
+
+def test_lists_read_from_source_are_what_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = (
+        (api.listed_methods, methods(), ("name", "title", "aliases", "summary")),
+        (api.listed_adaptations, ADAPTATIONS, ("name", "summary", "needs", "changes", "cost")),
+    )
+    for listed, registered, fields in lists:
+        expected = [tuple(getattr(kind, field) for field in fields) for kind in registered.values()]
+        found = [tuple(getattr(each, field) for field in fields) for each in listed()]
+        assert found == expected
+    # Another package's definitions are only known once they are imported.
+    monkeypatch.setattr("feddg.registry.entry_points", lambda group: [group])
+    assert api.listed_methods() == [*methods().values()]
+    assert api.listed_adaptations() == [*ADAPTATIONS.values()]
 
 
 @pytest.mark.usefixtures("fresh")

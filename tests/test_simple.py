@@ -129,6 +129,15 @@ def test_the_network_is_split_before_its_last_layer_and_its_weights_stay():
     assert len(network.stages) == 4
 
 
+def test_a_method_of_one_round_has_one_whatever_is_said():
+    images = torch.rand(12, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    sites = [TensorDataset(images, torch.arange(12) % 3)] * 2
+    model = build_network("cnn", 3, weights=None)
+    fed = feddg.Federation(sites, model, "ridge", rounds=5, local_steps=1)
+    assert fed.fit().server.state.round == 1
+    assert fed.settings.train.local_steps is None
+
+
 def test_a_tensor_data_set_and_a_network_of_ours_will_do():
     labels = torch.arange(12) % 3
     images = torch.rand(12, 1, 16, 16, generator=torch.Generator().manual_seed(0))

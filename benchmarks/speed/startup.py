@@ -2,11 +2,14 @@
 
     python benchmarks/speed/startup.py --pacs PACS --weights WEIGHTS
 
-`feddg --help`, and from `feddg run` to the first training batch on images decoded before; each some
-times, the median and the largest. The second stops the process at its first optimizer step.
+`feddg --help`, `feddg methods`, and from `feddg run` to the first training batch on images decoded
+before; each some times, the median and the largest, and the median CPU seconds, which other work on
+the machine changes less. A run is stopped at its first optimizer step. Before and after a change:
+once with each version on PYTHONPATH, in turn.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -26,16 +29,24 @@ main()
 
 
 def report(name: str, command: list[str], times: int, expected: int) -> None:
-    """Prints median and largest seconds of a command."""
+    """Prints median and largest seconds of a command, and its median CPU seconds."""
 
     def once() -> None:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != expected:
             raise SystemExit(f"{command} ended with {done.returncode}: {done.stderr[-2000:]}")
 
+    def cpu() -> float:
+        spent = os.times()
+        return spent.children_user + spent.children_system
+
     once()
-    seconds = [timed(once) for _ in range(times)]
-    print(f"| {name} | {numpy.median(seconds):.2f} | {max(seconds):.2f} |", flush=True)
+    seconds, spent = [], [cpu()]
+    for _ in range(times):
+        seconds.append(timed(once))
+        spent.append(cpu())
+    cells = (numpy.median(seconds), max(seconds), numpy.median(numpy.diff(spent)))
+    print(f"| {name} | {' | '.join(f'{cell:.2f}' for cell in cells)} |", flush=True)
 
 
 def main() -> None:
@@ -45,9 +56,10 @@ def main() -> None:
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--times", type=int, default=5)
     arguments = parser.parse_args()
-    program = str(Path(sys.executable).with_name("feddg"))
-    print("| command | median s | largest s |\n|---|---|---|")
-    report("feddg --help", [program, "--help"], arguments.times, 0)
+    program = [sys.executable, "-m", "feddg"]
+    print("| command | median s | largest s | CPU s |\n|---|---|---|---|")
+    for command in ("--help", "methods", "adaptations"):
+        report(f"feddg {command}", [*program, command], arguments.times, 0)
     starting = [sys.executable, "-c", TO_FIRST_BATCH, "run", "-q"]
     with tempfile.TemporaryDirectory() as folder:
         digits = ["--data", "digits", "--hold-out", "sketch", "--out", folder]

@@ -4,12 +4,14 @@
     python benchmarks/travel/measure.py cases FEATURES --out docs/results/data/travel
     python benchmarks/travel/measure.py runs digits --runs RUNS --out docs/results/data/travel
     python benchmarks/travel/measure.py foreign FEATURES --size 224 --out FOREIGN
+    python benchmarks/travel/measure.py objects FEATURES --classes 4 --seeds 10 11 --out OBJECTS
 
 `features` takes frozen features of all images once, in parts of 500 in random order. `cases` leaves
 each domain out, and five of thirty clients, from a classifier in closed form on these; `runs`
-leaves each domain out of trained runs; `foreign` asks about images of none of the classes. All but
-the last go on where they stopped. They write OUT.csv, a row for each case and estimator, and
-OUT_labels.csv, a row for each case and number of labels.
+leaves each domain out of trained runs; `foreign` asks about images of none of the classes, and
+`objects` trains on some classes and asks about images of the others, in styles of training and in
+others. All but the last two go on where they stopped. They write OUT.csv, a row for each case and
+estimator, and OUT_labels.csv, a row for each case and number of labels.
 """
 
 import argparse
@@ -28,17 +30,20 @@ from feddg.data.partition import partition
 from feddg.data.pixels import as_unit
 from feddg.evaluation.travel import (
     Estimate,
+    Familiar,
     LeftOutSite,
     Outputs,
     Part,
     Reference,
     Signals,
     Sums,
+    appearance,
     calibrated,
     images_to_label,
     left_out_sites,
     outputs_of,
     right_chances,
+    shows_other_objects,
     with_labels,
 )
 from feddg.experiment import Experiment
@@ -61,6 +66,9 @@ HEAD += ["high"]
 DRAWS = 40
 LABELS_HEAD = ["images", "case", "seed", "truth", "labels", "error", "held", "width"]
 FOREIGN_HEAD = ["images", "held_out", "kind", "farther", "unlike", "estimate"]
+OBJECTS_HEAD = ["images", "held_out", "classes", "seed", "kind", "domain", "size", "looks", "doubt"]
+OBJECTS_HEAD += ["apart", "found", "estimate", "truth"]
+FEW = 50
 LABELS_HEAD += ["error_alone", "held_alone", "width_alone"]
 
 
@@ -83,6 +91,12 @@ def main() -> None:
     foreign.add_argument("--backbone", default="efficientnet_lite0")
     foreign.add_argument("--weights", default="imagenet")
     foreign.add_argument("--out", type=Path, required=True)
+    objects = commands.add_parser("objects")
+    objects.add_argument("features", type=Path)
+    objects.add_argument("--classes", type=int, nargs="+", help="how many are trained on")
+    objects.add_argument("--seeds", type=int, nargs="+", help="that draw which")
+    objects.add_argument("--domains", nargs="*", help="held out in turn; all by default")
+    objects.add_argument("--out", type=Path, required=True)
     runs = commands.add_parser("runs")
     runs.add_argument("data")
     runs.add_argument("--root", type=Path)
@@ -98,6 +112,8 @@ def main() -> None:
             chosen.backbone, 2, weights=chosen.weights, image_size=chosen.size
         ).eval()
         write_foreign(chosen.features, network, chosen.size, chosen.out)
+    elif chosen.command == "objects":
+        write_objects(chosen.features, chosen.classes, chosen.seeds, chosen.domains, chosen.out)
     elif chosen.command == "cases":
         write_cases(chosen.features, chosen.out)
     else:
@@ -123,9 +139,11 @@ def write_features(experiment: Experiment, folder: Path) -> None:
         found = []
         with torch.inference_mode():
             for batch in rows.split(BATCH):
-                found.append(network.features(as_unit(pixels.gather(batch))).numpy())
+                images = as_unit(pixels.gather(batch))
+                found.append((network.features(images).numpy(), appearance(images).numpy()))
         own = rows.numpy()
-        part = {"features": numpy.concatenate(found), "rows": own}
+        features, looks = map(numpy.concatenate, zip(*found))
+        part = {"features": features, "looks": looks, "rows": own}
         part |= {"labels": table.labels[own], "domains": table.domains[own]}
         aside = folder / f".{out.name}"
         numpy.savez(aside, **part)
@@ -159,7 +177,7 @@ def read_features(folder: Path) -> tuple[Part, list[str], list[str]]:
     names = numpy.load(folder / "names.npz")
     columns = [
         torch.from_numpy(numpy.concatenate([part[name] for part in parts]))
-        for name in ("features", "labels", "domains")
+        for name in ("features", "labels", "domains", "looks")
     ]
     return Part(*columns), names["domains"].tolist(), names["classes"].tolist()
 
@@ -186,17 +204,75 @@ def write_cases(folder: Path, out: Path) -> None:
 def write_foreign(folder: Path, network: Network, size: int, out: Path) -> None:
     """Writes how far images of none of the classes are, beside a domain that took no part."""
     images, domains, class_names = read_features(folder)
-    kinds = {name: as_unit(pixels) for name, pixels in foreign_images(size)}
-    with torch.inference_mode():
-        features = {name: network.features(pixels) for name, pixels in kinds.items()}
+    none, kinds = torch.zeros(BATCH, dtype=torch.long), {}
+    for name, pixels in foreign_images(size):
+        with torch.inference_mode():
+            shown = as_unit(pixels)
+            kinds[name] = Part(network.features(shown), none, none, appearance(shown))
     for number, name in enumerate(domains):
-        sums, sites, reference = without(images, len(class_names), [number], domains, 0)
+        found_without = without(images, len(class_names), [number], domains, 0)
+        sums, sites, reference, familiar, _ = found_without
         head, others = sums.head(), sums.others()
-        own = {"the domain": images.of(images.sites == number).features}
-        for kind, rows in (own | features).items():
-            found = Signals.of(reference, outputs_of(rows, head, others))
+        own = {"the domain": images.of(images.sites == number)}
+        for kind, part in (own | kinds).items():
+            found = Signals.of(reference, outputs_of(part, head, others), familiar)
             row = [folder.name, name, kind, *foreignness(found, sites), found.combined]
             append(out.with_suffix(".csv"), FOREIGN_HEAD, [row])
+
+
+def write_objects(
+    folder: Path, counts: list[int], seeds: list[int], chosen: list[str] | None, out: Path
+) -> None:
+    """Trains on some classes and asks about folders of images of these, and of the others.
+
+    Kinds: of the classes, ``own`` images of a site's validation, all of a ``new domain``, and the
+    same of a single class (``one class``, its most frequent); of the other classes, images of a
+    domain that trained (``objects``), and of the new one (``objects, new domain``). Of each there
+    are all images, and 50.
+    """
+    images, domains, class_names = read_features(folder)
+    for count, seed, (held, name) in product(counts, seeds, enumerate(domains)):
+        if chosen and name not in chosen:
+            continue
+        order = numpy_stream(seed, "classes", str(count)).permutation(len(class_names))
+        numbers = torch.full((len(class_names),), -1)
+        numbers[torch.from_numpy(order[:count].copy())] = torch.arange(count)
+        labels = numbers[images.labels]
+        known = images._replace(labels=labels).of(labels >= 0)
+        others = images._replace(labels=labels).of(labels < 0)
+        sums, sites, reference, familiar, validation = without(known, count, [held], domains, seed)
+        head, beside = sums.head(), sums.others()
+        folders = {("new domain", held): known.of(known.sites == held)}
+        for site in range(len(domains)):
+            if site != held:
+                folders["own", site] = validation.of(validation.sites == site)
+            kind = "objects, new domain" if site == held else "objects"
+            folders[kind, site] = others.of(others.sites == site)
+            here = known.of(known.sites == site)
+            folders["one class", site] = here.of(here.labels == here.labels.mode().values)
+        for (kind, site), part in folders.items():
+            few = torch.from_numpy(numpy_stream(seed, kind).permutation(len(part.labels))[:FEW])
+            for own in (part, part.of(few)):
+                outputs = outputs_of(own, head, beside)
+                found = Signals.of(reference, outputs, familiar)
+                content = found.content
+                estimate = calibrated(
+                    found.combined,
+                    [one.signals.combined for one in sites],
+                    [one.accuracy for one in sites],
+                    len(own.labels),
+                )
+                row = [folder.name, name, count, seed, kind, domains[site], len(own.labels)]
+                if content is not None:
+                    row += [content.looks, content.doubt, content.apart]
+                else:
+                    row += ["", "", ""]
+                row.append(
+                    int(shows_other_objects(content, [one.signals.content for one in sites]))
+                )
+                truth = float((outputs.predicted == own.labels.numpy()).mean())
+                append(out.with_suffix(".csv"), OBJECTS_HEAD, [[*row, estimate.value, truth]])
+        print(folder.name, name, count, seed, flush=True)
 
 
 def foreign_images(size: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -213,26 +289,34 @@ def foreign_images(size: int) -> Iterator[tuple[str, torch.Tensor]]:
 
 def without(
     images: Part, classes: int, unseen: list[int], names: list[str], seed: int
-) -> tuple[Sums, list[LeftOutSite], Reference]:
-    """Trains on all sites but some: what classifiers are solved from, its sites, its reference."""
+) -> tuple[Sums, list[LeftOutSite], Reference, Familiar | None, Part]:
+    """Trains on all sites but some.
+
+    Returns:
+        What classifiers are solved from, its sites, its reference and what is familiar to it, both
+        on validation images; these.
+    """
     apart = torch.from_numpy(numpy.isin(images.sites.numpy(), unseen))
     measures = torch.rand(len(apart), generator=stream(seed, "validation")) < VALIDATION
     train, validation = images.of(~apart & ~measures), images.of(~apart & measures)
     sums = Sums(train, classes)
-    sites = list(left_out_sites(sums, train, validation, names))
-    seen = outputs_of(validation.features, sums.head(), sums.others())
-    return sums, sites, Reference.of(seen, validation.labels.numpy())
+    alike = len(names) == CLIENTS
+    sites = list(left_out_sites(sums, train, validation, names, alike=alike))
+    seen = outputs_of(validation, sums.head(), sums.others())
+    looks = torch.zeros_like(validation.sites) if alike else validation.sites
+    familiar = Familiar.of(seen, looks.numpy())
+    return sums, sites, Reference.of(seen, validation.labels.numpy()), familiar, validation
 
 
 def held_out(
     images: Part, classes: int, unseen: list[int], names: list[str], seed: int
 ) -> Iterator[Case]:
     """Trains on all sites but some, and yields each of these."""
-    sums, sites, reference = without(images, classes, unseen, names, seed)
+    sums, sites, reference, *_ = without(images, classes, unseen, names, seed)
     head, others = sums.head(), sums.others()
     for site in unseen:
         own = images.of(images.sites == site)
-        outputs = outputs_of(own.features, head, others)
+        outputs = outputs_of(own, head, others)
         right = outputs.predicted == own.labels.numpy()
         yield Case(names[site], seed, reference, sites, outputs, right)
 

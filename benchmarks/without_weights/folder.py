@@ -41,14 +41,21 @@ TRIED = {
         ("ridge", "all", 224, 1e-4, 5),
         ("random", "all", 160, 1e-4, 20),
     ],
+    2000: [
+        *(("ridge", "head", size, 0.0, 0) for size in (160, 224)),
+        ("ridge", "all", 160, 1e-4, 5),
+        ("ridge", "all", 160, 3e-5, 5),
+    ],
 }
 """By images a domain: the classifier's start, what is trained, pixels, learning rate, rounds."""
 SETTINGS = ("images_a_domain", "head", "trainable", "size", "lr", "rounds", "held")
 FIGURES = ("id_val", "unseen", "cpu_seconds")
 
 
-def drawn(pacs: Path, images: int, work: Path) -> Path:
-    """Returns a folder of so many images of each domain, the same ones every time."""
+def drawn(pacs: Path, images: int | str, work: Path) -> Path:
+    """Returns a folder of so many images of each domain (or "all"), the same ones every time."""
+    if isinstance(images, str):
+        return pacs
     root = work / f"pacs{images}"
     if root.is_dir():
         return root
@@ -95,7 +102,7 @@ def tried() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 
 def by_default() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yields the same of the default and of what there is without weights."""
-    for images in (60, 400):
+    for images in (60, 400, "all"):
         for name, fields in (("default", {}), ("from scratch", {"model": {"weights": None}})):
             for held in ("photo", "art_painting", "cartoon", "sketch"):
                 yield {"images_a_domain": images, "default": name, "held": held}, fields

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feddg.diagnostics import Diagnostic, collected, emit
-from feddg.errors import ExperimentError, RunError
+from feddg.errors import ExperimentError, RunError, WorkerLost
 from feddg.text import command
 from feddg.views import notebook_observer, notebook_watcher
 
@@ -48,6 +48,7 @@ def run(
     snapshots: Collection[int] = (),
     again: bool = False,
     predictions: bool = False,
+    workers: int | None = None,
     **fields: Any,
 ) -> "Run":
     """Runs an experiment, continues it, or returns it if it is complete.
@@ -69,6 +70,9 @@ def run(
         again: whether to start a new run beside the old one if its images have changed.
         predictions: whether to store the prediction of every image, see
             :func:`feddg.prediction.evaluate.write_image_results`.
+        workers: number of processes that share the clients and the cores, including this one; by
+            default 1, or one per GPU for ``device="all"``. Results are those of one process.
+            Under torchrun all processes call this, and all but the first end in it.
         **fields: fields of the experiment, as in :class:`feddg.experiment.Experiment`.
 
     Raises:
@@ -78,17 +82,23 @@ def run(
     from feddg.runs import execute
     from feddg.runs.prepare import cache_folder, with_weights_at_hand
     from feddg.runs.provenance import ImagesNow, find_folder
+    from feddg.runs.workers import join_torchrun, placed, together
 
     if predictions:
         _parquet()
-    chosen = with_weights_at_hand(load_experiment(experiment, fields))
-    folder = find_folder(chosen, out, ImagesNow(cache or cache_folder()), again=again)
-    with _resumable(folder):
+    cached = cache or cache_folder()
+    join_torchrun(cached)
+    asked = load_experiment(experiment, fields)
+    asked, number = placed(asked, workers)
+    chosen = with_weights_at_hand(asked)
+    folder = find_folder(chosen, out, ImagesNow(cached), again=again)
+    with _resumable(folder), together(number, cached) as prepare:
         done = execute.carry_out(
             folder,
             chosen,
             observer=observer or notebook_observer(),
             cache=cache,
+            prepare=prepare,
             snapshots=snapshots,
         )
         if predictions:
@@ -103,30 +113,48 @@ def run(
 
 
 def resume(
-    folder: Path | str, *, observer: "Observer | None" = None, cache: Path | None = None
+    folder: Path | str,
+    *,
+    observer: "Observer | None" = None,
+    cache: Path | None = None,
+    workers: int | None = None,
 ) -> "Run":
     """Continues the run in ``folder`` from its last completed round, and writes its page.
+
+    Args:
+        folder: the run's.
+        observer: is told what happens.
+        cache: see :func:`run`.
+        workers: see :func:`run`; another number than before does not matter.
 
     Raises:
         RunError: the folder is not a run folder.
     """
     from feddg.report import ensure_report
     from feddg.runs import execute
+    from feddg.runs.prepare import cache_folder
+    from feddg.runs.workers import join_torchrun, number_of_workers, together
 
-    with _resumable(folder):
-        done = execute.resume(folder, observer=observer or notebook_observer(), cache=cache)
+    cached = cache or cache_folder()
+    join_torchrun(cached)
+    with _resumable(folder), together(number_of_workers(workers), cached) as prepare:
+        done = execute.resume(
+            folder, observer=observer or notebook_observer(), cache=cache, prepare=prepare
+        )
         ensure_report(done.folder)
     return done
 
 
 @contextmanager
 def _resumable(folder: Path | str) -> Iterator[None]:
-    """Logs how to continue a run that Ctrl-C ended."""
+    """Logs how to continue a run that Ctrl-C, or the death of a worker, ended."""
+    how = f"`{command('resume', str(folder))}` goes on from the last completed round"
     try:
         yield
     except KeyboardInterrupt:
-        how = f"`{command('resume', str(folder))}` goes on from the last completed round"
         raise KeyboardInterrupt(how) from None
+    except WorkerLost as error:
+        raise RunError(f"{error}; {how}, with any number of workers") from None
 
 
 @dataclass(frozen=True)
@@ -267,8 +295,14 @@ def compare(
     from feddg.comparison.pool import Watcher
     from feddg.comparison.results import results_files
     from feddg.comparison.tuning import picked, prepare_trials
+    from feddg.runs.workers import started_by_torchrun
     from feddg.settings import merge
 
+    if started_by_torchrun():
+        raise ExperimentError(
+            "torchrun starts the processes of one run; a comparison hands whole runs out: --jobs, "
+            "--launcher ray or slurm"
+        )
     if drop_weights and predictions:
         raise ExperimentError("--predictions needs the weights that --drop-weights deletes")
     axes, given = _split_fields(fields)
@@ -486,11 +520,12 @@ def predict_files(
     """
     from feddg.errors import DataError
     from feddg.prediction import predict
+    from feddg.prediction.travel import running_estimate
 
     if html is not None and (html.is_dir() or html.resolve() == out.resolve()):
         raise DataError(f"--html {html} is a folder, or the table itself; name a file of its own")
     try:
-        done = predict.predict_files(run, images, out, **options)
+        done = predict.predict_files(run, images, out, estimate=running_estimate, **options)
     except KeyboardInterrupt:
         how = "goes on where it stopped" if predict.part_of(out).is_file() else "begins anew"
         raise KeyboardInterrupt(f"the same command {how}") from None
@@ -694,13 +729,44 @@ def check_site(
     return join.site, [*(() if offline else preflight.check_connection(folder, join)), *own]
 
 
+# Lists.
+
+
+def listed_methods() -> list[Any]:
+    """Returns every method, or what stands for its class: name, title, aliases, summary; by name.
+
+    PyTorch is imported only where another package adds methods.
+    """
+    from feddg.registry import read_classes
+
+    found = read_classes("feddg.methods", "register", "feddg.methods")
+    if found is None:
+        from feddg.methods.base import methods
+
+        return list(methods().values())
+    for method in found:
+        method.title = vars(method).get("title", method.name)
+    return sorted(found, key=lambda method: method.name)
+
+
+def listed_adaptations() -> list[Any]:
+    """Returns every test-time adaptation likewise: name, summary, needs, changes, cost."""
+    from feddg.registry import read_classes
+
+    found = read_classes("feddg.evaluation.adaptation", "register_adaptation", "feddg.adaptations")
+    if found is None:
+        from feddg.evaluation.adaptation import ADAPTATIONS
+
+        return list(ADAPTATIONS.values())
+    return sorted(found, key=lambda kind: (kind.order, kind.name))
+
+
 # What needs nothing around it is had from here as it is.
 
 _HOME = {
     "feddg.data.data_set": ("DATA_SETS",),
     "feddg.data.download": ("about", "get_data_set"),
     "feddg.deploy.keys": ("register_site", "run_signed", "sign_app"),
-    "feddg.evaluation.adaptation": ("ADAPTATIONS",),
     "feddg.methods.base": ("methods",),
     "feddg.prediction.evaluate": ("write_image_results",),
     "feddg.prediction.export": ("export_run", "one_format"),

@@ -42,6 +42,10 @@ class AdaptationError(FeddgError):
     """Raised for a test-time adaptation that is unknown or does not suit a model."""
 
 
+class WorkerLost(RunError):
+    """A process that a run is worked on by is gone; the run goes on when it is resumed."""
+
+
 class NotEnoughUpdates(RunError):
     """Raised for a round with too few good updates; it is tried again with other clients."""
 

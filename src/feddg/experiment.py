@@ -323,12 +323,17 @@ def _plain(value: Any) -> Any:
     return value.model_dump() if isinstance(value, Settings) else value
 
 
+ONE_ROUND = {"train": {"rounds": 1, "local_epochs": 1, "local_steps": None, "select_every": None}}
+"""How a method of one round trains, whatever is said for others beside it: one pass."""
+
+
 def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fills in missing values from the presets.
 
     From weakest to strongest: the data set's preset; the preset ``scratch``, if that one is for a
     pretrained network and the user sets no weights; the method's preset for all data sets
-    (``"*"``); the method's for this one; the user's values.
+    (``"*"``); the method's for this one; the user's values; :data:`ONE_ROUND` for a method of one
+    round.
 
     Raises:
         ExperimentError: a name is unknown, a method's setting out of range, or a round needs more
@@ -339,6 +344,8 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
     full: dict[str, Any] = {}
     for _, layer in found:
         full = merge(full, layer)
+    if method_class(str(full.get("method", {}).get("name", "fedavg")).lower()).one_round:
+        full = merge(full, ONE_ROUND)
     full = _with_possible_head(_with_possible_clients(full, given), given)
     choice = full.get("method", {})
     name = str(choice.get("name", "fedavg")).lower()
@@ -508,7 +515,10 @@ def explain(
         for path, value in leaves(layer).items():
             if value != [] or path in wanted:  # an empty list of what nobody spoke of is no word
                 source[path], wanted[path] = name, value
-    settings = leaves(Experiment(**fields).model_dump(mode="json"))
+    experiment = Experiment(**fields)
+    settings = leaves(experiment.model_dump(mode="json"))
+    if method_class(experiment.method.name).one_round:
+        source |= dict.fromkeys(leaves(ONE_ROUND), f"{experiment.method.name} has one round")
     return {
         path: Origin(value, _source(path, value, source.get(path, DEFAULT), wanted.get(path)))
         for path, value in settings.items()

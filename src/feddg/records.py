@@ -159,6 +159,8 @@ def numbered_lines(text: str) -> list[tuple[int, str]]:
 TEST, VAL, ID_VAL, ID_TEST = "test", "val", "id_val", "id_test"
 SPLITS: Final = (TEST, VAL, ID_VAL, ID_TEST)
 """Held-out test and validation domains; in-domain validation and test images."""
+UNLABELLED = "unlabelled"
+"""What would be a split, of images without labels."""
 LAST, SWA, EMA, WISE_FT = "last", "swa", "ema", "wise_ft"
 """Weights of the last round, averages over rounds, and interpolated weights."""
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
@@ -290,6 +292,32 @@ class EvaluationRow(Row):
         # Several models' predictions of the same images are counted together.
         models = max(1, sum(counts) // max(1, self.examples))
         return [count // models for count in counts]
+
+
+class EstimateRow(Row):
+    """How good a round's model is thought to be at a site, from no label of it.
+
+    Attributes:
+        round: the round just finished.
+        site: its domain, or its name where it has no labels.
+        images: of it.
+        confidence: mean largest probability there, in [0, 1].
+        value: the accuracy that is expected, in [0, 1].
+        low: the lower end of the interval that holds it nine times out of ten.
+        high: the upper end.
+        sites: how many sites that were left out it rests on.
+    """
+
+    identity: ClassVar = ("round", "site")
+    kind: Literal["estimate"] = "estimate"
+    round: int
+    site: str
+    images: int
+    confidence: Number
+    value: Number
+    low: Number
+    high: Number
+    sites: int
 
 
 # ledger.jsonl
@@ -676,7 +704,7 @@ class SummaryFile(JsonFile):
         return dict(self)[name]
 
 
-MetricsRow = SetupRow | RoundRow | EvaluationRow
+MetricsRow = SetupRow | RoundRow | EvaluationRow | EstimateRow
 LedgerRow = LayoutRow | MessageRow | RefusalRow
 AttackRow = ReconstructionRow | DifferenceRow | InversionRow | MembershipRow
 METRICS_ROWS = RowFile[MetricsRow](Annotated[MetricsRow, Field(discriminator="kind")], tagged=True)

@@ -565,7 +565,7 @@ class ExperimentSettings(Settings):
         "auto",
         description="numbers used in training; auto: bfloat16 where the device is fast at it",
     )
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...; all: every GPU")
 
 
 SHORTHANDS = {

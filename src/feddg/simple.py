@@ -23,7 +23,7 @@ from feddg.data.decoding import hash_of, make_square
 from feddg.data.pixels import ArrayPixels
 from feddg.errors import ExperimentError, FeddgError
 from feddg.evaluation.accuracy import Evaluation, Score
-from feddg.experiment import Experiment, checked_settings, expand
+from feddg.experiment import ONE_ROUND, Experiment, checked_settings, expand
 from feddg.federation.averages import averaged
 from feddg.federation.inprocess import InProcess
 from feddg.federation.server import build_server
@@ -302,7 +302,8 @@ def _settings(
         "model": {"normalization": "train"},
     }
     preset = {name: part for name, part in method.presets.get("*", {}).items() if name != "method"}
-    return checked_settings(merge(merge(own, expand(preset)), given))
+    one_round = ONE_ROUND if method.one_round else {}
+    return checked_settings(merge(merge(merge(own, expand(preset)), given), one_round))
 
 
 def read_images(

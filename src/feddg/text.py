@@ -102,3 +102,14 @@ _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-
 def printable(text: str) -> str:
     r"""Returns a text on one line that a terminal shows safely: ESC becomes ``\x1b``."""
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def death(status: int) -> str:
+    """How a process ended that should not have: ``its process died (signal 11)``.
+
+    Args:
+        status: as :class:`subprocess.Popen` gives it: below 0 a signal's number.
+    """
+    if status == -9:
+        return "its process was killed, perhaps for want of memory"
+    return f"its process died ({'signal' if status < 0 else 'status'} {abs(status)})"

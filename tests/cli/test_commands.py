@@ -60,10 +60,14 @@ IMPORTS = """
 import sys
 from feddg.cli import app
 assert not {"torch", "pydantic"} & {*sys.modules}  # help is there at once
-from feddg.api import run
+from feddg.api import listed_adaptations, listed_methods, run
+assert listed_methods() and listed_adaptations()
+assert "torch" not in sys.modules  # nor do lists wait for it
 import feddg.cli.progress
 from feddg.methods.base import methods
 methods()
+from feddg.data.data_set import load_source
+load_source("digits")
 needed_by_pages = {"plotly", "scipy.stats", "torchvision", "sklearn", "pandas"}
 assert not needed_by_pages & {*sys.modules}, needed_by_pages & {*sys.modules}
 import torch

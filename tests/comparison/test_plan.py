@@ -274,8 +274,7 @@ def budgeted(train, **fields):
 
 def test_budgets_become_rounds():
     """Three clients take four steps of 64 images: 768 a round."""
-    ridge = {"name": "ridge", "experiment": {"train": {"local_steps": None}}}
-    methods = {"methods": ["fedavg", ridge]}
+    methods = {"methods": ["fedavg", "ridge"]}
     asked = budgeted(
         {"local_steps": 4, "batch_size": 64}, budgets=["5k", 1000, "0.0016M"], **methods
     )

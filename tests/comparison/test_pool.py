@@ -1,7 +1,12 @@
 """Launchers: the same runs wherever they go, and one line for what cannot go anywhere."""
 
 import json
+import os
 import re
+import signal
+import threading
+import time
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -12,6 +17,7 @@ from feddg.comparison.compare import carry_out_comparison, prepare_comparison
 from feddg.comparison.pool import LAUNCHERS, Launcher, Outcome, Watcher, register_launcher
 from feddg.comparison.process import answer_to
 from feddg.errors import ExperimentError
+from feddg.runs.execute import is_complete
 
 PLAN = {
     "name": "mine",
@@ -158,6 +164,35 @@ def test_jobs_of_submitit_make_the_same_runs(alone, tmp_path):
     require_alike(alone, done)
     again, _ = carried(tmp_path / "a", tmp_path / "cache", "slurm", {"cluster": "local"})
     assert not again.outcomes
+
+
+@pytest.mark.slow
+def test_a_job_at_its_time_limit_is_queued_again_and_the_run_ends_whole(tmp_path):
+    pytest.importorskip("submitit", reason="needs the extra slurm")
+    train = {"rounds": 40, "local_steps": 1, "batch_size": 8}
+    plan = PLAN | {"base": PLAN["base"] | {"train": train}, "methods": ["fedavg"]}
+    work = prepare_comparison(plan, tmp_path / "a", cache=tmp_path / "cache")
+    (cell,), jobs = work.missing, tmp_path / "a" / "logs" / "jobs"
+
+    def reach_the_limit():
+        while not (cell.folder / "checkpoint" / "checkpoint.json").exists():
+            time.sleep(0.05)
+        (controller,) = {int(file.name.split("_")[0]) for file in jobs.glob("*_log.out")}
+        tasks = Path(f"/proc/{controller}/task/{controller}/children").read_text().split()
+        os.kill(int(tasks[0]), signal.SIGUSR2)  # as Slurm does; 5 minutes are always over
+
+    thread = threading.Thread(target=reach_the_limit)
+    thread.start()
+    options = {"cluster": "local", "minutes": "5"}
+    done = carry_out_comparison(
+        work, jobs=1, cache=tmp_path / "cache", launcher="slurm", launcher_options=options
+    )
+    thread.join()
+    assert "this job is timed-out" in "".join(file.read_text() for file in jobs.glob("*_log.err"))
+    assert not done.failures
+    assert is_complete(cell.folder)
+    alone, _ = carried(tmp_path / "alone", tmp_path / "cache", plan=plan)
+    require_alike(alone, done, "fedavg")
 
 
 ON_LOOPBACK = {

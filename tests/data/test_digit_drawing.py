@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits, load_sample_image
 from sklearn.linear_model import RidgeClassifier
 from torch import nn
 
 from feddg.data import digit_drawing
-from feddg.data.digit_drawing import render_digits
+from feddg.data.digit_drawing import read_photograph, read_scans, render_digits
 from feddg.data.images import ImageTable
 
 INK, CHALK, PHOTO, SKETCH = range(4)
@@ -20,6 +20,15 @@ def table() -> ImageTable:
 def pixels(table: ImageTable, domain: int) -> np.ndarray:
     assert table.images is not None
     return table.images[table.domains == domain].astype(float) / 255
+
+
+def test_scans_and_photographs_are_those_that_scikit_learn_loads() -> None:
+    scans, labels = read_scans()
+    expected, digits = load_digits(return_X_y=True)
+    np.testing.assert_array_equal(scans.reshape(len(scans), -1), expected)
+    np.testing.assert_array_equal(labels, digits)
+    for name in ("china.jpg", "flower.jpg"):
+        np.testing.assert_array_equal(read_photograph(name), load_sample_image(name))
 
 
 def test_every_scan_is_dealt_to_one_domain_and_classes_are_even(table: ImageTable) -> None:

@@ -1,7 +1,9 @@
 """The unmodified ServerApp and ClientApp over an in-process grid: the same bits as in-process."""
 
 import json
+import math
 
+import numpy
 import pytest
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -9,11 +11,14 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 from feddg.api import run
+from feddg.data.data_set import load_source
 from feddg.deploy import client_app, server_app
 from feddg.deploy.transport import fingerprint
 from feddg.errors import ExperimentError, NotEnoughUpdates, RunError
 from feddg.experiment import Experiment
 from feddg.federation.validation import CHANGES
+from feddg.messages import Message
+from feddg.report.run_page import verdict
 from feddg.runs.reading import read_rows, read_run
 from feddg.styles.codec import load_codec
 from federations import same
@@ -100,6 +105,53 @@ def test_sites_that_only_evaluate_measure_the_averages_too(tmp_path):
     )
     assert {key[-1] for key in ours} == {"last", "swa", "ema", "wise_ft"}
     assert theirs == ours
+
+
+def test_a_site_without_labels_says_how_many_images_it_has_and_how_sure_the_model_is(tmp_path):
+    """What is expected there is what one process expects of the same images, bit for bit."""
+    chosen = experiment(method="ridge", train={"batch_size": 64, "rounds": 1})
+    alone = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
+    folders = tmp_path / "clinic" / "images"
+    table = load_source("digits")
+    for row in numpy.flatnonzero(table.domains == table.domain_id("sketch")).tolist():
+        folder = folders / "of the clinic" / "day 1"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(table.images[row]).save(folder / f"{row:05}.png")
+    deployment = Deployment(
+        tmp_path / "network", chosen, **{"test": "", "evaluation-sites": "clinic"}
+    )
+    own = {"images": str(folders), "cache": str(tmp_path / "clinic-cache"), "device": "cpu"}
+    deployment.grid.connect("clinic", own | {"labels": False})
+    deployment.start()
+    (here,), (there,) = (one.metrics.estimates for one in (alone, read_run(deployment.path)))
+    assert (here.site, there.site) == ("sketch", "clinic")
+    assert there.model_copy(update={"site": "sketch"}) == here
+    assert (here.sites, here.images) == (3, alone.served_rows("test")[0].examples)
+    (measured,) = alone.served_rows("test")
+    assert here.low <= measured.accuracy <= here.high
+    # Two numbers came back, and nothing tells a class or a folder's name.
+    assert read_run(deployment.path).metrics.evaluations == []
+    answers = [entry[4] for entry in ledger(deployment.path) if entry[3] == "scores"]
+    assert set(answers) == {("confidence", "images")}
+    text = (deployment.path / "ledger.jsonl").read_text()
+    assert "day 1" not in text
+    assert "of the clinic" not in text
+    assert dict(verdict(read_run(deployment.path)))["At clinic"].endswith("without labels.")
+
+
+@pytest.mark.parametrize(
+    ("scalars", "message"),
+    [
+        ({"images": 400, "confidence": 1.5}, "confidence is none"),
+        ({"images": 400, "confidence": math.nan}, "confidence is none"),
+        ({"images": 400, "confidence": True}, "confidence is none"),
+        ({"images": 399, "confidence": 0.5}, "other images"),
+        ({"images": 400.0, "confidence": 0.5}, "other images"),
+    ],
+)
+def test_what_a_site_without_labels_cannot_have_measured_is_refused(scalars, message):
+    with pytest.raises(ValueError, match=message):
+        server_app.read_unlabelled(Message({}, scalars), "clinic", {"clinic": 400})
 
 
 @pytest.fixture

@@ -11,13 +11,17 @@ from hypothesis import strategies as some
 from feddg.evaluation.travel import (
     ENOUGH_SITES,
     ESTIMATORS,
+    Content,
     Estimate,
+    Familiar,
     LeftOutSite,
     Outputs,
     Part,
     Reference,
     Signals,
     Sums,
+    appearance,
+    at_a_new_site,
     calibrated,
     calibration,
     fitted_temperature,
@@ -25,6 +29,7 @@ from feddg.evaluation.travel import (
     labels_needed,
     left_out_sites,
     right_chances,
+    shows_other_objects,
     with_labels,
 )
 from feddg.rng import numpy_stream
@@ -126,7 +131,8 @@ def sites_of(seed=0, sites=4, images=40, classes=3):
     centres = 2 * torch.randn(classes, 5, generator=generator)
     shifts = torch.randn(sites, 5, generator=generator)
     noise = torch.randn(len(labels), 5, generator=generator)
-    return Part(centres[labels] + shifts[numbers] + noise, labels, numbers)
+    looks = numbers[:, None] + torch.randn(len(labels), 12, generator=generator)
+    return Part(centres[labels] + shifts[numbers] + noise, labels, numbers, looks)
 
 
 def test_a_site_left_out_is_one_whose_images_were_never_there():
@@ -163,6 +169,86 @@ def test_a_site_survives_its_file():
     images = sites_of()
     (first, *_) = left_out_sites(Sums(images, 3), images, images, list("abcd"))
     assert LeftOutSite.model_validate_json(first.model_dump_json()) == first
+
+
+# Other objects in a familiar style.
+
+
+def pictures(seed, style, objects, images=80):
+    """Outputs about images of a style that show objects, of which a model knows 0, 1 and 2."""
+    random = numpy_stream(seed, "pictures")
+    centres, styles = 5 * numpy.eye(64)[:6], 2 * numpy.eye(64)[6:8]
+    shown = numpy.array(objects)[numpy.arange(images) % len(objects)]
+    features = centres[shown] + styles[style] + random.normal(0, 0.5, (images, 64))
+    looks = 4 * style + random.normal(0, 1, (images, 12))
+    return Outputs(features[:, :3], features, None, looks)
+
+
+def familiar_pictures():
+    """What a model makes of validation images of two sites, of styles 0 and 1."""
+    parts = [pictures(style, style, [0, 1, 2]) for style in (0, 1)]
+    both = Outputs(
+        *(numpy.concatenate([getattr(p, name) for p in parts]) for name in ("logits", "features")),
+        None,
+        numpy.concatenate([part.looks for part in parts]),
+    )
+    familiar = Familiar.of(both, numpy.repeat([3, 7], 80))
+    assert familiar is not None
+    return familiar
+
+
+@pytest.mark.parametrize("style", [0, 1])
+def test_other_objects_in_a_style_of_training_are_noticed(style):
+    familiar = familiar_pictures()
+    for seed in range(10, 20):
+        own = familiar.content(pictures(seed, style, [0, 1, 2]))
+        others = familiar.content(pictures(seed, style, [3, 4, 5]))
+        assert own.looks < 0.5
+        assert others.looks < 0.5
+        assert own.doubt == pytest.approx(0.5, abs=0.1)
+        assert own.apart < 0.2 < 1 < others.apart
+        assert not shows_other_objects(own, [])
+        assert shows_other_objects(others, [])
+        # Fewer of them, and one class alone, which only looks doubtful.
+        assert shows_other_objects(familiar.content(pictures(seed, style, [3, 4, 5], 30)), [])
+        assert not shows_other_objects(familiar.content(pictures(seed, style, [1])), [])
+
+
+def test_a_style_that_no_site_has_is_not_taken_for_other_objects():
+    familiar = familiar_pictures()
+    strange = pictures(5, 1, [3, 4, 5])
+    strange.looks[:] += 8
+    assert familiar.content(strange).looks > 1
+    assert not shows_other_objects(familiar.content(strange), [])
+
+
+def test_a_left_out_site_that_looks_like_the_others_says_how_doubtful_that_may_be():
+    found = Content(looks=0.4, doubt=0.8, apart=0.9)
+    assert shows_other_objects(found, [None, Content(looks=0.4, doubt=0.75, apart=0.9)])
+    assert not shows_other_objects(found, [Content(looks=0.4, doubt=0.85, apart=0.9)])
+    assert shows_other_objects(found, [Content(looks=2.0, doubt=0.85, apart=0.9)])
+    assert not shows_other_objects(None, [])
+
+
+def test_too_few_images_of_every_class_tell_nothing():
+    few = pictures(0, 0, [0, 1, 2], images=6)  # two of each
+    assert Familiar.of(few, numpy.zeros(6, int)) is None
+    assert familiar_pictures().content(few) is None
+    with pytest.raises(ValueError, match="appearance"):
+        Familiar.of(Outputs(few.logits, few.features), numpy.zeros(6, int))
+
+
+def test_appearance_is_of_the_style_and_not_of_where_things_are():
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(4, 3, 16, 16, generator=generator)
+    found = appearance(images)
+    assert found.shape == (4, 12)
+    assert torch.allclose(found, appearance(images.flip(3)), atol=1e-6)
+    assert torch.allclose(found[:, :3], images.mean((2, 3)), atol=1e-6)
+    flat = appearance(torch.full((1, 3, 16, 16), 0.4))[0]
+    assert flat[:3].tolist() == pytest.approx([0.4] * 3)
+    assert flat[3:11].abs().max() < 1e-6
+    assert flat[11] == 1
 
 
 # The calibration and its interval.
@@ -263,6 +349,19 @@ def test_an_interval_is_in_order_and_no_narrower_than_labels_would_justify(signa
     least = 1.6448 * math.sqrt(found.value * (1 - found.value) / images)
     assert found.high >= min(1, found.value + least) - 1e-9
     assert found.low <= max(0, found.value - least) + 1e-9
+
+
+def test_a_site_of_which_nothing_is_known_is_expected_to_do_as_others_did():
+    one, three = at_a_new_site([0.6]), at_a_new_site([0.5, 0.6, 0.7])
+    assert one.value == three.value == pytest.approx(0.6)
+    assert one.reach == pytest.approx(2.92 * 0.1 * math.sqrt(2), abs=0.001)  # little from one site
+    assert three.reach == pytest.approx(2.132 * 0.1 * math.sqrt(4 / 3), abs=0.001)
+    random, hits = numpy_stream(0, "new site"), 0
+    for _ in range(300):
+        accuracies = random.normal(0.6, 0.05, 41)
+        found = at_a_new_site(accuracies[:-1])
+        hits += found.low <= accuracies[-1] <= found.high
+    assert 0.86 < hits / 300 < 0.97
 
 
 # Single images, and labels.

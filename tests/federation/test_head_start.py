@@ -1,5 +1,7 @@
 """Training that starts from a classifier in closed form, in process and over Flower."""
 
+import json
+
 import pytest
 import torch
 
@@ -60,6 +62,25 @@ def test_clients_begin_round_1_with_it():
     assert chosen.accuracy() > 0.8
     after = chosen.server.state.weights["classifier.weight"]
     torch.testing.assert_close(after, before["classifier.weight"])
+
+
+def featurizer_bytes(rows):
+    """Bytes of the featurizer that each client was sent before round 1, by the ledger's rows."""
+    layouts = {row["id"]: row["tensors"] for row in rows if row["kind"] == "layout"}
+    sent = dict.fromkeys(range(3), 0)
+    for row in rows:
+        if row["kind"] == "message" and (row["round"], row["direction"]) == (0, "down"):
+            held = [t["bytes"] for t in layouts[row["layout"]] if "featurizer." in t["name"]]
+            sent[row["client"]] = sent.get(row["client"], 0) + sum(held)
+    return sent
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pardon"])
+def test_the_network_is_sent_once_before_round_1(method):
+    chosen = started(method, sizes=(40, 30, 50))
+    state = chosen.server.state.weights.items()
+    once = sum(t.numel() * t.element_size() for name, t in state if name.startswith("featurizer."))
+    assert set(featurizer_bytes(chosen.ledger).values()) == {once}
 
 
 def test_a_single_client_has_nobody_to_be_left_out_of():
@@ -166,3 +187,9 @@ def test_flower_starts_from_the_same_bits(tmp_path, trainable):
     deployment = Deployment(tmp_path, chosen)
     assert same(deployment.start(), weights(expected.folder))
     assert len(expected.metrics.setup.left_out) == 3
+    if trainable == "all":
+        ledgers = [folder / "ledger.jsonl" for folder in (expected.folder, deployment.path)]
+        rows = [[json.loads(line) for line in file.read_text().splitlines()] for file in ledgers]
+        here, there = map(featurizer_bytes, rows)
+        for id in range(3):  # Flower's own headers are counted there
+            assert 0 < here[id] < there[id] < 1.01 * here[id]

@@ -9,19 +9,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddg.clients.client import RecordNoise
-from feddg.errors import ClientError, ExperimentError
-from feddg.experiment import Experiment
+from feddg.clients.client import Client, RecordNoise
+from feddg.data.data_set import load_source
+from feddg.data.partition import partition
+from feddg.data.pixels import open_pixels
+from feddg.errors import ClientError, ExperimentError, NotEnoughUpdates
+from feddg.experiment import Experiment, explain
 from feddg.messages import Message
 from feddg.methods.composition import build_method
 from feddg.methods.ridge import (
+    CROSS,
+    GRAM,
     LEFT_OUT,
     PENALTY,
     SCALE,
     SENSITIVITY,
     RidgeClassifier,
 )
-from feddg.models.closed_form import EXAMPLES, QUESTION, packed
+from feddg.models.backbones import build_network
+from feddg.models.closed_form import EXAMPLES, QUESTION, gram_of_means, packed, solved, unpacked
 from feddg.privacy.accounting import gaussian_noise
 from feddg.settings import TrainSettings
 from federations import CLASSES, features_of, federation, ridge_of
@@ -47,7 +53,6 @@ def share_of(chosen, name):
         ((300,), 1.0),
         ((40, 3, 57, 20, 60, 30, 25, 15, 35, 15), 0.01),
         ((40, 3, 57, 20, 60, 30, 25, 15, 35, 15), 1.0),
-        ((1,) * 1000, 0.3),
     ],
 )
 def test_it_is_the_ridge_of_all_images_together(sizes, penalty):
@@ -58,6 +63,74 @@ def test_it_is_the_ridge_of_all_images_together(sizes, penalty):
     # The solution is in double precision, the classifier that is served in single.
     numpy.testing.assert_allclose(share_of(chosen, "weight"), expected.coef_, atol=1e-6)
     numpy.testing.assert_allclose(share_of(chosen, "bias"), expected.intercept_, atol=1e-6)
+
+
+@pytest.fixture(scope="module", params=["digits", "pacs"])
+def embedded(request):
+    """256 features ``(n, 256)`` of real images, their labels and domains."""
+    if request.param == "digits":
+        table, size, weights, backbone = load_source("digits"), 16, None, "cnn_gn"
+    else:
+        table = load_source("pacs", request.getfixturevalue("shared_data") / "pacs")
+        table = table.take(numpy.arange(0, len(table), 9))
+        size, weights, backbone = 64, "imagenet", "efficientnet_lite0"
+    table, pixels, *_ = open_pixels(table, size, cache=None)
+    network = build_network(backbone, len(table.class_names), weights=weights, image_size=size)
+    network.eval()
+    with torch.no_grad():
+        parts = [
+            network.features(pixels.gather(rows).float() / 255)
+            for rows in torch.arange(len(table)).split(64)
+        ]
+    return torch.cat(parts).unflatten(1, (256, -1)).mean(2), table.labels, table.domains
+
+
+def partitioned(embedded, clients, heterogeneity, monkeypatch, defences=()):
+    """A federation whose clients hold these, and both sums before they are wiped."""
+    features, labels, domains = embedded
+    rows = partition(domains, labels, clients, heterogeneity=heterogeneity, seed=0).rows
+    order, sizes = torch.from_numpy(numpy.concatenate(rows)), tuple(map(len, rows))
+    classes = int(labels.max()) + 1
+    chosen = federation_of(sizes, [0.3], classes=classes, defences=defences)
+    chosen.labels, own = torch.from_numpy(labels)[order], features[order]
+    monkeypatch.setattr(Client, "frozen_features", lambda client: own[client.examples.rows])
+    solve, sums = chosen.method.after_round, {}
+
+    def noted(state, ask):
+        sums.update(state.weights)
+        return solve(state, lambda name, question: iter(()))  # nobody is left out
+
+    chosen.method.after_round = noted
+    chosen.run()
+    return chosen, sums
+
+
+@pytest.mark.parametrize(
+    ("clients", "heterogeneity"),
+    [(1, 0.0), (10, 0.0), (10, 0.5), (10, 1.0), (1000, 0.0), (1000, 1.0)],
+)
+def test_real_features_give_the_ridge_of_all_however_they_are_spread(
+    embedded, clients, heterogeneity, monkeypatch
+):
+    _, sums = partitioned(embedded, clients, heterogeneity, monkeypatch)
+    weight, bias = next(solved(unpacked(sums[GRAM]), sums[CROSS], [0.3]))
+    features, labels, _ = embedded
+    expected = ridge_of(features.double().numpy(), labels, 0.3, sums[CROSS].shape[1])
+    numpy.testing.assert_allclose(weight.detach(), expected.coef_, rtol=0, atol=1e-6)
+    numpy.testing.assert_allclose(bias.detach(), expected.intercept_, rtol=0, atol=1e-6)
+
+
+def test_real_features_under_secure_aggregation_are_off_by_its_rounding_alone(
+    embedded, monkeypatch
+):
+    (_, plain), (chosen, masked) = (
+        partitioned(embedded, 10, 0.5, monkeypatch, defences)
+        for defences in ((), (("secure_aggregation", {}),))
+    )
+    assert chosen.server.masked is not None
+    for name in (GRAM, CROSS):
+        error = float((masked[name] - plain[name]).detach().abs().max())
+        assert 0 < error <= 2.0**-27 * (1 + 1e-6)
 
 
 def test_without_a_penalty_it_is_the_shortest_least_squares_solution():
@@ -143,6 +216,25 @@ def test_sums_of_no_images_are_refused_and_the_others_solve_without(change, reas
     assert sorted(row.left_out) == [0, 2]
 
 
+def test_masked_sums_may_be_larger_than_any_step_but_are_of_some_features(monkeypatch):
+    chosen = federation_of((20, 30, 25), defences=(("secure_aggregation", {}),))
+    plain = Client.frozen_features
+    monkeypatch.setattr(Client, "frozen_features", lambda client: 1.7 * plain(client))
+    assert chosen.run()["classifier.weight"].any()
+    chosen = federation_of((20, 30, 25), defences=(("secure_aggregation", {}),))
+    honest = chosen.method.report
+
+    def lying(client):
+        message = honest(client)
+        if client.id == 1:
+            client.network.classifier.cross.data *= 3
+        return message
+
+    chosen.method.report = lying
+    with pytest.raises(NotEnoughUpdates, match="clients 0, 1, 2 is refused: its sums are no means"):
+        chosen.run()
+
+
 @pytest.mark.slow
 def test_ten_thousand_clients():
     chosen = federation_of((1,) * 10_000, [0.1, 1.0])
@@ -160,6 +252,86 @@ def test_further_versions_of_images_join_the_sums(partner):
     both.run()
     assert not numpy.allclose(share_of(alone, "weight"), share_of(both, "weight"), atol=1e-3)
     assert both.accuracy() > 0.6
+
+
+# Class means alone.
+
+
+def test_class_means_give_what_their_spread_says():
+    """FedCOF's equations, loop by loop."""
+    sizes = (40, 3, 57, 20, 60, 1)
+    chosen = federation_of(sizes, settings={"class_means": True}, penalties=[0.3])
+    asked, ask = [], chosen.transport.ask
+    chosen.transport.ask = lambda *given: asked.append(given) or ask(*given)
+    chosen.run()
+    assert not asked
+    everything, total = features_of(chosen)[0], sum(sizes)
+    second = numpy.zeros((everything.shape[1],) * 2)
+    by_class = {c: [] for c in range(CLASSES)}
+    for client in range(len(sizes)):
+        features, labels = features_of(chosen, [client])
+        for c in set(labels.tolist()):
+            by_class[c].append((features[labels == c].mean(0), (labels == c).sum()))
+    for held in by_class.values():
+        count = sum(n for _, n in held)
+        middle = sum(n * mean for mean, n in held) / count
+        spread = sum(n * numpy.outer(mean - middle, mean - middle) for mean, n in held)
+        second += (count - 1) / (len(held) - 1) * spread + count * numpy.outer(middle, middle)
+    _, labels = features_of(chosen)
+    mean, targets = everything.mean(0), numpy.eye(CLASSES)[labels]
+    centred = second / total - numpy.outer(mean, mean)
+    cross = everything.T @ targets / total - numpy.outer(mean, targets.mean(0))
+    lam = 0.3 * numpy.trace(centred) / len(centred)
+    weight = numpy.linalg.solve(centred + lam * numpy.eye(len(centred)), cross)
+    numpy.testing.assert_allclose(share_of(chosen, "weight"), weight.T, atol=1e-5)
+    bias = targets.mean(0) - mean @ weight
+    numpy.testing.assert_allclose(share_of(chosen, "bias"), bias, atol=1e-4)
+
+
+def test_class_means_of_images_drawn_alike_have_their_covariance():
+    """The estimate has no bias: over many clients of unequal sizes it is that of the images."""
+    rng = numpy.random.default_rng(0)
+    shape, means = rng.normal(size=(4, 4)), rng.normal(size=(2, 4)) * 3
+    sums, second = [], numpy.zeros((5, 5))
+    for size in rng.integers(1, 30, 4000):
+        labels = rng.integers(0, 2, size)
+        rows = numpy.hstack(
+            [rng.normal(size=(size, 4)) @ shape + means[labels], numpy.ones((size, 1))]
+        )
+        second += rows.T @ rows
+        sums.append(torch.tensor(rows.T @ numpy.eye(2)[labels]))
+    found = gram_of_means(sums).numpy()
+    numpy.testing.assert_allclose(found, second, atol=0.03 * second.max())
+
+
+def test_class_means_are_a_small_message():
+    full, small = (
+        federation_of((20, 30), settings={"class_means": means}) for means in (False, True)
+    )
+    up = []
+    for chosen in (full, small):
+        chosen.run()
+        (row, *_) = [r for r in chosen.ledger if r.get("purpose") == "update"]
+        up.append(row["bytes"])
+    rows = full.network.features_dimension + 1
+    assert up[0] - up[1] == 8 * rows * (rows + 1) // 2
+    assert small.accuracy() > 0.8
+
+
+def test_a_class_mean_of_no_images_is_refused():
+    chosen = federation_of((20, 30, 25), settings={"class_means": True})
+    honest = chosen.transport.train
+
+    def lying(clients, broadcast):
+        for update in honest(clients, broadcast):
+            if update.client == 1:
+                update.weights[CROSS].data[-1] = torch.tensor([1.0, 0.0, 0.0])
+            yield update
+
+    chosen.transport.train = lying
+    chosen.server.setup()
+    row = chosen.server.round()
+    assert [(r.client, "no features" in r.reason) for r in row.refused] == [(1, True)]
 
 
 # Privacy.
@@ -232,7 +404,11 @@ def test_who_knows_all_but_one_image_cannot_tell_more_than_epsilon_allows(epsilo
 
 @pytest.mark.parametrize(
     ("settings", "examples", "named"),
-    [(CLIPPED, 100, "stay private"), ({}, 40, "without any images but its own")],
+    [
+        (CLIPPED, 100, "stay private"),
+        ({"class_means": True}, 100, "stay private"),
+        ({}, 40, "without any images but its own"),
+    ],
 )
 def test_a_hostile_server_learns_nothing_by_asking(settings, examples, named):
     chosen = federation_of((40, 40), settings=settings)
@@ -254,10 +430,16 @@ def checked(**fields):
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"train": {"rounds": 2}}, "train.rounds is 2"),
         ({"train": {"trainable": "all"}}, "train.trainable is all"),
         ({"model": {"embedding": "linear"}}, "model.embedding is linear"),
         ({"privacy": {"record_epsilon": 2.0}}, "method.clip"),
+        (
+            {
+                "method": {"name": "ridge", "class_means": True},
+                "defences": ["secure_aggregation"],
+            },
+            "method.class_means",
+        ),
         ({"method": {"name": "ridge", "penalties": [-1.0]}}, "method.penalties"),
         (
             {
@@ -271,6 +453,18 @@ def checked(**fields):
 def test_what_it_cannot_be_is_refused_by_field(fields, named):
     with pytest.raises(ExperimentError, match=named):
         checked(**fields)
+
+
+def test_what_others_train_by_makes_no_other_experiment_of_it():
+    plain = experiment()
+    train = {"rounds": 9, "local_epochs": 3, "local_steps": 2, "select_every": 5}
+    assert experiment(train=train).id == plain.id
+    assert experiment(train=train).train == plain.train
+    assert (plain.train.rounds, plain.train.local_steps) == (1, None)
+    sources = explain({"method": "ridge", "data": "digits", "train": {"rounds": 9}})
+    assert sources["train.rounds"].source == "ridge has one round"
+    checked(train=train)
+    checked(train=train, method={"name": "ridge", "clip": 5.0}, privacy={"record_epsilon": 2.0})
 
 
 def test_a_private_run_notes_what_an_image_costs():

@@ -6,9 +6,13 @@ from hypothesis import strategies as st
 
 from feddg.messages import LARGEST, Message, SchemaContext
 from feddg.models.closed_form import (
+    CONFIDENCES,
+    CORRECT,
     EXAMPLES,
     LOSSES,
     QUESTION,
+    SCALES,
+    chosen_by,
     extended,
     left_out_answer,
     left_out_schemas,
@@ -49,3 +53,27 @@ def test_a_classifier_that_is_far_off_has_a_loss_that_may_be_sent():
     schema = left_out_schemas(lambda method: 1)[f"answer:{QUESTION}/{LOSSES}"]
     context = SchemaContext(2, 2, 3)
     assert schema.tensor_fault(None, context, LOSSES, answer.tensors[LOSSES], {}) is None
+
+
+def answers_of(correct):
+    """Answers of clients with 100 images each, of which so many are right by penalty."""
+    nothing = torch.zeros(len(correct[0]), len(SCALES), dtype=torch.float64)
+    return [
+        Message(
+            {CORRECT: torch.tensor(own), LOSSES: nothing, CONFIDENCES: nothing}, {EXAMPLES: 100}
+        )
+        for own in correct
+    ]
+
+
+def test_of_many_clients_the_largest_penalty_that_is_not_told_from_the_best_is_taken():
+    penalties = (0.1, 1.0, 10.0)
+    # Behind by one on average, now more and now less; and by nine, always.
+    correct = [[80, 79 + 4 * (-1) ** place, 71] for place in range(12)]
+    assert chosen_by(answers_of(correct), penalties).penalty == 1.0
+    assert chosen_by(answers_of(correct[:4]), penalties).penalty == 0.1  # too few to say
+    behind = [(before - after) / 100 for before, after, _ in correct]
+    error = (sum((b - 0.01) ** 2 for b in behind) / 11 / 12) ** 0.5
+    assert error >= 0.01
+    steady = [[80, 79, 71] for _ in range(12)]
+    assert chosen_by(answers_of(steady), penalties).penalty == 0.1

@@ -9,14 +9,23 @@ from PIL import Image
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from feddg.api import predict_files
 from feddg.cli import app
 from feddg.data.data_set import load_source
 from feddg.errors import DataError, RunError
-from feddg.evaluation.travel import Estimate
+from feddg.evaluation.travel import Content, Estimate, at_a_new_site
 from feddg.models.backbones import SmallCNN
 from feddg.prediction import travel as module
 from feddg.prediction.predict import predict
-from feddg.prediction.travel import TRAVEL, Recorder, TravelFile, calibrate, expectation, travel
+from feddg.prediction.travel import (
+    TRAVEL,
+    Recorder,
+    TravelFile,
+    calibrate,
+    expectation,
+    new_site,
+    travel,
+)
 from feddg.runs.reading import read_run
 from trained_runs import SETTINGS, read_csv, trained_run
 
@@ -106,7 +115,8 @@ def test_a_site_like_those_of_training_is_expected_to_do_as_well(finished, cache
     found = travel(finished, tmp_path / "site", cache=cache)
     truth = accuracy(finished, tmp_path / "site", truths)
     assert found.expected.low <= truth <= found.expected.high
-    assert found.advice.code != "unlike-all-sites"
+    assert found.advice.code not in ("unlike-all-sites", "other-objects")
+    assert found.signals.content.looks < 0.5
 
 
 def test_the_runs_images_are_looked_at_once(finished, cache, sketches, monkeypatch):
@@ -115,6 +125,8 @@ def test_the_runs_images_are_looked_at_once(finished, cache, sketches, monkeypat
     monkeypatch.setattr(module, "load_images", None)
     again = travel(finished, sketches[0], cache=cache)
     assert again.expected == first.expected
+    assert again.signals == first.signals
+    assert again.signals.content is not None
     assert again.calibration == kept == first.calibration
     assert (finished / TRAVEL).stat().st_mode & 0o077 == 0
 
@@ -151,9 +163,25 @@ def test_images_farther_than_every_site_are_not_to_be_used(ridge, cache, distanc
     new = near.model_copy(update={"distance": distance, "unlike": unlike})
     advice, *_ = module._diagnostics(found, new, Estimate(0.6, 0.4, 0.8), 0, 150, 1000)
     assert advice.code == code
+    if code == "unlike-all-sites":  # it says which of both
+        assert ("as far" in advice.text) == (distance > 0.75)
+        assert (f"{unlike:.0%} of them" in advice.text) == (distance < 0.75)
     # Whoever has labelled some of them knows better.
     labelled, *_ = module._diagnostics(found, new, Estimate(0.6, 0.4, 0.8), 20, 150, 1000)
     assert (labelled.code, labelled.text[:29]) == ("label-first", "Label about 130 more images f")
+
+
+def test_other_objects_in_a_familiar_style_are_not_to_be_used(ridge, cache):
+    found = calibrate(ridge, Recorder(ridge, "cpu", None), cache=cache)
+    content = Content(looks=0.3, doubt=0.9, apart=0.8)
+    near = found.sites[0].signals.model_copy(update={"content": content})
+    expected = Estimate(0.9, 0.88, 0.92)
+    advice, *_ = module._diagnostics(found, near, expected, 0, 0, 1000)
+    assert (advice.code, advice.severity) == ("other-objects", "warning")
+    assert advice.text.startswith("Do not use it: ")
+    assert advice.text.count(".") == 1
+    labelled, *_ = module._diagnostics(found, near, expected, 20, 0, 1000)
+    assert labelled.code == "travels"
 
 
 def test_an_interval_of_five_points_or_near_the_accuracy_in_domain_may_be_used(ridge, cache):
@@ -191,6 +219,38 @@ def test_predict_says_how_to_ask_how_many_are_right(ridge, sketches, tmp_path):
     command = ["predict", str(ridge), str(sketches[0]), "--out", str(tmp_path / "a.csv"), "-q"]
     ended = CliRunner().invoke(app, [*command, "--device", "cpu"])
     assert f"feddg travel {ridge} {sketches[0]}" in ended.output
+
+
+def test_predict_says_how_many_are_right_once_travel_was_asked(ridge, cache, sketches, tmp_path):
+    calibrate(ridge, Recorder(ridge, "cpu", None), cache=cache)
+    command = ["predict", str(ridge), str(sketches[0]), "--out", str(tmp_path / "a.csv"), "-q"]
+    ended = CliRunner().invoke(app, [*command, "--device", "cpu"])
+    done = predict_files(ridge, [sketches[0]], tmp_path / "b.csv")
+    assert expectation(done.expected) in ended.output
+    # What the same estimators say when they see all images at once, without other models' answers.
+    found = travel(ridge, sketches[0], cache=cache)
+    alone = {name: found.signals.estimates[name] for name in ("confidence", "atc", "doc")}
+    whole = found.calibration.expected(alone, 200)
+    assert done.expected == pytest.approx(whole, abs=0.01)
+    few = predict_files(ridge, sorted(map(str, sketches[0].glob("*.png")))[:19], tmp_path / "c.csv")
+    assert few.expected is None
+    adapted = predict_files(ridge, [sketches[0]], tmp_path / "d.csv", adapt="tent")
+    assert adapted.expected is None
+
+
+def test_a_new_site_is_expected_to_do_as_those_that_took_no_part(ridge, finished, cache):
+    found = calibrate(ridge, Recorder(ridge, "cpu", None), cache=cache)
+    run = read_run(ridge)
+    (held_out,) = run.served_rows("test")
+    accuracies = [site.accuracy for site in found.sites] + [held_out.accuracy]
+    estimate, count = new_site(run)
+    assert (estimate, count) == (at_a_new_site(accuracies), 4)
+    assert estimate.value == pytest.approx(numpy.mean(accuracies))
+    (ridge / TRAVEL).unlink()
+    # A closed-form method leaves its clients out by itself; of others the held-out domain is known.
+    measured = list(run.metrics.rounds[-1].left_out.values())
+    assert new_site(run) == (at_a_new_site([*measured, held_out.accuracy]), len(measured) + 1)
+    assert new_site(read_run(finished))[1] == 1
 
 
 def test_the_command_prints_the_answer_and_its_numbers(ridge, cache, sketches, tmp_path):

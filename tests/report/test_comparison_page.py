@@ -23,6 +23,7 @@ from feddg.comparison.results import (
     to_text,
 )
 from feddg.comparison.statistics import paired_margin
+from feddg.diagnostics import Diagnostic
 from feddg.errors import RunError
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import TEST, VAL
@@ -39,6 +40,7 @@ from feddg.report.tables import (
     paper_table,
     rules_table,
 )
+from feddg.report.text import spelled
 from feddg.runs.reading import FINAL, SELECTION_RULES, WISE_FT_RULE, read_run
 from feddg.text import percent
 from run_folders import FolderMaker
@@ -277,9 +279,9 @@ def test_a_constant_model_that_wins_is_never_named_without_the_warning(tmp_path,
     assert text.startswith("FedAvg recognised 60.0")
     assert warning in text
     assert "No interval is claimed (all differences equal): nothing is decided." in text
-    assert "larger than chance" not in text
+    assert "more than chance" not in text
     page = comparison_page(results)
-    assert "no better than majority class in all of 3 runs" in page.opening[0].text
+    assert "most frequent class: FedAvg in all of 3 runs." in page.opening[0].text
     rows = texts(accuracy_table(results, FINAL))
     assert "FedAvg (no better than majority class in all of 3 runs)" in rows
     assert "PARDON" in rows
@@ -427,8 +429,8 @@ def test_a_browser_draws_the_page_without_error_or_request(comparison, open_in_b
     assert opened.errors == []
     assert opened.requests == []
     assert 'data-charts="drawn"' in opened.page
-    # rounds, margins, ranks, heterogeneity, bytes, seconds
-    assert opened.page.count('data-state="drawn"') == 6
+    # rounds, margins, ranks, heterogeneity, images, bytes, seconds
+    assert opened.page.count('data-state="drawn"') == 7
 
 
 def test_the_same_tables_are_on_the_page_and_in_the_files(comparison):
@@ -477,7 +479,7 @@ def test_useless_methods_have_no_winner_one_box_and_one_command(tmp_path, capsys
     )
     text = write_report(folders, tmp_path / "page.html").read_text("utf-8")
     assert text.count("No method here is fit to use") == 1
-    for winner in ("points more than", "recognised 60", "has the best average", "do not decide"):
+    for winner in ("points more than", "recognised 60", "has the best average", "may be chance"):
         assert winner not in text
     assert "no better than majority class" not in text
 
@@ -490,6 +492,29 @@ def test_useless_methods_have_no_winner_one_box_and_one_command(tmp_path, capsys
     assert shown.count("No method here is fit to use") == 1
     assert "--rounds 24" in shown
     assert "recognised" not in shown
+
+
+def test_a_terminal_of_80_columns_cuts_no_name_and_shows_three_notes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ["fedavg", "mixstyle", "randconv", "feddg-ga"]
+    folders = [
+        FolderMaker(
+            tmp_path / f"{name}-{held}", method=name, test=[held], gain=-0.01 * place
+        ).write()
+        for place, name in enumerate(names)
+        for held in ("photo", "art_painting", "cartoon", "sketch")
+    ]
+    results = results_of(folders)
+    notes = [Diagnostic("made-up", "note", f"Note {number}.") for number in range(5)]
+    monkeypatch.setattr("feddg.cli.output.about_results", lambda results: notes)
+    done = types.SimpleNamespace(results=results, failures=[], folder=tmp_path, report=tmp_path)
+    print_comparison(done)
+    shown = capsys.readouterr().out
+    rows = [line.split()[0] for line in shown.splitlines() if line.strip()]
+    assert not [name for name in names if rows.count(spelled(name)) < 2], shown
+    assert "…" not in shown
+    assert [f"note: Note {number}." in shown for number in range(5)] == [True] * 3 + [False] * 2
+    assert "2 more notes in the report" in shown
 
 
 def test_one_fit_method_is_a_comparison_as_ever(tmp_path, folder_maker):
@@ -512,7 +537,7 @@ def test_a_finding_that_methods_share_is_one_box(tmp_path):
         for method, gain in (("fedavg", 0.0), ("pardon", 0.05))
     ]
     found = [one.text for one in about_results(results_of(folders)) if one.code == "still-rising"]
-    assert found == ["FedAvg and PARDON: still rising."]
+    assert found == ["Accuracy was still rising when training ended: FedAvg and PARDON."]
 
 
 class Averaged(FolderMaker):

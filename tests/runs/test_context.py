@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from feddg.api import resume, run
-from feddg.errors import ExperimentError, RunError
+from feddg.errors import ExperimentError, FeddgError, RunError
 from feddg.experiment import Experiment
 from feddg.federation.validation import CHANGES
 from feddg.prediction.evaluate import evaluate_run
 from feddg.runs import folder as folder_module
+from feddg.runs.context import in_process
 from feddg.runs.folder import checkpoint_weights, kept_weights
 from feddg.runs.model import load_model, load_trained
 from feddg.runs.prepare import build_evaluation, build_worker, load_images
@@ -43,6 +44,19 @@ def finished(tmp_path_factory, cache):
     """A run of which every round's model was kept as a snapshot."""
     chosen, out = experiment(server={"wise_ft": "auto"}), tmp_path_factory.mktemp("runs")
     return run(chosen, out, cache=cache, snapshots=range(ROUNDS + 1)).folder
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": {"weights": "nowhere.safetensors"}}, "nowhere.safetensors does not exist"),
+        ({"method": "ridge", "model": {"embedding": "linear"}}, "model.embedding is linear"),
+    ],
+)
+def test_what_is_missing_is_said_before_images_are_decoded(tmp_path, change, words):
+    fields = {"data": {"source": "folder", "root": str(tmp_path)}, "hold_out": "ink", **change}
+    with pytest.raises(FeddgError, match=words):  # and not that there are no images
+        in_process(Experiment(**fields), tmp_path / "cache", print, {})
 
 
 def snapshots(folder: Path) -> list[dict[str, torch.Tensor]]:

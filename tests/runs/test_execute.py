@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from feddg.clients.threads import threads
 from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.runs import folder as folder_module
+from feddg.runs.folder import RunFolder
 from feddg.runs.observer import Observer
 from feddg.runs.reading import read_rows, read_run
 
@@ -153,6 +155,29 @@ def test_ctrl_c_and_resume_give_the_same_bits(method, undisturbed, tmp_path, cac
     clean = [_timeless(row) for row in read_rows(whole.folder / "metrics.jsonl")]
     assert [_timeless(row) for row in read_rows(done.folder / "metrics.jsonl")] == clean
     assert read_rows(done.folder / "ledger.jsonl") == read_rows(whole.folder / "ledger.jsonl")
+
+
+def test_a_checkpoint_is_written_beside_the_next_round_and_ctrl_c_waits_for_it(
+    undisturbed, tmp_path, cache, monkeypatch
+):
+    under_way, write = threading.Event(), RunFolder._write_checkpoint
+
+    def late(folder, state, *rest):
+        assert state.round != 1 or under_way.wait(60)
+        write(folder, state, *rest)
+
+    class Pressed(Interrupt):
+        def client(self, round, reply):
+            if round == self.at:
+                under_way.set()
+            super().client(round, reply)
+
+    monkeypatch.setattr(RunFolder, "_write_checkpoint", late)
+    with pytest.raises(KeyboardInterrupt):
+        run(undisturbed.experiment, tmp_path, observer=Pressed(2), cache=cache)
+    folder = tmp_path / undisturbed.experiment.label
+    assert json.loads((folder / "checkpoint/checkpoint.json").read_text())["round"] == 1
+    assert final_state(resume(folder, cache=cache).folder) == final_state(undisturbed.folder)
 
 
 def test_a_resumed_run_is_measured_where_budgets_are_reached(tmp_path, cache):

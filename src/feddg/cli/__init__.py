@@ -11,14 +11,41 @@ import logging
 import sys
 from typing import Annotated
 
+import click
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from feddg.cli import compare, data, deploy, run, use
 from feddg.errors import FeddgError
 from feddg.text import printable
 
+PANELS = {
+    "Start": ("demo", "run", "compare", "report"),
+    "Use a model": ("predict", "travel", "serve", "export", "evaluate", "hub"),
+    "Look around": ("data", "methods", "adaptations", "paired", "privacy"),
+    "Between sites": ("deploy",),
+    "Further": ("resume", "style", "cache"),
+}
+"""The commands as help lists them."""
+
+
+class _Grouped(TyperGroup):
+    """The commands under headings, in the order in which a beginner meets them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for names in PANELS.values() for name in names]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        command = super().get_command(ctx, name)
+        for panel, names in PANELS.items():
+            if isinstance(command, TyperCommand | TyperGroup) and name in names:
+                command.rich_help_panel = panel
+        return command
+
+
 app = typer.Typer(
     name="feddg",
+    cls=_Grouped,
     help="Federated domain generalization: train together, recognise a domain nobody trained on.",
     no_args_is_help=True,
     suggest_commands=False,  # click does

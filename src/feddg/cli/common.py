@@ -227,6 +227,12 @@ AdaptOption = Annotated[
 BatchOption = Annotated[int, typer.Option(min=1, help="images per batch")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 DomainOption = Annotated[str | None, typer.Option(help="what the images of root/class/* are")]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--workers", min=1, help="processes that share the clients; --device all: one for each GPU"
+    ),
+]
 PredictionsOption = Annotated[
     bool,
     typer.Option(

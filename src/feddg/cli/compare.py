@@ -77,7 +77,7 @@ def compare(
     ] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Compare methods over scenarios and seeds: run what is missing, write tables and a report.
+    """Run methods over held-out domains and seeds; write a report.
 
     Stop it at any moment and call it again: complete runs are kept, interrupted ones continue.
     """
@@ -135,7 +135,7 @@ def report(
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Write the HTML page of one run, or a comparison of several."""
+    """Write the page of one run, or of several together."""
     from feddg.cli.progress import working
 
     if len(folders) == 1 and folders[0].is_file() and out is None:
@@ -159,9 +159,10 @@ def paired(
     which: WhichOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare two runs image by image: McNemar's test and the paired bootstrap.
+    """Compare two runs image by image.
 
-    Both need their results by image: `feddg evaluate RUN --predictions`.
+    By McNemar's test and the paired bootstrap. Both runs need their results by image:
+    `feddg evaluate RUN --predictions`.
     """
     found = api.paired(first, second, split, which)
     if as_json:

@@ -95,9 +95,7 @@ def inspect_data(
 # ``feddg cache``: what is kept between runs, and getting rid of it.
 
 
-cache_app = typer.Typer(
-    help="Where decoded images are kept, how much, and clearing it.", suggest_commands=False
-)
+cache_app = typer.Typer(help="Show, or clear, the cache of decoded images.", suggest_commands=False)
 
 
 @cache_app.callback(invoke_without_command=True)

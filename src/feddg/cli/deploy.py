@@ -22,7 +22,7 @@ from feddg.cli.common import (
 from feddg.cli.use import ModelArgument, show_warnings
 
 app = typer.Typer(
-    help="The same federation across a network.", no_args_is_help=True, suggest_commands=False
+    help="Run the federation across a network.", no_args_is_help=True, suggest_commands=False
 )
 
 
@@ -151,7 +151,8 @@ def deploy_validate(
     for row in found.domains:
         share = "hidden" if row.accuracy is None else f"{row.accuracy:.1%}"
         between = "" if row.interval is None else " (95 %: {:.1%} to {:.1%})".format(*row.interval)
-        typer.echo(f"{row.domain}: {share}{between} of {row.images} images right")
+        guess = row.expected and " (without labels: {:.0%}, {:.0%} to {:.0%})".format(*row.expected)
+        typer.echo(f"{row.domain}: {share}{between} of {row.images} images right{guess or ''}")
     exact = "" if hide_below > 1 else "; its counts are exact: --hide-below 5 hides small ones"
     typer.echo(f"{out} holds counts. Nothing of a single image, and no file name, is in it{exact}")
 

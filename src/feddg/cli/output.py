@@ -1,10 +1,12 @@
 """What a person sees at the end: tables of results; and before: what a run would do."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, JustifyMethod
 from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
@@ -32,7 +34,6 @@ from feddg.report.tables import (
     budget_words,
     conclusion,
     margin_table,
-    model_sentence,
 )
 from feddg.report.text import SPLIT_WORDS, interval_words, warning_words
 from feddg.runs.diagnostics import about_result, accuracy_interval, measured
@@ -41,6 +42,8 @@ from feddg.runs.inspection import STYLES, client_data_table, print_diagnostic, s
 from feddg.runs.reading import Run, read_run
 from feddg.text import counted, duration, short
 
+MOST_NOTES = 3
+"""Notes below a comparison's result; its page has all."""
 SHORT_SPLIT_WORDS = {"test": "test", "val": "val", "id_val": "seen, val", "id_test": "seen, test"}
 
 
@@ -51,9 +54,9 @@ def results_table(folders: Sequence[Path]) -> Table:
     """
     records = [read_run(folder) for folder in folders]
     rules = dict.fromkeys(record.default_rule.name.lower() for record in records)
-    table = Table(title=f"accuracy, {' and '.join(rules)}")
-    table.add_column("split")
-    table.add_column("domain")
+    table = Table(title=f"accuracy, {' and '.join(rules)}", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("split", no_wrap=True)
+    table.add_column("domain", no_wrap=True)
     table.add_column("largest\nclass", justify="right")
     for record in records:
         rule = f" ({record.default_rule.name.lower()})" if len(rules) > 1 else ""
@@ -144,11 +147,12 @@ def print_plan(console: Console, comparison: Comparison, jobs: int) -> None:
 
 
 def as_rich(table: blocks.Table) -> Table:
-    """Returns a report's table for the terminal."""
-    shown = Table(caption=table.caption, caption_justify="left")
-    for column in table.columns:
+    """Returns a report's table for the terminal; the first column is never cut."""
+    shown = Table(caption=table.caption, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for place, column in enumerate(table.columns):
         heading = f"{column.heading}\n{column.note}" if column.note else column.heading
-        shown.add_column(escape(heading), justify="right" if column.numeric else "left")
+        side: JustifyMethod = "right" if column.numeric else "left"
+        shown.add_column(escape(heading), justify=side, no_wrap=place == 0)
     for row in table.rows:
         shown.add_row(*(f"[bold]{escape(c.text)}[/]" if c.strong else escape(c.text) for c in row))
     return shown
@@ -166,17 +170,20 @@ def print_comparison(done: Comparison, *, explained: bool = False) -> None:
     if (by_budget := budget_table(every)) is not None:
         console.print(as_rich(by_budget))
     if results.rows:
-        console.print(as_rich(accuracy_table(results, results.default_rule)))
+        console.print(as_rich(accuracy_table(results, results.default_rule, brief=True)))
         margins = margin_table(results, results.default_rule)
         if margins is not None:
-            console.print(as_rich(margins))
+            caption = "Paired by what is held out and by seed; bold: more than chance."
+            console.print(as_rich(replace(margins, caption=caption)))
         print_line(console, f"{budget_words(every)}{conclusion(results)}")
-        print_line(console, model_sentence(results))
         found = about_best(results) if explained else None
         if found is not None:
             print_line(console, f"{found[0]}: {found[1]}")
-    for one in about_results(results):
+    known = about_results(results)
+    for one in known[:MOST_NOTES]:
         print_diagnostic(console, one)
+    if (further := len(known) - MOST_NOTES) > 0:
+        print_line(console, f"{counted(further, 'more note')} in the report")
     for outcome in done.failures:
         name = outcome.cell.folder.name
         print_line(console, f"{outcome.status}: {name}: {outcome.error or ''}")

@@ -15,6 +15,7 @@ from feddg.cli.common import (
     QuietOption,
     TrackOption,
     VerboseOption,
+    WorkersOption,
     resumable,
     show_results,
     takes,
@@ -36,6 +37,7 @@ def run(
         str | None,
         typer.Option(help="rounds whose model is kept for `feddg report --analyses`: 1,10,50"),
     ] = None,
+    workers: WorkersOption = None,
     tracked: TrackOption = None,
     dry_run: DryRunOption = False,
     again: AgainOption = False,
@@ -43,7 +45,7 @@ def run(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Run an experiment: from a file, from flags, or flags over a file.
+    """Run an experiment: from a file, from flags, or both.
 
     The run's folder holds everything about it. The same experiment is never run twice: a finished
     one is shown, an interrupted one continues.
@@ -66,6 +68,7 @@ def run(
             snapshots=kept,
             again=again,
             predictions=predictions,
+            workers=workers,
             **overrides,
         )
     show_results(done)
@@ -74,14 +77,15 @@ def run(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="the run folder")],
+    workers: WorkersOption = None,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Continue an interrupted run from its last completed round."""
+    """Continue an interrupted run after its last round."""
     from feddg.cli.progress import observer
 
     with resumable():
-        done = api.resume(folder, observer=observer(quiet, verbose))
+        done = api.resume(folder, observer=observer(quiet, verbose), workers=workers)
     show_results(done)
 
 
@@ -99,7 +103,10 @@ def demo(
     out: OutOption = Path("runs"),
     quiet: QuietOption = False,
 ) -> None:
-    """Three methods on digits in four styles, each unseen once. Offline, a minute or two."""
+    """Compare three methods on digits: offline, two minutes.
+
+    Digits are drawn in four styles, each of which is unseen once.
+    """
     from feddg.cli.output import print_comparison
     from feddg.cli.progress import watcher
 

@@ -57,7 +57,10 @@ def predict(
     strict: StrictOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Label image files with a run's model; after Ctrl-C the same command goes on."""
+    """Label image files with a run's model.
+
+    After Ctrl-C the same command goes on.
+    """
     from feddg.cli.progress import working
 
     def bad(line: str) -> None:
@@ -85,7 +88,12 @@ def predict(
         typer.echo("no out-of-distribution score: the run keeps no energy threshold for this model")
     else:
         typer.echo(f"unlike anything seen in training: {done.unlike}")
-    if run.is_dir():
+    if done.expected is not None:
+        from feddg.prediction.travel import expectation
+
+        typer.echo(expectation(done.expected))
+        typer.echo(f"what that rests on: feddg travel {run} {' '.join(images)}")
+    elif run.is_dir():
         typer.echo(f"how many are right, without labels: feddg travel {run} {' '.join(images)}")
     if html is not None:
         typer.echo(f"page, the most doubtful images first: {html}")
@@ -117,10 +125,10 @@ def travel(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Estimate a run's accuracy on images that nobody has labelled, with a 90 % interval.
+    """Estimate a run's accuracy on images without labels.
 
-    The first time it leaves each of the run's sites out in turn, which takes one pass over the
-    run's own images; what comes of it is kept in the run's travel.json.
+    With a 90 % interval. The first time it leaves each of the run's sites out in turn, which takes
+    one pass over the run's own images; what comes of it is kept in the run's travel.json.
     """
     from feddg.cli.progress import working
 
@@ -166,7 +174,10 @@ def export(
     ] = False,
     strict: StrictOption = False,
 ) -> None:
-    """Write a run's model as a file that works without feddg, and a model card beside it."""
+    """Write a run's model as a file that works without feddg.
+
+    A model card stands beside it.
+    """
     named = [("onnx", onnx), ("torch", torch), ("safetensors", safetensors), ("hub", hub)]
     format, path = api.one_format(named)
     if format == "hub":
@@ -261,7 +272,10 @@ def serve(
     waiting: Annotated[int, typer.Option(help="requests that may wait")] = 256,
     strict: StrictOption = False,
 ) -> None:
-    """Label images on a page in the browser, and for programs; on this machine, keeping none."""
+    """Label images on a page in the browser, and for programs.
+
+    On this machine; no image is kept.
+    """
 
     def ready(address: str, classifier: "ImageClassifier") -> None:
         show_warnings(classifier.diagnostics)
@@ -312,9 +326,9 @@ def methods(as_json: JsonOption = False) -> None:
     from rich.table import Table
 
     table = Table("name", "aliases", "method", "in one line", box=None, pad_edge=False)
-    for name, method in api.methods().items():
+    for method in api.listed_methods():
         aliases = ", ".join(method.aliases)
-        table.add_row(f"[bold]{name}[/]", aliases, method.title, method.summary)
+        table.add_row(f"[bold]{method.name}[/]", aliases, method.title, method.summary)
     Console().print(table)
 
 
@@ -336,9 +350,10 @@ def evaluate(
     predictions: PredictionsOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a run's model under test-time adaptations; kept in its adaptation.jsonl.
+    """Measure a run's model under test-time adaptations.
 
-    With --predictions alone, only what the model makes of every image is written.
+    The results are kept in the run's adaptation.jsonl. With --predictions alone, only what the
+    model makes of every image is written.
     """
     if predictions:
         written = api.write_image_results(folder, which=which, batch_size=batch_size)
@@ -369,13 +384,13 @@ def evaluate(
 
 @app.command()
 def adaptations() -> None:
-    """List the test-time adaptations: what each needs, what it changes, what it costs."""
+    """List the adaptations: what each needs, changes and costs."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table("name", "in one line", "needs", "remembers", "beside one forward pass", box=None)
-    for name, kind in api.ADAPTATIONS.items():
-        table.add_row(f"[bold]{name}[/]", kind.summary, kind.needs, kind.changes, kind.cost)
+    for kind in api.listed_adaptations():
+        table.add_row(f"[bold]{kind.name}[/]", kind.summary, kind.needs, kind.changes, kind.cost)
     Console().print(table)
 
 
@@ -387,7 +402,7 @@ privacy_app = typer.Typer(no_args_is_help=True, suggest_commands=False)
 
 @privacy_app.callback()
 def privacy() -> None:
-    """Attack a finished run: what does what left the sites give away?"""
+    """Attack a finished run: what do its messages give away?"""
 
 
 @privacy_app.command("attack")

@@ -24,6 +24,7 @@ from feddg.comparison.process import Reporter, answer_to
 from feddg.errors import ExperimentError, in_words
 from feddg.registry import Registry
 from feddg.runs.execute import carry_out
+from feddg.text import death
 
 if TYPE_CHECKING:
     from feddg.comparison.compare import Comparison
@@ -298,7 +299,7 @@ class LocalLauncher(Launcher):
             self.watcher.news(cell, news)
             if "ended" in news:
                 return Outcome(cell, news["ended"], news.get("error"))
-        return Outcome(cell, "failed", f"{_death(process.wait())}; see {log_file}")
+        return Outcome(cell, "failed", f"{death(process.wait())}; see {log_file}")
 
     def _end(self, process: "subprocess.Popen[str]") -> None:
         """Ends an idle or dead process: the end of its input is its sign."""
@@ -328,12 +329,6 @@ def _devices() -> list[str]:
 
     count = torch.cuda.device_count()
     return [f"cuda:{i}" for i in range(count)] if count > 1 else []
-
-
-def _death(status: int) -> str:
-    if status == -9:
-        return "its process was killed, perhaps for want of memory"
-    return f"its process died ({'signal' if status < 0 else 'status'} {abs(status)})"
 
 
 # A Ray cluster: runs are handed to its nodes, as many at a time as asked for.
@@ -393,13 +388,28 @@ class RayLauncher(Launcher):
 
 
 SECONDS_BETWEEN_LOOKS = 2.0
+MOST_LIMITS = 20
+"""How often a run may reach its time limit: one that gets through no round would never end."""
+
+
+class _Job:
+    """What submitit carries out; at its time limit, or preempted, it is queued again."""
+
+    def __call__(self, line: str) -> dict[str, str]:
+        return answer_to(line)
+
+    def checkpoint(self, line: str) -> Any:
+        """Returns what is to be done next: the same, which goes on from the last round."""
+        return import_module("submitit.helpers").DelayedSubmission(self, line)
 
 
 @register_launcher
 class SlurmLauncher(Launcher):
     """Runs as jobs of a Slurm array, at most ``jobs`` at a time.
 
-    A job is the name of a function of this package and a line of JSON, which submitit keeps, as a
+    A job that reaches its time limit is queued again, and its run goes on.
+
+    It is the name of a class of this package and a line of JSON, which submitit keeps, as a
     pickle, in the comparison's ``logs`` folder: nobody else may write there.
     """
 
@@ -407,7 +417,7 @@ class SlurmLauncher(Launcher):
     summary = "jobs of a Slurm cluster"
     options: ClassVar[dict[str, str]] = {
         "partition": "Slurm's partition",
-        "minutes": "limit of a run; it continues when the comparison is started again; 1440",
+        "minutes": "limit of a job; its run goes on in another; 1440 if not said",
         "cpus": "cores of a run; 1 if not said",
         "memory_gb": "memory of a run; 8 if not said",
         "gpus": "GPUs of a run; none if not said",
@@ -419,7 +429,12 @@ class SlurmLauncher(Launcher):
         submitit = self.engine("submitit")
         cpus, cluster = self.number("cpus", 1), self.chosen.get("cluster", "slurm")
         try:
-            executor = submitit.AutoExecutor(self.logs / "jobs", cluster=cluster)
+            executor = submitit.AutoExecutor(
+                self.logs / "jobs",
+                cluster=cluster,
+                slurm_max_num_timeout=MOST_LIMITS,
+                local_max_num_timeout=MOST_LIMITS,
+            )
         except (RuntimeError, ValueError) as error:
             raise ExperimentError(f"launcher 'slurm': {error}") from None
         executor.update_parameters(
@@ -441,7 +456,7 @@ class SlurmLauncher(Launcher):
                 started, waiting = waiting[: at_once - len(going)], waiting[at_once - len(going) :]
                 if started:
                     lines = [self.job(cell, cpus) for cell in started]
-                    going += zip(executor.map_array(answer_to, lines), started)
+                    going += zip(executor.map_array(_Job(), lines), started)
                 done = [(job, cell) for job, cell in going if job.done()]
                 for job, cell in done:
                     going.remove((job, cell))

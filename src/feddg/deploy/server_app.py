@@ -32,6 +32,7 @@ from feddg.models.precision import choose_device
 from feddg.records import (
     EVALUATION_ROWS,
     TEST,
+    UNLABELLED,
     ClientRow,
     ClientsTable,
     EvaluationRow,
@@ -163,7 +164,12 @@ def evaluation_scores(
         new: list[Score] = []
         if isinstance(reply, Message):
             try:
-                new = read_scores(reply, classes, registration.domains if registration else {})
+                held = registration.domains if registration else {}
+                new = (
+                    [read_unlabelled(reply, site, held)]
+                    if reply.scalars.keys() == {"images", "confidence"}
+                    else read_scores(reply, classes, held)
+                )
             except ValueError as error:
                 reason = f"{site}: its scores cannot be used ({plain_text(error, 200)})"
                 reply = Refusal(id, reason)
@@ -175,6 +181,26 @@ def evaluation_scores(
             found.append(named if score.domain in taken else score)
         taken |= {score.domain for score in found}
     return found
+
+
+def read_unlabelled(reply: Message, site: str, held: Mapping[str, int]) -> Score:
+    """Returns what a site without labels measured, checked: how many images, how confidently.
+
+    Args:
+        reply: what it sent.
+        site: its name.
+        held: how many images it registered with.
+
+    Raises:
+        ValueError: it cannot have measured that; says why.
+    """
+    images, confidence = reply.scalars["images"], reply.scalars["confidence"]
+    if reply.tensors or type(images) is not int or images != held.get(site) or not images:
+        raise ValueError("it measured other images than it registered with")
+    if type(confidence) is not float or not 0 <= confidence <= 1:
+        raise ValueError("its confidence is none")
+    nothing = numpy.zeros((0, 0), numpy.int64)
+    return Score(UNLABELLED, site, 0, images, math.nan, nothing, confidence=confidence)
 
 
 def read_scores(reply: Message, classes: int, held: Mapping[str, int]) -> list[Score]:

@@ -23,7 +23,13 @@ from feddg.clients.client import Client, Examples, Worker
 from feddg.data.data_set import load_source
 from feddg.data.decoding import Reading
 from feddg.data.fingerprint import ContentHashes, ImagesFile, difference, images_file
-from feddg.data.images import ImageTable, from_class_folders
+from feddg.data.images import (
+    ImageTable,
+    check_folder,
+    folder_names,
+    from_class_folders,
+    image_names,
+)
 from feddg.data.pixels import PixelStore, open_pixels
 from feddg.deploy.setup import SITE_NAME
 from feddg.deploy.wire import CONTEXT, Payload, Registration, Request, explained
@@ -39,11 +45,11 @@ from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
 from feddg.federation.local_training import answer, client_statistics, load_weights, train
 from feddg.federation.transport import without_frozen
-from feddg.messages import Message, Weights, on_device
+from feddg.messages import Message, Scalar, Weights, on_device
 from feddg.methods.base import Method
 from feddg.privacy.building import Defences
 from feddg.privacy.secure_aggregation import KNOWN
-from feddg.records import EVALUATION_ROWS, client_name
+from feddg.records import EVALUATION_ROWS, UNLABELLED, client_name
 from feddg.runs.prepare import Images, build, build_worker, cache_folder, defences_for, load_images
 from feddg.runs.provenance import methods_files
 from feddg.settings import Settings
@@ -199,8 +205,28 @@ def list_images(images: str, domain: str | None) -> ImageTable:
     return load_source("folder", images) if domain is None else from_class_folders(images, domain)
 
 
+def unlabelled_images(root: Path, site: str) -> ImageTable:
+    """Returns all images below a folder, sorted by name, as one domain of one class.
+
+    Raises:
+        DataError: there are none, or the folder cannot be read.
+    """
+    check_folder(root)
+
+    def below(folder: Path, prefix: str) -> Iterator[str]:
+        yield from (f"{prefix}{name}" for name in image_names(folder))
+        for name in folder_names(folder):
+            yield from below(folder / name, f"{prefix}{name}/")
+
+    paths = tuple(below(root, ""))
+    if not paths:
+        raise DataError(f"no images were found below {root}")
+    nothing = numpy.zeros(len(paths), numpy.int64)
+    return ImageTable(paths, nothing, nothing, (UNLABELLED,), (site,), root)
+
+
 def load_pixels(
-    images: str, domain: str | None, experiment: Experiment, cache: Path
+    images: str, domain: str | None, experiment: Experiment, cache: Path, unlabelled: str = ""
 ) -> tuple[ImageTable, PixelStore]:
     """Returns the usable images of :func:`list_images`, with their pixels.
 
@@ -209,13 +235,19 @@ def load_pixels(
         domain: see :func:`list_images`.
         experiment: tells how images are resized.
         cache: folder of the decoded pixels.
+        unlabelled: the site's name, where folders are no classes.
 
     Raises:
         DataError: the images cannot be used.
     """
     data = experiment.data
+    table = (
+        unlabelled_images(Path(images).expanduser(), unlabelled)
+        if unlabelled
+        else list_images(images, domain)
+    )
     usable, pixels, _ = open_pixels(
-        list_images(images, domain),
+        table,
         data.image_size,
         cache=cache,
         resize=data.resize,
@@ -279,6 +311,9 @@ class SiteConfig(Settings):
     domain: str | None = Field(None, description="what the images of root/class/* are called")
     cache: Path | None = Field(None, description="folder for pixels, stylized copies and memory")
     device: str = Field("auto", description="auto, cpu, cuda, ...")
+    labels: bool = Field(
+        True, description="false where nobody labelled them; the site then only evaluates"
+    )
 
     @classmethod
     def read(cls, node_config: Mapping[str, Any]) -> "SiteConfig":
@@ -346,7 +381,11 @@ class Site:
             raise FeddgError(f"site {self.config.site!r}: use letters, digits, - and _ only")
         self.experiment = _experiment_at(run_config.get("experiment"), self.config.device)
         self.table, self.pixels = load_pixels(
-            self.config.images, self.config.domain, self.experiment, self.config.cache_folder
+            self.config.images,
+            self.config.domain,
+            self.experiment,
+            self.config.cache_folder,
+            "" if self.config.labels else self.config.site,
         )
 
     def register(self, payload: Payload) -> Payload:
@@ -384,6 +423,13 @@ class Site:
         self._memory(request)
         method, worker = self._build(len(request.classes))
         load_weights(worker.network, payload.part("weights").tensors)
+        if not self.config.labels:
+            # Their class is none of the federation's: the first stands for it, and counts nowhere.
+            table = replace(self.table, class_names=tuple(request.classes))
+            evaluation = test_images(table, self.pixels, self.experiment, worker)
+            (score,) = evaluation.scores(method.predictor(worker.network))
+            inputs: dict[str, Scalar] = {"images": score.examples, "confidence": score.confidence}
+            return Payload(parts={"scores": Message({}, inputs)})
         table = positions(self.table, request.classes, list(self.table.domain_names))
         evaluation = test_images(table, self.pixels, self.experiment, worker)
         scores = evaluation.scores(method.predictor(worker.network))

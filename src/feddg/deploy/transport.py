@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.app import Message as Envelope
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
@@ -585,6 +585,7 @@ class FlowerTransport:
         self.memories: dict[int, Weights] = {}
         self.remembered: set[int] = set()
         self._context: Message | None = None
+        self._context_arrays: ArrayRecord | None = None
         self._digest = ""
         self._has_context: set[int] = set()
         self._waited_for: set[str] = set()
@@ -621,6 +622,7 @@ class FlowerTransport:
     def hand_out(self, context: Message | None, *, again: bool = False) -> None:
         """Sends every site the shared context once, with its next message."""
         self._context = context
+        self._context_arrays = arrays(context.tensors) if context and context.tensors else None
         content = b"" if context is None else context.to_bytes()
         self._digest = hashlib.blake2b(content, digest_size=8).hexdigest() if content else ""
         self._has_context = set()
@@ -751,7 +753,7 @@ class FlowerTransport:
         if context is not None:
             fields["parts"] = ",".join(filter(None, (str(fields["parts"]), CONTEXT)))
             fields |= {f"{CONTEXT}/{name}": scalar for name, scalar in context.scalars.items()}
-            if context.tensors:
-                own[CONTEXT] = arrays(context.tensors)
+            if self._context_arrays is not None:
+                own[CONTEXT] = self._context_arrays
         own[FIELDS] = ConfigRecord(fields)
         return own

@@ -28,6 +28,16 @@ class Resettable(Protocol):
         ...
 
 
+ONE_IMAGE = "one image"
+"""What a predictor needs whose answer depends on nothing but the image."""
+
+
+def sees_batches(predictor: nn.Module) -> bool:
+    """Whether a predictor's answer depends on other images, of its batch or before."""
+    needs = getattr(predictor, "needs", ONE_IMAGE)
+    return isinstance(predictor, Resettable) or needs != ONE_IMAGE
+
+
 @dataclass(frozen=True)
 class Score:
     """The result of a predictor on one domain of one split.
@@ -42,6 +52,7 @@ class Score:
         metrics: all registered metrics that are defined here, by name.
         models: number of models evaluated; ``correct`` and ``confusion`` are sums over them,
             ``loss`` and ``metrics`` means.
+        confidence: mean largest probability, in [0, 1].
     """
 
     split: str
@@ -52,6 +63,7 @@ class Score:
     confusion: numpy.ndarray
     metrics: Mapping[str, float] = field(default_factory=dict)
     models: int = 1
+    confidence: float = math.nan
 
     @property
     def accuracy(self) -> float:
@@ -89,6 +101,7 @@ def mean_score(scores: Sequence[Score]) -> Score:
             name: math.fsum(score.metrics[name] for score in scores) / count for name in shared
         },
         models=count,
+        confidence=math.fsum(score.confidence for score in scores) / count,
     )
 
 
@@ -126,7 +139,15 @@ class Evaluation:
         A predictor that adapts to images (it has ``reset``) is reset before every domain.
         """
         predictor.eval()
-        return [self._score(predictor, *part) for part in self.parts()]
+        found = zip(self.parts(), self.predictions(predictor), strict=True)
+        return [self._score(logits, *part) for part, logits in found]
+
+    def predictions(self, predictor: nn.Module) -> Iterator[Tensor]:
+        """Yields the logits of each part, as :meth:`predict` returns them."""
+        for _, _, rows in self.parts():
+            if isinstance(predictor, Resettable):
+                predictor.reset()
+            yield self.predict(predictor, rows)
 
     def support(self) -> Iterator[tuple[str, str, list[int]]]:
         """Yields each split and domain with its number of images per class."""
@@ -140,11 +161,8 @@ class Evaluation:
             for domain in numpy.unique(self.domains[rows]):
                 yield split, int(domain), rows[self.domains[rows] == domain]
 
-    def _score(self, predictor: nn.Module, split: str, domain: int, rows: numpy.ndarray) -> Score:
+    def _score(self, logits: Tensor, split: str, domain: int, rows: numpy.ndarray) -> Score:
         labels = torch.from_numpy(self.labels[rows])
-        if isinstance(predictor, Resettable):
-            predictor.reset()
-        logits = self.predict(predictor, rows)
         predicted = logits.argmax(1)
         pairs = labels * self.classes + predicted
         counts = torch.bincount(pairs, minlength=self.classes**2).view(self.classes, -1)
@@ -158,6 +176,7 @@ class Evaluation:
             float(loss),
             confusion,
             measure(Predictions(confusion, logits, labels)),
+            confidence=float(logits.softmax(1).amax(1).mean()),
         )
 
     def predict(self, predictor: nn.Module, rows: numpy.ndarray) -> Tensor:
@@ -168,7 +187,7 @@ class Evaluation:
         """
         order = torch.arange(len(rows))
         batches = order.split(self.batch_size)
-        if getattr(predictor, "needs", "one image") != "one image":
+        if getattr(predictor, "needs", ONE_IMAGE) != ONE_IMAGE:
             order = torch.randperm(len(rows), generator=stream(0, "evaluation order"))
             batches = order.tensor_split(-(-len(rows) // self.batch_size))
         with torch.inference_mode(), self.autocast():

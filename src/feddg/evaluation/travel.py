@@ -6,7 +6,7 @@ that took no part: see :func:`left_out_sites`. A few labels make the estimate be
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -33,11 +33,13 @@ class Outputs:
         features: ``(n, d)``, what its classifier sees.
         agreement: ``(n,)``, the share of models of other sites that name the same class; None where
             there are no such models.
+        looks: ``(n, 12)``, see :func:`appearance`; None where nobody looked.
     """
 
     logits: numpy.ndarray
     features: numpy.ndarray
     agreement: numpy.ndarray | None = None
+    looks: numpy.ndarray | None = None
 
     @property
     def predicted(self) -> numpy.ndarray:
@@ -212,6 +214,160 @@ COMBINED: Final = ("confidence", "atc", "doc", "agreement")
 """The estimates whose mean is calibrated on sites."""
 
 
+# Other objects in a familiar style. A new style makes a model as doubtful as a new object does, so
+# how images look is told from what they show: by numbers of their pixels alone. Images that look
+# like those of a site, and are something else to the model, show other objects.
+
+
+def appearance(images: Tensor) -> Tensor:
+    """Returns how images ``(n, 3, height, width)`` in [0, 1] look, whatever they show: ``(n, 12)``.
+
+    Mean and deviation of each colour; mean change of brightness from pixel to pixel, across and
+    down; mean and deviation of saturation; mean curvature of brightness; share of flat pixels.
+    """
+    brightness = images.mean(1)
+    across = brightness.diff(dim=2).abs()
+    down = brightness.diff(dim=1).abs()
+    saturation = images.amax(1) - images.amin(1)
+    inner, sides = brightness[:, 1:-1, 1:-1], brightness[:, 1:-1, :-2] + brightness[:, 1:-1, 2:]
+    curvature = 4 * inner - sides - brightness[:, :-2, 1:-1] - brightness[:, 2:, 1:-1]
+    own = [
+        across.mean((1, 2)),
+        down.mean((1, 2)),
+        saturation.mean((1, 2)),
+        saturation.flatten(1).std(1),
+        curvature.abs().mean((1, 2)),
+        (across < 0.01).float().mean((1, 2)),
+    ]
+    colours = [images.mean((2, 3)), images.flatten(2).std(2)]
+    return torch.cat([*colours, torch.stack(own, 1)], 1)
+
+
+class Content(Row):
+    """How far images are from the site that looks most like them.
+
+    Attributes:
+        looks: between means of appearance, in deviations within a site.
+        doubt: mean share of validation images with a larger score, where scores are the largest
+            logit after the mean of all; a half where images are like them.
+        apart: between means of features, given the class that is answered, in deviations within.
+    """
+
+    looks: float
+    doubt: float
+    apart: float
+
+
+ALIKE, DOUBTFUL, APART = 1.0, 0.7, 0.2
+"""Images look like a site's below the first, and show something else above both others."""
+
+
+def shows_other_objects(content: Content | None, known: Iterable[Content | None]) -> bool:
+    """Whether images look like those of a site and show something else.
+
+    Args:
+        content: of the images.
+        known: of sites that were left out: where one looks like the others, images that show
+            something else are more doubtful still.
+    """
+    if content is None or content.looks >= ALIKE:
+        return False
+    doubts = [one.doubt for one in known if one is not None and one.looks < ALIKE]
+    return content.doubt > max(DOUBTFUL, *doubts, 0.0) and content.apart > APART
+
+
+LEAST_OF_A_CELL: Final = 3
+"""Images of a class at a site whose mean counts."""
+
+
+@dataclass(frozen=True)
+class Familiar:
+    """What a model makes of validation images, site by site, as far as content needs it.
+
+    Attributes:
+        looks: ``(sites, 12)``, mean appearance.
+        looks_spread: ``(12,)``, its deviation within sites.
+        centre: ``(classes,)``, mean logits.
+        scores: ``(n,)`` in rising order, the largest logits once each site's mean is the centre.
+        means: ``(sites, classes, d)``, of features by answered class; NaN where images are few.
+        noise: ``(sites, classes)``, how far these means are off, squared.
+        spread: the total variance of features within cells.
+    """
+
+    looks: numpy.ndarray
+    looks_spread: numpy.ndarray
+    centre: numpy.ndarray
+    scores: numpy.ndarray
+    means: numpy.ndarray
+    noise: numpy.ndarray
+    spread: numpy.ndarray
+
+    @classmethod
+    def of(cls, outputs: Outputs, sites: numpy.ndarray) -> "Familiar | None":
+        """Measures a model on validation images of sites ``(n,)``; None where none is large enough.
+
+        Raises:
+            ValueError: nobody looked at the images.
+        """
+        if outputs.looks is None:
+            raise ValueError("content needs the appearance of images")
+        names, place = numpy.unique(sites, return_inverse=True)
+        centre = outputs.logits.mean(0)
+        logits, looks = outputs.logits.copy(), outputs.looks.astype(float)
+        means_of_looks = numpy.stack([looks[place == site].mean(0) for site in range(len(names))])
+        for site in range(len(names)):
+            logits[place == site] += centre - logits[place == site].mean(0)
+        classes, width = outputs.logits.shape[1], outputs.features.shape[1]
+        means = numpy.full((len(names), classes, width), numpy.nan, numpy.float32)
+        noise = numpy.full((len(names), classes), numpy.nan)
+        squares, count = 0.0, 0
+        for site, label in numpy.ndindex(noise.shape):
+            cell = outputs.features[(place == site) & (outputs.predicted == label)]
+            if len(cell) >= LEAST_OF_A_CELL:
+                means[site, label], variance = cell.mean(0), float(cell.var(0, ddof=1).sum())
+                noise[site, label] = variance / len(cell)
+                squares, count = squares + variance * (len(cell) - 1), count + len(cell) - 1
+        if not squares:
+            return None
+        within = (looks - means_of_looks[place]).std(0)
+        return cls(
+            looks=means_of_looks,
+            looks_spread=numpy.maximum(within, 1e-6),
+            centre=centre,
+            scores=numpy.sort(logits.max(1)),
+            means=means,
+            noise=noise,
+            spread=numpy.array(squares / count),
+        )
+
+    def content(self, outputs: Outputs) -> Content | None:
+        """Returns how far images are; None where no class has enough of them."""
+        if outputs.looks is None:
+            return None
+        far = (outputs.looks.mean(0) - self.looks) / self.looks_spread
+        distances = numpy.sqrt((far**2).mean(1))
+        site = int(distances.argmin())
+        scores = (outputs.logits - outputs.logits.mean(0) + self.centre).max(1)
+        squares, count = 0.0, 0
+        for label in range(self.means.shape[1]):
+            cell = outputs.features[outputs.predicted == label]
+            if len(cell) < LEAST_OF_A_CELL or numpy.isnan(self.noise[site, label]):
+                continue
+            # What two means of like images are apart by chance is taken off.
+            own = cell.var(0, ddof=1).sum() / len(cell)
+            apart = ((cell.mean(0) - self.means[site, label]) ** 2).sum()
+            squares += len(cell) * float(apart - own - self.noise[site, label])
+            count += len(cell)
+        if not count:
+            return None
+        larger = 1 - numpy.searchsorted(self.scores, scores) / len(self.scores)
+        return Content(
+            looks=float(distances[site]),
+            doubt=float(larger.mean()),
+            apart=math.sqrt(max(0.0, squares / count / float(self.spread))),
+        )
+
+
 class Signals(Row):
     """What unlabelled images say beside the reference.
 
@@ -219,28 +375,42 @@ class Signals(Row):
         estimates: by name of the estimator.
         distance: of the features' means, in units of the validation images' spread.
         unlike: share of images with an energy that 5 % of validation images have.
+        content: whether they show what a site's images show; None where nothing tells.
     """
 
     estimates: dict[str, float]
     distance: float
     unlike: float
+    content: Content | None = None
 
     @classmethod
-    def of(cls, reference: Reference, outputs: Outputs) -> "Signals":
+    def of(
+        cls, reference: Reference, outputs: Outputs, familiar: Familiar | None = None
+    ) -> "Signals":
         """Asks every estimator."""
-        found = {name: one.estimate(reference, outputs) for name, one in ESTIMATORS.items()}
         apart = numpy.linalg.norm(outputs.features.mean(0) - numpy.array(reference.mean))
         return cls(
-            estimates={name: value for name, value in found.items() if value is not None},
+            estimates=estimates_of(reference, outputs),
             distance=float(apart / max(reference.spread, 1e-12)),
             unlike=float((outputs.energy > reference.unlike).mean()),
+            content=None if familiar is None else familiar.content(outputs),
         )
 
     @property
     def combined(self) -> float:
         """The mean of the estimates that are calibrated."""
-        own = [self.estimates[name] for name in COMBINED if name in self.estimates]
-        return math.fsum(own) / len(own)
+        return combined(self.estimates, [name for name in COMBINED if name in self.estimates])
+
+
+def estimates_of(reference: Reference, outputs: Outputs) -> dict[str, float]:
+    """Returns what every estimator says that can say something, by its name."""
+    found = {name: one.estimate(reference, outputs) for name, one in ESTIMATORS.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def combined(estimates: Mapping[str, float], names: Sequence[str]) -> float:
+    """Returns the mean of some estimates."""
+    return math.fsum(estimates[name] for name in names) / len(names)
 
 
 # Sites as if they had taken no part: a classifier in closed form from all others, on frozen
@@ -270,11 +440,13 @@ class Part(NamedTuple):
         features: ``(n, d)``.
         labels: ``(n,)``.
         sites: ``(n,)``, the number of each one's site.
+        looks: ``(n, 12)``, see :func:`appearance`.
     """
 
     features: Tensor
     labels: Tensor
     sites: Tensor
+    looks: Tensor
 
     def of(self, chosen: Tensor) -> "Part":
         """Returns some rows."""
@@ -337,18 +509,27 @@ def agreement_with(predicted: Tensor, features: Tensor, others: Sequence[Head]) 
     return torch.stack(same).double().mean(0)
 
 
-def outputs_of(features: Tensor, head: Head, others: Sequence[Head]) -> Outputs:
-    """Returns what a classifier makes of features ``(n, d)``."""
-    features = features.double()
+def outputs_of(part: Part, head: Head, others: Sequence[Head]) -> Outputs:
+    """Returns what a classifier makes of images."""
+    features = part.features.double()
     logits = features @ head[0].T + head[1]
     agreement = agreement_with(logits.argmax(1), features, others)
     return Outputs(
-        logits.numpy(), features.numpy(), None if agreement is None else agreement.numpy()
+        logits.numpy(),
+        features.numpy(),
+        None if agreement is None else agreement.numpy(),
+        part.looks.numpy(),
     )
 
 
 def left_out_sites(
-    sums: Sums, train: Part, validation: Part, names: Sequence[str], *, agree: bool = True
+    sums: Sums,
+    train: Part,
+    validation: Part,
+    names: Sequence[str],
+    *,
+    agree: bool = True,
+    alike: bool = False,
 ) -> Iterator[LeftOutSite]:
     """Yields every site as it is for a model that it has no part in.
 
@@ -361,22 +542,25 @@ def left_out_sites(
         validation: in-domain validation images.
         names: of the sites.
         agree: whether to ask if models without one more site agree.
+        alike: whether sites look alike, as clients of one domain do.
     """
     sites = sums.largest(MOST_SITES)
     for site in sites if len(sites) > 1 else ():
         seen = validation.of(validation.sites != site)
-        own = [part.of(part.sites == site) for part in (train, validation)]
-        features, labels = (torch.cat([part[column] for part in own]) for column in (0, 1))
+        parts = [part.of(part.sites == site) for part in (train, validation)]
+        own = Part(*(torch.cat(columns) for columns in zip(*parts)))
         if not len(seen.labels):
             continue
         head, others = sums.head(site), sums.others(site) if agree else []
-        reference = Reference.of(outputs_of(seen.features, head, others), seen.labels.numpy())
-        outputs = outputs_of(features, head, others)
+        before, outputs = outputs_of(seen, head, others), outputs_of(own, head, others)
+        reference = Reference.of(before, seen.labels.numpy())
+        looks = torch.zeros_like(seen.sites) if alike else seen.sites
+        familiar = Familiar.of(before, looks.numpy())
         yield LeftOutSite(
             site=names[site],
-            images=len(labels),
-            accuracy=float((outputs.predicted == labels.numpy()).mean()),
-            signals=Signals.of(reference, outputs),
+            images=len(own.labels),
+            accuracy=float((outputs.predicted == own.labels.numpy()).mean()),
+            signals=Signals.of(reference, outputs, familiar),
         )
 
 
@@ -467,6 +651,21 @@ def calibrated(
         low, high = middle - _student(weight) * deviation, middle + _student(weight) * deviation
     least = _student(math.inf) * math.sqrt((middle * (1 - middle) + 0.25 / images) / images)
     return _within(middle, min(low, middle - least), max(high, middle + least))
+
+
+def at_a_new_site(accuracies: Sequence[float]) -> Estimate:
+    """Returns the accuracy to be expected at one more site, before anything is known of it.
+
+    The interval is Student's for one more of them, with a prior worth two that are ten points off.
+
+    Args:
+        accuracies: at sites that took no part, at least one.
+    """
+    own = numpy.array(accuracies, float)
+    mean, freedom = float(own.mean()), AS_IF + len(own) - 1
+    variance = (AS_IF * ERROR**2 + ((own - mean) ** 2).sum()) / freedom
+    reach = _student(freedom) * math.sqrt(variance * (1 + 1 / len(own)))
+    return _within(mean, mean - reach, mean + reach)
 
 
 def _student(freedom: float) -> float:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from feddg.clients.client import Client
 from feddg.errors import ClientError, ExperimentError
 from feddg.messages import MOST_ROWS, EntrySchema, Message, SchemaContext, Weights
+from feddg.methods.base import Method
 from feddg.models.closed_form import (
     EXAMPLES,
     PENALTIES,
@@ -74,13 +75,13 @@ def check_head(network: Network, name: str, *, shared: bool) -> None:
 # At a client; the network holds the weights that training starts from, and is in evaluation mode.
 
 
-def head_sums(client: Client) -> Message:
-    """Returns the means that the classifier is solved from, over the client's plain images."""
-    gram, cross = means(*_features(client), client.examples.classes)
+def head_sums(client: Client, method: Method) -> Message:
+    """Returns the means that the classifier is solved from, over all versions of its images."""
+    gram, cross = means(*_features(client, method), client.examples.classes)
     return Message({GRAM: packed(gram), CROSS: cross}, {IMAGES: len(client.examples)})
 
 
-def left_out(client: Client, question: Message) -> Message:
+def left_out(client: Client, method: Method, question: Message) -> Message:
     """Returns how the classifiers do at the client that it has no part in.
 
     Raises:
@@ -88,23 +89,33 @@ def left_out(client: Client, question: Message) -> Message:
     """
     if {GRAM, CROSS} - question.tensors.keys():
         raise ClientError("was asked about sums that it was not sent")
-    features, labels = _features(client)
+    features, labels = _features(client, method)
     gram, cross = means(features, labels, client.examples.classes)
     total = question.tensors[GRAM], question.tensors[CROSS]
     own = packed(gram), cross
-    return left_out_answer(question, total, own, features, labels, PENALTIES)
+    plain = slice(len(client.examples))
+    return left_out_answer(question, total, own, features[plain], labels[plain], PENALTIES)
 
 
-def _features(client: Client) -> tuple[Tensor, Tensor]:
-    """Returns the features of the client's plain images, ``(n, d)`` float64, and their labels."""
+def _features(client: Client, method: Method) -> tuple[Tensor, Tensor]:
+    """Returns features ``(n, d)`` float64 of the client's images, and labels.
+
+    First of all images as they are, then of the next version of all of them.
+    """
     network = client.network
 
     def compute() -> Tensor:
-        return torch.cat([network.features(b.images).float() for b in client.plain_batches()])
+        parts = [
+            [network.features(images).float() for images in method.head_images(batch.images)]
+            for batch in client.plain_batches()
+        ]
+        return torch.cat([torch.cat(of_a_version) for of_a_version in zip(*parts)])
 
     names = [n for n in network.state_dict() if n.startswith(("featurizer.", "embedding."))]
-    features = client.cached(f"head-features-{digest_of(network, names)}", compute)
-    return features.to(client.device).double(), client.examples.labels.to(client.device)
+    seen = type(method).head_images.__qualname__
+    features = client.cached(f"{seen}-features-{digest_of(network, names)}", compute)
+    labels = client.examples.labels.to(client.device)
+    return features.to(client.device).double(), labels.repeat(len(features) // len(labels))
 
 
 # At the server
@@ -172,7 +183,7 @@ class HeadStart:
         Args:
             answers: of :func:`left_out`; with none the usual penalty and scale are taken.
         """
-        choice = Choice(USUAL_PENALTY, USUAL_SCALE, [])
+        choice = Choice(USUAL_PENALTY, USUAL_SCALE, [], [])
         if answers:
             choice = chosen_by([answer for _, answer in answers], PENALTIES)
         gram, cross = self._means

@@ -3,9 +3,9 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import TypeVar
 
 from feddg.clients.client import Client, Examples, Worker
 from feddg.clients.threads import share_of_client, share_of_process, side_by_side, threads
@@ -16,7 +16,10 @@ from feddg.messages import Broadcast, Message, Refusal, Update, Weights, on_devi
 from feddg.methods.base import Method
 from feddg.privacy.building import NO_DEFENCES, Defences
 
-T = TypeVar("T")
+TRAIN, STATISTICS, ASK = "train", "statistics", "ask:"
+Answer = Update | Message | Refusal
+Result = tuple[Answer, Weights | None]
+"""What a client answers, and what it remembers from now on; None where that stays as it is."""
 
 
 class InProcess:
@@ -81,65 +84,88 @@ class InProcess:
 
     def client_statistics(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
         """See :class:`Transport`."""
-        work = partial(client_statistics, method=self._method)
-        return self._answers(clients, broadcast, ("statistics", "statistics"), work)
+        return self._answers(clients, broadcast, STATISTICS, STATISTICS)
 
     def ask(
         self, clients: Sequence[int], broadcast: Broadcast, name: str, question: Message
     ) -> Iterator[Reply]:
         """See :class:`Transport`."""
-        work = partial(
-            answer, method=self._method, name=name, question=question, defences=self._defences
-        )
-        return self._answers(clients, broadcast, (f"ask:{name}", f"answer:{name}"), work)
+        broadcast = replace(broadcast, extras=question)
+        return self._answers(clients, broadcast, f"{ASK}{name}", f"answer:{name}")
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
         """See :class:`Transport`. The time of clients that train at once is divided among them."""
-        work = partial(train, method=self._method, defences=self._defences)
-        for reply in self._replies(clients, broadcast, "train", work):
+        for reply in self._replies(clients, broadcast, TRAIN):
             if isinstance(reply, Update):
                 self.ledger.update(broadcast.round, reply)
-            yield reply
+            if not isinstance(reply, Message):
+                yield reply
 
     def _answers(
-        self,
-        clients: Sequence[int],
-        broadcast: Broadcast,
-        purposes: tuple[str, str],
-        work: Callable[[Client], Message],
+        self, clients: Sequence[int], broadcast: Broadcast, purpose: str, reply_purpose: str
     ) -> Iterator[Reply]:
-        replies = self._replies(clients, broadcast, purposes[0], work)
+        replies = self._replies(clients, broadcast, purpose)
         for id, reply in zip(clients, replies, strict=True):
             if isinstance(reply, Message):
-                self.ledger.message(broadcast.round, "up", id, purposes[1], reply)
-            yield id, reply
+                self.ledger.message(broadcast.round, "up", id, reply_purpose, reply)
+            if not isinstance(reply, Update):
+                yield id, reply
 
     def _replies(
-        self,
-        clients: Sequence[int],
-        broadcast: Broadcast,
-        purpose: str,
-        work: Callable[[Client], T],
-    ) -> Iterator[T | Refusal]:
+        self, clients: Sequence[int], broadcast: Broadcast, purpose: str
+    ) -> Iterator[Answer]:
         """Sends clients the broadcast and yields their answers in order."""
         for id in clients:
             self.ledger.broadcast(id, purpose, broadcast)
+        results = self.results(clients, broadcast, purpose)
+        for id, (reply, memory) in zip(clients, results, strict=True):
+            if memory is not None:
+                self.memories[id] = memory
+                self.remembered.add(id)
+            yield reply
+
+    def results(
+        self, clients: Sequence[int], broadcast: Broadcast, purpose: str
+    ) -> Iterator[Result]:
+        """Has clients work, and yields what comes of it, in their order.
+
+        Args:
+            clients: their ids.
+            broadcast: what they are sent.
+            purpose: ``train``, ``statistics``, or ``ask:`` and a question's name.
+        """
+        work: Callable[[Client], Update | Message]
+        if purpose == TRAIN:
+            work = partial(train, method=self._method, defences=self._defences)
+        elif purpose == STATISTICS:
+            work = partial(client_statistics, method=self._method)
+        else:
+            work = partial(
+                answer,
+                method=self._method,
+                name=purpose.removeprefix(ASK),
+                question=broadcast.extras,
+                defences=self._defences,
+            )
         together = side_by_side(len(clients), len(self.workers), self.workers[0].threads)
         if together:
             yield from self._at_once(clients[:together], broadcast, work)
         for id in clients[together:]:
             client = self.client(id, broadcast, self.workers[0])
-            yield self._settled(client, partial(work, client))
+            yield self._result(client, partial(work, client))
 
     def _at_once(
-        self, clients: Sequence[int], broadcast: Broadcast, work: Callable[[Client], T]
-    ) -> Iterator[T | Refusal]:
+        self,
+        clients: Sequence[int],
+        broadcast: Broadcast,
+        work: Callable[[Client], Update | Message],
+    ) -> Iterator[Result]:
         """Starts a worker's next client when the answer of its last one was consumed.
 
         Stops running clients if the caller leaves early, for example by Ctrl-C.
         """
         coming, at_once = iter(clients), len(self.workers)
-        under_way: deque[tuple[Client, Callable[[], T]]] = deque()
+        under_way: deque[tuple[Client, Callable[[], Update | Message]]] = deque()
         set_threads = partial(share_of_process, share_of_client(at_once))
         try:
             # Idle threads of this one would wait by spinning, on the cores that clients need.
@@ -154,11 +180,11 @@ class InProcess:
                     for worker in self.workers:
                         start_next(worker)
                     while under_way:
-                        client, result = under_way.popleft()
-                        reply = self._settled(client, result)
+                        client, done = under_way.popleft()
+                        reply, memory = self._result(client, done)
                         if isinstance(reply, Update):
                             reply.seconds /= at_once
-                        yield reply
+                        yield reply, memory
                         start_next(client.worker)
                 except BaseException:
                     for worker in self.workers:
@@ -168,12 +194,10 @@ class InProcess:
             for worker in self.workers:
                 worker.stopped.clear()
 
-    def _settled(self, client: Client, result: Callable[[], T]) -> T | Refusal:
+    def _result(self, client: Client, done: Callable[[], Update | Message]) -> Result:
         try:
-            reply = result()
+            reply = done()
         except ClientError as error:
-            return Refusal(client.id, str(error))
-        if client.memory or client.id in self.memories:
-            self.memories[client.id] = client.memory
-            self.remembered.add(client.id)
-        return reply
+            return Refusal(client.id, str(error)), None
+        remembers = client.memory or client.id in self.memories
+        return reply, client.memory if remembers else None

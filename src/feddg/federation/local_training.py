@@ -150,7 +150,7 @@ def client_statistics(client: Client, method: Method) -> Message:
         client.network.eval()
         statistics = method.client_statistics(client)
         if client.worker.train.head == "ridge":
-            statistics = joined(statistics, head_sums(client))
+            statistics = joined(statistics, head_sums(client, method))
         return statistics or Message()
 
 
@@ -222,7 +222,7 @@ def answer(
         _start(client, method)
         client.network.eval()
         if name == QUESTION and client.worker.train.head == "ridge":
-            return left_out(client, question)
+            return left_out(client, method, question)
         return method.answer(client, name, question)
 
 

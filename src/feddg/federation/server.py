@@ -272,6 +272,10 @@ class Server:
             self._refusals.say(Refusal(id, f"statistics refused: {reason}"), 0)
 
         weights = self.frozen.trained(self.state.weights) if self._solves_head else {}
+        if weights and not self.frozen.names:  # the network goes out once for both questions
+            start = {FROZEN + name: tensor.detach() for name, tensor in weights.items()}
+            self.transport.hand_out(Message(start))
+            weights = {}
         asked = list(ids)
         while True:
             head = HeadStart() if self._solves_head else None
@@ -290,15 +294,14 @@ class Server:
             self.state.context = self.method.aggregate_statistics(client_statistics) or Message()
             self.groups = self.method.groups(client_statistics)
         if head is not None:
-            self._start_from(head, [id for id, _ in client_statistics])
+            self._start_from(head, weights, [id for id, _ in client_statistics])
         self.transport.hand_out(self.frozen.with_context(self.state))
         return _stacked([message for _, message in client_statistics])
 
-    def _start_from(self, head: HeadStart, ids: list[int]) -> None:
+    def _start_from(self, head: HeadStart, weights: Weights, ids: list[int]) -> None:
         """Sets the closed-form classifier as the start of training."""
         answers = []
         if len(ids) > 1:  # of a single client nobody else knows anything
-            weights = self.frozen.trained(self.state.weights)
             sent = Broadcast(0, weights, head.question)
             replies = self.transport.ask(ids, sent, QUESTION, sent.extras)
             answers = list(self.checked(replies, 0, f"answer:{QUESTION}"))

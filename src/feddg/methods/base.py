@@ -27,7 +27,7 @@ from feddg.errors import (
 )
 from feddg.messages import Broadcast, EntrySchema, Message, Refusal, Update, Weights, on_device
 from feddg.models.network import Network
-from feddg.records import Direction, EvaluationRow, Groups, RefusedUpdate, RoundRow
+from feddg.records import Direction, EstimateRow, EvaluationRow, Groups, RefusedUpdate, RoundRow
 from feddg.registry import Registry
 from feddg.settings import ExperimentSettings, Settings
 
@@ -108,7 +108,8 @@ class Method:
             federation: one client then takes as many steps as a round's clients together.
         sums: whether its updates are sums that the server only averages, and that clients clip and
             noise themselves, image by image.
-        one_round: whether the method needs a single round only.
+        one_round: whether the method needs a single pass over the images in one round only,
+            whatever ``train`` says of rounds, epochs and steps.
         in_process_only: why it cannot run over a network; empty if it can.
     """
 
@@ -196,6 +197,10 @@ class Method:
         """Whether clients send statistics before round 1."""
         return type(self).client_statistics is not Method.client_statistics
 
+    def head_images(self, images: Tensor) -> tuple[Tensor, ...]:
+        """At a client: the versions ``(B, 3, H, W)`` of images that ``train.head: ridge`` sums."""
+        return (images,)
+
     # At a client, every round
 
     def begin(self, client: Client) -> None:
@@ -265,6 +270,10 @@ class Method:
         """Returns, by client id, the accuracy of a model trained without it, if measured."""
         return {}
 
+    def left_out_confidence(self, state: State) -> dict[int, float]:
+        """Returns the mean largest probability of that model there, where it was measured."""
+        return {}
+
     def answer(self, client: Client, name: str, question: Message) -> Message:
         """At a client: returns the answer to the server's question ``name``."""
         raise NotImplementedError(f"{self.name} asks nothing, so it cannot answer {name!r}")
@@ -307,6 +316,7 @@ class Round:
         failure: why the round does not count: too few updates, or clients that broke it.
         scratch: what hooks keep until the round ends, by hook.
         evaluations: results of evaluating the round's model, if measured.
+        estimates: estimated accuracy where there are no labels.
         evaluating: seconds the evaluation took.
         left_out: accuracy at clients of a model trained without them, if the method measured it.
         terms: mean of each loss term over the used updates, weighted by examples; with
@@ -324,6 +334,7 @@ class Round:
     failure: NotEnoughUpdates | Sequence[Refusal] | None = None
     scratch: dict[Any, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
     evaluations: Sequence[EvaluationRow] = ()
+    estimates: Sequence[EstimateRow] = ()
     evaluating: float = 0.0
     left_out: Mapping[int, float] = field(default_factory=dict)
     terms: dict[str, float] = field(default_factory=dict)

@@ -533,6 +533,14 @@ def fetch_imagenet(backbone: str) -> None:
         _imagenet(backbone)
 
 
+def require_weights(backbone: str, weights: str | None) -> None:
+    """Raises WeightsError if pretrained weights cannot be had: before hours of decoding images."""
+    if weights == IMAGENET:
+        fetch_imagenet(backbone)
+    elif weights is not None:
+        read_weights(Path(weights))
+
+
 WITHOUT_NETWORK = (
     "Without a network, give a weights file (--weights FILE.safetensors) or train from scratch "
     "(--weights none, which chooses a small network, image size and learning rate that learn)"

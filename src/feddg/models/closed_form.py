@@ -17,17 +17,20 @@ from feddg.errors import ClientError
 from feddg.messages import LARGEST, EntrySchema, Message
 
 QUESTION = "left_out"
-EXAMPLES, CORRECT, LOSSES = "examples", "correct", "losses"
+EXAMPLES, CORRECT, LOSSES, CONFIDENCES = "examples", "correct", "losses", "confidences"
 """What clients are asked when they are left out, and the entries of their answers."""
 PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Lambdas to choose from."""
+MANY = 10
+"""Clients from which on the spread of their accuracies says something."""
 SCALES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """What logits are multiplied by before a softmax: scores of least squares lie in [0, 1]."""
 USUAL_SCALE = 16.0
 """Where nobody can be left out to choose it."""
 
-ROUNDING = 1e-6
-"""How far honest means may be beside what holds of them exactly."""
+ROUNDING, ROUNDING_OF_SEVERAL = 1e-6, 1e-2
+"""How far honest means may be beside what holds of them exactly: one client's, and a sum of masked
+ones, in which the variance of a feature may round to 0."""
 
 
 def extended(features: Tensor) -> Tensor:
@@ -42,6 +45,29 @@ def means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tenso
     cross = rows.new_zeros(rows.shape[1], classes)
     cross.index_add_(1, labels, rows.T)
     return rows.T @ rows / len(rows), cross / len(rows)
+
+
+def gram_of_means(sums: Sequence[Tensor]) -> Tensor:
+    """Returns the sum of z z^T, ``(d + 1, d + 1)``, that clients' sums of z y^T speak for.
+
+    How a class's means differ between clients says how its images differ: FedCOF, see
+    :mod:`feddg.methods.ridge`. A class of which one client alone has images counts as its mean.
+
+    Args:
+        sums: of each client, ``(d + 1, classes)`` float64; the last row counts images.
+    """
+    total = sums[0].new_zeros(len(sums[0]), len(sums[0]))
+    for of_class in range(sums[0].shape[1]):
+        held = [each[:, of_class] for each in sums if each[-1, of_class] > 0]
+        if not held:
+            continue
+        own = torch.stack(held)
+        count, all = own[:, -1:].sqrt(), own.sum(0)
+        if len(own) > 1:
+            spread = own / count - count * all / all[-1]
+            total += spread.T @ spread * ((all[-1] - 1).clamp(min=0) / (len(own) - 1))
+        total += torch.outer(all, all) / all[-1]
+    return total
 
 
 def clipped(features: Tensor, most: float) -> Tensor:
@@ -101,7 +127,7 @@ def solved(gram: Tensor, cross: Tensor, penalties: Sequence[float]) -> Iterator[
         yield weight.T * one.sqrt(), (share - mean @ weight) * one.sqrt()
 
 
-def sums_fault(gram: Tensor, cross: Tensor) -> str | None:
+def sums_fault(gram: Tensor, cross: Tensor, rounding: float = ROUNDING) -> str | None:
     """Says why sums are those of no images, or None.
 
     What holds of any features: no product's mean is larger than its factors' lengths.
@@ -109,15 +135,16 @@ def sums_fault(gram: Tensor, cross: Tensor) -> str | None:
     Args:
         gram: ``(d + 1, d + 1)`` float64.
         cross: ``(d + 1, classes)`` float64.
+        rounding: how far they may be beside that.
     """
     squares, shares = gram.diagonal(), cross[-1]
     ones = torch.stack([gram[-1, -1], shares.sum()])
-    if (ones - 1).abs().max() > ROUNDING or min(squares.min(), shares.min()) < -ROUNDING:
+    if (ones - 1).abs().max() > rounding or min(squares.min(), shares.min()) < -rounding:
         return "its sums are no means over images"
     lengths, parts = squares.clamp(min=0).sqrt(), shares.clamp(min=0).sqrt()
     for found, first, second in ((gram, lengths, lengths), (cross, lengths, parts)):
         bound = torch.outer(first, second)
-        if (found.abs() > bound * (1 + ROUNDING) + ROUNDING).any():
+        if (found.abs() > bound * (1 + rounding) + rounding).any():
             return "its sums are those of no features"
     return None
 
@@ -129,11 +156,13 @@ class Choice(NamedTuple):
         penalty: lambda, of the best mean accuracy over clients.
         scale: of the logits, of the least mean cross-entropy.
         accuracies: at each client, in the order of the answers.
+        confidences: the mean largest probabilities there, in the same order.
     """
 
     penalty: float
     scale: float
     accuracies: list[float]
+    confidences: list[float]
 
 
 def left_out_answer(
@@ -162,25 +191,43 @@ def left_out_answer(
         raise ClientError("was told a total without any images but its own")
     share = len(labels) / examples
     gram, cross = ((all - share * part) / (1 - share) for all, part in zip(total, own))
-    correct, losses = [], []
+    correct, losses, confidences = [], [], []
     for weight, bias in solved(unpacked(gram), cross, penalties):
         scores = features @ weight.T + bias
         correct.append((scores.argmax(1) == labels).sum())
-        losses.append(torch.stack([cross_entropy(scale * scores, labels) for scale in SCALES]))
-    # Of a few clients with a few images each, a classifier of the others may be far off.
-    answer = {CORRECT: torch.stack(correct), LOSSES: torch.stack(losses).clamp(max=LARGEST)}
+        scaled = [scale * scores for scale in SCALES]
+        losses.append(torch.stack([cross_entropy(own, labels) for own in scaled]))
+        confidences.append(torch.stack([own.softmax(1).amax(1).mean() for own in scaled]))
+    answer = {
+        CORRECT: torch.stack(correct),
+        # Of a few clients with a few images each, a classifier of the others may be far off.
+        LOSSES: torch.stack(losses).clamp(max=LARGEST),
+        CONFIDENCES: torch.stack(confidences).clamp(max=1),
+    }
     return Message(answer, {EXAMPLES: len(labels)})
 
 
 def chosen_by(answers: Sequence[Message], penalties: Sequence[float]) -> Choice:
-    """Returns what does best at clients left out, each of which counts alike."""
+    """Returns what does best at clients left out, each of which counts alike.
+
+    With :data:`MANY` clients or more, of the penalties that are no worse than the best by more than
+    a standard error of the difference the largest is taken (the one-standard-error rule, Breiman et
+    al. 1984): where many clients share few domains a client that is left out resembles those that
+    are not, and the best penalty at it is too small for a domain that nobody has.
+    """
     accuracies = torch.stack(
         [m.tensors[CORRECT].cpu().double() / int(m.scalars[EXAMPLES]) for m in answers]
     )
     losses = torch.stack([m.tensors[LOSSES].cpu() for m in answers]).mean(0)
     best = int(accuracies.mean(0).argmax())
-    scale = SCALES[int(losses[best].argmin())]
-    return Choice(penalties[best], scale, accuracies[:, best].tolist())
+    if len(answers) >= MANY:
+        behind = accuracies[:, best, None] - accuracies
+        error = behind.std(0) / len(answers) ** 0.5
+        alike = (behind.mean(0) <= error).nonzero().flatten().tolist()
+        best = max(alike, key=lambda place: penalties[place])
+    scale = int(losses[best].argmin())
+    confidences = [float(m.tensors[CONFIDENCES][best, scale]) for m in answers]
+    return Choice(penalties[best], SCALES[scale], accuracies[:, best].tolist(), confidences)
 
 
 def left_out_schemas(
@@ -205,6 +252,14 @@ def left_out_schemas(
             lambda method, context: (penalties(method), len(SCALES)),
             dtype=torch.float64,
             low=0,
+            when=when,
+        ),
+        CONFIDENCES: EntrySchema(
+            "their mean largest probabilities on these, by scale of the logits",
+            lambda method, context: (penalties(method), len(SCALES)),
+            dtype=torch.float64,
+            low=0,
+            high=1,
             when=when,
         ),
         EXAMPLES: EntrySchema("how many images it has", integer=True, low=1, when=when),

@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from feddg.data.data_set import DATA_SETS
 from feddg.models.backbones import weights_license
 from feddg.prediction.classifier import ModelDescription
+from feddg.prediction.travel import new_site
 from feddg.records import TEST, VAL, EvaluationRow
 from feddg.runs.diagnostics import split_accuracy, wilson
 from feddg.runs.reading import LedgerRecord, Run, find_rule, read_run
@@ -65,6 +66,7 @@ def model_card(run: Path | str, about: ModelDescription) -> str:
         rows=[(row, wilson(row.accuracy, row.examples)) for row in rows],
         mean=split_accuracy(evaluations, about.round, TEST),
         messages=_sent(record.ledger),
+        new_site=new_site(record),
         weights=weights,
         license=license,
     )

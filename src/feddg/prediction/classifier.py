@@ -210,6 +210,7 @@ class RunClassifier(ImageClassifier):
         which: the selection rule of the model, see :func:`feddg.runs.model.load_model`.
 
     Attributes:
+        folder: as it was named.
         trained: the model.
         device: where it is.
 
@@ -226,7 +227,8 @@ class RunClassifier(ImageClassifier):
         which: str | None = None,
     ) -> None:
         trained = self.trained = load_trained(run, device, which)
-        description = describe_model(Path(run), trained)
+        self.folder = Path(run)
+        description = describe_model(self.folder, trained)
         super().__init__(description.model_copy(update={"adaptation": adapt}))
         self._own = trained.predictor()
         self._model = self._own if adapt is None else trained.predictor(adapt)

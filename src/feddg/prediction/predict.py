@@ -7,10 +7,10 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy
 
@@ -19,6 +19,7 @@ from feddg.data.decoding import Tile, UnusableImageError, decode_parts, names_in
 from feddg.data.inspection import depth_of
 from feddg.diagnostics import emit
 from feddg.errors import DataError, RunError
+from feddg.evaluation.travel import Estimate
 from feddg.prediction.classifier import (
     ImageClassifier,
     about_links,
@@ -322,6 +323,20 @@ def parquet(otherwise: str = "let --out end in .csv") -> Any:
 OnBad = Callable[[str], None]
 
 
+class Running(Protocol):
+    """What answers add up to; :class:`feddg.prediction.travel.RunningEstimate` is one."""
+
+    def add(self, probabilities: numpy.ndarray, energies: numpy.ndarray) -> None:
+        """Takes answers in: probabilities ``(n, classes)`` and energies ``(n,)``."""
+
+    @property
+    def expected(self) -> Estimate | None:
+        """The share of them that is thought to be right."""
+
+
+Estimator = Callable[[ImageClassifier], Running | None]
+
+
 @dataclass(frozen=True)
 class PredictedFiles:
     """The result of predicting files.
@@ -334,6 +349,7 @@ class PredictedFiles:
             score.
         continued: number of files done by an earlier call.
         classifier: the classifier.
+        expected: estimated share of correct predictions; None if there is no estimate.
     """
 
     out: Path
@@ -342,6 +358,7 @@ class PredictedFiles:
     unlike: int | None
     continued: int
     classifier: ImageClassifier
+    expected: Estimate | None = None
 
 
 def predict_files(
@@ -357,6 +374,7 @@ def predict_files(
     strict: bool = False,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
     on_bad: OnBad = lambda line: None,
+    estimate: Estimator = lambda classifier: None,
 ) -> PredictedFiles:
     """Writes a table with a row per file: name, label, confidence, energy, score, reason.
 
@@ -377,6 +395,8 @@ def predict_files(
         strict: whether to refuse a model with warnings.
         progress: called with the progress.
         on_bad: called with one line for each file that cannot be used.
+        estimate: returns an accumulator of predictions, see :class:`~feddg.prediction.travel
+            .RunningEstimate`; None for a model without calibration.
 
     Raises:
         RunError: the folder has no model, the table cannot be written or is being written by
@@ -393,6 +413,7 @@ def predict_files(
     predictor = BatchPredictor(classifier, depth_of(image_files(images)), batch_size)
     classes, part = len(classifier.class_names), part_of(out)
     names = columns(classifier.class_names, probabilities)
+    running = estimate(classifier) if adapt is None else None
     work = [classifier.weights, adapt, batch_size, names, classifier.threshold, predictor.bits]
 
     def lines(done: int) -> Iterator[bytes]:
@@ -401,6 +422,8 @@ def predict_files(
                 if rows[0].reason is not None:
                     on_bad(f"{rows[0].file}: {rows[0].reason}")
                 yield _line([_written(file), [cells(row, classes, probabilities) for row in rows]])
+            if running is not None:
+                _add(running, [row for _, rows in batch for row in rows])
             done += len(batch)
             progress("predicting images", done, total)
 
@@ -416,12 +439,23 @@ def predict_files(
                     table.truncate(length)
                     table.seek(length)
                     table.writelines(chain(() if done else [_line(work)], lines(done)))
-                return _put_in_place(part, out, names, done, classifier)
+                whole = _put_in_place(part, out, names, done, classifier)
+                if running is None or done:  # of files done before there are no energies
+                    return whole
+                return replace(whole, expected=running.expected)
             finally:
                 if classifier.keeps_state:
                     part.unlink(missing_ok=True)
     except OSError as error:
         raise RunError(f"cannot write {out}: {error.strerror or error}") from None
+
+
+def _add(running: Running, rows: Sequence[Prediction]) -> None:
+    """Takes answers in, where they have energies."""
+    own = [row for row in rows if row.energy is not None]
+    if own:
+        energies = numpy.array([row.energy for row in own])
+        running.add(numpy.array([row.probabilities for row in own]), energies)
 
 
 def part_of(out: Path) -> Path:

@@ -1,7 +1,8 @@
 """Will a run's model travel? Its accuracy on images of a new site, which nobody has labelled."""
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -17,7 +18,9 @@ from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError, RunError
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.travel import (
+    COMBINED,
     Estimate,
+    Familiar,
     Head,
     LeftOutSite,
     Outputs,
@@ -26,11 +29,16 @@ from feddg.evaluation.travel import (
     Signals,
     Sums,
     agreement_with,
+    appearance,
+    at_a_new_site,
     calibrated,
+    combined,
+    estimates_of,
     images_to_label,
     labels_needed,
     left_out_sites,
     right_chances,
+    shows_other_objects,
     with_labels,
 )
 from feddg.prediction.classifier import (
@@ -41,21 +49,25 @@ from feddg.prediction.classifier import (
     image_files,
 )
 from feddg.prediction.predict import BATCH_SIZE, BatchPredictor, Prediction, predict_batches
-from feddg.records import JsonFile, as_cell, client_name, from_cell
+from feddg.records import TEST, JsonFile, as_cell, client_name, from_cell
 from feddg.runs.figures import some_of_each
 from feddg.runs.model import Trained
 from feddg.runs.prepare import Images, Progress, build, load_images
 from feddg.runs.provenance import check_images
-from feddg.runs.reading import require_run
+from feddg.runs.reading import Run, require_run
 from feddg.storage import cache_folder, replace_file, replace_text, why
 from feddg.text import counted
 
 TRAVEL, HEADS = "travel.json", "travel.safetensors"
+FAMILIAR: Final = "familiar."
+"""How entries of the second file begin that are no classifiers."""
 REACH: Final = 0.05
 """Five points on either side: an interval to rely on."""
 FAR: Final = 1.5
 """Images more than so many times as far, or as often unlike, as at any site are foreign."""
 FEW_SITES: Final = 5
+LEAST_IMAGES: Final = 20
+"""From so many images on something is said unasked."""
 MOST_OF_A_SITE: Final = 3000
 """Training images that classifiers without a site are made of, from each site."""
 LEAST_OF_A_CLASS: Final = 20
@@ -83,12 +95,50 @@ class TravelFile(JsonFile):
 
     def at(self, signals: Signals, images: int) -> Estimate:
         """Returns the calibrated estimate at a new site, from what its images say."""
+        return self.expected(signals.estimates, images)
+
+    def expected(self, estimates: Mapping[str, float], images: int) -> Estimate:
+        """Returns the calibrated estimate, from those that are there for all sites as well."""
+        known = [site.signals.estimates for site in self.sites]
+        names = [name for name in COMBINED if all(name in own for own in (estimates, *known))]
         return calibrated(
-            signals.combined,
-            [site.signals.combined for site in self.sites],
+            combined(estimates, names),
+            [combined(own, names) for own in known],
             [site.accuracy for site in self.sites],
             images,
         )
+
+
+class RunningEstimate:
+    """The estimate from answers alone, batch after batch, of a model that was asked before.
+
+    Args:
+        calibration: what that kept.
+
+    Attributes:
+        images: how many there were.
+    """
+
+    def __init__(self, calibration: TravelFile) -> None:
+        self._calibration, self.images = calibration, 0
+        self._sums: defaultdict[str, float] = defaultdict(float)
+
+    def add(self, probabilities: numpy.ndarray, energies: numpy.ndarray) -> None:
+        """Takes answers in: probabilities ``(n, classes)`` and energies ``(n,)``."""
+        # What the softmax took away is the energy.
+        logits = numpy.log(probabilities.clip(1e-7).astype(float)) - energies[:, None]
+        outputs = Outputs(logits, numpy.empty((len(logits), 0)))
+        for name, value in estimates_of(self._calibration.reference, outputs).items():
+            self._sums[name] += len(logits) * value
+        self.images += len(logits)
+
+    @property
+    def expected(self) -> Estimate | None:
+        """The estimate; None for less than 20 images."""
+        if self.images < LEAST_IMAGES:
+            return None
+        means = {name: total / self.images for name, total in self._sums.items()}
+        return self._calibration.expected(means, self.images)
 
 
 class Recorder(RunClassifier):
@@ -96,13 +146,16 @@ class Recorder(RunClassifier):
 
     Attributes:
         others: classifiers that its answers are compared with.
+        familiar: what it makes of validation images; None before it is known.
     """
 
     def __init__(self, run: Path, device: str, which: str | None) -> None:
         super().__init__(run, None, device, which)
         self.others: Sequence[Head] = ()
+        self.familiar: Familiar | None = None
         self._logits: list[Tensor] = []
         self._features: list[Tensor] = []
+        self._looks: list[Tensor] = []
         self._agreement: list[Tensor] = []
 
     def see(self, images: Tensor) -> Tensor:
@@ -116,6 +169,7 @@ class Recorder(RunClassifier):
         agreement = agreement_with(logits.argmax(1), features.double(), self.others)
         self._logits.append(logits)
         self._features.append(features)
+        self._looks.append(appearance(images).cpu())
         if agreement is not None:
             self._agreement.append(agreement)
         return logits
@@ -134,11 +188,13 @@ class Recorder(RunClassifier):
         if not self._logits:
             raise DataError("no image can be used")
         logits, features, agreement = self._logits, self._features, self._agreement
-        self._logits, self._features, self._agreement = [], [], []
+        looks = self._looks
+        self._logits, self._features, self._looks, self._agreement = [], [], [], []
         return Outputs(
             torch.cat(logits).double().numpy(),
             torch.cat(features).numpy(),
             torch.cat(agreement).numpy() if agreement else None,
+            torch.cat(looks).numpy(),
         )
 
 
@@ -190,24 +246,18 @@ def calibrate(
         count, seed = len(images.splits.train), model.trained.experiment.seed
         chosen = some_of_each(numbers, numpy.arange(count), MOST_OF_A_SITE, seed, "travel")
         train, validation = (
-            Part(
-                _features(model, images, rows[own_rows], batch_size, progress),
-                torch.from_numpy(images.table.labels[rows[own_rows]]),
-                torch.from_numpy(numbers[own_rows]),
-            )
+            _part(model, images, rows[own_rows], numbers[own_rows], batch_size, progress)
             for own_rows in (chosen, numpy.arange(count, len(rows)))
         )
         sums = Sums(train, len(images.table.class_names))
-        sites = tuple(left_out_sites(sums, train, validation, names, agree=own))
+        alike = kind == "client"
+        sites = tuple(left_out_sites(sums, train, validation, names, agree=own, alike=alike))
     model.others = sums.others() if own and sums is not None else []
+    reference, model.familiar = _reference(model, images, batch_size)
     calibration = TravelFile(
-        weights=model.weights,
-        reference=_reference(model, images, batch_size),
-        sites=sites,
-        kind=kind,
-        models=models,
+        weights=model.weights, reference=reference, sites=sites, kind=kind, models=models
     )
-    _write(run, calibration, model.others)
+    _write(run, calibration, model)
     return calibration
 
 
@@ -222,20 +272,28 @@ def _images(run: Path, trained: Trained, cache: Path, progress: Progress) -> Ima
     return images
 
 
-def _features(
-    model: Recorder, images: Images, rows: numpy.ndarray, batch_size: int, progress: Progress
-) -> Tensor:
-    """Returns features of some rows that no training has shaped."""
+def _part(
+    model: Recorder,
+    images: Images,
+    rows: numpy.ndarray,
+    sites: numpy.ndarray,
+    batch_size: int,
+    progress: Progress,
+) -> Part:
+    """Returns some rows with features that no training has shaped."""
     network, classes = model.trained.network, len(images.table.class_names)
     if trains_features(model.trained):
         network = build(model.trained.experiment, classes)[1].to(model.device).eval()
-    found: list[Tensor] = []
+    features: list[Tensor] = []
+    looks: list[Tensor] = []
     with torch.inference_mode():
         for part in torch.from_numpy(rows).split(batch_size):
-            progress("leaving sites out", len(found) * batch_size, len(rows))
+            progress("leaving sites out", len(features) * batch_size, len(rows))
             pixels = as_unit(images.pixels.gather(part, model.device))
-            found.append(network.features(pixels).float().cpu())
-    return torch.cat(found)
+            features.append(network.features(pixels).float().cpu())
+            looks.append(appearance(pixels).cpu())
+    labels = torch.from_numpy(images.table.labels[rows])
+    return Part(torch.cat(features), labels, torch.from_numpy(sites), torch.cat(looks))
 
 
 def _seen(model: Recorder, images: Images, rows: numpy.ndarray, batch_size: int) -> Outputs:
@@ -244,9 +302,12 @@ def _seen(model: Recorder, images: Images, rows: numpy.ndarray, batch_size: int)
     return model.taken()
 
 
-def _reference(model: Recorder, images: Images, batch_size: int) -> Reference:
-    rows = images.splits.id_val
-    return Reference.of(_seen(model, images, rows, batch_size), images.table.labels[rows])
+def _reference(
+    model: Recorder, images: Images, batch_size: int
+) -> tuple[Reference, Familiar | None]:
+    rows, table = images.splits.id_val, images.table
+    outputs = _seen(model, images, rows, batch_size)
+    return Reference.of(outputs, table.labels[rows]), Familiar.of(outputs, table.domains[rows])
 
 
 def _held_out(
@@ -261,7 +322,8 @@ def _held_out(
             f"{run} is of another method or knows other classes; name runs like this one"
         )
     images = _images(run, model.trained, cache, progress)
-    table, rows, reference = images.table, images.splits.test, _reference(model, images, batch_size)
+    table, rows = images.table, images.splits.test
+    reference, familiar = _reference(model, images, batch_size)
     if not len(rows):
         raise RunError(f"{run} holds no domain out; name runs that did")
     for domain in numpy.unique(table.domains[rows]).tolist():
@@ -272,7 +334,7 @@ def _held_out(
             site=table.domain_names[domain],
             images=len(own),
             accuracy=float((outputs.predicted == table.labels[own]).mean()),
-            signals=Signals.of(reference, outputs),
+            signals=Signals.of(reference, outputs, familiar),
         )
 
 
@@ -299,10 +361,13 @@ def trains_features(trained: Trained) -> bool:
     return not features <= trained.network.frozen
 
 
-def _write(run: Path, found: TravelFile, others: Sequence[Head]) -> None:
+def _write(run: Path, found: TravelFile, model: Recorder) -> None:
     weights: dict[str, Tensor] = {}
-    for number, (weight, bias) in enumerate(others):
+    for number, (weight, bias) in enumerate(model.others):
         weights |= {f"{number}.weight": weight.contiguous(), f"{number}.bias": bias.contiguous()}
+    if model.familiar is not None:
+        arrays = vars(model.familiar).items()
+        weights |= {f"{FAMILIAR}{name}": torch.from_numpy(own) for name, own in arrays}
     try:
         replace_file(run / HEADS, lambda aside: save_file(weights, aside))
         replace_text(run / TRAVEL, found.to_text())
@@ -310,24 +375,71 @@ def _write(run: Path, found: TravelFile, others: Sequence[Head]) -> None:
         raise RunError(f"Cannot write {run / TRAVEL}: {why(error)}.") from None
 
 
-def read_calibration(run: Path, model: Recorder) -> TravelFile | None:
-    """Returns what :func:`calibrate` kept for a model, which gets its classifiers; None for none.
+def kept_calibration(run: Path, weights: str) -> TravelFile | None:
+    """Returns what :func:`calibrate` kept for the model with a hash; None for nothing.
 
     Raises:
         RunError: it is damaged.
     """
     found = TravelFile.read(run / TRAVEL)
-    if found is None or found.weights != model.weights or not (run / HEADS).is_file():
+    return found if found is not None and found.weights == weights else None
+
+
+def new_site(run: Run) -> tuple[Estimate, int] | None:
+    """Returns the accuracy to be expected at one more site, and from how many sites.
+
+    From those that were left out, by :func:`calibrate` or by a closed-form method as it trained,
+    and from the domains that the run held out for testing. None where there are none of them.
+
+    Raises:
+        RunError: what is kept is damaged.
+    """
+    kept = TravelFile.read(run.folder / TRAVEL)
+    accuracies = [site.accuracy for site in kept.sites] if kept else []
+    if not accuracies:
+        rows = [run.metrics.setup, *run.metrics.rounds]
+        measured = [row.left_out for row in rows if row is not None and row.left_out]
+        accuracies = list(measured[-1].values()) if measured else []
+    accuracies += [row.accuracy for row in run.served_rows(TEST)]
+    return (at_a_new_site(accuracies), len(accuracies)) if accuracies else None
+
+
+def read_calibration(run: Path, model: Recorder) -> TravelFile | None:
+    """Returns what :func:`calibrate` kept for a model, which gets its arrays; None for none.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    found = kept_calibration(run, model.weights)
+    if found is None or not (run / HEADS).is_file():
         return None
     try:
         weights = load_file(run / HEADS)
     except Exception as error:  # safetensors' own errors have no common base
         raise RunError(f"{run / HEADS} is damaged: {error}. Delete it.") from None
+    own = {
+        name.removeprefix(FAMILIAR): weights.pop(name).numpy()
+        for name in list(weights)
+        if name.startswith(FAMILIAR)
+    }
+    model.familiar = Familiar(**own) if own else None
     model.others = [
         (weights[f"{number}.weight"], weights[f"{number}.bias"])
         for number in range(len(weights) // 2)
     ]
     return found
+
+
+def running_estimate(model: ImageClassifier) -> RunningEstimate | None:
+    """Returns what a model's answers add up to; None where ``feddg travel`` never asked about it.
+
+    Raises:
+        RunError: what it kept is damaged.
+    """
+    if not isinstance(model, RunClassifier) or model.threshold is None:
+        return None  # without a threshold answers have no energies
+    found = kept_calibration(model.folder, model.weights)
+    return None if found is None else RunningEstimate(found)
 
 
 # The answer.
@@ -474,7 +586,7 @@ def travel(
     )
     rows, failed = _answers(model, named, batch_size, progress)
     outputs, files = model.taken(), [row.file for row in rows]
-    signals = Signals.of(found.reference, outputs)
+    signals = Signals.of(found.reference, outputs, model.familiar)
     without = found.at(signals, len(files))
     confidence = outputs.confidence(found.reference.temperature)
     chances = right_chances(confidence, without.value)
@@ -561,12 +673,24 @@ def _diagnostics(
     """Says what to do, then what the estimate rests on."""
     farther, unlike = foreignness(signals, found.sites)
     if max(farther, unlike) > FAR and not labels:
+        beside = "the farthest site left out" if found.sites else "validation images spread"
+        how = (
+            f"{farther:.1f} times as far from training as {beside}"
+            if farther > FAR
+            else f"{signals.unlike:.0%} of them above the out-of-distribution threshold"
+        )
         yield Diagnostic(
             "unlike-all-sites",
             "warning",
-            f"Do not use it: the images are unlike anything seen, {farther:.1f} times as far from "
-            f"training as the farthest site left out, and {signals.unlike:.0%} of them above the "
-            "out-of-distribution threshold.",
+            f"Do not use it: the images are unlike anything seen, {how}.",
+        )
+    elif not labels and shows_other_objects(
+        signals.content, [site.signals.content for site in found.sites]
+    ):
+        yield Diagnostic(
+            "other-objects",
+            "warning",
+            "Do not use it: the images look like those of training and seem to show other objects.",
         )
     elif expected.reach <= REACH or expected.low >= found.reference.accuracy - REACH:
         yield Diagnostic(

@@ -189,6 +189,7 @@ def build_defences(
     for defence in defences:
         if isinstance(defence, SecureAggregation):
             defence.alike = privacy.clipping != "none"
+            defence.steps = not method.sums
     require_styles(privacy, method)
     if privacy.style_epsilon is not None:
         defences.insert(0, NoisedStyles(privacy))

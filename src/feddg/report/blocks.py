@@ -148,6 +148,13 @@ class Facts(Block):
 
 
 @dataclass(frozen=True)
+class Answers(Block):
+    """Questions with their answers in plain words, one below the other."""
+
+    answers: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
 class Shares(Block):
     """Shares as one divided bar: label, share in [0, 1], text of the amount."""
 

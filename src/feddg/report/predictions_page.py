@@ -124,7 +124,8 @@ def write_travel_page(found: Travel, out: Path) -> Path:
     tags += [f"{found.failed:,} could not be used"] if found.failed else []
     sentences = [Prose(str(one), notice=one.severity == "warning") for one in found.diagnostics[1:]]
     advice = Prose(str(found.advice), notice=True)
-    blocks = [advice, *sentences, sites_table(found), estimates_table(found), classes_table(found)]
+    sites = [sites_table(found)] if found.calibration.sites else []
+    blocks = [advice, *sentences, *sites, estimates_table(found), classes_table(found)]
     return _write(
         out,
         "Will the model travel?",

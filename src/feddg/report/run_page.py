@@ -11,8 +11,9 @@ import numpy as np
 from feddg.comparison.results import more_metrics
 from feddg.data.partition import in_words, skew_of
 from feddg.errors import FeddgError
-from feddg.evaluation.accuracy import FEW_IMAGES, about_support
+from feddg.evaluation.accuracy import FEW, FEW_IMAGES, about_support
 from feddg.experiment import Experiment, command_words, fewest_fields, load_experiment
+from feddg.prediction.travel import new_site
 from feddg.records import (
     ID_TEST,
     ID_VAL,
@@ -21,12 +22,14 @@ from feddg.records import (
     VAL,
     AdaptationRow,
     BadImageRow,
+    EstimateRow,
     EvaluationRow,
     RefusedUpdate,
     SetupRow,
 )
 from feddg.report import charts
 from feddg.report.blocks import (
+    Answers,
     Block,
     Cell,
     Code,
@@ -76,8 +79,10 @@ from feddg.runs.reading import (
     SelectionRule,
     find_rule,
     flatten,
+    is_run,
     read_adapted,
     read_alphas,
+    read_run,
     rules_for,
 )
 from feddg.text import (
@@ -119,12 +124,17 @@ def run_page(run: Run) -> Page:
     ]
     # Of few images the metrics' own section speaks.
     notices = [Prose(str(o), notice=True) for o in about_run(run) if o.code != FEW_IMAGES]
-    model = model_sentence(run)
+    model, answers = model_sentence(run), verdict(run)
     return Page(
         title=f"{spelled(run.method)}{on_data([run])}{tested_on(run)}",
         lead=result_sentence(run),
         tags=[run.name, _status_text(run), *data_tags([run])],
-        opening=[*([Prose(model)] if model else []), *notices, _key_facts(run)],
+        opening=[
+            *([Answers(answers)] if answers else []),
+            *([Prose(model)] if model else []),
+            *notices,
+            _key_facts(run),
+        ],
         sections=[section for section in sections if section is not None],
     )
 
@@ -211,6 +221,139 @@ def result_sentence(run: Run) -> str:
     return f"{sentence} {_reference_words(at) if at else ''}".strip()
 
 
+REFERENCES: Final = {"local": "each site alone", "centralised": "all images in one place"}
+"""Methods that runs are held against, and what they stand for."""
+FEW_SITES: Final = 5
+FAR_BELOW, SCARCE = 0.2, 0.5
+"""A class is behind by so much recall, and rare below such a share of the mean class' images."""
+
+
+def verdict(run: Run) -> list[tuple[str, str]]:
+    """What is known of a run in plain words: questions with their answers, those that have one.
+
+    Whether the federation was worth it, where the reference lines were run beside it; what to
+    expect at a new site; the worst class; what would help most.
+    """
+    found: list[tuple[str, str]] = []
+    accuracy = run.served_evaluations.accuracy(run.served_round, TEST)
+    lines = [(REFERENCES[m], v) for m, v in reference_lines(run).items()]
+    if accuracy is not None and lines:
+        others = listed([f"{name} {percent_sign(value)}" for name, value in lines])
+        found.append(("Worth it?", f"Together {percent_sign(accuracy)}, {others}."))
+    expected = new_site(run)
+    if expected is not None:
+        estimate, sites = expected
+        found.append(
+            (
+                "At a new site",
+                f"{percent_sign(estimate.value)}, between {percent_sign(estimate.low)} and "
+                f"{percent_sign(estimate.high)} nine times out of ten, judging by "
+                f"{counted(sites, 'site')} that took no part.",
+            )
+        )
+    measured = {row.domain for row in run.served_rows(TEST)}
+    for row in run.metrics.estimates:
+        if row.site not in measured:
+            text = f"{percent_sign(row.value)}, between {percent_sign(row.low)} and "
+            text += f"{percent_sign(row.high)}, of {counted(row.images, 'image')} without labels."
+            found.append((f"At {readable(row.site)}", text))
+    worst = _worst_class(run)
+    if worst is not None:
+        found.append(("Worst class", worst.text))
+    if found and not {one.code for one in about_result(run)} & LEARNED_NOTHING:
+        help = _what_helps(run, worst, expected[1] if expected else 0)
+        found.append(("What would help most", help))
+    return found
+
+
+def reference_lines(run: Run) -> dict[str, float]:
+    """Accuracy on held-out test images of the reference lines in the same folder, by method.
+
+    Only of runs of the same images, sites, model, rounds and seed.
+    """
+    found = {}
+    for method in REFERENCES:
+        for folder in sorted(run.folder.parent.glob(f"{method}-*")):
+            if method == run.method or not is_run(folder):
+                continue
+            other = read_run(folder)
+            value = other.served_evaluations.accuracy(other.served_round, TEST)
+            if value is not None and other.status == "completed" and _alike(run, other):
+                found[method] = value
+    return found
+
+
+_SAME: Final = (
+    ("data", None),
+    ("hold_out", None),
+    ("seed", None),
+    ("clients", "number"),
+    ("model", "backbone"),
+    ("model", "weights"),
+    ("train", "rounds"),
+)
+"""What runs share that are held against each other."""
+
+
+def _alike(run: Run, other: Run) -> bool:
+    def shared(one: Run) -> list[Any]:
+        parts = [(one.settings.get(part), name) for part, name in _SAME]
+        return [part if name is None else (part or {}).get(name) for part, name in parts]
+
+    return shared(run) == shared(other)
+
+
+class _WorstClass(NamedTuple):
+    """The class of which the least is recognised on held-out test images.
+
+    Attributes:
+        number: among the classes.
+        behind: how far its recall is below the mean of all.
+        text: what is to be said of it.
+    """
+
+    number: int
+    behind: float
+    text: str
+
+
+def _worst_class(run: Run) -> _WorstClass | None:
+    """The worst of the classes with images enough; None where they are alike, or not counted."""
+    classes = _class_names(run)
+    tables = [row.confusion for row in run.served_rows(TEST)]
+    if not classes or not tables or None in tables:
+        return None
+    counts = np.sum([np.array(table, float) for table in tables], axis=0)
+    support = counts.sum(1)
+    enough = np.flatnonzero(support >= FEW)
+    if len(enough) < 2:
+        return None
+    recall = np.diagonal(counts)[enough] / support[enough]
+    index = int(enough[recall.argmin()])
+    others = np.where(np.arange(len(counts)) == index, 0, counts[index])
+    taken = f", mostly taken for {readable(classes[int(others.argmax())])}" if others.any() else ""
+    share, images = percent_sign(float(recall.min())), counted(int(support[index]), "image")
+    text = f"{readable(classes[index])}: {share} of {images} recognised{taken}."
+    return _WorstClass(index, float(recall.mean() - recall.min()), text)
+
+
+def _what_helps(run: Run, worst: _WorstClass | None, sites: int) -> str:
+    """What would help most: images of a rare class, more sites, or labels at the new one."""
+    held = [client.classes for client in run.clients.clients] if run.clients else []
+    images = [sum(own) for own in zip(*held)]
+    if worst is not None and worst.behind > FAR_BELOW and worst.number < len(images):
+        own, total = images[worst.number], sum(images)
+        if own < SCARCE * total / len(images):
+            name = readable(_class_names(run)[worst.number])
+            return f"More images of {name}: {number(own)} of {number(total)} for training show it."
+    if 0 < sites < FEW_SITES:
+        return (
+            f"More sites: what the next one is like, {counted(sites, 'site')} can hardly tell. "
+            "Until then label 50 of its images (feddg travel --choose 50)."
+        )
+    return "Labels of 50 images at the new site (feddg travel --choose 50)."
+
+
 def _reference_words(at: SplitAccuracy) -> str:
     """An accuracy's reference values in one sentence; empty where nothing is known."""
     parts = []
@@ -260,12 +403,6 @@ def _accuracy_facts(run: Run) -> Iterator[Fact]:
     yield Fact("Held-out test", percent_sign(accuracy), note, accent=True)
     if at is None:
         return
-    if at.balanced is not None:
-        note = f"guessing: {percent_sign(at.guessing)}" if at.guessing else "mean over classes"
-        yield Fact("Balanced accuracy", percent_sign(at.balanced), note)
-    if at.constant is not None:
-        note = "share of the images; what always naming it reaches"
-        yield Fact("Largest class", percent_sign(at.constant), note)
     if at.most_predicted is not None and at.true is not None:
         class_id, share = at.most_predicted
         classes = _class_names(run)
@@ -833,7 +970,27 @@ def left_out_section(run: Run) -> Section | None:
         column("Accuracy without it", lambda pair: percent(pair[1])),
     ]
     lowest = sorted(accuracies.items(), key=lambda pair: pair[1])[:MOST_LEFT_OUT]
-    return Section("Clients left out", [Prose(text), table_of(lowest, columns)], folded=True)
+    blocks: list[Block] = [Prose(text), table_of(lowest, columns)]
+    if run.metrics.estimates:
+        blocks.append(_estimates_table(run))
+    return Section("Clients left out", blocks, folded=True)
+
+
+def _estimates_table(run: Run) -> Table:
+    """What is expected where nobody trained, from no label there, beside what was measured."""
+    measured = {row.domain: row.accuracy for row in run.served_rows(TEST)}
+    columns: list[MadeColumn[EstimateRow]] = [
+        text_column("Site", lambda row: readable(row.site)),
+        column("Images", lambda row: row.images),
+        column("Expected", lambda row: percent(row.value)),
+        column("90 % interval", lambda row: f"{percent(row.low)} to {percent(row.high)}"),
+        column("Measured", lambda row: percent(measured.get(row.site))),
+    ]
+    caption = (
+        "Accuracy in percent where nobody trained: what is expected from the model's confidence "
+        "there, without labels, judging by the clients left out; and what was measured with them."
+    )
+    return table_of(run.metrics.estimates, columns, caption)
 
 
 def _groups_table(run: Run, setup: SetupRow) -> Table | None:

@@ -5,7 +5,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from feddg.comparison.results import (
     Results,
@@ -26,7 +26,7 @@ from feddg.comparison.statistics import (
     ranks,
     spread,
 )
-from feddg.diagnostics import Diagnostic, gravest_first
+from feddg.diagnostics import Diagnostic, Severity, gravest_first
 from feddg.errors import first_names
 from feddg.methods.base import METHODS, idea_of
 from feddg.records import TEST, as_cell
@@ -45,6 +45,13 @@ from feddg.report.blocks import (
     text_column,
 )
 from feddg.report.text import AGGREGATE_WORDS, metric_title, one_model, spelled, split_heading
+from feddg.runs.diagnostics import (
+    FAR_BELOW_SEEN,
+    MAJORITY,
+    ONE_CLASS,
+    STILL_RISING,
+    UNTRAINED,
+)
 from feddg.runs.reading import FINAL, SELECTION_RULES, SelectionRule
 from feddg.text import (
     MISSING,
@@ -146,7 +153,12 @@ def column_groups(results: Results, axis: str | None = None) -> dict[str, Sequen
 
 
 def accuracy_table(
-    results: Results, rule: SelectionRule, split: str = TEST, axis: str | None = None
+    results: Results,
+    rule: SelectionRule,
+    split: str = TEST,
+    axis: str | None = None,
+    *,
+    brief: bool = False,
 ) -> Table:
     """Accuracy of every method under one selection rule, by column and on average.
 
@@ -155,6 +167,7 @@ def accuracy_table(
         rule: how a run's round is chosen.
         split: which images.
         axis: one column for each value of this axis, averaged over the other axes.
+        brief: whether accuracies are enough.
     """
     methods = list(results.accuracies(rule, split))
     columns = accuracy_columns(results, rule, split, column_groups(results, axis))
@@ -162,10 +175,11 @@ def accuracy_table(
     def mean_of(metric: str) -> Callable[[str], float | None]:
         return lambda method: results.mean(method, metric, rule.name, split, "domain_mean")
 
-    for metric, heading, note in (
+    beside = (
         ("balanced_accuracy", "Balanced", "mean of all runs"),
         ("largest_class_share", "Largest class", "of the images"),
-    ):
+    )
+    for metric, heading, note in () if brief else beside:
         mean = mean_of(metric)
         if any(mean(method) is not None for method in methods):
             columns.append(column(heading, _in_percent(mean), note))
@@ -565,21 +579,26 @@ def conclusion(results: Results) -> Diagnostic:
         return Diagnostic("not-decided", "note", text)
     text += f" (95 % interval {interval_text(margin)})."
     if margin.decided:
-        text += " The difference is larger than chance between these runs explains."
+        text += " That is more than chance between these runs explains."
         return Diagnostic("decided", "note", text)
-    text += " These runs do not decide which of the two is better."
+    text += " The interval holds 0, so this may be chance: more seeds would tell."
     return Diagnostic("not-decided", "note", text)
 
 
 def about_results(results: Results) -> list[Diagnostic]:
     """Returns what must be known before trusting the numbers; the gravest first."""
-    methods: dict[Diagnostic, list[str]] = {}
+    findings: dict[tuple[str, Severity], dict[str, list[str]]] = {}
     for method in results.methods:
         for one in about_method(results, method):
             # Where no method is fit, that says the gravest of all of them.
             if results.no_method_fit is None or one.severity != "warning":
-                methods.setdefault(one, []).append(spelled(method))
-    found = [replace(one, text=f"{listed(own)}: {one.text}.") for one, own in methods.items()]
+                often = findings.setdefault((one.code, one.severity), {})
+                often.setdefault(one.text.removeprefix(one.short), []).append(spelled(method))
+    found = []
+    for (code, severity), often in findings.items():
+        where = ", ".join(f"{listed(own)}{in_runs}" for in_runs, own in often.items())
+        words = FINDINGS.get(code, code.replace("-", " ").capitalize())
+        found.append(Diagnostic(code, severity, f"{words}: {where}.", ADVICE.get(code, "")))
     found += about_budgets(results)
     best = leader_of(results)
     found += about_margin(results, best.method) if best is not None else ()
@@ -587,6 +606,17 @@ def about_results(results: Results) -> list[Diagnostic]:
         text = "1 seed only: how much of a difference is chance cannot be told."
         found.append(Diagnostic("one-seed", "note", text, "Run more seeds."))
     return [*_left_out(results), *gravest_first(found)]
+
+
+FINDINGS = {
+    MAJORITY: "No better than always answering the most frequent class",
+    ONE_CLASS: "Nearly all predictions are one class",
+    UNTRAINED: "Worse than before training",
+    STILL_RISING: "Accuracy was still rising when training ended",
+    FAR_BELOW_SEEN: "Far worse on the unseen domain than on those of training",
+}
+"""What several methods' runs have in common, in words, by code."""
+ADVICE = {STILL_RISING: "Train longer."}
 
 
 def model_sentence(results: Results) -> str:

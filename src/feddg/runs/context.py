@@ -2,8 +2,9 @@
 
 import json
 import logging
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from feddg.data.pixels import ArrayPixels
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation, Score, mean_score
+from feddg.evaluation.travel import calibrated
 from feddg.experiment import Experiment
 from feddg.federation.averages import MEANS, averaged, rounds_in, wise_ft
 from feddg.federation.inprocess import InProcess
@@ -31,14 +33,25 @@ from feddg.methods.base import (
     local_names,
 )
 from feddg.methods.composition import build_method
+from feddg.models.backbones import require_weights
 from feddg.models.network import Network
 from feddg.privacy.building import NO_DEFENCES, Defences
-from feddg.records import ID_VAL, LAST, WISE_FT, ClientsTable, EvaluationRow
+from feddg.records import (
+    ID_VAL,
+    LAST,
+    TEST,
+    UNLABELLED,
+    WISE_FT,
+    ClientsTable,
+    EstimateRow,
+    EvaluationRow,
+)
 from feddg.runs.diagnostics import about_domains
 from feddg.runs.figures import draw_figures
 from feddg.runs.folder import MODELS, START, KeptModels, RunFolder
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import (
+    Images,
     Progress,
     build,
     build_evaluation,
@@ -69,6 +82,7 @@ class RunContext:
         remote: whether clients are on other machines; messages to them stay in the ledger even if
             their round fails.
         contents: the training and test images, if they are here.
+        workers: number of processes that share the clients.
     """
 
     method: Method
@@ -81,6 +95,7 @@ class RunContext:
     defences: Defences = NO_DEFENCES
     remote: bool = False
     contents: ImagesFile | None = None
+    workers: int = 1
 
 
 Prepare = Callable[[Experiment, Path, Progress, dict[int, Weights]], RunContext]
@@ -88,13 +103,32 @@ Prepare = Callable[[Experiment, Path, Progress, dict[int, Weights]], RunContext]
 
 
 def in_process(
-    experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
+    experiment: Experiment,
+    cache: Path,
+    progress: Progress,
+    memories: dict[int, Weights],
+    *,
+    clients: Callable[..., InProcess] = InProcess,
 ) -> RunContext:
-    """Prepares a run whose clients train in this process."""
-    build_method(experiment.method.name, experiment.method.settings).read_files()
+    """Prepares a run whose clients train in this process, or by ``clients`` in several."""
+    method = build_method(experiment.method.name, experiment.method.settings)
+    method.check(experiment)
+    method.read_files()
+    require_weights(experiment.model.backbone, experiment.model.weights)
     images = load_images(experiment, cache, progress)
     if isinstance(images.pixels, ArrayPixels):  # others would be decoded once more
         emit(*near_copy_diagnostics(experiment, images))
+    return context_of(experiment, images, cache, memories, clients)
+
+
+def context_of(
+    experiment: Experiment,
+    images: Images,
+    cache: Path,
+    memories: dict[int, Weights],
+    clients: Callable[..., InProcess] = InProcess,
+) -> RunContext:
+    """Returns what a run works with, of its images."""
     method, network = build(experiment, len(images.table.class_names))
     emit(*method.diagnostics(experiment))
     experiment = images.trained_by(experiment)
@@ -108,7 +142,7 @@ def in_process(
     return RunContext(
         method,
         worker,
-        InProcess(method, workers, len(images.partition), images.examples, memories, defences),
+        clients(method, workers, len(images.partition), images.examples, memories, defences),
         build_evaluation(experiment, images, worker),
         clients_table(images),
         draw=draw if experiment.evaluate.pictures else lambda folder, state: None,
@@ -267,6 +301,7 @@ class Measurer(RoundHook):
         self._evaluation, self._elsewhere = evaluation, elsewhere
         self._wise_ft, self._observer = wise_ft, observer
         self._at_chance: dict[str, Diagnostic] = {}
+        self._estimates: list[EstimateRow] = []
 
     def completed(self, state: State, round: Round) -> State:
         """Evaluates the round's model if it is due."""
@@ -278,7 +313,7 @@ class Measurer(RoundHook):
         else:
             due = evaluate.after(state.round, state.rounds)
         if due or self.server.is_last(state):
-            round.evaluations = self.rows(state)
+            round.evaluations, round.estimates = self.rows(state), self._estimates
             found = about_domains(round.evaluations)
             emit(*(one for name, one in found.items() if name not in self._at_chance))
             self._at_chance |= found
@@ -295,12 +330,41 @@ class Measurer(RoundHook):
             if self._evaluation is not None:
                 scores += measured(self._evaluation, self.server, self._network, weights)
             scores += self._elsewhere(self.server, Broadcast(state.round, weights), scores)
+            if name == LAST:
+                self._estimates = list(self._expected(state, scores))
+            scores = [score for score in scores if score.split != UNLABELLED]
             if scores and name == LAST:
                 self._observer.scores(state.round, scores)
             rows += [
                 score.row(state.round, with_confusion=counted, weights=name) for score in scores
             ]
         return rows
+
+    def _expected(self, state: State, scores: Sequence[Score]) -> Iterator[EstimateRow]:
+        """Yields what to expect where nobody trained, from confidence there and at sites left out.
+
+        Of a method that left its clients out: their accuracies and confidences say how far one is
+        from the other. No label is looked at.
+        """
+        method = self.server.method
+        accuracies, confidences = method.left_out(state), method.left_out_confidence(state)
+        ids = sorted(confidences)
+        for score in scores if ids else ():
+            if score.split in (TEST, UNLABELLED) and math.isfinite(score.confidence):
+                own, true = [confidences[id] for id in ids], [accuracies[id] for id in ids]
+                found = calibrated(score.confidence, own, true, score.examples)
+                log.info(
+                    "round %d: %s, without its labels: expected %.0f %%, %.0f to %.0f",
+                    *(state.round, score.domain, *(100 * end for end in found)),
+                )
+                yield EstimateRow(
+                    round=state.round,
+                    site=score.domain,
+                    images=score.examples,
+                    confidence=score.confidence,
+                    **found._asdict(),
+                    sites=len(ids),
+                )
 
     def _due(self, state: State, last: bool) -> dict[str, Weights]:
         """Returns the weights to evaluate in a round, by name."""

@@ -424,9 +424,9 @@ def about_fluctuation(moved: float | None, margin: float) -> Iterator[Diagnostic
         yield Diagnostic(
             "rounds-fluctuate",
             "note",
-            "From one evaluation to the next, accuracy strays from its trend by "
-            f"{100 * moved:.1f} points on average, more than the {100 * abs(margin):.1f} points "
-            "between the methods: which round is looked at decides which is better.",
+            f"Accuracy moves by {100 * moved:.1f} points from one evaluation to the next, more "
+            f"than the {100 * abs(margin):.1f} points between the methods: another round could "
+            "turn their order.",
         )
 
 

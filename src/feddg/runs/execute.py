@@ -91,6 +91,13 @@ from feddg.storage import is_file
 class Records(RoundHook):
     """Writes a completed round: its rows first, then the checkpoint that makes it count.
 
+    Args:
+        folder: the run's.
+        transport: whose clients remember something.
+        models: those that are kept.
+        snapshots: rounds whose weights are kept.
+        beside: whether checkpoints are written while the next round is under way.
+
     Attributes:
         models: those that are kept.
         ledger_rows: of the round under way, until it counts.
@@ -102,8 +109,11 @@ class Records(RoundHook):
         transport: Transport,
         models: KeptModels,
         snapshots: Collection[int] = (),
+        *,
+        beside: bool = False,
     ) -> None:
         self._folder, self._transport, self._snapshots = folder, transport, snapshots
+        self._beside = beside
         self.models = models
         self.ledger_rows: list[LedgerRow] = []
 
@@ -113,7 +123,8 @@ class Records(RoundHook):
 
     def completed(self, state: State, round: Round) -> State:
         """Makes the round count."""
-        self.keep(state, [round.row.took(evaluate=round.evaluating), *round.evaluations])
+        row = round.row.took(evaluate=round.evaluating)
+        self.keep(state, [row, *round.evaluations, *round.estimates])
         return state
 
     def keep(self, state: State, rows: Sequence[MetricsRow]) -> None:
@@ -126,7 +137,7 @@ class Records(RoundHook):
             self._folder.write_tensors(name, state.weights)
         files = self.models.take_in(state, rows)
         memories, changed = self._transport.memories, self._transport.remembered
-        self._folder.save_checkpoint(state, memories, changed, files)
+        self._folder.save_checkpoint(state, memories, changed, files, beside=self._beside)
         self._transport.remembered.clear()
 
 
@@ -357,7 +368,11 @@ def read_energy_threshold(folder: Path, model: nn.Module) -> EnergyThreshold | N
 
 
 def resume(
-    folder: Path | str, *, observer: Observer | None = None, cache: Path | None = None
+    folder: Path | str,
+    *,
+    observer: Observer | None = None,
+    cache: Path | None = None,
+    prepare: Prepare = in_process,
 ) -> Run:
     """Continues the run in ``folder`` from its last completed round.
 
@@ -370,7 +385,7 @@ def resume(
     experiment = load_stored(path / EXPERIMENT)
     check_identity(path, experiment)
     check_images(path, experiment, cache)
-    return carry_out(path, experiment, observer=observer, cache=cache)
+    return carry_out(path, experiment, observer=observer, cache=cache, prepare=prepare)
 
 
 def carry_out(
@@ -463,7 +478,10 @@ class _Execution:
             experiment.evaluate,
             experiment.train.head_rounds if experiment.server.wise_ft != "none" else None,
         )
-        writer = Records(folder, found.transport, models, self.snapshots)
+        # Where sites remember rounds or what is sent costs privacy, none may be done twice: not
+        # even after a crash while a checkpoint was under way.
+        beside = not found.remote and not defences.defences
+        writer = Records(folder, found.transport, models, self.snapshots, beside=beside)
         defences.charge_to(open_account(folder, defences, done))
         if evaluation is not None:
             thin = about_support(evaluation.support(), found.clients.classes)
@@ -506,9 +524,12 @@ class _Execution:
                 writer,
             ],
         )
-        if checkpoint is None:
-            self._set_up(found, server, measurer, writer)
-        run_rounds(server)
+        try:
+            if checkpoint is None:
+                self._set_up(found, server, measurer, writer)
+            run_rounds(server)
+        finally:
+            folder.finish_writing()  # of a run that is interrupted, too
         if evaluation is not None:
             self._last_figures(server, found, models, evaluation)
 
@@ -516,7 +537,8 @@ class _Execution:
         self, found: RunContext, server: Server, measurer: Measurer, writer: Records
     ) -> None:
         """Says what is run on what, collects the clients' statistics, and measures round 0."""
-        self.folder.write_json("environment.json", environment(self.experiment, found.worker))
+        about = environment(self.experiment, found.worker) | {"workers": found.workers}
+        self.folder.write_json("environment.json", about)
         self.folder.write_json("clients.json", found.clients)
         if found.contents is not None:
             self.folder.write_json(IMAGES, found.contents)

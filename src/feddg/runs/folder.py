@@ -5,8 +5,10 @@ import json
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -17,6 +19,7 @@ from pydantic_core import to_json
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from feddg.clients.threads import share_of_process
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import RunError
 from feddg.experiment import Experiment, load_stored
@@ -228,6 +231,9 @@ class RunFolder:
             sweep_asides(folder)
         self._experiment = ""
         self._index: CheckpointIndex | None = None
+        # Threads of PyTorch's that waited there would take time from training.
+        self._writer = ThreadPoolExecutor(1, initializer=partial(share_of_process, 1))
+        self._being_written: Future[None] | None = None
 
     def remove_unstarted(self) -> None:
         """Removes the folder of a run that failed before its first round.
@@ -254,7 +260,8 @@ class RunFolder:
                 parent.rmdir()
 
     def close(self) -> None:
-        """Allows other processes to write to the folder."""
+        """Allows other processes write to the folder."""
+        self._writer.shutdown()
         self._lock.release()
 
     def __enter__(self) -> "RunFolder":
@@ -385,22 +392,43 @@ class RunFolder:
         memories: dict[int, Weights],
         changed: set[int],
         models: Mapping[str, str] = MappingProxyType({}),
+        *,
+        beside: bool = False,
     ) -> None:
         """Writes a checkpoint after a round; the previous one is kept until it is complete.
 
         Args:
-            state: the server's state.
+            state: the server's state, whose tensors do not change any more.
             memories: the clients' memory, by id.
             changed: ids of clients whose memory differs from the previous checkpoint.
             models: files in ``models/`` to keep, by the rule that chose them; others are removed.
+            beside: whether the run continues meanwhile, see :meth:`finish_writing`.
         """
+        self.finish_writing()
+        held = replace(state, weights=dict(state.weights), extras=dict(state.extras))
+        own = {id: dict(memories[id]) for id in sorted(changed)}
+        work = partial(self._write_checkpoint, held, own, dict(models))
+        if beside:
+            self._being_written = self._writer.submit(work)
+        else:
+            work()
+
+    def finish_writing(self) -> None:
+        """Waits until the last checkpoint is whole; raises what has kept it from that."""
+        pending, self._being_written = self._being_written, None
+        if pending is not None:
+            pending.result()
+
+    def _write_checkpoint(
+        self, state: State, memories: dict[int, Weights], models: dict[str, str]
+    ) -> None:
         checksums = self._index.checksums if self._index else {}
         context = (state.context or Message()).tensors
         parts = {"weights": state.weights, "extras": state.extras, "context": context}
         name = f"state-{state.round}.safetensors"
         files = dict(self._index.memories) if self._index else {}
         written = {name: {f"{part}/{n}": t for part, own in parts.items() for n, t in own.items()}}
-        for id in sorted(changed):
+        for id in memories:
             files[id] = f"memory-{id}-{state.round}.safetensors"
             written[files[id]] = memories[id]
         for file, tensors in written.items():
@@ -420,7 +448,7 @@ class RunFolder:
             state=name,
             context=None if state.context is None else state.context.scalars,
             memories=files,
-            models=dict(models),
+            models=models,
             experiment=self._experiment,
             checksums=checksums,
         )
@@ -592,12 +620,14 @@ class KeptModels:
 
     def keep(self, name: str, file: str, weights: Weights) -> None:
         """Writes weights to a file and adds it to the next checkpoint."""
+        self._folder.finish_writing()  # which removes the files that it does not name
         if file not in self.files.values():
             self._folder.write_tensors(f"{MODELS}/{file}", weights)
         self.files[name] = file
 
     def read(self, name: str) -> Weights:
         """Returns the weights of a stored model."""
+        self._folder.finish_writing()
         folder = self._folder.path
         return read_tensors(folder, read_index(folder), f"{MODELS}/{self.files[name]}")
 

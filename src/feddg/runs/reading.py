@@ -32,6 +32,7 @@ from feddg.records import (
     AdaptationRow,
     AttackRow,
     ClientsTable,
+    EstimateRow,
     EvaluationRow,
     LayoutRow,
     LedgerRow,
@@ -424,6 +425,12 @@ class Metrics:
     def evaluations(self) -> list[EvaluationRow]:
         """The evaluations, in the order of writing."""
         return self.of(EvaluationRow)
+
+    @cached_property
+    def estimates(self) -> list[EstimateRow]:
+        """What was expected without labels after the last round that was measured."""
+        found = self.of(EstimateRow)
+        return [row for row in found if row.round == found[-1].round]
 
 
 class LedgerRecord:

@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import SplitResult, urlsplit
 
 import numpy
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
@@ -29,9 +29,11 @@ from feddg.data.decoding import (
 )
 from feddg.data.images import ImageBytes, usable_formats
 from feddg.diagnostics import Diagnostic
+from feddg.errors import field_fault
 from feddg.methods.base import title_of
 from feddg.prediction.classifier import ImageClassifier
 from feddg.prediction.predict import Prediction, prediction_of, rounded
+from feddg.prediction.travel import LEAST_IMAGES, expectation, running_estimate
 from feddg.report.blocks import template_named
 from feddg.serving.server import LOOPBACK_NAMES, ServeLimits
 
@@ -349,6 +351,7 @@ class ModelAnswer(BaseModel):
         energy_threshold: energy above which an image is out of distribution; None without a score.
         result: how good the model was at sites that it was not trained on.
         diagnostics: warnings about the model; empty without warnings.
+        estimates: whether ``/expected`` estimates the share of correct answers.
         formats: suffixes of accepted files.
         limits: limits on requests.
         feddg: version of feddg.
@@ -363,9 +366,64 @@ class ModelAnswer(BaseModel):
     energy_threshold: float | None
     result: str
     diagnostics: tuple[Diagnostic, ...]
+    estimates: bool
     formats: list[str]
     limits: ServeLimits
     feddg: str
+
+
+class SeenAnswers(BaseModel):
+    """What ``/expected`` takes: answers about images of one site, as ``/predict`` gave them.
+
+    Attributes:
+        probabilities: of all classes, image by image.
+        energies: of each image.
+    """
+
+    probabilities: list[list[Annotated[float, Field(ge=0, le=1)]]]
+    energies: list[FiniteFloat]
+
+
+class ExpectedAnswer(BaseModel):
+    """How many of the answers are thought to be right, without labels.
+
+    Attributes:
+        images: how many there are.
+        value: the share of them.
+        low: the lower end of the interval that holds it nine times out of ten.
+        high: the upper end.
+        text: the same as a sentence.
+    """
+
+    images: int
+    value: float
+    low: float
+    high: float
+    text: str
+
+
+def expected_of(classifier: ImageClassifier, seen: SeenAnswers) -> ExpectedAnswer:
+    """Returns how many answers are thought to be right.
+
+    Raises:
+        HTTPException: nothing is known of the model, or these are not enough answers of it.
+    """
+    running = running_estimate(classifier)
+    if running is None:
+        raise HTTPException(HTTPStatus.NOT_FOUND, "feddg travel was not asked about this model yet")
+    classes, images = len(classifier.class_names), len(seen.energies)
+    if len(seen.probabilities) != images or {len(row) for row in seen.probabilities} != {classes}:
+        raise HTTPException(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            f"each image needs {classes} probabilities and an energy",
+        )
+    running.add(numpy.array(seen.probabilities), numpy.array(seen.energies))
+    found = running.expected
+    if found is None:
+        raise HTTPException(
+            HTTPStatus.UNPROCESSABLE_ENTITY, f"{images} images are not enough: send {LEAST_IMAGES}"
+        )
+    return ExpectedAnswer(images=images, **found._asdict(), text=expectation(found))
 
 
 def about(classifier: ImageClassifier, limits: ServeLimits) -> ModelAnswer:
@@ -378,6 +436,7 @@ def about(classifier: ImageClassifier, limits: ServeLimits) -> ModelAnswer:
         energy_threshold=classifier.threshold,
         result=classifier.result,
         diagnostics=classifier.diagnostics,
+        estimates=running_estimate(classifier) is not None,
         formats=sorted(usable_formats()),
         limits=limits,
         feddg=feddg.__version__,
@@ -428,6 +487,15 @@ MULTIPART = {
 """OpenAPI description of ``/predict``'s body, which is read without FastAPI."""
 
 
+SEEN = {
+    "requestBody": {
+        "required": True,
+        "content": {"application/json": {"schema": SeenAnswers.model_json_schema()}},
+    }
+}
+"""The body of ``/expected``, which is read by hand, within the limits."""
+
+
 def create_application(
     classifier: ImageClassifier,
     limits: ServeLimits | None = None,
@@ -475,6 +543,18 @@ def create_application(
     async def predict(request: Request) -> JSONResponse:
         """Predicts the classes of a request's images; stores none of them."""
         return answer_about(classifier, await application.state.answerer(request))
+
+    @application.post("/expected", response_model=ExpectedAnswer, openapi_extra=SEEN)
+    async def expected(request: Request) -> ExpectedAnswer:
+        """Says how many of some answers are right, without labels, and keeps none of them."""
+        refuse_large(request, limits)
+        body = b"".join([chunk async for chunk in _within(request, limits)])
+        try:
+            seen = SeenAnswers.model_validate_json(body)
+        except ValidationError as error:
+            reason = f"{field_fault(error, list(SeenAnswers.model_fields))}"
+            raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, reason) from None
+        return expected_of(classifier, seen)
 
     @application.get("/model")
     async def model() -> ModelAnswer:

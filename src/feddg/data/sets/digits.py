@@ -30,7 +30,7 @@ def draw_digits(root: Path | None = None) -> ImageTable:
     """
     if root is not None:
         raise DataError("The data source 'digits' is built in and reads no folder: leave out root.")
-    from feddg.data.digit_drawing import render_digits  # scikit-learn's data are slow to import
+    from feddg.data.digit_drawing import render_digits  # SciPy is slow to import
 
     return render_digits()
 

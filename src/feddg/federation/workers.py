@@ -1,0 +1,458 @@
+"""One federation on several processes: ``torch.distributed`` carries messages between them.
+
+Process 0 is the server, and trains its share of a round's clients. Every other process, a worker,
+trains its own share and sends each client's complete message to process 0, which goes on with them
+in the order of the clients, one after the other, as if it had trained them all. So every bit is
+that of one process, whatever method or defence looks at single updates. What clients remember lies
+with process 0, which sends it along: a checkpoint says nothing of workers.
+
+Nothing is pickled: a message crosses as its header (JSON), and its tensors in one flat buffer for
+those on the CPU (gloo), another for those on the GPU (nccl).
+"""
+
+import json
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, cast
+
+import numpy
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from feddg.errors import WorkerLost
+from feddg.evaluation.accuracy import Evaluation, sees_batches
+from feddg.federation.inprocess import TRAIN, Answer, InProcess, Result
+from feddg.messages import Broadcast, Message, Refusal, Update, Weights
+from feddg.models.network import Network
+from feddg.privacy.defence import under
+
+AHEAD = 2**28
+"""Bytes of updates that a process may be ahead of the server's turn to take them."""
+SERVER = 0.2
+"""What the server's work for an update takes, in batches: measured of a small CNN and ResNet-18."""
+ALIGNED = 64
+SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_TO_LEAVE = 10.0
+CONTEXT, PREDICT = "context", "predict"
+FAILED = "failed"
+
+
+# A message as buffers.
+
+
+def buffers_of(message: Message) -> list[Tensor]:
+    """Returns a message as its sizes, and its header with what is on the CPU; what is on a device.
+
+    Tensors keep their order in memory, which the order of sums may depend on.
+    """
+    places: list[tuple[Tensor, Tensor, int]] = []
+    ends, entries, device = [0, 0], [], torch.device("cpu")
+    for name, tensor in message.tensors.items():
+        like = torch.empty_like(tensor, device="meta")
+        on_device = int(tensor.device.type != "cpu")
+        device = tensor.device if on_device else device
+        start = ends[on_device]
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        entries.append([name, dtype, list(like.shape), list(like.stride()), on_device, start])
+        places.append((tensor.detach(), like, start))
+        ends[on_device] = -(-(start + like.nbytes) // ALIGNED) * ALIGNED
+    header = json.dumps([message.scalars, entries]).encode()
+    first = -(-len(header) // ALIGNED) * ALIGNED
+    here = torch.empty(first + ends[0], dtype=torch.uint8)
+    here[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+    there = torch.empty(ends[1], dtype=torch.uint8, device=device)
+    for tensor, like, start in places:
+        flat = here[first:] if tensor.device.type == "cpu" else there
+        _view(flat, start, like.dtype, like.shape, like.stride()).copy_(tensor)
+    sizes = torch.tensor([len(header), len(here), len(there)])
+    return [sizes, here, *([there] if len(there) else [])]
+
+
+def _view(
+    flat: Tensor, start: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
+) -> Tensor:
+    size = math.prod(shape) * dtype.itemsize
+    return flat[start : start + size].view(dtype).as_strided(shape, stride)
+
+
+def message_in(header_length: int, here: Tensor, there: Tensor | None) -> Message:
+    """Reads what :func:`buffers_of` wrote; the tensors are views of the buffers."""
+    scalars, entries = json.loads(here[:header_length].numpy().tobytes())
+    flat = [here[-(-header_length // ALIGNED) * ALIGNED :], there]
+    tensors: Weights = {}
+    for name, dtype, shape, stride, on_device, start in entries:
+        part = cast(Tensor, flat[on_device])
+        tensors[name] = _view(part, start, getattr(torch, dtype), shape, stride)
+    return Message(tensors, scalars)
+
+
+class Channel:
+    """Carries messages between the processes of a run.
+
+    Args:
+        watch: called while process 0 waits for others; raises WorkerLost when one is dead.
+
+    Attributes:
+        rank: number of this process; 0 is the server's.
+        size: number of processes.
+        device: where tensors arrive that were on a GPU.
+        expected: the workers whose replies to the last job are still to come, in their order.
+    """
+
+    def __init__(self, watch: Callable[[], None] = lambda: None) -> None:
+        self._watch = watch
+        self.rank, self.size, self.device = 0, 1, torch.device("cpu")
+        self.expected = deque[int]()
+        self._under_way = deque[tuple[list[Any], int]]()
+        self._bytes = 0
+        self._waiting: threading.Thread | None = None
+
+    def join(self, **options: Any) -> None:
+        """Waits until all processes are there.
+
+        Args:
+            **options: of ``torch.distributed.init_process_group``.
+
+        Raises:
+            WorkerLost: a process died meanwhile.
+        """
+        self._patiently(lambda: dist.init_process_group(**options))
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def leave(self) -> None:
+        """Leaves the other processes; a wait for them that was given up ends as they do."""
+        if self._waiting is not None:
+            self._waiting.join(SECONDS_TO_LEAVE)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    # Process 0 gives all workers a job
+
+    def tell(self, job: Message) -> None:
+        """Sends a job to every worker; replies to the last one that nobody took are thrown away."""
+        expected, self.expected = self.expected, deque()
+        while expected:
+            self.receive(expected.popleft())
+        for tensor in buffers_of(job):
+            with self._connected():
+                self._end(dist.broadcast(tensor, 0, async_op=True), tensor)
+
+    def hear(self) -> Message:
+        """Returns the next job."""
+        return self._arrived(lambda tensor: dist.broadcast(tensor, 0, async_op=True), None)
+
+    # One process sends another a message
+
+    def send(self, to: int, message: Message) -> None:
+        """Sends a copy of a message; waits while more than ``AHEAD`` bytes are under way."""
+        tensors = buffers_of(message)
+        with self._connected(to):
+            # Each is kept until it has left.
+            works = [(dist.isend(tensor, to), tensor) for tensor in tensors]
+        self._under_way.append((works, sum(tensor.nbytes for tensor in tensors)))
+        self._bytes += self._under_way[-1][1]
+        while self._bytes > AHEAD:
+            self._settle()
+
+    def flush(self) -> None:
+        """Waits until all that was sent has left."""
+        while self._under_way:
+            self._settle()
+
+    def receive(self, source: int) -> Message:
+        """Returns the next message of a process.
+
+        Raises:
+            WorkerLost: it died, or says why it cannot go on.
+        """
+        message = self._arrived(lambda tensor: dist.irecv(tensor, source), source)
+        if FAILED in message.scalars:
+            raise WorkerLost(f"worker {source}: {message.scalars[FAILED]}")
+        return message
+
+    def _arrived(self, start: Callable[[Tensor], Any], source: int | None) -> Message:
+        def arrived(count: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+            tensor = torch.empty(count, dtype=dtype, device=device)
+            with self._connected(source):
+                self._end(start(tensor), tensor)
+            return tensor
+
+        header, size_here, size_there = arrived(3, torch.int64).tolist()
+        here = arrived(size_here, torch.uint8)
+        there = arrived(size_there, torch.uint8, self.device) if size_there else None
+        return message_in(header, here, there)
+
+    def _settle(self) -> None:
+        works, size = self._under_way.popleft()
+        self._bytes -= size
+        for work, tensor in works:
+            with self._connected():
+                self._end(work, tensor)
+
+    def _end(self, work: Any, tensor: Tensor) -> None:
+        """Waits until a tensor has arrived or left; for one on a GPU, that waits by itself."""
+        if tensor.device.type == "cpu":
+            self._patiently(work.wait)
+        else:
+            work.wait()
+
+    @contextmanager
+    def _connected(self, other: int | None = None) -> Iterator[None]:
+        """Says who is lost when a connection breaks in its block."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self.rank == 0:
+                time.sleep(SECONDS_BETWEEN_LOOKS)  # who broke it may not be dead yet
+                self._watch()
+            who = "a worker" if other is None else f"worker {other}"
+            text = " ".join(str(error).split())[:200]
+            raise WorkerLost(f"{who} cannot be reached any more: {text}") from None
+
+    def _patiently(self, wait: Callable[[], object]) -> None:
+        """Waits so that Ctrl-C, or the death of any worker, ends it: nothing else would."""
+        if self.rank:
+            wait()
+            return
+        ended = SimpleQueue[BaseException | None]()
+
+        def work() -> None:
+            try:
+                wait()
+                ended.put(None)
+            except BaseException as error:
+                ended.put(error)
+
+        self._waiting = threading.Thread(target=work, daemon=True)
+        self._waiting.start()
+        while True:
+            try:
+                error = ended.get(timeout=SECONDS_BETWEEN_LOOKS)
+            except Empty:
+                self._watch()
+                continue
+            if error is not None:
+                raise error
+            return
+
+
+# Clients, some of them in other processes.
+
+
+class WorkerTransport(InProcess):
+    """Process 0's side: its own share of the clients, and the messages of all others.
+
+    Args:
+        channel: to the workers.
+        *clients: of :class:`InProcess`.
+    """
+
+    def __init__(self, channel: Channel, *clients: Any) -> None:
+        super().__init__(*clients)
+        self._channel = channel
+        self._round, self._homes = -1, dict[int, int]()
+
+    def hand_out(self, context: Message | None, *, again: bool = False) -> None:
+        """See :class:`feddg.federation.transport.Transport`."""
+        super().hand_out(context, again=again)
+        job = context or Message()
+        named = _prefixed("extras/", job)
+        named.scalars |= {"job": CONTEXT, "given": context is not None}
+        self._channel.tell(named)
+
+    def results(
+        self, clients: Sequence[int], broadcast: Broadcast, purpose: str
+    ) -> Iterator[Result]:
+        """See :meth:`InProcess.results`. What is trained here while others are waited for is kept.
+
+        A client that was trained, but whose turn never came, leaves no trace.
+        """
+        channel, homes = self._channel, self._deal(clients, broadcast.round)
+        shares = [[id for id in clients if homes[id] == rank] for rank in range(channel.size)]
+        remembering = [id for id in clients if id in self.memories and homes[id]]
+        job = _parts(weights=Message(broadcast.weights), extras=broadcast.extras)
+        job.scalars |= {
+            "job": purpose,
+            "round": broadcast.round,
+            "clients": json.dumps(shares),
+            "remembering": json.dumps(remembering),
+        }
+        channel.tell(job)
+        expected = channel.expected = deque(homes[id] for id in clients if homes[id])
+        for id in remembering:
+            channel.send(homes[id], Message(self.memories[id]))
+        channel.flush()
+        own, waiting = super().results(shares[0], broadcast, purpose), deque[Result]()
+        room = AHEAD // max(1, Message(broadcast.weights).size)
+        for id in clients:
+            if not homes[id]:
+                reply, memory = waiting.popleft() if waiting else next(own)
+            else:
+                while len(waiting) < room and (result := next(own, None)) is not None:
+                    reply, memory = result
+                    waiting.append((reply.keep() if isinstance(reply, Update) else reply, memory))
+                reply, memory = _result(id, purpose, channel.receive(expected.popleft()))
+            if isinstance(reply, Update):
+                reply.seconds /= channel.size
+            yield reply, memory
+
+    def _deal(self, clients: Sequence[int], round: int) -> dict[int, int]:
+        """Returns which process has each client; within a round it stays: there lie its secrets."""
+        if round != self._round:
+            self._round, self._homes = round, {}
+        size = self.workers[0].train.batch_size
+        batches = {id: -(-len(self.examples(id)) // size) for id in clients}
+        self._homes |= dealt(batches, self._channel.size, self._homes)
+        return self._homes
+
+
+def dealt(batches: Mapping[int, int], size: int, homes: Mapping[int, int]) -> dict[int, int]:
+    """Deals clients out to processes: the longest first, each to the one with least to do.
+
+    Process 0 has the server's work, too.
+
+    Args:
+        batches: of each client.
+        size: number of processes.
+        homes: processes of clients that have one already.
+    """
+    loads, found = [0.0] * size, {id: homes[id] for id in batches if id in homes}
+    loads[0] = SERVER * len(batches)
+    for id, home in found.items():
+        loads[home] += batches[id]
+    for id in sorted(batches.keys() - homes.keys(), key=lambda id: (-batches[id], id)):
+        found[id] = min(range(size), key=loads.__getitem__)
+        loads[found[id]] += batches[id]
+    return found
+
+
+def work_on(job: Message, clients: InProcess, channel: Channel) -> None:
+    """A worker's side: carries out a job of :class:`WorkerTransport`."""
+    extras = under("extras/", job)
+    if job.scalars["job"] == CONTEXT:
+        clients.hand_out(extras if job.scalars["given"] else None, again=True)
+        return
+    share = json.loads(str(job.scalars["clients"]))[channel.rank]
+    for id in json.loads(str(job.scalars["remembering"])):
+        if id in share:
+            clients.memories[id] = channel.receive(0).tensors
+    weights, purpose = under("weights/", job).tensors, str(job.scalars["job"])
+    broadcast = Broadcast(int(job.scalars["round"]), weights, extras)
+    results = clients.results(share, broadcast, purpose)
+    for id, (reply, memory) in zip(share, results, strict=True):
+        channel.send(0, _reply(reply, memory))
+        clients.memories.pop(id, None)
+    channel.flush()
+
+
+_COUNTS = ("examples", "images", "seconds", "forwards")
+
+
+def _reply(reply: Answer, memory: Weights | None) -> Message:
+    """Returns what came of a client's work as one message."""
+    parts = {"memory": Message(memory or {})}
+    if isinstance(reply, Update):
+        parts["weights"], parts["extras"] = Message(reply.weights), reply.extras
+        counts = {name: getattr(reply, name) for name in _COUNTS}
+        parts |= {"terms": Message({}, dict(reply.terms)), "counts": Message({}, counts)}
+    elif isinstance(reply, Message):
+        parts["extras"] = reply
+    whole = _parts(**parts)
+    whole.scalars["remembers"] = memory is not None
+    if isinstance(reply, Refusal):
+        whole.scalars["refusal"] = reply.reason
+    return whole
+
+
+def _result(id: int, purpose: str, message: Message) -> Result:
+    """Reads what :func:`_reply` wrote."""
+    memory = None
+    if message.scalars["remembers"]:  # a copy: the buffer holds the weights, too
+        memory = under("memory/", message).keep().tensors
+    if "refusal" in message.scalars:
+        return Refusal(id, str(message.scalars["refusal"])), memory
+    extras = under("extras/", message)
+    if purpose != TRAIN:
+        return extras, memory
+    counts: dict[str, Any] = dict(under("counts/", message).scalars)
+    terms = {name: float(value) for name, value in under("terms/", message).scalars.items()}
+    weights = under("weights/", message).tensors
+    return Update(id, weights=weights, extras=extras, terms=terms, **counts), memory
+
+
+def _prefixed(prefix: str, message: Message) -> Message:
+    return Message(
+        {prefix + name: tensor for name, tensor in message.tensors.items()},
+        {prefix + name: scalar for name, scalar in message.scalars.items()},
+    )
+
+
+def _parts(**parts: Message) -> Message:
+    """Returns one message of several, each under its name."""
+    whole = Message()
+    for part, message in parts.items():
+        named = _prefixed(f"{part}/", message)
+        whole.tensors |= named.tensors
+        whole.scalars |= named.scalars
+    return whole
+
+
+# Evaluation: every process predicts some of the batches.
+
+
+@dataclass(frozen=True)
+class WorkerEvaluation(Evaluation):
+    """Evaluation whose batches are dealt out to all processes, at process 0.
+
+    Attributes:
+        channel: to the workers.
+        network: what the predictor is made of; a worker is sent its state.
+    """
+
+    channel: Channel = None  # type: ignore[assignment]
+    network: Network = None  # type: ignore[assignment]
+
+    def predictions(self, predictor: nn.Module) -> Iterator[Tensor]:
+        """See :meth:`Evaluation.predictions`; what adapts to the images before sees all here."""
+        if sees_batches(predictor):
+            yield from super().predictions(predictor)
+            return
+        job = _prefixed("weights/", Message(self.network.state_dict()))
+        job.scalars |= {"job": PREDICT, "splits": json.dumps(list(self.splits))}
+        size = self.channel.size
+        self.channel.tell(job)
+        self.channel.expected = deque(range(1, size))
+        found = [iter(share_of_batches(self, predictor, 0, size))]
+        for rank in range(1, size):
+            self.channel.expected.popleft()
+            logits = self.channel.receive(rank).tensors["logits"]
+            lengths = [len(rows) for rows in batches_of(self)[rank::size]]
+            found.append(iter(logits.split(lengths)))
+        number = 0
+        for _, _, rows in self.parts():
+            count = -(-len(rows) // self.batch_size)
+            yield torch.cat([next(found[n % size]) for n in range(number, number + count)])
+            number += count
+
+
+def batches_of(evaluation: Evaluation) -> list[numpy.ndarray]:
+    """Returns the rows of every batch of an evaluation, in its order."""
+    return [
+        rows[start : start + evaluation.batch_size]
+        for _, _, rows in evaluation.parts()
+        for start in range(0, len(rows), evaluation.batch_size)
+    ]
+
+
+def share_of_batches(
+    evaluation: Evaluation, predictor: nn.Module, rank: int, size: int
+) -> list[Tensor]:
+    """Returns the logits of the batches that a process has to predict."""
+    return [evaluation.predict(predictor, rows) for rows in batches_of(evaluation)[rank::size]]

@@ -1,0 +1,234 @@
+"""Runs on several processes: the bits of one, whatever their number, and what ends them."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from feddg.api import resume, run
+from feddg.clients.threads import threads
+from feddg.errors import ExperimentError, RunError
+from feddg.experiment import Experiment
+from feddg.methods.base import State
+from feddg.privacy import noise
+from feddg.runs import workers
+from feddg.runs.context import in_process
+from feddg.runs.execute import carry_out
+from feddg.runs.observer import Observer
+from feddg.settings import merge
+from loopback import free_port
+
+SETTINGS = {
+    "method": "fedavg",
+    "data": {"source": "digits", "image_size": 16, "id_val": 0.1, "id_test": 0}
+    | {"leave_out": ["photo"]},
+    "hold_out": "sketch",
+    "clients": {"number": 5, "per_round": 4},
+    "model": {"backbone": "cnn", "weights": None},
+    "train": {"rounds": 2, "local_steps": 2, "batch_size": 8},
+    "evaluate": {"pictures": False, "averages": "never"},
+    "precision": "float32",
+}
+NO_STATISTICS = {"model": {"backbone": "cnn_gn"}}
+CASES = {
+    "fedavg": {},
+    "pardon": {"method": "pardon"},
+    "scaffold": {"method": "scaffold", "train": {"optimizer": "sgd"}},
+    "fedbn": {"method": "fedbn"},
+    "feddg-ga": {"method": "feddg-ga", "server": {"wise_ft": "auto"}},
+    "ridge": {**NO_STATISTICS, "method": "ridge", "train": {"rounds": 1, "local_steps": None}},
+    "ridge head": {**NO_STATISTICS, "train": {"head": "ridge"}},
+    "private": {**NO_STATISTICS, "privacy": {"epsilon": 8, "delta": 1e-5}},
+    "secure sums": {"clients": {"per_round": 5}, "defences": [{"name": "secure_aggregation"}]},
+    "resnet": {
+        "model": {"backbone": "resnet18"},
+        "train": {"rounds": 1, "local_steps": 1, "batch_size": 4},
+        "clients": {"per_round": 3},
+        "data": {"image_size": 8},
+    },
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """What a worker computes with: the number of threads shows in sums of larger networks."""
+    with pytest.MonkeyPatch.context() as patch, threads(1):
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def left_by(folder):
+    """All that a run leaves but the seconds that it took."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        for key in ("seconds", "images_per_second"):
+            row.pop(key, None)
+    files = sorted((folder / "checkpoint").glob("*.safetensors"))
+    tensors = {(f.name, name): t for f in files for name, t in load_file(f).items()}
+    return tensors, rows, (folder / "ledger.jsonl").read_text()
+
+
+def assert_alike(one, many):
+    (expected, rows, ledger), (found, found_rows, found_ledger) = left_by(one), left_by(many)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    assert found_rows == rows
+    assert found_ledger == ledger
+
+
+@pytest.fixture
+def children(monkeypatch):
+    """The workers that are started, in their order."""
+    found = []
+
+    class Started(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            if "feddg.runs.workers" in self.args:
+                found.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Started)
+    return found
+
+
+class Interrupting(Observer):
+    """Ctrl-C in the middle of a round."""
+
+    def client(self, round, reply):
+        raise KeyboardInterrupt
+
+
+class Killing(Observer):
+    """Kills a worker in round 2."""
+
+    def __init__(self, children):
+        self._children = children
+
+    def round(self, row):
+        if row.round == 2:  # measured and kept after this
+            self._children[-1].kill()
+
+
+def test_ctrl_c_or_a_dead_worker_ends_the_run_and_any_number_goes_on(cache, tmp_path, children):
+    experiment = Experiment(**merge(SETTINGS, CASES["scaffold"]))
+    one = carry_out(tmp_path / "one", experiment, cache=cache).folder
+    with pytest.raises(KeyboardInterrupt, match="feddg resume"):
+        run(experiment, tmp_path / "many", workers=2, observer=Interrupting(), cache=cache)
+    assert [child.poll() for child in children] == [-9]
+    (folder,) = (tmp_path / "many").iterdir()
+    expected = r"worker 3 is lost: its process was killed.*feddg resume.*any number of workers"
+    with pytest.raises(RunError, match=expected):
+        resume(folder, workers=4, observer=Killing(children), cache=cache)
+    assert [child.poll() for child in children] == [-9] * 4
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("failed", 1)
+    assert_alike(one, resume(folder, cache=cache).folder)
+
+
+def test_two_nodes_of_torchrun_leave_the_bits_of_one(cache, tmp_path):
+    file = tmp_path / "experiment.yaml"
+    file.write_text(Experiment(**SETTINGS).to_yaml())
+    one = carry_out(tmp_path / "one", Experiment(**SETTINGS), cache=cache).folder
+    environment = os.environ | {"FEDDG_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+    store = f"--rdzv-backend=c10d --rdzv-endpoint=localhost:{free_port()} --rdzv-id=test"
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    command = ["-m", "feddg", "run", str(file), "--quiet", "--out", str(tmp_path / "two")]
+    agents = [
+        subprocess.Popen(
+            [*agent, *store.split(), *command],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    said = [each.communicate()[0] for each in agents]
+    assert [each.returncode for each in agents] == [0, 0], said
+    assert sum("run folder" in each for each in said) == 1  # the other process says nothing
+    (folder,) = (tmp_path / "two").iterdir()
+    assert_alike(one, folder)
+
+
+def test_torchrun_says_how_many_processes_there_are(monkeypatch):
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    assert workers.number_of_workers(None) == 3
+    with pytest.raises(ExperimentError, match="leave out --workers 2"):
+        workers.number_of_workers(2)
+
+
+def test_workers_have_a_gpu_each(monkeypatch):
+    experiment = Experiment(**SETTINGS, device="all")
+    with pytest.raises(ExperimentError, match="no GPU here; say --workers"):
+        workers.placed(experiment, None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    experiment, count = workers.placed(experiment, None)
+    assert (experiment.device, count) == ("cuda", 2)
+    monkeypatch.setattr(workers, "choose_device", torch.device)
+    assert workers.devices_of(experiment, 2) == [torch.device("cuda", n) for n in range(2)]
+    with pytest.raises(ExperimentError, match="--workers 2, or --device cpu"):
+        workers.devices_of(experiment, 3)
+
+
+# Last: the processes stay in a group until the tests of this file end.
+
+
+@pytest.fixture(scope="module")
+def three(cache):
+    """Three processes that work on one run after the other."""
+    with workers.started(3, cache) as channel:
+        yield partial(workers.prepared_by, channel)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_three_processes_leave_the_bits_of_one(case, three, cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(noise, "add_noise", lambda tensor, deviation: tensor + deviation)
+    experiment = Experiment(**merge(SETTINGS, CASES[case]))
+    # Features that one of the two had computed would be there for the other.
+    own = tmp_path / "cache" if "ridge" in case else cache
+    one = carry_out(tmp_path / "one", experiment, cache=own).folder
+    many = carry_out(tmp_path / "many", experiment, cache=cache, prepare=three).folder
+    assert_alike(one, many)
+
+
+def test_replies_that_nobody_takes_leave_no_trace(three, cache):
+    experiment = Experiment(**merge(SETTINGS, CASES["scaffold"]))
+    found = [
+        prepare(experiment, cache, lambda what, done, total: None, {})
+        for prepare in (three, in_process)
+    ]
+    weights = {n: t.clone() for n, t in found[0].worker.network.state_dict().items()}
+    extras = found[0].method.initial_extras(found[0].worker.network, 5)
+    state = State(weights, extras, rounds=2)
+    sent = replace(found[0].method.broadcast(state), round=1)
+    many, one = (each.transport for each in found)
+    left = many.train([0, 1, 2, 3, 4], sent)
+    next(left)
+    assert set(many.memories) == {0}
+    many.memories.clear()
+    for mine, other in zip(many.train([1, 3], sent), one.train([1, 3], sent), strict=True):
+        assert mine.client == other.client
+        assert all(torch.equal(mine.weights[n], t) for n, t in other.weights.items())
+    assert set(many.memories) == {1, 3}
+
+
+def test_a_worker_must_be_as_process_0_is(three, cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "version", lambda package: "0.0")
+    with pytest.raises(RunError, match=r"worker 1 on \S+ has another feddg"):
+        carry_out(tmp_path / "run", Experiment(**SETTINGS), cache=cache, prepare=three)
+    monkeypatch.undo()
+    again = carry_out(tmp_path / "run", Experiment(**SETTINGS), cache=cache, prepare=three)
+    assert again.status == "completed"
