@@ -25,12 +25,12 @@ Decisions:
     mean over batch and dimensions of both views (Eq. 8 sums z alone: ``regularizer: sum``).
     Anchors without an image of another class in the batch are left out, and a batch of one class
     has no triplet term.
-    Of fewer than three groups the median is a mean, and no protection: FINCH joins every style to
-    its nearest, so a false one is never alone, and five clients make two groups at most. One
-    client then moves the style by a sixth to a quarter of how far its own is off, which the codec's
-    range limits (``feddg.styles.ranges``). Limits at the others' range would change honest runs,
-    too: of five clients with three domains of PACS, 2 to 6 % of the style's numbers lie outside the
-    first four's.
+    With fewer than three groups the median is a mean and gives no protection: FINCH joins every
+    style to its nearest, so a false one is never alone, and five clients make at most two groups.
+    One client then moves the style by a sixth to a quarter of its own style's error, which the
+    codec's range limits (``feddg.styles.ranges``). Limiting styles to the others' range would also
+    change honest runs: with five clients and three domains of PACS, 2 to 6 % of the fifth client's
+    values lie outside the range of the first four.
     Under ``privacy.style_epsilon`` a client sends the noised style of all its images together,
     without clusters, since one image can change them.
 """
