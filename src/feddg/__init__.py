@@ -1,7 +1,7 @@
 """feddg: federated domain generalization.
 
-Several sites train one image classifier together without showing each other their images, and the
-model must work at a site whose kind of image nobody trained on.
+Several sites train one image classifier together without sharing their images, and the model must
+work at a new site with another kind of images.
 
     >>> import feddg
     >>> feddg.run(data="digits", method="pardon", hold_out="sketch").accuracy

@@ -1,4 +1,4 @@
-"""``python -m feddg`` is the command line."""
+"""Runs the command line: ``python -m feddg``."""
 
 from feddg.cli import main
 

@@ -1,7 +1,7 @@
-"""What a program calls, and the command line: a command parses, calls one of these, and prints.
+"""The functions for programs and for the command line: one for each command.
 
-Nothing here is imported before it is called: ``feddg --help`` waits for none of it, a run not for
-what only pages need.
+Imports happen inside the functions, so that ``feddg --help`` is fast and a run does not load what
+only pages need.
 """
 
 import logging
@@ -51,32 +51,32 @@ def run(
     workers: int | None = None,
     **fields: Any,
 ) -> "Run":
-    """Carries out an experiment, or goes on with it, or finds it done.
+    """Runs an experiment, continues it, or returns it if it is complete.
 
     >>> feddg.run(method="pardon", data="digits", hold_out="sketch", rounds=20).accuracy
 
     The run's folder is ``out / experiment.label``. A completed experiment is not run again; an
     interrupted one continues from its last completed round, with the same numbers as if it had
-    never stopped. Its images must be those it was begun with. Where nothing is said of weights and
-    ImageNet's cannot be had, a small network learns from scratch: a line says so.
+    never stopped. Its images must not have changed. If no weights are specified and ImageNet
+    weights cannot be downloaded, a small network is trained from scratch, with a line in the log.
 
     Args:
-        experiment: what to run, or its file; ``fields`` are laid over it.
-        out: the run folder's parent.
-        observer: is told what happens; in a notebook, bars show it by default.
+        experiment: the experiment, or its file; ``fields`` override its values.
+        out: parent of the run folder.
+        observer: gets the progress; in a notebook, progress bars by default.
         cache: folder for decoded pixels and stylized copies; the user's cache by default.
         report: whether to write ``report.html`` and ``model_card.md`` at the end.
-        snapshots: rounds whose global weights are kept, for ``feddg report --analyses``.
-        again: whether to start anew, beside the old run, where its images were others.
-        predictions: whether to keep what is predicted of every image, see
+        snapshots: rounds whose global weights are stored, for ``feddg report --analyses``.
+        again: whether to start a new run beside the old one if its images have changed.
+        predictions: whether to store the prediction of every image, see
             :func:`feddg.prediction.evaluate.write_image_results`.
-        workers: processes that share the clients and the cores, this one among them; one by
-            default, or one for each GPU of ``device="all"``. The numbers are those of one.
+        workers: number of processes that share the clients and the cores, including this one; by
+            default 1, or one per GPU for ``device="all"``. Results are those of one process.
             Under torchrun all processes call this, and all but the first end in it.
-        **fields: of the experiment, as in :class:`feddg.experiment.Experiment`.
+        **fields: fields of the experiment, as in :class:`feddg.experiment.Experiment`.
 
     Raises:
-        FeddgError: the experiment cannot be carried out; what was computed is kept.
+        FeddgError: the experiment cannot be run; earlier results are kept.
     """
     from feddg.experiment import load_experiment
     from feddg.runs import execute
@@ -128,7 +128,7 @@ def resume(
         workers: see :func:`run`; another number than before does not matter.
 
     Raises:
-        RunError: the folder holds no run.
+        RunError: the folder is not a run folder.
     """
     from feddg.report import ensure_report
     from feddg.runs import execute
@@ -147,7 +147,7 @@ def resume(
 
 @contextmanager
 def _resumable(folder: Path | str) -> Iterator[None]:
-    """Says how to go on when Ctrl-C, or the death of a worker, ends a run."""
+    """Logs how to continue a run that Ctrl-C, or the death of a worker, ended."""
     how = f"`{command('resume', str(folder))}` goes on from the last completed round"
     try:
         yield
@@ -159,14 +159,14 @@ def _resumable(folder: Path | str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Preview:
-    """What a run would be.
+    """A planned run.
 
     Attributes:
-        experiment: complete.
-        settings: each by its dotted path, with where its value comes from.
-        folder: the run's.
-        state: of the folder: ``new``, ``begun`` or ``complete``.
-        forecast: what it would take.
+        experiment: the complete experiment.
+        settings: every setting by dotted path, with its source.
+        folder: the run's folder.
+        state: state of the folder: ``new``, ``begun`` or ``complete``.
+        forecast: data and resources of the run.
     """
 
     experiment: "Experiment"
@@ -179,10 +179,10 @@ class Preview:
 def preview(
     experiment: "Path | str | None" = None, out: Path | str = "runs", **fields: Any
 ) -> Preview:
-    """Returns what :func:`run` would do with the same arguments; runs nothing.
+    """Returns what :func:`run` would do with the same arguments, without running anything.
 
     Raises:
-        FeddgError: it could not be run.
+        FeddgError: the experiment could not be run.
     """
     from feddg.comparison.estimate import forecast
     from feddg.experiment import Origin, expand, explain, load_experiment, read_fields
@@ -212,15 +212,15 @@ def simulate(
     gpus: float = 0.0,
     **fields: Any,
 ) -> "Run":
-    """Runs an experiment over Flower's simulation (Ray), clients side by side; see :func:`run`.
+    """Runs an experiment in Flower's simulation (Ray), clients in parallel; see :func:`run`.
 
     Args:
-        experiment: what to run, or its file; ``fields`` are laid over it.
-        out: the run folder's parent.
-        observer: is told what happens.
-        cpus: cores of a client.
-        gpus: share of a GPU of a client.
-        **fields: of the experiment.
+        experiment: the experiment, or its file; ``fields`` override its values.
+        out: parent of the run folder.
+        observer: gets the progress.
+        cpus: cores per client.
+        gpus: share of a GPU per client.
+        **fields: fields of the experiment.
     """
     from feddg.deploy import simulation
     from feddg.experiment import load_experiment
@@ -251,43 +251,44 @@ def compare(
     dry_run: bool = False,
     **fields: Any,
 ) -> "Comparison":
-    """Carries out a plan and writes its tables.
+    """Runs a plan and writes its tables.
 
     >>> feddg.compare(["fedavg", "pardon"], data="digits", hold_out="lodo", seeds=3)
 
-    Complete runs are not run again, interrupted ones continue, and one that fails does not stop
-    the others. After Ctrl-C, call it again. Where nothing is said of weights and ImageNet's cannot
-    be had, all learn from scratch, as in :func:`run`.
+    Complete runs are not repeated, interrupted ones continue, and a failed one does not stop the
+    others. After Ctrl-C, call it again. If no weights are specified and ImageNet weights cannot be
+    downloaded, all train from scratch, as in :func:`run`.
 
     Args:
         plan: methods; or a plan, its file, or its fields: ``{"base": {"data": "digits"},
             "hold_out": "lodo", "methods": ["fedavg", "pardon"], "seeds": 3}``.
         out: the folder of the runs; ``comparisons/NAME`` by default.
-        overrides: experiment fields that win over everything the plan says.
-        jobs: processes that run at once, each with its share of the cores; 0 runs everything in
-            this process, where methods and sources registered by the caller are known.
+        overrides: experiment fields that override everything in the plan.
+        jobs: number of processes at once, each with its share of the cores; 0 runs everything in
+            this process, where the caller's registered methods and sources are known.
         cache: folder for decoded pixels and stylized copies; the user's cache by default.
-        watcher: is told what happens; in a notebook, bars show it by default.
+        watcher: gets the progress; in a notebook, progress bars by default.
         report: whether to write tables, ``report.html`` and each run's model card.
-        again: whether to start runs anew, beside the old ones, whose images were others.
-        results: CSV files of results; what one of them has is not run again, and is copied to the
-            first, which a row is added to for every run that ends. What a ``tune`` section tries is
+        again: whether to repeat runs whose images have changed, beside the old ones.
+        results: CSV files of results; runs found there are not repeated. Rows of other files, and
+            of every run that ends, are added to the first. Results of ``tune`` trials are in a file
             beside it.
-        predictions: whether every run keeps what it predicts of every image; a run that cannot is
-            warned of.
-        drop_weights: whether a run's weights are deleted once it is complete; it gets no model
-            card then, and keeps no predictions.
-        launcher: where runs go, with ``jobs`` above 0: ``local``, ``ray``, ``slurm``.
-        launcher_options: what the launcher takes; of ``local``, ``{"reuse": "yes"}`` for processes
-            that carry out several runs each: quicker where runs take seconds.
-        dry_run: whether to return what would be run, and run nothing; of a ``tune`` section whose
-            trials are still to be run, these.
-        **fields: of the plan (``hold_out``, ``seeds``, ``clients``, ...), which replace the plan's,
-            and of the experiment (``data``, ``rounds``, ...), which win over everything it says.
+        predictions: whether every run stores the prediction of every image; a run that cannot gives
+            a warning.
+        drop_weights: whether a run's weights are deleted once it is complete; it then has no model
+            card and no stored predictions.
+        launcher: where runs are executed, if ``jobs`` is above 0: ``local``, ``ray``, ``slurm``.
+        launcher_options: options of the launcher; for ``local``, ``{"reuse": "yes"}`` executes
+            several runs per process, which is faster if runs take seconds.
+        dry_run: whether to return what would be run, without running it; with a ``tune`` section
+            whose trials are not complete, the trials.
+        **fields: fields of the plan (``hold_out``, ``seeds``, ``clients``, ...), which replace the
+            plan's, and of the experiment (``data``, ``rounds``, ...), which override everything in
+            it.
 
     Raises:
-        FeddgError: the plan is invalid, or every run failed: it says why the first did, and what
-            was computed is kept. Where some ran, the others' failures are logged and listed.
+        FeddgError: the plan is invalid, or every run failed (with the reason of the first); results
+            are kept. If only some runs fail, they are logged and listed.
     """
     from feddg.comparison.compare import carry_out_comparison, prepare_comparison
     from feddg.comparison.plan import expand_plan, load_plan, plan_with_weights_at_hand
@@ -358,14 +359,14 @@ def demo(
     watcher: "Watcher | None" = None,
     **fields: Any,
 ) -> "Comparison":
-    """Compares three methods on digits in four styles, each unseen once, in ``out / "demo"``.
+    """Compares three methods on digits in four styles, holding each out once, in ``out / "demo"``.
 
     Args:
-        out: the folder's parent.
-        overrides: experiment fields over the demo's.
-        jobs: runs at once; as many as there are cores by default.
-        watcher: is told what happens.
-        **fields: of the demo's plan, as in :func:`compare`.
+        out: parent of the folder.
+        overrides: experiment fields that override the demo's.
+        jobs: number of runs at once; by default the number of cores.
+        watcher: gets the progress.
+        **fields: fields of the demo's plan, as in :func:`compare`.
     """
     from feddg.comparison.plan import demo_plan, jobs_of_demo
     from feddg.settings import merge
@@ -382,7 +383,7 @@ def demo(
 
 
 def _split_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns fields of a plan, and those of its experiments."""
+    """Splits fields into those of a plan and those of its experiments."""
     from feddg.comparison.plan import PROTOCOLS, Plan
 
     whole_clients = {"clients"} if isinstance(fields.get("clients"), Mapping) else set()
@@ -396,7 +397,7 @@ def _split_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
 
 def _parquet() -> None:
-    """Says now what would else be said at the end."""
+    """Raises an error at the start, rather than at the end, if PyArrow is missing."""
     from feddg.prediction.predict import parquet
 
     parquet("leave out predictions")
@@ -414,19 +415,19 @@ def report(
     beside: Path | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Path:
-    """Writes the page of one run, of several, of a comparison, or of a results file.
+    """Writes the page of a run, several runs, a comparison, or a results file.
 
     Args:
-        folders: a run folder, several, one of :func:`compare`, or a results file.
-        out: the page; ``report.html`` in the folder by default, of several here. Of a results file
-            Markdown, or HTML where its name ends in ``.html``.
-        tables: a folder for the page's tables as well: Markdown, CSV, LaTeX.
-        analyses: whether to look into the runs first: t-SNE, loss landscape, grey levels.
-        beside: a run whose model stands in the loss landscape.
-        progress: is told how far the analyses are.
+        folders: a run folder, several of them, a folder of :func:`compare`, or a results file.
+        out: the page to write; by default ``report.html`` in the folder, or in this one for several
+            runs. For a results file Markdown, or HTML if its name ends in ``.html``.
+        tables: folder for the page's tables as Markdown, CSV and LaTeX; none by default.
+        analyses: whether to compute analyses first: t-SNE, loss landscape, grey levels.
+        beside: a run whose model is shown in the loss landscape.
+        progress: called with the progress of the analyses.
 
     Raises:
-        RunError: a folder holds no run, or a file is asked for what only runs have.
+        RunError: a folder is not a run folder, or an option needs runs and a file is given.
     """
     from feddg.report import page_about, write_page, write_tables
 
@@ -457,10 +458,10 @@ def results_tables(results: Path, *others: object) -> str:
 
     Args:
         results: the file.
-        others: what is asked for beside it and only runs have.
+        others: options that need runs; None if not given.
 
     Raises:
-        RunError: the file is damaged, or anything else is asked for.
+        RunError: the file is damaged, or another option is given.
     """
     from feddg.comparison.results import Results
     from feddg.report.results_page import tables
@@ -480,13 +481,13 @@ def paired(
     """Compares two runs image by image: McNemar's test and the paired bootstrap.
 
     Args:
-        first: a run's folder, with its results by image (``predictions``).
-        second: another's, measured on the same images.
+        first: the folder of a run with stored results by image (``predictions``).
+        second: the folder of another, evaluated on the same images.
         split: ``test``, ``val``, ``id_val`` or ``id_test``.
-        which: the model by a selection rule; by default what each serves.
+        which: the selection rule of the model; by default each run's own.
 
     Raises:
-        RunError: there is no such split, or no results by image, or they are of other images.
+        RunError: the split is unknown, results by image are missing, or the images differ.
     """
     from feddg.prediction.evaluate import compare_images, read_image_results
     from feddg.records import SPLITS
@@ -508,14 +509,14 @@ def predict_files(
     html: Path | None = None,
     **options: Any,
 ) -> "PredictedFiles":
-    """Labels image files in a table, and on a page with the most doubtful first.
+    """Predicts image files; writes a table, and a page with the most doubtful ones first.
 
     Args:
         run: the run folder, or an ONNX file.
         images: files, folders, globs.
-        out: the table; ends in ``.csv``, ``.jsonl`` or ``.parquet``.
-        html: the page; none by default.
-        **options: of :func:`feddg.prediction.predict.predict_files`, which has the errors.
+        out: the table to write; ends in ``.csv``, ``.jsonl`` or ``.parquet``.
+        html: the page to write; none by default.
+        **options: options and errors of :func:`feddg.prediction.predict.predict_files`.
     """
     from feddg.errors import DataError
     from feddg.prediction import predict
@@ -549,15 +550,15 @@ def travel(
     html: Path | None = None,
     **options: Any,
 ) -> "Travel":
-    """Estimates how good a run's model is on a new site's images, which nobody has labelled.
+    """Estimates the accuracy of a run's model on unlabelled images of a new site.
 
     >>> feddg.travel("runs/...", "new_site/").expected
 
     Args:
-        run: the run folder; its images must be there when this is first asked.
-        images: files, folders, globs, all of one site.
-        html: a page, with the riskiest images first; none by default.
-        **options: of :func:`feddg.prediction.travel.travel`, which has the errors.
+        run: the run folder; its images must be available at the first call.
+        images: files, folders, globs of one site.
+        html: the page to write, riskiest images first; none by default.
+        **options: options and errors of :func:`feddg.prediction.travel.travel`.
     """
     from feddg.prediction import travel as answers
 
@@ -576,13 +577,13 @@ def evaluate(
     report: bool = True,
     **options: Any,
 ) -> "Adaptations":
-    """Measures a run's model under test-time adaptations, and writes its page anew.
+    """Evaluates a run's model with test-time adaptations, and updates its page.
 
     Args:
-        folder: the run's.
-        adaptations: by name; all by default.
+        folder: the run's folder.
+        adaptations: names of the adaptations; all by default.
         report: whether to write the page.
-        **options: of :func:`feddg.prediction.evaluate.evaluate_run`, which has the errors.
+        **options: options and errors of :func:`feddg.prediction.evaluate.evaluate_run`.
     """
     from feddg.prediction.evaluate import evaluate_run
     from feddg.report import write_report
@@ -603,16 +604,16 @@ def attack(
     shadows: int = 4,
     **settings: Any,
 ) -> "list[AttackRow]":
-    """Attacks a finished run, and writes its page anew.
+    """Attacks a finished run, and updates its page.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
         kind: ``server``, ``client``, ``update`` or ``membership``.
         report: whether to write the page.
-        progress: is told how far it is.
-        clients: how many clients ``membership`` attacks.
-        shadows: shadow clients for each of them.
-        **settings: of :class:`feddg.attacks.attack.AttackSettings`.
+        progress: called with the progress.
+        clients: number of clients that ``membership`` attacks.
+        shadows: shadow clients per client.
+        **settings: fields of :class:`feddg.attacks.attack.AttackSettings`.
     """
     from feddg.attacks.attack import AttackSettings, attack_run
     from feddg.attacks.senders import MembershipEffort
@@ -630,13 +631,13 @@ def attack(
 def validate(
     model: Path | str, images: Path | str, out: Path | None = None, **options: Any
 ) -> "ValidationFile":
-    """Measures a model on the images of a site that takes no part.
+    """Evaluates a model on the images of a site that takes no part.
 
     Args:
         model: the run folder, or an ONNX file.
         images: ``root/domain/class/*``, or ``root/class/*`` with ``domain``.
-        out: what is handed back, JSON; none by default.
-        **options: of :func:`feddg.prediction.validation.validate`, which has the errors.
+        out: the JSON file to write, to be handed back; none by default.
+        **options: options and errors of :func:`feddg.prediction.validation.validate`.
     """
     from feddg.prediction import validation
     from feddg.storage import replace_text
@@ -656,13 +657,13 @@ def inspect_data(
     progress: Progress = lambda what, done, total: None,
     **fields: Any,
 ) -> dict[str, Any]:
-    """Counts an experiment's images per domain and class, finds bad files, deals them out.
+    """Counts an experiment's images by domain and class, finds bad files, and partitions them.
 
     Args:
-        croissant: a file for metadata as Croissant (``.json``), with a table beside it; none by
+        croissant: file for metadata as Croissant (``.json``), with a table beside it; none by
             default.
-        progress: is told how far it is.
-        **fields: of the experiment.
+        progress: called with the progress.
+        **fields: fields of the experiment.
     """
     from feddg.experiment import Experiment, expand
     from feddg.runs.inspection import inspect_experiment
@@ -683,10 +684,10 @@ def deploy(folder: Path, experiment: Path, sites: Sequence[str], **options: Any)
     """Writes the app of a federation across a network; returns its files.
 
     Args:
-        folder: must not hold one.
-        experiment: its file.
-        sites: their names, in order.
-        **options: of :func:`feddg.deploy.setup.write_app`, which has the errors.
+        folder: the folder to write; must not contain an app.
+        experiment: the experiment's file.
+        sites: names of the sites, in order.
+        **options: options and errors of :func:`feddg.deploy.setup.write_app`.
     """
     from feddg.deploy.setup import deployment_fields, write_app
     from feddg.experiment import load_experiment
@@ -705,18 +706,18 @@ def check_site(
     device: str = "auto",
     offline: bool = False,
 ) -> tuple[str, list[Diagnostic]]:
-    """Checks at a site, before it joins, its images and machine, keys, versions and connection.
+    """Checks a site before it joins: images, machine, keys, versions and connection.
 
     Args:
-        folder: what the coordinator sent, with the key in it.
+        folder: the coordinator's files, with the site's key.
         images: ``root/domain/class/*``, or ``root/class/*`` with ``domain``.
-        domain: what the images of ``root/class/*`` are.
+        domain: name of the domain for images in ``root/class/*``.
         cache: the site's cache folder.
-        device: where it will train.
-        offline: whether to leave out keys, versions and the connection.
+        device: the device for training.
+        offline: whether to skip keys, versions and the connection.
 
     Returns:
-        The site's name, and what each check found.
+        The site's name, and the result of each check.
     """
     from feddg.deploy import preflight
     from feddg.deploy.setup import read_join

@@ -1,7 +1,7 @@
-"""A diagnostic: one thing to know about images, an experiment, a run, a model or a machine.
+"""Diagnostics: notes and warnings about images, experiments, runs, models and machines.
 
-The check that finds it writes its sentence; whatever shows it (terminal, page, ``summary.json``,
-model card, answer of a server, log of a site) shows that sentence.
+The check that finds a problem writes the sentence; terminal, page, ``summary.json``, model card,
+server and site log all show this sentence.
 """
 
 import logging
@@ -20,14 +20,14 @@ log = logging.getLogger("feddg")
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One thing to know, and what to do about it.
+    """A note or warning, with advice.
 
     Attributes:
-        code: what it is, for programs and tables, such as ``still-rising``; it never changes.
-        severity: ``note``: worth knowing. ``warning``: a result may not mean what it seems to.
-            ``error``: nothing goes on.
-        text: one plain sentence with its numbers.
-        advice: what to do; empty where there is nothing to do.
+        code: identifier for programs and tables, such as ``still-rising``; it never changes.
+        severity: ``note``: good to know. ``warning``: a result may be misleading. ``error``: the
+            run cannot continue.
+        text: one plain sentence with numbers.
+        advice: what to do; empty if there is nothing to do.
     """
 
     code: str
@@ -37,7 +37,7 @@ class Diagnostic:
 
     @property
     def short(self) -> str:
-        """The code in words, for tables and headings: ``still rising``."""
+        """The code as words, for tables and headings: ``still rising``."""
         return self.code.replace("-", " ")
 
     def __str__(self) -> str:
@@ -45,15 +45,15 @@ class Diagnostic:
 
 
 def gravest_first(found: Iterable[Diagnostic]) -> list[Diagnostic]:
-    """Returns errors, then warnings, then notes, each in the order they have."""
+    """Returns errors, then warnings, then notes, otherwise in the given order."""
     return sorted(found, key=lambda one: SEVERITIES.index(one.severity))
 
 
 def emit(*found: Diagnostic) -> None:
-    """Logs diagnostics, a line each, and adds them to those of the run that goes on.
+    """Logs diagnostics, one line each, and adds them to those of the current run.
 
     Raises:
-        DataError: the first error among them; how many more there are.
+        DataError: there are errors: the first, with the number of others.
     """
     for one in found:
         if one.severity != "error":
@@ -69,7 +69,7 @@ def emit(*found: Diagnostic) -> None:
 
 @contextmanager
 def collected() -> Iterator[list[Diagnostic]]:
-    """Gives a list of whatever is emitted within its block, and was in blocks around it before."""
+    """Collects the diagnostics emitted in its block; enclosing blocks get them too."""
     found = list(_heard.get() or ())
     token = _heard.set(found)
     try:

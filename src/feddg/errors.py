@@ -1,7 +1,7 @@
-"""Errors a user can act on.
+"""Errors that a user can fix.
 
-Everything a user's input can cause ends in one of these: the command line prints the
-message alone, without a traceback.
+Every error caused by user input is one of these; the command line prints its message without a
+traceback.
 """
 
 import difflib
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
 
 class FeddgError(Exception):
-    """A mistake or fault with one clear remedy; its message names the thing and what to do."""
+    """A mistake or fault that a user can fix; its message names the cause and what to do."""
 
 
 class DataError(FeddgError):
-    """Images, folders, splits or partitions that cannot be used as asked."""
+    """Raised for images, folders, splits or partitions that cannot be used with the settings."""
 
 
 class ExperimentError(FeddgError):
-    """An experiment, or a method's settings, that contradict themselves or are out of range."""
+    """Raised for settings that contradict each other or are out of range."""
 
 
 class WeightsError(FeddgError):
-    """A weights file that is missing, unreadable or of the wrong shape."""
+    """Raised for a weights file that is missing, unreadable or of the wrong shape."""
 
 
 class RunError(FeddgError):
-    """A run folder that cannot be written, read or continued."""
+    """Raised for a run folder that cannot be written, read or continued."""
 
 
 class AdaptationError(FeddgError):
-    """A test-time adaptation that is unknown, or that a model cannot be served with."""
+    """Raised for a test-time adaptation that is unknown or does not suit a model."""
 
 
 class WorkerLost(RunError):
@@ -47,22 +47,22 @@ class WorkerLost(RunError):
 
 
 class NotEnoughUpdates(RunError):
-    """Fewer good updates than a round needs; it is tried again with other clients."""
+    """Raised for a round with too few good updates; it is tried again with other clients."""
 
 
 class BudgetSpent(RunError):
-    """A release would cost more privacy than may be spent; the run ends before it."""
+    """Raised before a release that would exceed the privacy budget; the run then ends."""
 
 
 class ClientError(FeddgError):
-    """One client cannot take part in this round; the round goes on without it if it may."""
+    """Raised if a client cannot take part in this round; the round may continue without it."""
 
 
 def in_words(error: BaseException) -> str:
-    """Returns what went wrong in one line: of a FeddgError its message, of others also where.
+    """Returns an error in one line: a FeddgError's message, for others also the place.
 
-    The place is the innermost line of a caller's own code, or of a plug-in's; none where nothing
-    but this package and libraries was at work.
+    The place is the innermost line in the caller's own code or a plug-in; empty if only this
+    package and libraries are involved.
     """
     if isinstance(error, FeddgError):
         return str(error)
@@ -77,7 +77,7 @@ def in_words(error: BaseException) -> str:
 
 
 def _is_own(frame: FrameType, plugins: set[str]) -> bool:
-    """Whether a frame is of neither this package nor a library, unless that is a plug-in."""
+    """Whether a frame is in a plug-in, or in neither this package nor a library."""
     module, file = str(frame.f_globals.get("__name__")), frame.f_code.co_filename
     if module.split(".")[0] in plugins:
         return True
@@ -96,11 +96,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def field_fault(error: "ValidationError", fields: Sequence[str] = ()) -> str:
-    """Returns a schema's first objection in one line: ``lr: must be above 0 (got -1)``.
+    """Returns a schema's first error in one line: ``lr: must be above 0 (got -1)``.
 
     Args:
-        error: what pydantic raised.
-        fields: names of all fields; an unknown field is then answered with the nearest, and all.
+        error: the error from pydantic.
+        fields: names of all fields; for an unknown field the message then names the nearest and
+            all.
     """
     fault = error.errors()[0]
     where = ".".join(str(part) for part in fault["loc"])
@@ -114,6 +115,6 @@ def field_fault(error: "ValidationError", fields: Sequence[str] = ()) -> str:
 
 
 def first_names(names: Sequence[str], most: int = 5) -> str:
-    """Returns ``a, b, c``; of more than ``most`` names the first and how many more there are."""
+    """Returns ``a, b, c``; of more than ``most`` names the first, and the number of others."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

@@ -1,8 +1,8 @@
-"""Experiment: the complete, validated description of a run.
+"""The complete, validated description of a run.
 
-A YAML file, this Python object and the command line are three spellings of it. What the user does
-not say is filled in when the object is made, from the presets of the data set and of the method,
-so that the experiment in a run folder says everything and later presets cannot change it.
+It can be given as a YAML file, as this Python object or on the command line. Missing values are
+filled in from the presets of data set and method when the object is created. So the experiment in a
+run folder is complete, and later presets cannot change it.
 """
 
 import hashlib
@@ -49,8 +49,10 @@ from feddg.settings import (
 from feddg.storage import read_fields_of
 
 SCHEMA = 1
-"""Part of every id. Ids know only settings that differ from their defaults, so it is raised when a
-default changes; a new field whose default is what happened before leaves it, and all ids, alone."""
+"""Part of every id. Ids depend only on settings that differ from their defaults, so increase it
+when a default changes. A new field whose default keeps the earlier behaviour changes neither it nor
+any id.
+"""
 _NOT_IDENTITY = {"name", "device"}
 _PARTS = {
     name
@@ -60,7 +62,7 @@ _PARTS = {
 
 
 def _changed(settings: BaseModel) -> dict[str, Any]:
-    """What differs from its default; everything where another package has set the defaults."""
+    """Returns what differs from its default; everything if another package set the defaults."""
     modules = {part.__module__.partition(".")[0] for part in type(settings).__mro__}
     return settings.model_dump(exclude_defaults=modules <= {"feddg", "pydantic", "builtins"})
 
@@ -70,9 +72,9 @@ class Experiment(ExperimentSettings):
 
     Shorthands are accepted wherever they are unambiguous: ``data="digits"``, ``method="pardon"``,
     ``hold_out="sketch"`` (or a list, or ``{"val": ..., "test": ...}``), ``defences="median"`` (or a
-    list), a method's or defence's settings directly beside its name, a method's class or object
-    (``method=Pardon(gamma1=0.5)``), and ``rounds=20`` or ``lr=0.01`` for fields of the parts, as
-    the command line's flags are called.
+    list), settings of a method or defence beside its name, a method's class or object
+    (``method=Pardon(gamma1=0.5)``), and ``rounds=20`` or ``lr=0.01`` for fields of the parts, named
+    as on the command line.
 
     Raises:
         ExperimentError: a field is unknown, out of range or contradicts another one.
@@ -87,11 +89,11 @@ class Experiment(ExperimentSettings):
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """What its maker said, shorthands written out; of a changed copy, everything."""
+        """The values given by the user, shorthands expanded; for a changed copy, all values."""
         return self.model_dump(mode="json")
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Returns a copy; see pydantic's."""
+        """Returns a changed copy; see pydantic."""
         copy = super().model_copy(update=update, deep=deep)
         if update:
             vars(copy).pop("given", None)
@@ -111,20 +113,20 @@ class Experiment(ExperimentSettings):
 
     @property
     def id(self) -> str:
-        """Eight hexadecimal digits that differ for every different experiment."""
+        """Eight hexadecimal digits that identify the experiment."""
         return self._hash(str)
 
     @property
     def portable_id(self) -> str:
-        """The same wherever the experiment's files lie, on any machine.
+        """An id that does not depend on where the experiment's files are.
 
-        Not the names of the files that it names count, but that there are some: which they are is a
-        matter of what is in them (:mod:`feddg.comparison.results`).
+        It depends on whether files are given, but not on their names; their content is compared
+        elsewhere (:mod:`feddg.comparison.results`).
         """
         return self._hash(lambda path: "a file")
 
     def _hash(self, path_as: Callable[[Path], str]) -> str:
-        """Hashes the settings that differ from their defaults."""
+        """Returns a hash of the settings that differ from their defaults."""
         content = self.model_dump(exclude=_NOT_IDENTITY, exclude_defaults=True)
         if self.model.weights not in (None, IMAGENET):
             content["model"]["weights"] = Path(str(self.model.weights))
@@ -143,7 +145,7 @@ class Experiment(ExperimentSettings):
 
     @property
     def label(self) -> str:
-        """A readable folder name that ends in :attr:`id`."""
+        """The run folder's name: readable, and ends in :attr:`id`."""
         held = "-".join((*self.hold_out.val, *self.hold_out.test)) or "none"
         words = self.name or f"{self.method.name}-{self.data.source}-{held}-s{self.seed}"
         return f"{re.sub(r'[^A-Za-z0-9._+-]+', '_', words)}-{self.id}"
@@ -154,7 +156,7 @@ class Experiment(ExperimentSettings):
 
 
 def checked_settings(fields: Mapping[str, Any]) -> ExperimentSettings:
-    """Returns settings that are no whole experiment: no preset fills them in.
+    """Returns checked settings of an incomplete experiment, without presets.
 
     Raises:
         ExperimentError: a field is unknown or out of range.
@@ -166,7 +168,7 @@ def checked_settings(fields: Mapping[str, Any]) -> ExperimentSettings:
 
 
 def _check_selection(evaluate: EvaluateSettings) -> None:
-    """Refuses what no round can be chosen by."""
+    """Refuses a metric that cannot choose a round."""
     try:
         metric = METRICS.find(evaluate.select_by)
     except FeddgError as error:
@@ -187,10 +189,10 @@ def _check_selection(evaluate: EvaluateSettings) -> None:
 def load_experiment(
     source: Experiment | Path | str | None, overrides: Mapping[str, Any] | None = None
 ) -> Experiment:
-    """Reads an experiment file, or takes an experiment, and lays ``overrides`` on top.
+    """Reads an experiment or its file, with ``overrides`` on top.
 
     Raises:
-        ExperimentError: the file is missing, is not YAML, or describes no valid experiment.
+        ExperimentError: the file is missing, is not YAML, or is not a valid experiment.
     """
     if isinstance(source, Experiment) and not overrides:
         return source
@@ -199,11 +201,11 @@ def load_experiment(
 
 
 def load_stored(path: Path) -> Experiment:
-    """Reads the complete experiment that a run folder keeps.
+    """Reads the complete experiment stored in a run folder.
 
     Raises:
-        ExperimentError: see :func:`load_experiment`; or a field is missing, for which today's
-            presets and defaults need not be those that the run was made with.
+        ExperimentError: see :func:`load_experiment`; or a field is missing, because present presets
+            and defaults may differ from those of the run.
     """
     fields = read_fields(path)
     try:
@@ -221,15 +223,15 @@ def load_stored(path: Path) -> Experiment:
 def read_fields(
     source: Experiment | Path | str | None, over: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Reads the fields of an experiment file, shorthands written out; none of no file.
+    """Returns the fields of an experiment file, shorthands expanded; empty without a file.
 
     Args:
-        source: the file; of an experiment, what its maker said.
-        over: fields that will be laid on top. Where they name another method than the file, the
-            file's settings of its own method are left out, with a warning.
+        source: the file; for an experiment, the values given by its user.
+        over: fields that will override them. If these name another method than the file, the file's
+            method settings are dropped with a warning.
 
     Raises:
-        ExperimentError: the file is missing, is not YAML, or holds no fields.
+        ExperimentError: the file is missing, is not YAML, or contains no fields.
     """
     if source is None:
         return {}
@@ -242,7 +244,7 @@ def read_fields(
 def _without_other_method(
     fields: dict[str, Any], over: Mapping[str, Any], named: str
 ) -> dict[str, Any]:
-    """Drops a file's settings of the method that ``over`` replaces by another one."""
+    """Removes a file's settings of the method that ``over`` replaces by another one."""
     own, wanted = fields.get("method") or {}, (over.get("method") or {}).get("name")
     if wanted is None or not isinstance(own, dict) or not own.get("settings"):
         return fields
@@ -258,13 +260,13 @@ def _without_other_method(
 
 
 def expand(fields: dict[str, Any]) -> dict[str, Any]:
-    """Writes shorthands out: ``data="digits"`` becomes ``data={"source": "digits"}``, and so on.
+    """Expands shorthands: ``data="digits"`` becomes ``data={"source": "digits"}``, and so on.
 
-    A part of which nothing is said, ``data:`` alone, is left out. ``rounds=20`` and the other
-    :data:`feddg.settings.SHORTHANDS` go to their parts.
+    An empty part (``data:`` alone) is removed. ``rounds=20`` and the other
+    :data:`feddg.settings.SHORTHANDS` are moved to their parts.
 
     Raises:
-        ExperimentError: a part holds something else than fields, or a field is said twice.
+        ExperimentError: a part does not contain fields, or a field is given twice.
     """
     out = {k: v for k, v in fields.items() if v is not None or k not in _PARTS}
     flat = {key: out.pop(key) for key in SHORTHANDS if key in out and key not in _PARTS}
@@ -302,7 +304,7 @@ def expand(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _choice(given: Any) -> Any:
-    """Writes out a method or defence whose settings may stand beside its name."""
+    """Expands a method or defence whose settings are beside its name."""
     if isinstance(given, str):
         return {"name": given}
     if not isinstance(given, Mapping):
@@ -326,15 +328,16 @@ ONE_ROUND = {"train": {"rounds": 1, "local_epochs": 1, "local_steps": None, "sel
 
 
 def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fills in what the user did not say from the presets.
+    """Fills in missing values from the presets.
 
-    From weakest to strongest: the data set's preset, where it is for a pretrained network and the
-    user has no weights the preset ``scratch``, the method's for every data set (``"*"``), the
-    method's for this one, the user's own words; and :data:`ONE_ROUND` for a method of one round.
+    From weakest to strongest: the data set's preset; the preset ``scratch``, if that one is for a
+    pretrained network and the user sets no weights; the method's preset for all data sets
+    (``"*"``); the method's for this one; the user's values; :data:`ONE_ROUND` for a method of one
+    round.
 
     Raises:
-        ExperimentError: a name is unknown, a method's setting out of range, or more clients are to
-            take part in a round than there are.
+        ExperimentError: a name is unknown, a method's setting out of range, or a round needs more
+            clients than there are.
     """
     given = expand(dict(fields))
     preset, found = layers(given)
@@ -361,7 +364,7 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_options(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Completes a data set's own options, where it says which it has."""
+    """Fills in a data set's own options, if it has any."""
     definition = DATA_SETS.get(str(data.get("source", "folder")))
     given = data.get("options") or {}
     if definition is None or definition.options is None or not isinstance(given, Mapping):
@@ -374,10 +377,10 @@ def _with_options(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def layers(given: dict[str, Any]) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
-    """Returns the preset's name, and all that fills in an experiment, by name, weakest first.
+    """Returns the preset's name, and the layers that fill in an experiment, weakest first.
 
     Args:
-        given: the user's own words, shorthands written out; they are the last layer.
+        given: the user's values, shorthands expanded; they are the last layer.
 
     Raises:
         ExperimentError: a preset or method is unknown.
@@ -401,9 +404,9 @@ def layers(given: dict[str, Any]) -> tuple[str, list[tuple[str, dict[str, Any]]]
 
 
 def _from_scratch(given: dict[str, Any], preset: str) -> list[tuple[str, dict[str, Any]]]:
-    """Returns what a preset for a pretrained network is overlaid with where there are no weights.
+    """Returns the layer over a preset for pretrained networks if there are no weights.
 
-    A preset that the user names is a protocol to be followed, and stays as it is.
+    A preset named by the user is a protocol to follow, and is not changed.
     """
     weights = given.get("model", {}).get("weights", "unsaid")
     without = weights is None or str(weights).lower() == "none"
@@ -414,7 +417,7 @@ def _from_scratch(given: dict[str, Any], preset: str) -> list[tuple[str, dict[st
 
 
 def _with_possible_clients(full: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Lets all clients take part where a preset asks for more than there are.
+    """Lets all clients take part if a preset asks for more than there are.
 
     Raises:
         ExperimentError: the user asks for more.
@@ -437,9 +440,9 @@ def _with_possible_clients(full: dict[str, Any], given: Mapping[str, Any]) -> di
 
 
 def _with_possible_head(full: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Has the classifier start at random where a preset's sums would go around a defence.
+    """Starts the classifier at random if a preset's closed-form start would bypass a defence.
 
-    Where the user asks for both, those that hide updates say that they exclude each other.
+    If the user asks for both, the defence refuses the combination.
     """
     privacy, train = full.get("privacy", {}), full.get("train", {})
     clipped = privacy.get("record_epsilon") or privacy.get("clipping", "none") != "none"
@@ -482,7 +485,7 @@ class Origin:
     """A setting of an experiment.
 
     Attributes:
-        value: what it is.
+        value: the value.
         source: where it comes from: ``you said``, the experiment file, a preset by name,
             ``default``, or what it follows from.
     """
@@ -494,15 +497,15 @@ class Origin:
 def explain(
     given: Mapping[str, Any], file: Mapping[str, Any] | None = None, file_name: str = "the file"
 ) -> dict[str, Origin]:
-    """Returns every setting of an experiment by dotted path, with where it comes from.
+    """Returns every setting of an experiment by dotted path, with its source.
 
     Args:
-        given: what the user says.
-        file: the fields of an experiment file that ``given`` is laid over.
-        file_name: what the file is called.
+        given: the user's values.
+        file: fields of an experiment file; ``given`` overrides them.
+        file_name: name of the file.
 
     Raises:
-        ExperimentError: together they are no valid experiment.
+        ExperimentError: together they are not a valid experiment.
     """
     below, above = expand(dict(file or {})), expand(dict(given))
     fields = merge(below, above)
@@ -523,7 +526,7 @@ def explain(
 
 
 def _source(path: str, value: Any, source: str, wanted: Any) -> str:
-    """Corrects the source of what completion decides itself."""
+    """Returns the corrected source of values that completion sets itself."""
     if path == "clients.per_round" and value is None and wanted is not None:
         return f"fewer clients than the {wanted} of {source}, so all take part"
     if path == "model.normalization" and wanted in (None, "auto"):
@@ -537,9 +540,9 @@ def _source(path: str, value: Any, source: str, wanted: Any) -> str:
 
 
 def fewest_fields(experiment: Experiment) -> dict[str, Any]:
-    """Returns the fields from which an experiment is completed to itself, and no needless ones.
+    """Returns the smallest set of fields that completes to this experiment.
 
-    They are its data set, its method, and whatever presets and defaults would fill in otherwise.
+    They are its data set, its method, and all values that differ from presets and defaults.
     """
     wanted = leaves(experiment.model_dump(mode="json"))
     source, method = wanted["data.source"], wanted["method.name"]
@@ -560,11 +563,11 @@ def fewest_fields(experiment: Experiment) -> dict[str, Any]:
 
 
 def command_words(fields: Mapping[str, Any], unflagged: Collection[str] = ()) -> list[str]:
-    """Returns fields as words of a command line: flags, and ``--set`` for what has none.
+    """Returns fields as command-line words: flags, or ``--set`` for fields without a flag.
 
     Args:
-        fields: of an experiment, nested.
-        unflagged: dotted paths of fields that the command has no such flag for.
+        fields: nested fields of an experiment.
+        unflagged: dotted paths of fields for which the command has no flag.
     """
     flags = {path: name for name, path in SHORTHANDS.items()} | dict(zip(_FLAGGED, _FLAGGED))
     words: list[str] = []
@@ -582,11 +585,11 @@ def command_words(fields: Mapping[str, Any], unflagged: Collection[str] = ()) ->
 
 
 _FLAGGED = ("seed", "precision", "device", "name", "preset")
-"""Fields with a flag of their own name, beside the shorthands."""
+"""Fields with a flag of their own name, besides the shorthands."""
 
 
 def _as_yaml(value: Any) -> str:
-    """A value on one line, as YAML reads it; plain words stay plain."""
+    """Returns a value on one line as YAML; plain words without quotes."""
     if (
         isinstance(value, str)
         and re.fullmatch(r"[A-Za-z/][\w./-]*", value)

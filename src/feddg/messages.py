@@ -15,11 +15,11 @@ Scalar = int | float | str | bool
 Weights = dict[str, Tensor]
 
 SCALAR_BYTES = 8
-"""What a number or flag counts for in the ledger; a text counts its UTF-8 length."""
+"""Bytes of a number or flag in the ledger; a text counts its UTF-8 length."""
 
 
 def on_device(tensors: Weights, device: torch.device) -> Weights:
-    """Returns named tensors on ``device``, in a dictionary of their own."""
+    """Returns named tensors on ``device``, in a new dictionary."""
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
@@ -60,14 +60,14 @@ class Message:
         return cls(load_tensors(content), scalars)
 
     def keep(self) -> "Message":
-        """Returns a copy that stays valid after the sender goes on working."""
+        """Returns a copy that stays valid when the sender changes its tensors."""
         return Message(
             {name: t.detach().clone() for name, t in self.tensors.items()}, dict(self.scalars)
         )
 
 
 def joined(*messages: Message | None) -> Message:
-    """Returns one message with the contents of several.
+    """Returns one message with the contents of several messages.
 
     Raises:
         ValueError: two of them use the same name.
@@ -83,13 +83,13 @@ def joined(*messages: Message | None) -> Message:
 
 
 def scalar_bytes(scalar: Scalar) -> int:
-    """Returns what ``scalar`` counts for in the ledger, in bytes."""
+    """Returns the bytes of ``scalar`` for the ledger."""
     return len(scalar.encode()) if isinstance(scalar, str) else SCALAR_BYTES
 
 
 @dataclass
 class Broadcast:
-    """What a client is sent to train with, or to be asked something.
+    """The message to a client for training, or for a question.
 
     Attributes:
         round: the round it belongs to, from 1; 0 is the setup before training.
@@ -104,22 +104,22 @@ class Broadcast:
 
 @dataclass
 class Update:
-    """What a client sends back after training.
+    """The message of a client after training.
 
     Its tensors may be the client's live weights: they are valid until the next update is drawn.
     A method that collects updates calls :meth:`keep`.
 
     Attributes:
         client: the client's id.
-        examples: how many images it trained on, at least 1.
+        examples: number of training images, at least 1.
         weights: entries of the network's state after local training.
-        extras: what the method reports beside the weights.
+        extras: what the method reports besides the weights.
         terms: mean of each named loss term over the client's steps; a log, not a message.
         seconds: time the client spent training; a log, not a message.
-        images: images of its training steps, each once a step; a log, not a message.
-        members: the clients whose updates it is the mean of; empty for one client's own.
-        passes: images through the client's network, each as often as it passed; 0 where nobody
-            counted. It stays in the process.
+        images: images of its training steps, each counted once per step; a log, not a message.
+        members: the clients whose mean this update is; empty for one client's own update.
+        passes: images through the client's network, counted once per pass; 0 if not counted. It
+            stays in the process.
     """
 
     client: int
@@ -134,7 +134,7 @@ class Update:
 
     @property
     def clients(self) -> tuple[int, ...]:
-        """Whose it is."""
+        """The clients of the update."""
         return self.members or (self.client,)
 
     def keep(self) -> "Update":
@@ -145,7 +145,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A client that has nothing usable to say this time, and why."""
+    """A client without a usable message, and the reason."""
 
     client: int
     reason: str
@@ -171,39 +171,39 @@ def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
 
 
 MOST_ROWS = 1_000_000
-"""Largest value of a dimension that only the sender knows (a number of images or of styles)."""
+"""Largest dimension that only the sender knows (a number of images or styles)."""
 MOST_NUMBERS = 2**28
 """Largest number of entries of one declared tensor: 1 GB in float32."""
 MOST_TEXT = 500
-"""Characters of a text from outside that are kept."""
+"""Most characters kept of a text from outside."""
 
 _NOT_FINITE = "is not finite (NaN or infinite)"
 LARGEST = 1e6
-"""Largest size of a number whose schema declares no range.
+"""Largest absolute value of a number whose schema has no range.
 
 Sums, squares and products over a million clients stay finite in float32.
 """
 
 Dimension = int | str
-"""A length, or a name: of a known dimension, or of one that only the sender knows."""
+"""A length, or the name of a known dimension or of one that only the sender knows."""
 Shape = tuple[Dimension, ...]
 
 
 @dataclass(frozen=True)
 class SchemaContext:
-    """What the receiver knows of the federation, for schemas that depend on it.
+    """What the receiver knows about the federation, for schemas that depend on it.
 
     Attributes:
         classes: number of classes.
         clients: number of clients.
         features: length of an embedding.
-        image_size: side of the training images, pixels; 0 where nobody said.
+        image_size: side of the training images in pixels; 0 if unknown.
         shapes: shapes of the network's entries by name.
-        images: how many images the sender has; None where it did not register.
-        noise: how styles are noised before they leave a client, if they are.
-        server_extras: what the server keeps beside the weights, in an update's round.
-        gradients: of an update: returns by how much the sender moved an entry of the network, for
-            each step of its learning rate, at most; None where that is not known.
+        images: number of the sender's images; None if it did not register.
+        noise: how styles are noised before they leave a client; None for no noise.
+        server_extras: the server's extras in an update's round.
+        gradients: for an update: returns the largest change of a network entry per step and
+            learning rate; None if unknown.
     """
 
     classes: int
@@ -223,7 +223,7 @@ class SchemaContext:
 
 
 Range = tuple[float | Tensor, float | Tensor]
-"""Smallest and largest value: of all numbers, or tensors that hold one for each."""
+"""Smallest and largest value: for all values, or as tensors with one for each."""
 
 
 @dataclass(frozen=True)
@@ -231,20 +231,20 @@ class EntrySchema:
     """The schema of one entry of a message.
 
     Attributes:
-        what: what it is, for people.
-        shape: of a tensor: lengths, names of known dimensions (``classes``, ``clients``,
-            ``features``), or other names, which are free but the same throughout a message; or a
-            function of the method and of what is known. None for a number.
-        dtype: of a tensor.
+        what: its meaning, for people.
+        shape: shape of a tensor: lengths, names of known dimensions (``classes``, ``clients``,
+            ``features``), or other names, which are free but equal throughout a message; or a
+            function of the method and the context. None for a number.
+        dtype: dtype of a tensor.
         integer: whether a number is whole.
-        distinct: whether no number of a tensor may stand in it twice.
+        distinct: whether the values of a tensor must all differ.
         low: smallest value.
-        high: largest value, or the name of a known dimension, which is then one too large.
-        within: returns the range instead, from the method, what is known and the entry's name.
-        rows: what a length that only the sender knows is at most: how many ``images`` the sender
-            has, or a known dimension.
-        entry_of: prefix behind which the entry has the name of one of the network's, and its shape.
-        when: whether a method, under its settings, sends it; all do by default.
+        high: largest value, or the name of a known dimension as exclusive limit.
+        within: returns the range instead, from the method, the context and the entry's name.
+        rows: largest length of a dimension that only the sender knows: ``images`` for the sender's
+            number of images, or a known dimension.
+        entry_of: prefix before the name of a network entry with the same shape.
+        when: whether a method with its settings sends the entry; by default always.
     """
 
     what: str
@@ -265,14 +265,14 @@ class EntrySchema:
     def tensor_fault(
         self, method: Any, context: SchemaContext, name: str, tensor: Tensor, bound: dict[str, int]
     ) -> str | None:
-        """Says what is wrong with a tensor, or None.
+        """Returns what is wrong with a tensor, or None.
 
         Args:
-            method: whose schema it is.
+            method: the method with this schema.
             context: what is known of the federation.
             name: the entry's name.
             tensor: its content.
-            bound: free dimensions met so far in this message; added to.
+            bound: free dimensions seen so far in this message; extended.
         """
         shape = self._shape(method, context, name)
         if shape is None:
@@ -293,7 +293,7 @@ class EntrySchema:
     def number_fault(
         self, method: Any, context: SchemaContext, name: str, value: object
     ) -> str | None:
-        """Says what is wrong with a number, or None; see :meth:`tensor_fault`."""
+        """Returns what is wrong with a number, or None; see :meth:`tensor_fault`."""
         if self.shape is not None:
             return "must be a tensor, not a number"
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -332,7 +332,7 @@ def _dimension(context: SchemaContext, name: str) -> int:
 
 
 def _range_fault(tensor: Tensor, low: float | Tensor, high: float | Tensor) -> str | None:
-    """Says which values are outside their range, or None; a NaN is."""
+    """Returns which values are outside their range, or None; NaN is outside."""
     if not tensor.numel():
         return None
     if isinstance(low, Tensor) or isinstance(high, Tensor):
@@ -353,20 +353,20 @@ def _range_fault(tensor: Tensor, low: float | Tensor, high: float | Tensor) -> s
 
 
 def plain_text(value: object, most: int = MOST_TEXT) -> str:
-    """Returns a text from outside as one harmless line: no control characters, cut to length."""
+    """Returns a text from outside as one safe line: no control characters, limited length."""
     text = str(value)[: most + 1]
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def names_fault(names: Sequence[object], what: str, most: int, length: int = 200) -> str | None:
-    """Says what is wrong with a list of names from outside, or None.
+    """Returns what is wrong with a list of names from outside, or None.
 
     Args:
         names: the list.
-        what: what they name, in the singular.
-        most: how many there may be.
-        length: how long each may be.
+        what: what they are names of, in the singular.
+        most: largest number of names.
+        length: largest length of a name.
     """
     if not names:
         return f"names no {what}"

@@ -1,7 +1,7 @@
-"""What a run writes down: one class for each kind of row, which both writes it and reads it.
+"""The records of a run: one class per kind of row, for writing and reading.
 
-Fields and kinds of rows that this version does not know are left out on reading. The files are
-lines of JSON (``metrics.jsonl``, ``ledger.jsonl``), or one JSON object.
+Unknown fields and kinds of rows are ignored on reading. The files are lines of JSON
+(``metrics.jsonl``, ``ledger.jsonl``), or one JSON object.
 """
 
 import math
@@ -31,8 +31,8 @@ class Row(BaseModel):
     """One row of a file, or a part of one.
 
     Attributes:
-        identity: names of the fields that say what a row is about; a later row replaces an earlier
-            one about the same.
+        identity: names of the fields that identify a row; a later row with the same values replaces
+            an earlier one.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -40,11 +40,11 @@ class Row(BaseModel):
 
     @property
     def key(self) -> tuple[int | str, ...]:
-        """What the row is about."""
+        """The values of the identifying fields."""
         return tuple(getattr(self, name) for name in self.identity)
 
     def to_json(self) -> str:
-        """Returns the row as one line of JSON; what is None is left out."""
+        """Returns the row as one line of JSON, without fields that are None."""
         return self.model_dump_json(exclude_none=True)
 
 
@@ -57,10 +57,10 @@ class JsonFile(Row):
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Reads a file; None if there is no such file.
+        """Reads a file; returns None if it does not exist.
 
         Raises:
-            RunError: it is damaged; names the file and the field.
+            RunError: the file is damaged; the message names the file and the field.
         """
         if not is_file(path):
             return None
@@ -72,10 +72,10 @@ class JsonFile(Row):
 
 
 class RowFile(Generic[T]):
-    """A kind of file of JSON lines, by what its rows are.
+    """A kind of JSON-lines file, with the class of its rows.
 
     Args:
-        row: the row's class, or a union told apart by ``kind``.
+        row: the class of its rows, or a union distinguished by ``kind``.
     """
 
     def __init__(self, row: Any, *, tagged: bool = False) -> None:
@@ -83,13 +83,12 @@ class RowFile(Generic[T]):
         self._tagged = tagged
 
     def read(self, path: Path) -> list[T]:
-        """Reads a file; none if there is no such file.
+        """Reads a file; returns no rows if it does not exist.
 
-        A last line that was cut off by a crash, and rows of kinds that only another version knows,
-        are left out.
+        A last line cut off by a crash, and rows of unknown kinds, are ignored.
 
         Raises:
-            RunError: a row is damaged; names the file, the row and the field.
+            RunError: a row is damaged; the message names the file, row and field.
         """
         if not is_file(path):
             return []
@@ -103,7 +102,7 @@ class RowFile(Generic[T]):
         """Reads rows from a JSON array.
 
         Raises:
-            ValueError: it holds none; says what is wrong in one line.
+            ValueError: the text is no such array; the message says why in one line.
         """
         try:
             return self._rows.validate_json(text)
@@ -143,7 +142,7 @@ def _fault_at(place: tuple[int | str, ...], fault: Any) -> str:
 
 
 def numbered_lines(text: str) -> list[tuple[int, str]]:
-    """Returns the lines that hold something, with their numbers, from 1."""
+    """Returns the lines that are not empty, with their numbers, from 1."""
     lines = enumerate(text.split("\n"), start=1)
     return [(number, line) for number, line in lines if line.strip(" \r\0")]
 
@@ -163,18 +162,18 @@ SPLITS: Final = (TEST, VAL, ID_VAL, ID_TEST)
 UNLABELLED = "unlabelled"
 """What would be a split, of images without labels."""
 LAST, SWA, EMA, WISE_FT = "last", "swa", "ema", "wise_ft"
-"""Weights of the last round; means over rounds; mixed with the starting point."""
+"""Weights of the last round, averages over rounds, and interpolated weights."""
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
-"""A float; ``null`` stands for one that is not finite, which JSON cannot hold."""
+"""A float; ``null`` stands for a value that is not finite, which JSON cannot hold."""
 Unbounded = Annotated[float, BeforeValidator(lambda value: math.inf if value is None else value)]
 """A float above 0; ``null`` stands for infinity."""
 Direction = Literal["up", "down"]
 Groups = dict[str, tuple[tuple[int, ...], ...]]
-"""By what clients were grouped, and the ids of each group's clients."""
+"""The criterion by which clients were grouped, and the ids of each group's clients."""
 
 
 def client_name(id: int) -> str:
-    """Returns what a client without a name of its own is called, everywhere."""
+    """Returns the name of a client that has none of its own."""
     return f"client-{id}"
 
 
@@ -185,10 +184,10 @@ class SetupRow(Row):
     """The exchange before round 1.
 
     Attributes:
-        seconds: its wall time.
-        groups: how the method grouped the clients, if it did.
-        left_out: accuracy at clients, by id, of the classifier that training starts from without
-            them, where it is solved for.
+        seconds: wall time.
+        groups: the groups of clients, if the method formed any.
+        left_out: with a closed-form classifier as start: accuracy at each client, by id, of the one
+            computed without that client.
     """
 
     kind: Literal["setup"] = "setup"
@@ -199,30 +198,30 @@ class SetupRow(Row):
 
 
 class RefusedUpdate(Row):
-    """An update the server did not use."""
+    """An update that the server did not use."""
 
     client: int
     reason: str
 
 
 class RoundRow(Row):
-    """One round of training: who took part, and what it cost.
+    """One round of training: clients and costs.
 
     Attributes:
         round: 1 for the first.
         clients: ids of the clients asked to train, ascending.
         refused: updates that were not used, with the reason.
         terms: mean of each loss term over the used updates, weighted by examples.
-        examples: training images behind the used updates.
-        images: images of the used updates' training steps, each once a step however often a method
-            passes it through the network.
-        passes: images through clients' networks, each as often as it passed; 0 where nobody
-            counted: sites do not tell.
+        examples: training images of the used updates.
+        images: images of the used updates' training steps, counted once per step however often a
+            method passes them through the network.
+        passes: images through clients' networks, counted once per pass; 0 if not counted, as at
+            sites.
         seconds: wall time by activity: ``train`` (spent in clients), ``aggregate`` (the rest of the
             round), ``evaluate``.
-        bytes_up: sent by the clients in this round.
-        bytes_down: sent to the clients in this round.
-        left_out: accuracy at clients, by id, of a model that never saw them, where the method
+        bytes_up: bytes sent by the clients in this round.
+        bytes_down: bytes sent to the clients in this round.
+        left_out: accuracy at each client, by id, of a model trained without it, if the method
             measures it.
     """
 
@@ -248,24 +247,24 @@ class RoundRow(Row):
         return self.images / training if training else 0.0
 
     def took(self, **seconds: float) -> Self:
-        """Returns the row with the time of further activities."""
+        """Returns the row with the times of further activities."""
         return self.model_copy(update={"seconds": self.seconds | seconds})
 
 
 class EvaluationRow(Row):
-    """How the global model did on one domain of one split after one round.
+    """The result of the global model on one domain of one split after one round.
 
     Attributes:
-        round: the round just finished; 0 is before training.
+        round: the round; 0 is before training.
         split: one of ``SPLITS``.
         domain: name of the domain.
         accuracy: share of images classified correctly, in [0, 1].
         loss: mean cross-entropy over the images.
         examples: number of images.
         metrics: further numbers by name; see :mod:`feddg.evaluation.metrics`.
-        confusion: ``confusion[true][predicted]`` counts, or None when not recorded.
-        weights: which weights were measured: those of the ``last`` round, the mean over rounds
-            called ``swa`` or ``ema``, or the ``wise_ft`` ones.
+        confusion: ``confusion[true][predicted]`` counts, or None if not recorded.
+        weights: the evaluated weights: those of the ``last`` round, an average over rounds
+            (``swa``, ``ema``), or ``wise_ft``.
     """
 
     identity: ClassVar = ("round", "split", "domain", "weights")
@@ -281,12 +280,12 @@ class EvaluationRow(Row):
     weights: str = LAST
 
     def metric(self, name: str) -> float | None:
-        """Returns a metric by name, or None where it was not measured."""
+        """Returns a metric by name, or None if it was not measured."""
         return self.accuracy if name == "accuracy" else self.metrics.get(name)
 
     @property
     def support(self) -> list[int] | None:
-        """Images of each class, or None where who was taken for whom was not recorded."""
+        """The number of images of each class, or None without confusion matrix."""
         if self.confusion is None:
             return None
         counts = [sum(row) for row in self.confusion]
@@ -334,7 +333,7 @@ class TensorEntry(Row):
 
 
 class LayoutRow(Row):
-    """What a message consists of; many messages share one layout."""
+    """The structure of a message; many messages share one layout."""
 
     kind: Literal["layout"] = "layout"
     id: str
@@ -355,7 +354,7 @@ class MessageRow(Row):
 
 
 class RefusalRow(Row):
-    """What a client sent, or failed to send, and why it was not used."""
+    """A refused message or missing answer of a client, and the reason."""
 
     kind: Literal["refusal"] = "refusal"
     round: int
@@ -367,23 +366,23 @@ class RefusalRow(Row):
 
 
 class PrivacyRow(Row):
-    """A release under differential privacy, and what all of its kind have cost so far.
+    """A release under differential privacy, and the cost of all of its kind so far.
 
-    It is written before the release is made, and never taken back: what was noised may have been
-    seen, whatever became of its round.
+    It is written before the release and never removed, because the noised values may have been seen
+    even if the round failed.
 
     Attributes:
         message: the kind of message, as the ledger's purposes: ``update``, ``client_statistics``.
         round: the round it belongs to; 0 before the first.
-        clients: whose data is in it.
-        unit: what is hidden: that a ``client`` took part with what it has, or an ``image``.
+        clients: ids of the clients whose data it contains.
+        unit: what is protected: a ``client``'s participation with all its data, or an ``image``.
         noised_at: where the noise is added: ``server`` (which is trusted), or ``client``.
-        noise: deviation of the noise over the sensitivity; 0 for none.
-        rate: with which probability each client took part, where nobody can know who did; 1 where
-            that is known.
-        epsilon: spent on messages of this kind and unit, this one included; infinite without noise.
-        delta: at which.
-        budget: the epsilon that may be spent on them, or None for any.
+        noise: standard deviation of the noise over the sensitivity; 0 for none.
+        rate: probability that a client took part, if participation is secret; otherwise 1.
+        epsilon: cost of all messages of this kind and unit, including this one; infinite without
+            noise.
+        delta: the delta of epsilon.
+        budget: largest allowed epsilon, or None for no limit.
     """
 
     identity: ClassVar = ("message", "unit")
@@ -403,13 +402,13 @@ class PrivacyRow(Row):
 
 
 class OpenedSumRow(Row):
-    """A round whose sum of masked updates was opened, for all tries of it.
+    """A round whose sum of masked updates was opened, in any attempt.
 
-    It is written before the sum is opened, and never taken back.
+    It is written before the sum is opened, and never removed.
 
     Attributes:
         round: the round, from 1.
-        clients: whose updates are in the sum, ascending.
+        clients: ids of the clients in the sum, ascending.
     """
 
     identity: ClassVar = ("round",)
@@ -421,18 +420,18 @@ class OpenedSumRow(Row):
 
 
 class AdaptationRow(Row):
-    """One domain of one split under one test-time adaptation.
+    """The result on one domain of one split with one test-time adaptation.
 
     Attributes:
-        adaptation: as it was asked for; or ``own statistics``.
+        adaptation: the adaptation as requested, or ``own statistics``.
         round: the round whose model was evaluated.
         batch_size: images per batch.
         split: one of ``SPLITS``.
         domain: domain name.
         accuracy: in [0, 1].
-        examples: images.
-        client: whose own statistics, or None.
-        which: the model's selection rule, as ``load_model`` takes it.
+        examples: number of images.
+        client: the client with its own statistics, or None.
+        which: the selection rule of the model, as in ``load_model``.
     """
 
     identity: ClassVar = ("adaptation", "round", "batch_size", "which")
@@ -448,19 +447,19 @@ class AdaptationRow(Row):
 
 
 class TrafficRow(Row):
-    """A message over a network that was answered, and what it cost.
+    """An answered message over a network, with its size and times.
 
     Attributes:
-        at: when it was sent, seconds since 1970.
-        kind: what it asked for: ``train``, ``query.register``, ...
+        at: time of sending, seconds since 1970.
+        kind: the kind of request: ``train``, ``query.register``, ...
         round: the round it belongs to.
-        site: the site's name, or its node while it has none.
-        bytes_down: to the site, as Flower counts them.
-        bytes_up: from the site.
+        site: the site's name, or its node if it has no name yet.
+        bytes_down: bytes to the site, as counted by Flower.
+        bytes_up: bytes from the site.
         seconds: from sending to fetching the reply.
-        busy: of these, in our code at the site.
-        train: of these, in training; the rest is Flower's: starting a process, looking into
-            mailboxes, carrying bytes.
+        busy: seconds of these in our code at the site.
+        train: seconds of these in training; the rest is Flower's: starting a process, polling
+            mailboxes, transferring bytes.
     """
 
     at: Number
@@ -478,7 +477,7 @@ class TrafficRow(Row):
 
 
 class ClientRow(Row):
-    """What one client holds: its number of images per domain and per class."""
+    """The number of a client's images by domain and class."""
 
     id: int
     name: str = Field(default_factory=lambda known: client_name(known["id"]))
@@ -494,13 +493,13 @@ class BadImageRow(Row):
 
 
 class ClientsTable(JsonFile):
-    """Who holds what: ``clients.json``.
+    """The clients' data: ``clients.json``.
 
     Attributes:
-        domains: names of the domains that the clients' counts refer to.
+        domains: names of the domains in the clients' counts.
         classes: names of the classes.
-        clients: by id.
-        bad_images: the files left out.
+        clients: rows by client id.
+        bad_images: skipped files.
     """
 
     domains: list[str]
@@ -513,26 +512,27 @@ class ClientsTable(JsonFile):
 
 
 class ReconstructionRow(Row):
-    """Images drawn again from what clients send, compared with the true ones; of one domain.
+    """Reconstructed images compared with the true ones, for one domain.
 
     Attributes:
-        attacker: who drew them: the ``server`` (or whoever reads its mail), or a ``client``.
-        entry: what was read, as ``purpose/name`` of the ledger.
-        fed: what the generator was fed: the entry as ``sent``; the same entry of each image by
-            itself, a ``sample``; or that of an ``unrelated`` image, which is the chance line.
-        domain: of the true images.
-        images: pairs of a true image and its reconstruction; both sides count the same.
-        clients: clients that these images belong to.
+        attacker: who reconstructed: the ``server`` (or anyone who reads its messages), or a
+            ``client``.
+        entry: the attacked entry, as ``purpose/name`` of the ledger.
+        fed: input of the generator: the entry as ``sent``; the same entry computed for each image
+            (``sample``); or for an ``unrelated`` image, which gives the chance level.
+        domain: domain of the true images.
+        images: number of pairs of a true image and its reconstruction.
+        clients: number of clients that these images belong to.
         psnr: mean over pairs, dB.
         ssim: mean over pairs.
-        scores: further metrics by name; a name says which network judged.
-        rank: mean share of the domain's other images that are nearer to the reconstruction than
-            the true one; 0.5 is chance, 0 is always found.
+        scores: further metrics by name, which includes the network used.
+        rank: mean share of the domain's other images that are nearer to the reconstruction than the
+            true one; 0.5 is chance, 0 means always found.
         rank_low: lower end of its 95 % interval over clients.
         rank_high: upper end.
-        first: share of the true images that are nearest of all.
-        first_chance: what chance would give.
-        public: images that the generator was trained on.
+        first: share of reconstructions whose true image is nearest of all.
+        first_chance: that share by chance.
+        public: number of images that the generator was trained on.
         seed: the attack's.
     """
 
@@ -557,17 +557,17 @@ class ReconstructionRow(Row):
 
 
 class DifferenceRow(Row):
-    """How much more each image's own entry gives away than the entry that was sent.
+    """How much more each image's own entry reveals than the entry that was sent.
 
     Attributes:
         attacker: as in :class:`ReconstructionRow`.
-        entry: what was read.
+        entry: the attacked entry.
         metric: ``psnr``, ``ssim``, ``rank`` or a score.
         mean: mean over clients of (sample minus sent), on the same true images.
         low: lower end of its 95 % interval over clients.
         high: upper end.
-        clients: how many there were.
-        images: true images.
+        clients: number of clients.
+        images: number of true images.
     """
 
     identity: ClassVar = ("attacker", "entry", "metric")
@@ -583,22 +583,22 @@ class DifferenceRow(Row):
 
 
 class InversionRow(Row):
-    """Images drawn again from single clients' updates, by the number of images behind each.
+    """Images reconstructed from single clients' updates, by the number of images per update.
 
     Attributes:
-        optimizer: what the client's one step was taken by: the run's ``own``, or plain ``sgd``.
-        batch_size: images behind an update.
-        images: true images, in all updates together.
-        updates: how many updates were attacked.
+        optimizer: optimizer of the client's one step: the run's ``own``, or plain ``sgd``.
+        batch_size: images per update.
+        images: number of true images in all updates.
+        updates: number of attacked updates.
         iterations: steps of the search.
         psnr: mean over pairs, dB.
         ssim: mean over pairs.
-        unrelated_psnr: the same for the images of another update: the chance line.
+        unrelated_psnr: the same with the images of another update, which gives the chance level.
         scores: further metrics by name.
         rank: as in :class:`ReconstructionRow`, among all images of the attack.
         rank_low: lower end of its 95 % interval over updates.
         rank_high: upper end.
-        cosine: mean cosine between the update and the one of the images found.
+        cosine: mean cosine between the update and that of the images found.
         seed: the attack's.
     """
 
@@ -621,18 +621,18 @@ class InversionRow(Row):
 
 
 class MembershipRow(Row):
-    """Whether what a client sends tells that an image was its own.
+    """How well an image's membership can be inferred from a client's messages.
 
     Attributes:
-        entry: what was read: ``update/weights``, or an entry as in :class:`ReconstructionRow`.
-        attack: ``threshold`` of a loss or a distance; ``shadow``, trained on clients like it.
-        clients: clients attacked.
-        members: their images that were asked about.
-        others: images of the same domains that were not theirs.
+        entry: the attacked entry: ``update/weights``, or an entry as in :class:`ReconstructionRow`.
+        attack: ``threshold`` of a loss or distance, or ``shadow``, trained on simulated clients.
+        clients: number of attacked clients.
+        members: number of their own images asked about.
+        others: number of other images of the same domains asked about.
         auc: mean over clients of the area under the ROC curve; 0.5 is chance.
         low: lower end of its 95 % interval over clients.
         high: upper end.
-        early: share of members found while 1 % of the others are taken for members; chance: 0.01.
+        early: true positive rate at a false positive rate of 1 %; chance is 0.01.
         curve: points of the mean ROC curve: false and true positive rate.
         others_from: where the other images come from.
         seed: the attack's.
@@ -658,12 +658,12 @@ class MembershipRow(Row):
 
 
 class EnergyThreshold(Row):
-    """Above which energy an image is unlike those of training; of one model.
+    """The energy of a model above which an image is unlike the training images.
 
     Attributes:
         threshold: the energy, see :mod:`feddg.evaluation.accuracy`.
         inside: share of the in-domain validation images at or below it.
-        images: how many of them there were.
+        images: number of these images.
     """
 
     threshold: float
@@ -672,20 +672,20 @@ class EnergyThreshold(Row):
 
 
 class SummaryFile(JsonFile):
-    """How a run ended and what it took: ``summary.json``.
+    """How a run ended, and its costs: ``summary.json``.
 
-    Beside the fields it holds, under the name of each selection rule, the round that the rule
-    chooses with its scores by split and domain, or None where the rule finds none.
+    It also has an entry for each selection rule: the chosen round with its scores by split and
+    domain, or None if there is none.
 
     Attributes:
         status: ``completed``, ``interrupted`` or ``failed``.
-        rounds: rounds trained.
+        rounds: number of trained rounds.
         seconds: wall time by activity, and ``total``.
-        images_per_second: of training.
+        images_per_second: images per second of training.
         bytes: sent per client in the setup, per client and round, and in ``total``.
         error: why the run failed, if it did.
         peak_memory_bytes: largest resident memory of the process.
-        diagnostics: what the run said of its images, settings and result.
+        diagnostics: diagnostics about images, settings and result.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -700,7 +700,7 @@ class SummaryFile(JsonFile):
     diagnostics: list[Diagnostic] = Field(default_factory=list)
 
     def __getitem__(self, name: str) -> Any:
-        """Returns what the file holds under ``name``."""
+        """Returns the file's entry ``name``."""
         return dict(self)[name]
 
 
@@ -731,12 +731,12 @@ _NUMBER = re.compile(r"[+-]?[\d.,]+([eE][+-]?\d+)?( ?%| ± [\d.,]+)?")
 
 
 def as_cell(value: object) -> object:
-    """Returns what to write for a value: itself, or a text that is no formula."""
+    """Returns a value for a spreadsheet cell: unchanged, or text that is not a formula."""
     if not isinstance(value, str) or not _BEGINS_FORMULA.match(value) or _NUMBER.fullmatch(value):
         return value
     return f"'{value}"
 
 
 def from_cell(text: str) -> str:
-    """Returns the text that :func:`as_cell` wrote as ``text``."""
+    """Returns the original of a text written by :func:`as_cell`."""
     return text[1:] if text[:1] == "'" and _BEGINS_FORMULA.match(text[1:]) else text

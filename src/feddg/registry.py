@@ -1,9 +1,8 @@
-"""Things found by name: ours, a caller's own, and those of other packages.
+"""Registries of definitions by name: ours, the caller's, and those of other packages.
 
-Methods, data sets, codecs, adaptations, defences, metrics and selection rules are each one
-definition kept in a registry. A registry finds our definitions in a module or in the modules of a
-package, those of other packages through an entry-point group, and takes whatever a program
-registers.
+Methods, data sets, codecs, adaptations, defences, metrics and selection rules are definitions in
+registries. A registry finds our definitions in a module or a package's modules, and those of other
+packages through an entry-point group; programs can add theirs.
 """
 
 import ast
@@ -25,20 +24,19 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """Definitions by name, complete when first looked into.
+    """Definitions by name; all are loaded at the first look-up.
 
     Args:
-        kind: what is registered, in one or two words, for messages: ``data set``.
-        package: dotted name of the module, or of the package whose modules, register our own; None
-            for none.
+        kind: what is registered, in one or two words for messages: ``data set``.
+        package: dotted name of the module or package that registers our own; None for none.
         group: entry-point group of other packages' definitions; None for none.
-        error: what is raised when a name is unknown or taken.
-        where: where a user sees all names, for messages: a command.
-        named: what a definition from an entry point calls itself: its name, then its aliases; the
-            entry point's name if not given.
-        order: a definition's place among the others when all are listed; as found by default.
-        adopt: makes a definition of what another package's entry point of this name gave, or raises
-            what is wrong with it; it is taken as it is by default.
+        error: the exception for a name that is unknown or taken.
+        where: the command that lists all names, for messages.
+        named: returns a definition's name and aliases, for those from entry points; by default the
+            entry point's name.
+        order: sort key for listing all definitions; by default in the order found.
+        adopt: converts the object of another package's entry point to a definition, or raises what
+            is wrong with it; by default the object itself is used.
     """
 
     def __init__(
@@ -62,7 +60,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._complete = False
 
     def add(self, name: str, definition: T, aliases: tuple[str, ...] = ()) -> T:
-        """Registers a definition; the same one twice is no fault, as when a module is read again.
+        """Registers a definition; registering the same one again (a module read twice) is allowed.
 
         Raises:
             FeddgError: another definition has the name or an alias.
@@ -79,10 +77,11 @@ class Registry(Mapping[str, T], Generic[T]):
         return definition
 
     def find(self, name: str) -> T:
-        """Returns the definition called ``name``, an alias counting as the name.
+        """Returns the definition with this name or alias.
 
         Raises:
-            FeddgError: there is none, with the nearest, and all; or it cannot be loaded.
+            FeddgError: there is none (the message names the nearest and lists all), or it cannot be
+                loaded.
         """
         self._load()
         listed = self._aliases.get(name, name)
@@ -95,7 +94,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._found[listed]
 
     def names(self) -> str:
-        """Returns all names, sorted, as text for a message."""
+        """Returns all names, sorted, as text for messages."""
         return ", ".join(sorted(self))
 
     def __getitem__(self, name: str) -> T:
@@ -187,10 +186,10 @@ def read_classes(package: str, decorator: str, group: str) -> list[SimpleNamespa
 
 
 def is_called(name: str, loaded: Any, kind: type[T], error: type[FeddgError]) -> T:
-    """Returns what an entry point gave, a definition of this kind and name.
+    """Returns an entry point's object, after checking its kind and name.
 
     Raises:
-        FeddgError: it is something else.
+        FeddgError: it has another kind or name.
     """
     if not isinstance(loaded, kind) or getattr(loaded, "name", None) != name:
         raise error(f"expected a {kind.__name__} called {name!r}, found {loaded!r}")
@@ -198,7 +197,7 @@ def is_called(name: str, loaded: Any, kind: type[T], error: type[FeddgError]) ->
 
 
 def _alike(one: object, other: object) -> bool:
-    """Whether two definitions are one, perhaps from a module that was read twice."""
+    """Whether two definitions are the same, perhaps from a module that was read twice."""
     if one is other or one == other:
         return True
     named = hasattr(_maker(one), "__qualname__") and hasattr(_maker(other), "__qualname__")
@@ -207,7 +206,7 @@ def _alike(one: object, other: object) -> bool:
 
 
 def _maker(definition: object) -> object:
-    """Returns what a definition is recognised by: a class or function, its own ``defined_by``."""
+    """Returns what identifies a definition: a class or function, or its ``defined_by``."""
     return getattr(definition, "defined_by", None) or definition
 
 

@@ -1,4 +1,4 @@
-"""Random numbers: named streams that a seed determines, and noise that nobody can repeat."""
+"""Random numbers: named streams determined by a seed, and secret noise that cannot be repeated."""
 
 import decimal
 import functools
@@ -22,7 +22,7 @@ def derive_seed(seed: int, *names: Name) -> int:
 
     Args:
         seed: the experiment's seed.
-        *names: the purpose and ids, for example ``("client", 7, 3)``.
+        *names: purpose and ids, for example ``("client", 7, 3)``.
     """
     key = json.dumps([seed, *names], separators=(",", ":")).encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
@@ -31,8 +31,8 @@ def derive_seed(seed: int, *names: Name) -> int:
 def stream(seed: int, *names: Name) -> torch.Generator:
     """Returns a fresh CPU generator for the stream ``names`` under ``seed``.
 
-    Of the seed's 63 bits PyTorch's CPU generator (mt19937) uses the lower 32: good enough to keep
-    streams apart, and nothing that must stay secret is drawn from it (see ``secure_noise``).
+    PyTorch's CPU generator (mt19937) uses the lower 32 of the seed's 63 bits. This keeps streams
+    apart; nothing secret is drawn from it (see :func:`add_noise`).
     """
     return torch.Generator().manual_seed(derive_seed(seed, *names))
 
@@ -70,19 +70,19 @@ def numpy_stream(seed: int, *names: Name) -> numpy.random.Generator:
 
 
 FINENESS = 24
-"""A grid's step is the deviation times 2 to the minus this."""
+"""The grid step of noise is the deviation times 2 to the minus this."""
 _COARSE = 4
 _CHUNK = 1 << 18
 _BYTES = 8 + 8 + 4
 
 
 def add_noise(values: Tensor, deviation: float) -> Tensor:
-    """Returns ``values``, put on the noise's grid, plus Gaussian noise; float64.
+    """Returns ``values``, rounded to the noise's grid, plus Gaussian noise; float64.
 
-    This is the form to release something in: the sum's digits say nothing about the value.
+    Release values in this form: the low digits of the sum reveal nothing about the value.
 
     Args:
-        values: what is hidden, any shape.
+        values: values to hide, any shape.
         deviation: standard deviation of the noise, above 0.
     """
     step = _step(deviation)
@@ -91,10 +91,10 @@ def add_noise(values: Tensor, deviation: float) -> Tensor:
 
 
 def discrete_gaussian(count: int, fineness: int = FINENESS) -> numpy.ndarray:
-    """Returns ``count`` independent integers, a discrete Gaussian of deviation ``2**fineness``.
+    """Returns ``count`` independent integers from a discrete Gaussian of deviation ``2**fineness``.
 
     Args:
-        count: how many.
+        count: number of integers.
         fineness: 2 to 26.
 
     Returns:
@@ -122,7 +122,7 @@ def _step(deviation: float) -> float:
 
 
 def _candidates(count: int, fineness: int) -> numpy.ndarray:
-    """Draws candidates and returns those that are kept."""
+    """Draws candidates and returns the accepted ones."""
     entropy = os.urandom(_BYTES * count)
     coarse, uniform = numpy.frombuffer(entropy, numpy.uint64, 2 * count).reshape(2, count)
     low = numpy.frombuffer(entropy, numpy.uint32, count, 16 * count)

@@ -1,4 +1,4 @@
-"""The parts of an experiment: plain, validated settings, free of what they steer."""
+"""The parts of an experiment: plain, validated settings."""
 
 import os
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ def _finite(value: float) -> float:
 
 
 def _absolute(path: Path) -> Path:
-    """A folder is the same wherever a command is given; links keep their names."""
+    """Returns an absolute path, independent of the working directory; links are not resolved."""
     return path if path.is_absolute() else Path(os.path.abspath(path.expanduser()))
 
 
@@ -45,9 +45,9 @@ Positive = Annotated[float, Field(gt=0), AfterValidator(_finite)]
 
 
 class Settings(BaseModel):
-    """Base of all settings: immutable, and an unknown field is an error.
+    """Base class of all settings: immutable, and an unknown field is an error.
 
-    ``none`` is what descriptions and pages call an empty value, so it may be written for one.
+    An empty value may be written as ``none``, as in descriptions and pages.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
@@ -73,13 +73,13 @@ class Settings(BaseModel):
 
 
 def _may_be_truth(field: FieldInfo) -> bool:
-    """Whether a field takes true or false as such."""
+    """Whether a field accepts true or false."""
     parts = (field.annotation, *get_args(field.annotation))
     return any(part is bool or part is Any for part in parts)
 
 
 def _may_be_empty(settings: type[Settings], name: str) -> bool:
-    """Whether a field may be empty and could not be the word ``none`` itself."""
+    """Whether a field may be empty and cannot be the text ``none`` itself."""
     field = settings.model_fields.get(name)
     annotation: Any = None if field is None else field.annotation
     if type(None) not in get_args(annotation):
@@ -92,7 +92,7 @@ def _may_be_empty(settings: type[Settings], name: str) -> bool:
 
 
 class DataSettings(Settings):
-    """Which images, at which size."""
+    """The images and their size."""
 
     source: str = Field(
         "folder",
@@ -165,7 +165,7 @@ class DataSettings(Settings):
 
 
 class HoldOut(Settings):
-    """Domains nobody trains on. The test domains never select anything."""
+    """Domains that are not trained on. Test domains never select anything."""
 
     test: tuple[str, ...] = Field((), description="domains the model is tested on")
     val: tuple[str, ...] = Field((), description="domains that may select a round")
@@ -177,7 +177,7 @@ class HoldOut(Settings):
 
 
 class ClientSettings(Settings):
-    """Who holds what, and how many take part in a round."""
+    """The partition of images over clients, and the number of clients in a round."""
 
     number: int = Field(
         10, ge=1, description="clients, N; under the partition client, as many as the images say"
@@ -210,11 +210,11 @@ class ClientSettings(Settings):
 
 
 IMAGENET: Final = "imagenet"
-"""As ``model.weights``: a package's, or timm's or torchvision's, downloaded."""
+"""Value of ``model.weights`` for ImageNet weights from a package, timm or torchvision."""
 
 
 class ModelSettings(Settings):
-    """The network all clients share."""
+    """The network that all clients share."""
 
     backbone: str = Field(
         "resnet18",
@@ -234,7 +234,7 @@ class ModelSettings(Settings):
 
 
 class TrainSettings(Settings):
-    """What a client does in one round."""
+    """Local training of a client in one round."""
 
     rounds: int = Field(20, ge=1, description="rounds, R")
     local_epochs: int = Field(1, ge=1, description="passes over a client's images per round")
@@ -324,7 +324,7 @@ class TrainSettings(Settings):
 
 
 class ServerSettings(Settings):
-    """How the server aggregates, and what it accepts."""
+    """Aggregation at the server, and the checks on updates."""
 
     min_updates: int = Field(
         1, ge=1, description="fewest good updates a round may be aggregated from"
@@ -376,7 +376,7 @@ class ServerSettings(Settings):
 
 
 class EvaluateSettings(Settings):
-    """When and how the global model is measured."""
+    """When and how the global model is evaluated."""
 
     every: int = Field(
         1, ge=1, description="rounds between evaluations; the last round is always evaluated"
@@ -412,7 +412,7 @@ class EvaluateSettings(Settings):
     )
 
     def after(self, round: int, rounds: int) -> bool:
-        """Whether the model is measured after ``round``, from 1, of ``rounds``."""
+        """Whether the model is evaluated after ``round``, from 1, of ``rounds``."""
         return round % self.every == 0 or round > rounds - max(1, self.every_of_last)
 
 
@@ -426,7 +426,7 @@ class MethodChoice(Settings):
 
 
 class PrivacySettings(Settings):
-    """How updates are clipped, and how much noise their mean gets."""
+    """Clipping of updates, and noise."""
 
     clipping: Literal["none", "fixed", "adaptive"] = Field(
         "none", description="whether clients clip their updates, and whether the norm moves"
@@ -494,7 +494,7 @@ class PrivacySettings(Settings):
 
     @property
     def hides_images(self) -> str:
-        """The field whose epsilon is for a single image, such as ``privacy.record_epsilon``."""
+        """The field whose epsilon protects a single image, such as ``privacy.record_epsilon``."""
         if self.record_epsilon is not None:
             return "privacy.record_epsilon"
         styles = self.style_epsilon is not None and self.style_unit == "image"
@@ -537,7 +537,7 @@ class DefenceChoice(Settings):
 
 
 class ExperimentSettings(Settings):
-    """All that an experiment says; :class:`feddg.experiment.Experiment` completes and checks it."""
+    """All settings of an experiment; :class:`feddg.experiment.Experiment` completes them."""
 
     name: str | None = Field(None, description="readable start of the run folder's name")
     preset: str | None = Field(
@@ -596,12 +596,13 @@ SHORTHANDS = {
     "averaging": "server.averaging",
     "eval_every": "evaluate.every",
 }
-"""Short names of fields, dotted: in Python and in files as they are, on the command line as flags.
-The first three are also parts of an experiment, which may be written out instead."""
+"""Short names of fields, by dotted path: used in Python and files, and as command-line flags. The
+first three are also parts of an experiment, which may be given in full instead.
+"""
 
 
 def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns ``base`` with ``over`` laid on top, key by key, mappings merged at every depth."""
+    """Returns ``base`` overridden by ``over``, with mappings merged at every depth."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
@@ -619,7 +620,7 @@ def nested(path: str, value: Any) -> dict[str, Any]:
 
 
 def leaves(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns the values of nested fields by dotted path; an empty mapping is a value."""
+    """Returns nested fields by dotted path; an empty mapping is a value."""
     found: dict[str, Any] = {}
     for key, value in fields.items():
         path = f"{prefix}{key}"

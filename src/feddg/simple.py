@@ -1,9 +1,9 @@
-"""A federation of objects that a program has: its own data sets, its own network, no files.
+"""A federation in memory: a program's own data sets and network, without files.
 
 >>> fed = feddg.Federation(clients=[site_a, site_b], model=net, method="pardon")
 >>> fed.fit(rounds=20).evaluate(site_c).accuracy
 
-The rounds are those of an experiment: the same server, methods, defences and optimizers.
+It uses the same server, methods, defences and optimizers as an experiment.
 """
 
 import copy
@@ -45,7 +45,8 @@ from feddg.storage import cache_folder
 
 PARTS = ("train", "server", "privacy", "defences", "seed", "device", "precision")
 FIELDS = ("clients.per_round", "model.normalization", "evaluate.batch_size")
-"""What of an experiment a federation of one's own objects takes: whole parts, and single fields."""
+"""The fields of an experiment that a federation in memory accepts: whole parts, and single fields.
+"""
 
 
 class Labelled(Protocol):
@@ -55,7 +56,7 @@ class Labelled(Protocol):
     """
 
     def __len__(self) -> int:
-        """Returns how many images it has."""
+        """Returns the number of images."""
         ...
 
     def __getitem__(self, index: int, /) -> Any:
@@ -66,34 +67,36 @@ class Labelled(Protocol):
 class Federation:
     """Clients with images, a network, and a method; trained in this process.
 
-    Every image is read once, to 8 bits a colour, and kept in memory: what is to vary from round to
-    round is ``augmentation``'s affair, not the data set's.
+    Every image is read once, with 8 bits per colour, and kept in memory. So random changes belong
+    in ``augmentation``, not in the data set.
 
     Args:
-        clients: a data set each.
+        clients: one data set per client.
         model: maps RGB images in [0, 1], ``(B, 3, H, W)``, to logits ``(B, classes)``; a copy of
             it is trained. Methods that work on embeddings need one whose last layer is
             ``nn.Linear``, as torchvision's have, or a :class:`feddg.models.network.Network`.
-        method: by name, as a class or as an object: ``feddg.methods.Pardon(gamma1=0.5)``.
-        image_size: side that images are resized to, pixels; by default they are alike and square.
-        normalize: mean and standard deviation of the colours that the model expects; by default it
-            is given images in [0, 1].
-        class_names: in the order of the logits; numbers by default.
-        cache: a folder for what methods compute once; by default nothing is kept.
-        **fields: of an experiment: ``lr``, ``batch_size``, ``local_epochs``, ``rounds``, ``seed``,
-            ``device``, ``clients_per_round``, ``augmentation``, ``privacy``, ``defences``, ...
+        method: a name, class or object: ``feddg.methods.Pardon(gamma1=0.5)``.
+        image_size: side in pixels that images are resized to; by default all must be square and
+            equal.
+        normalize: mean and standard deviation of the colours that the model expects; by default its
+            images are in [0, 1].
+        class_names: the classes in the order of the logits; numbers by default.
+        cache: folder for methods' cached results; no cache by default.
+        **fields: fields of an experiment: ``lr``, ``batch_size``, ``local_epochs``, ``rounds``,
+            ``seed``, ``device``, ``clients_per_round``, ``augmentation``, ``privacy``,
+            ``defences``, ...
 
     Raises:
         ExperimentError: a field is unknown or out of range, an image or label cannot be used, or
-            the method cannot run with these.
+            the method cannot run with these settings.
 
     Attributes:
-        method: what is run.
-        settings: how.
+        method: the method.
+        settings: all settings.
         server: runs the rounds; ``server.state`` holds the global weights.
-        transport: has the clients.
-        worker: what clients take turns on, the first where several train side by side.
-        network: its network.
+        transport: the transport to the clients.
+        worker: the worker that clients share, the first one if several train at once.
+        network: the worker's network.
     """
 
     def __init__(
@@ -165,10 +168,10 @@ class Federation:
 
     @classmethod
     def of(cls, experiment: Experiment, cache: Path | None = None) -> Self:
-        """Returns an experiment's federation before its first round; no run folder is written.
+        """Returns an experiment's federation before its first round, without a run folder.
 
         Args:
-            experiment: whose images, network and method they are.
+            experiment: gives images, network and method.
             cache: folder for decoded pixels; the user's cache by default.
         """
         found = in_process(experiment, cache or cache_folder(), lambda what, done, total: None, {})
@@ -178,10 +181,10 @@ class Federation:
         return self
 
     def fit(self, rounds: int | None = None) -> Self:
-        """Trains for some rounds; called again, it goes on.
+        """Trains for some rounds; a further call continues.
 
         Args:
-            rounds: how many; by default as many as the field ``rounds`` says.
+            rounds: number of rounds; by default the field ``rounds``.
 
         Raises:
             NotEnoughUpdates: too few clients' updates could be used.
@@ -197,7 +200,7 @@ class Federation:
 
     @property
     def weights(self) -> Weights:
-        """The global weights, or their mean over rounds where ``averaging`` asks for it."""
+        """The global weights, or their average over rounds if ``averaging`` asks for it."""
         return averaged(self.server.state, self.settings.server.averaging)
 
     @property
@@ -208,13 +211,13 @@ class Federation:
         return predictor(self.method, self.network, self.weights).eval()
 
     def evaluate(self, dataset: Labelled, name: str = "test") -> Score:
-        """Measures the global model on a data set: ``accuracy``, ``loss``, ``metrics``.
+        """Evaluates the global model on a data set: ``accuracy``, ``loss``, ``metrics``.
 
-        Where clients share no model, the mean over theirs.
+        If clients share no model, returns the mean over their models.
 
         Args:
-            dataset: as clients'.
-            name: of its domain.
+            dataset: a data set like the clients'.
+            name: name of its domain.
         """
         images, labels = read_images(dataset, name, self.image_size)
         _check_labels(labels, name, self.classes)
@@ -224,21 +227,21 @@ class Federation:
         return score
 
     def predict(self, images: Labelled | Tensor | Sequence[Any]) -> Tensor:
-        """Returns probabilities ``(n, classes)`` of images: a data set, a tensor or a list."""
+        """Returns the probabilities ``(n, classes)`` for images: a data set, tensor or list."""
         pixels, labels = read_images(images, "images", self.image_size)
         evaluation = self._evaluation(pixels, numpy.zeros_like(labels), {}, "images")
         evaluation = replace(evaluation, autocast=nullcontext)  # float32, as a file answers
         return evaluation.predict(self.model, numpy.arange(len(labels))).softmax(1)
 
     def save(self, path: Path | str) -> Path:
-        """Writes the global model, for use without this package.
+        """Writes the global model to a file that works without this package.
 
         Args:
-            path: ends in ``.onnx`` (checked to answer alike; `feddg predict` takes it, too),
-                ``.pt2`` (a ``torch.export`` program), or ``.safetensors`` (weights alone).
+            path: ends in ``.onnx`` (predictions are checked; `feddg predict` accepts it), ``.pt2``
+                (a ``torch.export`` program), or ``.safetensors`` (weights only).
 
         Raises:
-            RunError: the ending is another, or the file cannot be written or answers differently.
+            RunError: the suffix is another, the file cannot be written, or it predicts differently.
         """
         about = {
             "class_names": list(self.class_names),
@@ -250,12 +253,12 @@ class Federation:
 
     @property
     def classes(self) -> int:
-        """How many there are."""
+        """The number of classes."""
         return self.network.classes
 
     @property
     def image_size(self) -> int:
-        """Side of the images, pixels."""
+        """Side of the images in pixels."""
         return self.settings.data.image_size
 
     def _evaluation(
@@ -309,12 +312,13 @@ def read_images(
     """Reads a data set: pixels ``(n, size, size, 3)`` uint8 and class ids ``(n,)`` int64.
 
     Args:
-        dataset: pairs of image and class id, or images alone, which have class 0.
-        name: for messages.
-        size: side that images are resized to; by default that of the first, which must be square.
+        dataset: pairs of image and class id, or only images, which get class 0.
+        name: its name in messages.
+        size: side in pixels that images are resized to; by default that of the first image, which
+            must be square.
 
     Raises:
-        ExperimentError: it is empty, or an image cannot be used; names which.
+        ExperimentError: the data set is empty, or an image cannot be used; the message names it.
     """
     pixels, labels = [], []
     for index in range(len(dataset)):
@@ -344,7 +348,7 @@ def _check_labels(labels: numpy.ndarray, name: str, classes: int) -> None:
 
 
 def _pixels(image: Any, where: str) -> numpy.ndarray:
-    """An image as ``(H, W, 3)`` uint8."""
+    """Returns an image as ``(H, W, 3)`` uint8."""
     if isinstance(image, Image.Image):
         return numpy.asarray(image.convert("RGB"))
     if not isinstance(image, Tensor) or image.dim() != 3 or image.shape[0] not in (1, 3):
@@ -383,7 +387,7 @@ def _network_of(
     """Returns a model as featurizer and linear classifier.
 
     Raises:
-        ExperimentError: the method works in front of the last layer, and there is none.
+        ExperimentError: the method needs the input of a last linear layer, and there is none.
     """
     if isinstance(model, Network):
         return copy.deepcopy(model)

@@ -1,4 +1,4 @@
-"""Files that survive crashes, damage and curiosity: text, YAML, arrays, and the cache of them."""
+"""Safe reading and writing of files: text, YAML, arrays, and the cache."""
 
 import errno
 import logging
@@ -32,12 +32,12 @@ _READ_PLAINLY = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINA
 
 
 def private_folder(path: Path) -> Path:
-    """Makes a folder, and those above it that are missing, for its owner alone; returns it.
+    """Creates a private folder and its missing parents, for the owner only; returns it.
 
-    A folder that is there stays as it is: its owner may have shared it.
+    An existing folder is not changed, because its owner may have shared it.
 
     Raises:
-        OSError: it cannot be made, or something else is in its place.
+        OSError: it cannot be created, or something else is in its place.
     """
     if not path.is_dir():
         if path != path.parent:
@@ -48,16 +48,16 @@ def private_folder(path: Path) -> Path:
 
 @contextmanager
 def alone(path: Path, busy: FeddgError, *, wait: float = 0.0) -> Iterator[None]:
-    """Keeps other processes that ask for the same from writing a file meanwhile.
+    """Locks a file against other processes that also use this lock.
 
     Args:
-        path: the file; its folder is there, it need not be.
-        busy: raised where another process does not let go of it.
-        wait: seconds to wait for that process.
+        path: the file, which need not exist; its folder must.
+        busy: the error if another process holds the lock.
+        wait: seconds to wait for the lock.
 
     Raises:
-        busy: see there.
-        OSError: nothing can be written beside the file.
+        busy: another process holds the lock.
+        OSError: the lock file cannot be written beside the file.
     """
     lock = path.with_name(f".{path.name}.lock")
     os.close(os.open(lock, os.O_CREAT | os.O_WRONLY, FILE_MODE))  # or says why it cannot be
@@ -73,12 +73,12 @@ def alone(path: Path, busy: FeddgError, *, wait: float = 0.0) -> Iterator[None]:
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Has ``write`` write a file aside, then puts it in place of ``path``; leaves no debris.
+    """Writes a temporary file with ``write`` and moves it to ``path``; leaves no partial file.
 
-    Only its owner may read it, from before the first byte is written.
+    Only its owner can read it, from the beginning.
 
     Raises:
-        OSError: it cannot be written; ``path`` is as it was.
+        OSError: it cannot be written; ``path`` is unchanged.
     """
     private_folder(path.parent)
     aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
@@ -105,7 +105,7 @@ def replace_text(path: Path, content: str) -> None:
 
 
 def append_text(path: Path, content: str) -> None:
-    """Appends to a file, made for its owner alone if absent, and waits until it is on disk.
+    """Appends to a file, created for its owner only, and waits until it is on disk.
 
     Raises:
         OSError: it cannot be written.
@@ -122,7 +122,7 @@ def sync(file: IO[Any]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until a folder's entries are on disk: a rename may be lost with the power otherwise."""
+    """Waits until a folder's entries are on disk, so that a rename survives a power failure."""
     with suppress(OSError):  # some file systems have no such thing
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -132,12 +132,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def sweep_asides(folder: Path, *, older_than: float = 0) -> None:
-    """Removes half-written files of processes that were killed; what cannot be removed stays.
+    """Removes temporary files of killed processes, if possible.
 
     Args:
-        folder: where to look; not in folders below.
-        older_than: age in seconds; for folders that other machines write to, too, whose processes
-            cannot be looked up here.
+        folder: the folder; its subfolders are not searched.
+        older_than: age in seconds; needed for folders shared with other machines, whose processes
+            cannot be seen here.
     """
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -164,10 +164,10 @@ def _is_alive(process: int) -> bool:
 
 
 def is_file(path: Path, fault: type[FeddgError] = RunError) -> bool:
-    """Whether there is a file.
+    """Returns whether a file exists.
 
     Raises:
-        fault: something else is in its place, or it cannot be told.
+        fault: something else is in its place, or it cannot be checked.
     """
     try:
         mode = path.stat().st_mode
@@ -181,7 +181,7 @@ def is_file(path: Path, fault: type[FeddgError] = RunError) -> bool:
 
 
 def kind_of(mode: int) -> str:
-    """Says what is in place of a file, from its ``st_mode``."""
+    """Returns what is in place of a file, from its ``st_mode``, in words."""
     if stat.S_ISDIR(mode):
         return "a folder"
     if stat.S_ISFIFO(mode):
@@ -193,7 +193,7 @@ Stamp = tuple[int, int, int]
 
 
 def stamp(path: Path | str) -> Stamp | None:
-    """Returns size and times of a regular file, which change with it; None for anything else."""
+    """Returns size and times of a regular file, which change with its content; else None."""
     try:
         status = os.stat(path)
     except OSError:
@@ -204,10 +204,10 @@ def stamp(path: Path | str) -> Stamp | None:
 
 
 def open_file(path: Path) -> IO[bytes]:
-    """Opens a plain file to read bytes from it, without ever waiting as for a pipe's writer.
+    """Opens a regular file for reading bytes, without blocking on pipes.
 
     Raises:
-        OSError: it cannot be opened, or is no plain file.
+        OSError: it cannot be opened, or is not a regular file.
     """
     handle = os.open(path, _READ_PLAINLY)
     try:
@@ -221,15 +221,15 @@ def open_file(path: Path) -> IO[bytes]:
 
 
 def read_text(path: Path, fault: type[FeddgError] = RunError, *, errors: str = "replace") -> str:
-    """Returns a file's text; a byte order mark is left out.
+    """Returns a file's text without a byte order mark.
 
     Args:
         path: the file.
-        fault: what is raised.
-        errors: ``replace`` for bytes that are no UTF-8, or ``strict``.
+        fault: the exception to raise.
+        errors: ``replace`` for bytes that are not UTF-8, or ``strict``.
 
     Raises:
-        fault: it cannot be read, or is no UTF-8 under ``strict``.
+        fault: it cannot be read, or is not UTF-8 with ``strict``.
     """
     try:
         with open_file(path) as file:
@@ -241,7 +241,7 @@ def read_text(path: Path, fault: type[FeddgError] = RunError, *, errors: str = "
 
 
 def checksum(path: Path) -> int:
-    """Returns the CRC-32 of a file's bytes, at some 3 GB/s; it finds every single flipped bit.
+    """Returns the CRC-32 of a file, at about 3 GB/s; it detects every single flipped bit.
 
     Raises:
         OSError: it cannot be read.
@@ -254,12 +254,12 @@ def checksum(path: Path) -> int:
 
 
 def why(error: Exception) -> str:
-    """Returns the reason of an error that a file caused, in a few words."""
+    """Returns the reason of a file error in a few words."""
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
 def entries(folder: Path, fault: type[FeddgError]) -> Collection[os.DirEntry[str]]:
-    """Returns what is in a folder, in the order of names.
+    """Returns the entries of a folder, sorted by name.
 
     Raises:
         fault: it cannot be read.
@@ -278,14 +278,14 @@ _unwritable: set[Path] = set()
 
 
 def open_array(path: Path, *, writable: bool = True) -> numpy.ndarray:
-    """Opens an array whose file is as large as its header says; it is read by page.
+    """Opens a memory-mapped array, after checking the file's size against its header.
 
     Args:
         path: the file.
-        writable: copy-on-write, which torch wraps without a warning.
+        writable: opens it copy-on-write, which torch wraps without a warning.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: it does not exist.
         OSError: it cannot be read.
         ValueError: it is damaged.
     """
@@ -300,10 +300,10 @@ def open_array(path: Path, *, writable: bool = True) -> numpy.ndarray:
 
 
 def kept_array(path: Path, compute: Callable[[], numpy.ndarray]) -> numpy.ndarray:
-    """Opens an array, computed and kept first where there is none, or a damaged one.
+    """Opens a cached array; computes and stores it first if it is missing or damaged.
 
-    A file that cannot be written or read costs time, not the run: it is said, once per folder and
-    process, and the array is used without being kept.
+    If the file cannot be written or read, the array is used without being stored; this is reported
+    once per folder and process.
     """
     try:
         return open_array(path)
@@ -348,7 +348,7 @@ KINDS = {
     "partial": "left behind by processes that were killed, or being written",
 }
 OTHER = "other"
-"""Anything else in the folder: counted, never touched."""
+"""Kind of all other entries in the folder: counted, never removed."""
 _NAMES = {
     "pixels": re.compile(r"pixels-[0-9a-f]{32}(\.npy)?"),
     "checks": re.compile(r"checked-[0-9a-f]{32}\.json"),
@@ -364,23 +364,23 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Held:
-    """Entries of one kind, and their bytes."""
+    """The number of entries of one kind, and their bytes."""
 
     entries: int
     size: int
 
 
 def cache_folder() -> Path:
-    """Returns where things are kept: ``$FEDDG_CACHE`` or the user's cache."""
+    """Returns the cache folder: ``$FEDDG_CACHE`` or the user's cache."""
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(os.environ.get("FEDDG_CACHE") or str(Path(home) / "feddg"))
 
 
 def contents(cache: Path) -> dict[str, Held]:
-    """Returns what a cache folder holds, by kind; all of nothing where there is no folder.
+    """Returns the content of a cache folder by kind; zeros if it does not exist.
 
     Raises:
-        DataError: it is no folder, or cannot be read.
+        DataError: it is not a folder, or cannot be read.
     """
     found = dict.fromkeys(KINDS, Held(0, 0))
     for path, kind in _entries(cache):
@@ -390,10 +390,10 @@ def contents(cache: Path) -> dict[str, Held]:
 
 
 def clear(cache: Path, kinds: Iterable[str] = KINDS) -> None:
-    """Removes entries of some kinds; what is not ours stays, and so does the folder.
+    """Removes entries of some kinds; other files and the folder itself are kept.
 
     Raises:
-        DataError: the folder is none, or something in it cannot be removed.
+        DataError: it is not a folder, or an entry cannot be removed.
     """
     chosen = set(kinds) & set(KINDS)
     for path, kind in list(_entries(cache)):
@@ -424,7 +424,7 @@ def _entries(cache: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file, or of the files in a folder; a link counts for itself."""
+    """Returns the bytes of a file, or of the files in a folder, without following links."""
     try:
         if path.is_dir() and not path.is_symlink():
             return sum(_size(inside) for inside in path.iterdir())
@@ -438,13 +438,13 @@ def _size(path: Path) -> int:
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MOST_VALUES = 100_000
-"""Values that a file may hold, aliases written out; they double with every line otherwise."""
+"""Most values in a file with aliases expanded, because aliases can double them with every line."""
 DEEPEST = 50
-"""Levels that values may be nested."""
+"""Largest nesting depth of values."""
 
 
 class _Loader(_Base):  # type: ignore[misc]
-    """Plain values only; a field said twice is an error."""
+    """Loads plain values only; a duplicate field is an error."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = {"<<"}
@@ -457,15 +457,15 @@ class _Loader(_Base):  # type: ignore[misc]
 
 
 def read_fields_of(path: Path, what: str, fault: type[FeddgError]) -> dict[str, Any]:
-    """Reads the fields of a YAML file; none of an empty one.
+    """Reads the fields of a YAML file; returns none for an empty file.
 
     Args:
         path: the file.
-        what: what kind of file it is, for the message.
-        fault: what is raised.
+        what: the kind of file, for messages.
+        fault: the exception to raise.
 
     Raises:
-        fault: the file is missing, unreadable, not YAML, or holds something else than fields.
+        fault: the file is missing, unreadable, not YAML, or does not contain fields.
     """
     if not is_file(path, fault):
         raise fault(f"{what} {path} does not exist")
@@ -477,10 +477,11 @@ def read_fields_of(path: Path, what: str, fault: type[FeddgError]) -> dict[str, 
 
 
 def parse_fields(text: str) -> dict[str, Any]:
-    """Parses fields; none of an empty text.
+    """Parses fields; returns none for an empty text.
 
     Raises:
-        ValueError: it is not YAML or holds something else; the message follows a file's name.
+        ValueError: it is not YAML, or does not contain fields; the message is to follow a file's
+            name.
     """
     try:
         _check_depth(text)
@@ -500,7 +501,7 @@ def parse_fields(text: str) -> dict[str, Any]:
 
 
 def _check_depth(text: str) -> None:
-    """Refuses what is nested too deeply, event by event: the loader would end the process."""
+    """Refuses deep nesting by reading events, because the loader would crash the process."""
     depth = 0
     for event in yaml.parse(text, _Loader):
         depth += isinstance(event, yaml.CollectionStartEvent)
@@ -510,7 +511,7 @@ def _check_depth(text: str) -> None:
 
 
 def _keys(content: Any) -> Iterator[Any]:
-    """Yields the field that each value stands under; one that holds itself never ends."""
+    """Yields the field of each value; never ends for a value that contains itself."""
     pending = [("", content)]
     while pending:
         name, value = pending.pop()

@@ -1,4 +1,4 @@
-"""Numbers and names as text: rounded, with units, never misleadingly exact."""
+"""Formats numbers and names as text, rounded and with units."""
 
 import math
 import re
@@ -8,24 +8,24 @@ from collections.abc import Sequence
 MISSING = "–"
 SPACE = "\N{NO-BREAK SPACE}"
 THIN_SPACE = "\N{NARROW NO-BREAK SPACE}"
-"""Between thousands."""
+"""Separator of thousands."""
 
 
 def percent(share: float | None) -> str:
-    """A share in [0, 1] as ``83.4``: percent with one decimal, without the sign."""
+    """Returns a share in [0, 1] as ``83.4``: percent with one decimal, without the sign."""
     if share is None or not math.isfinite(share):
         return MISSING
     return f"{100 * share:.1f}"
 
 
 def percent_sign(share: float | None) -> str:
-    """A share in [0, 1] as ``83.4 %``."""
+    """Returns a share in [0, 1] as ``83.4 %``."""
     text = percent(share)
     return text if text == MISSING else f"{text}{SPACE}%"
 
 
 def number(value: float | None) -> str:
-    """A count or rate with a thin space between thousands, three digits at least."""
+    """Returns a count or rate with at least three digits and a thin space between thousands."""
     if value is None or not math.isfinite(value):
         return MISSING
     digits = 0 if float(value).is_integer() or abs(value) >= 100 else 1
@@ -33,7 +33,7 @@ def number(value: float | None) -> str:
 
 
 def short(count: int) -> str:
-    """A count as ``15k`` or ``1.5M``, all its digits."""
+    """Returns a count as ``15k`` or ``1.5M``, without rounding."""
     for unit, letter in ((10**6, "M"), (1000, "k")):
         if count >= unit and count % (unit // 1000) == 0:
             return f"{count / unit:.12g}{letter}"
@@ -41,7 +41,7 @@ def short(count: int) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes as ``44.8 MB`` (1 MB is 1,000,000 bytes)."""
+    """Returns bytes as ``44.8 MB`` (1 MB is 1,000,000 bytes)."""
     if count is None or not math.isfinite(count):
         return MISSING
     value = float(count)
@@ -53,7 +53,7 @@ def size(count: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as ``0.42 s``, ``12 s``, ``3 min 12 s`` or ``5 h 20 min``."""
+    """Returns seconds as ``0.42 s``, ``12 s``, ``3 min 12 s`` or ``5 h 20 min``."""
     if seconds is None or not math.isfinite(seconds):
         return MISSING
     if 0 < seconds < 0.001:
@@ -69,38 +69,38 @@ def duration(seconds: float | None) -> str:
 
 
 def counted(count: int, singular: str, plural: str | None = None) -> str:
-    """``1 client``, ``12 clients``."""
+    """Returns ``1 client``, ``12 clients``."""
     return f"{number(count)} {singular if count == 1 else plural or singular + 's'}"
 
 
 def listed(names: Sequence[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
+    """Returns ``a``, ``a and b``, ``a, b and c``."""
     if len(names) < 2:
         return "".join(names)
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def readable(name: str) -> str:
-    """A name from a file as prose: ``art_painting`` becomes ``art painting``."""
+    """Returns a name from a file as text: ``art_painting`` becomes ``art painting``."""
     return name.replace("_", " ")
 
 
 def shortened(name: str, length: int = 24) -> str:
-    """A name cut to a length that fits an axis."""
+    """Returns a name cut to a length that fits an axis."""
     return name if len(name) <= length else f"{name[: length - 1]}…"
 
 
 def command(*words: str) -> str:
-    """A command line of feddg, quoted for a shell."""
+    """Returns a command line of feddg, quoted for a shell."""
     return shlex.join(["feddg", *words])
 
 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters, line ends, changes of the writing direction, bytes that are no UTF-8."""
+"""Control characters, line ends, changes of writing direction, and bytes that are not UTF-8."""
 
 
 def printable(text: str) -> str:
-    r"""A text on one line that no terminal takes for a command: ESC becomes ``\x1b``."""
+    r"""Returns a text on one line that a terminal shows safely: ESC becomes ``\x1b``."""
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 

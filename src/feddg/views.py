@@ -1,8 +1,7 @@
-"""What a notebook shows of what this package returns.
+"""How objects of this package are shown in a notebook.
 
-Pages and progress are made by packages above those whose objects are shown. They are known here by
-their names, as those of other packages are by entry points, and nothing is imported before a
-notebook asks.
+Pages and progress bars come from higher packages than the objects shown. So they are named here as
+text, and imported only when a notebook asks.
 """
 
 import sys
@@ -13,10 +12,10 @@ _PAGES, _PROGRESS = "feddg.report.notebook", "feddg.cli.progress"
 
 
 class Shown:
-    """Something that shows itself in a notebook as tables, curves and pictures."""
+    """An object that a notebook shows as tables, curves and pictures."""
 
     def _repr_html_(self) -> str | None:
-        """Returns HTML without scripts; None, and so the plain text, where it cannot be made."""
+        """Returns HTML without scripts; None if it cannot be made, so that text is shown."""
         from feddg.errors import FeddgError
 
         try:
@@ -27,7 +26,7 @@ class Shown:
 
 
 def in_notebook() -> bool:
-    """Whether this process computes for a notebook."""
+    """Returns whether this process belongs to a notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return type(shell).__name__ == "ZMQInteractiveShell"

@@ -1,6 +1,6 @@
-"""What can be learnt of images from what leaves a site: attacks on finished runs, measured.
+"""Attacks on finished runs: they measure what messages to the server reveal about images.
 
-``attack`` carries one out and keeps its rows; ``entries`` finds what a method sends beside weights;
-``senders`` asks the method what clients would send; ``reconstruction`` (with its ``generator``),
-``inversion`` and ``membership`` are the attacks; ``image_metrics`` and ``extractors`` judge.
+``attack`` runs an attack and stores its results; ``senders`` finds what a method sends and what
+clients would send; ``reconstruction``, ``inversion`` and ``membership`` are the attacks;
+``image_metrics`` compares images.
 """

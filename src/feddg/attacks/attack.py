@@ -1,4 +1,4 @@
-"""Attacks on a finished run: carried out, measured, drawn, and kept in its folder."""
+"""Runs attacks on a finished run, and stores results and pictures in its folder."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,13 +44,13 @@ from feddg.styles.training import load_images as load_public
 
 
 SHOWN = 6
-"""Columns of a picture for each domain."""
+"""Columns of a picture per domain."""
 Captioned = tuple[list[Tensor], str]
-"""Rows of images ``(n, 3, S, S)`` uint8, and the words below them."""
+"""Rows of images ``(n, 3, S, S)`` uint8, and the caption."""
 
 
 def picture_of(found: Reconstruction, domain_names: Sequence[str]) -> dict[str, Captioned]:
-    """Returns the picture of a reconstruction, under its file's name."""
+    """Returns the picture of a reconstruction, by file name."""
     domains = found.targets.domains
     shown = torch.cat(
         [(domains == d).nonzero().flatten()[:SHOWN] for d in domains.unique().tolist()]
@@ -67,7 +67,7 @@ def picture_of(found: Reconstruction, domain_names: Sequence[str]) -> dict[str, 
 
 
 def picture_of_inverted(found: Inverted) -> dict[str, Captioned]:
-    """Returns the picture of inverted updates, under its file's name."""
+    """Returns the picture of inverted updates, by file name."""
     shown = torch.arange(min(2 * SHOWN, len(found.targets)))
     rows = [found.targets.images[shown], _bytes(found.drawn[shown])]
     caption = (
@@ -88,28 +88,29 @@ def _plain(key: str) -> str:
 KINDS = ("server", "client", "update", "membership")
 _LEAST = {"most_public": FEWEST, "targets": 2, "steps": 0, "updates": 1, "iterations": 1}
 SMALLEST = 12
-"""Side in pixels below which SSIM has no window."""
+"""Smallest side in pixels for which SSIM is defined."""
 
 
 @dataclass(frozen=True)
 class AttackSettings:
-    """What is attacked, and how hard.
+    """Settings of an attack.
 
     Attributes:
-        public: folders of images that the server has; searched in depth.
-        entry: what is read: an entry's key or name, ``statistics``, or None for all.
-        client: id of the malicious client; the one with most images by default.
-        most_public: images of ``public``, or of the malicious client, that are used.
-        targets: true images that reconstructions are compared with.
-        steps: of the generator's training; 0 leaves the linear attack alone.
-        batch_sizes: images behind an update.
-        updates: updates attacked of each batch size.
-        iterations: of the search behind an update.
-        optimizer: what the client's one step is taken by: the run's own, or plain SGD.
-        membership: how much the membership attack may take.
-        extractor: who judges: see :func:`feddg.attacks.image_metrics.read_extractor`.
-        lpips: trunk of LPIPS with its file, or None.
-        seed: of everything that is drawn.
+        public: folders of images that the server has, searched at any depth.
+        entry: what is attacked: an entry's key or name, ``statistics``, or None for all.
+        client: id of the malicious client; by default the one with most images.
+        most_public: largest number of images of ``public``, or of the malicious client, to use.
+        targets: number of true images to compare reconstructions with.
+        steps: training steps of the generator; 0 runs only the linear attack.
+        batch_sizes: numbers of images per update.
+        updates: number of updates to attack per batch size.
+        iterations: steps of the search for the images of an update.
+        optimizer: optimizer of the client's one step: the run's own, or plain SGD.
+        membership: size of the membership attack.
+        extractor: network that compares images: see
+            :func:`feddg.attacks.image_metrics.read_extractor`.
+        lpips: network of LPIPS with its file, or None.
+        seed: seed of all random draws.
     """
 
     public: Sequence[Path] = ()
@@ -128,7 +129,7 @@ class AttackSettings:
     seed: int = 0
 
     def check(self, kind: str) -> None:
-        """Raises a FeddgError where this kind of attack cannot be made by these settings."""
+        """Raises a FeddgError if this kind of attack is not possible with these settings."""
         if kind not in KINDS:
             raise ExperimentError(f"there is no attack {kind!r}; there are: {', '.join(KINDS)}")
         if self.optimizer not in get_args(Step):
@@ -151,13 +152,13 @@ def attack_run(
     cache: Path | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> list[AttackRow]:
-    """Attacks a finished run and keeps the result in its folder.
+    """Attacks a finished run and stores the result in its folder.
 
     Args:
-        folder: the run's, with its images where they were.
-        kind: ``server`` or ``client``: reconstruction from what is sent beside weights;
-            ``update``: gradient inversion; ``membership``: whose images they were.
-        settings: what is attacked, and how hard.
+        folder: the run's folder; its images must be where they were.
+        kind: ``server`` or ``client``: reconstruction from what is sent besides weights;
+            ``update``: gradient inversion; ``membership``: membership inference.
+        settings: settings of the attack.
         cache: folder for decoded pixels; the user's cache by default.
         progress: called with (what, done, total).
 
@@ -165,10 +166,10 @@ def attack_run(
         The new rows.
 
     Raises:
-        ExperimentError: the method sends nothing that this attack could read.
+        ExperimentError: the method sends nothing that this attack can use.
         DataError: there are no public images, or too few.
-        RunError: the folder has no completed round, or other images than the run.
-        WeightsError: a judge's weights cannot be used.
+        RunError: the folder has no completed round, or the images have changed since the run.
+        WeightsError: weights of a comparing network cannot be used.
     """
     require_torchmetrics()
     chosen = settings or AttackSettings()
@@ -207,7 +208,7 @@ class _Work:
         self.pictures: dict[str, Captioned] = {}
 
     def carry_out(self, kind: str) -> list[AttackRow]:
-        """Returns the rows of one kind of attack."""
+        """Runs one kind of attack and returns its rows."""
         by_kind: dict[str, Callable[[], list[AttackRow]]] = {
             "server": lambda: self._reconstructions(None),
             "client": lambda: self._reconstructions(self._malicious()),
@@ -246,7 +247,7 @@ class _Work:
         return rows
 
     def _known_images(self, attacker: int | None) -> tuple[Tensor, Tensor]:
-        """The images that the attacker learns on, and what they are taken for."""
+        """Returns the images that the attacker trains on, and their labels."""
         most, size = self._settings.most_public, self._loaded.experiment.data.image_size
         if attacker is not None:
             own = self._loaded.images.examples(attacker)
@@ -307,7 +308,7 @@ class _Work:
 
 
 def _require_sent(ledger: LedgerRecord, entry: SentEntry, path: Path) -> None:
-    """Raises RunError where the ledger shows no message that holds an entry."""
+    """Raises RunError if no message in the ledger contains an entry."""
     stem = f"weights/{entry.names[0]}" if entry.names else entry.name.removesuffix("*")
     for message in ledger.messages:
         layout = ledger.layouts.get(message.layout)

@@ -1,4 +1,4 @@
-"""How like the true images reconstructions are, and the networks that judge them."""
+"""Measures how similar reconstructions are to the true images, and loads the networks for it."""
 
 import hashlib
 import math
@@ -35,9 +35,9 @@ PUBLISHED = {
     "vgg": "397923af",
     "squeeze": "b8a52dc0",
 }
-"""How the SHA-256 of the published files begins: FID's Inception, and LPIPS's trunks."""
+"""Beginnings of the SHA-256 of published files: FID's Inception, and LPIPS's networks."""
 LEAST_SIDE = 64
-"""Side to which images are enlarged for networks that were trained on larger ones."""
+"""Images are enlarged to this side for networks trained on larger ones."""
 AT_ONCE = 64
 PARTS = ("weight", "bias")
 
@@ -47,14 +47,14 @@ Images = Tensor
 
 @dataclass(frozen=True)
 class Extractor:
-    """A network that judges images.
+    """A network that compares images.
 
     Attributes:
-        name: what stands in the names of its metrics.
-        maps: from images to feature maps ``(n, C, h, w)``, shallow to deep; None if it has none.
-        vectors: from images to ``(n, d)``.
-        head: from vectors to logits ``(n, classes)``; None if it knows no classes.
-        published: whether its metrics may carry the published names.
+        name: its name in its metrics.
+        maps: returns feature maps ``(n, C, h, w)`` of images, shallow to deep; None if it has none.
+        vectors: returns vectors ``(n, d)`` of images.
+        head: returns logits ``(n, classes)`` of vectors; None if it has no classes.
+        published: whether its metrics may use the published names.
     """
 
     name: str
@@ -64,12 +64,12 @@ class Extractor:
     published: bool = False
 
     def named(self, short: str, published: str) -> str:
-        """Returns what a metric of this network is called."""
+        """Returns the name of a metric of this network."""
         return published if self.published else f"{short}[{self.name}]"
 
 
 def read_extractor(spelling: str) -> Extractor:
-    """Returns the network that ``compact``, ``inception=FILE`` or ``BACKBONE=FILE`` names.
+    """Returns the network for ``compact``, ``inception=FILE`` or ``BACKBONE=FILE``.
 
     Raises:
         WeightsError: the file is missing, does not fit, or is not the published one.
@@ -88,7 +88,7 @@ def read_extractor(spelling: str) -> Extractor:
 
 
 def compact_extractor() -> Extractor:
-    """Returns the encoder inside this package; it knows no classes."""
+    """Returns the encoder in this package; it has no classes."""
     codec = load_codec(COMPACT)
 
     def maps(images: Images) -> list[Tensor]:
@@ -152,10 +152,10 @@ def _inception(file: Path) -> Extractor:
 
 
 def read_lpips(spelling: str) -> Callable[[Images, Images], Tensor]:
-    """Returns LPIPS: its published heads, and the trunk of ``alex=FILE``, ``vgg=`` or ``squeeze=``.
+    """Returns LPIPS: its published heads, on the network ``alex=FILE``, ``vgg=`` or ``squeeze=``.
 
     Raises:
-        WeightsError: the file is not torchvision's published one for that trunk.
+        WeightsError: the file is not torchvision's published one for that network.
     """
     name, _, file = spelling.partition("=")
     if name not in PUBLISHED or name == INCEPTION or not file:
@@ -182,7 +182,7 @@ def read_lpips(spelling: str) -> Callable[[Images, Images], Tensor]:
 
 
 def require_published(file: Path, name: str) -> None:
-    """Raises WeightsError unless a file is the published one; its hash must begin as it should."""
+    """Raises WeightsError if a file's hash is not that of the published one."""
     if not is_file(file, WeightsError):
         raise WeightsError(f"weights file {file} does not exist")
     with file.open("rb") as content:
@@ -196,7 +196,7 @@ def require_published(file: Path, name: str) -> None:
 
 
 def perceptual_distances(extractor: Extractor, one: Images, other: Images) -> Tensor:
-    """Returns how unlike two images look, pair by pair, ``(n,)``: LPIPS without learnt weights.
+    """Returns perceptual distances pair by pair, ``(n,)``: LPIPS without learned weights.
 
     Zhang et al., "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric" (CVPR
     2018), Eq. 1 with all weights 1: squared distance between feature vectors of unit length, mean
@@ -236,19 +236,19 @@ def _enlarged(images: Images) -> Images:
 
 
 FEWEST_OF_COLLECTION = 8
-"""Images on each side below which a distance between collections says nothing."""
+"""Fewest images on each side for a distance between collections."""
 SUBSETS, SUBSET = 50, 100
-"""Kernel distance: how many subsets, and of how many images at most."""
+"""Kernel distance: number of subsets, and largest size of a subset."""
 
 
 @dataclass(frozen=True)
 class Judges:
-    """Who judges reconstructions.
+    """The networks that compare reconstructions.
 
     Attributes:
-        extractor: of the distances between collections, and of the class score.
-        eye: of the perceptual distance, and of retrieval.
-        lpips: the published perceptual distance, where its weights were given.
+        extractor: for distances between collections, and the class score.
+        eye: for the perceptual distance, and for retrieval.
+        lpips: the published perceptual distance, if its weights are given.
     """
 
     extractor: Extractor = field(default_factory=compact_extractor)
@@ -257,7 +257,7 @@ class Judges:
 
     @property
     def perceptual_name(self) -> str:
-        """What the perceptual distance is called."""
+        """The name of the perceptual distance."""
         return "LPIPS" if self.lpips else self._looker.named("PD", "PD")
 
     @property
@@ -273,7 +273,7 @@ class Judges:
 
 
 def psnr(one: Tensor, other: Tensor) -> Tensor:
-    """Returns PSNR pair by pair, dB, ``(n,)``; images ``(n, 3, H, W)`` in [0, 1]."""
+    """Returns PSNR in dB, pair by pair, ``(n,)``; images ``(n, 3, H, W)`` in [0, 1]."""
     from torchmetrics.functional.image import peak_signal_noise_ratio
 
     found: Tensor = peak_signal_noise_ratio(
@@ -293,7 +293,7 @@ def ssim(one: Tensor, other: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Collection:
-    """What an extractor makes of images.
+    """The outputs of an extractor for images.
 
     Attributes:
         vectors: ``(n, d)``.
@@ -305,13 +305,13 @@ class Collection:
 
     @classmethod
     def of(cls, images: Tensor, extractor: Extractor) -> "Collection":
-        """Returns that of images ``(n, 3, H, W)`` in [0, 1]."""
+        """Returns the outputs for images ``(n, 3, H, W)`` in [0, 1]."""
         vectors = _over_parts(extractor.vectors, images)
         head = extractor.head
         return cls(vectors, None if head is None else _over_parts(head, vectors))
 
     def take(self, positions: Tensor) -> "Collection":
-        """Returns that of some of the images."""
+        """Returns the outputs of some of the images."""
         logits = None if self.logits is None else self.logits[positions]
         return Collection(self.vectors[positions], logits)
 
@@ -319,16 +319,16 @@ class Collection:
 def collection_scores(
     drawn: Collection, true: Collection, extractor: Extractor, seed: int
 ) -> dict[str, float]:
-    """Returns distances between two collections of as many images, and the class score of one.
+    """Returns distances between two collections of equal size, and the class score of the first.
 
-    Frechet distance needs more images than dimensions: vectors are projected at random to at most
-    half as many dimensions as there are images, alike on both sides.
+    The Frechet distance needs more images than dimensions: both sides are projected by the same
+    random matrix to at most half as many dimensions as there are images.
 
     Args:
-        drawn: of the reconstructions.
-        true: of the true images; as many.
-        extractor: whose they are.
-        seed: of projection and subsets.
+        drawn: outputs for the reconstructions.
+        true: outputs for as many true images.
+        extractor: the network that computed them.
+        seed: seed of projection and subsets.
 
     Raises:
         ValueError: the collections differ in size.
@@ -375,7 +375,7 @@ def class_score(logits: Tensor) -> float:
     """Returns exp of the mean divergence of class probabilities from their mean; at least 1.
 
     Salimans et al., "Improved Techniques for Training GANs" (NeurIPS 2016), over all images at
-    once: torchmetrics' mean over ten parts says little of so few.
+    once, because torchmetrics' mean over ten parts is unreliable for few images.
 
     Args:
         logits: ``(n, classes)``.
@@ -387,13 +387,13 @@ def class_score(logits: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Retrieval:
-    """Whether reconstructions find their true images among others.
+    """Whether the true image of a reconstruction can be found among others.
 
     Attributes:
-        ranks: ``(n,)`` share of the other candidates that are nearer than the true one, in [0, 1];
-            0.5 is chance. NaN where there is no other.
-        first: share found first of all.
-        first_chance: what chance would give.
+        ranks: ``(n,)`` share of the other candidates that are nearer than the true image, in [0,
+            1]; 0.5 is chance. NaN if there is no other.
+        first: share of reconstructions whose true image is nearest.
+        first_chance: that share by chance.
     """
 
     ranks: Tensor
@@ -402,12 +402,12 @@ class Retrieval:
 
 
 def retrieval(drawn: Tensor, true: Tensor, groups: Tensor) -> Retrieval:
-    """Looks for the true image of each reconstruction among the true images of its group.
+    """Ranks the true image of each reconstruction among the true images of its group.
 
     Args:
-        drawn: ``(n, k)`` points of the reconstructions: see ``perceptual_points``.
-        true: points of the true image of each.
-        groups: ``(n,)`` the group of each, such as its domain.
+        drawn: ``(n, k)`` points of the reconstructions, see ``perceptual_points``.
+        true: points of their true images.
+        groups: ``(n,)`` the group of each, for example its domain.
     """
     distances = torch.cdist(drawn, true)
     own = distances.diagonal()[:, None]
@@ -427,23 +427,23 @@ def retrieval(drawn: Tensor, true: Tensor, groups: Tensor) -> Retrieval:
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """A mean with its 95 % interval; NaN where there is nothing to say."""
+    """A mean with its 95 % interval; NaN if undefined."""
 
     mean: float
     low: float
     high: float
 
     def within(self, least: float, most: float) -> "MeanInterval":
-        """Returns the part of the interval that the quantity can reach."""
+        """Returns the interval clipped to the quantity's range."""
         return MeanInterval(self.mean, max(self.low, least), min(self.high, most))
 
 
 def clustered_mean(values: Tensor, clusters: Tensor) -> MeanInterval:
-    """Returns the mean over clusters of their means, with Student's interval over clusters.
+    """Returns the mean of cluster means, with Student's interval over clusters.
 
     Args:
-        values: ``(n,)``; NaN is left out.
-        clusters: ``(n,)`` ids, such as clients: values of one cluster depend on each other.
+        values: ``(n,)``; NaN is ignored.
+        clusters: ``(n,)`` ids, such as clients; values of one cluster are not independent.
     """
     clustered = ~values.isnan()
     values, clusters = values[clustered].double(), clusters[clustered]
@@ -458,7 +458,7 @@ def clustered_mean(values: Tensor, clusters: Tensor) -> MeanInterval:
 
 
 def require_torchmetrics() -> None:
-    """Raises ExperimentError where torchmetrics is not installed."""
+    """Raises ExperimentError if torchmetrics is not installed."""
     try:
         import torchmetrics  # noqa: F401
     except ImportError:
@@ -468,7 +468,7 @@ def require_torchmetrics() -> None:
 
 
 class _Given(nn.Module):
-    """Hands on vectors that were computed already, in the shape of images."""
+    """Returns precomputed vectors, given in the shape of images."""
 
     def __init__(self, length: int) -> None:
         super().__init__()
@@ -479,7 +479,7 @@ class _Given(nn.Module):
 
 
 def _of_vectors(metric: Any, drawn: Tensor, true: Tensor) -> Any:
-    """What a metric of torchmetrics says of vectors ``(n, d)``, which it takes as images."""
+    """Returns a torchmetrics metric of vectors ``(n, d)``, passed as if they were images."""
     for vectors, real in ((true, True), (drawn, False)):
         metric.update(vectors.double()[:, :, None, None], real=real)
     return metric.compute()

@@ -1,4 +1,4 @@
-"""Images drawn again from one client's update: gradient inversion.
+"""Gradient inversion: reconstructs images from one client's update.
 
 Geiping et al., "Inverting Gradients - How easy is it to break privacy in federated learning?"
 (NeurIPS 2020), Eq. 4:
@@ -49,18 +49,18 @@ from feddg.rng import stream
 
 Step = Literal["own", "sgd"]
 SOFTNESS = 0.1
-"""Adam's sign is rounded off below this share of a layer's mean gradient, so it has a slope."""
+"""Below this share of a layer's mean gradient, Adam's sign is smoothed so that it has a slope."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """How images are searched for.
+    """Settings of the search for images.
 
     Attributes:
-        iterations: steps.
-        lr: of Adam on the pixels; falls tenfold after 3/8, 5/8 and 7/8 of the steps.
+        iterations: number of steps.
+        lr: Adam's learning rate on pixels; divided by ten after 3/8, 5/8 and 7/8 of the steps.
         total_variation: weight of the total variation.
-        seed: of the images that the search starts from.
+        seed: seed of the initial images.
     """
 
     iterations: int = 300
@@ -71,15 +71,15 @@ class Search:
 
 @dataclass(frozen=True)
 class Inverted:
-    """What was found in some updates of one batch size.
+    """The images found for some updates of one batch size.
 
     Attributes:
-        batch_size: images behind each.
-        optimizer: what the client's step was taken by.
+        batch_size: number of images per update.
+        optimizer: optimizer of the client's step.
         targets: the true images, update by update.
-        drawn: ``(n, 3, S, S)`` in [0, 1], each beside the true image that it fits best.
-        cosines: ``(updates,)`` of the images found.
-        search: how.
+        drawn: ``(n, 3, S, S)`` in [0, 1], each at the position of its best-matching true image.
+        cosines: ``(updates,)`` cosine objective of the images found.
+        search: settings of the search.
     """
 
     batch_size: int
@@ -90,7 +90,7 @@ class Inverted:
     search: Search
 
     def row(self, judges: Judges) -> InversionRow:
-        """Returns everything measured."""
+        """Returns all measurements."""
         true = self.targets.images.float() / 255
         updates = torch.arange(len(true)) // self.batch_size
         points = [perceptual_points(judges.eye, part) for part in (self.drawn, true)]
@@ -131,18 +131,18 @@ def invert_updates(
     optimizer: Step = "own",
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> Inverted:
-    """Draws the images behind single clients' updates again.
+    """Reconstructs the images behind single clients' updates.
 
     Args:
-        senders: of the run.
-        batch_size: images behind an update.
-        updates: how many updates, each of another client where there are enough.
-        search: how images are searched for.
-        optimizer: what the client's step is taken by: the run's own, or plain SGD.
+        senders: the clients of the run.
+        batch_size: number of images per update.
+        updates: number of updates, from different clients if there are enough.
+        search: settings of the search.
+        optimizer: optimizer of the client's step: the run's own, or plain SGD.
         progress: called with (what, done, total).
 
     Raises:
-        RunError: no weights leave the clients, or none holds so many images.
+        RunError: no weights leave the clients, or no client holds enough images.
     """
     network, method = senders.loaded.worker.network, senders.loaded.method
     if not has_global_model(method, network):
@@ -192,19 +192,19 @@ def invert(
     signed: bool,
     names: Sequence[str | int] = (),
 ) -> tuple[Tensor, float]:
-    """Searches for the images whose gradient points where a change of the weights does.
+    """Searches for images whose gradient has the direction of a change of the weights.
 
     Args:
-        network: with the weights that the client received, in the mode it trained in.
-        change: received minus sent, by parameter.
+        network: with the weights that the client received, in its training mode.
+        change: received minus sent weights, by parameter.
         labels: ``(B,)`` of the images.
-        size: side of the images.
-        search: how.
+        size: side of the images in pixels.
+        search: settings of the search.
         signed: whether the client's step was Adam's first, nearly the sign of its gradient.
-        names: of the random stream that the search starts from.
+        names: names of the random stream of initial images.
 
     Returns:
-        ``(B, 3, size, size)`` in [0, 1] with the best value of the objective, and their cosine.
+        The images with the best objective, ``(B, 3, size, size)`` in [0, 1], and their cosine.
     """
     use_plain_attention(network)  # for a gradient's gradient
     device = next(network.parameters()).device
@@ -238,7 +238,7 @@ def invert(
 
 
 def _batches(senders: Senders, size: int, updates: int, seed: int) -> Iterator[Targets]:
-    """Batches of images, of a client each; of one client several where there are too few."""
+    """Yields batches of images, each of one client; several per client if there are too few."""
     examples = senders.loaded.images.examples
     clients = chosen_clients(senders.loaded, updates, seed)
     able = [client for client in clients if len(examples(client)) >= size]
@@ -274,7 +274,7 @@ def _total_variation(images: Tensor) -> Tensor:
 
 
 def _assigned(drawn: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns drawn images in the order in which they fit the true ones best, and those."""
+    """Returns drawn images in the order that fits the true ones best, and the true ones."""
     distances = torch.cdist(true.flatten(1), drawn.flatten(1)).square()
     _, columns = linear_sum_assignment(distances.numpy())
     return drawn[torch.from_numpy(columns)], true

@@ -1,14 +1,15 @@
-"""Whether what a client sends tells that an image was among its own.
+"""Membership inference: whether messages of a client reveal that an image was among its own.
 
 Two attacks, each on weights and on what is sent beside them:
 
-* *threshold*: an image is a member if the client's new weights give it a small loss, or if its own
-  row lies near the one that was sent (Yeom et al., "Privacy Risk in Machine Learning", CSF 2018);
-* *shadow*: clients like it are made of other clients' images, and a logistic regression learns on
-  them what members look like (Shokri et al., "Membership Inference Attacks Against Machine Learning
+* *threshold*: an image is a member if its loss under the client's new weights is small, or if its
+own row is near the one that was sent (Yeom et al., "Privacy Risk in Machine Learning", CSF 2018); *
+*shadow*: similar clients are made up from other clients' images, and a logistic regression learns
+from them to recognise members (Shokri et al., "Membership Inference Attacks Against Machine
+Learning
   Models", S&P 2017).
 
-Members and others are of the same domains. 0.5 is chance for the area under the ROC curve.
+Members and others have the same domains. An area under the ROC curve of 0.5 is chance.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,13 +42,15 @@ from feddg.records import MembershipRow
 
 WEIGHTS = "update/weights"
 POINTS = 21
-"""Points of a ROC curve that are kept."""
+"""Number of stored points of a ROC curve."""
 EARLY = 0.01
-"""False positive rate at which few but certain finds are counted."""
+"""False positive rate for the reported true positive rate."""
 
 
 Evidence = Callable[[Sequence[Case], Sequence[int] | None], list[numpy.ndarray]]
-"""From cases, and the real clients' ids if they are any, to the features of what is asked."""
+"""Maps cases, and the ids of real clients if they are any, to the features of the images asked
+about.
+"""
 
 
 def membership(
@@ -56,16 +59,16 @@ def membership(
     effort: MembershipEffort,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> list[MembershipRow]:
-    """Attacks the weights and every entry, by threshold and by shadows.
+    """Attacks the weights and every entry, by threshold and by shadow clients.
 
     Args:
-        senders: of the run.
-        entries: what is sent beside the weights.
-        effort: how much it may take.
+        senders: the clients of the run.
+        entries: what is sent besides the weights.
+        effort: size of the attack.
         progress: called with (what, done, total).
 
     Raises:
-        RunError: no client has enough images for it, or there is nothing single to read.
+        RunError: no client has enough images, or the server sees no single update.
     """
     seen = has_global_model(senders.loaded.method, senders.loaded.worker.network)
     seen = seen and not senders.only_sums
@@ -116,7 +119,7 @@ def _attacks(
 def _learnt(
     shadows: Sequence[tuple[numpy.ndarray, numpy.ndarray]], asked: numpy.ndarray
 ) -> numpy.ndarray:
-    """What a logistic regression on shadow clients says of the features asked about."""
+    """Returns a logistic regression's scores, trained on shadow clients, for the asked features."""
     features, members = (numpy.concatenate(part) for part in zip(*shadows))
     scaler = StandardScaler().fit(features)
     model = LogisticRegression(max_iter=1000).fit(scaler.transform(features), members)
@@ -156,7 +159,7 @@ def _row(
 
 
 def _losses(senders: Senders, cases: Sequence[Case]) -> Iterator[numpy.ndarray]:
-    """Features ``(n, 3)``: minus the loss under the client's weights, its fall, and before."""
+    """Yields features ``(n, 3)``: minus the new loss, the decrease, minus the loss before."""
     broadcast = senders.broadcast
     before = [_negative_losses(senders, broadcast.weights, case.asked) for case in cases]
     updates: list[Weights] = []
@@ -197,7 +200,7 @@ def _of_entry(senders: Senders, entry: SentEntry) -> Evidence:
 
 
 def _distances(senders: Senders, entry: SentEntry, case: Case, sent: Tensor) -> numpy.ndarray:
-    """Features ``(n, 3)``: minus the distance to the nearest row, the best cosine, the length."""
+    """Returns features ``(n, 3)``: minus the distance to the nearest row, best cosine, norm."""
     classes = senders.loaded.worker.network.classes
     client_data = one_each(case.asked.images(), case.asked.labels, classes)
     own = torch.cat([rows[:1] for rows in senders.pretended(entry, client_data)]).double()

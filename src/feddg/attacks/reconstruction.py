@@ -1,4 +1,4 @@
-"""Images drawn again from what clients send beside weights, by a trained generator."""
+"""Reconstructs images from what clients send besides weights, with a trained generator."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -47,28 +47,29 @@ from feddg.rng import derive_seed, stream
 
 
 FEWEST = 16
-"""Images that a generator can be trained on at all."""
+"""Fewest images to train a generator on."""
 THUMBNAIL = 8
 RIDGES = (1e-4, 1e-2, 1e-1, 1.0)
-"""Strengths of the ridge that are tried, as shares of the number of images."""
+"""Ridge strengths to try, as shares of the number of images."""
 MOST_SIDE = 32
-"""The network draws, and the perceptual loss looks at, images of at most this side: what moments,
-spectra and prototypes say of finer detail is nothing, and 64 pixels are four times the work."""
+"""Largest side of images in the network and the perceptual loss: moments, spectra and prototypes
+contain no finer detail, and 64 pixels would take four times as long.
+"""
 LARGEST_SCORE = 10.0
-"""Standardised numbers are cut off there: what the public images never show says nothing."""
+"""Standardised values are clipped to this, because larger ones do not occur for public images."""
 
 
 @dataclass(frozen=True)
 class GeneratorTraining:
-    """How a generator is trained.
+    """Settings for training a generator.
 
     Attributes:
-        steps: of the network; 0 leaves the linear attack alone.
-        batch_size: images of a step.
-        lr: of Adam; falls to a tenth along a cosine.
-        perceptual: weight of the perceptual loss beside the mean squared error of pixels.
-        validation: share of the images that choose ridge and weights.
-        seed: of initial weights and batches.
+        steps: training steps of the network; 0 uses only the linear attack.
+        batch_size: images per step.
+        lr: Adam's learning rate; falls to a tenth along a cosine.
+        perceptual: weight of the perceptual loss relative to the mean squared pixel error.
+        validation: share of the images for choosing ridge and weights.
+        seed: seed of initial weights and batches.
     """
 
     steps: int = 300
@@ -114,16 +115,16 @@ class StyleGenerator(nn.Module):
 
 @dataclass
 class TrainedGenerator:
-    """A generator with what it needs to read a vector.
+    """A trained generator, with the constants that normalise its input.
 
     Attributes:
         centre: ``(d,)`` means of the public vectors.
-        scale: ``(d,)`` their deviations.
-        ridge: ``(d, 3 t t)`` from a standardised vector to a thumbnail.
+        scale: ``(d,)`` standard deviations of the public vectors.
+        ridge: ``(d, 3 t t)`` linear map from a standardised vector to a thumbnail.
         thumbnail: ``(3, t, t)`` mean thumbnail.
-        network: what adds detail, or None.
+        network: adds detail to the thumbnail; None if it does not help.
         size: side of the images.
-        psnr: of the validation images, dB.
+        psnr: PSNR of the validation images in dB.
         losses: training loss every tenth step.
     """
 
@@ -137,27 +138,27 @@ class TrainedGenerator:
     losses: Sequence[float] = ()
 
     def standardised(self, rows: Tensor) -> Tensor:
-        """Returns vectors ``(n, d)`` with the mean and deviation of the public ones taken off."""
+        """Returns vectors ``(n, d)`` standardised by the public mean and deviation."""
         scores = (rows.float() - self.centre) / self.scale
         return scores.clamp(-LARGEST_SCORE, LARGEST_SCORE)
 
     def images(self, rows: Tensor) -> Tensor:
-        """Returns the images that vectors ``(n, d)`` lead to, ``(n, 3, S, S)`` in [0, 1]."""
+        """Returns the images generated from vectors ``(n, d)``: ``(n, 3, S, S)`` in [0, 1]."""
         return self.of_scores(self.standardised(rows))
 
     def of_scores(self, scores: Tensor) -> Tensor:
-        """Returns the images that standardised vectors lead to."""
+        """Returns the images generated from standardised vectors."""
         with torch.inference_mode():
             parts = [self.drawn(part).clamp(0, 1) for part in scores.split(64)]
         return torch.cat(parts).clone()
 
     def drawn(self, scores: Tensor) -> Tensor:
-        """Returns images that are not clamped yet."""
+        """Returns images before clamping."""
         images = self.linear(scores)
         return images if self.network is None else images + self.network(scores)
 
     def linear(self, scores: Tensor) -> Tensor:
-        """Returns what the ridge regression alone draws."""
+        """Returns the images of the ridge regression only."""
         flat = scores @ self.ridge
         small = flat.view(-1, *self.thumbnail.shape) + self.thumbnail
         return _enlarged(small, self.size)
@@ -170,14 +171,14 @@ def train_generator(
     extractor: Extractor | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> TrainedGenerator:
-    """Trains a generator to draw the images that vectors were taken from.
+    """Trains a generator to reconstruct images from their vectors.
 
     Args:
         rows: ``(n, d)`` vectors.
-        images: ``(n, 3, S, S)`` uint8, the image behind each.
-        training: how.
-        extractor: whose maps the perceptual loss compares; none for pixels alone.
-        progress: called with (steps done, steps in all).
+        images: ``(n, 3, S, S)`` uint8, the image of each vector.
+        training: settings of the training.
+        extractor: network of the perceptual loss; None for pixel loss only.
+        progress: called with (steps done, total steps).
 
     Raises:
         DataError: there are too few images.
@@ -196,7 +197,7 @@ def train_generator(
 
 
 def _linear(rows: Tensor, images: Tensor, chosen: Tensor, validation: Tensor) -> TrainedGenerator:
-    """The best ridge regression from vectors to thumbnails, by the validation images."""
+    """Returns the ridge regression from vectors to thumbnails that is best on validation images."""
     size = images.shape[-1]
     centre, scale = rows[chosen].mean(0), rows[chosen].std(0).clamp(min=1e-8)
     small = interpolate(_unit(images), (min(THUMBNAIL, size),) * 2, mode="area")
@@ -216,7 +217,7 @@ def _linear(rows: Tensor, images: Tensor, chosen: Tensor, validation: Tensor) ->
 
 
 def _ridges(scores: Tensor, targets: Tensor) -> list[Tensor]:
-    """Ridge regressions of every strength, in the smaller of the two spaces."""
+    """Returns ridge regressions of all strengths, computed in the smaller of the two spaces."""
     count, length = scores.shape
     scores, targets = scores.double(), targets.double()
     wide = length > count
@@ -237,7 +238,7 @@ def _train_network(
     extractor: Extractor | None,
     progress: Callable[[int, int], None],
 ) -> None:
-    """Trains what adds detail; the generator keeps it only where it helps on validation images."""
+    """Trains the network that adds detail; it is used only if it helps on validation images."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(training.seed, "generator"))
         network = StyleGenerator(rows.shape[1], generator.size)
@@ -298,7 +299,7 @@ def _unit(images: Tensor) -> Tensor:
 
 
 def _sides(size: int) -> list[int]:
-    """Sides of the maps from about 4 pixels to ``size``, each about twice the one before."""
+    """Returns sides of maps from about 4 pixels to ``size``, each about twice the previous."""
     sides = [size]
     while sides[0] > 5:
         sides.insert(0, -(-sides[0] // 2))
@@ -316,7 +317,7 @@ def _gated(before: int, after: int) -> nn.Module:
 
 
 def _excitation(before: int, after: int) -> nn.Module:
-    """Skip-layer excitation: gates of a large map's channels, from a small map."""
+    """Skip-layer excitation: gates for a large map's channels, computed from a small map."""
     return nn.Sequential(
         nn.AdaptiveAvgPool2d(4),
         nn.Conv2d(before, after, 4),
@@ -331,21 +332,21 @@ SAMPLE: Final = "sample"
 UNRELATED: Final = "unrelated"
 FED: tuple[Literal["sent", "sample", "unrelated"], ...] = (SENT, SAMPLE, UNRELATED)
 ALL = "all"
-"""Stands for all domains together."""
+"""The name for all domains together."""
 PAIRWISE = {"psnr": psnr, "ssim": ssim}
 TURNS = 8
-"""Images looked at for each true image that is wanted, where asking is training."""
+"""Candidate images per true image wanted, if reading them needs training."""
 Attacker = Literal["server", "client"]
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much an attack may take.
+    """The size of an attack.
 
     Attributes:
-        targets: true images it is measured on.
-        training: of the generator.
+        targets: number of true images.
+        training: settings of the generator's training.
     """
 
     targets: int = 64
@@ -353,21 +354,21 @@ class Effort:
 
     @property
     def seed(self) -> int:
-        """Of everything that is drawn."""
+        """Seed of all random draws."""
         return self.training.seed
 
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """What an attack on one entry drew.
+    """The result of an attack on one entry.
 
     Attributes:
-        attacker: who drew.
-        entry: what was read.
+        attacker: the attacker.
+        entry: the attacked entry.
         targets: the true images.
-        drawn: for each kind of vector that was fed, ``(n, 3, S, S)`` in [0, 1].
-        public: images that the generator was trained on.
-        seed: the attack's.
+        drawn: for each kind of input vector, ``(n, 3, S, S)`` in [0, 1].
+        public: number of images that the generator was trained on.
+        seed: the attack's seed.
     """
 
     attacker: Attacker
@@ -380,7 +381,7 @@ class Reconstruction:
     def rows(
         self, domain_names: Sequence[str], judges: Judges
     ) -> list[ReconstructionRow | DifferenceRow]:
-        """Returns everything measured, domain by domain and over all."""
+        """Returns all measurements, by domain and over all domains."""
         return list(_Measured(self, judges).rows(domain_names))
 
 
@@ -396,21 +397,21 @@ def reconstruct(
     victims: Sequence[int] | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Reconstruction:
-    """Draws images again from what clients send under an entry.
+    """Reconstructs images from what clients send in an entry.
 
     Args:
-        senders: of the run.
-        entry: what is read.
-        public: ``(n, 3, S, S)`` uint8 images that the attacker has; the malicious client's own.
-        labels: ``(n,)`` what they are taken for.
-        effort: how much it may take.
-        judges: its eye helps the generator's training.
+        senders: the clients of the run.
+        entry: the attacked entry.
+        public: ``(n, 3, S, S)`` uint8 images of the attacker; for a malicious client its own.
+        labels: ``(n,)`` their labels.
+        effort: size of the attack.
+        judges: the networks that compare images; also used in training the generator.
         attacker: the malicious client's id; None for the server.
-        victims: clients whose images are drawn; some of every domain by default.
+        victims: clients whose images are reconstructed; by default some of every domain.
         progress: called with (what, done, total).
 
     Raises:
-        RunError: the clients send nothing of the kind.
+        RunError: the clients do not send this entry.
     """
     classes = senders.loaded.worker.network.classes
     progress(f"{entry.key}: asking", 0, 1)
@@ -448,7 +449,7 @@ def reconstruct(
 def _received(
     senders: Senders, entry: SentEntry, sent: dict[int, Tensor], attacker: int
 ) -> dict[int, Tensor]:
-    """What the malicious client can read of each other client: its rows, or those of nobody."""
+    """Returns what the malicious client sees of other clients: rows by client, or unassigned."""
     broadcast = senders.broadcast
     received = entry.received(senders.loaded.state.context, broadcast.extras, broadcast.weights)
     if received is None:
@@ -467,7 +468,7 @@ def _received(
 
 
 def _among(rows: Tensor, others: Tensor) -> Tensor:
-    """Which of some rows stand among others, ``(n,)`` bool."""
+    """Returns which rows occur among others, ``(n,)`` bool."""
     scale = others.abs().mean().clamp(min=1e-12)
     nearest = torch.cdist(rows.double(), others.double()).amin(1) / rows.shape[1] ** 0.5
     among: Tensor = nearest < 1e-5 * scale
@@ -483,7 +484,7 @@ def _of_client(
     count: int,
     seed: int,
 ) -> tuple[Targets, Tensor, Tensor]:
-    """Some of a client's images, the row that speaks of each, and the row of each by itself."""
+    """Returns some of a client's images, the sent row of each, and each one's own row."""
     examples = senders.loaded.images.examples(client)
     positions = looked_at(examples, client, seed)
     if not entry.has_rows:  # it speaks of all of them
@@ -505,7 +506,7 @@ def _of_client(
 
 
 class _Measured:
-    """Measures a reconstruction."""
+    """Computes the measurements of a reconstruction."""
 
     def __init__(self, found: Reconstruction, judges: Judges) -> None:
         self._found, self._judges = found, judges

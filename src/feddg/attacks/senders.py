@@ -1,4 +1,4 @@
-"""What clients send, real ones and pretended ones, and the images an attack is measured on."""
+"""What real and simulated clients send, and the images used to measure an attack."""
 
 import math
 from collections import Counter
@@ -37,19 +37,19 @@ from feddg.runs.prepare import defences_for
 
 
 LONGEST = 16_384
-"""Numbers of a row that are kept as they are; a longer one is hashed into so many."""
+"""Longest row kept as it is; longer ones are hashed to this length."""
 STATISTICS = "update/statistics"
 
 
 @dataclass(frozen=True)
 class SentEntry:
-    """One thing that leaves a client beside its weights.
+    """One entry that leaves a client besides its weights.
 
     Attributes:
         key: ``purpose/name`` as in the ledger; the name may end in ``*``.
-        what: what it is, in the method's words.
-        has_rows: whether the first length counts rows.
-        names: names of the weights that are it; none for an entry of its own.
+        what: its meaning, in the method's words.
+        has_rows: whether the first dimension counts rows.
+        names: names of the weights it consists of; empty for a separate entry.
     """
 
     key: str
@@ -59,7 +59,7 @@ class SentEntry:
 
     @property
     def purpose(self) -> str:
-        """The message it is part of: ``client_statistics`` or ``update``."""
+        """The message that contains it: ``client_statistics`` or ``update``."""
         return self.key.partition("/")[0]
 
     @property
@@ -68,10 +68,10 @@ class SentEntry:
         return self.key.partition("/")[2]
 
     def rows(self, tensors: Mapping[str, Tensor]) -> Tensor | None:
-        """Returns what a message says under the entry, ``(rows, length)`` float32, or None.
+        """Returns the entry's values in a message, ``(rows, length)`` float32, or None.
 
         Args:
-            tensors: of the message, by name; of the weights for statistics.
+            tensors: tensors of the message by name; for statistics, the weights.
         """
         found = [
             tensors[name]
@@ -87,16 +87,16 @@ class SentEntry:
         return hashed(joined if self.has_rows else joined[None]).clone()
 
     def of_update(self, update: Update) -> Tensor | None:
-        """Returns the rows of an update."""
+        """Returns the entry's rows in an update."""
         return self.rows(update.weights if self.names else update.extras.tensors)
 
     def received(self, context: Message | None, extras: Message, weights: Weights) -> Tensor | None:
-        """Returns the rows of the same name in what the server sends to clients, or None.
+        """Returns the entry's rows in what the server sends to clients, or None.
 
         Args:
-            context: what the server made of the clients' statistics.
-            extras: of a broadcast.
-            weights: of a broadcast.
+            context: the shared context that the server computed.
+            extras: extras of a broadcast.
+            weights: weights of a broadcast.
         """
         if self.names:
             return self.rows(weights)
@@ -104,10 +104,10 @@ class SentEntry:
 
 
 def hashed(rows: Tensor) -> Tensor:
-    """Returns rows of at most ``LONGEST`` numbers: longer ones as a count sketch.
+    """Returns rows of at most ``LONGEST`` values; longer ones as a count sketch.
 
-    Every number is added, with a random sign, to one of the places (Charikar et al., "Finding
-    frequent items in data streams", ICALP 2002): inner products stay what they are on average.
+    Every value is added with a random sign to one of the places (Charikar et al., "Finding frequent
+    items in data streams", ICALP 2002), so inner products are preserved on average.
     """
     length = rows.shape[1]
     if length <= LONGEST:
@@ -119,10 +119,10 @@ def hashed(rows: Tensor) -> Tensor:
 
 
 def entries_of(method: Method, network: Network) -> dict[str, SentEntry]:
-    """Returns everything but weights that leaves a client under a method, by key.
+    """Returns everything except weights that leaves a client under a method, by key.
 
-    Numbers are left out, and so are class ids. The statistics of normalisation belong to it where
-    the method treats them apart from the weights (FedBN, SiloBN, FedIG).
+    Scalars and class ids are left out. Normalisation statistics are included if the method treats
+    them separately (FedBN, SiloBN, FedIG).
     """
     context = SchemaContext(network.classes, 0, network.features_dimension)
     found = {
@@ -135,16 +135,16 @@ def entries_of(method: Method, network: Network) -> dict[str, SentEntry]:
 
 
 def chosen_entries(method: Method, network: Network, wanted: str | None) -> dict[str, SentEntry]:
-    """Returns the entries to attack: all of the method's, or the one asked for.
+    """Returns the entries to attack: all of the method's, or the requested one.
 
     Args:
-        method: the run's.
-        network: what it trains.
-        wanted: an entry's key or its name; ``statistics`` for those of normalisation under any
-            method that trains them; None for all.
+        method: the run's method.
+        network: the network it trains.
+        wanted: an entry's key or name; ``statistics`` for normalisation statistics under any method
+            that trains them; None for all.
 
     Raises:
-        ExperimentError: the method sends nothing of the kind; says what it does send.
+        ExperimentError: the method does not send it; the message lists what it sends.
     """
     entries = entries_of(method, network)
     statistics = _statistics(network)
@@ -203,19 +203,20 @@ def _shape(schema: EntrySchema, method: Method, context: SchemaContext) -> tuple
 
 
 CLOSE = 0.5
-"""A row is an image's own where the second nearest image is at least twice as far from it."""
+"""A row belongs to one image if the second nearest image is at least 1 / CLOSE times as far away.
+"""
 MOST_LOOKED_AT = 256
-"""Images of one client whose own rows are measured."""
+"""Largest number of a client's images whose own rows are measured."""
 
 
 @dataclass(frozen=True)
 class Targets:
-    """True images, and where each comes from.
+    """True images and their origin.
 
     Attributes:
         images: ``(n, 3, S, S)`` uint8.
         labels: ``(n,)``.
-        clients: ``(n,)`` ids of the clients that hold them.
+        clients: ``(n,)`` ids of their clients.
         domains: ``(n,)`` ids of their domains.
     """
 
@@ -228,7 +229,7 @@ class Targets:
         return len(self.images)
 
     def take(self, positions: Tensor) -> "Targets":
-        """Returns some of them."""
+        """Returns some of the targets."""
         return Targets(
             self.images[positions],
             self.labels[positions],
@@ -238,13 +239,13 @@ class Targets:
 
     @classmethod
     def joined(cls, parts: "Sequence[Targets]") -> "Targets":
-        """Returns all of several."""
+        """Returns several sets of targets as one."""
         fields = ("images", "labels", "clients", "domains")
         return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in fields))
 
 
 def chosen_clients(loaded: LoadedRun, most: int, seed: int) -> list[int]:
-    """Returns up to ``most`` clients that hold images, from every domain by turns."""
+    """Returns up to ``most`` clients that hold images, taking domains in turn."""
     counts = loaded.images.partition.counts
     main = numpy.argmax(counts, axis=1)
     drawn = torch.randperm(len(main), generator=stream(seed, "clients")).tolist()
@@ -258,7 +259,7 @@ def chosen_clients(loaded: LoadedRun, most: int, seed: int) -> list[int]:
 
 
 def looked_at(examples: Examples, client: int, seed: int) -> Tensor:
-    """Returns positions of the images of a client that are looked at, ``(m,)``."""
+    """Returns the positions of the client's images to measure, ``(m,)``."""
     drawn = torch.randperm(len(examples), generator=stream(seed, "looked at", client))
     return drawn[:MOST_LOOKED_AT]
 
@@ -271,16 +272,16 @@ def targets_of(examples: Examples, client: int, positions: Tensor) -> Targets:
 
 
 def matched(rows: Tensor, samples: Tensor, count: int, rng: torch.Generator) -> list[list[int]]:
-    """Says which image each of some rows is compared with.
+    """Returns which image each of some rows is compared with.
 
-    Where a row is one image's own, it is that image. A pooled row is compared with one of the
-    images that are nearer to it than to the client's other rows, drawn at random.
+    A row that belongs to one image is compared with that image. A pooled row is compared with a
+    random one of the images that are nearer to it than to the client's other rows.
 
     Args:
         rows: ``(r, d)`` standardised rows of one client.
-        samples: ``(m, d)`` standardised rows of its images by themselves.
-        count: pairs wanted; a single row is compared with as many images.
-        rng: draws rows and images.
+        samples: ``(m, d)`` standardised rows of its single images.
+        count: number of pairs; a single row is compared with this many images.
+        rng: random generator for rows and images.
 
     Returns:
         At most ``count`` pairs of a row and an image.
@@ -319,11 +320,11 @@ def _image_of(
 Hold = Callable[[int], Examples]
 PLAIN = find_augmentation("none")
 MOST_STEPS = 16
-"""Steps of a pretended client, of which there are hundreds."""
+"""Most training steps of a simulated client, of which there are hundreds."""
 
 
 class ImageStack:
-    """Images in memory, as clients' examples read them.
+    """Images in memory, with the interface of a pixel store.
 
     Attributes:
         images: ``(n, 3, H, W)`` uint8.
@@ -336,12 +337,12 @@ class ImageStack:
         return len(self.images)
 
     def gather(self, rows: Tensor, device: torch.device | None = None) -> Tensor:
-        """Returns the images of ``rows``, on a device."""
+        """Returns the images of ``rows`` on a device."""
         return self.images[rows].contiguous(memory_format=torch.channels_last).to(device)
 
 
 class Senders:
-    """Has clients of a finished run, or pretended ones, say what they would send.
+    """Computes what clients of a finished run, or simulated ones, would send.
 
     Args:
         subject: the run.
@@ -352,31 +353,31 @@ class Senders:
 
     @cached_property
     def defences(self) -> Defences:
-        """What happens to updates on their way, as in the run."""
+        """The defences that updates pass through, as in the run."""
         loaded = self.loaded
         experiment = loaded.images.trained_by(loaded.experiment)
         return defences_for(experiment, loaded.method, loaded.worker.network)
 
     @property
     def only_sums(self) -> bool:
-        """Whether the server could read no single update."""
+        """Whether the server could not see single updates."""
         return self.defences.masking is not None
 
     @property
     def broadcast(self) -> Broadcast:
-        """What the clients of the next round are sent."""
+        """The message to the clients of the next round."""
         sent = self.loaded.method.broadcast(self.loaded.state)
         round = Round(sent.round, [], self.loaded.state)
         return Hooks(self.defences.defences).broadcast(sent, round)
 
     def real(self, entry: SentEntry, clients: Sequence[int]) -> dict[int, Tensor]:
-        """Returns what clients of the run send under an entry.
+        """Returns what clients of the run send in an entry.
 
-        Setup messages are those that were sent, repeated from the same seed; updates are those of
-        the round after the last, from the weights the run ended with.
+        Setup messages are computed again from the same seed. Updates are those of the round after
+        the last, starting from the run's final weights.
 
         Args:
-            entry: what is read.
+            entry: the attacked entry.
             clients: their ids.
 
         Returns:
@@ -388,20 +389,20 @@ class Senders:
         return dict(self._sent(transport, entry, clients))
 
     def pretended(self, entry: SentEntry, client_data: Sequence[Examples]) -> list[Tensor]:
-        """Returns what clients that hold some images would send under an entry.
+        """Returns what clients with the given images would send in an entry.
 
         They train without augmentation for as many steps as the run's clients do, up to
-        ``MOST_STEPS``, and keep nothing on disk.
+        ``MOST_STEPS``, and store nothing on disk.
 
         Args:
-            entry: what is read.
-            client_data: the images of each.
+            entry: the attacked entry.
+            client_data: the images of each client.
 
         Returns:
             For each ``(rows, length)``.
 
         Raises:
-            RunError: one of them sends nothing.
+            RunError: one of them does not send the entry.
         """
         hold = [_twice(h) if entry.names and len(h) == 1 else h for h in client_data]
         transport = self._transport(self.pretender(), hold.__getitem__, {})
@@ -413,7 +414,7 @@ class Senders:
     def trained(
         self, client_data: Sequence[Examples], worker: Worker, broadcast: Broadcast | None = None
     ) -> Iterator[Update]:
-        """Yields the updates of pretended clients; valid until the next is drawn."""
+        """Yields the updates of simulated clients; each is valid until the next is drawn."""
         transport = self._transport(worker, client_data.__getitem__, {})
         for reply in transport.train(range(len(client_data)), broadcast or self.broadcast):
             if not isinstance(reply, Update):
@@ -421,17 +422,17 @@ class Senders:
             yield reply
 
     def pretender(self, **changes: object) -> Worker:
-        """Returns the worker that pretended clients take turns on.
+        """Returns the worker for simulated clients.
 
         Args:
-            changes: fields of the training settings.
+            changes: changed fields of the training settings.
         """
         alike = {"local_steps": min(MOST_STEPS, self._usual_steps()), "select_every": None}
         train = self.loaded.worker.train.model_copy(update=alike | changes)
         return replace(self.loaded.worker, train=train, augmentation=PLAIN, cache=None)
 
     def _usual_steps(self) -> int:
-        """How many steps a client of the run takes in a round; the median."""
+        """Returns the median number of steps of the run's clients in a round."""
         train = self.loaded.worker.train
         sizes = self.loaded.images.partition.sizes
         usual = float(numpy.median(sizes[sizes > 0]))
@@ -461,7 +462,7 @@ class Senders:
                 yield update.client, rows
 
     def labels(self, images: Tensor) -> Tensor:
-        """Returns what the run's model takes images ``(n, 3, H, W)`` uint8 for, ``(n,)``."""
+        """Returns the run's model's predictions for images ``(n, 3, H, W)`` uint8: ``(n,)``."""
         network = self.loaded.network(self.loaded.state.weights)
         assert isinstance(network, Network)
         predictor = self.loaded.method.predictor(network).eval()
@@ -472,7 +473,7 @@ class Senders:
 
 
 def one_each(images: Tensor, labels: Tensor, classes: int) -> list[Examples]:
-    """Returns a holding of one image for each of ``images`` ``(n, 3, H, W)`` uint8."""
+    """Returns a client with one image for each of ``images`` ``(n, 3, H, W)`` uint8."""
     stack = ImageStack(images)
     return [held(stack, torch.tensor([row]), labels, classes) for row in range(len(images))]
 
@@ -483,7 +484,7 @@ def held(pixels: Pixels, rows: Tensor, labels: Tensor, classes: int) -> Examples
 
 
 def _twice(examples: Examples) -> Examples:
-    """One image has no statistics over a batch: it is held twice."""
+    """Repeats a single image, because one image has no batch statistics."""
     rows, labels, domains = (
         part.repeat(2) for part in (examples.rows, examples.labels, examples.domains)
     )
@@ -494,18 +495,18 @@ def _twice(examples: Examples) -> Examples:
 
 
 FEWEST = 4
-"""Members and others of a client below which it is left out."""
+"""Clients with fewer members or others are left out."""
 
 
 @dataclass(frozen=True)
 class MembershipEffort:
-    """How much the attack may take.
+    """The size of the membership attack.
 
     Attributes:
-        clients: attacked.
-        images: members, and others, asked about for each.
-        shadows: made for each.
-        seed: of everything that is drawn.
+        clients: number of attacked clients.
+        images: members, and others, per client.
+        shadows: shadow clients per client.
+        seed: seed of all random draws.
     """
 
     clients: int = 8
@@ -516,10 +517,10 @@ class MembershipEffort:
 
 @dataclass(frozen=True)
 class Case:
-    """Images of which it is asked whether a client held them.
+    """Images for which membership in a client is asked.
 
     Attributes:
-        holding: what the client holds.
+        holding: the client's images.
         asked: the images, members first.
         members: ``(n,)`` bool.
     """
@@ -531,12 +532,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Victim:
-    """A client that is attacked.
+    """An attacked client.
 
     Attributes:
         client: its id.
-        case: what is asked of it.
-        shadows: made-up clients like it, of others' images.
+        case: the images asked about.
+        shadows: simulated clients like it, with others' images.
         others_from: where the images come from that are not its own.
     """
 
@@ -547,7 +548,7 @@ class Victim:
 
 
 def victims_of(senders: Senders, effort: MembershipEffort) -> Iterator[Victim]:
-    """Yields the clients that are attacked, with their shadows, all from the effort's seed."""
+    """Yields the attacked clients with their shadow clients, drawn by the effort's seed."""
     loaded = senders.loaded
     images, table = loaded.images, loaded.images.table
     aside = numpy.concatenate([images.splits.id_test, images.splits.id_val])
@@ -579,7 +580,7 @@ def _shadows(
     generator: torch.Generator,
     table: ImageTable,
 ) -> Iterator[Case]:
-    """Clients of as many images of the same domains, none of them the client's own."""
+    """Yields clients with as many images of the same domains, none of them this client's."""
     for _ in range(effort.shadows):
         drawn = _drawn(rows, min(2 * len(like), len(rows)), generator)
         half = len(drawn) // 2

@@ -1,1 +1,1 @@
-"""Clients: their images, the machinery they take turns to use, and how they step."""
+"""Clients: their images, the worker they share, and how they take optimizer steps."""

@@ -1,4 +1,4 @@
-"""A client as a method sees it: its images, the network it trains, and what it may remember."""
+"""A client as a method sees it: its images, its network, and its memory between rounds."""
 
 import itertools
 import math
@@ -34,7 +34,7 @@ class Pixels(Protocol):
     """Images by row: uint8 ``(B, 3, H, W)``."""
 
     def gather(self, rows: Tensor, device: torch.device | None = None) -> Tensor:
-        """Returns the images of ``rows``, on a device; on the CPU by default."""
+        """Returns the images of ``rows`` on a device, by default the CPU."""
         ...
 
 
@@ -46,12 +46,11 @@ class Examples:
         pixels: the store they are read from.
         rows: ``(n,)`` int64 rows of the store.
         labels: ``(n,)`` int64 class ids.
-        domains: ``(n,)`` int64 domain ids; for reports, and for methods whose page says that a
+        domains: ``(n,)`` int64 domain ids; used for reports, and by methods whose page says that a
             client knows its domain.
         classes: number of classes in the federation.
-        cache_key: identifies these very images, for caches on disk.
-        validation: further images of the client's own that it does not train on, or None where
-            nobody set any aside.
+        cache_key: identifies this set of images, for caches on disk.
+        validation: the client's own validation images, not trained on; None if there are none.
     """
 
     pixels: Pixels
@@ -69,8 +68,8 @@ class Examples:
         """Returns uint8 images ``(B, 3, H, W)`` without augmentation.
 
         Args:
-            positions: which of them; all by default.
-            device: where; the CPU by default.
+            positions: which images; all by default.
+            device: the target device; the CPU by default.
         """
         rows = self.rows if positions is None else self.rows[positions]
         return self.pixels.gather(rows, device)
@@ -86,9 +85,9 @@ class Batch:
         positions: ``(B,)`` positions among the client's images.
         views: other versions of the same images under the same augmentation draw, by name.
         targets: further labels of the same images, ``(B,)`` each, by name.
-        host_labels: ``labels`` on the CPU, for what is decided there; see :attr:`labels_here`.
-        features: what the frozen featurizer makes of the images, ``(B, features)``, where that was
-            computed before; there are no images then.
+        host_labels: ``labels`` on the CPU, for decisions on the host; see :attr:`labels_here`.
+        features: outputs of the frozen featurizer, ``(B, features)``, if they were computed before;
+            then there are no images.
     """
 
     images: Tensor
@@ -101,14 +100,14 @@ class Batch:
 
     @property
     def labels_here(self) -> Tensor:
-        """The labels on the CPU, without waiting for the device where they came from there."""
+        """The labels on the CPU; does not wait for the device if they came from the CPU."""
         return self.labels.cpu() if self.host_labels is None else self.host_labels
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def rows(self, chosen: Tensor) -> "Batch":
-        """Returns some of the images, by a mask or by their places in the batch."""
+        """Returns some of the images, by a mask or by their indices in the batch."""
         parts = (self.views, self.targets)
         views, targets = ({n: t[chosen] for n, t in part.items()} for part in parts)
         chosen_here = chosen.to(self.positions.device)
@@ -140,11 +139,11 @@ def split_batches(order: Tensor, batch_size: int) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class RecordNoise:
-    """How gradients are clipped and noised.
+    """Settings of DP-SGD: how gradients of single images are clipped and noised.
 
     Attributes:
-        multiplier: z, deviation over norm.
-        norm: C, longest gradient of an image.
+        multiplier: z, standard deviation of the noise over the clipping norm.
+        norm: C, the clipping norm of an image's gradient.
     """
 
     multiplier: float
@@ -153,19 +152,19 @@ class RecordNoise:
 
 @dataclass
 class Worker:
-    """The machinery that clients take turns to use: one network, one optimizer, one device.
+    """What clients share by taking turns: one network, one optimizer, one device.
 
     Attributes:
-        network: loaded with the client's starting weights before each turn.
-        augmentation: how training images are varied.
-        autocast: opens the mixed-precision context, or a null context in float32.
-        freeze: whether batch-normalisation statistics stay as they are.
-        cache: folder for what is expensive to compute twice, or None.
-        threads: CPU threads that its computations use; None for as many as PyTorch is set to.
-        style_noise: how styles are noised before they leave a client, if they are.
-        record_noise: how the gradients of images are noised, if they are.
-        stepper: how its clients step.
-        stopped: set while turns that are under way are to end, because nobody waits for them.
+        network: loaded with the client's starting weights before each local training.
+        augmentation: how training images are augmented.
+        autocast: opens the mixed-precision context; a null context for float32.
+        freeze: whether batch-normalisation statistics stay fixed.
+        cache: folder for results that are expensive to compute; None for no cache.
+        threads: number of CPU threads; None for PyTorch's own setting.
+        style_noise: how styles are noised before they are sent; None for no noise.
+        record_noise: how gradients of single images are noised; None for no noise.
+        stepper: takes the optimizer steps of its clients.
+        stopped: set to end local training early, when nobody needs its result any more.
     """
 
     network: Network
@@ -190,23 +189,25 @@ class Client:
         id: number in the federation, from 0.
         name: stable name, for messages to people.
         examples: its images.
-        training: what it trains on this round: its images, unless the method made it more.
-        worker: the machinery it trains with.
-        network: the worker's, holding this client's weights.
+        training: what it trains on this round: its images, or those plus images that the method
+            added.
+        worker: the network, optimizer and device it trains with.
+        network: the worker's network, with this client's weights.
         device: where it computes.
-        train: how it trains in this round: ``lr`` is the round's learning rate.
+        train: the settings of this round; ``lr`` is the round's learning rate.
         round: the round it is in, from 1; 0 during setup.
-        memory: tensors it keeps between its rounds; nothing unless the method writes here.
-        secrets: what defences keep at it within a round; never in a checkpoint, never sent.
-        context: what the server made of the clients' statistics, or None.
-        extras: what this round's broadcast holds beside the weights.
-        received: the weights this round's broadcast held.
+        memory: tensors the method keeps for this client between rounds.
+        secrets: what defences keep for this client within a round; never saved, never sent.
+        context: what the server computed from all clients' statistics, or None.
+        extras: what this round's broadcast contains besides the weights.
+        received: the weights of this round's broadcast.
         scratch: anything the method needs until the round ends.
-        views: further versions of all it trains on, uint8 ``(n, H, W, 3)``, augmented together with
-            the originals.
-        augmentation: how its images are varied; the worker's unless the method changes it.
-        features: of all its images by the frozen featurizer, ``(n, d)``, where batches are of these
-            and of no images.
+        views: further versions of all its training images, uint8 ``(n, H, W, 3)``, augmented with
+            the same draws as the originals.
+        augmentation: how its images are augmented; the worker's setting unless the method changes
+            it.
+        features: outputs of the frozen featurizer for all its images, ``(n, d)``, if batches
+            consist of these instead of images.
     """
 
     def __init__(
@@ -243,12 +244,12 @@ class Client:
 
     @property
     def trains_heads_only(self) -> bool:
-        """Whether the featurizer stays as it is in this round."""
+        """Whether the featurizer is fixed in this round."""
         return 0 < self.round <= self.worker.train.head_rounds
 
     @contextmanager
     def held_still(self) -> Iterator[None]:
-        """Keeps the featurizer from being trained in its block, in a round that trains heads."""
+        """Fixes the featurizer inside the block, in a round that trains only heads."""
         held: list[nn.Parameter] = []
         if self.trains_heads_only:
             held = [p for p in self.network.featurizer.parameters() if p.requires_grad]
@@ -262,7 +263,7 @@ class Client:
                 parameter.requires_grad_(True)
 
     def class_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Returns the cross-entropy that classes are trained by: smoothed, weighted if asked for.
+        """Returns the cross-entropy loss, with label smoothing and class weights if set.
 
         Args:
             logits: ``(B, classes)``.
@@ -278,11 +279,11 @@ class Client:
         )
 
     def stream(self, *names: str | int) -> torch.Generator:
-        """Returns the client's own random stream of this round for a purpose."""
+        """Returns the client's own random stream for a purpose in this round."""
         return stream(self.worker.seed, "client", self.id, self.round, *names)
 
     def numpy_stream(self, *names: str | int) -> numpy.random.Generator:
-        """Returns the same for numpy, which has more distributions."""
+        """Returns the same stream as a numpy generator, which has more distributions."""
         return numpy_stream(self.worker.seed, "client", self.id, self.round, *names)
 
     def lasting_stream(self, *names: str | int) -> torch.Generator:
@@ -341,7 +342,7 @@ class Client:
 
         Args:
             batch_size: images per batch.
-            examples: others of its images; by default those it holds for training.
+            examples: other images of the client; its training images by default.
         """
         chosen = self.examples if examples is None else examples
         for positions in torch.split(torch.arange(len(chosen)), batch_size):
@@ -350,7 +351,7 @@ class Client:
             yield Batch(images, labels.to(self.device), positions, host_labels=labels)
 
     def embeddings(self, batch: Batch) -> Tensor:
-        """Returns a batch's embeddings ``(B, d)``; of its features, where these are there."""
+        """Returns a batch's embeddings ``(B, d)``, from cached features if there are any."""
         if batch.features is None:
             return self.network.features(batch.images)
         embeddings: Tensor = self.network.embedding(batch.features)
@@ -358,13 +359,13 @@ class Client:
 
     @property
     def has_fixed_features(self) -> bool:
-        """Whether the head alone is trained, on images that are the same in every round."""
+        """Whether only the head is trained, on images that are the same in every round."""
         plain = self.training is self.examples and not self.views
         varied = self.augmentation.moves or self.augmentation.recolors
         return self.worker.train.trainable == "head" and plain and not varied
 
     def frozen_features(self) -> Tensor:
-        """Returns what the frozen featurizer makes of its images, ``(n, d)`` float32.
+        """Returns the frozen featurizer's outputs for its images, ``(n, d)`` float32.
 
         Computed once for all rounds, without augmentation.
         """
@@ -381,10 +382,10 @@ class Client:
         return self.cached(f"features-{frozen_digest(network)}", compute)
 
     def descend(self, terms: dict[str, Tensor]) -> None:
-        """Takes one step of the client's optimizer down the sum of ``terms``, and logs them.
+        """Takes one optimizer step on the sum of ``terms`` and logs them.
 
-        A large network may step inside the backward pass (see :class:`Optimization`), so that no
-        moment lies between the two. To read or change gradients, use :meth:`backward` and
+        A large network may step inside the backward pass (see :class:`Optimization`), so the
+        gradients cannot be seen in between. To read or change gradients, use :meth:`backward` and
         :meth:`step`, or give the optimizer a step hook.
         """
         assert self.optimizer is not None, _NO_OPTIMIZER
@@ -393,15 +394,16 @@ class Client:
         self.log(terms)
 
     def backward(self, terms: dict[str, Tensor]) -> None:
-        """Adds the gradient of the sum of ``terms`` to every ``p.grad``, and notes the terms.
+        """Adds the gradient of the sum of ``terms`` to every ``p.grad`` and logs the terms.
 
-        It can be read and changed there, and more passes can add to it, until :meth:`step`.
+        Until :meth:`step`, gradients can be read and changed, and more backward passes can add to
+        them.
         """
         _total(terms).backward()  # type: ignore[no-untyped-call]
         self.note(terms)
 
     def step(self) -> None:
-        """Steps by the gradients that are there, lets them go, and counts the step."""
+        """Takes an optimizer step with the present gradients, clears them, and counts the step."""
         assert self.optimizer is not None, _NO_OPTIMIZER
         self.worker.optimization.step(self.optimizer, self.worker.train.gradient_clipping)
         self.steps += 1
@@ -412,7 +414,7 @@ class Client:
         self.note(terms)
 
     def note(self, terms: dict[str, Tensor]) -> None:
-        """Adds further terms of the step just logged, such as a second optimizer's loss."""
+        """Adds further terms to the step just logged, such as a second optimizer's loss."""
         for name, term in terms.items():
             value = term.detach().float()
             self._terms[name] = self._terms[name] + value if name in self._terms else value
@@ -434,10 +436,10 @@ class Client:
         return means
 
     def cached(self, key: str, compute: Callable[[], Tensor]) -> Tensor:
-        """Returns ``compute()``, kept on disk under ``key`` and the identity of its images.
+        """Returns ``compute()``, cached on disk under ``key`` and the identity of its images.
 
-        The tensor must be a function of the client's images and ``key`` alone. A damaged file is
-        made anew, and where none can be kept the result is used without: both are logged.
+        The tensor must depend on the client's images and ``key`` only. A damaged file is computed
+        again; if no file can be written, the result is used without one. Both are logged.
         """
         folder = self.worker.cache
         if folder is None:
@@ -458,10 +460,10 @@ def _total(terms: dict[str, Tensor]) -> Tensor:
 
 @contextmanager
 def counted_forwards(client: Client) -> Iterator[None]:
-    """Adds to ``client.forwards`` every image that enters the featurizer in the block.
+    """Counts every image that enters the featurizer inside the block in ``client.forwards``.
 
-    A batch that a method passes in three versions counts three times; what goes through a copy of
-    the network, as a frozen teacher, counts as well.
+    A batch that a method passes in three versions counts three times. Images that pass through a
+    copy of the network, such as a frozen teacher, count too.
     """
 
     def count(module: nn.Module, inputs: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""How a client steps: the learning rate of a round, the optimizer, and when it steps."""
+"""How a client steps: the learning rate of a round, the optimizer, and the order of steps."""
 
 import inspect
 import math
@@ -19,7 +19,7 @@ def rate_share(train: TrainSettings, round: int) -> float:
 
     Args:
         train: rounds, schedule and warm-up.
-        round: the round, from 1; later ones than there are count as the last, 0 as the first.
+        round: the round, from 1; 0 counts as the first, later than the last as the last.
     """
     passed = max(0, min(round, train.rounds) - 1)
     if passed < train.warmup_rounds:
@@ -37,7 +37,7 @@ def rate_share(train: TrainSettings, round: int) -> float:
 
 
 def in_round(train: TrainSettings, round: int) -> TrainSettings:
-    """Returns the settings as they hold in a round: ``lr`` is the round's learning rate."""
+    """Returns the settings of a round: ``lr`` is the round's learning rate."""
     share = rate_share(train, round)
     # A rate must stay above 0; the last round of a schedule never reaches its end.
     return train if share == 1.0 else train.model_copy(update={"lr": train.lr * share})
@@ -51,11 +51,11 @@ def in_round(train: TrainSettings, round: int) -> TrainSettings:
 
 
 class MemoryOrder(torch.optim.Optimizer):
-    """An optimizer that works on each number alone and may step on some parameters at a time.
+    """An optimizer that treats each number alone and may step on some parameters at a time.
 
     Raises:
-        ClientError: on a step, where its kernel cannot work on a tensor: a gradient is sparse or of
-            another type or device than its parameter, or see :func:`in_memory_order`.
+        ClientError: on a step that its kernel cannot do: a gradient is sparse, or of another type
+            or device than its parameter, or see :func:`in_memory_order`.
     """
 
     # As PyTorch wraps them, their first call imports its compiler, which nobody needs here: two
@@ -64,9 +64,9 @@ class MemoryOrder(torch.optim.Optimizer):
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
 
     def take_over(self, spent: "MemoryOrder") -> None:
-        """Clears the memory of one whose work is done, and uses it for the same parameters.
+        """Takes over the memory of a finished optimizer of the same parameters, cleared.
 
-        Clients take turns on one network; new memory for each costs time and leaves holes.
+        Clients take turns on one network; allocating anew for each costs time and fragments memory.
         """
         if type(spent) is not type(self):
             return
@@ -81,14 +81,14 @@ class MemoryOrder(torch.optim.Optimizer):
 
 
 class MemoryOrderAdam(MemoryOrder, torch.optim.Adam):
-    """PyTorch's fused Adam, given every tensor in the order of its memory."""
+    """PyTorch's fused Adam, applied to every tensor in the order of its memory."""
 
     def __init__(self, parameters: Any, lr: float, *, weight_decay: float = 0.0) -> None:
         super().__init__(parameters, lr, weight_decay=weight_decay, fused=True)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Takes one step; see ``torch.optim.Adam``, which would import a compiler as above."""
+        """Takes one step; ``torch.optim.Adam.step`` itself would import a compiler, see above."""
         return inspect.unwrap(torch.optim.Adam.step)(self, closure)
 
     def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
@@ -101,13 +101,13 @@ class MemoryOrderAdam(MemoryOrder, torch.optim.Adam):
 
 
 class MemoryOrderSGD(MemoryOrder, torch.optim.SGD):
-    """PyTorch's fused SGD, given every tensor in the order of its memory.
+    """PyTorch's fused SGD, applied to every tensor in the order of its memory.
 
-    Without momentum and decay a step is one addition, which PyTorch's plain kernel does as fast, in
-    any memory order, and to the same bits.
+    Without momentum and decay a step is one addition; PyTorch's plain kernel is as fast, for any
+    memory order, with the same bits.
 
-    The momentum of a parameter begins at zero, which makes its first step the plain one. (PyTorch
-    has none at all before it, and its fused kernel fails where only some parameters have theirs.)
+    The momentum of a parameter starts at zero, so its first step is the plain one. (PyTorch has no
+    momentum buffer before that step, and its fused kernel fails if only some parameters have one.)
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class MemoryOrderSGD(MemoryOrder, torch.optim.SGD):
 
 
 def in_memory_order(parameter: Tensor, gradient: Tensor, *state: Tensor) -> list[Tensor]:
-    """Returns contiguous tensors of one shape over the memory of a parameter and what goes with it.
+    """Returns contiguous views of a parameter, its gradient and its state, in memory order.
 
     A gradient in another order is copied into the parameter's.
 
@@ -164,8 +164,8 @@ def in_memory_order(parameter: Tensor, gradient: Tensor, *state: Tensor) -> list
         *state: moments of the same shape, updated in place.
 
     Raises:
-        ClientError: a kernel that walks through raw memory cannot work on them: the parameter's
-            memory has holes or overlaps, or a moment lies in another order than its parameter.
+        ClientError: a kernel on raw memory cannot be used: the parameter's memory has holes or
+            overlaps, or a moment lies in another order than its parameter.
     """
     tensors = [parameter, gradient, *state]
     if not parameter.is_contiguous():
@@ -223,25 +223,25 @@ def _refusal(parameter: Tensor, fault: str, remedy: str) -> ClientError:
 
 
 PENDING_BYTES = 4 * 2**20
-"""Gradients that may wait for their step during a backward pass."""
+"""Bytes of gradients that may wait for their step during a backward pass."""
 
 
 class Optimization:
-    """How the clients step that take turns on one network.
+    """How clients that share one network take optimizer steps.
 
-    A step is a backward pass, clipping where it is asked for, and a step of the optimizer. Large
-    networks step *inside* the backward pass, which changes no number and needs no memory for most
-    gradients; nobody can see all gradients at one time then. It is only done where nobody could
-    look: by the optimizers made here, without clipping, and without step hooks on the optimizer.
+    A step is a backward pass, optional clipping, and an optimizer step. Large networks step
+    *inside* the backward pass: results are the same and most gradients need no memory, but there is
+    no time at which all gradients exist. So it is done only with the optimizers made here, without
+    clipping and without step hooks on the optimizer.
     """
 
     def __init__(self) -> None:
         self._spent: MemoryOrder | None = None
 
     def optimizer(self, network: nn.Module, train: TrainSettings) -> torch.optim.Optimizer:
-        """Returns the optimizer that ``train`` names, over what needs a gradient; none is left.
+        """Returns the optimizer that ``train`` names, for the parameters that need a gradient.
 
-        Without weight decay, or with decay of everything, all parameters are in one group.
+        All parameters are in one group, unless weight decay spares some of them.
         """
         groups = _groups(network, train)
         for group in groups:
@@ -258,18 +258,18 @@ class Optimization:
         return made
 
     def keep(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Keeps the memory of an optimizer that will not step again, for the next client's."""
+        """Keeps the memory of a finished optimizer for the next client's."""
         self._spent = optimizer if isinstance(optimizer, MemoryOrder) else None
 
     def descend(
         self, optimizer: torch.optim.Optimizer, loss: Tensor, clipping: float | None = None
     ) -> None:
-        """Takes one step down ``loss``, by its gradient alone, and lets the gradients go.
+        """Takes one step on ``loss`` alone and clears the gradients.
 
         Args:
             optimizer: any.
             loss: a scalar.
-            clipping: greatest global norm of the gradients; None for any.
+            clipping: the largest global norm of the gradients; None for no clipping.
         """
         trained, pending = _parameters(optimizer), 0
         stepped, waiting = set[int](), set[int]()
@@ -303,7 +303,7 @@ class Optimization:
         self.step(optimizer, clipping)
 
     def step(self, optimizer: torch.optim.Optimizer, clipping: float | None = None) -> None:
-        """Steps by the gradients that are there, clipped, and lets them go."""
+        """Clips the present gradients, takes a step and clears them."""
         if clipping is not None:
             nn.utils.clip_grad_norm_(_parameters(optimizer), clipping)
         optimizer.step()

@@ -1,4 +1,4 @@
-"""Who takes part in a round: drawn from the experiment's seed, or so that nobody can know."""
+"""Which clients take part in a round: drawn from the experiment's seed, or secretly."""
 
 import secrets
 from collections import Counter
@@ -14,14 +14,14 @@ from feddg.rng import stream
 def drawn_clients(
     ids: Sequence[int], per_round: int | None, seed: int, round: int, attempt: int = 0
 ) -> list[int]:
-    """Returns the clients of a round, ascending; drawn without replacement from the seed.
+    """Returns the ids of a round's clients, ascending, drawn without replacement by the seed.
 
     Args:
         ids: all clients.
         per_round: how many take part; None for all.
-        seed: the experiment's.
-        round: from 1.
-        attempt: 0, and more where a round is tried again with others.
+        seed: the experiment's seed.
+        round: the round, from 1.
+        attempt: 0, or the number of the retry if a round is repeated with other clients.
     """
     ids = list(ids)
     if per_round is None or per_round >= len(ids):
@@ -32,20 +32,20 @@ def drawn_clients(
 
 
 def secret_clients(ids: Sequence[int], rate: float) -> list[int]:
-    """Returns clients that each take part with probability ``rate``, by the system's entropy."""
+    """Returns clients, each sampled with probability ``rate`` by the system's entropy."""
     rng = secrets.SystemRandom()
     return [id for id in ids if rng.random() < rate]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Who is planned to take part, and when.
+    """How often clients take part: the numbers that privacy accounting needs.
 
     Attributes:
-        clients: N.
-        per_round: K; None for all.
-        seed: the experiment's.
-        rounds: R.
+        clients: number of clients, N.
+        per_round: clients per round, K; None for all.
+        seed: the experiment's seed.
+        rounds: number of rounds, R.
     """
 
     clients: int
@@ -55,12 +55,12 @@ class Schedule:
 
     @property
     def rate(self) -> float:
-        """With which probability a client takes part in a round."""
+        """The probability that a client takes part in a round."""
         return min(1.0, (self.per_round or self.clients) / self.clients)
 
     @cached_property
     def most(self) -> int:
-        """In how many rounds the client takes part that takes part most often."""
+        """The largest number of rounds that any client takes part in."""
         taken: Counter[int] = Counter()
         for round in range(1, self.rounds + 1):
             taken.update(drawn_clients(range(self.clients), self.per_round, self.seed, round))

@@ -1,4 +1,4 @@
-"""How many threads compute, and how many clients at once: the whole policy, in one place."""
+"""The policy for CPU threads: how many compute, and how many clients train at once."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -14,20 +14,21 @@ from feddg.models.network import Network
 
 
 PASSES = 3
-"""Forward passes whose maps a method may hold before its backward pass; RandConv makes three."""
+"""Forward passes whose feature maps a method may hold before its backward pass; RandConv has three.
+"""
 COPIES = 4
-"""Of the weights: themselves, their gradients and two moments of an optimizer."""
+"""Tensors as large as the weights: weights, gradients and two moments of an optimizer."""
 LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Where Linux says how much a container may take."""
+"""Files in which Linux states a container's memory limit."""
 MEASURED = 2
-"""Images that maps are measured on."""
+"""Number of images used to measure feature maps."""
 
 
 def machine_memory() -> int | None:
-    """Returns the memory of this machine or container, in bytes; None where it cannot be told."""
+    """Returns the memory of this machine or container in bytes; None if unknown."""
     try:
         found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # Windows
@@ -39,11 +40,11 @@ def machine_memory() -> int | None:
 
 
 def training_memory(network: Network, side: int, batch_size: int) -> int:
-    """Returns about how many bytes a client takes while it trains, at most.
+    """Returns an upper estimate of the bytes a client needs to train.
 
     Args:
-        network: on its device; stays as it is.
-        side: of its square images, pixels.
+        network: on its device; not changed.
+        side: side of the square images in pixels.
         batch_size: images per batch.
     """
     parameters = list(network.parameters())
@@ -73,38 +74,38 @@ def training_memory(network: Network, side: int, batch_size: int) -> int:
 
 
 SMALL = 1_000_000
-"""Networks of at most so many parameters are trained by one thread on a CPU."""
+"""On a CPU, networks with at most this many parameters are trained by one thread each."""
 MOST_AT_ONCE = 8
-"""More threads than this get in each other's way between PyTorch's operations."""
+"""Most clients at once for small networks; more disturb each other between operations."""
 MOST_LARGE_AT_ONCE = 16
-"""The same of larger networks, whose operations take longer."""
+"""The same for larger networks, whose operations take longer."""
 SHARE_OF_MEMORY = 0.5
-"""How much of its share of the machine's memory a process may fill with clients at once."""
+"""Part of a process's share of memory that clients training at once may use."""
 
 
 def threads_for(network: nn.Module, device: torch.device) -> int | None:
-    """Returns the threads that train ``network`` on ``device``; None for all of the process."""
+    """Returns the threads that train ``network`` on ``device``; None for all of them."""
     small = sum(parameter.numel() for parameter in network.parameters()) <= SMALL
     return 1 if small and device.type == "cpu" else None
 
 
 def clients_at_once(threads_each: int) -> int:
-    """Returns how many clients of a small network train at once, by the threads that each takes."""
+    """Returns how many clients of a small network train at once, given the threads of each."""
     return max(1, min(torch.get_num_threads() // threads_each, MOST_AT_ONCE))
 
 
 def large_clients_at_once(
     device: torch.device, per_round: int, memory_each: Callable[[], int]
 ) -> int:
-    """Returns how many clients of a larger network train at once: all threads' worth, or one.
+    """Returns how many clients of a larger network train at once: one per thread, or one.
 
-    It depends on the machine and the experiment alone, never on what else runs, so that a resumed
-    run goes on with the same numbers.
+    It depends only on the machine and the experiment, not on other processes, so that a resumed run
+    gives the same numbers.
 
     Args:
-        device: where they train; a GPU is filled by one.
-        per_round: clients of a round; with fewer than threads they take turns.
-        memory_each: returns the bytes that one takes; asked only where it matters.
+        device: where they train; a GPU is used by one at a time.
+        per_round: clients per round; if fewer than threads, they train one after the other.
+        memory_each: returns the bytes that one client needs; called only if it matters.
     """
     threads = torch.get_num_threads()
     at_once = min(threads, MOST_LARGE_AT_ONCE)
@@ -118,12 +119,12 @@ def large_clients_at_once(
 
 
 def side_by_side(clients: int, at_once: int, threads_each: int | None) -> int:
-    """Returns how many of a round's clients train at once; the last ones take turns on all threads.
+    """Returns how many of a round's clients train at once; the rest follow on all threads.
 
     Args:
-        clients: all of them.
-        at_once: as many can be under way.
-        threads_each: what each takes; None where they share all threads.
+        clients: number of clients in the round.
+        at_once: the largest number at once.
+        threads_each: threads per client; None if they share all threads.
     """
     if at_once == 1:
         return 0
@@ -132,7 +133,7 @@ def side_by_side(clients: int, at_once: int, threads_each: int | None) -> int:
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """Has PyTorch compute with ``count`` CPU threads in its block; None changes nothing."""
+    """Makes PyTorch use ``count`` CPU threads inside the block; None changes nothing."""
     before = torch.get_num_threads()
     if count is None or count == before:
         yield
@@ -145,28 +146,28 @@ def threads(count: int | None) -> Iterator[None]:
 
 
 def share_of_process(count: int) -> None:
-    """Has this thread, and those it starts, compute with ``count`` CPU threads from now on."""
+    """Makes this thread, and those it starts, use ``count`` CPU threads from now on."""
     torch.set_num_threads(count)
 
 
 def share_of_client(at_once: int) -> int:
-    """Returns the CPU threads each of ``at_once`` clients may use."""
+    """Returns the number of CPU threads for each of ``at_once`` clients."""
     return max(1, torch.get_num_threads() // at_once)
 
 
 def threads_per_job(jobs: int) -> int:
-    """Returns the threads each of ``jobs`` processes may use; ``OMP_NUM_THREADS`` may say fewer."""
+    """Returns the threads for each of ``jobs`` processes; at most ``OMP_NUM_THREADS``."""
     share = max(1, available_cores() // max(1, jobs))
     limit = os.environ.get("OMP_NUM_THREADS", "")
     return min(share, int(limit)) if limit.isdigit() and int(limit) else share
 
 
 def environment_of_job(count: int) -> dict[str, str]:
-    """Returns this process's environment for one that is to use ``count`` threads."""
+    """Returns this process's environment variables, for a job with ``count`` threads."""
     return os.environ | {"OMP_NUM_THREADS": str(count)}
 
 
 def available_cores() -> int:
-    """Returns the cores this process may use."""
+    """Returns the number of cores this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -1,1 +1,1 @@
-"""Comparing: many runs that answer one question, carried out, pooled and set side by side."""
+"""Comparisons: many runs that answer one question, how they are run, and their results."""

@@ -1,4 +1,4 @@
-"""Carries out a plan: runs what is missing, continues what was interrupted, keeps what ends."""
+"""Runs a plan: starts missing runs, continues interrupted ones, stores results."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class Comparison(Shown):
-    """What a plan comes to in a folder, and how the runs of this call ended.
+    """A plan in a folder: what has been run, what is missing, and how this call's runs ended.
 
     Attributes:
         plan: the plan.
         folder: the folder of its runs and tables.
-        cells: all cells, each with the folder of its run.
-        missing: a cell of every experiment without a complete run, in the order they are run.
+        cells: all cells, each with its run's folder.
+        missing: one cell for every experiment without a complete run, in order of execution.
         file: the results file that rows are added to.
-        rows: of results files, by the experiments' ids and by budget; their runs are not missing.
-        outdated: rows of ``file`` that it loses when something is added.
+        rows: rows of results files, by experiment id and budget; their runs are not missing.
+        outdated: rows of ``file`` that will be removed when rows are added.
         drop_weights: whether a run's weights are deleted once it is complete.
-        outcomes: how the runs of this call ended; none before they are carried out.
+        outcomes: how this call's runs ended; empty before they are run.
     """
 
     plan: Plan
@@ -66,12 +66,12 @@ class Comparison(Shown):
 
     @property
     def folders(self) -> list[Path]:
-        """The folders of all runs; cells of the same experiment share one."""
+        """The folders of all runs, each once."""
         return list(dict.fromkeys(cell.folder for cell in self.cells))
 
     @property
     def started(self) -> int:
-        """How many of the missing runs will be continued."""
+        """The number of missing runs that will be continued."""
         return sum(has_begun(cell.folder) for cell in self.missing)
 
     @property
@@ -81,7 +81,7 @@ class Comparison(Shown):
 
     @property
     def diagnostics(self) -> list[Diagnostic]:
-        """Which runs failed, one for each reason."""
+        """Warnings about failed runs, one for each reason."""
         reasons: dict[str, list[str]] = {}
         for one in self.failures:
             reasons.setdefault(one.error or one.status, []).append(one.cell.folder.name)
@@ -96,10 +96,10 @@ class Comparison(Shown):
         ]
 
     def require_results(self) -> None:
-        """Makes sure that there is anything to compare.
+        """Raises an error if no run of the plan has a result.
 
         Raises:
-            RunError: every run of the plan failed; says why the first did.
+            RunError: every run failed; gives the reason of the first.
         """
         if not self.failures or len(self.failures) < len(self.folders):
             return
@@ -109,20 +109,20 @@ class Comparison(Shown):
 
     @property
     def report(self) -> Path:
-        """The HTML page."""
+        """The path of the HTML page."""
         return self.folder / "report.html"
 
     @cached_property
     def results(self) -> Results:
-        """What is complete, as tables are made from it."""
+        """The results of all complete runs."""
         return read_comparison(self.folder)
 
     def frame(self) -> "DataFrame":
-        """Returns every number as a tidy table; see :meth:`Results.frame`."""
+        """Returns all numbers as a tidy table; see :meth:`Results.frame`."""
         return self.results.frame()
 
     def rows_of(self, cell: Cell) -> list[ResultRow]:
-        """Returns a cell's rows, one a budget: as some results file has them, or of its run."""
+        """Returns a cell's rows, one per budget, from a results file or from its run."""
         if (found := self.rows.get(cell.id)) is not None:
             names = ("machine", "version", "hashes", "numbers")
             return [
@@ -133,10 +133,10 @@ class Comparison(Shown):
         return rows_of(cell, read_run(cell.folder)) if is_complete(cell.folder) else []
 
     def keep(self, folders: Iterable[Path]) -> None:
-        """Adds the rows of runs to the results file: of complete runs, or of other files.
+        """Adds the rows of complete runs to the results file, and rows of other results files.
 
-        Complete runs lose their weights where that is asked for. Of a run that stands in another
-        table's file, its row there is what is added.
+        Weights of complete runs are deleted if requested. For a run that has a row in another
+        results file, that row is added.
 
         Raises:
             RunError: the file cannot be written.
@@ -153,7 +153,7 @@ class Comparison(Shown):
             drop_weights(folder)
 
     def write(self) -> None:
-        """Writes which run belongs to which cell, and its row of a results file, for reports."""
+        """Writes the file that gives reports each cell's run or row of a results file."""
         rows = []
         for cell in self.cells:
             there = self.rows_of(cell) if cell.id in self.rows else []
@@ -178,17 +178,17 @@ def prepare_comparison(
     cells: Sequence[Cell] | None = None,
     drop_weights: bool = False,
 ) -> Comparison:
-    """Expands a plan and looks up what of it has been done.
+    """Expands a plan and finds out which runs already exist.
 
     Args:
         plan: a plan, its file, or its fields.
-        out: the folder of the runs.
-        again: whether to start runs anew, beside the old ones, whose images were others; rows of
-            the results file of other images are replaced.
-        cache: where hashes of images are remembered; the user's cache by default.
-        results: results files; what one of them has is not run, and is copied to the first, which
-            what is complete is added to.
-        cells: what is run instead of the plan's own cells: trials, or with values picked in them.
+        out: the folder for the runs.
+        again: whether to repeat runs whose images have changed, beside the old ones; rows of the
+            results file with other images are replaced.
+        cache: where image hashes are stored; the user's cache by default.
+        results: results files; runs found there are not repeated. Complete runs and rows of the
+            other files are added to the first.
+        cells: cells to use instead of the plan's: trials, or cells with tuned values.
         drop_weights: whether a run's weights are deleted once it is complete.
 
     Raises:
@@ -217,7 +217,7 @@ def prepare_comparison(
 
 
 def _present(out: Path) -> dict[str, Path]:
-    """Run folders by the id at the end of their names, whatever stands before it."""
+    """Returns run folders by the id at the end of their names."""
     if not out.is_dir():
         return {}
     return {
@@ -228,9 +228,9 @@ def _present(out: Path) -> dict[str, Path]:
 
 
 def why_hopeless(comparison: Comparison) -> FeddgError | None:
-    """Returns what would end every run: no such images, domain or weights; None if none would.
+    """Returns the error that would stop every run (missing images, domain, weights), or None.
 
-    Where a single run can start, or is complete, the others' failures are theirs alone.
+    If one run can start or is complete, returns None; the other runs then fail by themselves.
     """
     if len(comparison.missing) < len(comparison.folders):
         return None
@@ -262,26 +262,25 @@ def carry_out_comparison(
     launcher: str = "local",
     launcher_options: Mapping[str, str] | None = None,
 ) -> Comparison:
-    """Carries out what is missing; complete runs stay, interrupted ones continue.
+    """Runs what is missing; complete runs are kept, interrupted ones continue.
 
     One run that fails does not stop the others.
 
     Args:
-        comparison: what the plan comes to.
-        jobs: processes that run at once, each with its share of the cores; 0 runs everything in
-            this process, where methods and sources registered by the caller are at hand.
+        comparison: the prepared comparison.
+        jobs: number of processes at once, each with its share of the cores; 0 runs everything in
+            this process, where the caller's registered methods and sources are available.
         cache: folder for decoded pixels and stylized copies; the user's cache by default.
-        watcher: is told what happens.
-        launcher: where runs go, with ``jobs`` above 0; see :mod:`feddg.comparison.pool`.
-        launcher_options: what the launcher itself takes.
+        watcher: gets the progress.
+        launcher: where runs are executed, if ``jobs`` is above 0; see :mod:`feddg.comparison.pool`.
+        launcher_options: options of the launcher.
 
     Returns:
         The same comparison, with the outcomes of its runs.
 
     Raises:
-        ExperimentError: there is no such launcher, or it cannot be used.
-        FeddgError: not one of the runs can start, or what is to be kept of them has no place;
-            nothing is written then.
+        ExperimentError: the launcher is unknown, or cannot be used.
+        FeddgError: no run can start, or there is no room for the results; then nothing is written.
     """
     if (reason := why_hopeless(comparison)) is not None:
         raise reason
@@ -311,7 +310,7 @@ def carry_out_comparison(
 
 
 def _decode_once(experiments: Sequence[Experiment], cache: Path) -> None:
-    """Fills the shared pixel cache before several processes would each do so."""
+    """Fills the shared pixel cache, so that several processes do not each decode the images."""
     seen: set[str] = set()
     silent: Progress = lambda what, done, total: None  # noqa: E731
     for experiment in experiments:

@@ -1,4 +1,4 @@
-"""What a run would take, and how long runs will take."""
+"""Estimates what a run needs, and how long runs will take."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ from feddg.runs.reading import Run
 
 
 def seconds_left(missing: Sequence[Experiment], finished: Iterable[Run], jobs: int) -> float | None:
-    """Returns about how long experiments will take together: a round as long as others took.
+    """Returns the estimated time of experiments together, from the round times of others.
 
     Args:
-        missing: what is to run.
+        missing: the experiments to run.
         finished: completed runs of the same comparison.
-        jobs: how many go at once; their number is taken to share the machine evenly.
+        jobs: number of runs at once, assumed to share the machine evenly.
 
     Returns:
-        Seconds, by the mean time of a round of a method's runs, and for a method without any by
-        that of the others; None where no run is finished.
+        Seconds, from the mean round time of the method's runs, or of all runs for a method without
+        any; None if no run is finished.
     """
     rates: dict[str, list[float]] = {}
     for run in finished:
@@ -47,15 +47,15 @@ def seconds_left(missing: Sequence[Experiment], finished: Iterable[Run], jobs: i
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run would take.
+    """The resources and data of a planned run.
 
     Attributes:
-        splits: images by role (``train``, ``id_val``, ``id_test``, ``val``, ``test``).
-        clients: who holds how many training images of which domain and class.
-        pixel_bytes: the decoded images of the whole data set.
-        weights: how many numbers the network has.
-        weight_bytes: bytes of the network, its gradients and its optimizer's memory.
-        diagnostics: what the defences guarantee.
+        splits: number of images by role (``train``, ``id_val``, ``id_test``, ``val``, ``test``).
+        clients: number of training images per client, domain and class.
+        pixel_bytes: size of all decoded images.
+        weights: number of the network's parameters and buffers.
+        weight_bytes: bytes of the network, its gradients and optimizer state.
+        diagnostics: notes on what the defences guarantee.
     """
 
     splits: dict[str, int]
@@ -67,12 +67,12 @@ class Forecast:
 
 
 def forecast(experiment: Experiment) -> Forecast:
-    """Deals out the experiment's images; nothing is decoded or trained.
+    """Partitions the experiment's images over clients; nothing is decoded or trained.
 
-    Files that cannot be used are counted: they are found when they are decoded.
+    Unusable files are counted too, because they are found only on decoding.
 
     Raises:
-        FeddgError: the experiment cannot be carried out as asked.
+        FeddgError: the experiment cannot be run.
     """
     loaded = load_undecoded(experiment, cache_folder())
     table, size = loaded.table, experiment.data.image_size

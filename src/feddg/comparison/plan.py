@@ -1,4 +1,4 @@
-"""Plans: many experiments that answer one question; their cells and the trials that tune them."""
+"""Plans: many experiments that answer one question, their cells, and trials for tuning."""
 
 import functools
 import itertools
@@ -37,14 +37,14 @@ from feddg.storage import read_fields_of
 
 
 class Variant(Settings):
-    """A method as a plan lists it.
+    """A method in a plan.
 
     Attributes:
         method: registry name.
-        label: what tables call it; the method's own spelling by default.
+        label: its name in tables; the method's own name by default.
         settings: its hyper-parameters.
-        experiment: experiment fields for this method alone (for example an optimizer).
-        tuned: experiment fields by what a column holds out, as a ``tune`` section picked them.
+        experiment: experiment fields for this method only (for example an optimizer).
+        tuned: experiment fields chosen by a ``tune`` section, for each set of held-out domains.
     """
 
     method: str
@@ -61,7 +61,7 @@ class Variant(Settings):
     @model_validator(mode="before")
     @classmethod
     def _entry(cls, entry: Any) -> Any:
-        """What a plan lists: a name, or fields among which the method's settings may stand."""
+        """Converts an entry of a plan: a name, or fields that may include the method's settings."""
         if isinstance(entry, str):
             return {"method": entry}
         if not isinstance(entry, Mapping):
@@ -84,7 +84,7 @@ def _counted(value: Any) -> Any:
 
 
 def _alone(*kinds: type) -> BeforeValidator:
-    """Takes one value of these kinds for a list of it."""
+    """Accepts a single value of these kinds as a list of one."""
     return BeforeValidator(lambda value: [value] if isinstance(value, kinds) else value)
 
 
@@ -95,7 +95,7 @@ def _pair(entry: Any) -> Any:
 
 
 def _images(value: Any) -> Any:
-    """A number of images; ``15k`` and ``1.5M`` are 15,000 and 1,500,000."""
+    """Parses a number of images; ``15k`` and ``1.5M`` are 15,000 and 1,500,000."""
     text = str(value).strip().lower()
     scale = {"k": 1000, "m": 10**6}.get(text[-1:])
     try:
@@ -110,14 +110,14 @@ Budget = Annotated[int, BeforeValidator(_images), Field(ge=1)]
 
 
 class Published(Settings):
-    """Numbers of a paper, to stand beside ours.
+    """Numbers of a paper, shown beside ours.
 
     Attributes:
-        source: which paper and table.
-        rule: the selection rule behind the numbers, one of ``feddg.runs.reading``.
+        source: the paper and table.
+        rule: the selection rule of the numbers, one of ``feddg.runs.reading``.
         values: accuracy in percent by split (``test``, ``val``), method label and column.
         average: the averages as printed, by split and method label.
-        notes: what to know about these numbers.
+        notes: notes on these numbers.
     """
 
     source: str
@@ -128,15 +128,15 @@ class Published(Settings):
 
 
 class Tune(Settings):
-    """What is tried for each method before the table is run, on in-domain validation alone.
+    """Values to try for each method before the table is run, chosen by in-domain validation.
 
     Attributes:
-        settings: dotted experiment fields and the values to try; every combination is tried. A
-            ``method.FIELD`` is tried for the methods that have it; a field that a method's own
-            entry fixes is not tried for it.
+        settings: dotted experiment fields and the values to try, in all combinations.
+            ``method.FIELD`` is tried for methods that have it; a field fixed in a method's own
+            entry is not tried for it.
         rounds: rounds of a trial; as many as the table's runs by default.
-        seeds: a number of seeds or the seeds of the trials, which need not be the table's.
-        rule: which round of a trial counts.
+        seeds: number of seeds, or the seeds, of the trials; may differ from the table's.
+        rule: the selection rule for the round of a trial.
     """
 
     settings: dict[str, tuple[Any, ...]]
@@ -160,29 +160,28 @@ PROTOCOLS = get_args(Protocol)
 
 
 class Plan(Settings):
-    """Experiments to compare.
+    """A plan of experiments to compare.
 
     Attributes:
-        name: short, also the default folder's name.
-        title: what the report's heading says.
-        question: what the comparison is to answer, one or two sentences.
-        base: experiment fields that all cells share; settings of a method (``method.FIELD``) are
-            for the methods that have them.
+        name: short name, and default name of the folder.
+        title: heading of the report.
+        question: the question to answer, in one or two sentences.
+        base: experiment fields of all cells; ``method.FIELD`` is for the methods that have it.
         methods: names, or names with label, settings and experiment fields.
         hold_out: ``lodo``, ``ltdo``, ``ltdo-all``, or a list of hold-outs as in an experiment;
-            none for what ``base`` says.
-        domains: the data set's domains, where a protocol must be read without its images.
-        heterogeneity: values of lambda; none for what ``base`` says.
-        clients: pairs (N, K), or N alone; none for what ``base`` says.
+            empty for the value in ``base``.
+        domains: the data set's domains, needed for a protocol if the images are not available.
+        heterogeneity: values of lambda; empty for the value in ``base``.
+        clients: pairs (N, K), or N only; empty for the value in ``base``.
         settings: further axes: a dotted experiment field and its values. ``method.FIELD`` applies
-            to the methods that have the field; the others run once and stand in every column.
+            to the methods that have the field; the others run once and appear in every column.
         seeds: a number of seeds (0, 1, ...) or the seeds.
-        budgets: numbers of images seen in training, by all clients together, at which methods are
-            compared: 15000 or ``15k``, ``1.5M``. Runs have as many rounds as the largest needs
-            and are evaluated where each is reached, whatever ``train.rounds`` and
-            ``evaluate.every`` say; a method of one round counts at every budget from its own
-            images on.
-        tune: what is tried for each method first.
+        budgets: numbers of images used in training, by all clients together, at which methods are
+            compared: 15000, ``15k`` or ``1.5M``. Runs have the rounds that the largest budget
+            needs, and are evaluated where each budget is reached; ``train.rounds`` and
+            ``evaluate.every`` are ignored. A method of one round counts at all budgets from its own
+            number of images on.
+        tune: values to try for each method first.
         differences: how the setting differs from the paper's, for the report.
         paper: the paper's numbers.
     """
@@ -229,10 +228,10 @@ class Plan(Settings):
         return value
 
     def fixed(self, overrides: Mapping[str, Any]) -> "Plan":
-        """Returns the plan in which experiment fields win over everything it says.
+        """Returns the plan with experiment fields that override everything else in it.
 
-        They go into ``base``. What would win over them there gives way: the same fields of single
-        methods take their values, and an axis over one of them is left out.
+        They are set in ``base``, and the same fields of single methods and axes over them are
+        removed or replaced.
         """
         over = expand(dict(overrides))
         paths, clients = leaves(over), over.get("clients", {})
@@ -266,13 +265,14 @@ class Plan(Settings):
 
 
 def load_plan(source: "Plan | Path | str | Mapping[str, Any]") -> Plan:
-    """Returns a plan from a YAML file or from its fields.
+    """Returns a plan from a YAML file or its fields.
 
-    A file's ``extends`` names another plan file, from its own folder on. What the file says counts
-    over it: fields of ``base`` one by one, anything else whole; ``differences`` are added.
+    A file's ``extends`` names another plan file, relative to its own folder. The file's values
+    override those of the other: ``base`` field by field, anything else as a whole; ``differences``
+    are added.
 
     Raises:
-        ExperimentError: the file is missing, is not YAML, or describes no plan.
+        ExperimentError: the file is missing, is not YAML, or is not a plan.
     """
     if isinstance(source, Plan):
         return source
@@ -283,7 +283,7 @@ def load_plan(source: "Plan | Path | str | Mapping[str, Any]") -> Plan:
 
 
 def _read_plan(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The fields of a plan file, over those of the plan that it extends."""
+    """Returns the fields of a plan file, merged over those of the plan it extends."""
     fields = read_fields_of(path, "plan file", ExperimentError)
     if "extends" not in fields:
         return fields
@@ -302,7 +302,7 @@ def _read_plan(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def _replaced(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``below`` with the values that ``over`` gives to fields it has; nothing is added."""
+    """Returns ``below`` with values of ``over`` for the fields it has; adds no fields."""
     values, replaced = leaves(over), dict(below)
     for path in leaves(below).keys() & values.keys():
         replaced = merge(replaced, nested(path, values[path]))
@@ -310,15 +310,15 @@ def _replaced(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, An
 
 
 def _path(field: str) -> str:
-    """The dotted path of an axis's field: ``method.mu`` is ``method.settings.mu``."""
+    """Returns the dotted path of an axis's field: ``method.settings.mu`` for ``method.mu``."""
     first, _, rest = field.partition(".")
     return f"method.settings.{rest}" if first == "method" else field
 
 
 def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
-    """Returns a plan as it is, or without weights; see :func:`with_weights_at_hand`.
+    """Returns the plan, without weights that cannot be had; see :func:`with_weights_at_hand`.
 
-    What single methods say of weights stays, as does a plan that compares weights or networks.
+    Weights set for single methods are kept, and so is a plan that compares weights or networks.
     """
     if {"model.weights", "model.backbone", "preset"} & {*plan.settings}:
         return plan
@@ -337,22 +337,22 @@ def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
 
 
 Point = tuple[str, dict[str, Any], str]
-"""A value of an axis: the axis's name, the experiment fields it sets, how tables write it."""
+"""A value of an axis: the axis's name, the experiment fields it sets, its text in tables."""
 
 
 @dataclass(eq=False)
 class Cell:
-    """One cell of a plan.
+    """One cell of a plan: a method, held-out domains, conditions and a seed.
 
     Attributes:
-        method: the label of its method.
-        held_out: the held-out test domains, as a column's heading.
-        conditions: the values of the other axes by axis name, in order.
+        method: label of its method.
+        held_out: the held-out test domains, as a column heading.
+        conditions: values of the other axes by axis name, in order.
         seed: the experiment's seed.
-        experiment: what is run.
-        budgets: at which it has a result each; none for one result, after its last round.
-        tried: of a trial of a ``tune`` section, the values that it tries.
-        folder: of its run, once it has its place; cells of the same experiment share one.
+        experiment: the experiment to run.
+        budgets: budgets with one result each; empty for a single result, after the last round.
+        tried: for a trial of a ``tune`` section: the values it tries.
+        folder: folder of its run, once assigned; cells of the same experiment share one.
     """
 
     method: str
@@ -366,12 +366,12 @@ class Cell:
 
     @cached_property
     def id(self) -> str:
-        """The experiment's, computed once."""
+        """The experiment's id, computed once."""
         return self.experiment.id
 
     @cached_property
     def portable_id(self) -> str:
-        """The experiment's, computed once."""
+        """The experiment's portable id, computed once."""
         return self.experiment.portable_id
 
     @property
@@ -381,11 +381,10 @@ class Cell:
 
 
 def expand_plan(plan: Plan) -> list[Cell]:
-    """Returns the plan's cells, seed by seed, so that a table is whole after the first seed.
+    """Returns the plan's cells, seed by seed, so that a table is complete after the first seed.
 
     Raises:
-        ExperimentError: a cell is no valid experiment, or one that its method cannot run; better
-            found before the first run than hours later.
+        ExperimentError: a cell is not a valid experiment, or its method cannot run it.
     """
     _check_fields(plan)
     held: dict[str, Sequence[int] | None] = {}
@@ -398,7 +397,7 @@ def expand_plan(plan: Plan) -> list[Cell]:
 
 
 def _axes(plan: Plan) -> list[list[Point | None]]:
-    """Every axis between scenarios and methods; None stands for what ``base`` says."""
+    """Returns the axes between hold-outs and methods; None stands for the value in ``base``."""
     shares: list[Point | None] = [
         ("heterogeneity", {"clients": {"heterogeneity": value}}, f"{value:g}")
         for value in plan.heterogeneity
@@ -453,19 +452,19 @@ def _cell(
 
 
 def _rounds_for(images: int, experiment: Experiment, held: dict[str, Sequence[int] | None]) -> int:
-    """Returns in which round a run will have seen so many images in training.
+    """Returns the round by which a run has used so many images in training.
 
-    By how many images each client of a round holds, where the images are at hand; else by
-    ``train.local_steps``, all batches taken as full.
+    Computed from each client's number of images, if the images are available; otherwise from
+    ``train.local_steps`` with full batches.
 
     Args:
-        images: how many.
-        experiment: of the run.
-        held: images by client, by what that depends on, None where they are not at hand; what is
-            looked up is added.
+        images: number of images.
+        experiment: the run's experiment.
+        held: cache of images per client, by the settings they depend on; None if images are not
+            available.
 
     Raises:
-        ExperimentError: it cannot be known.
+        ExperimentError: the round cannot be determined.
     """
     train, clients = experiment.train, experiment.clients
     if experiment.privacy.sampling == "secret":
@@ -499,7 +498,7 @@ def _rounds_for(images: int, experiment: Experiment, held: dict[str, Sequence[in
 
 
 def _images_of_a_round(size: int, train: TrainSettings) -> int:
-    """How many images a client that holds ``size`` trains on in a round."""
+    """Returns how many images a client that holds ``size`` uses in a round."""
     if not train.local_steps:
         return size * train.local_epochs
     batches = [len(batch) for batch in split_batches(torch.arange(size), train.batch_size)]
@@ -508,13 +507,13 @@ def _images_of_a_round(size: int, train: TrainSettings) -> int:
 
 
 def setting_point(field: str, value: Any) -> Point:
-    """Returns the point of an axis over a dotted experiment field at one of its values."""
+    """Returns the axis point for a dotted experiment field and a value."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return field.removeprefix("method."), nested(_path(field), value), text
 
 
 def _check_fields(plan: Plan) -> None:
-    """Refuses a setting of methods that none of them has."""
+    """Refuses a method setting that no method of the plan has."""
     fields = [f for v in plan.methods for f in method_class(v.method).Settings.model_fields]
     axes = [s.removeprefix("method.") for s in plan.settings if s.startswith("method.")]
     for name in [*axes, *expand(plan.base).get("method", {}).get("settings", {})]:
@@ -525,7 +524,7 @@ def _check_fields(plan: Plan) -> None:
 
 
 def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
-    """The hold-outs with the headings of their columns; a heading names the test domains."""
+    """Returns the hold-outs with their column headings, which name the test domains."""
     base = expand(plan.base)
     if plan.hold_out is None:
         held = expand({"hold_out": base.get("hold_out") or {}})["hold_out"]
@@ -555,7 +554,7 @@ def _heading(held: Mapping[str, Any], with_val: bool = False) -> str:
 
 
 def distinct(cells: Iterable[Cell]) -> list[Cell]:
-    """Returns the first cell of each experiment, in their order."""
+    """Returns the first cell of each experiment, in order."""
     first: dict[str, Cell] = {}
     for cell in cells:
         first.setdefault(cell.id, cell)
@@ -569,7 +568,7 @@ def trials_of(plan: Plan) -> list[Cell]:
     """Returns the trials of a plan's ``tune`` section, one combination after the other.
 
     Raises:
-        ExperimentError: a field is unknown, or a trial is no valid experiment.
+        ExperimentError: a field is unknown, or a trial is not a valid experiment.
     """
     tune = plan.tune
     if tune is None:
@@ -592,7 +591,7 @@ def trials_of(plan: Plan) -> list[Cell]:
 
 
 def combinations(trials: Iterable[Cell]) -> list[list[Cell]]:
-    """Returns trials by what they try for a method where something is held out."""
+    """Returns trials grouped by method, held-out domains and tried values."""
     groups: dict[Any, list[Cell]] = {}
     for cell in trials:
         values = tuple((name, text) for name, _, text in cell.tried)
@@ -601,11 +600,11 @@ def combinations(trials: Iterable[Cell]) -> list[list[Cell]]:
 
 
 def with_values(plan: Plan, chosen: Iterable[Cell]) -> Plan:
-    """Returns a plan without its ``tune`` section, whose methods have values chosen for them.
+    """Returns a plan without ``tune`` section, with the chosen values for its methods.
 
     Args:
         plan: the plan.
-        chosen: a trial of the values for each method and everything that is held out, at most.
+        chosen: at most one trial per method and held-out domains, with the chosen values.
     """
     tuned: dict[str, dict[str, dict[str, Any]]] = {}
     for cell in chosen:
@@ -616,7 +615,7 @@ def with_values(plan: Plan, chosen: Iterable[Cell]) -> Plan:
 
 
 def table_cells(plan: Plan) -> list[Cell]:
-    """Returns the cells that a plan's table may have, whatever values its ``tune`` section picks.
+    """Returns all cells that a plan's table may have, for any outcome of its ``tune`` section.
 
     Raises:
         ExperimentError: see :func:`trials_of`.
@@ -630,7 +629,7 @@ def table_cells(plan: Plan) -> list[Cell]:
 
 
 def _axes_of(tune: Tune, variant: Variant) -> list[list[Point]]:
-    """What is tried for a method: fields that it has, and that its own entry does not fix."""
+    """Returns the values to try for a method: fields it has, and that its entry does not fix."""
     settings = method_class(variant.method).Settings.model_fields
     fixed = {*leaves(expand(variant.experiment)), *(f"method.{name}" for name in variant.settings)}
     return [
@@ -642,7 +641,7 @@ def _axes_of(tune: Tune, variant: Variant) -> list[list[Point]]:
 
 
 def _trial(cell: Cell, points: Sequence[Point], tune: Tune) -> Cell:
-    """A cell with values, without its held-out domains."""
+    """Returns a cell with the tried values and without its held-out domains."""
     held = cell.experiment.hold_out
     if not held.test and not held.val:
         raise ExperimentError(
@@ -689,34 +688,35 @@ DEMO: Mapping[str, Any] = {
     "hold_out": "lodo",
     "seeds": 2,
 }
-"""Small images, large steps and few rounds, for a minute or two on two cores. They were chosen by
-FedAvg's in-domain validation, and then among two settings by the whole demo, which shows held-out
-domains: it is a demonstration and no result. docs/benchmarks.md has the long comparison."""
+"""Small images, large steps and few rounds, for one or two minutes on two cores. These were chosen
+by FedAvg's in-domain validation and then, between two settings, by the whole demo with its held-out
+domains: so it is a demonstration, not a result. docs/benchmarks.md has the long comparison.
+"""
 
 MOST_JOBS = 16
-"""Processes of half a gigabyte each: more would hardly be quicker."""
+"""Most processes at once, half a gigabyte each; more would hardly be faster."""
 
 
 def demo_plan(axes: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
-    """Returns the demo's plan, with what the user says over it.
+    """Returns the demo's plan, with the user's values over it.
 
     Args:
         axes: fields of the plan.
-        fields: of the experiment.
+        fields: fields of the experiment.
 
     Raises:
-        ExperimentError: together they are no valid plan.
+        ExperimentError: together they are not a valid plan.
     """
     plan = merge(dict(DEMO), axes)
     return Plan(**{**plan, "base": merge(plan["base"], fields)})
 
 
 def jobs_of_demo(plan: Plan, asked: int | None = None) -> int:
-    """Returns how many processes carry the demo out; 0 where this one does it all the soonest.
+    """Returns the number of processes for the demo; 0 if this process alone is fastest.
 
     Args:
         plan: the demo's plan.
-        asked: how many the user asks for; none for one on each core.
+        asked: number requested by the user; None for one per core.
     """
     jobs = min(asked or available_cores(), MOST_JOBS, len(distinct(expand_plan(plan))))
     return jobs if jobs > 1 else 0

@@ -1,10 +1,8 @@
-"""One run in a process of its own: ``python -m feddg.comparison.process``.
+"""Executes runs in a separate process: ``python -m feddg.comparison.process``.
 
-A line of its input is a job, see :func:`answer_to`; the end of its input tells it to stop. It
-answers on its output, one JSON object per line: what it is doing, and in the end how it went. A
-process of its own gives each run its own peak memory, and takes nothing down when it dies. Where
-runs are so short that starting processes would be most of the work, further jobs follow as further
-lines.
+Each input line is a job, see :func:`answer_to`; at the end of the input it stops. Each output line
+is a JSON object with the progress or, at the end, the outcome. In a separate process each run has
+its own peak memory and cannot crash the others. For short runs, one process gets several jobs.
 """
 
 import _thread
@@ -31,11 +29,11 @@ from feddg.runs.observer import Observer
 
 
 class Reporter(Observer):
-    """Tells in few words what happens.
+    """Reports the progress of a run in short messages.
 
     Args:
-        tell: is given news by name: ``rounds`` done (with a share of the one going on), ``of`` how
-            many, ``work`` before training, ``scores``, how it ``ended``, the ``error``.
+        tell: called with values by name: ``rounds`` done (a fraction for the current one), ``of``
+            how many, ``work`` before training, ``scores``, how it ``ended``, the ``error``.
     """
 
     def __init__(self, tell: Callable[[Mapping[str, Any]], None]) -> None:
@@ -69,12 +67,12 @@ class Reporter(Observer):
         self.say(scores="  ".join(f"{score.domain} {score.accuracy:.1%}" for score in held))
 
     def say(self, **news: Any) -> None:
-        """Tells news."""
+        """Sends a message."""
         self._tell(news)
 
 
 def main() -> int:
-    """Carries out the jobs on standard input; returns the exit status."""
+    """Executes the jobs on standard input; returns the exit status."""
     # A comparison in the background may ignore this signal, and its children with it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     lines, at_work = SimpleQueue[str](), threading.Event()
@@ -110,13 +108,13 @@ def _listen(lines: "SimpleQueue[str]", at_work: threading.Event) -> None:
 
 
 def answer_to(line: str, observer: Observer | None = None) -> dict[str, str]:
-    """Carries out a job, and returns how it ended.
+    """Executes a job and returns how it ended.
 
     Args:
         line: JSON with the run's ``folder``, its complete ``experiment``, the folder for decoded
             pixels (``cache``), the ``threads`` for tensor operations, and the ``device``, which
             is no part of an experiment's identity; none for the experiment's.
-        observer: is told what happens.
+        observer: gets the progress.
 
     Returns:
         ``ended``, and the ``error`` if there was one.

@@ -85,20 +85,20 @@ TUNING: Final = "tuning.json"
 
 
 class TriedRow(Row):
-    """A combination of values that was tried for a method.
+    """One combination of values that was tried for a method.
 
     Attributes:
         method: the method's label.
-        held_out: what the columns hold out that it was tried for.
+        held_out: the held-out test domains of the columns it was tried for.
         values: the values by field.
-        metric: what chooses rounds in its trials (``evaluate.select_by``).
-        over: how it is taken over domains (``evaluate.select_over``).
-        score: the mean of that on in-domain validation over its trials, 0 to 1; None where a trial
-            failed or the metric is not defined for its images.
-        trials: how many there are.
-        constant: in how many of them the model is no better than one that always names the same
-            class, on in-domain validation; None where this is not on record.
-        picked: whether the table is run with it.
+        metric: the metric that chooses rounds in its trials (``evaluate.select_by``).
+        over: how the metric is taken over domains (``evaluate.select_over``).
+        score: mean of that metric on in-domain validation over its trials, 0 to 1; None if a trial
+            failed or the metric is undefined for its images.
+        trials: number of trials.
+        constant: number of trials whose model is no better on in-domain validation than always
+            predicting one class; None if not recorded.
+        picked: whether these values are used for the table.
     """
 
     method: str
@@ -113,12 +113,12 @@ class TriedRow(Row):
 
 
 class TuningFile(JsonFile):
-    """What was tried before a comparison, and what was picked: ``tuning.json``.
+    """The trials before a comparison, and the chosen values: ``tuning.json``.
 
     Attributes:
-        rule: which round of a trial counts.
+        rule: the selection rule for the round of a trial.
         rounds: rounds of a trial.
-        seeds: of the trials.
+        seeds: seeds of the trials.
         tried: all combinations.
     """
 
@@ -128,10 +128,10 @@ class TuningFile(JsonFile):
     tried: tuple[TriedRow, ...]
 
     def after(self, earlier: "TuningFile | None") -> "TuningFile":
-        """Returns this file behind what an earlier one says of other methods and hold-outs.
+        """Returns this file merged with an earlier one's other methods and hold-outs.
 
-        A table may be carried out column by column. Choices by another rule, number of rounds or
-        other seeds are not this table's, and are left out.
+        A table may be run column by column. Choices with another rule, number of rounds or other
+        seeds are dropped.
         """
         settings = (self.rule, self.rounds, self.seeds)
         if earlier is None or settings != (earlier.rule, earlier.rounds, earlier.seeds):
@@ -141,7 +141,7 @@ class TuningFile(JsonFile):
         return self.model_copy(update={"tried": (*others, *self.tried)})
 
     def diagnostics(self) -> list[Diagnostic]:
-        """Returns what to know about the choices: models that learned nothing, ends, and ties."""
+        """Returns warnings about the choices: models that learned nothing, end values, ties."""
         found = []
         for row in (row for row in self.tried if row.picked):
             group = (row.method, row.held_out)
@@ -167,7 +167,7 @@ class TuningFile(JsonFile):
 
 
 def _edges(picked: TriedRow, rows: Sequence[TriedRow]) -> Iterator[tuple[str, str]]:
-    """Which numbers of a choice are the first or last of their grid, and what to try."""
+    """Yields chosen numbers at an end of their grid, with what to try next."""
     for name, text in picked.values.items():
         try:
             values = sorted({float(row.values[name]) for row in rows})
@@ -184,11 +184,11 @@ def _edges(picked: TriedRow, rows: Sequence[TriedRow]) -> Iterator[tuple[str, st
 
 
 SCORE: Final = "score"
-"""Begins the name of a metric that is not the tables' accuracy; it may be below 0."""
+"""Prefix of the name of a selection metric other than accuracy; it may be negative."""
 CONSTANT: Final = "constant"
-"""Begins the name of what says whether a model is no better than a constant one: 1, or 0."""
+"""Prefix of the flag, 1 or 0, that a model is no better than always predicting one class."""
 RISING: Final = "rising"
-"""Whether accuracy was still rising at the last round: 1, or 0."""
+"""Name of the flag, 1 or 0, that accuracy was still rising at the last round."""
 
 
 def measured_numbers(run: Run) -> dict[str, float]:
@@ -243,16 +243,16 @@ def measured_numbers(run: Run) -> dict[str, float]:
 
 
 def more_metrics(runs: Iterable[Run]) -> list[str]:
-    """Returns the names of all metrics that runs have, in the order of tables."""
+    """Returns the names of all metrics of the runs, in the order of tables."""
     names = {name for run in runs for split in SPLITS for name in run.evaluations.metrics(split)}
     return [name for name in METRICS if name in names] + sorted(names - METRICS.keys())
 
 
 def score_name(rule: SelectionRule, select_by: str, select_over: str) -> str:
-    """Returns which number of a run says how well it does on in-domain validation under a rule.
+    """Returns the name of the number that a selection rule maximises on in-domain validation.
 
     Args:
-        rule: which round and which weights count.
+        rule: which round and which weights are used.
         select_by: the run's ``evaluate.select_by``.
         select_over: its ``evaluate.select_over``.
     """
@@ -261,15 +261,15 @@ def score_name(rule: SelectionRule, select_by: str, select_over: str) -> str:
 
 
 def mean_step(evaluations: Evaluations, rounds: int, split: str = TEST) -> float | None:
-    """Returns the mean absolute change between neighbouring evaluated rounds of the second half.
+    """Returns the mean absolute change between neighbouring evaluated rounds in the second half.
 
-    Neighbours are the rounds that lie closest together: with ``evaluate.every_of_last`` those of
+    Neighbours are rounds at the smallest distance: with ``evaluate.every_of_last`` the rounds at
     the end, which are one apart.
 
     Args:
-        evaluations: of one kind of weights.
+        evaluations: evaluations of one kind of weights.
         rounds: rounds trained.
-        split: whose accuracy, mean over its domains.
+        split: the split whose accuracy is used, as the mean over its domains.
 
     Returns:
         The change, 0 to 1; None with fewer than two evaluations in the second half.
@@ -294,7 +294,7 @@ _IMAGES, _WEIGHTS = "images", "model.weights"
 
 
 def hashes_of(run: Run) -> dict[str, str]:
-    """Returns the hashes that a finished run wrote down: of its images, and by field of files.
+    """Returns a finished run's recorded hashes: of its images, and of files by field.
 
     Raises:
         RunError: a file of the run is damaged.
@@ -307,7 +307,7 @@ def hashes_of(run: Run) -> dict[str, str]:
 
 
 def hashes_now(experiment: Experiment, now: ImagesNow) -> dict[str, str]:
-    """Returns the same of a run that would begin now, without what is not there any more."""
+    """Returns the hashes that a run would have if started now; missing files are left out."""
     found = named_files(experiment)
     with suppress(DataError):  # whoever runs something will say so
         found[_IMAGES] = now.fingerprint(experiment)
@@ -335,7 +335,7 @@ def _digest(weights: str, seen: Stamp) -> str:
 
 
 def _number_names() -> dict[str, tuple[str, str, str, str]]:
-    """Rule, split, metric and aggregate over domains of a number, by its name in a results file."""
+    """Returns rule, split, metric and aggregate over domains, by the name in a results file."""
     names = {}
     for rule in SELECTION_RULES.values():
         for split in SPLITS:
@@ -357,31 +357,30 @@ _OF_PLACE = (
     _HASHES,
 )
 WAIT = 60.0
-"""Seconds after which another process that writes the same file is taken to hang."""
+"""Seconds after which another process writing the same file is assumed to hang."""
 HELD_OUT = "held out"
 Place = tuple[str, str, tuple[tuple[str, str], ...], int, int | None]
 
 
 class ResultRow(BaseModel):
-    """A run in its place of a table, with its numbers and where they come from.
+    """One run in one place of a table, with its numbers and their provenance.
 
     Attributes:
-        experiment: the experiment's id, the same wherever its files lie; empty if not known.
-        method: the label of its method.
+        experiment: the experiment's id, independent of file locations; empty if unknown.
+        method: label of its method.
         held_out: the held-out test domains.
         conditions: values of further axes, by axis.
         seed: the experiment's seed.
-        budget: images seen in training by which its numbers are; None for those of the whole run.
+        budget: number of training images at which the numbers hold; None for the whole run.
         machine: processor, number of threads, device and precision.
-        version: of this program.
-        hashes: of the images, and by field of the files that the experiment names; empty where
-            nobody wrote them down.
+        version: version of this program.
+        hashes: hashes of the images and, by field, of files that the experiment names; empty if not
+            recorded.
         numbers: ``test_final`` and its like (split and key of the selection rule): accuracy from 0
             to 1, mean over the split's domains; see :func:`measured_numbers` for the others. None
             yet of a run that is not complete.
-        folder: name of the run's folder, where it is known.
-        run: the complete run itself, as it was at the budget, where its folder is here; it has all
-            numbers.
+        folder: name of the run's folder, if known.
+        run: the complete run at the budget, if its folder is here; it has all numbers.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -415,12 +414,12 @@ class ResultRow(BaseModel):
 
     @classmethod
     def all_of(cls, cell: Cell) -> "list[ResultRow]":
-        """Returns the rows of a plan's cell, one a budget, without numbers."""
+        """Returns the rows of a plan's cell, one per budget, without numbers."""
         return [cls.of(cell, budget=budget) for budget in cell.budgets or (None,)]
 
     @classmethod
     def of(cls, cell: Cell, **more: Any) -> "ResultRow":
-        """Returns a row of a plan's cell; its numbers may follow."""
+        """Returns a row of a plan's cell; numbers can be added."""
         return cls(
             experiment=cell.portable_id,
             method=cell.method,
@@ -432,7 +431,7 @@ class ResultRow(BaseModel):
 
     @property
     def place(self) -> Place:
-        """Method, column, seed and budget: where it stands in a table."""
+        """Method, column, seed and budget: the place in a table."""
         return (
             self.method,
             self.held_out,
@@ -443,31 +442,31 @@ class ResultRow(BaseModel):
 
     @property
     def key(self) -> tuple[str, Place]:
-        """What a results file has one row of."""
+        """The key of a row in a results file: one row per key."""
         return self.experiment, self.place
 
     @property
     def heading(self) -> str:
-        """What is held out, and the further axes' values."""
+        """What is held out, and the values of further axes."""
         return ", ".join(
             value if axis == HELD_OUT else f"{axis} {value}" for axis, value in self.axes.items()
         )
 
     @property
     def axes(self) -> dict[str, str]:
-        """The values of all axes beside method and seed."""
+        """The values of all axes except method and seed."""
         budget = {} if self.budget is None else {BUDGET: short(self.budget)}
         return {HELD_OUT: self.held_out, **self.conditions, **budget}
 
     def accuracy(self, rule: SelectionRule = FINAL, split: str = TEST) -> float | None:
-        """Its accuracy from 0 to 1 under a selection rule, or None where it was not measured."""
+        """Returns the accuracy from 0 to 1 under a selection rule, or None if not measured."""
         if self.run is None:
             return self.numbers.get(f"{split}_{rule.key}")
         found = self.run.evaluations
         return rule.measure(found, rule.choose(found), split)
 
     def measured(self) -> Iterator[tuple[str, int | None, str, str, str, float]]:
-        """Yields its numbers: rule, round, split, metric, aggregate over domains, value."""
+        """Yields the numbers as rule, round, split, metric, aggregate over domains, value."""
         found = self.run.evaluations if self.run is not None else None
         chosen = {r.name: r.choose(found) for r in SELECTION_RULES.values()} if found else {}
         numbers = measured_numbers(self.run) if self.run is not None else self.numbers
@@ -487,10 +486,10 @@ class ResultRow(BaseModel):
 
 
 def results_files(results: Path | Sequence[Path]) -> list[Path]:
-    """Returns the results files of a comparison, the one that rows are added to first.
+    """Returns a comparison's results files; rows are added to the first.
 
     Raises:
-        RunError: a file is damaged, or another than the first is not there.
+        RunError: a file is damaged, or one other than the first does not exist.
     """
     files = [results] if isinstance(results, Path) else list(results)
     for number, file in enumerate(files):
@@ -501,7 +500,7 @@ def results_files(results: Path | Sequence[Path]) -> list[Path]:
 
 
 def read_results(path: Path) -> list[ResultRow]:
-    """Reads a results file; none yet is an empty one.
+    """Reads a results file; returns no rows if it does not exist.
 
     Raises:
         RunError: it is damaged, or has two rows for a run in one place; names the file and the
@@ -520,12 +519,12 @@ def read_results(path: Path) -> list[ResultRow]:
 
 
 def add_rows(path: Path, rows: Iterable[ResultRow], without: Iterable[ResultRow] = ()) -> None:
-    """Adds rows to what a results file has now: others may have added theirs meanwhile.
+    """Adds rows to a results file, keeping rows that others added meanwhile.
 
     Args:
-        path: the file; made if it is not there.
-        rows: the rows; of a run in a place that the file has, the file's stays.
-        without: rows that the file loses.
+        path: the file; created if missing.
+        rows: the rows; for a key that the file has, the file's row is kept.
+        without: rows to remove.
 
     Raises:
         RunError: the file is damaged or cannot be written.
@@ -540,10 +539,10 @@ def add_rows(path: Path, rows: Iterable[ResultRow], without: Iterable[ResultRow]
 
 @contextmanager
 def changing(path: Path) -> Iterator[None]:
-    """Reads and writes a file that outlives folders while no other process does.
+    """Locks a file for reading and writing while no other process does.
 
     Raises:
-        RunError: it cannot be written, or another process does not let go of it.
+        RunError: it cannot be written, or another process does not release it.
     """
     busy = RunError(
         f"{path} is being written by another process that does not end; stop that, then give the "
@@ -558,9 +557,9 @@ def changing(path: Path) -> Iterator[None]:
 
 
 def rows_of(cell: Cell, run: Run) -> list[ResultRow]:
-    """Returns the rows of a finished run for a results file, its numbers as they are written.
+    """Returns the rows of a finished run for a results file, numbers rounded as written.
 
-    One for each of the cell's budgets; a method of one round has none for those below its images.
+    One row per budget of the cell; a method of one round has none for budgets below its images.
     """
     found = run.environment
     parts = [found.get(name) for name in ("processor", "device", "precision")]
@@ -581,7 +580,7 @@ def rows_of(cell: Cell, run: Run) -> list[ResultRow]:
 
 
 def rounded(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Returns numbers to seven digits, as they are written: finer than any image counts."""
+    """Returns numbers with seven digits, as written; finer than one image."""
     return {name: float(f"{number:.7g}") for name, number in numbers.items()}
 
 
@@ -634,33 +633,33 @@ _RENAMED = {
     "movement_tail": "fluctuation_swa",
     "passes": "forwards",
 }
-"""What earlier versions called columns of results files, and what they are called now."""
+"""Names of columns in results files of earlier versions, and their present names."""
 
 
 def find_rows(
     path: Path, cells: Sequence[Cell], now: ImagesNow, *, own: bool = True, again: bool = False
 ) -> tuple[dict[str, dict[int | None, ResultRow]], list[ResultRow]]:
-    """Returns the rows of a results file that are of cells' experiments, and the outdated ones.
+    """Returns the rows of a results file that belong to the cells, and the outdated ones.
 
-    A row is an experiment's where the settings are the same and so is what is in its images and
-    files, wherever they lie. Where that is not known of both sides - nobody wrote it down, or
-    images are not here - it is one in the same place of the table, or of the same paths. It
-    is outdated where it would be one, and what is in them is something else now.
+    A row belongs to an experiment with the same settings and the same content of images and files,
+    wherever they are stored. If the content is unknown (not recorded, or images not here), the
+    place in the table or the paths must be the same. A row is outdated if the settings match but
+    the content has changed.
 
     Args:
         path: the file.
-        cells: what is asked for.
-        now: tells the images.
-        own: whether rows are added to the file, which outdated ones are not to stay in; another is
-            read only, and they are passed over with a warning.
-        again: whether outdated rows are to be replaced.
+        cells: the cells that need results.
+        now: gives the present hashes of images.
+        own: whether the file is the one that rows are added to, where outdated rows must not stay;
+            in another file they are ignored with a warning.
+        again: whether outdated rows may be replaced.
 
     Returns:
-        The rows by the experiments' ids and their budgets, of experiments that have one at every
-        budget that is asked for; outdated rows of a file of one's own.
+        The rows by experiment id and budget, for experiments with a row at every budget; and the
+        outdated rows of an own file.
 
     Raises:
-        RunError: some of one's own are outdated, and ``again`` is not said.
+        RunError: rows of an own file are outdated, and ``again`` is False.
     """
     rows: dict[str, list[ResultRow]] = {}
     for row in read_results(path):
@@ -711,7 +710,7 @@ def find_rows(
 
 
 def _from_its_images_on(row: ResultRow, budgets: Sequence[int]) -> dict[int | None, ResultRow]:
-    """The row of a method of one round at the budgets that are as large as what it sees."""
+    """Returns the row of a one-round method for all budgets not below its number of images."""
     seen = row.numbers.get("images", 0.0)
     return {budget: row for budget in budgets or (None,) if budget is None or budget >= seen}
 
@@ -736,12 +735,12 @@ class ComparisonFile(JsonFile):
 
     @classmethod
     def of(cls, plan: Plan, cells: Sequence[ResultRow]) -> "ComparisonFile":
-        """Returns what a plan says beside its axes, and its cells."""
+        """Returns the file for a plan's texts and cells."""
         of_plan = {"name", "title", "question", "differences", "paper"}
         return cls(**plan.model_dump(mode="json", include=of_plan), cells=list(cells))
 
     def results(self, rows: Sequence[ResultRow], **more: Any) -> "Results":
-        """Returns these rows in its cells; ``more`` are further fields of the results."""
+        """Returns results with these rows in the file's cells; ``more`` are further fields."""
         own = {name: value for name, value in self if value is not None and name != "cells"}
         return Results(**{"title": self.name} | own | more, rows=rows, planned=self.cells)
 
@@ -751,17 +750,17 @@ class Results:
     """Results of many runs: what tables and pages are made from.
 
     Attributes:
-        name: short.
-        title: for a heading.
-        rows: of complete runs; a run may stand in several places.
-        question: what they are to answer.
-        open: folders of runs that are not complete, each with its status and reason.
+        name: short name.
+        title: heading.
+        rows: rows of complete runs; a run may have several places.
+        question: the question they answer.
+        open: folders of incomplete runs, each with status and reason.
         differences: how the setting differs from the paper's.
         paper: the paper's numbers, as in a plan's ``paper``.
-        planned: all places, filled or not.
-        tuning: what was tried for each method first, if anything.
-        plan: whose cells the places are, where a results file was read with a plan.
-        strangers: how many rows of the file are in no cell of the plan.
+        planned: all places, with or without results.
+        tuning: the trials of each method, if there were any.
+        plan: the plan that a results file was read with, if any.
+        strangers: number of rows of the file that are in no cell of the plan.
     """
 
     name: str
@@ -781,7 +780,7 @@ class Results:
         """Reads a results file; see :meth:`of_rows`.
 
         Raises:
-            RunError: it is damaged, or has two rows for a place.
+            RunError: the file is damaged, or has two rows for a place.
         """
         return cls.of_rows(read_results(path), plan, name=path.name)
 
@@ -789,11 +788,11 @@ class Results:
     def of_rows(
         cls, rows: Sequence[ResultRow], plan: Plan | None = None, name: str = "results"
     ) -> "Results":
-        """Puts rows into the cells of a plan; without one, each is a cell of its own.
+        """Puts rows into the cells of a plan; without a plan, each row is its own cell.
 
         Raises:
             RunError: there are two rows for a place.
-            ExperimentError: a cell of the plan is no valid experiment.
+            ExperimentError: a cell of the plan is not a valid experiment.
         """
         found: dict[Place, ResultRow] = {}
         for row in rows:
@@ -812,7 +811,7 @@ class Results:
 
     @property
     def exact(self) -> int:
-        """How many rows ran as the plan says, wherever its files lay, by any value it tries."""
+        """The number of rows whose settings match the plan for any tried value."""
         assert self.plan is not None
         tuned = table_cells(self.plan) if self.plan.tune is not None else None
         wanted = {c.portable_id for c in tuned} if tuned else {c.experiment for c in self.planned}
@@ -820,7 +819,7 @@ class Results:
 
     @cached_property
     def default_rule(self) -> SelectionRule:
-        """The rule of the models that the runs serve; the final round's where they differ."""
+        """The selection rule of the runs' default models; the final round if they differ."""
         return common_rule(self.runs())
 
     @cached_property
@@ -839,12 +838,12 @@ class Results:
 
     @cached_property
     def seeds_run(self) -> set[int]:
-        """The seeds of which there is a result."""
+        """The seeds with a result."""
         return {row.seed for row in self.rows}
 
     @cached_property
     def axes(self) -> dict[str, list[str]]:
-        """The axes beside method and seed that have several values, with these, in order."""
+        """The axes, besides method and seed, with several values, and these values in order."""
         values: dict[str, dict[str, None]] = {}
         for place in self._places:
             for axis, value in place.axes.items():
@@ -853,7 +852,7 @@ class Results:
 
     @cached_property
     def budgets(self) -> list[int]:
-        """The numbers of images seen in training that there are results at, ascending."""
+        """The numbers of training images with results, ascending."""
         return sorted({place.budget for place in self._places if place.budget is not None})
 
     def at(self, budget: int) -> "Results":
@@ -866,11 +865,11 @@ class Results:
 
     @cached_property
     def at_largest(self) -> "Results":
-        """The results at the largest budget; all of them where there are no budgets."""
+        """The results at the largest budget; all results if there are no budgets."""
         return self.at(self.budgets[-1]) if self.budgets else self
 
     def column(self, place: ResultRow) -> str:
-        """Returns the heading of the column that a place is in."""
+        """Returns the column heading of a place."""
         texts = [
             value if axis == HELD_OUT else f"{axis} {value}"
             for axis, value in place.axes.items()
@@ -880,11 +879,11 @@ class Results:
 
     @cached_property
     def columns(self) -> list[str]:
-        """The columns' headings, in the plan's order."""
+        """The column headings, in the plan's order."""
         return list(dict.fromkeys(self.column(place) for place in self._places))
 
     def columns_by(self, axis: str) -> dict[str, list[str]]:
-        """Returns the columns that share a value of an axis, by that value."""
+        """Returns the columns grouped by their value of an axis."""
         groups: dict[str, dict[str, None]] = {}
         for place in self._places:
             if axis in place.axes:
@@ -892,14 +891,14 @@ class Results:
         return {value: list(columns) for value, columns in groups.items()}
 
     def frame(self) -> "DataFrame":
-        """Returns all numbers as a tidy table, one a row.
+        """Returns all numbers as a tidy table, one number per row.
 
         Columns: ``method``, ``column`` (the heading in tables), ``held_out``, one for each further
-        axis, ``seed``, ``budget`` (images; none without); ``rule`` (empty where none matters),
-        ``round``, with what the run had taken by then where its folder is here (``images``,
-        ``bytes``, ``seconds``), ``split``, ``metric``, ``over`` (how domains became one number)
-        and ``value`` (shares from 0 to 1); and where it comes from: ``experiment``, ``machine``,
-        ``version``, ``hashes``, ``folder``.
+        axis, ``seed``, ``budget`` (images; empty without budgets); ``rule`` (empty if it does not
+        matter), ``round``, the cost until then if the run's folder is here (``images``, ``bytes``,
+        ``seconds``), ``split``, ``metric``, ``over`` (the aggregate over domains) and ``value``
+        (shares from 0 to 1); and the provenance: ``experiment``, ``machine``, ``version``,
+        ``hashes``, ``folder``.
         """
         return self._frame.copy()
 
@@ -932,13 +931,13 @@ class Results:
     def values(
         self, metric: str, rule: str = "", split: str = "", over: str = ""
     ) -> dict[str, Accuracies]:
-        """Returns a number of every method that has it, by column and seed.
+        """Returns a number for every method that has it, by column and seed.
 
         Args:
-            metric: what is measured, as in :meth:`frame`; likewise the others.
+            metric: name of the metric, as in :meth:`frame`; likewise the others.
             rule: the name of a selection rule.
-            split: which images.
-            over: how domains became one number.
+            split: name of the split.
+            over: the aggregate over domains.
         """
         part = self._by_metric.get((metric, rule, split, over))
         if part is None:
@@ -962,14 +961,14 @@ class Results:
         return self.values("accuracy", rule.name, split, "domain_mean")
 
     def no_better_than_constant(self, rule: SelectionRule = FINAL) -> dict[str, set[Key]]:
-        """Returns by method where, under a rule, a model is no better than a constant one."""
+        """Returns by method the columns and seeds whose model is no better than a constant one."""
         values = self.values(CONSTANT, rule.name)
         found = {method: {k for k, v in own.items() if v} for method, own in values.items()}
         return {method: places for method, places in found.items() if places}
 
     @cached_property
     def no_method_fit(self) -> Diagnostic | None:
-        """That no method beats a constant answer, why, and what to try; None where one does."""
+        """A warning that no method beats a constant prediction, with cause and remedy, or None."""
         return about_fitness(self)
 
     def of(self, method: str) -> list[ResultRow]:
@@ -977,16 +976,16 @@ class Results:
         return [row for row in self.rows if row.method == method]
 
     def runs(self, method: str | None = None) -> list[Run]:
-        """Returns the runs whose folders are here, of a method or of all."""
+        """Returns the runs whose folders are here, of one method or all."""
         rows = self.rows if method is None else self.of(method)
         return [row.run for row in rows if row.run is not None]
 
 
 def read_comparison(folder: Path) -> Results:
-    """Reads what ``feddg compare`` wrote to a folder.
+    """Reads the results of ``feddg compare`` from its folder.
 
     Raises:
-        RunError: the folder holds no comparison.
+        RunError: the folder contains no comparison.
     """
     content = ComparisonFile.read(folder / COMPARISON)
     if content is None:
@@ -1015,14 +1014,14 @@ def _state(run: Run) -> str:
 
 
 def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
-    """Gives runs their places by what their experiments differ in.
+    """Arranges runs in a table by the settings in which they differ.
 
-    Hyper-parameters that differ between runs of one method become part of its label; other
-    settings that differ between runs of one label become conditions, or, of a single method, part
-    of its label, too. Runs that nothing of this tells apart are told apart by their folders.
+    Hyper-parameters that differ between runs of one method become part of its label. Other
+    differing settings become conditions, or part of the label if there is a single method. Runs
+    without such a difference are distinguished by their folders.
 
     Raises:
-        RunError: a folder is no run folder.
+        RunError: a folder is not a run folder.
     """
     runs = [read_run(folder) for folder in folders]
     complete = [run for run in runs if run.status == "completed"]
@@ -1070,7 +1069,7 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
 
 
 def _varying(settings: Sequence[Mapping[str, str]], groups: Sequence[str]) -> dict[str, list[str]]:
-    """Which settings differ within each group."""
+    """Returns the settings that differ within each group."""
     varying = {}
     for group in dict.fromkeys(groups):
         own = [one for one, of in zip(settings, groups) if of == group]
@@ -1083,9 +1082,9 @@ def _varying(settings: Sequence[Mapping[str, str]], groups: Sequence[str]) -> di
 
 
 def about_fitness(results: Results) -> Diagnostic | None:
-    """Returns that no method is fit to use, with why and the one command to try.
+    """Returns a warning that no method is usable, with the cause and a command to try.
 
-    None where a method beats a constant answer in at least half of its runs.
+    None if a method beats a constant prediction in at least half of its runs.
     """
     rule = results.default_rule
     for method in results.methods:
@@ -1107,7 +1106,7 @@ def about_fitness(results: Results) -> Diagnostic | None:
 
 
 def _remedy(runs: Sequence[Run]) -> str:
-    """The likeliest causes of a failure that most runs show, and a command against the first."""
+    """Returns the likeliest causes of a failure in most runs, and a command against the first."""
     if not runs:
         return "Train longer, on more images, or from pretrained weights (--weights imagenet)."
     causes = [causes_of_failure(run) for run in runs]
@@ -1126,7 +1125,7 @@ def _remedy(runs: Sequence[Run]) -> str:
 
 
 def about_method(results: Results, method: str) -> list[Diagnostic]:
-    """Returns what was found in a method's runs, and in how many of them, the gravest first.
+    """Returns the warnings of a method's runs, and in how many, the most serious first.
 
     The text is ``no better than majority class in 2 of 6 runs``.
     """
@@ -1142,7 +1141,7 @@ def about_method(results: Results, method: str) -> list[Diagnostic]:
 
 
 def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]:
-    """What was found in a run, or what its row says of it."""
+    """Returns the warnings about a run, from the run or its row."""
     if row.run is None:
         diagnosed: dict[str, tuple[str, Severity]] = {
             f"{CONSTANT}_{rule.key}": (MAJORITY, "warning"),
@@ -1155,7 +1154,7 @@ def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]
 
 
 def about_budgets(results: Results) -> Iterator[Diagnostic]:
-    """Says which runs ended before they had seen the images that they are counted at."""
+    """Reports runs that ended before they reached their budget of images."""
     seen = [
         (row.run.spent[row.run.rounds_done].images, row.budget)
         for row in results.rows
@@ -1173,7 +1172,7 @@ def about_budgets(results: Results) -> Iterator[Diagnostic]:
 
 
 def about_margin(results: Results, best: str) -> Iterator[Diagnostic]:
-    """Says so where accuracy fluctuates by more than the best method is above the next one."""
+    """Warns if the best method's lead is smaller than its round-to-round fluctuation."""
     accuracies = results.accuracies(results.default_rule)
     other = best_other(best, accuracies)
     margin = paired_margin(accuracies[best], accuracies[other]) if other else None

@@ -1,4 +1,4 @@
-"""Statistics over seeds and scenarios, as pure functions of numbers."""
+"""Statistics over seeds and scenarios, as pure functions."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,12 +8,13 @@ import numpy as np
 
 CONFIDENCE = 0.95
 LEAST_PAIRS = 3
-"""Fewer pairs give no interval: of two, Student's t reaches 12.7 standard errors, and two that
-happen to agree would seem certain."""
+"""Fewest pairs for an interval: with two, Student's t is 12.7 standard errors, and two equal pairs
+would seem certain.
+"""
 NO_SPREAD = 1e-9
-"""Differences this close are equal: what is left is rounding of sums."""
+"""Differences closer than this are equal up to rounding."""
 Key = tuple[str, int]
-"""A column (scenario and conditions) and a seed: what two methods are paired by."""
+"""A column (scenario and conditions) and a seed, by which two methods are paired."""
 Accuracies = Mapping[Key, float]
 
 
@@ -24,7 +25,7 @@ class Spread:
     Attributes:
         mean: the mean.
         deviation: the sample standard deviation (divided by n - 1); None for a single value.
-        count: how many values.
+        count: number of values.
     """
 
     mean: float
@@ -34,15 +35,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class Margin:
-    """A mean with its interval: of how much better one method is than another, pair by pair.
+    """The mean difference between two methods over pairs, with a confidence interval.
 
     Attributes:
         mean: mean difference.
-        low: lower end of the confidence interval of the mean; None where none is claimed: of
-            fewer than ``LEAST_PAIRS`` pairs, and of differences that are all equal, which tell
-            nothing about how far they vary.
-        high: its upper end.
-        pairs: how many pairs.
+        low: lower end of the interval; None if there is none: with fewer than ``LEAST_PAIRS``
+            pairs, or if all differences are equal, which tells nothing about their spread.
+        high: upper end, likewise.
+        pairs: number of pairs.
     """
 
     mean: float
@@ -57,7 +57,7 @@ class Margin:
 
     @property
     def why_no_interval(self) -> str:
-        """Why none is claimed, in a few words; empty where there is one."""
+        """The reason why there is no interval, in a few words; empty if there is one."""
         if self.low is not None:
             return ""
         if self.pairs < LEAST_PAIRS:
@@ -66,7 +66,7 @@ class Margin:
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """Returns mean and standard deviation, or None of nothing."""
+    """Returns mean and standard deviation; None without values."""
     numbers = list(values)
     if not numbers:
         return None
@@ -77,7 +77,7 @@ def spread(values: Iterable[float]) -> Spread | None:
 def average_over_columns(accuracies: Accuracies, columns: Sequence[str]) -> Spread | None:
     """Returns the average over columns, with its standard deviation over seeds.
 
-    A seed counts when it has every column: a mean over fewer would be a different quantity.
+    Only seeds with every column count, because means over fewer columns are not comparable.
     """
     seeds = dict.fromkeys(seed for _, seed in accuracies)
     return spread(
@@ -88,11 +88,11 @@ def average_over_columns(accuracies: Accuracies, columns: Sequence[str]) -> Spre
 
 
 def paired_margin(ours: Accuracies, theirs: Accuracies) -> Margin | None:
-    """Returns by how much ``ours`` is above ``theirs``, over their common columns and seeds.
+    """Returns how much better ``ours`` is than ``theirs``, over common columns and seeds.
 
     The interval is Student's t for the mean of paired differences (two-sided, 95 %), each column
-    and seed one pair. It says how far the margin might move with other seeds and scenarios like
-    these; it knows nothing of other data sets.
+    and seed one pair. It tells how far the margin may change with other seeds and scenarios like
+    these, not with other data sets.
 
     Returns:
         The margin, or None without a common pair.
@@ -101,7 +101,7 @@ def paired_margin(ours: Accuracies, theirs: Accuracies) -> Margin | None:
 
 
 def mean_interval(values: Iterable[float]) -> Margin | None:
-    """Returns the mean of values with Student's t interval (two-sided, 95 %); None of nothing."""
+    """Returns the mean of values with Student's t interval (95 %, two-sided); None if empty."""
     found = np.array(list(values))
     count = len(found)
     if not count:
@@ -117,9 +117,9 @@ def mean_interval(values: Iterable[float]) -> Margin | None:
 
 
 def best_other(method: str, results: Mapping[str, Accuracies]) -> str | None:
-    """Returns the method, other than this one, with the best mean over the pairs they share.
+    """Returns the other method with the best mean over the pairs it shares with this one.
 
-    Methods that share fewer pairs with ``method`` than the most any shares are passed over.
+    Only methods that share the largest number of pairs with ``method`` are considered.
     """
     ours = results[method]
     shared = {
@@ -137,7 +137,7 @@ def best_other(method: str, results: Mapping[str, Accuracies]) -> str | None:
 def ranks(results: Mapping[str, Accuracies]) -> dict[str, dict[Key, float]]:
     """Returns every method's rank, 1 for the best, per column and seed that all methods have.
 
-    Methods that tie share the mean of their ranks.
+    Tied methods get the mean of their ranks.
     """
     names = list(results)
     if not names:

@@ -1,11 +1,10 @@
-"""Tuning before a comparison: each method's values are picked on in-domain validation, then fixed.
+"""Tuning before a comparison: chooses each method's values on in-domain validation.
 
 A plan's ``tune`` section names fields and values. Every combination is tried for every method and
-everything that the plan's columns hold out, and the one that does best on in-domain validation, by
-what chooses rounds (``evaluate.select_by`` and ``select_over``), is the method's where this is held
-out. These domains are not among the images of its trials at all: they never open them
-(``data.leave_out``). Each choice is of its own trials alone, for the domain held out in one column
-is trained on in the others.
+every set of held-out domains in the columns. The best one on in-domain validation, by the criterion
+for rounds (``evaluate.select_by`` and ``select_over``), is used in these columns. Trials never open
+the images of the held-out domains (``data.leave_out``). Each set of held-out domains has its own
+trials, because a domain held out in one column is trained on in others.
 """
 
 import math
@@ -42,20 +41,20 @@ def prepare_trials(
     results: Sequence[Path] = (),
     drop_weights: bool = False,
 ) -> Comparison | None:
-    """Returns what there is to try before a plan's table is run; None without a ``tune`` section.
+    """Returns the trials to run before a plan's table; None without a ``tune`` section.
 
     Args:
         plan: the plan.
         out: the folder of the comparison; trials go into a folder inside it.
-        cache: where hashes of images are remembered; the user's cache by default.
-        again: whether to start trials anew whose images were others.
-        results: the table's results files; beside each stands that of its trials
-            (``NAME.trials.csv``), and what these have is not tried again.
+        cache: where image hashes are stored; the user's cache by default.
+        again: whether to repeat trials whose images have changed.
+        results: the table's results files. Beside each is the file of its trials
+            (``NAME.trials.csv``); trials found there are not repeated.
         drop_weights: whether a trial's weights are deleted once it is complete.
 
     Raises:
-        ExperimentError: a field is unknown, or a trial is no valid experiment.
-        RunError: images changed since a trial or a run of the table, or a file is damaged.
+        ExperimentError: a field is unknown, or a trial is not a valid experiment.
+        RunError: images have changed since a trial or run, or a file is damaged.
     """
     cells = trials_of(plan)
     if not cells:
@@ -78,14 +77,14 @@ def prepare_trials(
 def picked(
     plan: Plan, trials: Comparison, results: Sequence[Path] = (), *, write: bool = True
 ) -> Plan:
-    """Returns the plan with the values that did best in its trials, and writes ``tuning.json``.
+    """Returns the plan with the best values of its trials, and writes ``tuning.json``.
 
     Args:
         plan: the plan.
-        trials: its trials, carried out.
-        results: results files; beside the first, ``NAME.tuning.json`` is written, too, with what it
-            says of other columns.
-        write: whether to write at all.
+        trials: its completed trials.
+        results: results files; ``NAME.tuning.json`` is also written beside the first, merged with
+            choices for other columns.
+        write: whether to write files.
 
     Raises:
         RunError: no value of a method could be measured, or a file cannot be written.
@@ -118,7 +117,7 @@ def picked(
 
 
 def _tried(cells: Sequence[Cell], trials: Comparison, rule: SelectionRule) -> TriedRow:
-    """What the trials of the same values reached; not picked yet."""
+    """Returns the result of all trials of the same values, not marked as chosen."""
     evaluate = cells[0].experiment.evaluate
     name = score_name(rule, evaluate.select_by, evaluate.select_over)
     numbers = [row.numbers for cell in cells for row in trials.rows_of(cell)]
@@ -138,7 +137,7 @@ def _tried(cells: Sequence[Cell], trials: Comparison, rule: SelectionRule) -> Tr
 
 
 def _best(tried: Sequence[tuple[TriedRow, Cell]]) -> Cell:
-    """A trial of the values with the best score; of equal ones the first."""
+    """Returns a trial of the values with the best score; the first of equal ones."""
     measured = [
         (preferred(row.score, row.metric), cell)
         for row, cell in tried

@@ -1,1 +1,1 @@
-"""Data: images with labels and domains, how they are split, and who holds them."""
+"""Images with labels and domains, how they are split, and which client holds which."""

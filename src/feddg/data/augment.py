@@ -1,4 +1,4 @@
-"""Variation of training images: by name, of a batch, each sample with its own draw."""
+"""Augmentation of training images, in batches: every image gets its own random draw."""
 
 import math
 from dataclasses import dataclass, fields, replace
@@ -27,7 +27,7 @@ HueStrength = Annotated[float, Field(ge=0, le=0.5)]
 
 
 class AugmentSettings(Settings):
-    """What may happen to a training image; the defaults leave it as it is."""
+    """How training images are augmented; the defaults change nothing."""
 
     crop_scale: tuple[float, float] | None = Field(
         default=None, description="smallest and largest share of the area a random crop keeps"
@@ -65,13 +65,13 @@ class AugmentSettings(Settings):
 
     @property
     def moves(self) -> bool:
-        """Whether any pixel may change its place."""
+        """Returns whether pixels may move."""
         mirrors = self.flip > 0 or self.vertical_flip > 0 or self.quarter_turns
         return self.crop_scale is not None or self.shift > 0 or mirrors
 
     @property
     def recolors(self) -> bool:
-        """Whether any colour may change."""
+        """Returns whether colours may change."""
         return any(self.color_jitter) or self.grayscale > 0
 
 
@@ -84,14 +84,14 @@ def _adopt(name: str, loaded: Any) -> AugmentSettings:
 GENERAL_AUGMENTATIONS: Registry[AugmentSettings] = Registry(
     "augmentation", group="feddg.augmentations", error=ExperimentError, adopt=_adopt
 )
-"""Augmentations that belong to no data set."""
+"""The augmentations that belong to no data set."""
 
 
 def register_augmentation(name: str, settings: AugmentSettings) -> AugmentSettings:
-    """Makes settings known under a name, for ``train.augmentation``.
+    """Registers augmentation settings under a name, for ``train.augmentation``.
 
     Raises:
-        ExperimentError: another augmentation has the name.
+        ExperimentError: the name is taken.
     """
     return GENERAL_AUGMENTATIONS.add(name, settings)
 
@@ -134,16 +134,17 @@ _QUARTER_TURN = (  # of the chroma, at constant luma
 
 @dataclass(frozen=True)
 class Draw:
-    """The random choices for a batch of B images, to be applied to every view of them.
+    """The random choices for a batch of B images; the same draw may be applied to several views.
 
     Attributes:
-        places: ``(2, B, size)``: at which column, and at which row, of the image each column and
-            row of the result looks: whole pixels as integers, or fractions, which lie between two
+        places: ``(2, B, size)`` source coordinates: the image column of each result column, and the
+            image row of each result row. Integers are whole pixels, fractions lie between two
             pixels. None when nothing moves.
         colors: ``(B, 3, 3)`` matrices for RGB columns. None when no colour changes.
-        contrast: ``(B,)`` how much of an image's own mean gray is added to its colours.
-        transposed: ``(B,)`` whether rows and columns are exchanged first. None when nothing turns.
-        hue: ``(B,)`` turns by which the hue moves in HSV. None where the matrices hold it.
+        contrast: ``(B,)`` the share of an image's own mean gray that is added to its colours.
+        transposed: ``(B,)`` whether rows and columns are exchanged first. None when no image is
+            rotated.
+        hue: ``(B,)`` shift of the hue in HSV, in full turns. None where the matrices contain it.
     """
 
     places: Tensor | None
@@ -227,11 +228,11 @@ def _draw_places(settings: AugmentSettings, count: int, size: int, generator: Ge
 
 
 def _turn(places: Tensor, turns: Tensor) -> Tensor:
-    """Turns each image left by a number of quarters: a transposition, then mirror images.
+    """Rotates each image to the left by quarter turns: a transposition, then flips.
 
     Args:
-        places: ``(2, count, size)`` columns and rows, whose order is reversed here as needed.
-        turns: ``(count,)`` quarters, 0 to 3.
+        places: ``(2, count, size)`` columns and rows; reversed in place where a flip is needed.
+        turns: ``(count,)`` number of quarter turns, 0 to 3.
 
     Returns:
         ``(count,)`` whether an image is transposed.
@@ -249,9 +250,9 @@ def _draw_crops(
     size: int,
     generator: Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Draws the part of each image that fills its result: (left, top) and (width, height).
+    """Draws the crop of each image: (left, top) and (width, height).
 
-    As torchvision's ``RandomResizedCrop``: the first of ten tries that fits.
+    As torchvision's ``RandomResizedCrop``: up to ten tries, and the first that fits is taken.
     """
     share, tilt = torch.rand((2, count, _CROP_TRIES), generator=generator)
     area = size * size * (scale[0] + (scale[1] - scale[0]) * share)
@@ -266,7 +267,7 @@ def _draw_crops(
 
 
 def _centers(start: Tensor, length: Tensor, size: int) -> Tensor:
-    """Where in the image the ``size`` pixels of the result have their centres.
+    """Returns the image coordinates of the centres of the result's ``size`` pixels.
 
     They are spread evenly over the box, and kept inside it and inside the image.
     """
@@ -282,11 +283,11 @@ def _draw_colors(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Draws the colour changes and folds them into a matrix and a share of the mean gray.
 
-    With P the projection on gray, I - P the chroma and C its quarter turn, every step lies in the
-    span of the three, P absorbs itself and annihilates the others; so the product of brightness b,
-    contrast c, saturation s and hue angle t is  b c (P + s (cos t (I - P) + sin t C)),  with s = 0
-    for grayscale. Contrast also adds (1 - c) b times the image's mean gray. A hue in HSV is no such
-    step: it comes back by itself, in turns.
+    Let P be the projection on gray, I - P the chroma and C its quarter turn. Every step is a sum of
+    these three, P P = P, and P times the others is 0. So the product of brightness b, contrast c,
+    saturation s and hue angle t is  b c (P + s (cos t (I - P) + sin t C)),  with s = 0 for
+    grayscale. Contrast also adds (1 - c) b times the image's mean gray. A hue shift in HSV is not
+    linear, so it is returned by itself, in full turns.
     """
     signs = torch.rand((4, count), generator=generator) * 2 - 1
     changes = signs * torch.tensor(settings.color_jitter)[:, None]
@@ -302,7 +303,7 @@ def _draw_colors(
 
 
 def _pixels(images: Tensor, across: Tensor, down: Tensor) -> Tensor:
-    """Takes whole pixels; the result of :func:`_resample` at such places, in a third of the time.
+    """Takes whole pixels: :func:`_resample` at integer places, in a third of the time.
 
     Returns:
         ``(B, 3, size, size)`` of the images' type, in channels-last memory order.
@@ -327,7 +328,7 @@ def _resample(images: Tensor, across: Tensor, down: Tensor) -> Tensor:
 
 
 def _pick(lines: Tensor, centers: Tensor) -> Tensor:
-    """Takes lines of pixels at fractional positions: of two neighbours the weighted sum.
+    """Takes lines of pixels at fractional positions: the weighted sum of two neighbours.
 
     An embedding bag is exactly this sparse product. On a CPU it takes half the time of
     ``grid_sample`` or of a dense product, and it copies whole-pixel positions unchanged.
@@ -363,14 +364,14 @@ def _recolor(images: Tensor, colors: Tensor, contrast: Tensor) -> Tensor:
 
 
 def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
-    """Moves the hue in HSV as torchvision's ``adjust_hue``; saturation and value stay.
+    """Shifts the hue in HSV as torchvision's ``adjust_hue``; saturation and value stay.
 
     Args:
         images: ``(B, 3, H, W)`` RGB in [0, 1].
-        turns: ``(B,)`` by how much of the circle.
+        turns: ``(B,)`` the shift, in full turns.
 
     Returns:
-        The same form, channels last.
+        ``(B, 3, H, W)`` RGB in [0, 1], channels last.
     """
     value, low = images.amax(1), images.amin(1)
     chroma = value - low

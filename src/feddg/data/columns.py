@@ -1,4 +1,4 @@
-"""Columns of a table in a CSV or Parquet file, as texts."""
+"""Reads columns of a CSV or Parquet file as texts."""
 
 import csv
 import io
@@ -21,9 +21,9 @@ class Columns:
     """Columns of a table, each a list of texts of the same length.
 
     Attributes:
-        file: where they are from.
-        values: by the name that was asked for.
-        first: number of the first row as a person counts: 2 below a line of names, else 1.
+        file: the file they were read from.
+        values: the cells of each column, by the name that was asked for.
+        first: number of the first row, counted from 1: 2 below a header line, else 1.
     """
 
     file: Path
@@ -40,14 +40,14 @@ class Columns:
         return name in self.values
 
     def row(self, index: int) -> str:
-        """Says which row it is: ``row 3 of patients.csv``, counted as spreadsheets do."""
+        """Returns the name of a row for messages, such as ``row 3 of patients.csv``."""
         return f"row {index + self.first} of {self.file.name}"
 
     def check(self, name: str, allowed: Collection[str]) -> Sequence[str]:
-        """Returns a column that holds some values only.
+        """Returns a column after checking that it holds allowed values only.
 
         Raises:
-            DataError: a cell holds another.
+            DataError: a cell holds another value.
         """
         for index, text in enumerate(self[name]):
             if text not in allowed:
@@ -62,10 +62,10 @@ class Columns:
 
         Args:
             name: of the column.
-            below: what every number is less than; None for no limit.
+            below: every number must be less than this; None for no limit.
 
         Raises:
-            DataError: a cell holds no such number.
+            DataError: a cell does not hold such a number.
         """
         for index, text in enumerate(self[name]):
             if not text.isdecimal() or (below is not None and int(text) >= below):
@@ -82,16 +82,16 @@ def read_columns(
 ) -> Columns:
     """Reads columns of a CSV or Parquet file; empty and missing cells are empty texts.
 
-    Cells of a CSV file are separated by commas, or by semicolons or tabs where its first row is.
+    Cells of a CSV file are separated by commas, semicolons or tabs; the first row decides.
 
     Args:
-        file: ends in ``.csv``, or ``.parquet`` for Parquet.
+        file: the file; one that ends in ``.parquet`` is read as Parquet, others as CSV.
         wanted: columns that must be there.
-        optional: columns that are read where they are there.
-        remedy: what to do where one is missing, as a sentence.
+        optional: columns that are read if they exist.
+        remedy: a sentence for the error message: what to do if a column is missing.
 
     Raises:
-        DataError: it cannot be read, lacks a column, or has no rows.
+        DataError: the file cannot be read, lacks a column, or has no rows.
     """
     parquet = file.suffix.lower() in PARQUET
     names, columns = (_parquet if parquet else _csv)(file, {*wanted, *optional})

@@ -1,7 +1,8 @@
-"""A data set's metadata as Croissant: JSON-LD that search engines and other libraries read.
+"""Writes a data set's metadata as Croissant: JSON-LD for search engines and other libraries.
 
-Croissant 1.0 (http://mlcommons.org/croissant/1.0). Beside it lies a table of the images, which
-``--data table`` reads as well; it names files and, where they are known, who holds them.
+Croissant 1.0 (http://mlcommons.org/croissant/1.0). The table of the images is written beside it.
+``--data table`` reads that table too; it names the files and, where known, the clients that hold
+them.
 """
 
 import csv
@@ -46,18 +47,18 @@ CONTEXT: dict[str, Any] = {
 
 
 def write_croissant(table: ImageTable, definition: DataSet, file: Path) -> tuple[Path, Path]:
-    """Writes the metadata of images, and the table that it speaks of.
+    """Writes the metadata of images and the table that the metadata refers to.
 
     Args:
         table: the images.
-        definition: of their data set: what it is called, who published it.
-        file: ends in ``.json``; the table goes beside it, under the same name with ``.csv``.
+        definition: the definition of their data set.
+        file: where to write; must end in ``.json``. The table gets the same name with ``.csv``.
 
     Returns:
-        Both files.
+        The paths of both files.
 
     Raises:
-        DataError: the name ends otherwise, or a file cannot be written.
+        DataError: the name does not end in ``.json``, or a file cannot be written.
     """
     if file.suffix.lower() != ".json":
         raise DataError(f"{file}: Croissant is JSON; give a name that ends in .json.")
@@ -79,9 +80,9 @@ def croissant(
 
     Args:
         table: the images.
-        definition: of their data set.
-        listing: name of the table of the images.
-        checksum: its SHA-256.
+        definition: the definition of their data set.
+        listing: file name of the table of the images.
+        checksum: SHA-256 of that table.
     """
     about = definition.publication
     found: dict[str, Any] = {
@@ -153,7 +154,7 @@ def _field(records: str, name: str, kind: str, about: str, **more: Any) -> dict[
 
 
 def _columns(table: ImageTable) -> dict[str, list[str]]:
-    """Returns what the table of the images says of each, by column."""
+    """Returns the columns of the table of the images."""
     columns = {
         "path": list(table.paths),
         "label": [table.class_names[label] for label in table.labels.tolist()],

@@ -1,4 +1,4 @@
-"""Data sets by name: where the images come from, and the experiment they are published with."""
+"""Data sets by name: where their images come from, and the experiment they were published with."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -18,22 +18,22 @@ from feddg.storage import read_fields_of
 
 Loader = Callable[..., ImageTable]
 ANY = "folder"
-"""The data set whose preset serves all that have none of their own."""
+"""The data set whose preset is used for data sets without a preset of their own."""
 SCRATCH = "scratch"
-"""The preset laid over one with pretrained weights where an experiment has none."""
+"""The preset for training from scratch: it replaces values of a preset for pretrained weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedFile:
-    """A file that a data set is published as.
+    """One downloadable file of a data set.
 
     Attributes:
-        address: where it is, by http or https.
-        name: what it is called here; it ends in the kind of archive it is.
-        bytes: its size as published; 0 where that is not known.
-        checksum: ``md5:...`` or ``sha256:...`` as published; empty where none is.
-        unpack: whether it is an archive of what is wanted.
-        into: folder that its content goes to, below that of the data set.
+        address: its http or https address.
+        name: its file name here; the ending tells the kind of archive.
+        bytes: its size as published; 0 if unknown.
+        checksum: ``md5:...`` or ``sha256:...`` as published; empty if none is.
+        unpack: whether it is an archive that must be unpacked.
+        into: folder to unpack into, below the data set's folder.
     """
 
     address: str
@@ -49,11 +49,11 @@ class Mirror:
     """A copy on the Hugging Face hub: Parquet files with a row for every image.
 
     Attributes:
-        name: of its repository, ``owner/name``.
-        revision: the branch, tag or commit that is taken.
-        image: its column of images.
-        label: its column of classes, names or their positions in ``DataSet.classes``.
-        domain: its column of domains, the same.
+        name: the repository, ``owner/name``.
+        revision: the branch, tag or commit to take.
+        image: the column of images.
+        label: the column of classes: names, or positions in ``DataSet.classes``.
+        domain: the column of domains: names, or positions in ``DataSet.domains``.
     """
 
     name: str
@@ -68,13 +68,13 @@ class Publication:
     """Where a data set comes from.
 
     Attributes:
-        citation: authors, title, where and when.
+        citation: authors, title, venue and year.
         address: the official page or file.
-        licence: what its owners allow; empty where they do not say.
-        files: what ``feddg data get`` downloads; none where it has to be asked for.
-        down: since when the host of the files has not answered; empty where it does.
-        mirror: what is taken where there are no files, or their host is down.
-        steps: how a person gets it where a program may not, a step each.
+        licence: what its owners allow; empty if they do not say.
+        files: what ``feddg data get`` downloads; empty if the data set must be requested.
+        down: the date since which the host of the files has not answered; empty if it answers.
+        mirror: the copy to take if there are no files, or their host is down.
+        steps: how a person gets the data set where a program may not, one step each.
     """
 
     citation: str
@@ -88,36 +88,38 @@ class Publication:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """All that is particular to one data set; every field but the first two is optional.
+    """The definition of one data set; all fields but the first two are optional.
 
     Attributes:
-        name: what ``data.source`` and ``preset`` call it.
+        name: its name in ``data.source`` and ``preset``.
         summary: one line.
         load: lists the images: ``(root, options) -> ImageTable``, ``root`` a folder or None. None
             for a protocol without images of its own.
-        options: what ``data.options`` may say, as ``load`` takes it beside ``root``. None where it
-            takes nothing, or keywords that it checks for itself.
-        instead: what to do where there is no ``load``, as the end of a sentence.
-        preset: values of an experiment's fields; None for those of ``folder``. It is what
-            ``preset`` names, whatever the source, and methods may have presets beside it.
-        domains: in their order, so that a plan can be read where the images are not.
-        validated_by: for each domain, the one that validates while it is tested and two are held
-            out; none for the next in the list.
-        augmentation: its own; ``train.augmentation`` finds it under the data set's name.
-        classes: in the order of their labels, as published.
-        class_count: how many there are, where they are not all named here.
-        counts: images of each domain as published; a copy that differs is worth a warning.
+        options: the settings in ``data.options``, passed to ``load`` after ``root``. None if it
+            takes none, or checks keywords itself.
+        instead: what to do if there is no ``load``, as the end of a sentence.
+        preset: values of an experiment's fields; None for those of ``folder``. ``preset`` in an
+            experiment selects them whatever the source; methods may add presets of their own.
+        domains: the domains in order, so that a plan can be made without the images.
+        validated_by: for each test domain, the domain that validates if two are held out; None for
+            the next in the list.
+        augmentation: its own augmentation, which ``train.augmentation`` finds under the data set's
+            name.
+        classes: the classes in the order of their labels, as published.
+        class_count: the number of classes, if they are not all named here.
+        counts: images of each domain as published; a copy with other counts gets a warning.
         split_counts: images of each official split, by role (``train``, ``val``, ``test``,
             ``id_val``, ``id_test``). The loader gives each image's role in ``ImageTable.split``,
             and an experiment that holds nothing out uses it.
-        publication: whom to cite, and what is allowed.
+        publication: citation, licence and download.
         around: names of folders that archives put around the images.
-        spellings: further names that folders of domains and classes have, with those used here.
+        spellings: other names of the folders of domains and classes, with the names used here.
         parts: folders that some archives have between domain and class, with the role of their
             images (``train``, ``id_val``, ``id_test``; empty for none).
-        layouts: the folders it is known to come as, a line each.
-        protocol: one line: how papers use it, which the preset follows.
-        clients: who really holds an image, in a word or two; empty where nobody knows.
+        layouts: the folder layouts that are recognised, one line each.
+        protocol: how papers use it, in one line; the preset follows it.
+        clients: who holds an image in reality (such as a hospital), in a word or two; empty if
+            unknown.
     """
 
     name: str
@@ -156,17 +158,17 @@ class DataSet:
 
     @property
     def title(self) -> str:
-        """Its name as papers spell it: how the summary begins."""
+        """The name as papers spell it: the beginning of the summary."""
         return self.summary.partition(" (")[0].partition(":")[0]
 
     @property
     def number_of_classes(self) -> int:
-        """Classes as published; 0 where that is not known."""
+        """Returns the number of classes as published; 0 if unknown."""
         return self.class_count or len(self.classes)
 
     @property
     def defined_by(self) -> Loader | None:
-        """What tells it from another definition of the same name."""
+        """The function that tells this definition from another of the same name."""
         return self.load
 
 
@@ -183,11 +185,11 @@ def _adopt(name: str, loaded: Any) -> DataSet:
 DATA_SETS: Registry[DataSet] = Registry(
     "data set", "feddg.data.sets", group="feddg.sources", error=DataError, adopt=_adopt
 )
-"""All data sets, those without images included."""
+"""All data sets, including those without images."""
 
 
 def register_data_set(definition: DataSet) -> DataSet:
-    """Makes a data set known: as a source, a preset, and an augmentation if it has its own.
+    """Registers a data set: as a source, a preset, and an augmentation if it has its own.
 
     Raises:
         DataError: another data set has the name.
@@ -196,12 +198,12 @@ def register_data_set(definition: DataSet) -> DataSet:
 
 
 def define(name: str, load: Loader | None = None, options: type[Settings] | None = None) -> DataSet:
-    """Registers one of our own data sets, of which ``sets/definitions.yaml`` says the rest.
+    """Registers a built-in data set; its other fields are in ``sets/definitions.yaml``.
 
     Args:
-        name: what it is called.
-        load: see :class:`DataSet`, as the next.
-        options: what ``data.options`` may say.
+        name: the data set's name.
+        load: see :class:`DataSet`.
+        options: see :class:`DataSet`.
     """
     fields = {**_definitions()[name], "name": name, "load": load, "options": options}
     return register_data_set(TypeAdapter(DataSet).validate_python(fields))
@@ -214,23 +216,23 @@ def _definitions() -> dict[str, Any]:
 
 
 def from_loader(name: str, load: Loader) -> DataSet:
-    """Returns a data set of which nothing is known but its images."""
+    """Returns the definition of a data set of which only the loader is known."""
     first_line = (inspect.getdoc(load) or "").partition("\n")[0]
     return DataSet(name=name, summary=first_line, load=load)
 
 
 def presets() -> dict[str, Mapping[str, Any]]:
-    """Returns experiment values by the name of their data set or protocol."""
+    """Returns the presets: experiment values by the name of their data set or protocol."""
     return {name: one.preset for name, one in DATA_SETS.items() if one.preset is not None}
 
 
 def expects_weights(preset: str) -> bool:
-    """Whether a preset's values are meant for a pretrained network."""
+    """Returns whether a preset is meant for a pretrained network."""
     return (presets().get(preset) or {}).get("model", {}).get("weights") is not None
 
 
 def preset_of(source: str) -> str:
-    """Returns the preset that a source has unless another is named."""
+    """Returns the preset that a source has by default."""
     return source if source in presets() else ANY
 
 
@@ -238,7 +240,7 @@ def augmentations() -> dict[str, AugmentSettings]:
     """Returns all augmentations by name: the general ones and those of data sets.
 
     Raises:
-        ExperimentError: a data set's own has the name of a general one.
+        ExperimentError: an augmentation of a data set has the name of a general one.
     """
     own = {name: one.augmentation for name, one in DATA_SETS.items() if one.augmentation}
     for name in own.keys() & GENERAL_AUGMENTATIONS.keys():
@@ -253,7 +255,7 @@ def find_augmentation(name: str) -> AugmentSettings:
     """Returns the augmentation called ``name``.
 
     Raises:
-        ExperimentError: there is none; names the nearest, and all.
+        ExperimentError: there is none; the message names the nearest and lists all.
     """
     found = augmentations()
     if name not in found:
@@ -288,9 +290,9 @@ def load_source(name: str, root: Path | str | None = None, **options: object) ->
     """Returns the images of a data set.
 
     Args:
-        name: of a data set that has images.
-        root: the folder of the images, where the data set needs one.
-        **options: what the data set's function itself takes.
+        name: a data set that has images.
+        root: the folder of the images, if the data set needs one.
+        **options: options of the data set's own function.
 
     Raises:
         DataError: the name or an option is unknown, the data set has no images of its own, or they
@@ -310,15 +312,15 @@ def load_source(name: str, root: Path | str | None = None, **options: object) ->
 
 
 def load_images_of(data: DataSettings) -> ImageTable:
-    """Returns the images that an experiment's settings name; see :func:`load_source`."""
+    """Returns the images of an experiment's data settings; see :func:`load_source`."""
     return load_source(data.source, data.root, **data.options).without(data.leave_out)
 
 
 def checked_options(definition: DataSet, given: Mapping[str, object]) -> Settings:
-    """Returns all options of a data set, those that were not given by their defaults.
+    """Returns all options of a data set, with defaults for those not given.
 
     Raises:
-        DataError: an option is unknown or has no value that it takes.
+        DataError: an option is unknown or its value is not allowed.
     """
     assert definition.options is not None
     try:

@@ -1,4 +1,4 @@
-"""One image file becomes a square RGB array, whatever odd kind of image it is."""
+"""Decodes an image file of any kind to a square RGB array."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ from feddg.settings import DataSettings
 
 
 MOST_TILED_PIXELS = 2**30
-"""Larger images are refused even where tiles are cut from them: 3 GB as RGB."""
+"""Images larger than this are refused even if they are cut into tiles: 3 GB as RGB."""
 
 _NAME = re.compile(r"(.+)#x(\d+)y(\d+)w(\d+)h(\d+)")
 Box = tuple[int, int, int, int]
@@ -42,7 +42,7 @@ class Tile:
 
     Attributes:
         file: path of the file.
-        box: left, top, right and bottom, in pixels; None for all of it.
+        box: left, top, right and bottom, in pixels; None for the whole image.
     """
 
     file: str
@@ -50,7 +50,7 @@ class Tile:
 
     @classmethod
     def named(cls, path: str) -> "Tile":
-        """Reads a row's path: ``field/corn/7.tif#x512y0w512h512``, or that of a whole file."""
+        """Parses a row's path: ``field/corn/7.tif#x512y0w512h512``, or the path of a whole file."""
         found = _NAME.fullmatch(path)
         if found is None:
             return cls(path)
@@ -59,9 +59,10 @@ class Tile:
 
 
 def tile_names(path: str, width: int, height: int, side: int) -> list[str]:
-    """Returns the names of an image's tiles, row by row; its own if it is no larger than one.
+    """Returns the names of an image's tiles, row by row; its own path if it fits into one tile.
 
-    Tiles are of one size; the last of a row or column is moved inwards, over its neighbour.
+    All tiles have one size; the last of a row or column is moved inwards and overlaps its
+    neighbour.
     """
     if width <= side and height <= side:
         return [path]
@@ -77,7 +78,7 @@ def cut(table: ImageTable, side: int) -> ImageTable:
 
     Args:
         table: images in files.
-        side: of a tile, in pixels.
+        side: side of a tile in pixels.
     """
     root = table.root
     assert root is not None
@@ -88,12 +89,12 @@ def cut(table: ImageTable, side: int) -> ImageTable:
 
 
 def names_in(file: ImageSource, path: str, side: int) -> list[str]:
-    """Returns the names of a file's tiles; its own if it is no larger than one, or does not open.
+    """Returns the names of a file's tiles; its own path if it fits into one or cannot be opened.
 
     Args:
-        file: where it is.
-        path: what it is called.
-        side: of a tile, in pixels.
+        file: where the file is.
+        path: the row's path.
+        side: side of a tile in pixels.
     """
     try:
         with open_image(file) as image:  # as stored: a turned photograph is cut before it is turned
@@ -103,9 +104,9 @@ def names_in(file: ImageSource, path: str, side: int) -> list[str]:
 
 
 def whole_images(table: ImageTable) -> tuple[ImageTable, np.ndarray]:
-    """Returns a table of one row per file, and for each row of ``table`` which of them it is from.
+    """Returns a table of one row per file, and for each row of ``table`` the row of its file.
 
-    What is decided for files, as how they are split, then holds for all their tiles.
+    So a decision about a file, such as its split, holds for all its tiles.
     """
     files = [Tile.named(path).file for path in table.paths]
     places = {file: place for place, file in enumerate(dict.fromkeys(files))}
@@ -126,7 +127,7 @@ def _starts(length: int, side: int) -> Sequence[int]:
 
 
 ValueRange = Literal["auto", "full", "percentile"]
-"""Which values become black and white.
+"""Which values become black and white in 8 bits.
 
 ``auto``: 8-bit images as they are; others from 0 to the largest value of the bit depth that the
 domain's images use. ``full``: from 0 to the largest value that the file could hold. ``percentile``:
@@ -134,7 +135,7 @@ in each image and band from the 1st to the 99th percentile.
 """
 
 DEPTHS = (8, 10, 11, 12, 14, 16, 24, 32)
-"""Bits that sensors have."""
+"""Bit depths of common sensors."""
 PERCENTILES = (1, 99)
 
 _BITS, _SAMPLES, _EXTRA = 258, 277, 338
@@ -146,12 +147,12 @@ _PLAIN_MODES = frozenset(
 
 @dataclass(frozen=True)
 class Reading:
-    """How files become colours.
+    """How the values of files become colours.
 
     Attributes:
         range: see :data:`ValueRange`.
-        bands: which bands are red, green and blue, or the one that is grey; from 1. Empty for the
-            first three, or the only one.
+        bands: the numbers (from 1) of the red, green and blue bands, or of the one grey band. Empty
+            for the first three bands, or the only one.
         tile: side of the tiles that larger images are cut into, in pixels; None leaves them whole.
     """
 
@@ -161,25 +162,25 @@ class Reading:
 
     @classmethod
     def of(cls, data: DataSettings) -> "Reading":
-        """Returns what an experiment says."""
+        """Returns the reading that an experiment's data settings ask for."""
         return cls(data.range, data.bands, data.tile)
 
 
 class UnusableImageError(Exception):
-    """A file that cannot become pixels; the message is the reason, without the file's name."""
+    """Raised for a file that cannot be decoded; the message is the reason, without its name."""
 
 
 class OversizedImageError(UnusableImageError):
-    """An image of more pixels than are taken."""
+    """Raised for an image with more pixels than allowed."""
 
 
 class UnknownFormatError(UnusableImageError):
-    """A file that is no image, or of no format that is taken."""
+    """Raised for a file that is no image, or of an unsupported format."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The numbers of a file.
+    """The raw values of an image file.
 
     Attributes:
         values: ``(height, width, bands)``, of any number type.
@@ -191,12 +192,12 @@ class Samples:
 
     @property
     def colours(self) -> np.ndarray:
-        """The values without transparency."""
+        """The values without the transparency band."""
         return self.values[:, :, :-1] if self.alpha else self.values
 
 
 def is_deep(image: Image.Image) -> bool:
-    """Whether an opened file holds more than 8 bits, or more bands, than Pillow would hand out."""
+    """Returns whether a file has more than 8 bits or more bands than Pillow would decode."""
     if image.format == "TIFF":
         tags = image.tag_v2  # type: ignore[attr-defined]
         return bool(max(tags.get(_BITS, (1,))) > 8 or tags.get(_SAMPLES, 1) > 4)
@@ -206,11 +207,11 @@ def is_deep(image: Image.Image) -> bool:
 
 
 def read_samples(path: ImageSource, image: Image.Image) -> Samples:
-    """Reads a file's numbers as they are.
+    """Reads a file's raw values.
 
     Args:
         path: the file.
-        image: the same, opened by Pillow and not yet loaded.
+        image: the same file, opened by Pillow but not loaded.
 
     Raises:
         UnusableImageError: it is damaged, or compressed in an unknown way.
@@ -232,14 +233,14 @@ def read_samples(path: ImageSource, image: Image.Image) -> Samples:
 
 
 def read_tiff(path: ImageSource, most: int = MOST_TILED_PIXELS) -> Samples:
-    """Reads the numbers of a TIFF's first page, however many bands it has.
+    """Reads the raw values of a TIFF's first page, with any number of bands.
 
     Args:
         path: the file.
-        most: pixels of the largest one that is read; a small file can claim to be enormous.
+        most: the largest number of pixels allowed; a small file can claim to be enormous.
 
     Raises:
-        OversizedImageError: it has more pixels, or more than four times as many numbers.
+        OversizedImageError: it has more pixels, or more than four times as many values.
         UnusableImageError: it is damaged, holds no image, or is compressed in an unknown way.
     """
     import tifffile
@@ -267,7 +268,7 @@ def read_tiff(path: ImageSource, most: int = MOST_TILED_PIXELS) -> Samples:
 
 
 def is_tiff(path: ImageSource) -> bool:
-    """Whether a file says of itself that it is a TIFF, whatever Pillow makes of it."""
+    """Returns whether a file has the header of a TIFF."""
     with open_source(path) as file:
         return file.read(4) in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 
@@ -281,12 +282,13 @@ def bits_used(values: np.ndarray) -> int:
 
 
 def to_image(samples: Samples, reading: Reading, bits: int = 0) -> Image.Image:
-    """Returns the colours of a file.
+    """Converts a file's raw values to an RGB image.
 
     Args:
-        samples: its numbers.
-        reading: which bands, and which values are black and white.
-        bits: the depth that the images of its domain use, with ``auto``; more if it uses more.
+        samples: its raw values.
+        reading: which bands to use, and which values are black and white.
+        bits: the depth that the images of its domain use, with ``auto``; raised if this file uses
+            more.
 
     Returns:
         An image of mode RGB.
@@ -368,7 +370,7 @@ MOST_PIXELS = 89_478_485
 _PILLOW = logging.getLogger("PIL")
 AS_IT_IS = Reading()
 _ONE_HUGE_IMAGE = Lock()
-"""Of images that only tiles are cut from, one at a time is in memory."""
+"""Large images that are cut into tiles are decoded one at a time."""
 _ORIENTATIONS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -392,17 +394,17 @@ def decode_image(
     """Decodes an image file to RGB at ``size`` x ``size``.
 
     Grey, palette, CMYK and deeper images become 8-bit RGB, transparent ones are laid over white,
-    the camera's orientation tag is obeyed, and of an animation the first frame is taken.
+    the camera's orientation tag is obeyed, and the first frame of an animation is taken.
 
-    Pillow may warn about odd files that it can read all the same, see :func:`quiet_pillow`.
+    Pillow may warn about odd files that it can still read, see :func:`quiet_pillow`.
 
     Args:
         path: the file.
         size: the side of the result in pixels.
         resize: how the image becomes square.
         reading: which bands become colours, and which values black and white.
-        bits: the depth that images of its domain use, see :func:`feddg.data.decoding.to_image`.
-        most: pixels of the largest image that is taken; ``MOST_PIXELS``, and at most that.
+        bits: the depth that images of its domain use, see :func:`to_image`.
+        most: the largest number of pixels allowed; by default and at most ``MOST_PIXELS``.
 
     Returns:
         ``(size, size, 3)`` uint8.
@@ -426,12 +428,12 @@ def decode_parts(
 
     Args:
         path: the file.
-        boxes: left, top, right and bottom of each part; None for the whole image.
-        size: see :func:`decode_image`, as the other arguments.
+        boxes: left, top, right and bottom of each part in pixels; None for the whole image.
+        size: see :func:`decode_image`, also for the other arguments.
         resize: how a part becomes square.
         reading: which bands become colours, and which values black and white.
         bits: the depth that images of its domain use.
-        most: pixels of the largest image that is taken whole; ``MOST_PIXELS``.
+        most: the largest number of pixels of an image taken whole; by default ``MOST_PIXELS``.
 
     Raises:
         UnusableImageError: see :func:`decode_image`.
@@ -464,10 +466,10 @@ def decode_parts(
 
 
 def upright_size(path: ImageSource) -> tuple[int, int]:
-    """Returns width and height of an image once it obeys the camera's orientation tag.
+    """Returns width and height of an image after its orientation tag is applied.
 
     Raises:
-        UnusableImageError: for a file that no image can be read from.
+        UnusableImageError: no image can be read from the file.
     """
     try:
         with _opened(path) as image:
@@ -484,7 +486,7 @@ def upright_size(path: ImageSource) -> tuple[int, int]:
 
 @contextmanager
 def _opened(path: ImageSource) -> Iterator[Image.Image | None]:
-    """Opens a file with Pillow; None for a TIFF of more bands than Pillow knows."""
+    """Opens a file with Pillow; yields None for a TIFF of more bands than Pillow supports."""
     with ExitStack() as opened:
         try:
             image = opened.enter_context(open_image(path))
@@ -501,13 +503,13 @@ def _part(image: Image.Image, box: Box | None) -> Image.Image:
 
 @contextmanager
 def quiet_pillow(*, tiled: bool = False) -> Iterator[None]:
-    """Silences Pillow's remarks on odd files; an oversized one raises.
+    """Silences Pillow's warnings about odd files; an oversized image raises.
 
     Enter it around a whole pool of decoding threads, never inside one: warning filters belong to
     the process, and so does Pillow's limit.
 
     Args:
-        tiled: whether images are cut into tiles, and may be larger.
+        tiled: whether images are cut into tiles, so that larger ones are allowed.
     """
     before, level = Image.MAX_IMAGE_PIXELS, _PILLOW.level
     with warnings.catch_warnings():
@@ -591,7 +593,7 @@ def _unusable(path: ImageSource, error: Exception) -> UnusableImageError:
 
 
 def hash_of(value: object, content: np.ndarray | None = None) -> str:
-    """Returns 32 characters that stand for a value, written as JSON, and an array's bytes."""
+    """Returns a hash of 32 characters of a JSON value and an array's bytes."""
     digest = hashlib.blake2b(json.dumps(value).encode(), digest_size=16)
     if content is not None:
         digest.update(np.ascontiguousarray(content).data)

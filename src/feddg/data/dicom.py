@@ -1,7 +1,7 @@
-"""A DICOM file becomes an image of 8 bits, as a viewer first shows it: grey through its window.
+"""Decodes a DICOM file to an 8-bit image, grey values through its window, as a viewer shows it.
 
-Of its tags those that describe pixels are read, and no others. What pydicom says of a file may
-quote its tags: it is silenced in this process, and its errors become words of our own.
+Only the tags that describe pixels are read. Messages of pydicom may quote other tags (a patient's
+name): its warnings are silenced and its errors replaced by our own.
 """
 
 import logging
@@ -42,7 +42,7 @@ logging.getLogger("pydicom").setLevel(logging.CRITICAL)
 
 
 class DicomError(ValueError):
-    """A DICOM file that cannot become an image; the message quotes none of its tags."""
+    """Raised for a DICOM file that cannot be decoded; the message quotes none of its tags."""
 
 
 class DicomImage(ImageFile.ImageFile):
@@ -77,10 +77,10 @@ class DicomImage(ImageFile.ImageFile):
 
 
 def read_header(file: BinaryIO) -> tuple[UID, Dataset]:
-    """Returns how a file's pixels are compressed, and the tags that describe them.
+    """Returns how a file's pixels are compressed, and the tags that describe the pixels.
 
     Raises:
-        DicomError: it holds no single image, or one that cannot be decoded here.
+        DicomError: it does not hold one image, or that image cannot be decoded here.
     """
     file.seek(0)
     read_preamble(file, force=False)
@@ -113,10 +113,10 @@ def read_header(file: BinaryIO) -> tuple[UID, Dataset]:
 
 
 def to_pixels(tags: Dataset) -> np.ndarray:
-    """Returns the image that a viewer shows first.
+    """Returns the image that a viewer shows by default.
 
     Args:
-        tags: a file's, its pixels among them.
+        tags: the tags of a file, including its pixels.
 
     Returns:
         ``(height, width)`` or ``(height, width, 3)`` uint8.
@@ -134,7 +134,7 @@ def to_pixels(tags: Dataset) -> np.ndarray:
 
 
 def _brightness(stored: np.ndarray, tags: Dataset) -> np.ndarray:
-    """From numbers to 0 for black and 1 for white: modality LUT, window or VOI LUT (PS3.3 C.11)."""
+    """Maps stored values to [0, 1]: modality LUT, window or VOI LUT (PS3.3 C.11); 0 is black."""
     slope, shift = _number(tags, "RescaleSlope"), _number(tags, "RescaleIntercept")
     slope, shift = 1.0 if slope is None else slope, 0.0 if shift is None else shift
     by_table = bool(tags.get("ModalityLUTSequence"))
@@ -161,7 +161,7 @@ def _brightness(stored: np.ndarray, tags: Dataset) -> np.ndarray:
 
 
 def _number(tags: Dataset, name: str) -> float | None:
-    """The first of a tag's numbers; None where there is none that means anything."""
+    """Returns the first number of a tag; None if there is no finite one."""
     value = tags.get(name)
     first = value[0] if isinstance(value, MultiValue) else value
     number = math.nan if first is None else float(first)
@@ -170,7 +170,7 @@ def _number(tags: Dataset, name: str) -> float | None:
 
 @contextmanager
 def _own_words(cause: str) -> Iterator[None]:
-    """Silences pydicom; an error of its becomes one that says ``cause``."""
+    """Silences pydicom; an error of pydicom becomes one that says ``cause``."""
     if not any(entry[3] == _SPEAKS for entry in warnings.filters):
         warnings.filterwarnings("ignore", module=_SPEAKS.pattern)
     try:

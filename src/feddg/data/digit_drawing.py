@@ -1,4 +1,4 @@
-"""Handwritten digits in four domains: built in, offline, always the same.
+"""The built-in data set of handwritten digits in four domains, always the same, without download.
 
 The 1,797 scans of scikit-learn's optical digits (Alpaydin and Kaynak, UCI 1998; 8 by 8 pixels) are
 partitioned over four domains, so that no scan appears in two, and drawn anew at 32 by 32 in colour:
@@ -83,7 +83,7 @@ def read_photograph(name: str) -> np.ndarray:
 
 
 def _deal(labels: np.ndarray) -> np.ndarray:
-    """Returns a domain for each scan: every class is shuffled and partitioned in turn."""
+    """Returns a domain for each scan: each class is shuffled and split evenly over the domains."""
     domains = np.empty(len(labels), dtype=np.int64)
     random = numpy_stream(_SEED, "digits", "deal")
     for label in np.unique(labels):
@@ -93,7 +93,7 @@ def _deal(labels: np.ndarray) -> np.ndarray:
 
 
 def _place(scans: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Enlarges the scans to ``(n, SIZE, SIZE)``, each a little turned, scaled and moved.
+    """Enlarges the scans to ``(n, SIZE, SIZE)``, each slightly rotated, scaled and shifted.
 
     The result is a smooth field, 0 on paper and 1 inside strokes; its level sets are outlines.
     """
@@ -119,7 +119,7 @@ def _place(scans: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def _ink(fields: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Thin dark pen strokes that fade along the way, on cream squared paper with stains."""
+    """Draws dark thin pen strokes that fade along the way, on cream squared paper with stains."""
     count = len(fields)
     fading = np.clip(0.9 + 0.2 * _noise(random, count, 4), 0.5, 1)
     stroke = _stroke(fields, level=0.62, softness=0.35) * fading
@@ -134,7 +134,7 @@ def _ink(fields: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def _chalk(fields: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Broken bright strokes on dark slate with wiped streaks and dust."""
+    """Draws broken bright strokes on dark slate with wiped streaks and dust."""
     count = len(fields)
     grains = _noise(random, count, 0.6)
     stroke = _stroke(fields, level=0.35, softness=0.12) * np.clip(0.65 + 0.4 * grains, 0, 1)
@@ -148,7 +148,7 @@ def _chalk(fields: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def _photo(fields: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Bold digits printed in bright or dark colours over a crop of a photograph."""
+    """Draws bold digits in bright or dark colours over a crop of a photograph."""
     count = len(fields)
     background = _crops(random, count)
     print_ = _colours(random, count, (0.5, 0.5, 0.5), 0.5)
@@ -158,7 +158,7 @@ def _photo(fields: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def _sketch(fields: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Thin pencil outlines, hollow inside, on white."""
+    """Draws thin pencil outlines, hollow inside, on white."""
     count = len(fields)
     slope = np.hypot(np.gradient(fields, axis=1), np.gradient(fields, axis=2))
     distance = np.abs(fields - 0.38) / np.maximum(slope, 0.03)
@@ -170,7 +170,7 @@ def _sketch(fields: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def _stroke(fields: np.ndarray, level: float, softness: float) -> np.ndarray:
-    """Returns how much a pixel is covered: 0 below ``level`` and 1 above, ``softness`` between."""
+    """Returns each pixel's coverage: 0 below ``level``, 1 above, with a soft edge."""
     return np.clip((fields - level) / softness + 0.5, 0, 1)
 
 
@@ -186,7 +186,7 @@ def _colours(
 
 
 def _noise(random: np.random.Generator, count: int, width: float) -> np.ndarray:
-    """Returns ``(count, SIZE, SIZE)`` smooth noise of unit deviation, blobs ``width`` wide."""
+    """Returns ``(n, SIZE, SIZE)`` smooth noise of unit deviation, with blobs of size ``width``."""
     noise = ndimage.gaussian_filter(random.normal(size=(count, SIZE, SIZE)), (0, width, width))
     return np.asarray(noise / noise.std())
 
@@ -198,7 +198,7 @@ def _grain(random: np.random.Generator, count: int) -> np.ndarray:
 def _crops(random: np.random.Generator, count: int) -> np.ndarray:
     """Returns crops of the two sample photographs at a third of their size, in [0, 1].
 
-    Of three random crops the one with the most contrast is kept, since plain sky is no photograph.
+    The crop with the most contrast of three random ones is taken, to avoid plain sky.
     """
     photographs = [
         ndimage.zoom(read_photograph(name) / 255.0, (1 / 3, 1 / 3, 1), order=1)

@@ -1,4 +1,4 @@
-"""A published data set: downloaded, compared with its checksum and unpacked."""
+"""Downloads a published data set, checks its checksums and unpacks it."""
 
 import hashlib
 import re
@@ -28,18 +28,18 @@ from feddg.storage import alone, open_file, private_folder, read_text, replace_t
 Progress = Callable[[str, int, int], None]
 
 ATTEMPTS = 6
-"""Tries in a row that bring nothing before it is given up."""
+"""Tries in a row without any new byte before the download fails."""
 MOST_ATTEMPTS = 1000
-"""Tries altogether."""
+"""Tries in total."""
 PAUSE = 1.0
-"""Seconds before the second try; they double from try to try."""
+"""Seconds before the second try; doubled from try to try."""
 _LONGEST_PAUSE = 60.0
 _TIMEOUT = (30, 60)
 """Seconds to connect, and to wait for the next bytes."""
 _CHUNK = 1 << 14
-"""Bytes at a time: no more are lost when a connection is cut."""
+"""Bytes read at a time; at most these are lost when a connection is cut."""
 _RESERVE = 1 << 28
-"""Bytes that are left free on the disk."""
+"""Bytes left free on the disk."""
 _CUT = (
     requests.ConnectionError,
     requests.Timeout,
@@ -51,22 +51,22 @@ _LATER = (408, 425, 429, 500, 502, 503, 504)
 
 
 class _Again(Exception):
-    """A try that ended without the whole file; the next may do better."""
+    """Raised by a try that ended before the whole file was there; the next may succeed."""
 
 
 def download(file: PublishedFile, folder: Path, progress: Progress) -> tuple[Path, str]:
-    """Downloads a file and compares it with its published checksum.
+    """Downloads a file and checks it against its published checksum.
 
     Args:
-        file: what is wanted.
-        folder: where it goes, under its name.
-        progress: is told how many MB there are, of how many (0 where nobody knows).
+        file: the file to download.
+        folder: where it goes, under its own name.
+        progress: called with the MB received and the MB in total (0 if unknown).
 
     Returns:
-        The file, and its SHA-256 in hexadecimal digits.
+        The path, and the file's SHA-256 in hexadecimal digits.
 
     Raises:
-        DataError: it cannot be had, or is not what was published.
+        DataError: it cannot be downloaded, or its checksum differs.
     """
     target, part = private_folder(folder) / file.name, folder / f".{file.name}.part"
     with alone(target, DataError(f"Another process downloads to {folder} already.")):
@@ -98,14 +98,14 @@ def digest(path: Path, kind: str) -> str:
 
 
 def _differs(path: Path, file: PublishedFile) -> str:
-    """Says how a file's checksum is not the published one; empty where it is, or none is known."""
+    """Returns how a file's checksum differs from the published one; empty if it does not."""
     kind, _, published = file.checksum.partition(":")
     found = digest(path, kind) if published else ""
     return f"its {kind} is {found}, not {published}" if found != published.lower() else ""
 
 
 def _version_of(part: Path) -> Path:
-    """The file that says which version of its file a part is of, in the server's words."""
+    """Returns the path of the note with the server's version tag of a partial file."""
     return part.with_name(f"{part.name}.version")
 
 
@@ -119,7 +119,7 @@ def _size(part: Path) -> int:
 
 
 def _fetch_all(file: PublishedFile, part: Path, progress: Progress) -> None:
-    """Fetches until everything is there."""
+    """Requests a file again and again until all of it is there."""
     vain = 0
     for _ in range(MOST_ATTEMPTS):
         before = _size(part)
@@ -141,7 +141,7 @@ def _fetch_all(file: PublishedFile, part: Path, progress: Progress) -> None:
 
 
 def _fetch(file: PublishedFile, part: Path, progress: Progress) -> None:
-    """Asks once for what is missing, and writes what comes."""
+    """Requests the missing bytes once, and writes what arrives."""
     come, version = _size(part), _version_of(part)
     same_if = read_text(version, DataError) if version.is_file() else ""
     if not (same_if or file.checksum):
@@ -178,7 +178,7 @@ def _fetch(file: PublishedFile, part: Path, progress: Progress) -> None:
 
 
 class _Session(requests.Session):
-    """Follows redirects from https to https, or from http to either, and to nowhere else."""
+    """Follows redirects from https to https, or from http to either, and no others."""
 
     def get_redirect_target(self, resp: requests.Response) -> str | None:
         target = super().get_redirect_target(resp)
@@ -195,7 +195,7 @@ class _Session(requests.Session):
 
 
 def _range(answer: requests.Response) -> tuple[int, int]:
-    """Returns where the part that was sent begins, and how long the whole is; 0 if not known."""
+    """Returns the first byte of a partial answer and the total length; 0 if unknown."""
     found = _RANGE.fullmatch(answer.headers.get("Content-Range", "").strip())
     if found is None:
         return -1, 0
@@ -210,7 +210,7 @@ def _write(
     total: int,
     progress: Progress,
 ) -> None:
-    """Writes what comes behind the first ``start`` bytes of a part; ``total`` is 0 if not known."""
+    """Appends an answer to a partial file with ``start`` bytes of ``total`` (0 if unknown)."""
     free = shutil.disk_usage(part.parent).free - _RESERVE
     if total - start > free:
         raise DataError(
@@ -242,31 +242,32 @@ def _write(
 
 MOST_FILES = 5_000_000
 MOST_TIMES = 50
-"""How many times the archive's own size its content may have; images hardly shrink."""
+"""The largest allowed ratio of unpacked to packed size; images hardly shrink."""
 LEAST = 1 << 28
-"""Bytes that any archive may hold."""
+"""Bytes that the content of any archive may have."""
 _DEEPEST, _LONGEST = 32, 255
 _STRANGE = re.compile(r"[\x00-\x1f\x7f\\]|^[A-Za-z]:")
 
 
 _Member = tuple[str, int, IO[bytes]]
-"""Name and size of a file in an archive, as that says them, and the file opened; neither kind of
-archive hands out more bytes of it than it says."""
+"""Name, size and opened content of an archived file. The size is what the archive says; no more
+bytes than that are read.
+"""
 
 
 def unpack(archive: Path, folder: Path, progress: Progress) -> None:
     """Unpacks an archive into a folder, whole or not at all.
 
-    Plain files and folders alone are taken. Their modes and owners are not.
+    Only plain files and folders are unpacked, without their modes and owners.
 
     Args:
-        archive: zip or tar; the latter perhaps packed by gzip, bzip2 or xz.
-        folder: where its content goes; what is there already is not replaced.
-        progress: is told how many files there are so far, and 0.
+        archive: zip or tar; a tar may be compressed with gzip, bzip2 or xz.
+        folder: where the content goes; existing files are not replaced.
+        progress: called with the number of files so far, and 0.
 
     Raises:
-        DataError: it is no archive, is damaged, holds what is none of a data set's (paths outside
-            the folder, links, devices, encrypted files), or too much; or something is in the way.
+        DataError: it is no archive, is damaged, too large, or holds paths outside the folder,
+            links, devices or encrypted files; or a file is in the way.
     """
     _put(_members(archive), archive, archive.stat().st_size, folder, progress)
 
@@ -274,7 +275,7 @@ def unpack(archive: Path, folder: Path, progress: Progress) -> None:
 def _put(
     members: Iterable[_Member], archive: Path, size: int, folder: Path, progress: Progress
 ) -> None:
-    """Writes files into a folder, all or none; ``archive`` holds them in ``size`` bytes."""
+    """Writes the files of an archive of ``size`` bytes into a folder, all or none."""
     aside = private_folder(folder) / f".unpacking-{uuid.uuid4().hex}"
     private_folder(aside)
     try:
@@ -331,7 +332,7 @@ def _steps(archive: Path, name: str) -> list[str]:
     """Returns the parts of a path in an archive.
 
     Raises:
-        DataError: it leads outside, or cannot be a file's.
+        DataError: it leads outside the folder, or is no valid file name.
     """
     steps = [step for step in name.split("/") if step not in ("", ".")]
     strange = _STRANGE.search(name) or any(len(s.encode()) > _LONGEST for s in steps)
@@ -395,13 +396,13 @@ def _refuse(archive: Path, name: str) -> None:
 
 
 class Received(JsonFile):
-    """What has been received of a data set: ``.feddg-NAME.json`` in its folder.
+    """The record of what was downloaded for a data set: ``.feddg-NAME.json`` in its folder.
 
     Attributes:
         files: the SHA-256 of each published file, by its name.
-        revision: of the mirror, as it was asked for; empty for what the definition says.
-        commit: of the mirror that they are from; empty for none.
-        complete: whether the mirror's images are all there.
+        revision: the requested revision of the mirror; empty for the definition's.
+        commit: the commit of the mirror that the files are from; empty if no mirror was used.
+        complete: whether all images of the mirror are there.
     """
 
     files: dict[str, str] = Field(default_factory=dict)
@@ -411,7 +412,7 @@ class Received(JsonFile):
 
 
 def about(definition: DataSet) -> list[str]:
-    """Returns what one should know before a data set is downloaded, in lines.
+    """Returns the lines to read before a data set is downloaded: size, licence, citation.
 
     Raises:
         DataError: it is not published, or built in.
@@ -440,7 +441,7 @@ def about(definition: DataSet) -> list[str]:
 
 
 def host_down(definition: DataSet) -> str:
-    """Says that the host of a data set's files is down, and where they are else, in a sentence."""
+    """Returns a sentence that the host of a data set's files is down, and where else they are."""
     publication = definition.publication
     assert publication is not None
     host, mirror = urlsplit(publication.files[0].address).netloc, publication.mirror
@@ -458,21 +459,21 @@ def get_data_set(
     revision: str | None = None,
     source: Path | None = None,
 ) -> dict[str, str]:
-    """Downloads and unpacks a data set; what has been received is not asked for again.
+    """Downloads and unpacks a data set; files already received are not downloaded again.
 
     Args:
-        definition: with files of its publication, or a mirror.
-        root: its folder, which is made where there is none.
-        progress: is told how far it has come.
-        keep: whether archives stay once they are unpacked.
-        revision: of the mirror; by default what the definition says.
-        source: a folder with the mirror's files, which are not downloaded then.
+        definition: a data set with published files or a mirror.
+        root: its folder, created if missing.
+        progress: called with the progress so far.
+        keep: whether to keep archives after they are unpacked.
+        revision: of the mirror; by default the definition's.
+        source: a folder with the mirror's files, used instead of a download.
 
     Returns:
         The SHA-256 of every file, by its name.
 
     Raises:
-        DataError: a file cannot be had, is not what was published, or cannot be unpacked.
+        DataError: a file cannot be downloaded, has another checksum, or cannot be unpacked.
     """
     publication = definition.publication
     assert publication is not None
@@ -509,7 +510,7 @@ def _get_mirrored(
     revision: str | None,
     source: Path | None,
 ) -> dict[str, str]:
-    """Takes a data set from its mirror; an interrupted call is gone on with at the same commit."""
+    """Takes a data set from its mirror; an interrupted download continues at the same commit."""
     require_parquet()
     record = private_folder(root) / f".feddg-{definition.name}.json"
     received = Received.read(record) or Received()

@@ -1,7 +1,7 @@
-"""Which images a run was made with: their paths, sizes and content hashes, and what has changed.
+"""Records which images a run used (paths, sizes, content hashes) and finds what has changed.
 
-Hashes are computed while images are decoded, and remembered in the cache by path, size and times:
-asking again costs a look at each file's entry in its folder, and only changed files are read.
+Hashes are computed while images are decoded and cached by path, size and times. So a second look
+reads only the file entries of a folder and the changed files.
 """
 
 import base64
@@ -23,7 +23,7 @@ from feddg.records import JsonFile, Row
 from feddg.storage import Stamp, open_file, replace_bytes, stamp
 
 SHOWN = 3
-"""Paths named in a difference."""
+"""Number of paths that a difference names."""
 
 _Hashes = dict[str, tuple[int, int, int, str]]
 _HASHES = TypeAdapter(_Hashes)
@@ -44,18 +44,17 @@ class FolderImages(Row):
 
 
 class ImagesFile(JsonFile):
-    """The images that a run was begun with: ``images.json``.
+    """The images that a run started with: ``images.json``.
 
     Attributes:
-        root: their folder, as it was called then; no part of the comparison.
+        root: their folder at that time; not compared.
         count: rows of the table.
         labels: a hash of every image's class and domain.
-        rendered: a hash of the pixels, where they do not come from files.
+        rendered: a hash of the pixels, if they do not come from files.
         folders: the files by their folder, below the root.
-        depths: bits that values of files deeper than 8 bits use, by domain; no part of the
-            comparison.
-        files: hashes of the other files that the experiment names, by its field: a table of
-            splits, a codec's weights.
+        depths: bits used by values of files deeper than 8 bits, by domain; not compared.
+        files: hashes of other files that the experiment names, by its field: a table of splits, a
+            codec's weights.
     """
 
     root: str | None = None
@@ -67,11 +66,11 @@ class ImagesFile(JsonFile):
     files: dict[str, str] = Field(default_factory=dict)
 
     def to_text(self) -> str:
-        """Returns the content of the file, without the blanks that 100,000 names would need."""
+        """Returns the content of the file as compact JSON."""
         return self.model_dump_json() + "\n"
 
     def contents(self) -> dict[str, tuple[int, str]]:
-        """Returns size and hash of every file by its path."""
+        """Returns size and hash of every file, by its path."""
         return {
             f"{folder}/{name}" if folder else name: (size, content)
             for folder, images in self.folders.items()
@@ -79,9 +78,9 @@ class ImagesFile(JsonFile):
         }
 
     def fingerprint(self) -> str:
-        """Returns a hash of the images: 64 bits in base 64; of no other file, and not of the root.
+        """Returns a hash of the images, 64 bits in base 64, without root and other files.
 
-        Two that are equal have images without a :func:`difference`.
+        Equal fingerprints mean that the images have no :func:`difference`.
         """
         parts = [self.count, self.labels, self.rendered, sorted(self.contents().items())]
         return _hash([repr(parts).encode("utf-8", "surrogateescape")])
@@ -92,13 +91,13 @@ class Difference:
     """How the files of a later table differ from those of an earlier one.
 
     Attributes:
-        added: paths that are new.
-        removed: paths that are gone.
-        moved: paths that are new, of contents whose earlier path is gone.
-        changed: paths whose content is another.
+        added: new paths.
+        removed: paths that no longer exist.
+        moved: new paths with the content of a removed path.
+        changed: paths with another content.
         labels: whether the same files have other classes or domains.
-        rendered: whether images that come from no files are others.
-        files: fields of the experiment whose files have another content.
+        rendered: whether images that come from no files have changed.
+        files: fields of the experiment whose files have changed.
     """
 
     added: tuple[str, ...] = ()
@@ -114,7 +113,7 @@ class Difference:
 
     @property
     def what(self) -> str:
-        """What has changed: images, or else files."""
+        """What has changed, for messages: images, or else files."""
         return "images" if replace(self, files=()) else "files"
 
     def __str__(self) -> str:
@@ -132,9 +131,9 @@ class Difference:
 
 
 def difference(before: ImagesFile, now: ImagesFile) -> Difference:
-    """Compares the images of two tables, and other files; their root folders may be others.
+    """Compares the images and other files of two tables; the root folder may differ.
 
-    A file that is gone is none that has changed: whoever needs it says so.
+    A file that no longer exists does not count as changed; the code that needs it reports it.
     """
     both = sorted(before.files.keys() & now.files.keys())
     files = tuple(field for field in both if before.files[field] != now.files[field])
@@ -157,11 +156,11 @@ def difference(before: ImagesFile, now: ImagesFile) -> Difference:
 
 
 class ContentHashes:
-    """Hashes of files below a folder; what is known from before is not read again.
+    """Hashes of the files below a folder; unchanged files are not read again.
 
     Args:
         root: the folder that paths are relative to.
-        cache: where hashes are remembered; None remembers nothing.
+        cache: folder that stores the hashes; None stores nothing.
     """
 
     def __init__(self, root: Path, cache: Path | None) -> None:
@@ -178,7 +177,7 @@ class ContentHashes:
                 self._hashes = {}  # not there yet, or damaged: files are read again
 
     def see(self, path: str) -> tuple[int, str]:
-        """Returns size and hash of a file; several threads may call it at once."""
+        """Returns size and hash of a file; safe to call from several threads."""
         return self._remembered(path) or self._read(path)
 
     def _remembered(self, path: str) -> tuple[int, str] | None:
@@ -201,7 +200,7 @@ class ContentHashes:
         return now[0], content
 
     def of(self, paths: Iterable[str]) -> dict[str, tuple[int, str]]:
-        """Returns size and hash of files by path, and remembers them.
+        """Returns size and hash of files by path, and stores them in the cache.
 
         Raises:
             DataError: the cache cannot be written.
@@ -223,11 +222,11 @@ class ContentHashes:
 
 
 def images_file(table: ImageTable, hashes: ContentHashes | None) -> ImagesFile:
-    """Returns what is written down about a table's images.
+    """Returns the record of a table's images.
 
     Args:
-        table: all images, those included that cannot be decoded.
-        hashes: of the table's root; None for rendered images.
+        table: all images, including those that cannot be decoded.
+        hashes: the hashes below the table's root; None for rendered images.
 
     Raises:
         DataError: the cache cannot be written.
@@ -251,12 +250,12 @@ def images_file(table: ImageTable, hashes: ContentHashes | None) -> ImagesFile:
 
 
 def file_of(path: str) -> str:
-    """Returns the path of the file that a row's pixels come from."""
+    """Returns the path of the file that a row's path (of a file or tile) names."""
     return Tile.named(path).file
 
 
 def _labels(table: ImageTable) -> str:
-    """A hash of what every path is and where; the order of rows, classes and domains is none."""
+    """Returns a hash of each path's class and domain, whatever the order of rows and names."""
     rows = sorted(
         f"{path}\0{table.class_names[label]}\0{table.domain_names[domain]}"
         for path, label, domain in zip(table.paths, table.labels.tolist(), table.domains.tolist())

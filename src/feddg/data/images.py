@@ -1,4 +1,4 @@
-"""The list of images an experiment works on: path, label and domain of each; nothing decoded."""
+"""The list of images of an experiment: path, label and domain of each; nothing is decoded."""
 
 import os
 import re
@@ -36,9 +36,9 @@ _ALWAYS = {
 _JPEG2000 = {".jp2": "JPEG2000", ".j2k": "JPEG2000"}
 _AVIF = {".avif": "AVIF"}
 _HEIF = {".heic": "HEIF", ".heif": "HEIF"}
-"""Photos of phones: decoded by the optional package pillow-heif."""
+"""Photos of phones: need the optional package pillow-heif."""
 _DICOM = {".dcm": "DICOM", ".dicom": "DICOM"}
-"""Medical images: decoded with the optional package pydicom."""
+"""Medical images: need the optional package pydicom."""
 
 _REMEDIES = {
     "needs `pip install 'feddg[heic]'`": tuple(_HEIF),
@@ -59,21 +59,21 @@ _REMEDIES = {
     "convert them to TIFF first": (".ecw", ".sid", ".img", ".vrt"),
 }
 REMEDIES = {suffix: remedy for remedy, suffixes in _REMEDIES.items() for suffix in suffixes}
-"""Suffixes of files that hold images all the same, and what to do about them."""
+"""What to do about files with images in formats that are not read, by suffix."""
 
 
 def heif_is_known() -> bool:
-    """Whether photos in HEIF can be decoded here."""
+    """Returns whether HEIF photos can be decoded here."""
     return find_spec("pillow_heif") is not None
 
 
 def dicom_is_known() -> bool:
-    """Whether DICOM files can be decoded here."""
+    """Returns whether DICOM files can be decoded here."""
     return find_spec("pydicom") is not None
 
 
 def usable_formats() -> dict[str, str]:
-    """Returns Pillow's names of the formats that can be decoded here, by suffix."""
+    """Returns the formats that can be decoded here: Pillow's name by suffix."""
     found = dict(_ALWAYS)
     supported = features.get_supported()
     if "jpg_2000" in supported:
@@ -85,18 +85,19 @@ def usable_formats() -> dict[str, str]:
 
 
 FORMATS = tuple(dict.fromkeys(f for f in usable_formats().values() if f not in ("HEIF", "DICOM")))
-"""What a file's content may be, whatever its name: Pillow knows dozens of formats, and for some of
-them it starts other programs (Ghostscript for EPS). HEIF must be named so, too; DICOM must not be
-named as one of these."""
+"""The formats that a file's content may have, whatever its name. Pillow opens dozens of formats and
+starts other programs for some (Ghostscript for EPS). A HEIF file must be named as one; a DICOM file
+must not be named as one of these.
+"""
 
 
 @dataclass(frozen=True)
 class ImageBytes:
-    """An image file that lies in memory and on no disk.
+    """An image file in memory.
 
     Attributes:
-        name: what it is called; only its ending counts.
-        content: the file.
+        name: its file name; only the ending counts.
+        content: the bytes of the file.
     """
 
     name: str
@@ -104,7 +105,7 @@ class ImageBytes:
 
     @property
     def suffix(self) -> str:
-        """The ending of its name."""
+        """The ending of the name."""
         return PurePosixPath(self.name).suffix
 
 
@@ -122,7 +123,7 @@ def open_source(source: ImageSource) -> IO[bytes]:
 
 
 def is_dicom(file: Path) -> bool:
-    """Whether a file is a DICOM file by its head, whatever its name."""
+    """Returns whether a file is DICOM by its header, whatever its name."""
     try:
         with open_file(file) as content:
             return content.read(132)[128:] == b"DICM"
@@ -132,10 +133,10 @@ def is_dicom(file: Path) -> bool:
 
 @contextmanager
 def open_image(path: ImageSource) -> Iterator[Image.Image]:
-    """Opens an image file of a usable format with Pillow; nothing is decoded yet.
+    """Opens an image file of a supported format with Pillow, without decoding it.
 
     Raises:
-        PIL.UnidentifiedImageError: its content is of none of these formats.
+        PIL.UnidentifiedImageError: its content has none of these formats.
         OSError: it cannot be opened, or is no plain file.
     """
     formats, ending = FORMATS, path.suffix.lower()
@@ -151,7 +152,7 @@ def open_image(path: ImageSource) -> Iterator[Image.Image]:
 
 @cache
 def register_heif() -> None:
-    """Has Pillow decode HEIF, where the optional package is there; may be called again."""
+    """Registers HEIF with Pillow, if the optional package is installed; may be called again."""
     if heif_is_known():
         from pillow_heif import register_heif_opener
 
@@ -160,7 +161,7 @@ def register_heif() -> None:
 
 @cache
 def register_dicom() -> None:
-    """Has Pillow open DICOM files; needs the optional package."""
+    """Registers DICOM with Pillow; needs the optional package."""
     from feddg.data.dicom import DicomImage
 
     Image.register_open(DicomImage.format, DicomImage)
@@ -170,7 +171,7 @@ IMAGE_SUFFIXES = frozenset(usable_formats())
 
 
 def endings() -> str:
-    """Returns the endings of images, and what others need, as messages list them."""
+    """Returns the suffixes of images for messages, with those that need a further package."""
     others = [
         f"{name} {REMEDIES[name]}" for name in (".heic", ".dcm") if name not in IMAGE_SUFFIXES
     ]
@@ -178,7 +179,8 @@ def endings() -> str:
 
 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Control characters, line ends, and bytes that are no UTF-8: no file we write could hold them."""
+"""Control characters, line ends, and bytes that are not UTF-8; none of our files could hold them.
+"""
 _COLUMNS = ("labels", "domains", "images", "split", "clients", "listed_rows")
 LAYOUT = "<root>/<domain>/<class>/<image>, for example images/sketch/dog/0001.jpg"
 
@@ -188,22 +190,21 @@ class ImageTable:
     """Images with their labels and domains, one row each.
 
     Attributes:
-        paths: one per row, relative to ``root`` and with ``/``; for rendered images a made-up name
+        paths: one per row, relative to ``root``, with ``/``; for rendered images a made-up name
             such as ``ink/3/0001``.
         labels: ``(n,)`` int64, positions in ``class_names``.
         domains: ``(n,)`` int64, positions in ``domain_names``.
-        class_names: what the labels mean.
-        domain_names: what the domains are called.
+        class_names: the classes, in the order of their labels.
+        domain_names: the domains, in the order of their numbers.
         root: the folder the paths start from; ``None`` when ``images`` is given.
         images: ``(n, height, width, 3)`` uint8 for rendered sources, otherwise ``None``.
         split: ``(n,)`` strings from a benchmark's own file (``train``, ``val``, ``test``,
             ``id_val`` or ``id_test``), otherwise ``None``.
-        clients: ``(n,)`` strings: who really holds each image, where that is known (a patient, a
-            site, a writer), otherwise ``None``.
-        listed_in: what says which images count, where not all below ``root`` do: the name of a
-            file; empty where a folder's layout says so.
-        listed_rows: ``(n,)`` int64 row of each image in that file, as a person counts; None where
-            messages need not tell it.
+        clients: ``(n,)`` strings: who holds each image in reality, if known (a patient, a site, a
+            writer), otherwise ``None``.
+        listed_in: name of the file that lists the images; empty if the folder layout does.
+        listed_rows: ``(n,)`` int64 row of each image in that file, from 1; None if messages need
+            not name it.
     """
 
     paths: tuple[str, ...]
@@ -234,7 +235,7 @@ class ImageTable:
         return len(self.paths)
 
     def take(self, rows: Sequence[int] | np.ndarray) -> "ImageTable":
-        """Returns the table of these rows, in this order; class and domain names stay whole."""
+        """Returns the table of these rows, in this order, with all class and domain names."""
         rows = np.asarray(rows, dtype=np.int64)
         columns = {
             name: column[rows] for name in _COLUMNS if (column := getattr(self, name)) is not None
@@ -242,10 +243,10 @@ class ImageTable:
         return replace(self, paths=tuple(self.paths[row] for row in rows.tolist()), **columns)
 
     def without(self, domains: Iterable[str]) -> "ImageTable":
-        """Returns the table without some domains, which it does not name any more either.
+        """Returns the table without some domains and their names.
 
         Raises:
-            DataError: there is no such domain, or no other one.
+            DataError: a domain does not exist, or none would remain.
         """
         left_out = {self.domain_id(name) for name in domains}
         if not left_out:
@@ -267,7 +268,7 @@ class ImageTable:
         begins with it (P, A, C and S in PACS).
 
         Raises:
-            DataError: no domain, or more than one, answers to this name.
+            DataError: no domain, or more than one, matches the name.
         """
         if name in self.domain_names:
             return self.domain_names.index(name)
@@ -367,10 +368,10 @@ def plain_name(name: str) -> str:
 
 
 def check_folder(root: Path) -> None:
-    """Makes sure that a folder is there and may be read.
+    """Checks that a folder exists and can be read.
 
     Raises:
-        DataError: it is not.
+        DataError: it does not exist or cannot be read.
     """
     try:
         mode = root.stat().st_mode
@@ -401,7 +402,7 @@ def folder_names(folder: Path) -> list[str]:
 
 
 def image_names(folder: Path) -> list[str]:
-    """Returns the names of the images in a folder, sorted; what is left out is logged.
+    """Returns the names of the images in a folder, sorted; skipped files are logged.
 
     Raises:
         DataError: it cannot be read.
@@ -426,7 +427,7 @@ def image_names(folder: Path) -> list[str]:
 
 
 def _is_kind(test: Callable[[], bool]) -> bool:
-    """Asks an entry of a folder what it is; a link that leads nowhere or in a circle is nothing."""
+    """Returns the answer of ``test``; False for a link that leads nowhere or in a circle."""
     try:
         return test()
     except OSError:
@@ -434,12 +435,12 @@ def _is_kind(test: Callable[[], bool]) -> bool:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file is an image by its name; hidden ones are none."""
+    """Returns whether a file is an image by its name; hidden files are not."""
     return not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
 
 
 def _what_is_there(root: Path) -> str:
-    """Describes a folder of another layout, so that its owner sees what to change."""
+    """Describes a folder with another layout, so that its owner sees what to change."""
     for folder, _, files in os.walk(root):
         image = next((name for name in sorted(files) if is_image(name)), None)
         if image is not None:
@@ -466,22 +467,22 @@ def listed_images(
     class_names: Sequence[str] | None = None,
     domain_names: Sequence[str] | None = None,
 ) -> ImageTable:
-    """Returns the table of images that are listed with the names of their class and domain.
+    """Returns the table of images listed by the names of their class and domain.
 
     Args:
-        root: where the paths start.
-        paths: of the images, below ``root``.
+        root: the folder that paths are relative to.
+        paths: of the images, relative to ``root``.
         labels: the class of each.
         domains: the domain of each.
-        listed_in: the file that lists them; empty where all images below ``root`` are meant.
-        split: the role of each; None where there is none.
-        clients: who holds each; None where nobody knows.
-        listed_rows: the row of each in that file, as a person counts; None for no telling.
-        class_names: in the order of labels; sorted by default.
-        domain_names: in their order; sorted by default.
+        listed_in: the file that lists them; empty if all images below ``root`` are meant.
+        split: the role of each; None if there are no roles.
+        clients: who holds each; None if unknown.
+        listed_rows: the row of each in that file, from 1; None if messages should not name it.
+        class_names: the classes in the order of their labels; sorted by default.
+        domain_names: the domains in their order; sorted by default.
 
     Raises:
-        DataError: none of the first listed images is there.
+        DataError: none of the first listed images exists.
     """
     paths = tuple(paths)
     if listed_in and paths and not any(stamp(root / path) for path in paths[:20]):
@@ -506,7 +507,7 @@ def listed_images(
 
 
 def roles_of_domains(roles: Sequence[str], domains: Sequence[str]) -> list[str]:
-    """Returns roles as they are meant: in a domain that trains, ``val`` and ``test`` are in-domain.
+    """Returns roles in which ``val`` and ``test`` of a training domain are in-domain.
 
     Args:
         roles: of each image: train, val, test, id_val or id_test.
@@ -520,7 +521,7 @@ def roles_of_domains(roles: Sequence[str], domains: Sequence[str]) -> list[str]:
 
 
 def positions(names: Sequence[str], among: Sequence[str]) -> np.ndarray:
-    """Returns ``(n,)`` int64: the place of each name among others.
+    """Returns ``(n,)`` int64: the position of each name in another list.
 
     Raises:
         KeyError: a name is not among them.

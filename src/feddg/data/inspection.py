@@ -1,6 +1,6 @@
-"""What a folder of images holds, how its images are stored, and what is odd about it.
+"""Inspects a folder of images: what it holds, how images are stored, and what looks wrong.
 
-Where a result would mean nothing, the run stops here with one line.
+If a result would be meaningless, the run stops here with one line.
 """
 
 import os
@@ -41,10 +41,14 @@ from feddg.diagnostics import Diagnostic, Severity
 from feddg.errors import first_names
 
 HALF = 0.5
-"""A class or client with more of the images than this, and than one and a half even shares."""
+"""Share above which a class or client has too many of the images, if it also exceeds one and a half
+even shares.
+"""
 
 SMALL_VALIDATION = 50
-"""Fewer images than this choose a round mostly by chance: accuracies are uncertain by 14 points."""
+"""Validation sets smaller than this choose a round mostly by chance: accuracy is uncertain by 14
+points.
+"""
 SHOWN = 3
 COPIES: dict[str, tuple[Severity, str]] = {
     "classes": ("warning", "two classes: one of the labels is wrong"),
@@ -59,7 +63,7 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
 
     Args:
         table: usable images.
-        bad: paths of the files left out.
+        bad: paths of the skipped files.
     """
     for what, names in (("classes", table.class_names), ("domains", table.domain_names)):
         for group in similar(names):
@@ -120,12 +124,12 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
 
 
 def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator[Diagnostic]:
-    """Finds classes nobody trains on, and validation sets too small to choose by.
+    """Finds classes without training images, and validation sets too small to choose by.
 
     Args:
         table: usable images.
-        splits: their roles.
-        chosen: whether the user chose what is held out; an official split is taken as it is.
+        splits: the rows by role.
+        chosen: whether the user chose what is held out; an official split is not criticised.
     """
     trained = _counts(table, splits.train)
     if np.count_nonzero(trained) < 2:
@@ -174,7 +178,7 @@ def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator
 
 
 def about_clients(sizes: Sequence[int]) -> Iterator[Diagnostic]:
-    """Finds a client that the shared model will be mostly of.
+    """Finds a client that dominates the shared model by its number of images.
 
     Args:
         sizes: the training images of each client.
@@ -197,16 +201,17 @@ def about_copies(
     refuse: bool,
     hides_images: str = "",
 ) -> Iterator[Diagnostic]:
-    """Finds files of the same content: within a class, across classes and domains, across splits.
+    """Finds files with the same content: within a class, across classes, domains or splits.
 
     Args:
         table: usable images.
-        files: by row, the file that it comes from.
-        contents: by row, a hash of that file's content; empty where it is not known.
-        splits: the rows by role, where that is known.
-        refuse: whether copies that spoil what is said of the run end it: of training images among
-            those that measure, or among each other where single images are hidden.
-        hides_images: the field whose epsilon is for a single image; empty for none.
+        files: the file of each row.
+        contents: a hash of each row's file; empty if unknown.
+        splits: the rows by role, if known.
+        refuse: whether to raise an error for copies that invalidate a result: training images in a
+            validation or test set, or copies among training images if a privacy guarantee is for
+            single images.
+        hides_images: the setting whose epsilon is for a single image; empty for none.
     """
     groups = groups_of_copies(files, contents)
     if table.listed_rows is not None:  # named with their row, where a table of a user's lists them
@@ -252,11 +257,11 @@ def about_copies(
 
 
 def groups_of_copies(files: Sequence[str], contents: Sequence[str]) -> list[list[int]]:
-    """Returns the first rows of files that have the same content, for each content of several.
+    """Returns groups of files with the same content, each file by its first row.
 
     Args:
-        files: by row, the file that it comes from.
-        contents: by row, a hash of that file's content; empty where it is not known.
+        files: the file of each row.
+        contents: a hash of each row's file; empty if unknown.
     """
     first = {file: row for row, file in reversed(list(enumerate(files)))}
     by_content: dict[str, list[int]] = {}
@@ -268,7 +273,7 @@ def groups_of_copies(files: Sequence[str], contents: Sequence[str]) -> list[list
 def _leaks(
     groups: list[list[int]], training: set[int], splits: Splits
 ) -> Iterator[tuple[str, list[list[int]]]]:
-    """Yields, for each role that measures, a training image and its copies of that role."""
+    """Yields, for each validation or test role, training images with their copies in it."""
     for role in ("id_val", "id_test", "val", "test"):
         measured = set(getattr(splits, role).tolist())
         found = [
@@ -319,17 +324,17 @@ DEEPER, OUTSIDE, LEFT_OUT = "in deeper folders", "outside a class folder", "of f
 UNLISTED = "images that are not in"
 UNNAMED_DICOM = "that are DICOM and not named so"
 _LEVELS = 2
-"""Folders that an image lies in: domain and class."""
+"""Folders above an image: domain and class."""
 
 
 def ignored_files(table: ImageTable) -> dict[str, list[str]]:
-    """Finds the files below a table's root that are none of its rows; hidden ones do not count.
+    """Finds the files below a table's root that are not in the table, without hidden ones.
 
     Args:
-        table: all images, those included that cannot be decoded.
+        table: all images, including those that cannot be decoded.
 
     Returns:
-        Their paths by kind: where an image lies that is not used, or the suffix of another file.
+        Their paths by kind: the place of an unused image, or the suffix of another file.
     """
     found: dict[str, list[str]] = {}
     if table.root is None:
@@ -351,7 +356,7 @@ def ignored_files(table: ImageTable) -> dict[str, list[str]]:
 
 
 def about_ignored(found: Mapping[str, Sequence[str]]) -> Iterator[Diagnostic]:
-    """Says what is ignored: images and what holds images as warnings, other files as a note."""
+    """Reports ignored files: images and archives of images as warnings, other files as a note."""
     others = []
     for kind, paths in sorted(found.items()):
         if kind in (DEEPER, OUTSIDE, LEFT_OUT):
@@ -427,20 +432,20 @@ def inspect(table: ImageTable) -> dict[str, Any]:
 
 
 SAMPLE = 24
-"""Images of a domain that are looked at for their depth."""
+"""Number of images of a domain whose bit depth is looked at."""
 
 _MAYBE_DEEP = (".tif", ".tiff", ".png", ".jp2", ".j2k")
 _SEE_THROUGH = 0.5
-"""Share of half-transparent pixels from which on a fourth band is hardly transparency."""
+"""Share of half-transparent pixels above which a fourth band is probably not transparency."""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """How the images of each domain are stored, by a look at some of them.
+    """How the images of each domain are stored, found from a sample.
 
     Attributes:
-        depths: bits that the values of files deeper than 8 bits use, by domain.
-        veiled: for domains whose transparency is hardly one, a file that shows it.
+        depths: bits used by values of files deeper than 8 bits, by domain.
+        veiled: for each domain whose fourth band is probably not transparency, an example file.
     """
 
     depths: Mapping[str, int]
@@ -448,7 +453,7 @@ class Survey:
 
 
 def survey(table: ImageTable) -> Survey:
-    """Looks at up to ``SAMPLE`` images of each domain, evenly spaced; nothing is kept of them."""
+    """Looks at up to ``SAMPLE`` images of each domain, evenly spaced."""
     assert table.root is not None
     root, depths, veiled = table.root, dict[str, int](), dict[str, str]()
     for domain, files in files_by_domain(table).items():
@@ -464,10 +469,10 @@ def survey(table: ImageTable) -> Survey:
 
 
 def depth_of(files: Iterable[Path]) -> int:
-    """Returns the bits that files' values use, by a look at ``SAMPLE`` of those that may be deep.
+    """Returns the bit depth used by files, from ``SAMPLE`` of those that may be deep; 0 for 8 bits.
 
-    They are taken for one domain, as those that are predicted together are; of more files than can
-    be listed at once, the sample is the first ones and then ever fewer. 0 where all are of 8 bits.
+    All files count as one domain, as images predicted together do. If there are too many to list at
+    once, the sample holds the first files and then fewer and fewer of the later ones.
     """
     chosen: list[Path] = []
     step = 1
@@ -481,7 +486,7 @@ def depth_of(files: Iterable[Path]) -> int:
 
 
 def about_survey(found: Survey, reading: Reading) -> Iterator[Diagnostic]:
-    """Says what depths were found, and where a band of light is likely taken for transparency."""
+    """Reports the bit depths found, and a fourth band that is probably not transparency."""
     if reading.range == "auto":
         for domain, bits in found.depths.items():
             text = f"The domain '{domain}' uses {bits} bits: white is {2**bits - 1}."
@@ -517,7 +522,7 @@ def evenly(items: Sequence[str], count: int) -> list[str]:
 
 
 def _look(file: Path) -> tuple[int, bool]:
-    """The depth of a file, 0 for one of 8 bits or without one; and whether it seems veiled."""
+    """Returns a file's bit depth (0 for 8 bits), and whether its fourth band looks odd."""
     samples = _samples(file, deep_only=True)
     if samples is None:
         return 0, False
@@ -526,11 +531,11 @@ def _look(file: Path) -> tuple[int, bool]:
 
 
 def _samples(path: Path, *, deep_only: bool = False) -> Samples | None:
-    """Returns the numbers of a file; None for one that is too large to look at, or damaged.
+    """Returns the raw values of a file; None if it is too large to look at, or damaged.
 
     Args:
         path: the file.
-        deep_only: whether to leave out files of 8 bits without transparency.
+        deep_only: whether to skip files of 8 bits without transparency.
     """
     try:
         with open_image(path) as image:
@@ -546,13 +551,13 @@ def _samples(path: Path, *, deep_only: bool = False) -> Samples | None:
 
 
 def is_readable(path: Path) -> bool:
-    """Whether an image file can be read, as far as a look at its numbers tells."""
+    """Returns whether an image file's values can be read."""
     with quiet_pillow():
         return _samples(path) is not None
 
 
 def _wide_samples(path: Path) -> Samples | None:
-    """Returns the numbers of a TIFF of more bands than Pillow knows; None if it is none."""
+    """Returns the raw values of a TIFF with more bands than Pillow supports; None for others."""
     try:
         return read_tiff(path)
     except Exception:  # decoding says what is wrong with it
@@ -568,17 +573,17 @@ def _half_transparent(alpha: np.ndarray) -> bool:
 
 
 def stored_images(table: ImageTable) -> dict[str, dict[str, Any]]:
-    """Looks at the head of every file, and at the values of up to ``SAMPLE`` of each domain.
+    """Reads the header of every file, and the values of up to ``SAMPLE`` files of each domain.
 
     Args:
-        table: all images; none of rendered ones are looked at.
+        table: all images; rendered ones are skipped.
 
     Returns:
-        By domain: ``files`` (how many, unusable ones included); width and height of the image with
-        the fewest pixels (``smallest``, (0, 0) if none opens), of the one in the middle
-        (``middle``) and of the one with the most (``largest``); ``modes`` (files of each kind, such
-        as ``RGB`` or ``uint16 x 4``); and of the sample ``bits`` (the depth that values use),
-        ``low``, ``high`` and ``mean`` (of the values over all bands) and ``sampled`` (files).
+        By domain: ``files`` (how many, including unusable ones); width and height of the image with
+        the fewest pixels (``smallest``, (0, 0) if none opens), of the median one (``middle``) and
+        of the one with the most (``largest``); ``modes`` (files of each kind, such as ``RGB`` or
+        ``uint16 x 4``); and of the sample ``bits`` (the depth that values use), ``low``, ``high``
+        and ``mean`` (of the values over all bands) and ``sampled`` (files).
     """
     if table.root is None:
         return {}
@@ -619,7 +624,7 @@ def _stored(
 
 
 def _head(path: Path) -> tuple[int, int, str] | None:
-    """Width, height and kind of a file; None where it cannot be opened."""
+    """Returns width, height and kind of a file; None if it cannot be opened."""
     try:
         with open_image(path) as image:
             bands = len(image.getbands())
@@ -636,7 +641,7 @@ def _head(path: Path) -> tuple[int, int, str] | None:
 
 
 def _values(path: Path) -> tuple[int, float, float, float] | None:
-    """Bit depth, smallest, largest and mean value of a file."""
+    """Returns bit depth, smallest, largest and mean value of a file; None if it cannot be read."""
     samples = _samples(path)
     numbers = np.empty(0) if samples is None else samples.colours
     numbers = numbers[np.isfinite(numbers)]

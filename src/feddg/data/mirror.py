@@ -1,4 +1,4 @@
-"""A data set's mirror on the Hugging Face hub: Parquet files with a row for every image."""
+"""Reads a data set's mirror on the Hugging Face hub: Parquet files with a row for every image."""
 
 import io
 import json
@@ -20,7 +20,7 @@ _PLAIN = re.compile(r"[\w+-][\w .()+-]*")
 
 
 def hub_fault(error: Exception) -> str:
-    """Returns, in a line, why the Hugging Face hub did not do what it was asked."""
+    """Returns the reason why a request to the Hugging Face hub failed, in one line."""
     from huggingface_hub import errors
 
     token = "`hf auth login`, or the environment's HF_TOKEN"
@@ -41,18 +41,18 @@ def hub_fault(error: Exception) -> str:
 def mirrored_files(
     definition: DataSet, mirror: Mirror, revision: str
 ) -> tuple[str, list[PublishedFile]]:
-    """Lists a mirror's Parquet files with the SHA-256 that the hub knows of them.
+    """Lists a mirror's Parquet files with the SHA-256 that the hub gives for them.
 
     Args:
-        definition: of the data set.
-        mirror: of it.
+        definition: the data set.
+        mirror: its mirror.
         revision: a branch, a tag or a commit.
 
     Returns:
         The commit, and its files.
 
     Raises:
-        DataError: the hub cannot be asked, or has no such files.
+        DataError: the hub does not answer, or has no such files.
     """
     from huggingface_hub import HfApi, hf_hub_url
 
@@ -103,7 +103,7 @@ def local_files(definition: DataSet, folder: Path) -> list[Path]:
 
 
 def _wanted(definition: DataSet, names: Iterable[str]) -> list[str]:
-    """The Parquet files, of several splits those that the definition knows as its parts."""
+    """Returns the Parquet files to use; of several splits, those in the definition's ``parts``."""
     files = [name for name in names if name.endswith(PARQUET)]
     if not definition.parts or len({_split_of(name) for name in files}) < 2:
         return files
@@ -111,7 +111,7 @@ def _wanted(definition: DataSet, names: Iterable[str]) -> list[str]:
 
 
 def _split_of(name: str) -> str:
-    """The split of ``data/train-00000-of-00002.parquet`` or ``train/0000.parquet``."""
+    """Returns the split of ``data/train-00000-of-00002.parquet`` or ``train/0000.parquet``."""
     *folders, file = re.split(r"[/\\]|--", name.removesuffix(PARQUET))
     split = file.partition("-")[0]
     return folders[-1] if split.isdecimal() and folders else split
@@ -120,18 +120,18 @@ def _split_of(name: str) -> str:
 def mirrored_images(
     definition: DataSet, mirror: Mirror, files: Sequence[Path]
 ) -> Iterator[tuple[str, int, io.BytesIO]]:
-    """Yields a mirror's images: path, size and bytes, as they are in its files.
+    """Yields a mirror's images as path, size in bytes, and bytes.
 
-    Paths are ``domain/class/image``; of several splits ``domain/split/class/image``. An image has
-    the name that it has in the file, or a running number.
+    Paths are ``domain/class/image``, or ``domain/split/class/image`` if there are several splits.
+    An image keeps its name in the file, or gets a running number.
 
     Args:
-        definition: knows domains and classes.
-        mirror: knows the columns.
-        files: Parquet.
+        definition: gives domains and classes.
+        mirror: gives the columns.
+        files: the Parquet files.
 
     Raises:
-        DataError: PyArrow is not there; a file cannot be read or lacks a column; a row has no
+        DataError: PyArrow is not installed; a file cannot be read or lacks a column; a row has no
             image, class or domain, or one that the definition does not know.
     """
     splits = [_split_of(str(file)) for file in files]
@@ -150,7 +150,7 @@ def mirrored_images(
 
 
 def _rows(definition: DataSet, mirror: Mirror, file: Path) -> Iterator[tuple[str, str, str, bytes]]:
-    """Yields domain, class, file name (perhaps empty) and content of every image."""
+    """Yields domain, class, file name (may be empty) and content of every image."""
     parquet, arrow_fault = require_parquet()
     columns = [mirror.image, mirror.label, mirror.domain]
     row = 0
@@ -186,7 +186,7 @@ def _rows(definition: DataSet, mirror: Mirror, file: Path) -> Iterator[tuple[str
 def _namer(
     names: tuple[str, ...], schema: Any, column: str, definition: DataSet
 ) -> Callable[[object], str]:
-    """Returns what turns a cell into a name of the definition: by name, else by position."""
+    """Returns a function from a cell to a name of the definition: by name, else by position."""
     classes = _class_names(schema, column)
 
     @cache
@@ -210,7 +210,7 @@ def _namer(
 
 
 def _class_names(schema: Any, column: str) -> list[str]:
-    """The names that numbers stand for, as the library ``datasets`` writes them in a file."""
+    """Returns the class names that the library ``datasets`` stores in a file's schema."""
     try:
         written = json.loads((schema.metadata or {})[b"huggingface"])
         return [str(name) for name in written["info"]["features"][column]["names"]]
@@ -219,7 +219,7 @@ def _class_names(schema: Any, column: str) -> list[str]:
 
 
 def require_parquet() -> tuple[Any, type[Exception]]:
-    """Returns PyArrow's reader, and what it raises.
+    """Returns PyArrow's Parquet module, and the exception that it raises.
 
     Raises:
         DataError: it is not installed.

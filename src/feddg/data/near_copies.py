@@ -1,4 +1,4 @@
-"""Near copies: an image saved again, at another quality or size, on both sides of a split."""
+"""Finds near copies across a split: an image saved again at another quality or size."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -11,24 +11,26 @@ from feddg.diagnostics import Diagnostic
 from feddg.errors import first_names
 
 MOST_BITS = 6
-"""Bits of 64 in which the hashes of near copies may differ ..."""
+"""Largest number of the 64 hash bits in which near copies may differ."""
 LEAST_CORRELATION = 0.98
-"""... and how alike their grey values are then, at ``_SIDE`` x ``_SIDE``."""
+"""Smallest correlation of the grey values of near copies, at ``_SIDE`` x ``_SIDE``."""
 _SIDE, _BATCH, _PAIRS = 32, 128, 2**22
 _LINES = 64
-"""Lines of a large image that its hash looks at, at least: all hold the low frequencies."""
+"""Smallest number of lines of a large image that are read for its hash; enough for the low
+frequencies.
+"""
 _FREQUENCIES, _BITS = 8, 64
 
 
 def about_near_copies(
     pixels: PixelStore, paths: Sequence[str], contents: Sequence[str], splits: Splits
 ) -> Iterator[Diagnostic]:
-    """Warns where images that measure are nearly those of training.
+    """Warns if validation or test images are near copies of training images.
 
     Args:
-        pixels: of all rows.
-        paths: by row.
-        contents: by row, a hash of the file; copies to the byte are another matter.
+        pixels: the store of all rows.
+        paths: the path of each row.
+        contents: a hash of each row's file; exact copies are reported elsewhere.
         splits: the rows by role.
     """
     measured = np.concatenate([splits.id_val, splits.id_test, splits.val, splits.test])
@@ -52,10 +54,10 @@ def about_near_copies(
 def near_copies(
     pixels: PixelStore, rows: np.ndarray, others: np.ndarray
 ) -> Iterator[tuple[int, int]]:
-    """Yields pairs of images that show the same, one of ``rows`` and one of ``others``.
+    """Yields pairs of near copies, one of ``rows`` and one of ``others``.
 
-    Their hashes differ in few bits, and their grey values correlate: hashes alone mistake drawings
-    of few lines for each other.
+    Their hashes differ in few bits, and their grey values correlate. Hashes alone would confuse
+    simple line drawings.
     """
     own, theirs = perceptual_hashes(pixels, rows), perceptual_hashes(pixels, others)
     chunk = max(1, _PAIRS // max(1, len(own)))
@@ -70,7 +72,7 @@ def near_copies(
 
 
 def _normalized(grey: np.ndarray) -> np.ndarray:
-    """Returns images without their mean and of length 1, so that products are correlations."""
+    """Returns images with mean 0 and norm 1, so that their dot products are correlations."""
     flat = grey.reshape(len(grey), -1)
     flat = flat - flat.mean(axis=1, keepdims=True)
     found: np.ndarray = flat / np.linalg.norm(flat, axis=1, keepdims=True).clip(1e-6)
@@ -80,17 +82,17 @@ def _normalized(grey: np.ndarray) -> np.ndarray:
 def perceptual_hashes(pixels: PixelStore, rows: np.ndarray) -> np.ndarray:
     """Returns a 64-bit hash of each image's coarse structure.
 
-    Of the grey image's discrete cosine transform the 8 x 8 lowest frequencies but the constant
-    ones; a bit says whether a coefficient lies above their median (Zauner, "Implementation and
-    Benchmarking of Perceptual Image Hash Functions", 2010, section 3.2.1, pHash; there after
-    shrinking to 32 x 32, which leaves these frequencies as they are).
+    The grey image's discrete cosine transform gives the 8 x 8 lowest frequencies without the
+    constant ones. Each bit tells whether a coefficient lies above their median (Zauner,
+    "Implementation and Benchmarking of Perceptual Image Hash Functions", 2010, section 3.2.1,
+    pHash; there the image is first shrunk to 32 x 32, which hardly changes these frequencies).
 
     Args:
         pixels: the store.
-        rows: of the store.
+        rows: rows of the store.
 
     Returns:
-        ``(len(rows), 64)`` float32, the bits as -1 and 1: their products count the equal ones.
+        ``(len(rows), 64)`` float32, the bits as -1 and 1, so that dot products count equal bits.
     """
     found = np.empty((len(rows), _BITS), np.float32)
     for start in range(0, len(rows), _BATCH):
@@ -105,13 +107,13 @@ def perceptual_hashes(pixels: PixelStore, rows: np.ndarray) -> np.ndarray:
 def _transformed(
     pixels: PixelStore, rows: np.ndarray, basis: Callable[[int], np.ndarray], every: int = 1
 ) -> np.ndarray:
-    """Returns ``B g B'`` of the grey images g: ``(len(rows), n, n)`` for a basis ``(n, side)``.
+    """Returns ``B g B'`` of the grey images g and a basis B: ``(len(rows), n, n)``.
 
     Args:
         pixels: the store.
-        rows: of the store.
-        basis: returns B for a side.
-        every: of so many lines of an image one is looked at.
+        rows: rows of the store.
+        basis: a function from an image's side to B, ``(n, side)``.
+        every: read one of so many lines of an image.
     """
     across = basis(pixels.size)
     images = pixels.gather(rows).permute(0, 2, 3, 1).numpy()[:, ::every]
@@ -129,7 +131,7 @@ def _cosines(side: int) -> np.ndarray:
 
 @cache
 def _averages(side: int) -> np.ndarray:
-    """What part of each of ``_SIDE`` places every pixel of a side covers."""
+    """Returns the ``(_SIDE, side)`` matrix that averages a line of pixels to ``_SIDE`` values."""
     ends = np.arange(_SIDE + 1) * side / _SIDE
     starts = np.arange(side)
     covered = np.minimum(ends[1:, None], starts + 1) - np.maximum(ends[:-1, None], starts)

@@ -1,8 +1,7 @@
-"""Who holds what: training images partitioned over clients by rules, and how unlike clients are.
+"""Partitions training images over clients by rules, and measures how much clients differ.
 
-How clients differ is decided in three independent steps: which domains they hold (a rule of kind
-``domains``), how large they are (``sizes``) and which classes they get (``labels``). A rule of kind
-``whole`` decides by itself.
+Three independent rules decide: which domains clients hold (kind ``domains``), how many images
+(``sizes``) and which classes (``labels``). A rule of kind ``whole`` decides everything by itself.
 """
 
 import heapq
@@ -48,12 +47,12 @@ class Partition:
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """``(clients,)`` int64: how many images each client holds."""
+        """``(clients,)`` int64: the number of images of each client."""
         return np.bincount(self.owners, minlength=self.clients)
 
     @cached_property
     def domain_ids(self) -> np.ndarray:
-        """The domains that occur, ascending: the columns of ``counts``."""
+        """The domains that occur, ascending; the columns of ``counts``."""
         return np.unique(self.domains)
 
     @cached_property
@@ -79,7 +78,7 @@ def partition(
     holders: np.ndarray | None = None,
     seed: int,
 ) -> Partition:
-    """Deals images out to clients: every image to exactly one client, every client at least one.
+    """Partitions images over clients: each image goes to one client, each client gets at least one.
 
     Args:
         domains: ``(n,)`` domain of each image; any integers.
@@ -95,16 +94,16 @@ def partition(
             of the domain, then the clients furthest below their own total (``strict``); or simply
             the first clients, as the code of Bai et al. does (``official``), which leaks single
             images of other domains into them even at lambda = 0.
-        holders: ``(n,)`` who really holds each image, by name; None where nobody knows. Under a
-            rule that counts them, they are the clients, however many ``clients`` says.
+        holders: ``(n,)`` names of who holds each image in reality; None if unknown. Under a rule
+            that uses them, they are the clients, whatever ``clients`` is.
         seed: the experiment's seed.
 
     Returns:
         The partition; its rows are positions in ``domains``.
 
     Raises:
-        DataError: more clients than images, fewer clients than domains in the scheme ``domain``,
-            an argument out of range, or a client without images (``official`` rounding only).
+        DataError: more clients than images, fewer clients than domains in the scheme ``domain``, an
+            argument is out of range, or a client without images (``official`` rounding only).
         ExperimentError: rules that are unknown or contradict each other.
     """
     if len(labels) != len(domains):
@@ -147,11 +146,12 @@ def partition(
 
 
 def partitioned_alike(found: Partition, domains: np.ndarray, seed: int) -> list[np.ndarray]:
-    """Deals further images out: of each domain, every client gets the share it already holds.
+    """Partitions further images: each client gets the share of a domain that it already holds.
 
     Args:
-        found: who holds what so far.
-        domains: ``(n,)`` domain of each further image; those that no client holds are left over.
+        found: the existing partition.
+        domains: ``(n,)`` domain of each further image; images of domains that no client holds are
+            left over.
         seed: the experiment's seed.
 
     Returns:
@@ -168,11 +168,11 @@ def partitioned_alike(found: Partition, domains: np.ndarray, seed: int) -> list[
 
 
 def held_alike(holders: np.ndarray, further: np.ndarray) -> list[np.ndarray]:
-    """Gives further images to who holds them.
+    """Assigns further images to the clients that hold them in reality.
 
     Args:
-        holders: ``(n,)`` names: the clients are these, in the order of their names.
-        further: ``(m,)`` who holds each further image; those of nobody among them are left over.
+        holders: ``(n,)`` names; the clients are these names, sorted.
+        further: ``(m,)`` holder of each further image; images of other holders are left over.
 
     Returns:
         One int64 array per client: positions in ``further``, ascending; some may be empty.
@@ -187,7 +187,7 @@ def held_alike(holders: np.ndarray, further: np.ndarray) -> list[np.ndarray]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Dealing:
-    """Images to deal out, and by which settings; what rules are asked with.
+    """The images to partition and the settings; the argument of all rules.
 
     Attributes:
         domains: ``(n,)`` domain of each image; any integers.
@@ -199,7 +199,7 @@ class Dealing:
         shards: label shards per client.
         quantity_alpha: Dirichlet concentration over client sizes.
         rounding: who gets the images left over when shares are rounded down.
-        holders: ``(n,)`` who really holds each image, by name; None where nobody knows.
+        holders: ``(n,)`` names of who holds each image in reality; None if unknown.
     """
 
     domains: np.ndarray
@@ -215,18 +215,18 @@ class Dealing:
 
     @cached_property
     def columns(self) -> np.ndarray:
-        """``(n,)`` int64: the place of each image's domain among those that occur, ascending."""
+        """``(n,)`` int64: the index of each image's domain among those that occur, ascending."""
         found: np.ndarray = np.unique(self.domains, return_inverse=True)[1]
         return found
 
     @cached_property
     def totals(self) -> np.ndarray:
-        """``(D,)`` int64: images of each domain that occurs."""
+        """``(D,)`` int64: the number of images of each domain that occurs."""
         return np.bincount(self.columns)
 
     @cached_property
     def classes(self) -> np.ndarray:
-        """``(n,)`` int64: the place of each image's label among those that occur, ascending."""
+        """``(n,)`` int64: the index of each image's label among those that occur, ascending."""
         found: np.ndarray = np.unique(self.labels, return_inverse=True)[1]
         return found
 
@@ -238,29 +238,30 @@ class Dealing:
 
     @cached_property
     def random(self) -> np.random.Generator:
-        """Where the draws come from that decide which images a client gets."""
+        """The random generator that decides which images a client gets."""
         return numpy_stream(self.seed, "partition")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PartitionRule:
-    """A way to deal images out, for one kind of skew.
+    """A rule that partitions images, for one kind of skew.
 
     Attributes:
         name: its name in ``clients.partition``.
         kind: what it decides, and with it what ``decide`` returns:
-            ``domains``: ``decide(dealing) -> Mix``, who is at home where;
+            ``domains``: ``decide(dealing) -> Mix``, the main domains of clients;
             ``sizes``: ``decide(dealing) -> (C,)`` float, positive weights of the clients;
             ``labels``: ``decide(dealing, shares, targets) -> (n,)`` int64, the owner of each image,
-            from ``(C, D)`` images per client and domain, whole and before rounding;
+            ``shares`` and ``targets`` being ``(C, D)`` images per client and domain, rounded and
+            before rounding;
             ``whole``: ``decide(dealing) -> (n,)`` int64, the owner of each image.
         summary: one line.
-        decide: see ``kind``; it draws from ``dealing.random`` or from streams of its own.
-        setting: the field of ``clients`` without which it cannot work; None if there is none.
-        aliases: other names that the field has for it.
-        keeps_sizes: for labels: whether every client ends with the images that ``shares`` says.
-        number: ``(dealing) -> C``: how many clients there are, where the images say so and
-            ``clients.number`` does not; ``dealing.clients`` is then this.
+        decide: see ``kind``; it draws from ``dealing.random`` or its own streams.
+        setting: the field of ``clients`` that it needs; None if there is none.
+        aliases: other names for it in ``clients.partition``.
+        keeps_sizes: for ``labels``: whether every client gets exactly the images in ``shares``.
+        number: ``(dealing) -> C``: the number of clients, if the images determine it rather than
+            ``clients.number``; ``dealing.clients`` is then this number.
     """
 
     name: str
@@ -274,7 +275,7 @@ class PartitionRule:
 
     @property
     def defined_by(self) -> Callable[..., Any]:
-        """What tells it from another definition of the same name."""
+        """The function that tells this rule from another of the same name."""
         return self.decide
 
 
@@ -286,19 +287,19 @@ PARTITIONS: Registry[PartitionRule] = Registry(
     named=lambda rule: (rule.name, *rule.aliases),
     adopt=lambda name, loaded: is_called(name, loaded, PartitionRule, ExperimentError),
 )
-"""All rules by name; those joined by ``+`` decide together."""
+"""All rules by name; several can be joined by ``+``."""
 
 SETTING_RULES = {"alpha": "dirichlet", "shards": "shards", "quantity_alpha": "quantity"}
-"""The rule that a setting stands for where none that reads it is named."""
+"""The rule that a setting implies if no rule that reads it is named."""
 EVERYWHERE = "iid"
-"""The rule for domains where none is named."""
+"""The default rule for domains."""
 
 
 def register_partition(rule: PartitionRule) -> PartitionRule:
-    """Makes a rule known.
+    """Registers a rule.
 
     Raises:
-        ExperimentError: another one has its name.
+        ExperimentError: another rule has its name.
     """
     return PARTITIONS.add(rule.name, rule, rule.aliases)
 
@@ -306,7 +307,7 @@ def register_partition(rule: PartitionRule) -> PartitionRule:
 def _rule(
     name: str, kind: Kind, summary: str, **more: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers the decorated function as what a rule decides."""
+    """Registers the decorated function as the ``decide`` of a rule."""
 
     def register(decide: Callable[..., Any]) -> Callable[..., Any]:
         rule = PartitionRule(name=name, kind=kind, summary=summary, decide=decide, **more)
@@ -316,11 +317,11 @@ def _rule(
 
 
 def rules_of(names: str, settings: Mapping[str, Any]) -> list[PartitionRule]:
-    """Returns the rules by which images are partitioned: domains, sizes, labels; or a whole one.
+    """Returns the rules of a partition: domains, sizes and labels; or a single ``whole`` one.
 
     Args:
         names: names of rules, joined by ``+``.
-        settings: fields of ``clients`` by name, for what names do not say.
+        settings: fields of ``clients`` by name; they decide where no rule is named.
 
     Raises:
         ExperimentError: a rule is unknown, two are of one kind, a rule lacks its setting, or a
@@ -353,7 +354,7 @@ def rules_of(names: str, settings: Mapping[str, Any]) -> list[PartitionRule]:
 
 
 def counts_clients(names: str) -> bool:
-    """Whether the images say how many clients there are, by rules joined by ``+``.
+    """Returns whether rules joined by ``+`` take the number of clients from the images.
 
     Raises:
         ExperimentError: a rule is unknown.
@@ -362,7 +363,7 @@ def counts_clients(names: str) -> bool:
 
 
 def _owners(rules: list[PartitionRule], dealing: Dealing) -> np.ndarray:
-    """Returns ``(n,)`` int64: the client that holds each image, by rules of :func:`rules_of`."""
+    """Returns ``(n,)`` int64: the client of each image, by the rules of :func:`rules_of`."""
     decide = {rule.kind: rule for rule in rules}
     if "whole" in decide:
         owners: np.ndarray = decide["whole"].decide(dealing)
@@ -382,7 +383,7 @@ def _owners(rules: list[PartitionRule], dealing: Dealing) -> np.ndarray:
 
 
 def _one_each(owners: np.ndarray, dealing: Dealing, targets: np.ndarray) -> np.ndarray:
-    """Gives every client that drew less than half an image one of its main domain."""
+    """Gives every client without images one image, of its main domain if possible."""
     sizes = np.bincount(owners, minlength=dealing.clients)
     for client in np.flatnonzero(sizes == 0).tolist():
         rows = dealing.rows_by_domain[int(targets[client].argmax())]
@@ -402,8 +403,8 @@ class Mix:
     """Which domains clients hold, and how strictly.
 
     Attributes:
-        homes: for each domain, the clients at home in it.
-        heterogeneity: lambda: the share of every domain that is partitioned over all clients alike.
+        homes: for each domain, its home clients.
+        heterogeneity: lambda: the share of every domain that is spread over all clients.
     """
 
     homes: list[np.ndarray]
@@ -412,12 +413,12 @@ class Mix:
     def targets(
         self, totals: np.ndarray, clients: int, weights: np.ndarray | None = None
     ) -> np.ndarray:
-        """Returns ``(C, D)`` float: images of each domain that a client is to hold.
+        """Returns ``(C, D)`` float: the target number of images per client and domain.
 
         Args:
             totals: ``(D,)`` images of each domain.
             clients: number of clients, C.
-            weights: ``(C,)`` positive: how large clients are to be; None for all alike.
+            weights: ``(C,)`` positive: relative sizes of clients; None for equal sizes.
         """
         shared, own = self.heterogeneity, 1 - self.heterogeneity
         weights = np.ones(clients) if weights is None else weights
@@ -430,9 +431,10 @@ class Mix:
 
 
 def proportional_homes(totals: np.ndarray, clients: int) -> list[np.ndarray]:
-    """Returns the home clients of each domain, such that clients are about equally large.
+    """Returns the home clients of each domain, so that clients are about equally large.
 
-    With more domains than clients, whole domains go, largest first, to the smallest client.
+    With more domains than clients, each whole domain, largest first, goes to the client with the
+    fewest images so far.
     """
     if len(totals) > clients:
         return _packed(totals, clients)
@@ -448,7 +450,7 @@ def proportional_homes(totals: np.ndarray, clients: int) -> list[np.ndarray]:
 
 
 def equal_homes(totals: np.ndarray, clients: int) -> list[np.ndarray]:
-    """Returns equally many home clients for each domain; the largest have one more if need be.
+    """Returns equally many home clients for each domain; the largest domains may have one more.
 
     Raises:
         DataError: a domain has fewer images than home clients, or there are fewer clients than
@@ -471,12 +473,12 @@ def equal_homes(totals: np.ndarray, clients: int) -> list[np.ndarray]:
 
 
 def _contiguous(homes: np.ndarray) -> list[np.ndarray]:
-    """Lays the clients out side by side: the first ``homes[0]`` are at home in domain 0, ..."""
+    """Numbers the home clients domain by domain: the first ``homes[0]`` belong to domain 0, ..."""
     return np.split(np.arange(homes.sum()), np.cumsum(homes)[:-1])
 
 
 def _packed(totals: np.ndarray, clients: int) -> list[np.ndarray]:
-    """Gives whole domains, largest first, to the client with the fewest images so far."""
+    """Gives each whole domain, largest first, to the client with the fewest images so far."""
     homes = np.empty((len(totals), 1), dtype=np.int64)
     smallest = [(0, client) for client in range(clients)]
     for domain in np.argsort(-totals, kind="stable"):
@@ -492,10 +494,10 @@ def whole_shares(
     """Rounds targets to integers that add up to each domain's images.
 
     Args:
-        targets: ``(C, D)`` images each client is to hold of each domain.
+        targets: ``(C, D)`` target number of images per client and domain.
         totals: ``(D,)`` images of each domain.
-        homes: for each domain, the clients at home in it.
-        rounding: who gets what is left over: first the homes of the domain, then the clients
+        homes: for each domain, its home clients.
+        rounding: who gets the remaining images: first the homes of the domain, then the clients
             furthest below their own total (``strict``); or simply the first clients (``official``).
 
     Returns:
@@ -527,15 +529,15 @@ def deal_by_shares(
     classes: np.ndarray | None = None,
     arrange: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Returns ``(n,)`` int64: the owner of each image, when clients hold what ``shares`` says.
+    """Returns ``(n,)`` int64: the owner of each image, if clients hold what ``shares`` says.
 
     Args:
         rows_by_domain: for each domain, the positions of its images.
         shares: ``(C, D)`` images per client and domain.
-        random: where the order of a domain's images comes from.
+        random: shuffles the images of a domain.
         classes: ``(n,)`` class of each image; needed with ``arrange``.
-        arrange: ``(places, classes) -> owners``, the client of each image of a domain, its images
-            by class; None for chance.
+        arrange: ``(places, classes) -> owners``: assigns the images of a domain, sorted by class,
+            to places of clients; None assigns at random.
     """
     owners = np.empty(sum(map(len, rows_by_domain)), dtype=np.int64)
     for rows, share in zip(rows_by_domain, shares.T):
@@ -623,16 +625,16 @@ def _tastes(
 def _by_taste(
     places: np.ndarray, classes: np.ndarray, tastes: np.ndarray, random: np.random.Generator
 ) -> np.ndarray:
-    """Fills places with images of one domain according to each client's taste.
+    """Fills clients' places with images of one domain by each client's label shares.
 
-    All places choose a class at once; of a class in short supply a random part of them get it, and
-    the others choose again among what is left.
+    All places choose a class at once. If a class runs short, a random part of them gets it, and the
+    others choose again among the remaining classes.
 
     Args:
         places: ``(n,)`` the client of each place.
         classes: ``(n,)`` the classes of the images to give away, ascending.
         tastes: ``(clients, classes)`` label shares.
-        random: where the choices come from.
+        random: source of the choices.
 
     Returns:
         ``(n,)`` the client of each image.
@@ -658,7 +660,7 @@ def _by_taste(
 def _choose(
     places: np.ndarray, tastes: np.ndarray, available: np.ndarray, random: np.random.Generator
 ) -> np.ndarray:
-    """Returns a class for each place, drawn with its client's taste among the available ones."""
+    """Returns a class for each place, drawn from its client's label shares among those left."""
     clients, client = np.unique(places, return_inverse=True)
     upto = np.cumsum(tastes[clients] * available, axis=1)
     # One search for all: client k's cumulative shares lie in the interval (k, k + 1].
@@ -793,12 +795,12 @@ def _natural_owners(dealing: Dealing) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Distance:
-    """How far clients' shares of something are from those of all clients together.
+    """How far the clients' shares differ from the shares of all clients together.
 
     Attributes:
-        mean: total variation, half the sum of the absolute differences of the shares, in [0, 1);
-            mean over the clients with images, each counted once.
-        by_chance: the same, on average, where all images are shuffled among clients of these sizes.
+        mean: total variation (half the sum of the absolute differences of the shares), in [0, 1);
+            the mean over clients with images.
+        by_chance: its expected value if all images are shuffled among clients of these sizes.
     """
 
     mean: float
@@ -807,13 +809,13 @@ class Distance:
 
 @dataclass(frozen=True)
 class Skew:
-    """How unlike clients are.
+    """How much clients differ.
 
     Attributes:
-        domains: feature skew: how far clients' domains are from all clients' together.
-        labels: label skew: the same of their classes.
-        sizes: quantity skew: the Gini coefficient of the numbers of images, 0 for equal clients, to
-            1 - 1 / C where one of C clients holds everything.
+        domains: feature skew: the distance of clients' domains from all clients' domains.
+        labels: label skew: the same for classes.
+        sizes: quantity skew: the Gini coefficient of the numbers of images, from 0 (equal clients)
+            to 1 - 1 / C (one of C clients holds everything).
         smallest: images of the smallest client.
         largest: images of the largest client.
     """
@@ -826,7 +828,7 @@ class Skew:
 
 
 def skew_of(domains: np.ndarray, labels: np.ndarray) -> Skew:
-    """Measures how unlike clients are.
+    """Measures how much clients differ.
 
     Args:
         domains: ``(C, D)`` images per client and domain.
@@ -844,7 +846,7 @@ def skew_of(domains: np.ndarray, labels: np.ndarray) -> Skew:
 
 
 def total_variation(counts: np.ndarray) -> float:
-    """Mean over the rows with images of half the sum of |share - pooled share|.
+    """Mean of half the sum of |share - pooled share| over the rows with images.
 
     Args:
         counts: ``(C, K)`` images per client and kind.
@@ -858,7 +860,7 @@ def total_variation(counts: np.ndarray) -> float:
 
 
 def gini(sizes: np.ndarray) -> float:
-    """Half the mean absolute difference of two sizes, over the mean size (Gini 1912)."""
+    """Gini coefficient: half the mean absolute difference of two sizes, over the mean size."""
     ordered, count = np.sort(sizes).astype(np.float64), len(sizes)
     if not ordered.sum():
         return 0.0
@@ -867,12 +869,12 @@ def gini(sizes: np.ndarray) -> float:
 
 
 def _by_chance(counts: np.ndarray) -> float:
-    """Mean of the total variation over all ways to shuffle the images among the clients.
+    """Expected total variation if the images are shuffled among the clients.
 
     A client of n images then holds X of the K of one kind among all N, hypergeometric. Its mean
     deviation is E|X - nK/N| = 2 m (N - K - n + m) / N P(X = m) with m = floor(nK/N) + 1 (Johnson,
-    Kemp and Kotz, "Univariate Discrete Distributions"). So a table of counts is enough: no memory
-    goes by how many images somebody says that there are.
+    Kemp and Kotz, "Univariate Discrete Distributions"). So a table of counts is enough, and memory
+    does not grow with the number of images.
     """
     sizes, kind = counts.sum(axis=1), counts.sum(axis=0, dtype=np.float64)
     size, total = sizes[sizes > 0, None].astype(np.float64), float(sizes.sum())
@@ -892,13 +894,13 @@ def _by_chance(counts: np.ndarray) -> float:
 
 
 def _log_ways(of: np.ndarray | float, chosen: np.ndarray) -> np.ndarray:
-    """Logarithm of the number of ways to choose so many of so many."""
+    """Logarithm of the number of ways to choose ``chosen`` of ``of`` items."""
     ways: np.ndarray = gammaln(of + 1) - gammaln(chosen + 1) - gammaln(of - chosen + 1)
     return ways
 
 
 def in_words(skew: Skew) -> Iterator[str]:
-    """Yields a line for each kind of skew: its number, and how to read it."""
+    """Yields a line for each kind of skew: its value, and how to read it."""
     for kind, found, of in (
         ("Feature skew", skew.domains, "domains"),
         ("Label skew", skew.labels, "classes"),

@@ -1,9 +1,9 @@
-"""Every image decoded once, kept as bytes, gathered by row.
+"""Stores decoded images: each is decoded once, kept as bytes, and gathered by row number.
 
 A table's images are decoded to uint8 at training resolution into one memory-mapped file that all
-clients, runs and seeds share. Its name is a hash of what it was made from, so a changed file or
-another resolution never meets a stale cache. Tables too large for that are decoded on demand behind
-the same interface.
+clients, runs and seeds share. The file's name is a hash of its sources, so a changed image or
+another resolution gets a new file. Tables too large for that are decoded on demand behind the same
+interface.
 """
 
 import json
@@ -58,18 +58,18 @@ from feddg.storage import (
 Progress = Callable[[int, int], None]
 
 _LAYOUT = 3
-"""Raise when the cache's layout or the way images are decoded changes."""
+"""Increase when the cache's layout or the decoding changes."""
 _WAVE, _WAVE_OF_TILES = 256, 4
 """Files decoded ahead of the one being written."""
 _LEFT = 86_400
-"""Age in seconds of what no living process can be writing any more."""
+"""Age in seconds above which a temporary file cannot belong to a living process."""
 
 logger = logging.getLogger("feddg")
 
 
 @dataclass(frozen=True)
 class BadImage:
-    """A file that was left out, and why."""
+    """A skipped file, and the reason."""
 
     path: str
     reason: str
@@ -77,7 +77,7 @@ class BadImage:
 
 @dataclass(frozen=True)
 class DecodedFiles:
-    """What a cache is made from: distinct files in path order, and how they are decoded."""
+    """The sources of a cache: distinct files sorted by path, and how they are decoded."""
 
     root: Path
     paths: tuple[str, ...]
@@ -97,7 +97,7 @@ class DecodedFiles:
         reading: Reading = AS_IT_IS,
         depths: Mapping[str, int] = MappingProxyType({}),
     ) -> "DecodedFiles":
-        """The files of a table; ``depths`` is the bit depth in use by domain name."""
+        """Returns the files of a table; ``depths`` is the bit depth in use by domain name."""
         if table.root is None or len(table) == 0:
             raise DataError("There are no images to open: the table is empty.")
         domains = (table.domain_names[domain] for domain in table.domains.tolist())
@@ -108,7 +108,7 @@ class DecodedFiles:
 
     @cached_property
     def by_file(self) -> dict[str, list[str]]:
-        """The rows' paths by the file they are from: itself, or the tiles of a larger image."""
+        """The rows' paths by file: the file itself, or the tiles of a large image."""
         found: dict[str, list[str]] = {}
         for path in self.paths:
             found.setdefault(Tile.named(path).file, []).append(path)
@@ -116,16 +116,16 @@ class DecodedFiles:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Of the array of all pixels: ``(files, size, size, 3)``."""
+        """Shape of the array of all pixels: ``(rows, size, size, 3)``."""
         return len(self.paths), self.size, self.size, 3
 
     @cached_property
     def key(self) -> str:
-        """A hash that changes whenever the decoded pixels could."""
+        """A hash that changes whenever the decoded pixels could change."""
         return self.key_now()
 
     def key_now(self) -> str:
-        """The same of the files as they are now."""
+        """Returns the key computed from the files' present state."""
         made_from = [_LAYOUT, PIL.__version__, str(self.root), self.size, self.resize]
         made_from += [asdict(self.reading), sorted(self.bits.items())]
         stamps = [
@@ -137,7 +137,7 @@ class DecodedFiles:
     def decode_all(
         self, keep: Callable[[np.ndarray], object], progress: Progress | None
     ) -> list[BadImage]:
-        """Hands every file's pixels to ``keep`` in path order, black ones for a bad file."""
+        """Passes every file's pixels to ``keep`` in path order, black ones for a bad file."""
         bad: list[BadImage] = []
         black = np.zeros(self.shape[1:], np.uint8)
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -157,7 +157,7 @@ class DecodedFiles:
                 yield from found
 
     def decode(self, file: str, paths: Sequence[str]) -> Sequence[np.ndarray | BadImage]:
-        """Decodes rows of one file: all of it, or its tiles."""
+        """Decodes the rows of one file: the whole image, or its tiles."""
         boxes = [Tile.named(path).box for path in paths]
         bits = self.bits.get(paths[0], 0)
         try:
@@ -175,7 +175,7 @@ class DecodedFiles:
 def _cached_pixels(
     files: DecodedFiles, cache: Path, progress: Progress | None
 ) -> tuple[np.ndarray, list[BadImage]]:
-    """Returns the pixels of some files from the cache, decoded first if they are not there."""
+    """Returns the pixels of files from the cache; decodes them first if necessary."""
     pixels, checked = cache / f"pixels-{files.key}.npy", cache / f"checked-{files.key}.json"
     if pixels.exists():
         bad = _read_bad(checked)
@@ -208,7 +208,7 @@ def _decode_to(file: Path, checked: Path, files: DecodedFiles, progress: Progres
 def _bad_images(
     files: DecodedFiles, cache: Path | None, progress: Progress | None
 ) -> list[BadImage]:
-    """Finds the bad files by decoding everything once; a cache folder remembers the answer."""
+    """Finds the bad files by decoding everything once; a cache folder stores the result."""
     checked = None if cache is None else cache / f"checked-{files.key}.json"
     bad = None if checked is None else _read_bad(checked)
     if bad is None:
@@ -220,7 +220,7 @@ def _bad_images(
 
 
 def _read_bad(path: Path) -> list[BadImage] | None:
-    """Reads a list of bad images; None if it is not there or damaged."""
+    """Reads a list of bad images; None if it does not exist or is damaged."""
     try:
         with open_file(path) as file:
             content = json.loads(file.read())
@@ -237,7 +237,7 @@ def _write_bad(path: Path, bad: list[BadImage]) -> None:
 
 @contextmanager
 def _writing_to(cache: Path) -> Iterator[None]:
-    """Removes what processes that were killed more than a day ago left in the folder."""
+    """Removes temporary files of killed processes that are older than a day."""
     try:
         private_folder(cache)
         for left in cache.glob("partial-*"):
@@ -256,11 +256,11 @@ def _writing_to(cache: Path) -> Iterator[None]:
 
 
 SHARE = 0.25
-"""Of a device's free memory, what pixels may take; the rest is for networks and feature maps."""
+"""Share of a device's free memory for pixels; the rest is for networks and feature maps."""
 
 
 def fits(count: int, device: torch.device) -> bool:
-    """Whether so many bytes may stay on a device; never on one that does not tell its memory."""
+    """Returns whether so many bytes may stay on a device; False if its free memory is unknown."""
     memory = getattr(torch.get_device_module(device), "mem_get_info", None)
     return memory is not None and count <= SHARE * memory(device)[0]
 
@@ -276,8 +276,8 @@ class PixelStore(ABC):
 
     Attributes:
         size: side of every image in pixels.
-        fingerprint: a hash of the images behind the rows, in their order, for caches of what is
-            made from them; empty for a store that nobody named.
+        fingerprint: a hash of the images in row order, used by caches derived from them; empty for
+            a store without a name.
     """
 
     def __init__(self, size: int, fingerprint: str) -> None:
@@ -290,11 +290,11 @@ class PixelStore(ABC):
 
     @abstractmethod
     def gather(self, rows: Rows, device: torch.device | None = None) -> Tensor:
-        """Copies the pixels of some rows.
+        """Returns the pixels of some rows.
 
         Args:
             rows: row numbers in any order, repeats allowed.
-            device: where to; the CPU by default.
+            device: the target device; the CPU by default.
 
         Returns:
             ``(len(rows), 3, size, size)`` uint8, in channels-last memory order.
@@ -304,7 +304,7 @@ class PixelStore(ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - nothing to free is the common case
-        """Frees what the store holds; it cannot be gathered from afterwards."""
+        """Frees the memory; nothing can be gathered afterwards."""
 
 
 class ArrayPixels(PixelStore):
@@ -320,8 +320,8 @@ class ArrayPixels(PixelStore):
 
         Args:
             pixels: ``(count, size, size, 3)`` uint8.
-            positions: ``(rows,)`` int64, where each row's image lies in ``pixels``; None when row
-                i is image i.
+            positions: ``(rows,)`` int64, the index of each row's image in ``pixels``; None if row i
+                is image i.
             fingerprint: see :class:`PixelStore`.
         """
         super().__init__(pixels.shape[1], fingerprint)
@@ -333,10 +333,10 @@ class ArrayPixels(PixelStore):
         return len(self._positions)
 
     def gather(self, rows: Rows, device: torch.device | None = None) -> Tensor:
-        """Copies the pixels of some rows; on a device they stay if there is room for all.
+        """Returns the pixels of some rows; on a device they stay if there is room for all.
 
-        An image is sent once, when it is first asked for: a copy from ordinary memory with every
-        batch would make the host wait for the device, and leave that idle between steps.
+        An image is sent once, when it is first needed. A copy from ordinary memory with every batch
+        would make the host wait for the device and leave the device idle between steps.
         """
         places = self._positions[np.asarray(rows, dtype=np.int64)]
         if device is None or device.type == "cpu":
@@ -360,17 +360,17 @@ class ArrayPixels(PixelStore):
         return chosen.permute(0, 3, 1, 2)
 
     def close(self) -> None:
-        """Lets go of the array or map, and of what devices hold of it."""
+        """Releases the array or memory map, and the copies on devices."""
         self._on_device = {}
         self._pixels = np.empty((0, self.size, self.size, 3), np.uint8)
         self._positions = self._positions[:0]
 
 
 class StreamingPixels(PixelStore):
-    """Pixels decoded anew whenever they are gathered, by a pool of threads."""
+    """Pixels decoded again at every gather, by a pool of threads."""
 
     def __init__(self, files: DecodedFiles, paths: Sequence[str], fingerprint: str) -> None:
-        """Remembers where the images are.
+        """Stores where the images are.
 
         Args:
             files: how they are decoded.
@@ -399,7 +399,7 @@ class StreamingPixels(PixelStore):
         return _channels_last(batch).to(device)
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Stops the threads."""
         self._pool.shutdown(cancel_futures=True)
 
     def _decode(self, path: str) -> np.ndarray:
@@ -424,7 +424,7 @@ def open_pixels(
     reading: Reading = AS_IT_IS,
     surveyed: Survey | None = None,
 ) -> tuple[ImageTable, PixelStore, list[BadImage]]:
-    """Makes a table's pixels ready, decoding each file at most once per resolution.
+    """Makes a table's pixels ready; each file is decoded at most once per resolution.
 
     Args:
         table: the images; rendered tables keep their pixels in memory.
@@ -432,16 +432,16 @@ def open_pixels(
         cache: the folder of the shared cache files; None decodes on demand.
         resize: how an image becomes square.
         budget_bytes: tables that would need more than this are decoded on demand.
-        on_bad_image: leave unusable files out with a warning, or fail.
+        on_bad_image: skip unusable files with a warning, or fail.
         progress: called with (done, total) while files are decoded.
-        seen: called with the path of each file right after it was decoded, in several threads.
-        reading: which bands become colours, which values black and white, and whether large images
-            are cut into tiles, each a row of the table that is returned.
-        surveyed: how the images are stored; looked at here if None.
+        seen: called with the path of each file right after it was decoded, from several threads.
+        reading: which bands become colours, which values are black and white, and whether large
+            images are cut into tiles, each a row of the returned table.
+        surveyed: how the images are stored; inspected here if None.
 
     Returns:
-        The table without its bad rows, a store whose row i is that table's row i, and the files
-        left out, ordered by path.
+        The table without bad rows, a store with the same rows, and the skipped files, sorted by
+        path.
 
     Raises:
         DataError: for settings out of range, bad images under ``fail``, no usable image at all, or

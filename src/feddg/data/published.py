@@ -1,4 +1,4 @@
-"""Folders of published data sets: found below the root, named and ordered as the papers do."""
+"""Reads folders of published data sets, with names and order as in the papers."""
 
 import io
 import json
@@ -43,9 +43,9 @@ from feddg.storage import (
 ROLES = ("train", "val", "test", "id_val", "id_test")
 METADATA = "metadata.csv"
 _LAYOUT_FOLDERS = {"train", "test", "val", "alldata", "images", "patches", "raw", "full"}
-"""Plain names of folders that layouts have themselves: nobody's wrapper."""
+"""Folder names that layouts themselves use; never skipped as wrappers."""
 _LITTER = ("__MACOSX", "Thumbs.db", "desktop.ini")
-"""What systems and archivers leave."""
+"""Files left by operating systems and archivers."""
 
 
 def needs_root(source: str, root: Path | None) -> Path:
@@ -63,11 +63,11 @@ def needs_root(source: str, root: Path | None) -> Path:
 
 
 def published_root(definition: DataSet, root: Path | None) -> Path:
-    """Returns the folder of a published data set's images, without folders put around it.
+    """Returns the folder of a published data set's images, inside folders put around it.
 
-    Archives are unpacked into a folder of their name, and that into ``downloads``: while there is
-    nothing in a folder but one other, which is no part of the data set by its name and holds more
-    than images, that one is meant.
+    Archives are often unpacked into a folder of their name, or into ``downloads``. So if a folder
+    contains only one other folder, which by its name is no part of the data set and does not hold
+    images only, that one is entered.
 
     Raises:
         DataError: no folder was given, or one cannot be read.
@@ -89,12 +89,12 @@ def _names(folder: Path) -> list[str]:
 
 
 def folder_of(definition: DataSet, root: Path | None, holds: Callable[[Path], bool]) -> Path | None:
-    """Returns the folder of a data set: the root, or one in folders that archives put around it.
+    """Returns the folder of a data set: the root, or one inside folders around it.
 
     Args:
-        definition: with the names of those folders.
+        definition: gives the names of folders that archives put around it.
         root: where to look.
-        holds: says whether a folder is the one.
+        holds: returns whether a folder is the right one.
 
     Raises:
         DataError: no root was given, or a folder cannot be read.
@@ -113,9 +113,9 @@ def folder_of(definition: DataSet, root: Path | None, holds: Callable[[Path], bo
 def load_published(definition: DataSet, root: Path | None) -> ImageTable:
     """Lists the images of a data set whose domains and classes are known, ``domain/class/image``.
 
-    Domains and classes get the names and the order of the definition, whatever the spelling of
-    their folders: case, blanks, ``_`` and ``-`` do not matter. Folders of other domains are left
-    out, and counts that differ from the published ones are logged, as copies differ.
+    Domains and classes get the names and order of the definition; case, blanks, ``_`` and ``-`` in
+    folder names do not matter. Folders of other domains are skipped, and counts that differ from
+    the published ones are logged.
 
     Args:
         definition: with ``domains``, and perhaps ``classes``, ``counts``, folders ``around``,
@@ -123,7 +123,7 @@ def load_published(definition: DataSet, root: Path | None) -> ImageTable:
         root: the folder of the domains, or one around it.
 
     Raises:
-        DataError: no root, a domain is missing, or a class folder is none of the definition's.
+        DataError: no root, a domain is missing, or a class folder is not in the definition.
     """
     folder = domains_folder(definition, root)
     found = [name for name in folder_names(folder) if meant(definition, name)]
@@ -135,7 +135,7 @@ def load_published(definition: DataSet, root: Path | None) -> ImageTable:
 
 
 def domains_folder(definition: DataSet, root: Path | None) -> Path:
-    """Returns the folder that holds the domains; the root where none does."""
+    """Returns the folder that holds the domains; the root if there is none."""
 
     def holds(folder: Path) -> bool:
         return any(meant(definition, name) in definition.domains for name in folder_names(folder))
@@ -144,7 +144,7 @@ def domains_folder(definition: DataSet, root: Path | None) -> Path:
 
 
 def meant(definition: DataSet, name: str) -> str | None:
-    """Returns the definition's name of a domain or class by a plain spelling of it."""
+    """Returns the definition's name of a domain or class, from a plain spelling of it."""
     if name in definition.domains or name in definition.classes:
         return name  # FEMNIST tells A from a
     name_of = {plain_name(name): name for name in (*definition.domains, *definition.classes)}
@@ -155,12 +155,12 @@ def meant(definition: DataSet, name: str) -> str | None:
 def compare_counts(
     definition: DataSet, table: ImageTable, *alternatives: Mapping[str, int]
 ) -> None:
-    """Logs where numbers of images or classes differ from the published ones, as copies differ.
+    """Logs where numbers of images or classes differ from the published ones.
 
     Args:
         definition: with ``counts``, ``split_counts`` and classes.
         table: its images.
-        *alternatives: counts by domain that are as good as the definition's.
+        *alternatives: other valid counts by domain.
     """
     found = dict(zip(table.domain_names, table.counts().sum(axis=1).tolist()))
     published = {} if found in map(dict, alternatives) else definition.counts
@@ -190,9 +190,9 @@ _RANK = ("", "train", "id_val", "val", "id_test", "test")
 def _from_parts(folder: Path, domains: Collection[str], definition: DataSet) -> ImageTable:
     """Lists images that lie as ``domain/part/class/image``, each once.
 
-    Where one part holds all images that others repeat, it is the one without a role, and an image
-    has the role of the other part that holds a file of its class, name and size. An image in parts
-    of two roles validates rather than trains, and tests rather than validates.
+    If one part (without a role) repeats the images of all others, an image gets the role of the
+    other part with a file of its class, name and size. An image in parts of two roles goes to
+    validation rather than training, and to test rather than validation.
     """
     rows: list[tuple[str, str, str, str]] = []
     for domain in domains:
@@ -232,9 +232,9 @@ def _domain_rows(
 
 
 def rename(table: ImageTable, definition: DataSet) -> ImageTable:
-    """Gives a table the names and order of a benchmark; images of other domains are left out.
+    """Gives a table the names and order of a definition; images of other domains are dropped.
 
-    Where the definition does not name its classes or domains, they stay.
+    Classes or domains that the definition does not name stay.
     """
     classes = definition.classes or table.class_names
     domains = definition.domains or table.domain_names
@@ -266,7 +266,7 @@ def rename(table: ImageTable, definition: DataSet) -> ImageTable:
 
 
 def _places(definition: DataSet, found: Sequence[str], names: Sequence[str]) -> np.ndarray:
-    """Returns, for each found name, its position among the definition's; -1 if it has none."""
+    """Returns the position of each found name among the definition's names; -1 if it has none."""
     place = {name: i for i, name in enumerate(names)}
     return np.array(
         [place.get(meant(definition, name) or name, -1) for name in found], dtype=np.int64
@@ -283,17 +283,17 @@ def read_metadata(
     optional: Collection[str] = (),
     files: Collection[str] = (METADATA,),
 ) -> Columns:
-    """Reads the metadata of a data set of WILDS.
+    """Reads the metadata file of a WILDS data set.
 
     Args:
-        definition: of the data set.
+        definition: the data set.
         root: its folder, or one around it.
-        wanted: columns that must be there.
-        optional: columns that may be there.
-        files: names of the metadata file, the first that is there.
+        wanted: required columns.
+        optional: columns that are read if they exist.
+        files: possible names of the metadata file; the first that exists is read.
 
     Raises:
-        DataError: it is not there, or cannot be read.
+        DataError: it does not exist, or cannot be read.
     """
     folder = folder_of(definition, root, lambda place: any((place / f).is_file() for f in files))
     if folder is None:
@@ -311,19 +311,20 @@ def read_metadata(
 
 
 Drawn = tuple[np.ndarray, np.ndarray]
-"""``(n, height, width)`` uint8 grey images, and ``(n,)`` a structured array of what each is."""
+"""``(n, height, width)`` uint8 grey images, and an ``(n,)`` structured array that describes each.
+"""
 
 
 def kept_drawn(files: Sequence[Path], how: str, draw: Callable[[], Drawn]) -> Drawn:
-    """Returns what ``draw`` makes of some files, from the cache where nothing has changed.
+    """Returns the result of ``draw`` for some files, from the cache if nothing has changed.
 
     Args:
-        files: what it is made from; another size or time of change is another content.
-        how: what is made of them, with a number that rises when that changes.
-        draw: makes it.
+        files: the source files; another size or time means another content.
+        how: what is drawn, with a version number.
+        draw: computes the result.
 
     Raises:
-        DataError: a file is gone, or whatever ``draw`` raises.
+        DataError: a file does not exist, or ``draw`` fails.
     """
     once = cache(draw)
     stamps = [[str(file.resolve()), *(stamp(file) or ())] for file in files]
@@ -342,14 +343,14 @@ def rendered_table(
     split: np.ndarray | None = None,
     clients: np.ndarray | None = None,
 ) -> ImageTable:
-    """Returns the table of images that come from no files of their own.
+    """Returns the table of images that have no files of their own.
 
     Args:
         grey: ``(n, height, width)`` uint8.
-        labels: ``(n,)`` the class of each, as the next a position among names.
-        domains: ``(n,)`` its domain.
-        class_names: what the labels mean.
-        domain_names: what the domains are called.
+        labels: ``(n,)`` class of each, a position in ``class_names``.
+        domains: ``(n,)`` domain of each, a position in ``domain_names``.
+        class_names: the classes.
+        domain_names: the domains.
         split: ``(n,)`` the role of each.
         clients: ``(n,)`` who holds each.
     """
@@ -375,17 +376,17 @@ LISTING = ".paths.json"
 def taken_images(
     key: Sequence[str], contents: Callable[[], Iterable[tuple[str, bytes]]]
 ) -> tuple[Path, list[str]]:
-    """Returns a folder with images as files, made once.
+    """Writes images as files into a cache folder, once, and returns the folder.
 
     Args:
-        key: what the images are; another key is another folder.
-        contents: gives the name of each image, without an ending, and the bytes of its file.
+        key: identifies the images; another key gives another folder.
+        contents: yields the name of each image, without an ending, and the bytes of its file.
 
     Returns:
         The folder, and the path of each image below it.
 
     Raises:
-        DataError: the cache cannot be written, or whatever ``contents`` raises.
+        DataError: the cache cannot be written, or ``contents`` fails.
     """
     folder = cache_folder() / f"taken-{hash_of(list(key))}"
     if not (folder / LISTING).is_file():
@@ -415,7 +416,7 @@ def _write(folder: Path, name: str, content: bytes) -> str:
 
 
 def image_suffix(content: bytes) -> str:
-    """Returns the ending of an image's file by what it holds; ``.png`` where that is no image."""
+    """Returns the suffix of an image file by its content; ``.png`` if it is not an image."""
     suffixes = {name: suffix for suffix, name in reversed(usable_formats().items())}
     try:
         with Image.open(io.BytesIO(content)) as image:

@@ -1,4 +1,4 @@
-"""Which rows train, validate and test, and the protocols of published benchmarks."""
+"""Which rows are for training, validation and test, and the protocols of benchmarks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -21,11 +21,11 @@ class Splits:
     """Rows of a table by role, each an ascending int64 array; no row has two roles.
 
     Attributes:
-        train: what clients train on.
+        train: training images of clients.
         id_val: in-domain validation, from the training domains.
         id_test: in-domain test, from the training domains.
-        val: the held-out validation domains, whole.
-        test: the held-out test domains, whole.
+        val: all images of the held-out validation domains.
+        test: all images of the held-out test domains.
     """
 
     train: np.ndarray
@@ -35,10 +35,10 @@ class Splits:
     test: np.ndarray
 
     def spread(self, of: np.ndarray) -> "Splits":
-        """Returns the splits of rows that each belong to one of these, and share its role.
+        """Returns the splits of other rows, each of which belongs to a row here and has its role.
 
         Args:
-            of: ``(rows,)`` to which row of these splits each belongs.
+            of: ``(rows,)`` the row here that each belongs to.
         """
         parts = {role: np.flatnonzero(np.isin(of, getattr(self, role))) for role in ROLES}
         return Splits(**parts)
@@ -58,22 +58,22 @@ def hold_out(
     own: np.ndarray | None = None,
     contents: Sequence[str] = (),
 ) -> Splits:
-    """Holds whole domains out, and a stratified share of the others.
+    """Holds out whole domains, and a stratified share of the others.
 
-    ``id_val`` and ``id_test`` of each training domain's images are set aside, spread over its
-    classes in proportion (largest remainders); the last image of a class in a domain always
-    trains. Which images these are does not depend on the domains held out. Copies of an image in
-    one class and domain get one role, the first one's; without any, ``contents`` changes nothing.
+    ``id_val`` and ``id_test`` of each training domain's images are set aside, in proportion to its
+    classes (largest remainders); the last image of a class in a domain always trains. The choice of
+    images does not depend on the held-out domains. Copies of an image in one class and domain all
+    get the role of the first.
 
     Args:
         table: all images.
         test: names of the domains to test on.
         val: names of the domains to validate on.
-        id_val: share of each training domain kept for in-domain validation.
-        id_test: share of each training domain kept for in-domain test.
+        id_val: share of each training domain set aside for in-domain validation.
+        id_test: share of each training domain set aside for in-domain test.
         seed: the experiment's seed.
-        own: ``(n,)`` the in-domain role of each image as published, instead of drawn shares.
-        contents: by row, a hash of the image's file, empty where it is not known; or none.
+        own: ``(n,)`` published in-domain role of each image, instead of random shares.
+        contents: a hash of each row's file, empty if unknown; or no hashes at all.
 
     Raises:
         DataError: a name is unknown or in both lists, a held-out domain has no images, or nothing
@@ -118,12 +118,12 @@ def from_roles(roles: np.ndarray) -> Splits:
 
 
 def from_csv(table: ImageTable, csv_path: Path | str, skipped: Iterable[str] = ()) -> Splits:
-    """Reads a benchmark's split file, matching its rows to the table's by their paths.
+    """Reads a benchmark's split file and matches its rows to the table's by path.
 
     Args:
         table: all usable images.
         csv_path: a file with at least the columns ``split`` and ``path``.
-        skipped: paths of images that are known to be unusable and may be missing in the table.
+        skipped: paths of unusable images, which may be missing in the table.
 
     Raises:
         DataError: the file cannot be read, lacks a column, has an unknown split, or its rows and
@@ -163,9 +163,9 @@ def _in_domain_roles(table: ImageTable, id_val: float, id_test: float, seed: int
 
 
 def _keep_copies_together(roles: np.ndarray, table: ImageTable, contents: Sequence[str]) -> None:
-    """Gives the copies of an image, in one class and domain, the role of the first; in place.
+    """Gives copies of an image, in one class and domain, the role of the first, in place.
 
-    They train where otherwise no image of their class and domain would.
+    They go to training if no other image of their class and domain does.
     """
     groups: dict[tuple[str, int, int], list[int]] = {}
     keys = zip(contents, table.domains.tolist(), table.labels.tolist())
@@ -185,10 +185,10 @@ def _spread(quotas: np.ndarray, most: np.ndarray, random: np.random.Generator) -
     """Rounds each domain's quotas per class to integers, by largest remainders.
 
     Args:
-        quotas: ``(domains, classes)`` wanted numbers, each rounded down or up; the sum of each
-            row is kept, rounded, as far as ``most`` allows.
+        quotas: ``(domains, classes)`` target numbers, each rounded down or up; each row keeps its
+            rounded sum as far as ``most`` allows.
         most: ``(domains, classes)`` largest numbers allowed.
-        random: breaks ties, lest the first classes get all the left-overs.
+        random: breaks ties, so that the first classes do not get all remaining images.
     """
     whole: np.ndarray = np.minimum(np.floor(quotas).astype(np.int64), most)
     upper = np.minimum(np.ceil(quotas - 1e-9), most)
@@ -236,9 +236,9 @@ PROTOCOLS = {
 
 
 def known_domains(*data_sets: str) -> tuple[str, ...]:
-    """Returns the domains of the first of these data sets whose definition names them.
+    """Returns the domains of the first of these data sets that defines them.
 
-    So a benchmark's plan can be read where its images are not.
+    So a benchmark can be planned without its images.
     """
     found = (DATA_SETS[name].domains for name in data_sets if name in DATA_SETS)
     return next(filter(None, found), ())
@@ -250,8 +250,8 @@ def scenarios(protocol: str, domains: Sequence[str], preset: str = "") -> list[S
     Args:
         protocol: one of ``PROTOCOLS``.
         domains: the data set's domains.
-        preset: the data set whose ``validated_by`` says which domain validates while another is
-            tested; where it has none for these domains, the next one in the list does.
+        preset: the data set whose ``validated_by`` gives the validation domain for each test
+            domain; without one for these domains, the next in the list validates.
 
     Raises:
         ExperimentError: unknown protocol, or too few domains for it.

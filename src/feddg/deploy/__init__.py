@@ -1,7 +1,7 @@
-"""The same federation across a network: Flower carries the messages.
+"""The federation across a network, with Flower as transport.
 
-Nothing else imports Flower. A user's Flower app is a folder with a ``pyproject.toml``, which
-``feddg deploy init`` writes; its components are ``server_app`` and ``client_app`` in here.
+Only this package imports Flower. A user's Flower app is a folder with a ``pyproject.toml``, written
+by ``feddg deploy init``; its components are ``server_app`` and ``client_app`` here.
 """
 
 from importlib.util import find_spec

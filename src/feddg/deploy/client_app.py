@@ -1,4 +1,4 @@
-"""The ClientApp: what a site does when a message arrives. Each may meet a fresh process."""
+"""The ClientApp: how a site answers messages. Each message may start a new process."""
 
 import logging
 import time
@@ -21,10 +21,10 @@ app = ClientApp()
 def _reply(
     envelope: Envelope, context: Context, work: Callable[[Site, Payload], Payload]
 ) -> Envelope:
-    """Answers with the work's result, or with the one sentence that says why there is none.
+    """Replies with the result of ``work``, or with a sentence on why there is none.
 
-    What went wrong with a site's own files stands in the site's own log: their names, and whatever
-    else an error might quote, never leave it.
+    Errors about a site's own files go to the site's log only: file names, and anything else an
+    error might quote, never leave the site.
     """
     started = time.perf_counter()
     try:
@@ -49,13 +49,13 @@ def _reply(
 
 @app.query("register")
 def register(envelope: Envelope, context: Context) -> Envelope:
-    """Says who the site is, after decoding its images."""
+    """Decodes the site's images and replies with its name and contents."""
     return _reply(envelope, context, lambda site, payload: site.register(payload))
 
 
 @app.query("statistics")
 def client_statistics(envelope: Envelope, context: Context) -> Envelope:
-    """Describes the site for the method's setup phase."""
+    """Replies with the site's statistics for the method's setup."""
     return _reply(envelope, context, lambda site, payload: site.client_statistics(payload))
 
 
@@ -73,5 +73,5 @@ def answer(envelope: Envelope, context: Context) -> Envelope:
 
 @app.evaluate()
 def evaluate(envelope: Envelope, context: Context) -> Envelope:
-    """Measures the global model on the site's images; nothing is trained."""
+    """Evaluates the global model on the site's images, without training."""
     return _reply(envelope, context, lambda site, payload: site.evaluate(payload))

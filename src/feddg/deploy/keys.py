@@ -1,4 +1,4 @@
-"""Keys: the coordinator's signature under the app, and sites registered at its SuperLink."""
+"""Keys: the coordinator signs the app, and registers sites at its SuperLink."""
 
 import base64
 import hashlib
@@ -42,13 +42,13 @@ KEY, TRUSTED = "keys/signing", "keys/trusted.yaml"
 
 @dataclass(frozen=True)
 class SignedApp:
-    """A bundled app, and who vouches for it.
+    """A bundled app with a signature.
 
     Attributes:
         content: the bundle, a zip file.
-        key_id: what the public key is called in ``trusted.yaml``.
-        signed_at: seconds since 1970.
-        signature: over both, in URL-safe base64.
+        key_id: name of the public key in ``trusted.yaml``.
+        signed_at: time of signing, seconds since 1970.
+        signature: signature of content and time, in URL-safe base64.
     """
 
     content: bytes
@@ -58,12 +58,12 @@ class SignedApp:
 
     @property
     def digest(self) -> str:
-        """Its SHA-256 digest, by which Flower knows it, in hexadecimal digits."""
+        """The SHA-256 digest, by which Flower identifies the app, in hexadecimal digits."""
         return hashlib.sha256(self.content).hexdigest()
 
     @property
     def verifications(self) -> dict[str, str]:
-        """What Flower hands to the sites with the bundle."""
+        """What Flower sends to the sites with the bundle."""
         entry = {"signature": self.signature, "signed_at": self.signed_at}
         return {self.key_id: json.dumps(entry), "valid_license": "Valid"}
 
@@ -71,7 +71,7 @@ class SignedApp:
         """Checks the signature against the keys of a ``trusted.yaml``, as a site does.
 
         Raises:
-            FeddgError: none of the keys signed this.
+            FeddgError: none of the keys made this signature.
         """
         key = _trusted(trusted).get(self.key_id)
         try:
@@ -90,11 +90,11 @@ def sign_app(folder: Path, key: Path | None = None) -> SignedApp:
     """Bundles the app of a deployment's folder and signs it.
 
     Args:
-        folder: what ``feddg deploy init`` wrote.
-        key: the private key, of ed25519, in OpenSSH's form; by default the folder's own.
+        folder: the deployment's folder, written by ``feddg deploy init``.
+        key: the private ed25519 key in OpenSSH's format; by default the one in the folder.
 
     Raises:
-        FeddgError: the app or the key cannot be used, or sites do not trust the key.
+        FeddgError: the app or the key cannot be used, or the sites do not trust the key.
     """
     private = _private_key(key or folder / KEY)
     trusted = _trusted(folder / TRUSTED)
@@ -112,11 +112,11 @@ def sign_app(folder: Path, key: Path | None = None) -> SignedApp:
 
 
 def read_signed(folder: Path) -> SignedApp:
-    """Returns the app as it was signed last.
+    """Returns the app as last signed.
 
     Raises:
-        FeddgError: there is none, it was not signed by a key that sites trust, or it is not what
-            the folder's ``pyproject.toml`` says now.
+        FeddgError: there is no signed app, the sites do not trust its key, or the folder's
+            ``pyproject.toml`` has changed since.
     """
     try:
         fields = json.loads((folder / SIGNATURE).read_text(encoding="utf-8"))
@@ -178,7 +178,7 @@ APP = "@feddg/feddg-deployment"
 
 
 def register_site(folder: Path, site: str, key: Path) -> None:
-    """Registers a site's key at the SuperLink, and lets it through the proxy.
+    """Registers a site's key at the SuperLink, and allows it at the proxy.
 
     Args:
         folder: the deployment's.
@@ -186,8 +186,8 @@ def register_site(folder: Path, site: str, key: Path) -> None:
         key: the site's public key.
 
     Raises:
-        FeddgError: another key was registered under this name, this key under another, the site is
-            not of this deployment, or the SuperLink cannot be reached.
+        FeddgError: the name has another key, the key another name, the site is not part of this
+            deployment, or the SuperLink cannot be reached.
     """
     sites = folder / "sites"
     if not sites.is_dir() or site not in {folder.name for folder in sites.iterdir()}:
@@ -211,7 +211,7 @@ def register_site(folder: Path, site: str, key: Path) -> None:
 
 
 def let_through(file: Path, site: str, pem: bytes) -> None:
-    """Puts a site's key on the proxy's list, in place of the one it had."""
+    """Puts a site's key on the proxy's list and removes its earlier key."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     of_site = {line.rpartition(" ")[2]: line for line in lines}
     of_site[f"{site};"] = f'"{base64.b64encode(pem).decode("ascii")}" {site};'
@@ -219,17 +219,17 @@ def let_through(file: Path, site: str, pem: bytes) -> None:
 
 
 def run_signed(folder: Path, *, stream: bool = False) -> int:
-    """Starts the signed app of a deployment's folder, or goes on with its run.
+    """Starts the signed app of a deployment's folder, or continues its run.
 
     Args:
-        folder: the deployment's, with the SuperLink's database in it.
+        folder: the deployment's folder, with the SuperLink's database.
         stream: whether to show the log until the run ends.
 
     Returns:
-        Flower's id of the run.
+        Flower's run id.
 
     Raises:
-        FeddgError: the app is not signed, or was changed since; or the SuperLink refuses.
+        FeddgError: the app is not signed, has changed since, or the SuperLink refuses it.
     """
     app = read_signed(folder)
     with _superlink(folder) as client:
@@ -244,7 +244,7 @@ def run_signed(folder: Path, *, stream: bool = False) -> int:
 
 
 def _deposit(database: Path, app: SignedApp) -> None:
-    """Puts the app where Flower keeps those of its hub, the only ones it knows signatures of."""
+    """Stores the app with those of Flower's hub, the only ones it verifies signatures of."""
     if not database.is_file():
         raise FeddgError(
             f"{database} is not there: start the SuperLink in this folder with --database "

@@ -1,4 +1,4 @@
-"""Before a site joins: whether its images, machine, keys, versions and connection will do."""
+"""Checks before a site joins: images, machine, keys, versions and connection."""
 
 import base64
 import http.client
@@ -39,44 +39,44 @@ from feddg.storage import parse_fields, private_folder, why
 from feddg.text import size
 
 SAMPLE = 256
-"""Images that are decoded."""
+"""Number of images that are decoded."""
 FEW = 10
-"""Classes of fewer images are named."""
+"""Classes with fewer images are reported."""
 WORST_SHARE = 0.1
-"""Share of images that cannot be read from which on something is wrong with the folder."""
+"""Share of unreadable images above which the folder is probably wrong."""
 ROUND_DEADLINE = 3600.0
-"""Seconds that a site has for a round, where the coordinator does not say otherwise."""
+"""Default time limit of a site for one round, in seconds."""
 SPARE_BYTES = 2**30
 STEPS = 4
-"""Of training that each of two made-up clients tries."""
+"""Training steps that each of two simulated clients tries."""
 
 
 def passed(code: str, found: str) -> Diagnostic:
-    """Returns a check that is passed."""
+    """Returns a passed check."""
     return Diagnostic(code, "note", found)
 
 
 def doubtful(code: str, found: str, advice: str) -> Diagnostic:
-    """Returns a check that somebody must look at."""
+    """Returns a check that a person must look at."""
     return Diagnostic(code, "warning", found, advice)
 
 
 def failed(code: str, found: str, advice: str) -> Diagnostic:
-    """Returns a check that keeps the site from joining."""
+    """Returns a failed check, which keeps the site from joining."""
     return Diagnostic(code, "error", found, advice)
 
 
 def check_site(
     join: JoinFile, images: str, domain: str | None, cache: Path, device: str = "auto"
 ) -> Iterator[Diagnostic]:
-    """Yields the checks of a site's images and machine, each as it is done.
+    """Yields the checks of a site's images and machine as they are done.
 
     Args:
         join: what the coordinator expects.
-        images: as in the SuperNode's ``--node-config``.
-        domain: what the images of ``root/class/*`` are called.
+        images: the images, as in the SuperNode's ``--node-config``.
+        domain: name of the domain for images in ``root/class/*``.
         cache: the site's cache folder.
-        device: where it will train.
+        device: the device for training.
     """
     try:
         experiment = join.settings()
@@ -101,7 +101,7 @@ def check_site(
 
 
 def check_decoding(table: ImageTable, experiment: Experiment) -> Diagnostic:
-    """Decodes some images, evenly spaced, as training will."""
+    """Decodes some images, evenly spaced, in the same way as training does."""
     code, data = "images-decode", experiment.data
     if table.root is None:
         return passed(code, f"{len(table)} images are built in.")
@@ -154,7 +154,7 @@ def check_classes(table: ImageTable, expected: tuple[str, ...]) -> Diagnostic:
 
 
 def check_domains(table: ImageTable, experiment: Experiment, *, trains: bool) -> Diagnostic:
-    """Whether the site would train on a domain that is held out: it is left out of the run then."""
+    """Checks whether the site would train on a held-out domain; the run would exclude it."""
     code, held_out = "domains", experiment.hold_out
     mine = [table.domain_names[domain] for domain in numpy.unique(table.domains)]
     held = held_out_among(mine, (*held_out.test, *held_out.val))
@@ -187,7 +187,7 @@ def check_support(table: ImageTable) -> Diagnostic:
 
 
 def check_disk(table: ImageTable, experiment: Experiment, cache: Path) -> Diagnostic:
-    """Whether the cache folder can be written, and holds pixels, stylized copies and memory."""
+    """Checks that the cache folder is writable and has room for pixels, copies and memory."""
     code, pixels = "disk", 3 * len(table) * experiment.data.image_size**2
     needed = 2 * pixels + 8 * _weight_bytes(experiment, len(table.class_names)) + SPARE_BYTES
     try:
@@ -206,7 +206,7 @@ def check_disk(table: ImageTable, experiment: Experiment, cache: Path) -> Diagno
 
 
 def check_named_files(experiment: Experiment) -> Diagnostic:
-    """Reads the files that the method's settings name, such as a codec's weights."""
+    """Checks the files that the method's settings name, such as a codec's weights."""
     code = "files-of-the-method"
     try:
         build_method(experiment.method.name, experiment.method.settings).read_files()
@@ -219,7 +219,7 @@ def check_named_files(experiment: Experiment) -> Diagnostic:
 def check_machine(
     table: ImageTable, experiment: Experiment, device: str, *, trains: bool
 ) -> Iterator[Diagnostic]:
-    """Trains a few batches of noise, and says what a round would take here."""
+    """Trains on a few batches of noise, and reports how long a round would take here."""
     try:
         where = choose_device(device)
     except FeddgError as error:
@@ -249,11 +249,11 @@ def check_machine(
 
 
 def seconds_per_image(experiment: Experiment, classes: int) -> float:
-    """Trains on a few batches of noise, twice; returns the quicker time by the images seen.
+    """Returns the time per image of training on batches of noise, the better of two tries.
 
     Raises:
         FeddgError: the experiment cannot be trained here.
-        RuntimeError: PyTorch cannot, as where memory does not suffice.
+        RuntimeError: PyTorch fails, for example for lack of memory.
     """
     model = experiment.model.model_copy(update={"weights": None})
     train = experiment.train.model_copy(update={"local_steps": STEPS})
@@ -302,18 +302,21 @@ def _weight_bytes(experiment: Experiment, classes: int) -> int:
 
 SECONDS = 10.0
 MOST_AHEAD, MOST_BEHIND = 5.0, 300.0
-"""Seconds that a site's clock may be before and behind the coordinator's: Flower refuses signatures
-from the future, and old ones (``SYSTEM_TIME_TOLERANCE``, ``TIMESTAMP_TOLERANCE`` in flwr)."""
+"""Seconds that a site's clock may be ahead of or behind the coordinator's. Flower refuses
+signatures from the future, and old ones (``SYSTEM_TIME_TOLERANCE``, ``TIMESTAMP_TOLERANCE`` in
+flwr).
+"""
 DOOR = "/v1/fleet/get-run"
-"""A path that the proxy knows. Asked with GET, which it lets nobody through with: it answers 401
-where the key is not on its list, 405 where it is."""
+"""A path of the proxy for testing a key with GET, which is never allowed: the answer is 401 if the
+key is not on its list, and 405 if it is.
+"""
 
 
 def check_connection(folder: Path, join: JoinFile) -> Iterator[Diagnostic]:
-    """Yields the checks of a site's folder and of the way to the coordinator.
+    """Yields the checks of a site's folder and its connection to the coordinator.
 
     Args:
-        folder: what the coordinator sent, with the site's key in it.
+        folder: the coordinator's files, with the site's key.
         join: what it expects.
     """
     yield from check_versions(join)
@@ -344,7 +347,7 @@ def check_versions(join: JoinFile) -> Iterator[Diagnostic]:
 
 
 def check_key(key: Path) -> Diagnostic:
-    """Whether the site's key is there, of the right kind, and for its owner's eyes alone."""
+    """Checks that the site's key exists, has the right kind, and is readable by its owner only."""
     code, public = "key", key.with_name(f"{key.name}.pub")
     if not key.is_file() or not public.is_file():
         return failed(code, f"{key} and {public.name} are not there.", "sh make_key.sh")
@@ -360,7 +363,7 @@ def check_key(key: Path) -> Diagnostic:
 
 
 def check_trusted(file: Path) -> Diagnostic:
-    """Whether the site knows whose apps it may run."""
+    """Checks that the site has the keys of trusted apps."""
     code = "trusted-apps"
     try:
         found = parse_fields(file.read_text("utf-8"))
@@ -376,7 +379,7 @@ def check_trusted(file: Path) -> Diagnostic:
 
 
 def check_proxy(address: str, context: ssl.SSLContext, public: Path) -> Iterator[Diagnostic]:
-    """Connects to the proxy, compares the clocks, and asks whether the key is on its list."""
+    """Connects to the proxy, compares clocks, and tests whether the key is on its list."""
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPSConnection(host, int(port), timeout=SECONDS, context=context)
     try:

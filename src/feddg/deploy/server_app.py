@@ -1,4 +1,4 @@
-"""The ServerApp: the coordinator's side, which keeps the run folder."""
+"""The ServerApp: the coordinator's side, which writes the run folder."""
 
 import json
 import logging
@@ -52,11 +52,11 @@ log = logging.getLogger("feddg")
 
 DEPLOYMENT, TRAFFIC = "deployment.json", "traffic.jsonl"
 MOST_SHARE = 0.8
-"""Share of all images above which a site is said to outweigh the others."""
+"""A site with more than this share of all images is reported as dominant."""
 
 
 def _split(names: Any) -> Any:
-    """Names that are separated by commas, as Flower's config has no lists."""
+    """Splits names at commas, because Flower's config has no lists."""
     if not isinstance(names, str):
         return names
     return tuple(name.strip() for name in names.split(",") if name.strip())
@@ -66,7 +66,7 @@ _Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
 
 
 class Deployment(Settings):
-    """The run config beside the experiment; ``feddg deploy init`` writes it."""
+    """The deployment's part of the run config, written by ``feddg deploy init``."""
 
     sites: _Names = Field(description="names of all sites; the order is part of it")
     evaluation_sites: _Names = Field((), description="names of sites that only evaluate")
@@ -86,7 +86,7 @@ class Deployment(Settings):
 
     @classmethod
     def read(cls, run_config: Mapping[str, Any]) -> "Deployment":
-        """Reads the run config, whose keys may be spelt with ``-``.
+        """Reads the run config; keys may be spelled with ``-``.
 
         Raises:
             ExperimentError: a key is unknown or wrong.
@@ -101,12 +101,12 @@ class Deployment(Settings):
 
     @property
     def minimum(self) -> int:
-        """How many sites must be connected."""
+        """The number of sites that must be connected."""
         return self.min_sites or len(self.sites)
 
     @property
     def policy(self) -> Policy:
-        """The transport's patience."""
+        """The transport's waiting times."""
         return Policy(self.minimum, self.wait_seconds, self.round_deadline, self.poll_seconds)
 
 
@@ -114,21 +114,21 @@ class RunFile(JsonFile):
     """A run over Flower.
 
     Attributes:
-        run: key under which sites keep their memory of it.
+        run: key under which sites store their memory of the run.
     """
 
     run: RunKey
 
 
 class DeploymentFile(RunFile):
-    """A deployment, and who joined it with what: from one start to the next.
+    """A deployment and its registered sites, kept across restarts.
 
     Attributes:
-        sites: names of the sites that train; a site's place is its number.
+        sites: names of the training sites; a site's position is its number.
         classes: the federation's classes, in the order of their numbers.
-        domains: domains that sites train on, in the order of their numbers.
-        keys: fingerprint of the key that each site's name belongs to.
-        images: how many images sites registered with, by their names.
+        domains: domains of the training sites, in the order of their numbers.
+        keys: fingerprint of each site's key, by name.
+        images: number of images each site registered with, by name.
     """
 
     sites: list[str]
@@ -145,17 +145,17 @@ def evaluation_scores(
     broadcast: Broadcast,
     scores: Sequence[Score],
 ) -> Sequence[Score]:
-    """Asks the sites that only evaluate how accurate weights of a round are; they send counts only.
+    """Asks the evaluation sites for the accuracy of weights; they send counts only.
 
-    A site that fails is logged and left out. A domain that somebody else measured, too, gets its
-    site's name.
+    A site that fails is logged and left out. If a domain was also measured elsewhere, the site's
+    name is added.
 
     Args:
-        transport: knows who only evaluates.
-        classes: how many the federation has.
-        server: its ledger gets the refusals.
+        transport: knows the evaluation sites.
+        classes: number of classes.
+        server: its ledger records refusals.
         broadcast: the weights.
-        scores: those that are known before.
+        scores: scores that were measured before.
     """
     found: list[Score] = []
     taken = {score.domain for score in scores}
@@ -204,15 +204,15 @@ def read_unlabelled(reply: Message, site: str, held: Mapping[str, int]) -> Score
 
 
 def read_scores(reply: Message, classes: int, held: Mapping[str, int]) -> list[Score]:
-    """Returns an evaluation site's checked scores, one for each domain that it counted.
+    """Returns an evaluation site's checked scores, one per domain.
 
     Args:
-        reply: what it sent.
-        classes: how many the federation has.
-        held: how many images of each domain it registered with.
+        reply: the site's message.
+        classes: number of classes.
+        held: number of images of each domain it registered with.
 
     Raises:
-        ValueError: they are not what it can have counted; says why.
+        ValueError: the scores are impossible; the message says why.
     """
     if reply.tensors or reply.scalars.keys() != {"scores"}:
         raise ValueError("it sent something else, or more")
@@ -245,7 +245,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Carries out the experiment of the run config, or goes on with it."""
+    """Runs the experiment of the run config, or continues it."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
@@ -257,10 +257,10 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def coordinate(grid: Grid, run_config: Mapping[str, Any]) -> Run:
-    """Carries out a deployment's experiment over a grid, or goes on with it.
+    """Runs a deployment's experiment over a grid, or continues it.
 
     Raises:
-        FeddgError: the run cannot start or go on; what was computed is kept.
+        FeddgError: the run cannot start or continue; earlier results are kept.
     """
     experiment = read_experiment(run_config)
     require_network_fit(method_class(experiment.method.name))
@@ -348,7 +348,7 @@ def _prepared(
 
 
 def _warn_of_dominance(images: Mapping[str, int]) -> None:
-    """Warns where one site, by the images that it says it has, nearly is the model."""
+    """Warns if one site holds most of the images, by its own count."""
     name = max(images, key=images.__getitem__)
     share = images[name] / sum(images.values())
     if len(images) > 2 and share > MOST_SHARE:
@@ -364,7 +364,7 @@ def _warn_of_dominance(images: Mapping[str, int]) -> None:
 
 
 def _classes(names: Sequence[str], found: Mapping[int, Registration]) -> list[str]:
-    """Returns the federation's classes, sorted; warns of those that one site alone has."""
+    """Returns the federation's classes, sorted; warns of classes that only one site has."""
     holders: dict[str, list[str]] = {}
     for id, registration in found.items():
         for name in registration.classes:
@@ -400,7 +400,7 @@ def _clients_table(
 def _evaluation(
     deployment: Deployment, experiment: Experiment, classes: list[str], worker: Worker, cache: Path
 ) -> Evaluation | None:
-    """Returns what the coordinator measures the global model on, if it owns a test folder."""
+    """Returns the coordinator's own evaluation, if it has a test folder."""
     if not deployment.test:
         return None
     table, pixels = load_pixels(deployment.test, deployment.test_domain or None, experiment, cache)
@@ -415,7 +415,7 @@ def _evaluation(
 
 
 class LogLines(Observer):
-    """Writes a line per round to the log, where `flwr log` shows it."""
+    """Writes one log line per round, shown by `flwr log`."""
 
     def diagnostic(self, found: Diagnostic) -> None:
         """See :class:`Observer`."""

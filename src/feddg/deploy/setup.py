@@ -1,4 +1,4 @@
-"""``feddg deploy init``: the folder a coordinator starts from, and what each site is given."""
+"""``feddg deploy init``: writes the coordinator's folder and the files for each site."""
 
 import ipaddress
 import re
@@ -31,15 +31,15 @@ SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 
 
 class JoinFile(JsonFile):
-    """What a deployment expects of a site.
+    """What a deployment expects from a site.
 
     Attributes:
         site: the site's name.
         address: HOST:PORT of the coordinator's proxy.
-        feddg: the version that all must have.
-        flwr: the version of Flower.
-        classes: names of the classes; empty where the coordinator did not know them.
-        experiment: as YAML.
+        feddg: required version of feddg.
+        flwr: required version of Flower.
+        classes: names of the classes; empty if the coordinator did not know them.
+        experiment: the experiment, as YAML.
         trains: whether the site trains, or only evaluates.
     """
 
@@ -55,7 +55,7 @@ class JoinFile(JsonFile):
         """Returns the experiment.
 
         Raises:
-            ExperimentError: it is none that this version knows.
+            ExperimentError: this version does not accept it.
         """
         try:
             return Experiment(**parse_fields(self.experiment))
@@ -65,10 +65,10 @@ class JoinFile(JsonFile):
 
 
 def read_join(folder: Path) -> JoinFile:
-    """Returns what the coordinator sent.
+    """Reads the join file that the coordinator sent.
 
     Raises:
-        FeddgError: there is none, or it is damaged.
+        FeddgError: it does not exist, or is damaged.
     """
     found = JoinFile.read(folder / JOIN)
     if found is None:
@@ -79,7 +79,7 @@ def read_join(folder: Path) -> JoinFile:
 
 
 def held_out_among(domains: Iterable[str], held_out: Collection[str]) -> list[str]:
-    """Returns those of a site's domains that an experiment holds out, however they are spelt."""
+    """Returns a site's domains that an experiment holds out, whatever their spelling."""
 
     def plain(name: str) -> str:
         return " ".join(name.replace("_", " ").split()).casefold()
@@ -89,10 +89,10 @@ def held_out_among(domains: Iterable[str], held_out: Collection[str]) -> list[st
 
 
 def public_key(file: Path) -> bytes:
-    """Returns a site's public key as Flower writes it, in PEM.
+    """Returns a site's public key in PEM, as Flower writes it.
 
     Args:
-        file: as ``ssh-keygen`` writes it, ``*.pub``.
+        file: the key as written by ``ssh-keygen``, ``*.pub``.
 
     Raises:
         FeddgError: it is not the public key of an elliptic curve.
@@ -107,7 +107,7 @@ def public_key(file: Path) -> bytes:
 
 
 def _known_classes(experiment: Experiment, test: str) -> Sequence[str]:
-    """Returns the classes that a coordinator knows of: of its test folder, or of the data set."""
+    """Returns the classes that a coordinator knows: of its test folder, or of the data set."""
     if test and not test.startswith("digits:"):
         try:
             return load_source("folder", Path(test).expanduser()).class_names
@@ -131,8 +131,9 @@ FLEET_METHODS = (
     "pull-object",
     "confirm-message-received",
 )
-"""What a site with a registered key asks of Flower's Fleet service; a key registers itself with
-``register-node``, which is not among them."""
+"""Methods of Flower's Fleet service for sites with a registered key; ``register-node`` is not among
+them, because a key could register itself with it.
+"""
 
 COORDINATOR = {
     "pyproject.toml": "pyproject.toml.j2",
@@ -153,11 +154,11 @@ SITE = {
     "feddg-site.service": "site/site.service.j2",
 }
 REGISTERED = "proxy/sites.map"
-"""The proxy's list of registered keys, a line for each."""
+"""The proxy's list of registered keys, one per line."""
 
 
 def deployment_fields(sites: Sequence[str]) -> dict[str, Any]:
-    """Returns what a deployment lays over an experiment: its sites, who train on all they have."""
+    """Returns the deployment's experiment fields: its sites, which train on all their images."""
     return {
         "data": {"id_val": 0.0, "id_test": 0.0, "root": None},
         "clients": {"number": len(sites), "partition": "domain"},
@@ -177,20 +178,21 @@ def write_app(
     evaluation_sites: Sequence[str] = (),
     classes: Sequence[str] = (),
 ) -> list[Path]:
-    """Writes the Flower app, the proxy that sites reach, services, scripts for keys, start lines.
+    """Writes the Flower app, the proxy, services, scripts for keys, and start commands.
 
     Args:
-        folder: made if absent, for its owner alone; files that exist are not overwritten.
-        experiment: what is run; ``clients.number`` is the number of sites.
-        sites: their names, letters, digits, ``-`` and ``_``.
+        folder: created if missing, readable by its owner only; existing files are not overwritten.
+        experiment: the experiment; ``clients.number`` is the number of sites.
+        sites: names of letters, digits, ``-`` and ``_``.
         address: HOST:PORT at which sites reach the coordinator's proxy.
-        superlink_port: of the SuperLink behind it, on loopback; 0 for the one after the proxy's.
-        out: the run folder's parent at the coordinator.
+        superlink_port: port of the SuperLink behind the proxy, on loopback; 0 for the one after the
+            proxy's.
+        out: parent of the run folder at the coordinator.
         test: the coordinator's test folder, ``digits:DOMAIN``, or empty.
-        min_sites: sites that must be connected; 0 for all.
-        evaluation_sites: names of sites that never train and are asked for the accuracy.
-        classes: that sites must have, for `feddg deploy check`; by default those of the test
-            folder, or of the data set.
+        min_sites: number of sites that must be connected; 0 for all.
+        evaluation_sites: names of sites that only evaluate.
+        classes: classes that sites must have, for `feddg deploy check`; by default those of the
+            test folder, or of the data set.
 
     Returns:
         The files written.
@@ -260,7 +262,7 @@ def write_app(
 
 
 def _write(file: Path, content: str) -> None:
-    """Writes a file that only its owner may read, in folders that only they may enter."""
+    """Writes a file that only its owner can read, in folders that only the owner can enter."""
     private_folder(file.parent)
     file.touch(mode=0o600)
     file.write_text(content, encoding="utf-8")
@@ -300,11 +302,11 @@ def _certificate_names(host: str) -> str:
 
 
 def _basic(text: str) -> str:
-    """Returns a text as TOML."""
+    """Returns text as a TOML string."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
 def _multiline(text: str) -> str:
-    """Returns lines as they stand between TOML's three quotation marks."""
+    """Returns lines for a TOML string between three quotation marks."""
     return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')

@@ -1,7 +1,7 @@
-"""Flower's simulation: the clients of an experiment side by side as Ray actors.
+"""Flower's simulation: clients of an experiment in parallel, as Ray actors.
 
-For machines with many cores or several GPUs. The experiment, its clients and its numbers are those
-of the in-process run, which is faster wherever clients cannot work side by side.
+For machines with many cores or several GPUs. Results are those of the in-process run, which is
+faster if clients cannot run in parallel.
 """
 
 import json
@@ -43,11 +43,13 @@ _OFF = (
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
 )
-"""What Ray does unasked: reports usage, wraps actors in uv, warns about hidden GPUs."""
+"""Turns off what Ray does by default: usage reports, wrapping actors in uv, warnings about hidden
+GPUs.
+"""
 
 
 class SimulatedApp(ClientApp):
-    """The ClientApp of a simulation's nodes: one started from Python passes no run config on."""
+    """The ClientApp of simulated nodes; a simulation started from Python has no run config."""
 
     def __init__(self, experiment: Experiment, cache: Path) -> None:
         super().__init__()
@@ -58,7 +60,7 @@ class SimulatedApp(ClientApp):
         }
 
     def __call__(self, message: Envelope, context: Context) -> Envelope:
-        """Hands the message to the ClientApp."""
+        """Passes the message to the ClientApp."""
         # A copy: Flower refuses a context whose run config changed.
         whole = Context(
             context.run_id,
@@ -79,18 +81,18 @@ def simulate(
     cpus: int = 1,
     gpus: float = 0.0,
 ) -> Run:
-    """Carries out an experiment over Flower's simulation; see :func:`feddg.run`.
+    """Runs an experiment in Flower's simulation; see :func:`feddg.run`.
 
     Args:
         experiment: what to run.
-        out: the run folder's parent.
-        observer: is told what happens.
+        out: parent of the run folder.
+        observer: gets the progress.
         cache: folder for decoded pixels, stylized copies and the clients' memory.
-        cpus: cores per client; as many clients work side by side as the machine has room for.
+        cpus: cores per client; as many clients run in parallel as fit.
         gpus: share of a GPU per client.
 
     Raises:
-        FeddgError: Ray is missing, or the experiment cannot be carried out.
+        FeddgError: Ray is missing, or the experiment cannot be run.
     """
     require_network_fit(method_class(experiment.method.name))
     if find_spec("ray") is None:
@@ -125,7 +127,7 @@ def simulate(
 
 
 def number_of_nodes(experiment: Experiment, cache: Path) -> int:
-    """Returns how many nodes there are, one for each client."""
+    """Returns the number of nodes, one per client."""
     if not counts_clients(experiment.clients.partition):
         return experiment.clients.number
     return len(load_images(experiment, cache, lambda *_: None).partition)
@@ -134,7 +136,7 @@ def number_of_nodes(experiment: Experiment, cache: Path) -> int:
 def coordinate(
     grid: Grid, experiment: Experiment, out: Path, cache: Path, observer: Observer | None = None
 ) -> Run:
-    """Carries out an experiment over a grid of simulated nodes, or goes on with it."""
+    """Runs an experiment over a grid of simulated nodes, or continues it."""
     path = out / experiment.label
 
     def prepare(

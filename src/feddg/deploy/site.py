@@ -1,4 +1,4 @@
-"""A site: its own folder of images, its device, its cache and what it remembers."""
+"""A site: its image folder, device, cache and memory."""
 
 import functools
 import hashlib
@@ -64,22 +64,22 @@ _MEMORY = re.compile(r"memory-(\d{1,9})\.bin")
 
 
 class SiteMemory:
-    """One site's part of one run, in ``cache/deployments/run/site``; its process ends in between.
+    """A site's memory of a run, in ``cache/deployments/run/site``, kept between processes.
 
-    A memory is filed under the round that wrote it, and a round reads only what earlier rounds
-    wrote. So a round that failed, at the site or at the server, is repeated from the same memory.
-    ``*.bin`` files begin with the CRC-32 of the rest.
+    Memory is stored by the round that wrote it, and a round reads only that of earlier rounds. So a
+    failed round is repeated with the same memory. ``*.bin`` files begin with the CRC-32 of the
+    rest.
 
     Args:
         cache: the site's cache folder.
-        run: the run's key, made up by the server.
+        run: the run's key, created by the server.
         site: the site's name.
-        experiment: the experiment's id, under which the site keeps which sums it helped to open: in
-            whatever run, since one that begins again trains the same updates again. None for each
-            run by itself.
+        experiment: the experiment's id, under which the site stores which sums it helped to open.
+            This holds for all runs, because a run that starts again trains the same updates again.
+            None keeps it for each run separately.
 
     Raises:
-        ClientError: a name that cannot be a folder's.
+        ClientError: a name is not valid for a folder.
     """
 
     def __init__(self, cache: Path, run: str, site: str, experiment: str | None = None) -> None:
@@ -92,7 +92,7 @@ class SiteMemory:
         self._opened_sums = sums / "opened_sums.safetensors"
 
     def before(self, round: int) -> Weights:
-        """Returns what rounds before ``round`` left behind; nothing if there were none.
+        """Returns the memory before ``round``; empty if there is none.
 
         Raises:
             RunError: it is damaged; names the file.
@@ -101,7 +101,7 @@ class SiteMemory:
         return load(_read_checked(self._memory(max(earlier)))) if earlier else {}
 
     def keep(self, round: int, memory: Weights) -> None:
-        """Files ``memory`` under ``round``; of the older ones only the newest stays."""
+        """Stores ``memory`` for ``round``; only the newest of the older ones is kept."""
         own = {name: tensor.detach().cpu().contiguous() for name, tensor in memory.items()}
         _write_checked(self._memory(round), save(own))
         earlier = sorted(number for number in self._rounds() if number < round)
@@ -116,7 +116,7 @@ class SiteMemory:
         return [int(match[1]) for entry in found if (match := _MEMORY.fullmatch(entry.name))]
 
     def secrets(self, round: int) -> Weights:
-        """Returns what defences keep at the site: of this round, and beyond rounds.
+        """Returns the defences' secrets at the site: of this round, and lasting ones.
 
         Raises:
             RunError: it is damaged; names the file.
@@ -131,7 +131,7 @@ class SiteMemory:
         return opened_sums | (of_round if current else {})
 
     def keep_secrets(self, round: int, secrets: Weights) -> None:
-        """Files what defences keep: beyond a round first, so that it is there when it is needed."""
+        """Stores the defences' secrets: lasting ones first, so that they exist when needed."""
         own = {name: tensor.cpu().contiguous() for name, tensor in secrets.items()}
         opened_sums = {name: own.pop(name) for name in list(own) if name.startswith(KNOWN)}
         if opened_sums:
@@ -142,14 +142,14 @@ class SiteMemory:
             self._secrets.unlink(missing_ok=True)
 
     def context(self, digest: str) -> Message | None:
-        """Returns the shared context, or None if this site has none, or its copy is damaged."""
+        """Returns the shared context, or None if this site has none or its copy is damaged."""
         try:
             return Message.from_bytes(_read_checked(self.folder / f"context-{digest}.bin"))
         except RunError:
             return None  # it is asked for again
 
     def keep_context(self, digest: str, context: Message) -> None:
-        """Files the shared context."""
+        """Stores the shared context."""
         _write_checked(self.folder / f"context-{digest}.bin", context.to_bytes())
 
 
@@ -165,7 +165,7 @@ def _write_checked(file: Path, content: bytes) -> None:
 
 
 def _read_checked(file: Path) -> bytes:
-    """Returns what :func:`_write_checked` wrote.
+    """Reads and checks a file of :func:`_write_checked`.
 
     Raises:
         RunError: it cannot be read, or is damaged.
@@ -187,12 +187,12 @@ def _read_checked(file: Path) -> bytes:
 
 
 def list_images(images: str, domain: str | None) -> ImageTable:
-    """Returns a site's images, listed and not decoded.
+    """Returns the list of a site's images, not decoded.
 
     Args:
         images: ``digits:DOMAIN``, a folder ``root/domain/class/*``, or with ``domain`` a folder
             ``root/class/*``.
-        domain: what the images of ``root/class/*`` are called.
+        domain: name of the domain for images in ``root/class/*``.
 
     Raises:
         DataError: they cannot be listed.
@@ -231,9 +231,9 @@ def load_pixels(
     """Returns the usable images of :func:`list_images`, with their pixels.
 
     Args:
-        images: see there.
-        domain: see there.
-        experiment: how images are resized.
+        images: see :func:`list_images`.
+        domain: see :func:`list_images`.
+        experiment: tells how images are resized.
         cache: folder of the decoded pixels.
         unlabelled: the site's name, where folders are no classes.
 
@@ -259,10 +259,10 @@ def load_pixels(
 
 
 def positions(table: ImageTable, classes: list[str], domains: list[str]) -> ImageTable:
-    """Returns the table with its labels and domains numbered as the whole federation does.
+    """Returns the table with the federation's numbers for classes and domains.
 
     Raises:
-        DataError: a class or domain that the federation does not have.
+        DataError: the federation does not have a class or domain.
     """
     for what, mine, all_ in (
         ("class", table.class_names, classes),
@@ -287,7 +287,7 @@ def positions(table: ImageTable, classes: list[str], domains: list[str]) -> Imag
 def test_images(
     table: ImageTable, pixels: PixelStore, experiment: Experiment, worker: Worker
 ) -> Evaluation:
-    """Returns all images of a table as a test split."""
+    """Returns an evaluation of all images of a table, as a test split."""
     return Evaluation(
         pixels,
         {"test": numpy.arange(len(table))},
@@ -302,7 +302,7 @@ def test_images(
 
 
 class SiteConfig(Settings):
-    """What a SuperNode's ``--node-config`` may hold."""
+    """The fields of a SuperNode's ``--node-config``."""
 
     site: str = Field(description="the site's name, one of the deployment's `sites`")
     images: str = Field(
@@ -317,7 +317,7 @@ class SiteConfig(Settings):
 
     @classmethod
     def read(cls, node_config: Mapping[str, Any]) -> "SiteConfig":
-        """Reads the node config; keys that Flower adds are left alone.
+        """Reads the node config; keys that Flower adds are ignored.
 
         Raises:
             FeddgError: a key is missing or wrong.
@@ -335,7 +335,7 @@ class SiteConfig(Settings):
 
 
 def read_experiment(run_config: Mapping[str, Any]) -> Experiment:
-    """Returns the experiment that every part of a deployment finds in its run config.
+    """Returns the experiment in a deployment's run config.
 
     Raises:
         ExperimentError: it is missing, invalid, or cannot run across a network.
@@ -365,11 +365,11 @@ def _experiment_at(text: object, device: str) -> Experiment:
 
 
 class MissingContext(FeddgError):
-    """The site was not sent, or has lost, the shared context."""
+    """Raised if the site has no shared context, or has lost it."""
 
 
 class Site:
-    """The site whose SuperNode has a config, in the deployment with an experiment.
+    """A site, from its SuperNode's config and the deployment's experiment.
 
     Raises:
         FeddgError: the config, the experiment or the images cannot be used.
@@ -389,7 +389,7 @@ class Site:
         )
 
     def register(self, payload: Payload) -> Payload:
-        """Says who it is: name, class and domain names, how many images of each, its codec."""
+        """Returns the site's name, classes, domains, numbers of images, and codec."""
         self._memory(Request.read(payload))
         try:
             registration = self._registration()
@@ -401,7 +401,7 @@ class Site:
         return Payload({"site": self.config.site}, {"registration": registration.message})
 
     def client_statistics(self, payload: Payload) -> Payload:
-        """Describes the site for the method's setup phase."""
+        """Returns the site's statistics for the method's setup."""
         with self._client(payload) as (client, method, _):
             return Payload(parts={"reply": client_statistics(client, method)})
 
@@ -418,7 +418,7 @@ class Site:
             return Payload(parts={"reply": reply})
 
     def evaluate(self, payload: Payload) -> Payload:
-        """Measures the weights on the site's images; nothing is trained."""
+        """Evaluates the weights on the site's images, without training."""
         request = Request.read(payload)
         self._memory(request)
         method, worker = self._build(len(request.classes))
@@ -440,11 +440,11 @@ class Site:
     def _client(
         self, payload: Payload, *, after_training: bool = False
     ) -> Iterator[tuple[Client, Method, Defences]]:
-        """Lends the client that a message addresses; files what it remembers if nothing fails.
+        """Yields the client that a message addresses; stores its memory if nothing fails.
 
         Args:
             payload: the message.
-            after_training: whether what it learnt in this very round counts already.
+            after_training: whether the memory of this very round is already used.
         """
         request = Request.read(payload)
         memory = self._memory(request)
@@ -498,14 +498,14 @@ class Site:
         )
 
     def _memory(self, request: Request) -> SiteMemory:
-        """Returns what the site keeps of a run; its images must be those it joined it with.
+        """Returns the site's memory of a run, after checking that its images have not changed.
 
-        So must be the files that the method reads, such as a codec's weights. Of a change the
-        coordinator is told that there is one; what it is about stands in the site's own log.
+        Files that the method reads, such as a codec's weights, must not change either. The
+        coordinator only learns that something changed; the details are in the site's log.
 
         Raises:
             ClientError: they changed.
-            FeddgError: what is kept cannot be read or written; names the file.
+            FeddgError: the memory cannot be read or written; names the file.
         """
         cache, table = self.config.cache_folder, self.table
         memory = SiteMemory(cache, request.run, self.config.site, self.experiment.id)
@@ -543,7 +543,7 @@ class Site:
 
 
 SIMULATED = "simulated"
-"""Key of a run config whose nodes are simulated; they differ by ``partition-id`` alone."""
+"""Key of the run config of simulated nodes, which differ in ``partition-id`` only."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -554,7 +554,7 @@ def _simulated(text: str, cache: Path) -> tuple[Experiment, Images]:
 
 
 class SimulatedSite(Site):
-    """The client whose id is the node's ``partition-id``: its share of the experiment's images."""
+    """A simulated client: the node's ``partition-id`` is its id and selects its images."""
 
     def __init__(self, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> None:
         id, text = int(node_config["partition-id"]), str(run_config["experiment"])
@@ -572,7 +572,7 @@ class SimulatedSite(Site):
         )
 
     def _memory(self, request: Request) -> SiteMemory:
-        """Returns what the client keeps of the run: who simulates it has all its images anyway."""
+        """Returns the client's memory of the run; images are not checked in a simulation."""
         return SiteMemory(self.config.cache_folder, request.run, self.config.site)
 
     def _examples(self, classes: list[str], domains: list[str]) -> Examples:

@@ -1,4 +1,4 @@
-"""A transport over Flower's grid, under the same server loop as in-process."""
+"""The transport over Flower's grid, for the same server loop as in process."""
 
 import base64
 import hashlib
@@ -46,26 +46,26 @@ from feddg.storage import append_text
 log = logging.getLogger("feddg")
 
 MOST_SENT_AGAIN = 2
-"""How often a site may ask in one exchange for what it was already sent."""
+"""How often a site may ask again, in one exchange, for what it was already sent."""
 NOBODY = -1
-"""The number of a node that is no site."""
+"""The number of a node that is not a site."""
 PROMPT = 120.0
-"""Seconds that the others wait at most for a site that comes back, or that was silent before."""
+"""Longest time in seconds to wait for a site that returns, or that was silent before."""
 REMIND = 60.0
-"""Seconds after which the log says who is waited for."""
+"""Seconds after which the log names the sites being waited for."""
 LATER = 60.0
-"""Seconds by which Flower forgets a message later than we do, so that it is we who say so."""
+"""Seconds by which Flower's time limit exceeds ours, so that our message is the one shown."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """How patient the server is.
+    """The server's waiting times.
 
     Attributes:
-        minimum: connected sites it waits for before anything is sent.
-        wait: seconds it waits for them, until they have registered.
-        deadline: seconds a site has for one message; later replies are dropped.
-        poll: seconds between two looks at the mailbox.
+        minimum: number of connected sites before anything is sent.
+        wait: seconds to wait for sites to register.
+        deadline: seconds that a site has to answer a message; later replies are dropped.
+        poll: seconds between checks of the mailbox.
     """
 
     minimum: int = 1
@@ -75,25 +75,25 @@ class Policy:
 
     @property
     def prompt(self) -> float:
-        """Seconds that the others wait for a site that comes back, or that was silent before."""
+        """Seconds to wait for a site that returns, or that was silent before."""
         return min(PROMPT, self.wait, self.deadline)
 
 
 @dataclass
 class PendingRequest:
-    """A message to a node.
+    """A message sent to a node.
 
     Attributes:
-        node: Flower's number of it.
-        site: what the log calls it.
+        node: Flower's id of the node.
+        site: its name in the log.
         client: its number in the federation.
-        kind: what the message asks for.
+        kind: the kind of request.
         round: the round it belongs to.
-        purpose: what the ledger calls the reply.
+        purpose: the ledger's name of the reply.
         bytes: its size.
-        at: when it was sent, seconds since 1970.
-        began: when it was sent, by a clock that only runs forwards.
-        reply: what came back, or why nothing is waited for any more; None before that is known.
+        at: time of sending, seconds since 1970.
+        began: time of sending by a monotonic clock.
+        reply: the reply, or why nothing is waited for any more; None until known.
     """
 
     node: int
@@ -108,21 +108,21 @@ class PendingRequest:
     reply: Payload | Refusal | None = None
 
     def refuse(self, reason: str) -> None:
-        """Has nobody wait for it any more."""
+        """Marks the request as refused, so that it is not waited for any more."""
         self.reply = Refusal(self.client, f"{self.site}: {reason}")
 
 
 class Mailbox:
-    """Messages on their way through Flower's grid, and the ledger of them.
+    """Sends and receives messages over Flower's grid, and records them in the ledger.
 
     Args:
         grid: Flower's connection to the nodes.
-        policy: patience.
-        traffic: file to which a row is appended for every message that was answered.
+        policy: waiting times.
+        traffic: file that gets a row for every answered message.
 
     Attributes:
-        limits: seconds that the others wait for a site that was silent once, by its number: twice
-            what it has taken for an answer since, however late that came.
+        limits: seconds to wait for a site that was silent once, by number: twice the time of its
+            last answer, however late.
     """
 
     def __init__(self, grid: Grid, policy: Policy, traffic: Path | None) -> None:
@@ -134,7 +134,7 @@ class Mailbox:
 
     @property
     def ledger(self) -> Ledger:
-        """Where every message is entered that was really sent or received."""
+        """The record of every message that was really sent or received."""
         if self._ledger is None:
             raise RuntimeError("nobody has given this transport a ledger yet")
         return self._ledger
@@ -156,7 +156,7 @@ class Mailbox:
         round: int,
         purposes: tuple[str, str],
     ) -> PendingRequest:
-        """Sends a message; ``purposes`` are what the ledger calls it, and the reply."""
+        """Sends a message; ``purposes`` are the ledger's names of it and its reply."""
         size, at, began = flower_bytes(records), time.time(), time.monotonic()
         sent = PendingRequest(node, site, client, kind, round, purposes[1], size, at, began)
         envelope = Envelope(records, node, kind, ttl=self.policy.deadline + LATER)
@@ -169,10 +169,10 @@ class Mailbox:
         return sent
 
     def pull(self) -> bool:
-        """Fetches replies to messages; returns whether there were any.
+        """Fetches replies; returns whether there were any.
 
-        What comes too late, to a message that was given up, is entered and dropped: it says that
-        the site is there, and how long it takes, but never answers a later message.
+        A late reply to a message that was given up is recorded and dropped. It shows that the site
+        is alive and how long it takes, but it never answers a later message.
         """
         oldest = time.monotonic() - 2 * self.policy.deadline
         self._sent = {id: sent for id, sent in self._sent.items() if sent.began > oldest}
@@ -214,7 +214,7 @@ class Mailbox:
                 self._enter_traffic(sent, seconds, envelope.content, reply)
 
     def drop_lost(self) -> None:
-        """Gives up messages to nodes that disconnected since."""
+        """Gives up messages to nodes that have disconnected."""
         waiting = [sent for sent in self._sent.values() if sent.reply is None]
         nodes = set(self.grid.get_node_ids()) if waiting else set()
         for sent in waiting:
@@ -228,13 +228,13 @@ class Mailbox:
         *,
         needed: bool = True,
     ) -> Iterator[Payload | Refusal]:
-        """Yields the replies to messages, in their order: each comes in time, or is a refusal.
+        """Yields the replies in the order of the messages; a late reply becomes a refusal.
 
         Args:
-            waiting: all that were sent; emptied, so that a reply is nobody's once it was used.
-            again: sends a message anew, with the shared context, to a site that lacks it.
-            needed: whether nothing goes on without a reply. If so, and if all of them were silent
-                before, they have their full time: nobody else waits.
+            waiting: all messages that were sent; emptied as replies are yielded.
+            again: sends a message again, with the shared context, to a site that lacks it.
+            needed: whether the server cannot continue without a reply. Then, if all sites were
+                silent before, they get the full deadline.
         """
         policy, began, sent_again = self.policy, time.monotonic(), Counter[int]()
         remind = began + REMIND
@@ -270,7 +270,7 @@ class Mailbox:
                 log.info("waiting for %s; %.0f s left", names, left)
 
     def _give_up(self, messages: Iterable[PendingRequest], reason: str) -> None:
-        """Refuses messages; their sites are not waited for at full length before they answer."""
+        """Refuses messages; their sites get a short deadline until they answer again."""
         for sent in messages:
             if sent.reply is None:
                 sent.refuse(reason)
@@ -279,7 +279,7 @@ class Mailbox:
     def _enter(
         self, round: int, direction: Direction, client: int, purpose: str, held: RecordDict
     ) -> None:
-        """Enters a message in the ledger; one that cannot be read by its size."""
+        """Records a message in the ledger; an unreadable one by its size."""
         size: int | None = None
         try:
             size = flower_bytes(held)
@@ -312,10 +312,10 @@ class Mailbox:
 
 
 def fingerprint(public_key: bytes) -> str:
-    """Returns a PEM public key's fingerprint as ``ssh-keygen -l`` shows it, ``SHA256:...``.
+    """Returns a PEM public key's fingerprint as shown by ``ssh-keygen -l``, ``SHA256:...``.
 
     Raises:
-        ValueError: the bytes are no public key.
+        ValueError: the bytes are not a public key.
     """
     key = load_pem_public_key(public_key)
     shown = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)  # "type base64"
@@ -325,10 +325,10 @@ def fingerprint(public_key: bytes) -> str:
 
 @dataclass
 class Stranger:
-    """A connected node that was asked which site it is, and has no site's place.
+    """A connected node that was asked which site it is, and is not (yet) accepted as one.
 
     Attributes:
-        info: what Flower knows of it.
+        info: Flower's information on it.
         asked: the question.
     """
 
@@ -337,34 +337,34 @@ class Stranger:
 
     @property
     def name(self) -> str:
-        """The name that its key was registered under, or what the log calls it."""
+        """The name under which its key was registered, or its name in the log."""
         return self.info.name or self.asked.site
 
 
 class NodeRegistry:
-    """The sites of a deployment, and the nodes that have their places.
+    """The sites of a deployment, and the node of each site.
 
-    Flower's node ids are random and change; a site's number is the position of its name, so
-    sampling, order of aggregation and random streams are those of the in-process run. A name
-    belongs to the first key that had it.
+    Flower's node ids are random and change. A site's number is the position of its name, so
+    sampling, aggregation order and random streams equal those in process. A name belongs to the
+    first key that used it.
 
     Args:
-        mailbox: carries questions to nodes.
-        run: key under which sites keep their memory of this run.
-        sites: names of all sites that train, then of those that only evaluate.
-        trainers: how many train.
-        keys: fingerprint of the key that each site's name belongs to; grows. None takes any node
-            for what it says, as where nobody has a key.
-        registered: how many images sites joined this run with, in an earlier part of it.
-        held_out: domains that nobody may train on.
+        mailbox: sends questions to nodes.
+        run: key under which sites store their memory of this run.
+        sites: names of the training sites, then of the evaluation sites.
+        trainers: number of training sites.
+        keys: fingerprint of each site's key, by name; grows. None trusts the name that any node
+            gives, if there are no keys.
+        registered: number of images each site registered with in an earlier part of the run.
+        held_out: domains that must not be trained on.
 
     Attributes:
-        registrations: what connected sites said about themselves, by their numbers.
-        counts: how many images sites registered with, by their numbers.
-        objections: why nobody has a site's place, by its name, where somebody asked for it.
-        strangers: nodes that have no site's place, by their numbers, in the order of their keys.
-        asked: connected nodes that were asked which site they are.
-        on_registration: called with each site's number and registration, late joiners' too.
+        registrations: registrations of connected sites, by number.
+        counts: number of images each site registered with, by number.
+        objections: why a site's name was refused to a node, by name.
+        strangers: connected nodes that are no accepted site, by node id, sorted by key.
+        asked: ids of connected nodes that were asked which site they are.
+        on_registration: called with each site's number and registration, also for late joiners.
     """
 
     def __init__(
@@ -389,9 +389,9 @@ class NodeRegistry:
         self.node_of: dict[int, int] = {}
 
     def online(self, round: int) -> set[int]:
-        """Returns the ids of the connected sites; asks new nodes which site they are.
+        """Returns the numbers of the connected sites; asks new nodes which site they are.
 
-        Waits for nobody: what a node says of itself counts whenever it comes.
+        Does not wait; a node's answer counts whenever it arrives.
         """
         nodes = {info.node_id: info for info in self._mailbox.grid.get_nodes()}
         oldest = time.monotonic() - self._mailbox.policy.deadline
@@ -423,7 +423,7 @@ class NodeRegistry:
             self.asked.add(node)
 
     def _admit(self) -> None:
-        """Gives nodes that have registered their sites' places."""
+        """Assigns registered nodes to their sites."""
         before: set[str] = set()
         for node, stranger in list(self.strangers.items()):
             reply = stranger.asked.reply
@@ -459,7 +459,7 @@ class NodeRegistry:
         self.on_registration(id, registration)
 
     def _name_objection(self, name: str, info: NodeInfo) -> str | None:
-        """Says why a node may not have a name; else it is its key's from now on."""
+        """Returns why a node may not use a name; if it may, the name is its key's from now on."""
         if name not in self._sites:
             return "is no site of this deployment"
         if info.name not in ("", name):
@@ -481,7 +481,7 @@ class NodeRegistry:
         )
 
     def _objection(self, id: int, new: Registration) -> str | None:
-        """Says why a site may not take part with what it holds, or None."""
+        """Returns why a site may not take part with its images and classes, or None."""
         before, first = self.registrations.get(id), self.counts.get(id)
         remedy = "a run's images stay the same: start a new run for others"
         others = {k: v for k, v in self.registrations.items() if k < self._trainers and k != id}
@@ -520,7 +520,7 @@ class NodeRegistry:
         return None
 
     def names_of(self, ids: Iterable[int]) -> str:
-        """Returns the names of sites, each with what is in its way if that is known."""
+        """Returns the names of sites, each with the reason for its absence, if known."""
         reasons = {
             stranger.name: "connected, but it has not registered"
             for stranger in self.strangers.values()
@@ -537,23 +537,23 @@ class FlowerTransport:
 
     Args:
         grid: Flower's connection to the nodes.
-        sites: names of all sites that train; a site's position is its client id.
-        run: key under which sites keep their memory of this run.
-        policy: patience.
-        device: where the server computes.
+        sites: names of all training sites; a site's position is its client id.
+        run: key under which sites store their memory of this run.
+        policy: waiting times.
+        device: the server's device.
         evaluation_sites: names of sites that only evaluate; their ids follow the others'.
-        traffic: file to which a row is appended for every message that was answered.
-        keys: fingerprint of the key that each site's name belongs to; grows. None takes any node
-            for what it says, as in a simulation.
+        traffic: file that gets a row for every answered message.
+        keys: fingerprint of each site's key, by name; grows. None trusts the name that any node
+            gives, as in a simulation.
         registered: how many images sites joined this run with, in an earlier part of it.
-        held_out: domains that nobody may train on; evaluation_sites may hold them.
+        held_out: domains that must not be trained on; evaluation sites may hold them.
 
     Attributes:
         sites: names of all sites, the evaluation_sites' last.
         clients: ids of all sites that train, connected or not.
         evaluation_sites: ids of the sites that only evaluate, connected or not.
-        registry: which node is which site.
-        fields: sent with every message.
+        registry: maps nodes to sites.
+        fields: fields sent with every message.
         registered: how many images sites registered with, by their numbers.
     """
 
@@ -593,7 +593,7 @@ class FlowerTransport:
 
     @property
     def ledger(self) -> Ledger:
-        """Where every message is entered that was really sent or received."""
+        """The record of every message that was really sent or received."""
         return self._mailbox.ledger
 
     @ledger.setter
@@ -601,10 +601,10 @@ class FlowerTransport:
         self._mailbox.ledger = ledger
 
     def gather(self, minimum: int) -> dict[int, Registration]:
-        """Waits until all sites have registered, or the policy's ``wait`` is over.
+        """Waits until all sites have registered, at most the policy's ``wait``.
 
         Returns:
-            What the sites that train said about themselves; only they count.
+            The registrations of the training sites; only these count.
 
         Raises:
             RunError: fewer than ``minimum``; names the missing ones.
@@ -620,7 +620,7 @@ class FlowerTransport:
         return {id: self.registry.registrations[id] for id in trainers}
 
     def hand_out(self, context: Message | None, *, again: bool = False) -> None:
-        """Has every site sent the shared context with its next message, once."""
+        """Sends every site the shared context once, with its next message."""
         self._context = context
         self._context_arrays = arrays(context.tensors) if context and context.tensors else None
         content = b"" if context is None else context.to_bytes()
@@ -643,9 +643,9 @@ class FlowerTransport:
             yield id, reply if isinstance(reply, Refusal) else reply.part("reply")
 
     def evaluate(self, broadcast: Broadcast) -> Iterator[Reply]:
-        """Asks the sites that only evaluate how good the broadcast's weights are on their images.
+        """Asks the evaluation sites for the accuracy of the broadcast's weights on their images.
 
-        Nobody is waited for: a site that is not connected answers with a Refusal.
+        Does not wait: a site that is not connected gives a Refusal.
         """
         for id, reply in self._exchange(
             self.evaluation_sites, EVALUATE, ("evaluate", "scores"), broadcast
@@ -707,15 +707,15 @@ class FlowerTransport:
             yield id, reply
 
     def _connected(self, clients: Sequence[int], minimum: int, round: int) -> set[int]:
-        """Returns the connected sites among some, after waiting for those that may come back.
+        """Returns which sites are connected, after waiting for those that may return.
 
-        Nobody is waited for twice: a site that was waited for in vain, or a node that does not say
-        who it is, takes part from when it is there.
+        A site is not waited for twice: one that did not return in time, or a node that does not
+        tell its name, takes part as soon as it is there.
 
         Args:
             clients: the sites.
-            minimum: how many are waited for.
-            round: the round they are needed for.
+            minimum: number of sites to wait for.
+            round: the round that needs them.
         """
         policy, began, registry = self._policy, time.monotonic(), self.registry
         while True:
@@ -747,7 +747,7 @@ class FlowerTransport:
         return found
 
     def _addressed(self, records: RecordDict, id: int, context: Message | None) -> RecordDict:
-        """Returns a site's own copy of records, with the shared context where it is to be sent."""
+        """Returns a site's own copy of records, with the shared context if it is due."""
         fields = dict(records.config_records[FIELDS]) | {"client": id}
         own = RecordDict(dict(records))
         if context is not None:

@@ -1,4 +1,4 @@
-"""What crosses the network: Flower's records, and the schema of every request and reply."""
+"""The network format: Flower's records, and the schema of every request and reply."""
 
 import json
 import math
@@ -41,13 +41,13 @@ _COUNTS = ("examples", "images", "seconds")
 DTYPES = frozenset(
     ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
 )
-"""Types of numbers that may cross."""
+"""Number types allowed in messages."""
 MOST_PARTS, MOST_ENTRIES, MOST_CHARACTERS = 16, 100_000, 4_000_000
-"""Limits of one message: parts, entries, characters of a text."""
+"""Limits per message: parts, entries, characters of a text."""
 LONGEST_NAME = 300
-"""Characters of an entry's name: the ledger keeps them."""
+"""Longest name of an entry in characters, because the ledger stores it."""
 MOST_CLASSES, MOST_DOMAINS, MOST_IMAGES = 2_000, 2_000, 100_000_000
-"""Limits of what sites hold: a table of true against predicted classes has the classes' square."""
+"""Limits for sites; a confusion matrix grows with the square of the number of classes."""
 MOST_TERMS, MOST_FILES = 64, 16
 
 
@@ -56,19 +56,19 @@ class Payload:
     """One network message.
 
     Attributes:
-        fields: what the transport itself needs (round, site, ...), by name without ``/``.
-        parts: what server and method say to each other, by name without ``/`` and ``,``.
+        fields: the transport's own values (round, site, ...), by name without ``/``.
+        parts: messages between server and method, by name without ``/`` and ``,``.
     """
 
     fields: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, Message] = field(default_factory=dict)
 
     def part(self, name: str) -> Message:
-        """Returns a part, empty if it was left out."""
+        """Returns a part, or an empty message if it is missing."""
         return self.parts.get(name, Message())
 
     def to_records(self) -> RecordDict:
-        """Returns Flower's form of it."""
+        """Returns the payload as Flower's records."""
         fields: dict[str, Scalar] = {**self.fields, _PARTS: ",".join(self.parts)}
         records = RecordDict()
         for part, message in self.parts.items():
@@ -80,10 +80,10 @@ class Payload:
 
     @classmethod
     def from_records(cls, records: RecordDict) -> "Payload":
-        """Reads what :meth:`to_records` wrote; anything else is refused.
+        """Reads records written by :meth:`to_records`; anything else is refused.
 
         Raises:
-            ValueError: it is not one; says why in one harmless line.
+            ValueError: the records are invalid; the message gives the reason in one safe line.
         """
         if list(records.config_records) != [FIELDS] or records.metric_records:
             raise ValueError("it is not laid out as a message of this federation")
@@ -112,7 +112,7 @@ class Payload:
 
     @classmethod
     def of_update(cls, update: Update) -> "Payload":
-        """Returns an update as it leaves a site; its tensors are copied when it does."""
+        """Returns an update as a payload; its tensors are copied when it is sent."""
         fields = {name: getattr(update, name) for name in _COUNTS}
         parts = {"weights": Message(update.weights), "terms": Message({}, dict(update.terms))}
         return cls(fields, parts | ({"extras": update.extras} if update.extras else {}))
@@ -121,7 +121,7 @@ class Payload:
         """Returns the update in a checked reply.
 
         Raises:
-            ValueError: it holds none.
+            ValueError: it contains no update.
         """
         if "examples" not in self.fields or "weights" not in self.parts:
             raise ValueError("it sent no update")
@@ -132,13 +132,13 @@ class Payload:
 
 
 def contents(records: RecordDict) -> tuple[list[Shape], dict[str, Scalar]]:
-    """Returns what a message holds, for the ledger: names, shapes and sizes; numbers and texts.
+    """Returns a message's content for the ledger: names, shapes and sizes; numbers and texts.
 
     Entries of the parts ``extras``, ``reply``, ``scores`` and ``registration`` have no prefix, as
-    in a ledger of the in-process transport; what the transport itself says is ``fields/...``.
+    in the in-process ledger; the transport's own values are ``fields/...``.
 
     Raises:
-        ValueError: its names are too many or too long to be kept.
+        ValueError: it has too many names, or names that are too long.
     """
     _require_short_names(records)
     shapes = [
@@ -161,10 +161,10 @@ def _entry(part: str, name: str) -> str:
 
 
 def _require_short_names(records: RecordDict) -> None:
-    """Makes sure that what a message calls its entries is not the message.
+    """Checks that names of entries are few and short, so that they cannot carry data.
 
     Raises:
-        ValueError: they are too many, or their names too long.
+        ValueError: there are too many names, or they are too long.
     """
     held: list[Mapping[str, Any]] = [
         *records.array_records.values(),
@@ -179,7 +179,7 @@ def _require_short_names(records: RecordDict) -> None:
 
 
 def flower_bytes(records: RecordDict) -> int:
-    """Returns a message's size as Flower's ``message_size_mod`` counts it."""
+    """Returns a message's size as counted by Flower's ``message_size_mod``."""
     # Flower's count refuses what is empty: texts, bytes and lists.
     configs = [
         ConfigRecord({key: value for key, value in record.items() if value not in ("", b"", [])})
@@ -190,7 +190,7 @@ def flower_bytes(records: RecordDict) -> int:
 
 
 def arrays(weights: Weights) -> ArrayRecord:
-    """Returns named tensors as Flower's arrays."""
+    """Returns named tensors as a Flower ArrayRecord."""
     return ArrayRecord({name: _array(tensor) for name, tensor in weights.items()})
 
 
@@ -203,10 +203,10 @@ def _array(tensor: Tensor) -> Array:
 
 
 def _tensor(array: Array) -> Tensor:
-    """Returns an array as a tensor. Its header is checked against its size before it is believed.
+    """Returns an array as a tensor, after checking its header against its size.
 
     Raises:
-        ValueError: it is no whole array of a known type.
+        ValueError: it is not a complete array of a known type.
     """
     name = "int16" if array.dtype == _BFLOAT16 else array.dtype
     if array.stype != _STYPE or name not in DTYPES:
@@ -253,12 +253,12 @@ class _Schema(BaseModel):
 
 
 class Registration(_Schema):
-    """What a site says about itself before anything is trained.
+    """A site's registration, before anything is trained.
 
     Attributes:
-        classes: images by class name.
-        domains: images by domain name.
-        files: hashes of the files that the method reads there, by the setting that names them.
+        classes: number of images by class name.
+        domains: number of images by domain name.
+        files: hashes of the files that the method reads at the site, by setting.
     """
 
     classes: Annotated[dict[str, _Count], _AsJson]
@@ -280,23 +280,23 @@ class Registration(_Schema):
 
     @property
     def images(self) -> int:
-        """How many images the site holds."""
+        """The number of images at the site."""
         return sum(self.classes.values())
 
     @property
     def message(self) -> Message:
-        """The registration as it crosses."""
+        """The registration as a message."""
         held = {name: counts for name, counts in self if counts}
         return Message({}, {name: json.dumps(counts) for name, counts in held.items()})
 
 
 class Reply(_Schema):
-    """What the transport itself reads in every reply.
+    """The transport's fields in every reply.
 
     Attributes:
-        busy: seconds that the site's code worked on the message.
-        refusal: why the site has nothing usable to say.
-        missing: what the site was not told, or has lost.
+        busy: seconds that the site worked on the message.
+        refusal: why the site has no usable reply.
+        missing: what the site has not received, or has lost.
     """
 
     busy: _Seconds = 0.0
@@ -305,7 +305,7 @@ class Reply(_Schema):
 
 
 class UpdateReply(Reply):
-    """An update's numbers; see :class:`feddg.messages.Update`."""
+    """Fields of a reply with an update; see :class:`feddg.messages.Update`."""
 
     examples: Annotated[int, Field(ge=1, le=MOST_IMAGES)] | None = None
     seconds: _Seconds = 0.0
@@ -314,7 +314,7 @@ class UpdateReply(Reply):
 
 
 class RegistrationReply(Reply):
-    """Which site it is, and what it holds."""
+    """Fields of a reply with a registration: the site's name, and what it holds."""
 
     site: Annotated[str, Field(max_length=100, pattern=f"^{SITE_NAME}$")] | None = None
     registration: Registration | None = None
@@ -328,14 +328,15 @@ SCHEMAS: dict[str, tuple[type[Reply], frozenset[str]]] = {
     ASK: (Reply, frozenset({"reply"})),
     EVALUATE: (Reply, frozenset({"scores"})),
 }
-"""A reply's schema, and its parts that others check, by the kind of message that it answers."""
+"""The schema of a reply, and its parts that are checked elsewhere, by kind of request."""
 
 
 def read_reply(kind: str, records: RecordDict) -> Payload:
-    """Returns a checked reply; of its fields those that were left out or are empty are not there.
+    """Returns a checked reply, without fields that are missing or empty.
 
     Raises:
-        ValueError: the reply has not the schema of its kind; says why in one harmless line.
+        ValueError: the reply does not fit its schema; the message gives the reason in one safe
+            line.
     """
     payload = Payload.from_records(records)
     schema, parts = SCHEMAS[kind]
@@ -352,16 +353,16 @@ def read_reply(kind: str, records: RecordDict) -> Payload:
 
 
 class Request(BaseModel):
-    """The fields of a message to a site; one that only registers is told the run alone.
+    """The fields of a message to a site; a registration request has ``run`` only.
 
     Attributes:
-        run: key under which the site keeps its memory of the run.
-        round: the round, 0 before the first.
+        run: key under which the site stores its memory of the run.
+        round: the round; 0 before the first.
         client: the site's number.
         classes: the federation's classes, in the order of their numbers.
-        domains: domains that sites train on, in the order of their numbers.
+        domains: domains of the training sites, in the order of their numbers.
         context: digest of the shared context; empty for none.
-        question: name of the method's question, where there is one.
+        question: name of the method's question, if there is one.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
@@ -390,7 +391,7 @@ class Request(BaseModel):
         """Reads the fields of a message.
 
         Raises:
-            ClientError: they are not what a coordinator sends.
+            ClientError: the fields are invalid.
         """
         try:
             return cls.model_validate(payload.fields)
@@ -399,5 +400,5 @@ class Request(BaseModel):
 
 
 def explained(error: ValidationError, schema: type[BaseModel]) -> str:
-    """Returns the first fault of a message as one harmless line."""
+    """Returns the first fault of a message in one safe line."""
     return plain_text(field_fault(error, list(schema.model_fields)), 300)

@@ -1,4 +1,4 @@
-"""Accuracy of a predictor on every split and domain, what it rests on, and energy scores."""
+"""Accuracy of a predictor by split and domain, warnings about small classes, energy scores."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,10 +21,10 @@ from feddg.rng import stream
 
 @runtime_checkable
 class Resettable(Protocol):
-    """A predictor that remembers what it has seen."""
+    """A predictor that remembers images it has seen."""
 
     def reset(self) -> None:
-        """Forgets it."""
+        """Forgets the images seen so far."""
         ...
 
 
@@ -40,18 +40,18 @@ def sees_batches(predictor: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class Score:
-    """How a predictor did on one domain of one split.
+    """The result of a predictor on one domain of one split.
 
     Attributes:
         split: ``test``, ``val`` (held-out), ``id_test`` or ``id_val`` (in-domain).
         domain: domain name.
-        correct: images classified correctly.
-        examples: images.
+        correct: number of images classified correctly.
+        examples: number of images.
         loss: mean cross-entropy.
         confusion: ``(classes, classes)`` counts, true class by predicted class.
-        metrics: every registered metric that is defined for them, by name.
-        models: how many models were asked; ``correct`` and ``confusion`` count all their answers,
-            ``loss`` and ``metrics`` are means over them.
+        metrics: all registered metrics that are defined here, by name.
+        models: number of models evaluated; ``correct`` and ``confusion`` are sums over them,
+            ``loss`` and ``metrics`` means.
         confidence: mean largest probability, in [0, 1].
     """
 
@@ -71,7 +71,7 @@ class Score:
         return self.correct / (self.examples * self.models)
 
     def row(self, round: int, with_confusion: bool = False, weights: str = LAST) -> EvaluationRow:
-        """Returns the row of the run folder's metrics file."""
+        """Returns the row for the run folder's metrics file."""
         return EvaluationRow(
             round=round,
             split=self.split,
@@ -86,9 +86,9 @@ class Score:
 
 
 def mean_score(scores: Sequence[Score]) -> Score:
-    """Returns how several models do on average on one domain of one split, each counted once.
+    """Returns the mean score of several models on one domain of one split, equally weighted.
 
-    A metric that is not defined for each of them is left out.
+    A metric that is undefined for one of them is left out.
     """
     first, count = scores[0], len(scores)
     shared = [name for name in first.metrics if all(name in score.metrics for score in scores)]
@@ -114,7 +114,7 @@ class Evaluation:
         splits: rows by split name; empty splits are left out of the result.
         labels: ``(n,)`` class ids of all rows of the store.
         domains: ``(n,)`` domain ids of all rows.
-        domain_names: by domain id.
+        domain_names: names of the domains, by domain id.
         classes: number of classes.
         batch_size: images per forward pass.
         device: where the predictor lives.
@@ -134,9 +134,9 @@ class Evaluation:
     paths: Sequence[str] = ()
 
     def scores(self, predictor: nn.Module) -> list[Score]:
-        """Returns the scores of ``predictor``, which is put in eval mode.
+        """Returns the scores of ``predictor``, after setting it to eval mode.
 
-        One that adapts to what it sees (it has ``reset``) begins anew for every part.
+        A predictor that adapts to images (it has ``reset``) is reset before every domain.
         """
         predictor.eval()
         found = zip(self.parts(), self.predictions(predictor), strict=True)
@@ -150,7 +150,7 @@ class Evaluation:
             yield self.predict(predictor, rows)
 
     def support(self) -> Iterator[tuple[str, str, list[int]]]:
-        """Yields each split and domain with its images of each class."""
+        """Yields each split and domain with its number of images per class."""
         for split, domain, rows in self.parts():
             counts = numpy.bincount(self.labels[rows], minlength=self.classes)
             yield split, self.domain_names[domain], counts.tolist()
@@ -182,8 +182,8 @@ class Evaluation:
     def predict(self, predictor: nn.Module, rows: numpy.ndarray) -> Tensor:
         """Returns the logits ``(len(rows), classes)`` on the CPU in float32.
 
-        A predictor whose answer depends on the batch (its ``needs`` is not one image) sees the rows
-        shuffled, so that batches are not sorted by class, and in batches of about equal size.
+        If predictions depend on the batch (``needs`` is not one image), rows are shuffled, so that
+        batches are not sorted by class, and batches have about equal size.
         """
         order = torch.arange(len(rows))
         batches = order.split(self.batch_size)
@@ -203,13 +203,13 @@ class Evaluation:
 
 FEW_IMAGES = "few-images-of-a-class"
 FEW = 20
-"""Fewer images of a class than this, and its recall moves by more than 5 points with each."""
+"""With fewer images of a class, its recall changes by more than 5 points with each image."""
 
 
 def about_support(
     parts: Iterable[tuple[str, str, Sequence[int]]], class_names: Sequence[str]
 ) -> Iterator[Diagnostic]:
-    """Says in which evaluated domains a class has fewer than 20 images or none.
+    """Reports evaluated domains in which a class has fewer than 20 images or none.
 
     Args:
         parts: split, domain, and images of each class.
@@ -237,16 +237,17 @@ def about_support(
 
 
 INSIDE_SHARE = 0.95
-"""Share of in-domain validation images that the threshold lets pass."""
+"""Share of in-domain validation images at or below the threshold."""
 FLAT = 1e-3
-"""Energies that differ by less are rounding: the model gives log-probabilities."""
+"""Smaller differences between energies are rounding: the model gives log-probabilities."""
 
 
 def energy(logits: Tensor) -> Tensor:
     """Returns each image's free energy at temperature 1: ``-logsumexp`` of its logits.
 
-    It is higher for images unlike those of training (Liu et al., "Energy-based Out-of-distribution
-    Detection", NeurIPS 2020, Eq. 4). Log-probabilities have energy 0, whatever the image.
+    It is higher for images unlike the training images (Liu et al., "Energy-based
+    Out-of-distribution Detection", NeurIPS 2020, Eq. 4). Log-probabilities have energy 0, whatever
+    the image.
 
     Args:
         logits: ``(B, classes)``.
@@ -258,14 +259,14 @@ def energy(logits: Tensor) -> Tensor:
 
 
 def energy_threshold(energies: Tensor, inside: float = INSIDE_SHARE) -> float | None:
-    """Returns the energy above which an image counts as unlike training.
+    """Returns the energy above which an image counts as unlike the training images.
 
     Args:
-        energies: ``(n,)`` of in-domain images that were not trained on.
-        inside: share of them that lies at or below the threshold.
+        energies: ``(n,)`` energies of in-domain images not used in training.
+        inside: share of them at or below the threshold.
 
     Returns:
-        None where energies say nothing: the model gives log-probabilities.
+        The threshold, or None if the model gives log-probabilities, whose energy is always 0.
     """
     if not len(energies) or float(energies.max() - energies.min()) < FLAT:
         return None
@@ -273,14 +274,14 @@ def energy_threshold(energies: Tensor, inside: float = INSIDE_SHARE) -> float | 
 
 
 def separation(inside: Tensor, outside: Tensor) -> float:
-    """Returns how well energies tell foreign images from in-domain ones, as an AUROC.
+    """Returns how well energies separate foreign from in-domain images, as an AUROC.
 
     Args:
         inside: energies ``(n,)`` of in-domain images.
         outside: energies ``(m,)`` of foreign images.
 
     Returns:
-        In [0, 1]: 0.5 is guessing, 1 a clean separation.
+        In [0, 1]: 0.5 is chance, 1 is perfect separation.
     """
     scores = torch.cat([inside, outside]).numpy()
     foreign = numpy.concatenate([numpy.zeros(len(inside)), numpy.ones(len(outside))])

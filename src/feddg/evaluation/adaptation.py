@@ -1,15 +1,15 @@
-"""Test-time adaptation: any trained model under any adaptation that suits it, by name.
+"""Test-time adaptation: any trained model with any adaptation that suits it, by name.
 
     predictor = adapt(model, "fixed:alpha=0.3")
     predictor(images)      # as the model: RGB in [0, 1] -> logits
     predictor.reset()      # before images of another domain
 
-``bin`` and ``adapter`` need parts that only training can make, ``ensemble`` the clients' own
-normalisation; they refuse a model without, and say so.
+``bin`` and ``adapter`` need parts that are made in training, ``ensemble`` needs the clients' own
+normalisation; they refuse a model without these, with the reason.
 
-Ours are in :mod:`feddg.evaluation.adaptation`, one file for each or for each family. Another is a
-subclass of :class:`feddg.evaluation.adaptation.Predictor` under ``@register_adaptation``, or behind
-an entry point of the group ``feddg.adaptations``.
+Built-in ones are in this module. Another is a subclass of
+:class:`feddg.evaluation.adaptation.Predictor` under ``@register_adaptation``, or behind an entry
+point of the group ``feddg.adaptations``.
 """
 
 import math
@@ -60,11 +60,11 @@ Need = Literal["one image", "a batch", "a stream"]
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run keeps beside its global model.
+    """What a run stores besides its global model.
 
     Attributes:
-        clients: what each client keeps of the network's state (normalisation), by its id.
-        seed: the run's, for what is drawn at random.
+        clients: the local part of each client's network state (normalisation), by id.
+        seed: the run's seed, for random draws.
     """
 
     clients: Mapping[int, Weights] = field(default_factory=dict)
@@ -72,20 +72,20 @@ class Parts:
 
 
 class NoSettings(Settings):
-    """Nothing to choose."""
+    """Settings of adaptations without settings."""
 
 
 class Predictor(nn.Module):
-    """A model under a test-time adaptation: RGB images in [0, 1] to logits or log-probabilities.
+    """A model with a test-time adaptation: RGB images in [0, 1] to logits or log-probabilities.
 
     Attributes:
-        model: the trained model, without an adapter of its own.
-        name: what ``--adapt`` calls it.
+        model: the trained model, without its own adapter.
+        name: its name for ``--adapt``.
         summary: one line.
-        needs: the least it must be shown: one image, a batch of one domain, or a stream of them.
-        changes: what it remembers of the images it has seen, until :meth:`reset`.
-        cost: beside one forward pass.
-        order: its place in tables; smaller ones first.
+        needs: the least input it needs: one image, a batch of one domain, or a stream of them.
+        changes: what it remembers of the images until :meth:`reset`.
+        cost: cost in addition to one forward pass.
+        order: its place in tables, ascending.
     """
 
     name: ClassVar[str]
@@ -103,14 +103,14 @@ class Predictor(nn.Module):
         self.require(model)
 
     def require(self, model: nn.Module) -> None:
-        """Raises AdaptationError, with the reason, for a model it cannot adapt."""
+        """Raises AdaptationError, with the reason, if it cannot adapt a model."""
         if not map_layers(model):
             raise self.refused(
                 "it adapts the batch normalisation of feature maps, and this backbone has none"
             )
 
     def refused(self, reason: str) -> AdaptationError:
-        """Returns the error that says why this model cannot be adapted."""
+        """Returns the error with the reason why the model cannot be adapted."""
         return AdaptationError(f"{self.name} cannot serve this model: {reason}")
 
     def reset(self) -> None:
@@ -118,27 +118,27 @@ class Predictor(nn.Module):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether an answer depends on the images seen before it."""
+        """Whether a prediction depends on images seen before."""
         return type(self).reset is not Predictor.reset
 
     def rule(self, images: Tensor) -> Rule:
-        """Returns how layers normalise this batch ``(B, 3, H, W)``."""
+        """Returns the rule by which layers normalise this batch ``(B, 3, H, W)``."""
         raise NotImplementedError
 
     def forward(self, images: Tensor) -> Tensor:
-        """Returns ``(B, classes)``."""
+        """Returns logits or log-probabilities, ``(B, classes)``."""
         with normalised_by(self.model, self.rule(images)):
             logits: Tensor = self.model(images)
         return logits
 
 
 def without_adapter(model: nn.Module) -> nn.Module:
-    """Returns the model that predicts by its running statistics alone."""
+    """Returns the model that uses only its running statistics."""
     return model.network if isinstance(model, Adapted) else model
 
 
 def by_running_statistics(layer: _BatchNorm, inputs: Tensor) -> Tensor:
-    """Normalises as every batch-normalisation layer does in evaluation mode."""
+    """Normalises like batch normalisation in evaluation mode."""
     return normalize_stored(layer, inputs, stored(layer))
 
 
@@ -159,30 +159,30 @@ ADAPTATIONS: Registry[type[Predictor]] = Registry(
     order=lambda kind: (kind.order, kind.name),
     adopt=_adopt,
 )
-"""By name, in the order of tables."""
+"""All adaptations by name, in the order of tables."""
 
 
 def register_adaptation(kind: P) -> P:
-    """Class decorator that makes an adaptation known by its name.
+    """Class decorator that registers an adaptation under its name.
 
     Raises:
-        AdaptationError: another one has the name.
+        AdaptationError: another adaptation has the name.
     """
     ADAPTATIONS.add(kind.name, kind)
     return kind
 
 
 def adapt(model: nn.Module, spelling: str, parts: Parts | None = None) -> Predictor:
-    """Returns ``model`` under an adaptation; the model itself stays as it is.
+    """Returns ``model`` with an adaptation; the model itself is not changed.
 
     Args:
         model: maps RGB images in [0, 1] to logits; in evaluation mode.
         spelling: a name of :data:`ADAPTATIONS`, with settings after a colon if wanted:
             ``tent``, ``fixed:alpha=0.3``, ``tent:lr=0.0003,steps=2``.
-        parts: what the run keeps beside the model.
+        parts: what the run stores besides the model.
 
     Raises:
-        AdaptationError: the name or a setting is unknown, or the model lacks what is needed.
+        AdaptationError: the name or a setting is unknown, or the model lacks a part that is needed.
     """
     kind, settings = read(spelling)
     predictor = kind(model, settings, parts or Parts())
@@ -208,7 +208,7 @@ def read(spelling: str) -> tuple[type[Predictor], Any]:
 
 
 def _number(text: str) -> Any:
-    """Reads a number, or ``none``; anything else is left for the settings to refuse."""
+    """Parses a number or ``none``; returns other text unchanged, for the settings to refuse."""
     if text.strip().lower() == "none":
         return None
     try:
@@ -222,17 +222,17 @@ def _number(text: str) -> Any:
 
 @register_adaptation
 class Global(Predictor):
-    """No adaptation: the running statistics, also where the model has an adapter or gates."""
+    """No adaptation: running statistics, even if the model has an adapter or gates."""
 
     name = "global"
     summary = "no adaptation: the running statistics"
     order = 0
 
     def require(self, model: nn.Module) -> None:
-        """Any model."""
+        """Accepts any model."""
 
     def rule(self, images: Tensor) -> Rule:
-        """The running statistics."""
+        """Returns the rule that uses the running statistics."""
         return by_running_statistics
 
 
@@ -256,7 +256,7 @@ class Fixed(Predictor):
     Settings = FixedSettings
 
     def rule(self, images: Tensor) -> Rule:
-        """Mixes ``alpha`` parts of the instance's moments."""
+        """Returns the rule that mixes in ``alpha`` of the image's own moments."""
         alpha = self.settings.alpha
 
         def share(number: int, layer: _BatchNorm, ours: Moments, image: Moments) -> Tensor:
@@ -269,7 +269,7 @@ class Fixed(Predictor):
 class Random(Predictor):
     """A random share for each layer and image (FedIG-A, Table 3).
 
-    The draw belongs to the image's place since the last reset, whatever the batches.
+    The draw depends on the number of images since the last reset, not on batch size.
     """
 
     name = "random"
@@ -283,11 +283,11 @@ class Random(Predictor):
         self._seen = 0
 
     def reset(self) -> None:
-        """Counts from the beginning."""
+        """Counts images from 0 again."""
         self._seen = 0
 
     def rule(self, images: Tensor) -> Rule:
-        """Draws alpha ``(B, layers)``, then mixes."""
+        """Draws alpha ``(B, layers)`` and returns the rule that mixes with it."""
         layers, seed = len(map_layers(self.model)), self.parts.seed
         places = range(self._seen, self._seen + len(images))
         self._seen += len(images)
@@ -315,7 +315,7 @@ class Adapter(Predictor):
     cost = "moments of every map, and two small linear layers beside it"
 
     def require(self, model: nn.Module) -> None:
-        """A model with adapters."""
+        """Requires a model with adapters."""
         if adapter_of(model) is None:
             raise self.refused(
                 "it was trained without adapters, and they cannot be added afterwards; "
@@ -324,7 +324,7 @@ class Adapter(Predictor):
         super().require(model)
 
     def rule(self, images: Tensor) -> Rule:
-        """Mixes by the mean of alpha."""
+        """Returns the rule that mixes with the mean of alpha."""
         adapter = adapter_of(self.model)
         assert adapter is not None
         share: Share = adapter.share()
@@ -341,7 +341,7 @@ class BatchInstance(Predictor):
     cost = "moments of every map"
 
     def require(self, model: nn.Module) -> None:
-        """A model with gates."""
+        """Requires a model with gates."""
         if not any(isinstance(layer, BatchInstanceNorm2d) for layer in model.modules()):
             raise self.refused(
                 "it was trained without batch-instance normalisation; train with --method fedig "
@@ -349,7 +349,7 @@ class BatchInstance(Predictor):
             )
 
     def rule(self, images: Tensor) -> Rule:
-        """Each layer as it was trained."""
+        """Returns the rule that keeps each layer as trained."""
         return lambda layer, inputs: type(layer).forward(layer, inputs)
 
 
@@ -358,7 +358,7 @@ class BatchInstance(Predictor):
 
 @register_adaptation
 class ClientEnsemble(Predictor):
-    """The mean of the predictions under each client's own normalisation (Seo et al. 2020)."""
+    """The mean of the predictions with each client's own normalisation (Seo et al. 2020)."""
 
     name = "ensemble"
     summary = "the mean of the predictions under each client's own normalisation"
@@ -377,7 +377,7 @@ class ClientEnsemble(Predictor):
         ]
 
     def require(self, model: nn.Module) -> None:
-        """A model whose clients keep their normalisation."""
+        """Requires a model whose clients keep their own normalisation."""
         if not self.parts.clients:
             raise self.refused(
                 "its clients keep no normalisation of their own; train with a method of local "
@@ -407,11 +407,12 @@ class IABNSettings(Settings):
 
 @register_adaptation
 class InstanceAware(Predictor):
-    """IABN (Gong et al. 2022): an image's moments count as far as chance does not explain them.
+    """IABN (Gong et al. 2022): corrects moments where an image's own differ beyond chance.
 
-    With n pixels and kept moments m, v:  m + soft(m_i - m; k sqrt(v / n)) and
-    v + soft(v_i - v; k v sqrt(2 / (n - 1))), where soft takes the second number off the size of the
-    first. k = 4 in all of the authors' runs. They train with it too; here it only predicts.
+    With n pixels, running moments m, v and image moments m_i, v_i: m + soft(m_i - m; k sqrt(v / n))
+    and v + soft(v_i - v; k v sqrt(2 / (n - 1))), where soft reduces the size of its first argument
+    by the second. k = 4 in all of the authors' runs. They also train with it; here it is used for
+    prediction only.
     """
 
     name = "iabn"
@@ -421,7 +422,7 @@ class InstanceAware(Predictor):
     Settings = IABNSettings
 
     def rule(self, images: Tensor) -> Rule:
-        """Corrects each layer's moments, image by image."""
+        """Returns the rule that corrects each layer's moments, image by image."""
         k = self.settings.k
 
         def rule(layer: _BatchNorm, inputs: Tensor) -> Tensor:
@@ -441,7 +442,7 @@ class InstanceAware(Predictor):
 
 
 def soft(values: Tensor, threshold: Tensor) -> Tensor:
-    """Returns ``values`` moved towards zero by ``threshold``, and no further than zero."""
+    """Returns ``values`` moved towards zero by ``threshold``, at most to zero."""
     return values.sign() * (values.abs() - threshold).clamp_min(0)
 
 
@@ -462,12 +463,12 @@ class MixNormSettings(Settings):
 
 @register_adaptation
 class MixNorm(Predictor):
-    """MixNorm (Hu et al. 2021), our reading: moments pooled over an image and four views of it.
+    """MixNorm (Hu et al. 2021), as we read it: pools moments over an image and four views of it.
 
     The views are the mirror image and three crops of 80 to 100 % of its area, the same crops for
-    every image; all five go through the network together, and the image itself is predicted. Each
-    layer takes ``share`` parts of the pooled moments. With ``tau`` above 0 the kept moments follow
-    the images one by one, and their order matters.
+    every image. All five pass through the network together; the prediction is that of the image
+    itself. Each layer mixes in ``share`` of the pooled moments. With ``tau`` above 0 the running
+    moments follow the images one by one, and their order matters.
     """
 
     name = "mixnorm"
@@ -487,12 +488,12 @@ class MixNorm(Predictor):
         self._kept: dict[_BatchNorm, Stored] = {}
 
     def reset(self) -> None:
-        """Goes back to the running statistics."""
+        """Restores the running statistics."""
         self._kept = {}
 
     @property
     def keeps_state(self) -> bool:
-        """Only where the kept moments follow the images."""
+        """Whether the running moments follow the images."""
         return bool(self.settings.tau)
 
     def views(self, images: Tensor) -> Tensor:
@@ -509,11 +510,11 @@ class MixNorm(Predictor):
         return nn.functional.interpolate(part, (height, width), mode="bilinear")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Returns logits ``(B, classes)`` of the images as they are."""
+        """Returns logits ``(B, classes)`` of the original images."""
         return super().forward(self.views(images))[: images.shape[0]]
 
     def rule(self, images: Tensor) -> Rule:
-        """Mixes moments pooled over views, image by image."""
+        """Returns the rule that mixes in moments pooled over views, image by image."""
         chosen, views = self.settings, 2 + CROPS
 
         def rule(layer: _BatchNorm, inputs: Tensor) -> Tensor:
@@ -528,7 +529,7 @@ class MixNorm(Predictor):
         return rule
 
     def _followed(self, layer: _BatchNorm, own: Stored) -> Stored:
-        """Returns the kept moments as they stand at each image, itself included: ``(B, C)``."""
+        """Returns the running moments after each image, ``(B, C)``."""
         tau, kept = self.settings.tau, self._kept.get(layer, stored(layer))
         if not tau:
             return Stored(*(part.expand_as(mine) for part, mine in zip(kept, own)))
@@ -546,7 +547,7 @@ def pooled(inputs: Tensor, views: int) -> Stored:
 
     Args:
         inputs: ``(views B, C, H, W)``, view by view.
-        views: how many there are of each image.
+        views: number of views of each image.
     """
     mean, variance = map_moments(inputs)
     means, variances = (part.unflatten(0, (views, -1)) for part in (mean, variance))
@@ -565,12 +566,11 @@ class TentSettings(Settings):
 
 @register_adaptation
 class Tent(Predictor):
-    """Tent (Wang et al. 2021): scales and shifts follow the gradient of the predictions' entropy.
+    """Tent (Wang et al. 2021): minimises the entropy of predictions over scales and shifts.
 
-    Maps are normalised by the batch's own moments. A batch is predicted before the last step that
-    it causes.
-    Batches of one class, or small ones, lead it astray: shuffle the stream, as evaluation does. A
-    batch of one image is predicted by the running statistics and changes nothing.
+    Maps are normalised by the batch's own moments. A batch is predicted before its last step is
+    applied. Small batches, or batches of one class, mislead it: shuffle the stream, as evaluation
+    does. A batch of one image uses the running statistics and changes nothing.
     """
 
     name = "tent"
@@ -586,7 +586,7 @@ class Tent(Predictor):
         self.reset()
 
     def reset(self) -> None:
-        """Goes back to the trained scales and shifts."""
+        """Restores the trained scales and shifts."""
         with torch.inference_mode(False):
             self._affine = {
                 layer: tuple(
@@ -598,7 +598,7 @@ class Tent(Predictor):
             self._optimizer = torch.optim.Adam(self._trained, self.settings.lr)
 
     def rule(self, images: Tensor) -> Rule:
-        """The batch's own moments, and the scales and shifts as they stand, in layers of maps."""
+        """Returns the rule with the batch's own moments and the present scales and shifts."""
         if len(images) < 2:
             return by_running_statistics
 
@@ -611,7 +611,7 @@ class Tent(Predictor):
         return rule
 
     def forward(self, images: Tensor) -> Tensor:
-        """Returns the logits ``(B, classes)`` that its last step began from."""
+        """Returns the logits ``(B, classes)`` from before the batch's last step."""
         if len(images) < 2:
             with torch.no_grad():
                 return super().forward(images)
@@ -644,10 +644,10 @@ class TsmoBNSettings(Settings):
 
 @register_adaptation
 class TsmoBN(Predictor):
-    """TsmoBN (Jiang et al. 2021): moments are estimated anew from the stream of test batches.
+    """TsmoBN (Jiang et al. 2021): estimates moments from the stream of test batches.
 
-    It begins with the running statistics, for an unseen domain the average of the clients'; a batch
-    is predicted after it has moved the estimate.
+    It starts with the running statistics, which for an unseen domain are the clients' average. A
+    batch is predicted after it has updated the estimate.
     """
 
     name = "tsmobn"
@@ -663,12 +663,12 @@ class TsmoBN(Predictor):
         self.reset()
 
     def reset(self) -> None:
-        """Goes back to the running statistics."""
+        """Restores the running statistics."""
         self._kept: dict[_BatchNorm, Stored] = {}
         self._batches = 0
 
     def rule(self, images: Tensor) -> Rule:
-        """Moves each layer's estimate, then normalises by it."""
+        """Updates each layer's estimate and returns the rule that normalises by it."""
         moves = len(images) >= self.settings.smallest_batch
         self._batches += moves
         tau = self.settings.tau

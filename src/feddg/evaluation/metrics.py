@@ -14,13 +14,13 @@ from feddg.registry import Registry, is_called
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What a predictor made of the images of one domain of one split.
+    """The predictions on the images of one domain of one split.
 
     Attributes:
         confusion: ``(classes, classes)`` counts, true class by predicted class.
-        logits: ``(n, classes)`` float32 on the CPU, unnormalised log-probabilities; None where only
-            counts are known, as from another site.
-        labels: ``(n,)`` class ids, int64; None where ``logits`` is.
+        logits: ``(n, classes)`` float32 on the CPU, unnormalised log-probabilities; None if only
+            counts are known, for example from another site.
+        labels: ``(n,)`` class ids, int64; None if ``logits`` is.
     """
 
     confusion: numpy.ndarray
@@ -30,15 +30,15 @@ class Predictions:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One number for the predictions on a domain.
+    """A number computed from the predictions on a domain.
 
     Attributes:
         name: its key in rows and tables.
         summary: one line, with its range.
-        compute: the number; None where it is not defined for them.
-        needs_logits: whether counts are not enough; then it is left out where there are no logits.
-        higher_is_better: of two, which is preferred; None for a number that describes the images.
-        order: its place in tables; smaller ones first.
+        compute: returns the number, or None if it is undefined.
+        needs_logits: whether it needs logits; without logits it is then left out.
+        higher_is_better: the direction of improvement; None for a number that describes the images.
+        order: its place in tables, ascending.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Metric:
 
     @property
     def defined_by(self) -> Callable[[Predictions], float | None]:
-        """What tells it from another definition of the same name."""
+        """The function that tells this metric from another of the same name."""
         return self.compute
 
 
@@ -65,16 +65,16 @@ METRICS: Registry[Metric] = Registry(
 
 
 def register_metric(metric: Metric) -> Metric:
-    """Makes a metric known.
+    """Registers a metric.
 
     Raises:
-        FeddgError: another one has its name.
+        FeddgError: another metric has its name.
     """
     return METRICS.add(metric.name, metric)
 
 
 def measure(predictions: Predictions) -> dict[str, float]:
-    """Returns every metric by name; one that is not defined for these predictions is left out."""
+    """Returns every metric that is defined for these predictions, by name."""
     values = {
         name: metric.compute(predictions)
         for name, metric in METRICS.items()
@@ -91,11 +91,11 @@ def measure(predictions: Predictions) -> dict[str, float]:
 
 
 BINS = 15
-"""Bins of equal width, as in the paper's tables."""
+"""Number of bins of equal width, as in the paper's tables."""
 
 
 def _expected_calibration_error(predictions: Predictions) -> float | None:
-    """Guo et al., "On Calibration of Modern Neural Networks" (ICML 2017), equation 3.
+    """Expected calibration error: Guo et al., "On Calibration of ..." (ICML 2017), equation 3.
 
     ECE = sum_b (n_b / n) |accuracy(b) - confidence(b)|, where bin b holds the images whose largest
     probability is in ((b - 1) / 15, b / 15].
@@ -144,8 +144,8 @@ def _balanced_accuracy(predictions: Predictions) -> float | None:
 def _macro_f1(predictions: Predictions) -> float | None:
     """F1 = 2 hits / (images + predictions) of each class with images (iWildCam's official score).
 
-    As WILDS computes it: Koh et al., "WILDS" (ICML 2021), section 4.1.1 and its code, which leaves
-    out classes without images even where some are predicted.
+    Computed as in WILDS: Koh et al. (ICML 2021), section 4.1.1, and its code, which leaves out
+    classes without images even if they are predicted.
     """
     support = predictions.confusion.sum(axis=1)
     seen = support > 0
@@ -198,7 +198,7 @@ register_metric(
 
 
 def _auroc(predictions: Predictions) -> float | None:
-    """One class against the rest, by the Mann-Whitney statistic; ties count half.
+    """One-versus-rest AUROC by the Mann-Whitney statistic; ties count half.
 
     For a class with P images among n, whose probabilities have ranks r in 1 .. n:
     AUROC = (sum of r over its images - P (P + 1) / 2) / (P (n - P)) (Hanley and McNeil 1982).
@@ -221,7 +221,7 @@ def _auroc(predictions: Predictions) -> float | None:
 
 
 def _ranks(values: numpy.ndarray) -> numpy.ndarray:
-    """Ranks from 1; equal values share the mean of theirs. scipy.stats takes long to import."""
+    """Ranks from 1; ties get their mean. Written here because scipy.stats is slow to import."""
     if numpy.isnan(values).any():
         return numpy.full(len(values), numpy.nan)
     _, places, counts = numpy.unique(values, return_inverse=True, return_counts=True)

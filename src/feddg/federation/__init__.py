@@ -1,1 +1,1 @@
-"""The federation: server, clients, the messages between them, and what carries those."""
+"""The federation: server, clients, messages between them, and transports."""

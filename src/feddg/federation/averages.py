@@ -1,4 +1,4 @@
-"""Averages over rounds of the trained weights (SWA, EMA), and server optimizers."""
+"""Weight averages over rounds (SWA, EMA), and server optimizers."""
 
 import math
 from collections.abc import Collection, Iterable
@@ -13,23 +13,23 @@ from feddg.records import EMA, SWA
 from feddg.settings import ServerSettings
 
 MEANS = (SWA, EMA)
-"""The means that can be kept, by name."""
+"""The averages that can be computed, by name."""
 
 
 def first_averaged_round(share: float, rounds: int) -> int:
-    """Returns the first of the last ``share`` of the rounds, at least one: what SWA averages."""
+    """Returns the first round that SWA averages: the last ``share`` of the rounds, at least one."""
     # 0.1 of 30 rounds is 3, whatever the last bit says.
     return rounds - max(1, math.ceil(share * rounds - 1e-9)) + 1
 
 
 class Means(RoundHook):
-    """Keeps the means up to date among the state's extras, where checkpoints hold them.
+    """Updates the averages in the state's extras, where checkpoints hold them.
 
     Args:
-        method: whose weights they are; says which entries stay with the clients.
-        network: what it trains.
+        method: the method; it says which entries stay with the clients.
+        network: the network it trains.
         settings: SWA's share of the rounds and the EMA's decay.
-        means: which means are kept.
+        means: names of the averages to compute.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Means(RoundHook):
         self._settings, self._means = settings, means
 
     def completed(self, state: State, round: Round) -> State:
-        """Takes in the model of the round: a mean moves on the way to it; the first is the mean."""
+        """Adds the round's model to each average; the first model starts it."""
         first = first_averaged_round(self._settings.swa_fraction, state.rounds or state.round)
         new = [state.weights[name] for name in self._names]
         for mean in self._means:
@@ -67,14 +67,14 @@ _COUNT = "averages/rounds/"
 
 
 def rounds_in(state: State, mean: str) -> int:
-    """Returns how many rounds' models a mean holds; 0 before it begins, or where it is not kept."""
+    """Returns how many rounds' models an average contains; 0 if it has not started."""
     return int(state.extras.get(_COUNT + mean, 0))
 
 
 def averaged(state: State, which: str) -> Weights:
     """Returns the weights called ``which``: ``swa`` or ``ema``.
 
-    The last ones for any other name, and where a mean has not begun.
+    Returns the last round's weights for any other name, or if the average has not started.
     """
     if not rounds_in(state, which):
         return state.weights
@@ -83,13 +83,13 @@ def averaged(state: State, which: str) -> Weights:
 
 
 def wise_ft(start: Weights, end: Weights, share: float, local: Collection[str]) -> Weights:
-    """Returns weights on the way from ``start`` to ``end`` (WiSE-FT, Eq. 2).
+    """Returns weights interpolated between ``start`` and ``end`` (WiSE-FT, Eq. 2).
 
     Args:
-        start: where the training of the whole network started.
+        start: the weights before training of the whole network.
         end: the averaged weights.
-        share: how far along, in [0, 1]; 1 is ``end`` itself.
-        local: entries that stay with the clients; these, and integers, are those of ``end``.
+        share: how far towards ``end``, in [0, 1].
+        local: entries that stay with the clients; these and integers are taken from ``end``.
     """
     if share == 1:
         return end
@@ -100,10 +100,10 @@ def wise_ft(start: Weights, end: Weights, share: float, local: Collection[str]) 
 
 
 def mixed(start: Iterable[Tensor], end: Iterable[Tensor], share: float) -> list[Tensor]:
-    """Returns new tensors ``share`` of the way from each of ``start`` to its partner.
+    """Returns new tensors, ``share`` of the way from each of ``start`` to its partner in ``end``.
 
-    In three plain operations, each rounded by itself: a fused one rounds numbers differently by
-    where they lie in memory, and then a resumed run would differ in the last bit.
+    Uses three separate operations, each rounded by itself. A fused operation rounds differently
+    depending on memory position, so a resumed run would differ in the last bit.
     """
     first = list(start)
     if not first:  # nothing is shared, as where every client has a model of its own
@@ -113,12 +113,12 @@ def mixed(start: Iterable[Tensor], end: Iterable[Tensor], share: float) -> list[
 
 
 def averaged_names(weights: Weights, local: Collection[str]) -> list[str]:
-    """Returns the entries that are averaged: floats that do not stay with the clients."""
+    """Returns the entries to average: floats that do not stay with the clients."""
     return [n for n, tensor in weights.items() if tensor.is_floating_point() and n not in local]
 
 
 def prefix_of(mean: str) -> str:
-    """Returns what the names of a mean's entries begin with, among the state's extras."""
+    """Returns the prefix of an average's entries in the state's extras."""
     return f"averages/{mean}/"
 
 
@@ -148,11 +148,11 @@ def prefix_of(mean: str) -> str:
 
 
 MOMENTUM, SQUARES = "server_momentum/", "server_squares/"
-"""Prefixes of the optimizer's tensors among the state's extras, where checkpoints keep them."""
+"""Prefixes of the optimizer's tensors in the state's extras, where checkpoints keep them."""
 
 
 def initial_extras(settings: ServerSettings, method: Method, network: Network) -> Weights:
-    """Returns the optimizer's tensors before round 1; their names say which entries it moves."""
+    """Returns the optimizer's tensors before round 1; their names tell which entries it moves."""
     if settings.optimizer == "none":
         return {}
     moved = {name: p.detach().float() for name, p in shared_parameters(method, network).items()}
@@ -164,17 +164,17 @@ def initial_extras(settings: ServerSettings, method: Method, network: Network) -
 
 
 class ServerOptimizer(RoundHook):
-    """Replaces the mean in a state's weights by the optimizer's move from what was sent.
+    """Applies a server optimizer to the change from the sent weights to the mean.
 
     Args:
-        settings: which optimizer, and its constants.
+        settings: the optimizer and its constants.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
 
     def completed(self, state: State, round: Round) -> State:
-        """See :class:`RoundHook`; weights and extras are renewed."""
+        """See :class:`RoundHook`; replaces weights and extras."""
         before, weights = round.state.weights, dict(state.weights)
         for name in [k.removeprefix(MOMENTUM) for k in state.extras if k.startswith(MOMENTUM)]:
             change = state.weights[name].float() - before[name].float()

@@ -1,4 +1,4 @@
-"""The in-process transport: clients share a few workers."""
+"""The in-process transport: many clients share a few workers."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,19 +23,19 @@ Result = tuple[Answer, Weights | None]
 
 
 class InProcess:
-    """Clients that take turns on the workers; idle ones cost nothing but their rows.
+    """Clients that take turns on the workers; an idle client needs no memory but its row numbers.
 
-    With several workers as many clients work at once (:func:`side_by_side` says which), each with
-    its share of the threads. Whichever worker a client gets, it computes the same numbers, and
-    replies keep their order.
+    With several workers, several clients train at once (:func:`side_by_side` says how many), each
+    with its share of the threads. Results do not depend on the worker, and replies keep the
+    clients' order.
 
     Args:
-        method: the method all run.
-        workers: networks and settings to take turns on, alike but for the network's memory.
+        method: the method of all clients.
+        workers: networks and settings, all the same except for the memory they use.
         count: number of clients.
         examples: returns the images of a client.
-        memories: what clients remember, by id, from a checkpoint.
-        defences: see every update before it leaves its client.
+        memories: what clients remember between rounds, by id, from a checkpoint.
+        defences: applied to every update before it leaves its client.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class InProcess:
         """Clients whose memory changed since the set was last emptied."""
 
     def hand_out(self, context: Message | None, *, again: bool = False) -> None:
-        """See :class:`Transport`: a client is given it with its turn."""
+        """See :class:`Transport`; a client gets the context when it trains."""
         if context is not None and not again:
             for id in self.clients:
                 self.ledger.message(0, "down", id, "context", context)
@@ -68,7 +68,7 @@ class InProcess:
             load_weights(worker.network, frozen)
 
     def client(self, id: int, broadcast: Broadcast, worker: Worker) -> Client:
-        """Returns client ``id`` as it stands in a round, on a worker."""
+        """Returns client ``id`` on a worker, ready for a round."""
         return Client(
             id,
             self.examples(id),
@@ -94,7 +94,7 @@ class InProcess:
         return self._answers(clients, broadcast, f"{ASK}{name}", f"answer:{name}")
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
-        """See :class:`Transport`. Clients that train at once share the seconds they take."""
+        """See :class:`Transport`. The time of clients that train at once is divided among them."""
         for reply in self._replies(clients, broadcast, TRAIN):
             if isinstance(reply, Update):
                 self.ledger.update(broadcast.round, reply)
@@ -114,7 +114,7 @@ class InProcess:
     def _replies(
         self, clients: Sequence[int], broadcast: Broadcast, purpose: str
     ) -> Iterator[Answer]:
-        """Sends clients the broadcast and yields what they answer, in their order."""
+        """Sends clients the broadcast and yields their answers in order."""
         for id in clients:
             self.ledger.broadcast(id, purpose, broadcast)
         results = self.results(clients, broadcast, purpose)
@@ -160,9 +160,9 @@ class InProcess:
         broadcast: Broadcast,
         work: Callable[[Client], Update | Message],
     ) -> Iterator[Result]:
-        """Has a worker's next client start when the answer of its last was consumed.
+        """Starts a worker's next client when the answer of its last one was consumed.
 
-        Turns under way end when the answers are left early, as by Ctrl-C.
+        Stops running clients if the caller leaves early, for example by Ctrl-C.
         """
         coming, at_once = iter(clients), len(self.workers)
         under_way: deque[tuple[Client, Callable[[], Update | Message]]] = deque()

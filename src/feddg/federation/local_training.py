@@ -1,4 +1,4 @@
-"""What a client does, whatever carries the messages: send statistics, train, answer."""
+"""What a client does under any transport: sends statistics, trains, answers questions."""
 
 import time
 from collections.abc import Iterator
@@ -26,14 +26,13 @@ from feddg.rng import add_noise
 
 
 class BestOfSteps:
-    """Keeps the best of a client's models, tried every ``train.select_every`` steps and at the end.
+    """Keeps the best of a client's models, tested every ``train.select_every`` steps and last.
 
-    The model predicts by itself, in evaluation mode: under its own running statistics. Of equally
-    good ones the first counts. A client whose share of the validation images is empty sends its
-    last model.
+    Models are tested in evaluation mode, with their own running statistics. Ties go to the first. A
+    client without validation images sends its last model.
 
     Raises:
-        ClientError: nobody set validation images aside for the client.
+        ClientError: no validation images were set aside for clients.
     """
 
     def __init__(self, client: Client) -> None:
@@ -47,13 +46,13 @@ class BestOfSteps:
         self._best: tuple[float, Weights] | None = None
 
     def step(self) -> None:
-        """Counts a step, and tries the model when it is time."""
+        """Counts a step, and tests the model if it is due."""
         self._steps += 1
         if self._steps % self._every == 0:
             self._try()
 
     def restore(self) -> None:
-        """Puts the best model into the client's network."""
+        """Loads the best model into the client's network."""
         if self._steps % self._every:
             self._try()
         if self._best is not None:
@@ -67,7 +66,7 @@ class BestOfSteps:
         self._best = accuracy, {name: tensor.detach().clone() for name, tensor in state.items()}
 
     def _accuracy(self) -> float | None:
-        """Returns the share of the validation images it recognises, or None without any."""
+        """Returns the accuracy on the validation images, or None if there are none."""
         if not len(self._validation):
             return None
         client, correct = self._client, 0
@@ -110,7 +109,7 @@ def image_gradients(client: Client, batch: Batch) -> tuple[dict[str, Tensor], Te
 
 
 def clipped_sum(gradients: dict[str, Tensor], norm: float) -> dict[str, Tensor]:
-    """Returns the sum of the images' gradients, each of at most ``norm``; float64.
+    """Returns the sum of the images' gradients, each clipped to ``norm``, in float64.
 
     A gradient that is not finite counts as zero.
     """
@@ -123,7 +122,7 @@ def clipped_sum(gradients: dict[str, Tensor], norm: float) -> dict[str, Tensor]:
 
 
 def private_step(client: Client, batch: Batch, noise: RecordNoise) -> None:
-    """Takes one optimizer step by a batch's clipped and noised gradient."""
+    """Takes one optimizer step with a batch's clipped and noised gradient (DP-SGD)."""
     gradients, losses = image_gradients(client, batch)
     client.forwards += len(batch) - 1  # together they went through as what looks like one image
     parameters = dict(client.network.named_parameters())
@@ -135,7 +134,7 @@ def private_step(client: Client, batch: Batch, noise: RecordNoise) -> None:
 
 
 def load_weights(network: nn.Module, weights: Weights) -> None:
-    """Copies ``weights`` into the network's state in place; entries not named stay as they are."""
+    """Copies ``weights`` into the network's state in place; other entries do not change."""
     if not weights:
         return
     state = network.state_dict()
@@ -145,7 +144,7 @@ def load_weights(network: nn.Module, weights: Weights) -> None:
 
 
 def client_statistics(client: Client, method: Method) -> Message:
-    """Runs the method's setup at one client; the network is in eval mode."""
+    """Returns a client's statistics for the setup; the network is in eval mode."""
     with _local_work(client), torch.no_grad(), client.worker.autocast():
         load_weights(client.network, client.received)
         client.network.eval()
@@ -156,9 +155,7 @@ def client_statistics(client: Client, method: Method) -> Message:
 
 
 def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> Update:
-    """Trains one client for a round, from the weights it received and what it remembers.
-
-    The defences see the update before it leaves.
+    """Trains one client for a round and returns its update, as changed by the defences.
 
     The update's weights are the network's live tensors (see :class:`feddg.messages.Update`).
 
@@ -214,9 +211,9 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
 def answer(
     client: Client, method: Method, name: str, question: Message, defences: Defences = NO_DEFENCES
 ) -> Message:
-    """Answers a question of the server's under the weights that came with it, in eval mode.
+    """Returns a client's answer to a server question, under the sent weights, in eval mode.
 
-    A defence's own question needs no weights.
+    Questions of a defence need no weights.
     """
     own = defences.answer(client.id, client.round, name, question, client.secrets)
     if own is not None:
@@ -231,7 +228,7 @@ def answer(
 
 @contextmanager
 def _local_work(client: Client) -> Iterator[None]:
-    """Checks that the client has images, and gives its block the worker's share of the cores."""
+    """Checks that the client has images, and limits its block to the worker's threads."""
     if not len(client.examples):
         raise ClientError("it holds no images; give it some or lower clients.number")
     with threads(client.worker.threads):
@@ -239,7 +236,7 @@ def _local_work(client: Client) -> Iterator[None]:
 
 
 def _start(client: Client, method: Method) -> set[str]:
-    """Loads what the client received, then what it remembers; returns the names that are local."""
+    """Loads the received weights, then the client's memory; returns the names of local entries."""
     local = local_names(method, client.network)
     load_weights(client.network, client.received)
     if client.network.frozen:  # which it was sent before round 1

@@ -1,9 +1,9 @@
-"""Rounds whose updates come back as one sum: secure aggregation's side of the server.
+"""The server's side of secure aggregation: rounds whose updates arrive as one sum.
 
 It asks the questions of :mod:`feddg.privacy.secure_aggregation` over any transport, which enters
-every one of them, with its keys and shares, in the ledger. What the server loop is given is one
-update: the mean of those whose clients stayed, and a refusal for each that did not. Where a sum
-cannot be had or believed, the round's error says whose fault it is, or that this cannot be told.
+each of them, with keys and shares, in the ledger. The server loop gets one update, the mean over
+the clients that stayed, and a refusal for each client that dropped out. If a sum is missing or
+implausible, the error says whose fault it is, if that is known.
 """
 
 from collections import Counter
@@ -37,11 +37,11 @@ _Schema = tuple[tuple[int, ...], torch.dtype]
 
 
 class OpenedSums:
-    """Whose sums were opened, by round: kept before the clients are asked to unmask.
+    """The clients whose sums were opened, by round; stored before clients are asked to unmask.
 
     Args:
-        rows: of earlier parts of the run.
-        write: keeps a row, so that it is on disk when the call returns.
+        rows: rows from earlier parts of the run.
+        write: stores a row; it is on disk when the call returns.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class OpenedSums:
         self._clients = {row.round: row.clients for row in rows}
 
     def clients(self, round: int) -> list[int] | None:
-        """Returns the clients whose sum of a round may have been opened, ascending, or None."""
+        """Returns the clients whose sum in a round may have been opened, ascending, or None."""
         return self._clients.get(round)
 
     def keep(self, round: int, clients: list[int]) -> None:
-        """Keeps that the sum of these clients is about to be opened."""
+        """Stores that the sum of these clients is about to be opened."""
         if round not in self._clients:
             self._write(OpenedSumRow(round=round, clients=clients))
             self._clients[round] = clients
@@ -67,10 +67,10 @@ class MaskedRounds:
     """Trains clients so that only the sum of their updates can be read.
 
     Args:
-        transport: what carries the messages.
-        defence: secure aggregation, as the clients have it.
-        opened: whose sums were opened before.
-        fewest: updates below which the server would not use a sum, so that none is opened.
+        transport: the transport of messages.
+        defence: the clients' secure aggregation.
+        opened: sums that were opened before.
+        fewest: minimum number of updates; with fewer no sum is opened.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class MaskedRounds:
         self.opened, self.fewest = opened, fewest
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
-        """Yields a refusal for every client that is lost on the way, then the mean of the others.
+        """Yields a refusal for every client that drops out, then the mean of the others.
 
         Raises:
-            NotEnoughUpdates: there is no mean that could be used; says why.
+            NotEnoughUpdates: there is no usable mean; the message says why.
         """
         round = _Round(self, broadcast)
         try:
@@ -100,7 +100,7 @@ class MaskedRounds:
 
 
 class _NoSum(Exception):
-    """There is no sum, or none that can be used; says why, and whose fault it is if it can tell."""
+    """Raised if there is no usable sum; says why, and whose fault it is if that is known."""
 
 
 class _Round:
@@ -114,10 +114,10 @@ class _Round:
         self.refusals: list[Refusal] = []
 
     def mean(self, clients: list[int]) -> Update:
-        """Returns the mean of the updates of those that stay to the end.
+        """Returns the mean of the updates of all clients that stay to the end.
 
         Raises:
-            _NoSum: there is none that could be used.
+            _NoSum: there is no usable mean.
         """
         self._needed = self._defence.needed(len(clients))
         ids, keys = self._keys(clients)
@@ -146,7 +146,7 @@ class _Round:
         return self._update(total, [updates[id] for id in survivors], liars)
 
     def _keys(self, clients: list[int]) -> tuple[list[int], Tensor]:
-        """Returns the clients with keys of their own, ascending, and the keys ``(n, 2, 32)``."""
+        """Returns the ids of clients with valid keys, ascending, and the keys ``(n, 2, 32)``."""
         replies = self._asked(clients, KEYS, Message(), {"keys": ((2, SECRET), torch.uint8)})
         pairs = {id: [bytes(k.tolist()) for k in m.tensors["keys"]] for id, m in replies.items()}
         times = Counter(key for pair in pairs.values() for key in set(pair))
@@ -164,7 +164,7 @@ class _Round:
         return ids, torch.stack([replies[id].tensors["keys"] for id in ids])
 
     def _shared(self, ids: list[int], keys: Tensor) -> dict[int, Message]:
-        """Returns what clients sealed for each other, by client."""
+        """Returns the messages that clients encrypted for each other, by client."""
         question = Message({"ids": torch.tensor(ids), "keys": keys})
         schemas: dict[str, _Schema] = {
             "shares": ((len(ids), SEALED), torch.uint8),
@@ -178,10 +178,11 @@ class _Round:
     def _checked(
         self, members: list[int], shared: Mapping[int, Message], ids: list[int]
     ) -> list[int]:
-        """Returns the clients whose secrets can be made again from what others hold, ascending.
+        """Returns the clients whose secrets can be recovered from others' shares, ascending.
 
-        Of two at odds one is wrong, which cannot be told. Who is at odds with more than may be lost
-        is wrong: so many wrong ones there are not, or there is no round.
+        If two clients contradict each other, one is wrong, but not which one is known. A client
+        that contradicts more clients than may drop out must be wrong; otherwise the round fails
+        anyway.
         """
         question = {
             "members": torch.tensor(members),
@@ -219,7 +220,7 @@ class _Round:
         shared: Mapping[int, Message],
         ids: list[int],
     ) -> dict[int, dict[int, bytes]]:
-        """Returns enough shares of each member's secret, by member and the holder's place."""
+        """Returns enough shares of each member's secret, by member and index of the holder."""
         question = Message({"survivors": torch.tensor(survivors)})
         schemas: dict[str, _Schema] = {"opened": ((len(members), SECRET), torch.uint8)}
         shares: dict[int, dict[int, bytes]] = {id: {} for id in members}
@@ -297,7 +298,7 @@ class _Round:
     def _asked(
         self, ids: list[int], name: str, question: Message, schemas: Mapping[str, _Schema]
     ) -> dict[int, Message]:
-        """Returns the well-formed answers to a step, by client."""
+        """Returns the valid answers to a protocol step, by client."""
         answers: dict[int, Message] = {}
         broadcast = Broadcast(self._broadcast.round, {}, question)
         for id, reply in self._transport.ask(ids, broadcast, name, question):
@@ -315,7 +316,7 @@ class _Round:
             self.refusals.append(Refusal(id, reason))
 
     def _enough(self, left: Iterable[int], needed: int | None = None) -> list[int]:
-        """Returns the clients that are left, ascending, if a sum of them may be opened and used."""
+        """Returns the remaining clients, ascending, if their sum may be opened and used."""
         ids = sorted(left)
         self._needed = self._needed if needed is None else needed
         least = max(self._needed, self._fewest)
@@ -338,7 +339,7 @@ class _Round:
 
 
 def _fault(message: Message, schemas: Mapping[str, _Schema]) -> str | None:
-    """Says what is not as declared, or None."""
+    """Returns how a message differs from its schema, or None."""
     if message.scalars or message.tensors.keys() != schemas.keys():
         return "it holds something else than was asked for"
     for name, (shape, dtype) in schemas.items():

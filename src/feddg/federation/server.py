@@ -1,4 +1,4 @@
-"""The server: the one round loop, under whatever carries the messages."""
+"""The server: the round loop, for any transport."""
 
 import logging
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
@@ -28,7 +28,7 @@ log = logging.getLogger("feddg")
 
 
 class Hooks:
-    """The hooks of a server's rounds, in their order: at each event those that override it."""
+    """The hooks of a server's rounds in order; each event runs the hooks that override it."""
 
     def __init__(self, hooks: Iterable[RoundHook]) -> None:
         self.all = tuple(hooks)
@@ -43,13 +43,13 @@ class Hooks:
         return [getattr(h, event) for h in self.all if getattr(type(h), event) is not plain]
 
     def broadcast(self, broadcast: Broadcast, round: Round) -> Broadcast:
-        """Returns what the round's clients are sent."""
+        """Returns the message to the round's clients."""
         for hook in self._broadcast:
             broadcast = hook(broadcast, round)
         return broadcast
 
     def received(self, replies: Iterator[Update | Refusal], round: Round) -> Iterator[Update]:
-        """Returns the stream that the method aggregates: of good updates, once they are enough."""
+        """Returns the stream of good updates for the method, once there are enough."""
         updates: Iterator[Update]
         updates = round.replies = self._good(replies, round)
         for hook in self._collected:
@@ -57,11 +57,11 @@ class Hooks:
         return updates
 
     def _good(self, replies: Iterator[Update | Refusal], round: Round) -> Generator[Update]:
-        """Yields the good updates; refuses bad ones by name.
+        """Yields the good updates; refuses bad ones and names their clients.
 
         Raises:
-            NotEnoughUpdates: too few were good, or the mean of several, of whom nobody can be
-                named, was not.
+            NotEnoughUpdates: too few updates were good, or a mean of several unknown clients was
+                bad.
         """
         good = 0
         for reply in replies:
@@ -91,24 +91,24 @@ class Hooks:
             raise round.too_few(good)
 
     def completed(self, state: State, round: Round) -> State:
-        """Returns the aggregate as it becomes the state of the round."""
+        """Returns the round's new state, from the aggregate."""
         for hook in self._completed:
             state = hook(state, round)
         return state
 
 
 class FrozenWeights(RoundHook):
-    """Leaves what is not trained out of the messages of a round."""
+    """Removes frozen entries from the messages of a round."""
 
     def __init__(self, names: Collection[str]) -> None:
         self.names = names
 
     def broadcast(self, broadcast: Broadcast, round: Round) -> Broadcast:
-        """Sends what is trained."""
+        """Removes frozen entries from the broadcast."""
         return replace(broadcast, weights=self.trained(broadcast.weights))
 
     def received(self, update: Update, round: Round) -> Update:
-        """Completes an update by the server's own entries."""
+        """Adds the server's frozen entries to an update."""
         strange = sorted(update.weights.keys() & self.names)
         if strange:
             raise ClientError(f"holds {strange[0]!r}, which is not trained")
@@ -118,11 +118,11 @@ class FrozenWeights(RoundHook):
         return replace(update, weights=own | update.weights)
 
     def trained(self, weights: Weights) -> Weights:
-        """Returns the weights that are trained."""
+        """Returns the trained entries of the weights."""
         return {name: tensor for name, tensor in weights.items() if name not in self.names}
 
     def with_context(self, state: State) -> Message | None:
-        """Returns what every client is sent once: the shared context, and what is not trained."""
+        """Returns what every client is sent once: the shared context and the frozen entries."""
         if not self.names:
             return state.context
         frozen = {FROZEN + n: state.weights[n].detach() for n in sorted(self.names)}
@@ -130,7 +130,7 @@ class FrozenWeights(RoundHook):
 
 
 class Refusals(RoundHook):
-    """Says whose update is not used, in the ledger and the log."""
+    """Reports refused updates in the ledger and the log."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -140,13 +140,13 @@ class Refusals(RoundHook):
         self.say(refusal, round.number)
 
     def say(self, refusal: Refusal, round: int, more: str = "") -> None:
-        """Enters a refusal of a round; 0 is the setup."""
+        """Enters a refusal of a round; round 0 is the setup."""
         self._ledger.refusal(round, refusal.client, refusal.reason)
         log.warning("round %d, client %d: %s%s", round, refusal.client, refusal.reason, more)
 
 
 class Asking(RoundHook):
-    """Has the method ask the round's clients after their updates are aggregated."""
+    """Lets the method ask the round's clients after aggregation."""
 
     def __init__(self, server: "Server") -> None:
         self._server = server
@@ -171,26 +171,26 @@ class Server:
     """Runs the setup phase and rounds of a method over a transport.
 
     Args:
-        method: what is run.
-        transport: what carries the messages.
-        state: where to start: round 0, or a checkpoint's.
+        method: the method to run.
+        transport: the transport of messages.
+        state: the start: round 0, or a checkpoint's state.
         per_round: clients sampled per round, K; None for all.
-        settings: minimum of good updates, attempts, server optimizer.
+        settings: minimum number of good updates, attempts, server optimizer.
         seed: the experiment's seed.
-        ledger: where every message is entered.
-        checks: what clients' messages are compared with.
-        defences: what happens to updates on their way.
-        opened: whose masked sums the run has opened.
-        frozen: entries of the weights that are never trained.
-        solves_head: whether training starts from a classifier in closed form.
-        hooks: what else happens in a round, after what is said here.
+        ledger: the record of all messages.
+        checks: checks of clients' messages against their schema.
+        defences: the defences that updates pass through.
+        opened: masked sums that the run has opened.
+        frozen: entries of the weights that are not trained.
+        solves_head: whether training starts from a closed-form classifier.
+        hooks: further hooks, run after the server's own.
 
     Attributes:
         hooks: all that happens in a round beside the method.
         groups: how the method grouped the clients in the setup phase, if it did.
-        left_out: accuracy at clients, by id, of the classifier that training starts from without
-            them, where it is solved for.
-        masked: trains the clients where the server sees only sums of updates; None elsewhere.
+        left_out: with a closed-form classifier: its accuracy at each client, by id, when solved
+            without that client.
+        masked: trains the clients if the server sees only sums of updates; otherwise None.
     """
 
     def __init__(
@@ -240,18 +240,18 @@ class Server:
         self.transport.hand_out(self.frozen.with_context(state), again=True)
 
     def setup(self, progress: Callable[[int, int], None] | None = None) -> Weights:
-        """Collects every client's statistics and sends all of them what the method agrees on.
+        """Collects every client's statistics and sends all clients the resulting shared context.
 
-        A client that has none is left out with a warning.
+        A client without statistics is left out with a warning.
 
         Args:
             progress: called with (done, total) while statistics arrive.
 
         Returns:
-            The statistics, stacked by name over the clients that gave one; for the records.
+            The statistics, stacked by name over the clients that sent them; for the records.
 
         Raises:
-            RunError: no client could.
+            RunError: no client sent statistics.
         """
         if self.state.context is not None:
             return {}
@@ -299,7 +299,7 @@ class Server:
         return _stacked([message for _, message in client_statistics])
 
     def _start_from(self, head: HeadStart, weights: Weights, ids: list[int]) -> None:
-        """Has training start from the classifier in closed form."""
+        """Sets the closed-form classifier as the start of training."""
         answers = []
         if len(ids) > 1:  # of a single client nobody else knows anything
             sent = Broadcast(0, weights, head.question)
@@ -312,7 +312,7 @@ class Server:
     def checked(
         self, replies: Iterator[Reply], round: int, purpose: str
     ) -> Iterator[tuple[int, Message]]:
-        """Yields the messages that are as declared, and their clients; refuses others by name."""
+        """Yields client ids with their valid messages; refuses the others by name."""
         for id, reply in replies:
             if isinstance(reply, Message):
                 fault = self.checks.message_fault(purpose, reply, id)
@@ -323,7 +323,7 @@ class Server:
             self._refusals.say(reply, round)
 
     def round(self) -> RoundRow:
-        """Runs one round and returns its row; on return ``state`` is that of the completed round.
+        """Runs one round and returns its row; afterwards ``state`` is the completed round's.
 
         Raises:
             NotEnoughUpdates: too few good updates in every attempt; the state is unchanged.
@@ -338,10 +338,10 @@ class Server:
         return round.row
 
     def _attempts(self) -> Iterator[Round]:
-        """Yields the next round until it counts.
+        """Yields attempts at the next round until one counts.
 
-        It is tried again without clients that are known to have broken it, and up to
-        ``server.attempts`` times while too few good updates come.
+        A round is repeated without clients known to have broken it, and up to ``server.attempts``
+        times if too few good updates arrive.
         """
         number, attempt = self.state.round + 1, 0
         left_out: list[Refusal] = []
@@ -369,18 +369,18 @@ class Server:
                 left_out += failure
 
     def affordable(self, state: State) -> bool:
-        """Whether the round after a state stays within what may be spent on it."""
+        """Whether the round after a state stays within the privacy budget."""
         round = state.round + 1
         return self.defences.afford(round, self.sample(round))
 
     def is_last(self, state: State) -> bool:
-        """Whether no round follows a state."""
+        """Whether a state is that of the last round."""
         return state.round == state.rounds or not self.affordable(state)
 
     def sample(self, round: int, attempt: int = 0) -> list[int]:
         """Returns the ids of a round's clients, ascending: see :mod:`feddg.clients.sampling`.
 
-        A round whose sum was opened is of the same clients whenever it is done again.
+        A round whose sum was opened is repeated with the same clients.
         """
         opened = self._opened.clients(round) if self._opened is not None else None
         if opened is not None:
@@ -391,7 +391,7 @@ class Server:
 
 
 def _stacked(messages: list[Message]) -> Weights:
-    """Stacks tensors that every message holds in the same shape."""
+    """Stacks the tensors that have the same shape in every message."""
     stacked = {}
     for name, first in messages[0].tensors.items():
         held = [m.tensors[name].cpu() for m in messages if name in m.tensors]
@@ -412,18 +412,18 @@ def build_server(
     state: State | None = None,
     **more: Any,
 ) -> Server:
-    """Returns a server whose messages are checked against what the settings lead to expect.
+    """Returns a server that checks messages against the experiment's settings.
 
     Args:
-        method: what is run.
-        transport: what carries the messages.
-        network: what is trained.
-        settings: an experiment's.
-        defences: what happens to updates on their way.
-        style_noise: how styles are noised before they leave a client, if they are.
-        ledger: where every message is entered; nowhere by default.
-        state: where to start; by default before round 1, with a freshly built network.
-        **more: of :class:`Server`.
+        method: the method to run.
+        transport: the transport of messages.
+        network: the network to train.
+        settings: settings of the experiment.
+        defences: the defences that updates pass through.
+        style_noise: how styles are noised before they leave a client; None for no noise.
+        ledger: the record of all messages; none by default.
+        state: the start; by default before round 1, with a new network.
+        **more: further arguments of :class:`Server`.
     """
     count, head = len(transport.clients), settings.train.head == "ridge"
     if head:

@@ -1,4 +1,4 @@
-"""What carries messages between the server and its clients, and the ledger of them."""
+"""The transport between the server and its clients, and the ledger of messages."""
 
 import hashlib
 import json
@@ -21,11 +21,11 @@ Shapes = tuple[tuple[Shape, ...], tuple[str, ...]]
 
 
 class Ledger:
-    """Enters every message; hands finished rows to ``write``.
+    """Records every message; passes each row to ``write``.
 
     Args:
         write: called with each row, in order.
-        written_layouts: ids of layouts that an earlier part of this run already wrote.
+        written_layouts: ids of layouts already written in an earlier part of this run.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class Ledger:
         self.bytes: dict[Direction, int] = {"up": 0, "down": 0}
 
     def broadcast(self, client: int, purpose: str, broadcast: Broadcast) -> None:
-        """Enters a message with weights to ``client``."""
+        """Records a message with weights to ``client``."""
         self._enter(broadcast.round, "down", client, purpose, broadcast.weights, broadcast.extras)
 
     def update(self, round: int, update: Update) -> None:
-        """Enters a client's update."""
+        """Records a client's update."""
         logs: dict[str, Scalar] = {f"terms/{name}": value for name, value in update.terms.items()}
         logs |= {"examples": update.examples, "images": update.images, "seconds": update.seconds}
         extras = Message(update.extras.tensors, {**update.extras.scalars, **logs})
@@ -50,11 +50,11 @@ class Ledger:
     def message(
         self, round: int, direction: Direction, client: int, purpose: str, message: Message
     ) -> None:
-        """Enters a message without weights."""
+        """Records a message without weights."""
         self._enter(round, direction, client, purpose, {}, message)
 
     def refusal(self, round: int, client: int, reason: str) -> None:
-        """Enters that ``client``'s update was not used, and why."""
+        """Records that ``client``'s update was not used, and why."""
         self._write(RefusalRow(round=round, client=client, reason=reason))
 
     def enter(
@@ -67,16 +67,16 @@ class Ledger:
         scalars: Mapping[str, Scalar],
         size: int | None = None,
     ) -> None:
-        """Enters a message by what it holds.
+        """Records a message by its content.
 
         Args:
             round: the round it belongs to; 0 before the first.
             direction: ``up`` leaves the client.
-            client: its number; -1 for a node that is none.
-            purpose: what it is for.
+            client: its id; -1 for a node that is not a client.
+            purpose: kind of message.
             shapes: name, shape, dtype and bytes of its tensors.
             scalars: its numbers and texts.
-            size: its bytes, where they do not follow from what it holds.
+            size: its bytes, if they do not follow from its content.
         """
         # Sorted: a resumed run reads its tensors back in another order, and its ledger is the same.
         key = tuple(sorted(shapes)), tuple(sorted(scalars))
@@ -132,15 +132,15 @@ def _new_layout(shapes: tuple[Shape, ...], scalars: tuple[str, ...]) -> LayoutRo
 
 
 Reply = tuple[int, Message | Refusal]
-"""A client's id with what it says, or with why it has nothing usable to say."""
+"""A client's id with its message, or with the reason why there is none."""
 
 
 FROZEN = "frozen/"
-"""Prefix of weights that are never trained, among what every client is sent with the context."""
+"""Prefix of frozen weights in the message that carries the shared context."""
 
 
 def without_frozen(message: Message | None) -> tuple[Message | None, Weights]:
-    """Returns the shared context that a message holds, or None, and the frozen weights."""
+    """Splits a message into the shared context (or None) and the frozen weights."""
     if message is None:
         return None, {}
     cut = len(FROZEN)
@@ -152,15 +152,16 @@ def without_frozen(message: Message | None) -> tuple[Message | None, Weights]:
 
 
 class Transport(Protocol):
-    """What carries messages between the server and its clients.
+    """Carries messages between the server and its clients.
 
-    Replies come in the order of ``clients``, whatever the order in which they arrive, so that
-    results do not depend on the network's mood. A client that fails answers with a Refusal.
+    Replies come in the order of ``clients``, whatever the order of arrival, so that results do not
+    depend on network delays. A client that fails is answered for by a Refusal.
 
     Attributes:
-        memories: what clients remember, by id, for the checkpoint; empty where they keep it.
-        ledger: where it enters every message that it really carries, both ways.
-        registered: how many images clients registered with, where they did.
+        memories: what clients remember between rounds, by id, for the checkpoint; empty if they
+            store it themselves.
+        ledger: records every message that is really sent, both ways.
+        registered: number of images each client registered with, if it did.
         remembered: clients whose memory changed since the set was last emptied.
     """
 
@@ -171,22 +172,22 @@ class Transport(Protocol):
 
     @property
     def clients(self) -> Sequence[int]:
-        """Ids of all clients of the federation, ascending."""
+        """The ids of all clients of the federation, ascending."""
         ...
 
     def client_statistics(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
-        """Asks clients for their statistics before round 1, and yields what they say."""
+        """Asks clients for their statistics before round 1, and yields the replies."""
         ...
 
     def hand_out(self, context: Message | None, *, again: bool = False) -> None:
-        """Sees to it that every client has the shared context whenever it trains.
+        """Makes sure that every client has the shared context when it trains.
 
-        ``again`` says that clients were given it in an earlier part of the run.
+        ``again``: whether clients already got it in an earlier part of the run.
         """
         ...
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
-        """Has clients train; an update's tensors are valid until the next is drawn."""
+        """Makes clients train; an update's tensors are valid until the next one is drawn."""
         ...
 
     def ask(

@@ -1,4 +1,4 @@
-"""What the server makes sure of before it uses a client's message, whatever carried it."""
+"""Checks of clients' messages at the server, for any transport."""
 
 import math
 import statistics
@@ -32,37 +32,37 @@ from feddg.styles.statistics import StyleNoise
 
 
 CHANGES = "server/changes"
-"""Name of the remembered medians among the state's extras."""
+"""Name of the stored medians in the state's extras."""
 REMEMBERED = 20
-"""Rounds whose median change is remembered."""
+"""Number of rounds whose median change is stored."""
 LARGEST_FIRST = 1e4
-"""Where no round is remembered: the longest change, as a multiple of the weights (and 1)."""
+"""Largest change if no round is stored yet, as a multiple of the weights' norm (at least 1)."""
 LARGEST_FIRST_MEAN = 100.0
-"""The same for a mean of updates that cannot be seen, in which a single one counts for little."""
+"""The same for a mean of unseen updates, in which one update has little weight."""
 OF_MEANS = 0.1
-"""How many times longer than those before it a mean of updates may be that cannot be seen, and in
-which a single one counts for little, as a share of what an update may."""
+"""Limit for a mean of unseen updates, as a share of the limit for one update, both relative to the
+median change.
+"""
 
 
 class ChangeSizes(RoundHook):
-    """Refuses an update that moves the weights many times farther than those of earlier rounds.
+    """Refuses updates whose change is many times longer than those of earlier rounds.
 
-    In the first round, where none is known, it must not move them absurdly far, and when all are in
-    it is compared with theirs: a model that one client moved far off has the others move its
-    statistics so far in round 2 that they would be refused. Whether weights are finite is seen
-    here, by the length of their change, and nowhere else.
+    In the first round there is only a very large limit; when all updates are in, they are compared
+    with each other. Otherwise one client could move the model so far that the honest changes of
+    round 2 would be refused. This is also the only check that weights are finite.
 
     Args:
-        times: how many times the median a change may be long; None for as long as it likes.
-        heads: rounds that train the heads alone: after them everything changes by other lengths.
-        lr: the clients' learning rate, for the message; None where it is not known.
+        times: largest ratio of a change to the median; None for no limit.
+        heads: number of rounds that train only heads; changes after them have other lengths.
+        lr: the clients' learning rate, for the message; None if unknown.
     """
 
     def __init__(self, times: float | None, heads: int = 0, lr: float | None = None) -> None:
         self._times, self._heads, self._lr = times, heads, lr
 
     def received(self, update: Update, round: Round) -> Update:
-        """Takes note of how long the change is; refuses it if it is too long to be believed."""
+        """Stores the length of the change; refuses the update if it is implausibly long."""
         sent, medians = round.state.weights, _medians(round.state)
         shared = [
             n
@@ -96,14 +96,14 @@ class ChangeSizes(RoundHook):
         return update
 
     def refused(self, refusal: Refusal, round: Round) -> None:
-        """Leaves out of account what a client sent that was refused for another reason."""
+        """Ignores the change of a client that was refused for another reason."""
         round.scratch[self].pop(str(refusal.client), None)
 
     def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
-        """In the first round: finds out whose change is far longer than the others'.
+        """In the first round: finds clients whose change is far longer than the others'.
 
         Raises:
-            FoundOut: names them.
+            FoundOut: names these clients.
         """
         yield from updates
         lengths = round.scratch[self]
@@ -123,10 +123,10 @@ class ChangeSizes(RoundHook):
             raise FoundOut(found)
 
     def completed(self, state: State, round: Round) -> State:
-        """Remembers the median of the changes that were used.
+        """Stores the median of the used changes.
 
-        Not where nothing is held against it: under noise it would be a number without any, in a
-        checkpoint that may be read.
+        Nothing is stored if there is no limit: with privacy noise, an exact median in a checkpoint
+        would leak.
         """
         if self._times is None:
             state.extras.pop(CHANGES, None)
@@ -148,26 +148,29 @@ def _medians(state: State) -> list[float]:
 
 
 MOST_BATCHES = 2**32
-"""Beyond what a client can see in a round. A counter is compared with the one it was sent: under a
-limit for all, a site that sends that limit has the others refused, who count on from there."""
+"""Most batches a client can see in a round. A counter is compared with the one that was sent: with
+an absolute limit, one site could send the limit and get all others refused, who count on from
+there.
+"""
 
 LARGEST_ROUNDING = 1e-6
-"""How far below 0 the rounding of a masked sum may bring a variance near 0; far below what
-normalisation adds to one."""
+"""How far below 0 rounding of a masked sum may move a variance; far less than the epsilon that
+normalisation adds.
+"""
 
 
 class MessageChecks(RoundHook):
-    """Compares clients' messages with what was declared.
+    """Checks clients' messages against their schemas.
 
     Args:
-        method: whose messages they are.
-        network: what it trains.
-        clients: how many clients there are.
-        image_size: side of the training images, pixels; 0 where nobody said.
-        also: further declared entries, for example of defences.
-        registered: how many images clients registered with, where they did.
-        train: how clients train, which bounds what gradients they can speak of.
-        style_noise: how styles are noised before they leave a client, if they are.
+        method: the method whose messages are checked.
+        network: the network it trains.
+        clients: number of clients.
+        image_size: side of the training images in pixels; 0 if unknown.
+        also: further schema entries, such as those of defences.
+        registered: number of images each client registered with, if it did.
+        train: training settings, which bound the gradients a client can report.
+        style_noise: how styles are noised before they leave a client; None for no noise.
     """
 
     def __init__(
@@ -202,20 +205,20 @@ class MessageChecks(RoundHook):
         self._registered = registered if registered is not None else {}
 
     def received(self, update: Update, round: Round) -> Update:
-        """Refuses an update that is not as declared."""
+        """Refuses an update that does not match the schema."""
         fault = self.update_fault(update, round.state)
         if fault is not None:
             raise ClientError(fault)
         return update
 
     def update_fault(self, update: Update, state: State | None = None) -> str | None:
-        """Says what is wrong with an update, or None if it may be used.
+        """Returns what is wrong with an update, or None if it may be used.
 
-        Whether its weights are finite shows in how far it moved them: see :class:`ChangeSizes`.
+        Finiteness of the weights is checked by :class:`ChangeSizes`.
 
         Args:
-            update: of one client, or the mean of several, made by the server itself.
-            state: the server's, from which its client started.
+            update: the update of one client, or a mean of several computed by the server.
+            state: the server's state from which the client started.
         """
         count, registered = update.examples, self._registered.get(update.client)
         if not update.members:
@@ -234,18 +237,18 @@ class MessageChecks(RoundHook):
     def message_fault(
         self, purpose: str, message: Message, client: int | None = None
     ) -> str | None:
-        """Says what is wrong with a message, or with an update's extras, or None.
+        """Returns what is wrong with a message or an update's extras, or None.
 
         Args:
             purpose: as in the ledger: ``client_statistics``, ``update``, ``answer:...``.
             message: its content.
-            client: whose it is, where that is known.
+            client: the id of its client, if known.
         """
         images = None if client is None else self._registered.get(client)
         return self._message_fault(purpose, message, replace(self._context, images=images))
 
     def _context_of(self, update: Update, state: State | None) -> SchemaContext:
-        """What is known of an update's sender and of its round."""
+        """Returns what is known of an update's sender and round."""
         context = replace(self._context, images=self._registered.get(update.client))
         if state is None:
             return context
@@ -265,10 +268,10 @@ class MessageChecks(RoundHook):
         return replace(context, gradients=gradients)
 
     def _statistics_fault(self, update: Update, sent: Weights) -> str | None:
-        """Says which variance or counter is none, or None.
+        """Returns which variance or counter is invalid, or None.
 
-        One of them below 0 would make the mean one on which no network works, and then whoever
-        trains honestly would be refused.
+        A value below 0 could make the mean unusable for every network, and then honest clients
+        would be refused.
         """
         lowest = -LARGEST_ROUNDING if update.members else 0.0
         for name in self._never_negative:
@@ -306,7 +309,7 @@ class MessageChecks(RoundHook):
 
 
 def layout_fault(weights: Weights, expected: Mapping[str, Tensor]) -> str | None:
-    """Says which names, shapes or dtypes of weights are not those of ``expected``, or None."""
+    """Returns how names, shapes or dtypes of weights differ from ``expected``, or None."""
     missing, unknown = expected.keys() - weights.keys(), weights.keys() - expected.keys()
     if missing or unknown:
         parts = [f"lack {sorted(missing)[:3]}"] * bool(missing)

@@ -1,10 +1,10 @@
-"""Methods: one federated algorithm per file; each class is found here by its name.
+"""Federated algorithms, one per file; each class can be imported from here by its name.
 
     >>> from feddg.methods import FedAvg, Pardon
     >>> Pardon(gamma1=0.75).settings.margin
     0.3
 
-A composition is found by its name alone: ``method="ccst+jigen"``.
+A composition has no class here; use its name: ``method="ccst+jigen"``.
 """
 
 from typing import Any

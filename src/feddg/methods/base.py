@@ -1,4 +1,4 @@
-"""The base of every method: its hooks, each with what federated averaging does as its default."""
+"""The base class of every method: its hooks, whose defaults are federated averaging."""
 
 import inspect
 import logging
@@ -33,37 +33,40 @@ from feddg.settings import ExperimentSettings, Settings
 
 
 def description_of(method: type) -> str:
-    """Returns a method's text: its class's where that has the equations, else its module's."""
+    """Returns a method's description: the docstring with equations, of its class or its module."""
     own = inspect.getdoc(method) or ""
     return own if "\nEquations:" in own else inspect.getdoc(sys.modules[method.__module__]) or ""
 
 
 def idea_of(method: type) -> str:
-    """Returns a method's idea: the first paragraph of its text, below its title."""
+    """Returns a method's idea: the first paragraph of its description after the title."""
     paragraphs = description_of(method).split("\n\n")
     return " ".join(paragraphs[1].split()).replace("``", "") if len(paragraphs) > 1 else ""
 
 
 Ask = Callable[[str, Message], Iterator[tuple[int, Message]]]
-"""``ask(name, question)`` sends the current weights and a question to this round's clients."""
+"""``ask(name, question)`` sends the current weights and a question to this round's clients, and
+yields client ids with answers.
+"""
 
 
 class MethodSettings(Settings):
-    """A method's hyper-parameters: paper's values as defaults, their source in the description."""
+    """A method's hyper-parameters: the paper's defaults, with their source in the description."""
 
     model_config = ConfigDict(validate_default=False)
 
 
 @dataclass
 class State:
-    """What the server knows between rounds; a checkpoint holds exactly this.
+    """What the server keeps between rounds; a checkpoint holds exactly this.
 
     Attributes:
         weights: the global network's state.
-        extras: further tensors the method keeps at the server.
-        context: what the server made of the clients' statistics and every client was sent, or None.
-        round: rounds completed.
-        rounds: rounds that the run has in all, for schedules; 0 if nobody said.
+        extras: further tensors that the method keeps at the server.
+        context: what the server computed from the clients' statistics and sent to every client, or
+            None.
+        round: number of completed rounds.
+        rounds: number of rounds in the run, for schedules; 0 if unknown.
     """
 
     weights: Weights
@@ -73,40 +76,41 @@ class State:
     rounds: int = 0
 
     def to(self, device: torch.device) -> "State":
-        """Moves weights and extras to ``device``; returns itself."""
+        """Moves weights and extras to ``device``; returns the state itself."""
         self.weights = on_device(self.weights, device)
         self.extras = on_device(self.extras, device)
         return self
 
     def next(self) -> "State":
-        """Returns what becomes the next round's state: the same tensors, extras to be replaced."""
+        """Returns a copy for the next round: the same tensors, extras that may be replaced."""
         return replace(self, extras=dict(self.extras), round=self.round + 1)
 
 
 class Method:
-    """The hooks that every method is made of; as they stand here they are federated averaging.
+    """The hooks of a method; as they stand here they are federated averaging.
 
     Attributes:
-        name: what it is found by; a composition's name joins its parts with ``+``.
-        title: its name as its paper spells it, for people; the name by default.
-        aliases: other names it is found by.
+        name: the name in settings; a composition joins its parts' names with ``+``.
+        title: the name as the paper spells it; ``name`` by default.
+        aliases: other names in settings.
         summary: one line for ``feddg methods``.
         settings: the hyper-parameters. A subclass annotates them with its own class
             (``settings: FedProxSettings``), so that a type checker knows their names.
         Settings: that class; taken from the annotation.
-        presets: experiment values by preset name (a data set), ``"*"`` for all; what the user
-            writes wins over them. The key ``method`` holds hyper-parameters.
-        sends: what leaves a client under the default settings, as ``purpose/name`` of the ledger
-            (``*`` stands for any name) with what it is. Its page and its test both read this.
-        noises: entries of ``sends`` before round 1 that are styles, and that it noises if asked to.
-        excludes: methods this one cannot be combined with, and why.
-        gathers_images: whether all training images are put in one place first, as no federation
-            does: one client then takes as many steps as a round's clients together.
-        sums: whether its updates are sums of which the server uses nothing but the plain mean, and
-            which its clients bound and noise themselves, image by image.
-        one_round: whether it is done after a single pass over the images in one round, which is all
-            it takes, whatever ``train`` says of rounds, epochs and steps.
-        in_process_only: why it cannot run over a network; empty where it can.
+        presets: experiment values by preset name (a data set), ``"*"`` for all; the user's values
+            override them. The key ``method`` holds hyper-parameters.
+        sends: what leaves a client under the default settings: ``purpose/name`` as in the ledger
+            (``*`` stands for any name), with its schema. The method's page and test read this.
+        noises: entries of ``sends`` before round 1 that are styles, and that the method noises on
+            request.
+        excludes: methods it cannot be combined with, and why.
+        gathers_images: whether all training images are put in one place first, unlike in a
+            federation: one client then takes as many steps as a round's clients together.
+        sums: whether its updates are sums that the server only averages, and that clients clip and
+            noise themselves, image by image.
+        one_round: whether the method needs a single pass over the images in one round only,
+            whatever ``train`` says of rounds, epochs and steps.
+        in_process_only: why it cannot run over a network; empty if it can.
     """
 
     name: ClassVar[str]
@@ -133,7 +137,7 @@ class Method:
     in_process_only: ClassVar[str] = ""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Fills in what the class says elsewhere: ``Settings`` and, without one, ``title``."""
+        """Sets ``Settings`` from the annotation and, if there is none, ``title`` from the name."""
         super().__init_subclass__(**keywords)
         if "settings" in inspect.get_annotations(cls):
             cls.Settings = get_type_hints(cls)["settings"]
@@ -141,7 +145,7 @@ class Method:
             cls.title = cls.name
 
     def __init__(self, settings: MethodSettings | None = None, **fields: Any) -> None:
-        """Takes the hyper-parameters, by name or as an object.
+        """Takes the hyper-parameters, as keywords or as an object.
 
         Raises:
             ExperimentError: one is unknown or out of range.
@@ -155,37 +159,37 @@ class Method:
     # What is trained
 
     def network(self, network: Network) -> Network:
-        """Returns the network this method trains; may add heads or swap layers in place."""
+        """Returns the network to train; may add heads or replace layers in place."""
         return network
 
     def check(self, experiment: ExperimentSettings) -> None:
         """Raises ExperimentError, before round 1, if the method cannot run this experiment."""
 
     def read_files(self) -> None:
-        """Reads the files that the settings name, where a run begins: before hours of decoding.
+        """Reads the files that the settings name, at the start of a run, before images are decoded.
 
         Raises:
             FeddgError: one is missing, damaged or does not fit.
         """
 
     def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
-        """Returns what speaks against a result of this experiment, before round 1."""
+        """Returns warnings about results of this experiment, before round 1."""
         return ()
 
     # Once, before round 1
 
     def client_statistics(self, client: Client) -> Message | None:
-        """At a client: what it tells the server before training."""
+        """At a client: returns the statistics it sends to the server before training."""
         return None
 
     def aggregate_statistics(
         self, client_statistics: Iterable[tuple[int, Message]]
     ) -> Message | None:
-        """At the server: the answer every client is sent, from all statistics in client order."""
+        """At the server: returns the shared context for all clients, from their statistics."""
         return None
 
     def groups(self, client_statistics: Sequence[tuple[int, Message]]) -> Groups:
-        """At the server: how their statistics group the clients, by what; kept with the run."""
+        """At the server: returns the groups of clients by their statistics, for the records."""
         return {}
 
     @property
@@ -200,13 +204,13 @@ class Method:
     # At a client, every round
 
     def begin(self, client: Client) -> None:
-        """Prepares the client's round: ``client.network`` holds the weights it starts from."""
+        """Prepares the client's round; ``client.network`` holds the weights it starts from."""
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Returns named, already weighted loss terms; their sum is minimised.
 
         A method that changes or adds images overrides this; one that works on embeddings overrides
-        :meth:`head_loss`. So the two kinds compose, and share one forward pass.
+        :meth:`head_loss`. So both kinds can be combined and share one forward pass.
         """
         return self.head_loss(client, batch, client.embeddings(batch))
 
@@ -216,21 +220,21 @@ class Method:
         return {"cross_entropy": client.class_loss(logits, batch.labels)}
 
     def trains_on_features(self, client: Client) -> bool:
-        """Whether its batches may be of features that are computed once, instead of images."""
+        """Whether batches may consist of cached features instead of images."""
         own = type(self).loss, type(self).head_loss, type(self).step
         plain = own == (Method.loss, Method.head_loss, Method.step)
         return plain and client.has_fixed_features and client.worker.record_noise is None
 
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
-        """Returns the client's optimizer, new each round, over the network's trained parameters."""
+        """Returns the client's optimizer, new each round, for the trained parameters."""
         return client.worker.optimization.optimizer(client.network, client.train)
 
     def step(self, client: Client, batch: Batch) -> None:
-        """Takes one optimizer step on a batch; override for methods with several."""
+        """Takes one optimizer step on a batch; override it for methods with several steps."""
         client.descend(self.loss(client, batch))
 
     def report(self, client: Client) -> Message:
-        """Returns what goes back to the server beside the weights."""
+        """Returns what the client sends to the server besides its weights."""
         return Message()
 
     # At the server, every round
@@ -240,20 +244,19 @@ class Method:
         return {}
 
     def broadcast(self, state: State) -> Broadcast:
-        """Returns what this round's clients are sent."""
+        """Returns the message to this round's clients."""
         return Broadcast(state.round + 1, state.weights)
 
     def share(self, state: State, update: Update) -> float:
-        """How much an update counts in the mean, above 0: its number of examples."""
+        """Returns the weight of an update in the mean, above 0: its number of examples."""
         return update.examples
 
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
-        """Aggregates the round's updates, which arrive in client order, as a stream.
+        """Aggregates the round's updates, a stream in client order.
 
-        Puts new tensors into ``state``, which is to be that of the round, and leaves the old ones
-        as they are: a round that fails half-way must not have changed them. To learn more from the
-        updates than their mean, hand ``super()`` a generator that looks at each one before it
-        yields it.
+        Puts new tensors into ``state`` and does not change the old ones, because a round may fail
+        half-way. To use more of the updates than their mean, pass ``super()`` a generator that
+        reads each update before it yields it.
         """
         items = ((update.weights, self.share(state, update)) for update in updates)
         state.weights = weighted_mean(items, state.weights)
@@ -264,7 +267,7 @@ class Method:
         return state
 
     def left_out(self, state: State) -> dict[int, float]:
-        """Returns the accuracy at each client, by id, of a model that never saw it, if measured."""
+        """Returns, by client id, the accuracy of a model trained without it, if measured."""
         return {}
 
     def left_out_confidence(self, state: State) -> dict[int, float]:
@@ -272,13 +275,13 @@ class Method:
         return {}
 
     def answer(self, client: Client, name: str, question: Message) -> Message:
-        """At a client: answers the server's question ``name``."""
+        """At a client: returns the answer to the server's question ``name``."""
         raise NotImplementedError(f"{self.name} asks nothing, so it cannot answer {name!r}")
 
     # What stays home, and how the result predicts
 
     def is_local(self, name: str, module: nn.Module) -> bool:
-        """Whether an entry of ``module``'s state is the client's own, kept between its rounds.
+        """Whether an entry of ``module``'s state stays at the client between its rounds.
 
         Args:
             name: the entry's last name (``weight``, ``running_mean``, ...).
@@ -299,26 +302,25 @@ log = logging.getLogger("feddg")
 
 @dataclass
 class Round:
-    """A round under way, as its hooks see it; one that is tried again is another object.
+    """A round in progress, as hooks see it; a repeated round is a new object.
 
     Attributes:
-        number: from 1.
-        clients: who is asked to train, ascending.
-        state: the server's before it; its weights are what the clients are sent. Left as it is.
-        fewest: good updates below which nothing is aggregated.
-        bytes: sent so far in the run, both ways; moves on.
-        refused: whose updates are not used, and why.
-        update: the one that is being worked with, to whose client an error would be due.
-        replies: the accepted updates, as they come.
-        failure: why the round does not count: too few updates, or clients known to have broken it.
+        number: the round, from 1.
+        clients: ids of the clients asked to train, ascending.
+        state: the server's state before the round, not changed; clients are sent its weights.
+        fewest: minimum number of good updates for an aggregate.
+        bytes: bytes sent so far in the run, both ways; increases.
+        refused: clients whose updates are not used, and why.
+        update: the update being processed; an error is attributed to its client.
+        replies: the accepted updates, in order of arrival.
+        failure: why the round does not count: too few updates, or clients that broke it.
         scratch: what hooks keep until the round ends, by hook.
-        evaluations: how its model did, once it was measured.
-        estimates: how good it is thought to be where nothing is labelled.
-        evaluating: seconds that took.
-        left_out: accuracy at clients of a model that never saw them, if the method measured it.
+        evaluations: results of evaluating the round's model, if measured.
+        estimates: estimated accuracy where there are no labels.
+        evaluating: seconds the evaluation took.
+        left_out: accuracy at clients of a model trained without them, if the method measured it.
         terms: mean of each loss term over the used updates, weighted by examples; with
-            ``examples``, ``images``, ``forwards`` and ``training`` (seconds) what the row is
-            made of.
+            ``examples``, ``images``, ``forwards`` and ``training`` (seconds) it makes up the row.
     """
 
     number: int
@@ -357,7 +359,7 @@ class Round:
 
     @cached_property
     def row(self) -> RoundRow:
-        """Who took part, and what it cost: until it is first asked for, when the round is over."""
+        """The round's row for the records, fixed when first read at the end of the round."""
         seconds = time.perf_counter() - self._began
         return RoundRow(
             round=self.number,
@@ -375,7 +377,7 @@ class Round:
         )
 
     def too_few(self, good: int) -> NotEnoughUpdates:
-        """Returns what to raise where only so many updates are good."""
+        """Returns the error to raise if only ``good`` updates are usable."""
         why = "; client {0.client}: {0.reason}".format(self.refused[0]) if self.refused else ""
         return NotEnoughUpdates(
             f"round {self.number}: {good} good updates of {len(self.clients)}, but "
@@ -384,11 +386,11 @@ class Round:
 
     @contextmanager
     def attempted(self) -> Iterator[None]:
-        """Notes as ``failure`` why its block failed, if the round can be tried again.
+        """Stores as ``failure`` why the block failed, if the round can be tried again.
 
-        It can where too few good updates came, where an error came up while the update of a certain
-        client was worked with, and where a hook names clients that were found out when all updates
-        were in. Errors a user can act on go through as they are.
+        A round can be tried again after too few good updates, after an error while one client's
+        update was processed, and when a hook names bad clients after all updates arrived. Errors
+        that the user can fix are raised unchanged.
         """
         try:
             yield
@@ -415,10 +417,10 @@ class Round:
 
 
 class FoundOut(Exception):
-    """Clients whose updates cannot be used, which was known only when they were in.
+    """Raised for clients whose updates turn out to be unusable only after all have arrived.
 
     Attributes:
-        refusals: who, and why.
+        refusals: the clients, and why.
     """
 
     def __init__(self, refusals: Sequence[Refusal]) -> None:
@@ -427,47 +429,47 @@ class FoundOut(Exception):
 
 
 def name_clients(ids: Sequence[int]) -> str:
-    """Returns clients as a line names them; of many the first."""
+    """Returns the names of clients for messages; of many only the first."""
     return f"clients {first_names([str(id) for id in ids], 20)}"
 
 
 class RoundHook:
-    """One concern of a round at the server: a check, a defence, a mean over rounds, a checkpoint.
+    """A server-side hook of a round: a check, defence, weight average or checkpoint.
 
-    It overrides the events at which it has something to do, in the order of a round; at the others
-    it costs nothing. It keeps no state: what lasts is among the state's extras, which checkpoints
-    keep, what a round needs in ``round.scratch``. So a round that fails leaves nothing behind.
+    A subclass overrides only the events it needs, listed in the order of a round; the others cost
+    nothing. A hook keeps no state: lasting values go to the state's extras, which checkpoints hold,
+    and values of a round to ``round.scratch``. So a failed round leaves nothing behind.
     """
 
     def broadcast(self, broadcast: Broadcast, round: Round) -> Broadcast:
-        """Clients are about to be asked to train: returns what they are sent."""
+        """Before clients are asked to train: returns the message they are sent."""
         return broadcast
 
     def received(self, update: Update, round: Round) -> Update:
-        """An update came: returns it as it may be used.
+        """When an update has arrived: returns it in the form that may be used.
 
         Raises:
-            ClientError: it is refused, by its client's name.
+            ClientError: it is refused; names the client.
         """
         return update
 
     def refused(self, refusal: Refusal, round: Round) -> None:
-        """A client has no update that can be used."""
+        """When a client has no usable update."""
 
     def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
-        """Yields what the method's ``aggregate`` is given for the updates that are good.
+        """Yields the updates that the method's ``aggregate`` receives, from the good ones.
 
-        An update's tensors are valid until the next is drawn: ``update.keep()`` where all are
-        needed.
+        An update's tensors are valid until the next one is drawn; call ``update.keep()`` to use
+        them later.
 
         Raises:
-            NotEnoughUpdates: there are fewer than it needs.
-            FoundOut: the round is to be done again without some.
+            NotEnoughUpdates: there are fewer than the hook needs.
+            FoundOut: the round must be repeated without some clients.
         """
         return updates
 
     def completed(self, state: State, round: Round) -> State:
-        """The updates are aggregated: returns the state as it becomes that of the round."""
+        """After aggregation: returns the new state of the round."""
         return state
 
 
@@ -484,12 +486,12 @@ def local_names(method: Method, network: nn.Module) -> set[str]:
 
 
 def has_global_model(method: Method, network: nn.Module) -> bool:
-    """Whether the clients share anything of the network; else each has a model of its own."""
+    """Whether clients share any part of the network; otherwise each has its own model."""
     return not network.state_dict().keys() <= local_names(method, network)
 
 
 def require_network_fit(method: type[Method]) -> None:
-    """Raises ExperimentError if a method can only run where all images are."""
+    """Raises ExperimentError if a method cannot run over a network."""
     if method.in_process_only:
         raise ExperimentError(
             f"{method.name} cannot run over a network: {method.in_process_only}; "
@@ -498,7 +500,7 @@ def require_network_fit(method: type[Method]) -> None:
 
 
 def shared_parameters(method: Method, network: nn.Module) -> dict[str, nn.Parameter]:
-    """Returns the trained parameters that all clients share, by name: no buffer, nothing local."""
+    """Returns the trained parameters that all clients share, by name, without buffers."""
     local = local_names(method, network)
     return {
         name: parameter
@@ -511,12 +513,12 @@ def weighted_mean(items: Iterable[tuple[Weights, float]], before: Weights | None
     """Returns the weighted mean of named tensors, as a stream: memory is one running mean.
 
     Float entries are averaged in float32 or their own wider type; others are copied from the first
-    item. Each new item moves the mean by its share of the total so far, so equal items give their
-    own value exactly, and the mean never leaves the items' range.
+    item. Each new item moves the mean by its share of the total so far. So equal items give exactly
+    their value, and the mean stays within the items' range.
 
     Args:
         items: pairs of named tensors and a positive weight, in a fixed order.
-        before: an entry that is this very tensor in every item, since it is not trained, stays.
+        before: entries that are the same tensor here and in every item (not trained) are kept.
 
     Raises:
         ValueError: there is no item.
@@ -580,10 +582,10 @@ def methods() -> dict[str, type[Method]]:
 
 
 def title_of(name: str) -> str:
-    """Returns a method's title, a composition's joined by ``+``; what is unknown stays as it is.
+    """Returns a method's title, of a composition joined by ``+``; unknown names are returned as is.
 
     Args:
-        name: of a method or composition (aliases are left as they are written), or any text.
+        name: name of a method or composition, or any text; aliases are not resolved.
     """
     titles = {_plain(listed): method.title for listed, method in METHODS.items()}
     parts = [part.strip() for part in name.split("+")]
@@ -607,30 +609,30 @@ class Stylizes(Protocol):
     """A method whose clients train on stylized images."""
 
     def preview(self, images: Tensor, context: Message | None) -> Tensor | None:
-        """Returns what the method makes of images.
+        """Returns stylized examples of images, as the method makes them.
 
         Args:
             images: uint8 ``(N, 3, H, W)``.
-            context: what the server made of the clients' statistics, if there was one.
+            context: what the server computed from the clients' statistics, if anything.
 
         Returns:
-            Images of the same form, or None if nothing is stylized under these settings.
+            Images of the same shape and type, or None if these settings stylize nothing.
         """
         ...
 
 
 @runtime_checkable
 class Adapts(Protocol):
-    """A method whose layers adapt to each image they see."""
+    """A method whose layers adapt to each image."""
 
     def layer_shares(self, network: Network, images: Tensor) -> dict[str, Tensor]:
         """Returns how much each layer adapts to each image, in [0, 1].
 
         Args:
-            network: holds the global weights, in eval mode.
+            network: with the global weights, in eval mode.
             images: RGB in [0, 1], ``(B, 3, H, W)``.
 
         Returns:
-            ``(B,)`` by layer, in the network's order; nothing if no layer adapts.
+            ``(B,)`` by layer, in the network's order; empty if no layer adapts.
         """
         ...

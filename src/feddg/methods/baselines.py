@@ -1,4 +1,4 @@
-"""FedAvg and FedProx, and the reference lines: all images in one place, every client alone."""
+"""FedAvg and FedProx, and reference lines: centralised and local training."""
 
 from collections.abc import Iterable
 from typing import Any, ClassVar
@@ -95,7 +95,7 @@ class FedProx(Method):
         client.scratch["fedprox"] = [(p, client.received[n].to(p)) for n, p in shared.items()]
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
-        """Adds mu/2 times the squared distance to the received weights."""
+        """Adds mu/2 times the squared distance to the received weights to the loss."""
         terms = super().loss(client, batch)
         if self.settings.mu == 0:
             return terms
@@ -108,15 +108,15 @@ class FedProx(Method):
 
 
 def refuse_defences(experiment: ExperimentSettings, method: str, reason: str) -> None:
-    """Refuses defences and update privacy.
+    """Raises an error if the experiment asks for defences or update privacy.
 
     Args:
-        experiment: what is to be run.
-        method: the reference line's name.
-        reason: why they could do nothing, as a verb phrase.
+        experiment: the experiment.
+        method: name of the reference line.
+        reason: why they would have no effect, as a verb phrase.
 
     Raises:
-        ExperimentError: the experiment has some.
+        ExperimentError: the experiment asks for some.
     """
     for field, given in (
         ("defences", bool(experiment.defences)),
@@ -165,7 +165,7 @@ class Centralised(Method):
     in_process_only = "it trains on all images in one place, and no image ever leaves a site"
 
     def check(self, experiment: ExperimentSettings) -> None:
-        """Refuses what needs several clients."""
+        """Refuses settings that need several clients."""
         refuse_defences(experiment, self.name, "has one client, with nobody to hide among")
         if experiment.server.min_updates > 1:
             raise ExperimentError(
@@ -176,7 +176,7 @@ class Centralised(Method):
 
 
 STARTED = "local/started"
-"""Which clients have a model of their own, among the state's extras."""
+"""Name, in the state's extras, of the mask of clients that have a model of their own."""
 
 
 @register
@@ -219,7 +219,7 @@ class Local(Method):
     }
 
     def check(self, experiment: ExperimentSettings) -> None:
-        """Refuses what would work on updates: there are none."""
+        """Refuses settings that work on updates, because there are none."""
         refuse_defences(experiment, self.name, "sends no weights")
         if experiment.server.optimizer != "none":
             raise ExperimentError(
@@ -228,23 +228,23 @@ class Local(Method):
         super().check(experiment)
 
     def is_local(self, name: str, module: nn.Module) -> bool:
-        """Everything."""
+        """Returns True: all entries are local."""
         return True
 
     def initial_extras(self, network: Network, clients: int) -> Weights:
-        """Which clients have trained: none yet."""
+        """Returns the mask of clients that have trained, initially none."""
         started = torch.zeros(clients, dtype=torch.bool)
         return super().initial_extras(network, clients) | {STARTED: started}
 
     def broadcast(self, state: State) -> Broadcast:
-        """The starting network, for as long as a client may need it."""
+        """Returns the starting network, as long as a client may need it."""
         sent = super().broadcast(state)
         if bool(state.extras[STARTED].all()):
             sent.weights = {}
         return sent
 
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
-        """Notes who has a model of its own; the starting network stays as it is."""
+        """Marks the clients that now have their own model; the starting network does not change."""
         started = state.extras[STARTED].clone()
         for update in updates:
             started[update.client] = True

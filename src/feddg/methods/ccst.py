@@ -83,10 +83,10 @@ class CcstSettings(StyleSettings):
 
 @dataclass
 class Versions:
-    """Images in several versions: row ``v n + i`` is version v of image i.
+    """Images in several versions: row ``v n + i`` is version v of image i, for n images.
 
     Attributes:
-        views: K times uint8 ``(n, H, W, 3)``.
+        views: K tensors, uint8 ``(n, H, W, 3)``.
     """
 
     views: list[Tensor]
@@ -123,7 +123,7 @@ class Ccst(StyleExchange, Method):
     noises: ClassVar[frozenset[str]] = frozenset({"statistics/styles"})
 
     def check(self, experiment: ExperimentSettings) -> None:
-        """Single images' styles cannot be hidden: each is one image's."""
+        """Refuses style noise for single images' styles, because each depends on one image."""
         super().check(experiment)
         if self.settings.share == "single" and experiment.privacy.style_epsilon is not None:
             raise ExperimentError(
@@ -132,13 +132,13 @@ class Ccst(StyleExchange, Method):
             )
 
     def styles_of(self, context: SchemaContext) -> int | str:
-        """Returns how many styles a client sends; a name where its images are not known."""
+        """Returns how many styles a client sends; a name if its number of images is unknown."""
         if self.settings.share == "overall":
             return 1
         return "styles" if context.images is None else -(-context.images // IMAGES_PER_STYLE)
 
     def client_statistics(self, client: Client) -> Message:
-        """The client's styles: one of all its images, or those of a few single ones."""
+        """Returns the client's styles: one of all its images, or those of a few single images."""
         moments = self.moments(client)
         noised = self.noised_style(client, moments)
         styles = moments.pooled().styles() if noised is None else noised[None]
@@ -149,7 +149,7 @@ class Ccst(StyleExchange, Method):
         return joined(super().client_statistics(client), Message({"styles": styles.float()}))
 
     def aggregate_statistics(self, client_statistics: Iterable[tuple[int, Message]]) -> Message:
-        """The bank: all styles, and whose they are."""
+        """Returns the bank: all styles, and the client of each."""
         client_statistics = list(client_statistics)
         styles = [message.tensors["styles"] for _, message in client_statistics]
         owners = [torch.full((len(s),), id) for (id, _), s in zip(client_statistics, styles)]
@@ -157,7 +157,7 @@ class Ccst(StyleExchange, Method):
         return joined(super().aggregate_statistics(client_statistics), bank)
 
     def begin(self, client: Client) -> None:
-        """Builds the augmented set, or finds it on disk, for the methods behind to train on."""
+        """Builds the augmented set, or loads it from disk, for the parts after it to train on."""
         assert client.context is not None, "the server broadcasts the bank before round 1"
         styles, owners = (client.context.tensors[name].cpu() for name in ("styles", "owners"))
         if self.settings.variant == "pardon":
@@ -196,7 +196,7 @@ class Ccst(StyleExchange, Method):
             self.stylize_all(client, "ccst", style)
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
-        """The loss of the batch; in variant ``pardon``, and that of its stylized copies."""
+        """Returns the loss of the batch; variant ``pardon`` adds that of its stylized copies."""
         terms = super().loss(client, batch)
         if "style" not in client.scratch:
             return terms
@@ -207,7 +207,7 @@ class Ccst(StyleExchange, Method):
         return terms | {f"transferred_{name}": term for name, term in on_stylized.items()}
 
     def preview(self, images: Tensor, context: Message | None) -> Tensor | None:
-        """Images stylized in the bank's styles by turns, for the report."""
+        """Returns images stylized in the bank's styles in turn, for the report."""
         if not context:
             return None
         styles = context.tensors["styles"]
@@ -216,12 +216,12 @@ class Ccst(StyleExchange, Method):
 
 
 def draw_styles(owners: Tensor, images: int, number: int, rng: torch.Generator) -> Tensor:
-    """Draws ``number`` distinct clients for each image and a style of each (Algorithm 1).
+    """Draws ``number`` distinct clients for each image and one style of each (Algorithm 1).
 
     Args:
-        owners: ``(M,)`` ascending, whose each style of the bank is.
+        owners: ``(M,)`` ascending, the client of each style in the bank.
         images: n.
-        number: K; no more than there are clients.
+        number: K; at most the number of clients.
         rng: CPU generator.
 
     Returns:

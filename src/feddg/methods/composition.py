@@ -1,4 +1,4 @@
-"""Methods by their users' spelling: one, or several in one class (``ccst+jigen``)."""
+"""Methods by name: a single one, or several combined in one class (``ccst+jigen``)."""
 
 import functools
 import inspect
@@ -18,7 +18,7 @@ HOOKS = [
     for name, member in vars(Method).items()
     if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property))
 ]
-"""What a method may override, and a composition must chain."""
+"""The hooks that a method may override, and a composition must chain."""
 
 
 def method_class(name: str) -> type[Method]:
@@ -36,12 +36,12 @@ def compose(parts: tuple[type[Method], ...]) -> type[Method]:
     """Returns one class with all ``parts`` as cooperative bases.
 
     The first part is the outermost: its hooks run first and reach the next part's through
-    ``super()``. A part whose hook does not call ``super()`` replaces that hook, and would silence
-    the same hook of every part behind it; so it goes behind them. The composition's name shows the
-    order. Two parts that replace the same hook cannot be combined.
+    ``super()``. A part whose hook does not call ``super()`` would silence the same hook of all
+    later parts, so it is moved behind them. The composition's name shows the order. Two parts that
+    replace the same hook cannot be combined.
 
     Raises:
-        ExperimentError: the parts cannot be combined; says why.
+        ExperimentError: the parts cannot be combined; the message says why.
     """
     parts = _arranged(parts)
     name = _joined_name(parts)
@@ -77,7 +77,7 @@ def _joined_name(parts: Iterable[type[Method]]) -> str:
 
 
 def _arranged(parts: tuple[type[Method], ...]) -> tuple[type[Method], ...]:
-    """Returns the parts in the given order, or in the first one that silences nothing."""
+    """Returns the parts in the given order, or in the first order that silences no hook."""
     _refuse_impossible(parts)
     for order in itertools.permutations(parts):
         if _silenced(order) is None:
@@ -108,7 +108,7 @@ def _refuse_impossible(parts: tuple[type[Method], ...]) -> None:
 
 
 def _silenced(parts: tuple[type[Method], ...]) -> str | None:
-    """Says which part's hook would never run because one before it replaces it, or None."""
+    """Returns which part's hook would never run because an earlier part replaces it, or None."""
     for hook in HOOKS:
         owners = [part for part in parts if getattr(part, hook) is not getattr(Method, hook)]
         for first, second in itertools.pairwise(owners):
@@ -126,7 +126,7 @@ def _calls_super(part: type[Method], hook: str) -> bool:
 
 
 def works_on_embeddings(method: type[Method]) -> bool:
-    """Whether a method works on what goes into the last layer, or changes the network before it."""
+    """Whether a method changes the input of the last layer, or the network before it."""
     loss = method.loss is not Method.loss and not _calls_super(method, "loss")
     return loss or method.head_loss is not Method.head_loss or method.network is not Method.network
 

@@ -78,7 +78,7 @@ def heads_of(network: Network) -> Heads:
 
 @register
 class COPA(Method):
-    """Classifiers are assembled instead of averaged; the extractor learns to suit them all."""
+    """Assembles classifiers instead of averaging them; the extractor learns to suit them all."""
 
     name = "copa"
     title = "COPA"
@@ -93,7 +93,7 @@ class COPA(Method):
     }
 
     def check(self, experiment: ExperimentSettings) -> None:
-        """Refuses more clients than there is room for, if each has a head."""
+        """Refuses more clients than heads, if each client has a head."""
         super().check(experiment)
         number = experiment.clients.number
         if self.settings.heads_by == "client" and number > self.settings.heads:
@@ -103,7 +103,7 @@ class COPA(Method):
             )
 
     def network(self, network: Network) -> Network:
-        """Adds the classifiers, and gates to the batch normalisation."""
+        """Adds the classifiers, and gates in batch normalisation."""
         network = super().network(network)
         if self.settings.gate is not None:
             mix_instance_statistics(network.featurizer, self.settings.gate)
@@ -128,7 +128,7 @@ class COPA(Method):
         return head
 
     def begin(self, client: Client) -> None:
-        """Puts the classifier of the client's domain into the network."""
+        """Loads the classifier of the client's domain into the network."""
         super().begin(client)
         head, heads = self.head(client), heads_of(client.network)
         if heads.trained[head]:
@@ -139,13 +139,13 @@ class COPA(Method):
         client.scratch[HEAD] = others.nonzero().squeeze(1).to(client.device)
 
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
-        """Gives the gates a learning rate of their own, and keeps them in [0, 1]."""
+        """Gives the gates their own learning rate, and keeps them in [0, 1]."""
         optimizer = super().optimizer(client)
         gates_apart(optimizer, client.network, client.train, self.settings.gate_lr)
         return optimizer
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
-        """Adds the other domains' classifiers' mean cross-entropy; they do not move."""
+        """Adds the mean cross-entropy under the other domains' frozen classifiers."""
         terms = super().head_loss(client, batch, embeddings)
         others = client.scratch[HEAD]
         if not len(others):
@@ -156,11 +156,11 @@ class COPA(Method):
         return terms | {"other_classifiers": self.settings.others * loss}
 
     def report(self, client: Client) -> Message:
-        """Adds which classifier the client trained."""
+        """Adds the number of the classifier that the client trained."""
         return joined(super().report(client), Message(scalars={HEAD: self.head(client)}))
 
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
-        """Averages everything, and the classifiers within each domain."""
+        """Averages all weights, the classifiers within each domain."""
         before = state.weights
         own: dict[int, list[tuple[Weights, float]]] = {}
 

@@ -83,7 +83,7 @@ class CSAC(Method):
     )
 
     def network(self, network: Network) -> Network:
-        """Refuses a backbone whose stages are not known."""
+        """Refuses a backbone without known stages."""
         if not network.stages:
             raise ExperimentError(
                 "csac aligns the backbone's stages, but this one names none; choose cnn, a ResNet "
@@ -92,7 +92,7 @@ class CSAC(Method):
         return super().network(network)
 
     def begin(self, client: Client) -> None:
-        """Brings the client's own last model beside the aggregated one."""
+        """Loads the client's own last model, to align with the aggregated one."""
         super().begin(client)
         # Into tensors like the network's own, so that a restart finds the same memory layout.
         client.scratch[PRIVATE] = {
@@ -102,7 +102,7 @@ class CSAC(Method):
         }
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
-        """Adds both alignments with the client's own last model."""
+        """Adds both alignment terms with the client's own last model."""
         if not client.scratch[PRIVATE]:
             return super().loss(client, batch)
         private = self._private_features(client, batch.images)
@@ -125,18 +125,18 @@ class CSAC(Method):
         return features
 
     def report(self, client: Client) -> Message:
-        """Keeps the trained model for the client's next rounds."""
+        """Stores the trained model for the client's next rounds."""
         if self.settings.private == "last" or not client.scratch[PRIVATE]:
             state = client.network.state_dict()
             client.memory |= {PRIVATE + name: t.detach().clone() for name, t in state.items()}
         return super().report(client)
 
     def share(self, state: State, update: Update) -> float:
-        """All clients count alike in the mean that distances are taken to."""
+        """Returns the same weight for all clients, in the mean that distances are taken to."""
         return 1.0
 
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
-        """Aggregates every layer by the clients' distances to the mean."""
+        """Aggregates every layer with weights from the clients' distances to the mean."""
         collected: list[Weights] = []
 
         def keeping() -> Iterator[Update]:
@@ -153,7 +153,7 @@ class CSAC(Method):
 
 
 def aggregated(layers: list[Tensor], mean: Tensor) -> Tensor:
-    """Returns the clients' layers weighted by their distance to ``mean``; ``mean`` if all are 0."""
+    """Returns the layers' mean weighted by distance to ``mean``; ``mean`` if all are 0."""
     if not mean.is_floating_point():
         return mean
     distances = torch.stack([(layer - mean).flatten().float().norm() for layer in layers])
@@ -165,7 +165,7 @@ def aggregated(layers: list[Tensor], mean: Tensor) -> Tensor:
 
 @contextmanager
 def captured(network: Network) -> Iterator[list[Tensor]]:
-    """Collects what the stages, pooled over space, and the classifier give: ``(B, c)`` each."""
+    """Collects the outputs of stages (pooled over space) and classifier, ``(B, c)`` each."""
     outputs: list[Tensor] = []
 
     def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -221,9 +221,10 @@ def mmd(one: Tensor, other: Tensor, *, summed: bool = False) -> Tensor:
     :data:`BANDWIDTHS` times the mean squared distance of all pairs. 0 if all points coincide.
 
     Args:
-        one: a sample.
-        other: another.
-        summed: kernels are added up, and the mean distance is that of pairs of different points.
+        one: a sample, ``(n, d)``.
+        other: another sample, ``(m, d)``.
+        summed: adds the kernels up, and takes the mean distance over pairs of different points
+            only.
     """
     points = torch.cat([one, other])
     squares = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()

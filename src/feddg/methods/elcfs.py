@@ -63,7 +63,7 @@ class ElcfsSettings(MethodSettings):
 
 @register
 class Elcfs(Method):
-    """Amplitudes of other clients are mixed in; trial steps must help on the mixed images."""
+    """Mixes other clients' amplitudes in; a trial step must help on the mixed images."""
 
     name = "elcfs"
     title = "ELCFS (FedDG)"
@@ -85,7 +85,7 @@ class Elcfs(Method):
     }
 
     def client_statistics(self, client: Client) -> Message:
-        """The low-frequency amplitudes of some of the client's images."""
+        """Returns the low-frequency amplitudes of some of the client's images."""
         count = len(client.examples)
         order = torch.randperm(count, generator=client.stream("elcfs"))
         images = client.examples.images(order[: self.drawn_of(count)]).float() / 255
@@ -94,11 +94,11 @@ class Elcfs(Method):
         return joined(super().client_statistics(client), mine)
 
     def drawn_of(self, images: int) -> int:
-        """Returns of how many of its images a client sends the amplitudes."""
+        """Returns the number of images whose amplitudes a client sends."""
         return max(1, math.ceil(self.settings.bank_share * images))
 
     def network(self, network: Network) -> Network:
-        """Makes it differentiable twice, as the trial step asks for, or refuses it."""
+        """Makes the network twice differentiable, as the trial step needs, or refuses it."""
         if self.settings.meta_order == "second":
             use_plain_attention(network)
             if any(type(layer).__name__.lower() == "hardsigmoid" for layer in network.modules()):
@@ -112,9 +112,9 @@ class Elcfs(Method):
         return math.floor(self.settings.window * size)
 
     def window_shape(self, size: int) -> tuple[int | str, int | str]:
-        """Returns height and width of the amplitudes of images ``size`` pixels wide and high.
+        """Returns height and width of the amplitudes for images of side ``size``.
 
-        Names stand for them where nobody said how large images are.
+        If the size is unknown, both are names instead.
         """
         if not size:
             return "rows", "columns"
@@ -122,7 +122,7 @@ class Elcfs(Method):
         return side, side
 
     def aggregate_statistics(self, client_statistics: Iterable[tuple[int, Message]]) -> Message:
-        """The bank: all amplitudes, and whose they are."""
+        """Returns the bank: all amplitudes, and the client of each."""
         client_statistics = list(client_statistics)
         parts = [(id, message.tensors["amplitudes"]) for id, message in client_statistics]
         owners = torch.cat([torch.full((len(part),), id) for id, part in parts])
@@ -132,7 +132,7 @@ class Elcfs(Method):
         return joined(super().aggregate_statistics(client_statistics), bank)
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
-        """The loss of the batch, and after a trial step that of its mixed images."""
+        """Returns the loss of the batch, and the loss of its mixed images after a trial step."""
         plain = super().loss
         terms = plain(client, batch)
         trial = self._trial_step(client.network, torch.stack(list(terms.values())).sum())
@@ -157,7 +157,7 @@ class Elcfs(Method):
         }
 
     def _mixed(self, client: Client, images: Tensor) -> Tensor:
-        """Mixes amplitudes of other clients into images, one random foreign image for each."""
+        """Mixes amplitudes of other clients into images, one random other image for each."""
         assert client.context is not None, "the server broadcasts the bank before round 1"
         bank, owners = (client.context.tensors[n] for n in ("amplitudes", "amplitude_owners"))
         others = (owners != client.id).nonzero().squeeze(1)
@@ -190,7 +190,7 @@ def spectrum(images: Tensor) -> Tensor:
 
 
 def low_frequencies(values: Tensor, half_width: int) -> Tensor:
-    """Returns the centred square ``(B, C, 2b + 1, 2b + 1)`` of a spectrum, lowest in the middle."""
+    """Returns a spectrum's square ``(B, C, 2b + 1, 2b + 1)`` around frequency 0, in the middle."""
     return values[_window(values, half_width)]
 
 
@@ -202,7 +202,7 @@ def _window(values: Tensor, half_width: int) -> tuple[Any, ...]:
 
 
 def mix_amplitudes(images: Tensor, foreign: Tensor, shares: Tensor) -> Tensor:
-    """Moves images' low-frequency amplitudes towards foreign ones; phases stay.
+    """Moves images' low-frequency amplitudes towards other ones; phases do not change.
 
     Args:
         images: ``(B, C, H, W)`` RGB in [0, 1].

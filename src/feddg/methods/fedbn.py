@@ -48,7 +48,7 @@ class FedBN(Method):
         return super().network(network)
 
     def is_local(self, name: str, module: nn.Module) -> bool:
-        """Every entry of a batch-normalisation layer."""
+        """Returns whether the entry belongs to a batch-normalisation layer."""
         return isinstance(module, _BatchNorm) or super().is_local(name, module)
 
 
@@ -109,6 +109,6 @@ class SiloBN(Method):
         return super().network(network)
 
     def is_local(self, name: str, module: nn.Module) -> bool:
-        """Running means, variances and counters of batch normalisation."""
+        """Returns whether the entry is a running mean, variance or counter."""
         own = isinstance(module, _BatchNorm) and name in dict(module.named_buffers(recurse=False))
         return own or super().is_local(name, module)

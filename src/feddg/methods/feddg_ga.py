@@ -56,7 +56,7 @@ WEIGHTS = "feddg-ga/weights"
 OWN, AVERAGED = "feddg-ga/loss_own", "feddg-ga/loss_averaged"
 QUESTION = "generalization"
 NEGLIGIBLE = 1e-12
-"""Stands for a weight of 0, so that clients which all have 0 count alike."""
+"""A small number instead of weight 0, so that clients which all have 0 count equally."""
 
 
 class FedDGGASettings(MethodSettings):
@@ -71,13 +71,13 @@ class FedDGGASettings(MethodSettings):
 
 
 def _losses(method: "FedDGGA", context: SchemaContext, name: str) -> Range:
-    """A cross-entropy is at least 0; minus an accuracy lies between -1 and 0."""
+    """Returns the range of a client's loss: a cross-entropy, or minus an accuracy in [-1, 0]."""
     return (0.0, LARGEST) if method.settings.mode == "paper" else (-1.0, 0.0)
 
 
 @register
 class FedDGGA(Method):
-    """Weights of the mean follow each client's generalization gap."""
+    """Weights each client in the mean by its generalization gap."""
 
     name = "feddg-ga"
     title = "FedDG-GA"
@@ -91,7 +91,7 @@ class FedDGGA(Method):
     }
 
     def initial_extras(self, network: Network, clients: int) -> Weights:
-        """The weights a_k = 1/N."""
+        """Returns the initial weights a_k = 1/N."""
         own = {WEIGHTS: torch.full((clients,), 1 / clients)}
         return super().initial_extras(network, clients) | own
 
@@ -100,7 +100,7 @@ class FedDGGA(Method):
         return joined(super().report(client), Message({OWN: self.measure(client)}))
 
     def answer(self, client: Client, name: str, question: Message) -> Message:
-        """The loss under the new average."""
+        """Returns the loss under the new average."""
         if name != QUESTION:
             return super().answer(client, name, question)
         return Message({AVERAGED: self.measure(client)})
@@ -119,11 +119,11 @@ class FedDGGA(Method):
         return total / len(client.examples)
 
     def share(self, state: State, update: Update) -> float:
-        """The client's weight a_k."""
+        """Returns the client's weight a_k."""
         return max(float(state.extras[WEIGHTS][update.client]), NEGLIGIBLE)
 
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
-        """Averages by the weights, and notes the clients' own losses for :meth:`after_round`."""
+        """Averages with the weights a_k, and stores clients' own losses for :meth:`after_round`."""
         losses = torch.zeros_like(state.extras[WEIGHTS])
 
         def noted() -> Iterator[Update]:
@@ -136,7 +136,7 @@ class FedDGGA(Method):
         return state
 
     def after_round(self, state: State, ask: Ask) -> State:
-        """Asks for the losses under the average, and moves the weights by the gaps."""
+        """Asks for the losses under the average, and adjusts the weights by the gaps."""
         state = super().after_round(state, ask)
         own, weights = state.extras.pop(OWN), state.extras[WEIGHTS].clone()
         answers = {id: reply.tensors[AVERAGED] for id, reply in ask(QUESTION, Message())}
@@ -152,7 +152,7 @@ class FedDGGA(Method):
         return float(self.settings.step_size * (1 - passed / state.rounds if state.rounds else 1))
 
     def adjusted(self, weights: Tensor, gaps: Tensor, step: float) -> Tensor:
-        """Returns the round's clients' weights after a step; their sum does not change.
+        """Returns the weights of the round's clients after a step; their sum does not change.
 
         Args:
             weights: ``(K,)``, at least 0.

@@ -38,7 +38,7 @@ from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 
 MASKED = "fedgma/masked"
-"""Which entries of the network's state are masked, in the order of their sorted names."""
+"""Mask of the network's state entries whose change is masked, by sorted names."""
 
 
 class FedGMASettings(MethodSettings):
@@ -55,7 +55,7 @@ class FedGMASettings(MethodSettings):
 
 @register
 class FedGMA(Method):
-    """The mean change is masked by the clients' agreement in sign."""
+    """Masks the mean change by the clients' agreement in sign."""
 
     name = "fedgma"
     title = "FedGMA"
@@ -63,13 +63,13 @@ class FedGMA(Method):
     settings: FedGMASettings
 
     def initial_extras(self, network: Network, clients: int) -> Weights:
-        """Which entries are masked: shared parameters."""
+        """Returns the mask of shared parameters."""
         shared = shared_parameters(self, network)
         masked = torch.tensor([name in shared for name in sorted(network.state_dict())])
         return super().initial_extras(network, clients) | {MASKED: masked}
 
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
-        """Moves from the previous weights to the mean by each coordinate's multiplier."""
+        """Moves the previous weights by the mean change times each coordinate's multiplier."""
         before = state.weights
         masked = [n for n, yes in zip(sorted(before), state.extras[MASKED].tolist()) if yes]
         signs = {name: torch.zeros_like(before[name]) for name in masked}
@@ -91,7 +91,7 @@ class FedGMA(Method):
         return state
 
     def multiplier(self, agreement: Tensor) -> Tensor:
-        """Returns what each coordinate's mean change is multiplied by, from A in [0, 1]."""
+        """Returns the multiplier of each coordinate's mean change, from A in [0, 1]."""
         agreed = agreement >= self.settings.tau
         if self.settings.legacy_mask:
             return torch.where(agreed, 1 + agreement, 0.0)

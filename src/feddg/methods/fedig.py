@@ -109,7 +109,7 @@ class FedIGSettings(MethodSettings):
 
 @register
 class FedIG(SiloBN):
-    """Embeddings under mixed image and federation statistics stay what they are without."""
+    """Keeps embeddings the same under mixed image and federation statistics."""
 
     name = "fedig"
     title = "FedIG"
@@ -139,12 +139,12 @@ class FedIG(SiloBN):
         return network
 
     def begin(self, client: Client) -> None:
-        """Notes the federation's statistics; they stand until the round ends."""
+        """Stores the federation's statistics, fixed until the round ends."""
         super().begin(client)
         client.scratch[GLOBAL] = stored_in(client.network, client.received)
 
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
-        """Gives gates a learning rate of their own, and keeps them in [0, 1]."""
+        """Gives the gates their own learning rate, and keeps them in [0, 1]."""
         optimizer = super().optimizer(client)
         gates_apart(optimizer, client.network, client.train, self.settings.instance_gate_lr)
         return optimizer
@@ -176,7 +176,7 @@ class FedIG(SiloBN):
             return client.network.features(batch.images)
 
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
-        """Averages deviations in place of variances."""
+        """Averages standard deviations instead of variances."""
         if self.settings.average == "variance":
             return super().aggregate(state, updates)
         before = state.weights
@@ -194,12 +194,12 @@ class FedIG(SiloBN):
 def mixed(
     statistics: dict[_BatchNorm, Stored], mixing: tuple[float, float], rng: Generator
 ) -> Rule:
-    """Returns MixIG (Eq. 3) as a rule: one u per channel, drawn for every pass through a layer.
+    """Returns MixIG (Eq. 3) as a rule, with one u per channel for every pass through a layer.
 
     Args:
-        statistics: the federation's, by layer.
-        mixing: range of u.
-        rng: draws u.
+        statistics: the federation's statistics, by layer.
+        mixing: the range of u.
+        rng: generator of u.
     """
     low, high = mixing
 
@@ -215,7 +215,7 @@ def mixed(
 
 
 def _powered(weights: Weights, power: float) -> Weights:
-    """Raises variances to a power: to deviations and back."""
+    """Raises variances to a power, to convert to standard deviations and back."""
     return dict(_entries(weights, power))
 
 

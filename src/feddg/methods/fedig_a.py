@@ -75,7 +75,7 @@ class FedIGASettings(FedIGSettings, MethodSettings):
 
 @register
 class FedIGA(FedIG):
-    """FedIG with an adapter beside each layer, trained in turn with the network."""
+    """FedIG with an adapter for each layer, trained alternately with the network."""
 
     name = "fedig-a"
     title = "FedIG-A"
@@ -103,7 +103,7 @@ class FedIGA(FedIG):
         return adapter
 
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
-        """Leaves the adapters to their own optimizer."""
+        """Excludes the adapters, which have their own optimizer."""
         optimizer = super().optimizer(client)
         chosen, parameters = self.settings, list(self.adapter(client.network).parameters())
         own = {id(parameter) for parameter in parameters}
@@ -115,7 +115,7 @@ class FedIGA(FedIG):
         return optimizer
 
     def step(self, client: Client, batch: Batch) -> None:
-        """One step of the network, then one of the adapters on the same batch."""
+        """Takes one step of the network, then one of the adapters, on the same batch."""
         super().step(client, batch)
         adapter = self.adapter(client.network)
         loss = self.adapter_loss(client, batch)
@@ -141,5 +141,5 @@ class FedIGA(FedIG):
         return Adapted(network)
 
     def layer_shares(self, network: Network, images: Tensor) -> dict[str, Tensor]:
-        """Alpha of each layer."""
+        """Returns alpha of each layer."""
         return Adapted(network).alphas(images)

@@ -71,7 +71,7 @@ class FedSRSettings(MethodSettings):
 
 
 class GaussianReference(nn.Module):
-    """One Gaussian for each class, and the factor C on the embedding that is compared with it."""
+    """One Gaussian for each class, and the factor C of the embedding compared with it."""
 
     def __init__(self, classes: int, dimension: int) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def gaussian_divergence(mean: Tensor, deviation: Tensor, other: Tensor, width: T
 
 @register
 class FedSR(Method):
-    """A sampled Gaussian embedding, short and close to its class's reference."""
+    """Samples a Gaussian embedding that is short and close to its class's reference."""
 
     name = "fedsr"
     title = "FedSR"
@@ -117,12 +117,12 @@ class FedSR(Method):
         return network
 
     def is_local(self, name: str, module: nn.Module) -> bool:
-        """The class references, unless they are shared."""
+        """Returns whether the entry is a class reference that is not shared."""
         own = isinstance(module, GaussianReference) and self.settings.reference == "local"
         return own or super().is_local(name, module)
 
     def begin(self, client: Client) -> None:
-        """Starts the client's noise."""
+        """Sets the client's random stream for the noise."""
         super().begin(client)
         embedding_of(client.network).rng = client.stream("fedsr")
 

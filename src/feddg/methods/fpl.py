@@ -45,7 +45,7 @@ from feddg.styles.statistics import finch
 PROTOTYPES, CLASSES = "fpl/prototypes", "fpl/classes"
 EMBEDDINGS = "fpl/embeddings"
 LARGEST = 10.0
-"""How many times the median of its round a client's largest number may be."""
+"""Largest allowed ratio of a client's largest prototype entry to the round's median."""
 
 log = logging.getLogger("feddg")
 
@@ -68,7 +68,7 @@ class FPLSettings(MethodSettings):
 
 @register
 class FPL(Method):
-    """Embeddings follow prototypes that are clustered over the clients."""
+    """Pulls embeddings to prototypes that are clustered over the clients."""
 
     name = "fpl"
     title = "FPL"
@@ -92,14 +92,14 @@ class FPL(Method):
     }
 
     def broadcast(self, state: State) -> Broadcast:
-        """Adds the cluster prototypes."""
+        """Adds the cluster prototypes to the broadcast."""
         broadcast = super().broadcast(state)
         own = {name: state.extras[name] for name in (PROTOTYPES, CLASSES) if name in state.extras}
         broadcast.extras = joined(broadcast.extras, Message(own))
         return broadcast
 
     def begin(self, client: Client) -> None:
-        """Makes room for one embedding of every image."""
+        """Allocates one embedding for every image."""
         super().begin(client)
         shape = (len(client.training), client.network.features_dimension)
         client.scratch[EMBEDDINGS] = torch.full(shape, torch.nan, device=client.device)
@@ -107,7 +107,7 @@ class FPL(Method):
             client.scratch[CLASSES] = client.extras.tensors[CLASSES].cpu()
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
-        """Adds the contrast with all prototypes and the distance to the own class's mean."""
+        """Adds the contrast with all prototypes, and the distance to the mean of its class."""
         terms = super().head_loss(client, batch, embeddings)
         positions = batch.positions.to(client.device)
         client.scratch[EMBEDDINGS][positions] = embeddings.detach().float()
@@ -138,7 +138,7 @@ class FPL(Method):
         return joined(super().report(client), Message(own))
 
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
-        """Averages the weights and clusters the prototypes that came with them."""
+        """Averages the weights and clusters the received prototypes."""
         own: dict[int, tuple[Tensor, Tensor]] = {}
 
         def collected() -> Iterator[Update]:
@@ -160,12 +160,13 @@ class FPL(Method):
 
 
 def of_like_size(own: dict[int, tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-    """Returns the clients' prototypes and classes, without prototypes far larger than the others'.
+    """Returns prototypes and classes of the clients, without prototypes much larger than others.
 
-    The others would be drawn to them, whatever their images show. Of two alone neither is wrong.
+    Such prototypes would attract the other clients' embeddings, whatever their images show. With
+    two clients none is removed.
 
     Args:
-        own: by client ``(n, d)`` prototypes and ``(n,)`` classes.
+        own: for each client ``(n, d)`` prototypes and ``(n,)`` classes.
     """
     sizes = {client: float(prototypes.abs().max()) for client, (prototypes, _) in own.items()}
     limit = LARGEST * statistics.median(sizes.values())

@@ -55,7 +55,7 @@ class JigenSettings(MethodSettings):
 
 @functools.cache
 def distant_permutations(count: int) -> Tensor:
-    """Returns ``(count + 1, 9)`` orders of the tiles, far apart from each other; 0 is identity."""
+    """Returns ``(count + 1, 9)`` tile orders that are far apart; row 0 is the identity."""
     pool = numpy.array(list(itertools.permutations(range(GRID**2))), dtype=numpy.int8)
     nearest = numpy.full(len(pool), GRID**2)
     total = numpy.zeros(len(pool), dtype=numpy.int64)
@@ -68,11 +68,11 @@ def distant_permutations(count: int) -> Tensor:
 
 
 def shuffled(images: Tensor, orders: Tensor) -> Tensor:
-    """Cuts images into 3 x 3 tiles and lays them out anew.
+    """Cuts images into 3 x 3 tiles and rearranges them.
 
     Args:
-        images: ``(B, C, H, W)``; what exceeds a multiple of 3 is a rim that stays where it is.
-        orders: ``(B, 9)``, which tile comes to each place, row by row.
+        images: ``(B, C, H, W)``; a rim beyond a multiple of 3 does not move.
+        orders: ``(B, 9)``, the tile at each place, row by row.
     """
     count, channels = images.shape[:2]
     height, width = (side // GRID for side in images.shape[-2:])
@@ -89,7 +89,7 @@ def shuffled(images: Tensor, orders: Tensor) -> Tensor:
 
 @register
 class Jigen(Method):
-    """A second head recognises how an image's tiles were shuffled."""
+    """A second head predicts how an image's tiles were shuffled."""
 
     name = "jigen"
     title = "JiGen"
@@ -104,7 +104,7 @@ class Jigen(Method):
         return network
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
-        """Shuffles some of the images, and their views alike."""
+        """Shuffles some images, and their views in the same way."""
         chosen = self.settings
         rng = client.stream("jigsaw", client.steps)
         whole = torch.rand(len(batch), generator=rng) < chosen.whole_share
@@ -120,7 +120,7 @@ class Jigen(Method):
         return super().loss(client, puzzled)
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
-        """The classification terms and the puzzle's cross-entropy."""
+        """Returns the classification terms and the cross-entropy of the puzzle."""
         puzzles = batch.targets["jigsaw"]
         guesses = client.network.heads["jigsaw"](embeddings)
         puzzle = self.settings.jigsaw_weight * nn.functional.cross_entropy(guesses, puzzles)

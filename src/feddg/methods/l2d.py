@@ -70,7 +70,7 @@ class Augmenter(nn.Module):
 
     Args:
         size: side of the images in pixels.
-        rng: draws the first scales and shifts.
+        rng: generator of the initial scales and shifts.
     """
 
     def __init__(self, size: int, rng: Generator) -> None:
@@ -87,8 +87,8 @@ class Augmenter(nn.Module):
 
         Args:
             images: normalised; may be smaller than ``size``.
-            rng: draws the noise, the convolutions and the mixture.
-            random_mixture: whether the branches count differently.
+            rng: generator of the noise, convolutions and mixture.
+            random_mixture: whether the branches get random weights.
         """
         images = images + 0.01 * self.noise * _randn(images.shape, rng, images)
         branches = [torch.tanh(functional.conv2d(images, _kernel(1, rng, images)))]
@@ -110,11 +110,11 @@ class Augmenter(nn.Module):
 
 
 class LogVarianceEmbedding(nn.Module):
-    """An embedding with a mean and a log-variance; by itself it gives the mean.
+    """An embedding with mean and log-variance; its forward pass gives the mean.
 
     Args:
-        inner: the embedding in front of it.
-        size: features in and out.
+        inner: the embedding before it.
+        size: number of input and output features.
     """
 
     def __init__(self, inner: nn.Module, size: int) -> None:
@@ -145,14 +145,14 @@ class L2d(Method):
     }
 
     def network(self, network: Network) -> Network:
-        """Puts mean and variance behind the embedding."""
+        """Adds mean and log-variance layers after the embedding."""
         network = super().network(network)
         inner, size = network.embedding, network.features_dimension
         network.embedding = network.initialised("l2d", lambda: LogVarianceEmbedding(inner, size))
         return network
 
     def begin(self, client: Client) -> None:
-        """Takes the client's augmenter up where it was left, or makes it."""
+        """Restores the client's augmenter, or creates it."""
         super().begin(client)
         size = client.examples.images(torch.tensor([0])).shape[-1]
         rng = client.lasting_stream("l2d", "augmenter")
@@ -165,14 +165,14 @@ class L2d(Method):
         client.scratch["l2d"] = augmenter.to(client.device)
 
     def report(self, client: Client) -> Message:
-        """Keeps the augmenter at the client; sends nothing of it."""
+        """Stores the augmenter at the client; it is not sent."""
         if self.settings.augmenter == "kept":
             state = client.scratch["l2d"].state_dict()
             client.memory.update({_KEPT + n: t.detach().cpu().clone() for n, t in state.items()})
         return super().report(client)
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
-        """The task's loss on the images and on what the augmenter makes of them."""
+        """Returns the task's loss on the images and their augmented versions."""
         chosen, rng = self.settings, client.stream("l2d", client.steps)
         with torch.no_grad():
             varied = self._varied(client, batch.images, rng, random_mixture=True)
@@ -188,7 +188,7 @@ class L2d(Method):
         )
 
     def step(self, client: Client, batch: Batch) -> None:
-        """One step of the task, then one of the augmenter."""
+        """Takes one step of the task, then one of the augmenter."""
         super().step(client, batch)
         rng = client.stream("l2d", "augmenter", client.steps)
         fixed = client.lasting_stream("l2d", "convolutions")
@@ -219,7 +219,8 @@ class L2d(Method):
         """Embeds both versions in one batch.
 
         Returns:
-            Both embeddings; the one that is judged; and the moments of the other, which judges.
+            Both embeddings; the sample whose likelihood is taken; and the moments of the other
+            version, which define the likelihood.
         """
         features = network.featurizer(network.normalize(torch.cat([images, varied])))
         assert isinstance(network.embedding, LogVarianceEmbedding)
@@ -238,7 +239,7 @@ def _randn(shape: torch.Size, rng: Generator, like: Tensor) -> Tensor:
 
 
 def _kernel(size: int, rng: Generator, like: Tensor) -> Tensor:
-    """Draws a convolution as torch initialises one: uniform up to 1 / sqrt(fan in)."""
+    """Draws convolution weights like torch's default: uniform up to 1 / sqrt(fan in)."""
     uniform = 2 * torch.rand(3, 3, size, size, generator=rng) - 1
     return (uniform / math.sqrt(3 * size**2)).to(like)
 
@@ -246,8 +247,8 @@ def _kernel(size: int, rng: Generator, like: Tensor) -> Tensor:
 def convolution(images: Tensor, kernel: Tensor) -> Tensor:
     """Returns ``conv2d(images, kernel)``, by Fourier transforms.
 
-    Large kernels on three channels are what convolution kernels are slow at: a step of 16 images of
-    32 pixels takes a fraction of the time this way.
+    Ordinary convolution is slow for large kernels on three channels; this takes a fraction of its
+    time for 16 images of 32 pixels.
 
     Args:
         images: ``(B, C, n, n)``.
@@ -321,7 +322,7 @@ def class_discrepancy(z: Tensor, stylized: Tensor, labels: Tensor) -> Tensor:
     Args:
         z: ``(B, d)``.
         stylized: ``(B, d)``.
-        labels: ``(B,)``, on the CPU: nothing waits for the device to count a class.
+        labels: ``(B,)``, on the CPU, so that counting classes does not wait for the device.
     """
     rows = [(labels == c).nonzero().squeeze(1).to(z.device) for c in torch.unique(labels)]
     return torch.stack([discrepancy(z[own], stylized[own]) for own in rows]).mean()

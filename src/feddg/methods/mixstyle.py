@@ -53,14 +53,14 @@ class MixStyleSettings(MethodSettings):
 
 
 class StyleMixer(nn.Module):
-    """Mixes the statistics of feature maps; has no weights, so no state-dict name changes.
+    """Mixes the statistics of feature maps; has no weights, so state-dict names do not change.
 
     Args:
-        probability: chance that one call mixes.
-        alpha: of the Beta distribution of the mixing weights.
+        probability: probability that a call mixes.
+        alpha: parameter of the Beta distribution of mixing weights.
 
     Attributes:
-        rng: where it draws from; without it, and outside training, it does nothing.
+        rng: random generator; without it, and outside training, nothing is mixed.
     """
 
     def __init__(self, probability: float, alpha: float) -> None:
@@ -69,7 +69,7 @@ class StyleMixer(nn.Module):
         self.rng: numpy.random.Generator | None = None
 
     def after_stage(self, stage: nn.Module, inputs: Any, maps: Tensor) -> Tensor | None:
-        """The forward hook: returns what replaces a stage's output ``(B, C, h, w)``."""
+        """Forward hook: returns the replacement of a stage's output ``(B, C, h, w)``."""
         if not self.training or self.rng is None or len(maps) < 2:
             return None
         if self.rng.random() >= self.probability:
@@ -80,12 +80,12 @@ class StyleMixer(nn.Module):
 
 
 def mixed(maps: Tensor, partners: Tensor, shares: Tensor) -> Tensor:
-    """Returns feature maps in statistics between their own and their partners' (Eq. 3 to 6).
+    """Returns feature maps with statistics between their own and their partners' (Eq. 3 to 6).
 
     Args:
         maps: ``(B, C, h, w)``.
-        partners: ``(B,)`` the other image of each.
-        shares: ``(B,)`` how much of the own statistics stays, in [0, 1].
+        partners: ``(B,)`` index of the other image for each.
+        shares: ``(B,)`` weight of the own statistics, in [0, 1].
     """
     variance, mean = torch.var_mean(maps.detach().float(), (2, 3), correction=0, keepdim=True)
     moments = torch.stack([mean, (variance + VARIANCE_FLOOR).sqrt()])
@@ -97,13 +97,13 @@ def mixed(maps: Tensor, partners: Tensor, shares: Tensor) -> Tensor:
 
 
 def mixers(network: nn.Module) -> Iterator[StyleMixer]:
-    """Yields the network's mixers from the shallowest."""
+    """Yields the network's mixers, the shallowest first."""
     return (module for module in network.modules() if isinstance(module, StyleMixer))
 
 
 @register
 class MixStyle(Method):
-    """Feature statistics are mixed between the images of a batch."""
+    """Mixes feature statistics between the images of a batch."""
 
     name = "mixstyle"
     title = "MixStyle"
@@ -112,7 +112,7 @@ class MixStyle(Method):
     presets: ClassVar[dict[str, dict[str, Any]]] = {"pacs": {"method": {"mix_stages": 3}}}
 
     def network(self, network: Network) -> Network:
-        """Hangs a mixer behind each of the first stages."""
+        """Adds a mixer after each of the first stages."""
         network, chosen = super().network(network), self.settings
         stages = network.stages[: chosen.mix_stages]
         if len(stages) < chosen.mix_stages:

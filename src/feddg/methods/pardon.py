@@ -25,12 +25,12 @@ Decisions:
     mean over batch and dimensions of both views (Eq. 8 sums z alone: ``regularizer: sum``).
     Anchors without an image of another class in the batch are left out, and a batch of one class
     has no triplet term.
-    Of fewer than three groups the median is a mean, and no protection: FINCH joins every style to
-    its nearest, so a false one is never alone, and five clients make two groups at most. One
-    client then moves the style by a sixth to a quarter of how far its own is off, which the codec's
-    range limits (``feddg.styles.ranges``). Limits at the others' range would change honest runs,
-    too: of five clients with three domains of PACS, 2 to 6 % of the style's numbers lie outside the
-    first four's.
+    With fewer than three groups the median is a mean and gives no protection: FINCH joins every
+    style to its nearest, so a false one is never alone, and five clients make at most two groups.
+    One client then moves the style by a sixth to a quarter of its own style's error, which the
+    codec's range limits (``feddg.styles.ranges``). Limiting styles to the others' range would also
+    change honest runs: with five clients and three domains of PACS, 2 to 6 % of the fifth client's
+    values lie outside the range of the first four.
     Under ``privacy.style_epsilon`` a client sends the noised style of all its images together,
     without clusters, since one image can change them.
 """
@@ -131,7 +131,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 
 @register
 class Pardon(OneStyleEach):
-    """Each client sends one style; all train against copies in the median of the groups' styles."""
+    """Each client sends one style; all train with copies stylized in the interpolation style."""
 
     name = "pardon"
     title = "PARDON"
@@ -146,23 +146,23 @@ class Pardon(OneStyleEach):
 
     @property
     def exchanges(self) -> bool:
-        """Whether there are stylized copies, and so styles to exchange (ablation v4: no)."""
+        """Whether stylized copies are used, and so styles exchanged (not in ablation v4)."""
         return self.settings.contrastive == "transferred" or self.settings.stylized_cross_entropy
 
     def style(self, client: Client, moments: FeatureMoments) -> Tensor:
-        """The client's style (Eq. 1-2): mean over the FINCH clusters of its images."""
+        """Returns the client's style (Eq. 1-2): the mean over the FINCH clusters of its images."""
         labels = self._clusters(client, moments)
         return client_style(moments, labels, combine=self.settings.combine)
 
     def released(self, client: Client, style: Tensor) -> Tensor:
-        """The style, perturbed where the settings say so (FISC, Table 10)."""
+        """Returns the style, perturbed if the settings say so (FISC, Table 10)."""
         scale, coefficient = self.settings.noise_scale, self.settings.noise_coefficient
         if not (scale or coefficient):
             return style
         return perturb(style, scale, coefficient, client.stream("noise"))
 
     def style_range(self, context: SchemaContext) -> tuple[Tensor, Tensor]:
-        """The codec's, and as far beyond as the settings' perturbation reaches."""
+        """Returns the codec's range, extended by the reach of the settings' perturbation."""
         low, high = super().style_range(context)
         left = 1 - self.settings.noise_coefficient
         reach = DEVIATIONS * self.settings.noise_scale
@@ -185,7 +185,7 @@ class Pardon(OneStyleEach):
         return torch.from_numpy(partitions[LEVELS[self.settings.local_partition]])
 
     def aggregate_statistics(self, client_statistics: Iterable[tuple[int, Message]]) -> Message:
-        """The interpolation style (Eq. 3-5)."""
+        """Returns the interpolation style (Eq. 3-5)."""
         client_statistics = list(client_statistics)
         others = super().aggregate_statistics(client_statistics)
         if not self.exchanges:
@@ -194,7 +194,7 @@ class Pardon(OneStyleEach):
         return joined(others, Message({"style": style.float()}))
 
     def groups(self, client_statistics: Sequence[tuple[int, Message]]) -> Groups:
-        """The groups of clients with similar styles, in whose middle the style lies."""
+        """Returns the groups of clients with similar styles, from which the style is made."""
         others = super().groups(client_statistics)
         if not (self.exchanges and self.settings.server_clustering):
             return others
@@ -212,7 +212,7 @@ class Pardon(OneStyleEach):
         )
 
     def begin(self, client: Client) -> None:
-        """Draws the client's stylized copies, or finds them on disk."""
+        """Computes the client's stylized copies, or loads them from disk."""
         super().begin(client)
         if self.exchanges and self.settings.stylized == "cached":
             self.stylize_all(client, "stylized", self._style(client.context))
@@ -227,7 +227,7 @@ class Pardon(OneStyleEach):
         return self.stylize(batch, self._style(client.context))
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
-        """Cross-entropy, triplet and regulariser (Eq. 7-9) from two forward passes."""
+        """Returns cross-entropy, triplet loss and regulariser (Eq. 7-9) of two forward passes."""
         network, chosen = client.network, self.settings
         embeddings = network.features(batch.images)
         terms = self.head_loss(client, batch, embeddings)
@@ -258,7 +258,7 @@ class Pardon(OneStyleEach):
         return terms
 
     def preview(self, images: Tensor, context: Message | None) -> Tensor | None:
-        """Images stylized in the interpolation style, for the report."""
+        """Returns images stylized in the interpolation style, for the report."""
         if not context:
             return None
         return self.transferred(images, self._style(context))
@@ -275,17 +275,17 @@ def triplet(
 ) -> Tensor:
     """Returns PARDON's triplet loss (Eq. 7) on L2-normalised embeddings, Euclidean distance.
 
-    Each anchor's negative is one random candidate of another class; anchors without one are left
-    out, and if none is left the loss is 0.
+    Each anchor's negative is one random candidate of another class. Anchors without a candidate are
+    left out; without anchors the loss is 0.
 
     Args:
         anchors: ``(B, d)`` embeddings.
         positives: ``(B, d)``, one for each anchor.
-        candidates: ``(B, d)`` with the anchors' labels, from which negatives are drawn.
-        labels: ``(B,)``, on the CPU, where the negatives are drawn.
+        candidates: ``(B, d)`` embeddings to draw negatives from, with the anchors' labels.
+        labels: ``(B,)``, on the CPU, where negatives are drawn.
         margin: alpha of Eq. 7.
-        rng: CPU generator of the draw.
-        anchored: ``(B,)`` bool on the CPU, anchors that have a positive; all by default.
+        rng: CPU generator for the draw.
+        anchored: ``(B,)`` bool on the CPU, the anchors to use; all by default.
     """
     allowed = labels[:, None] != labels[None, :]
     has_negative = allowed.any(1)
@@ -307,14 +307,14 @@ def _unit(embeddings: Tensor) -> Tensor:
 
 
 def nearest_of_class(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns each embedding's closest other one of its class, and which have one.
+    """Returns the nearest other embedding of the same class, and where there is one.
 
     Args:
         embeddings: ``(B, d)``.
         labels: ``(B,)``, on the CPU.
 
     Returns:
-        ``(B, d)`` positives (of anchors without one: themselves) and ``(B,)`` bool on the CPU.
+        ``(B, d)`` positives (the anchor itself if it has none) and ``(B,)`` bool on the CPU.
     """
     unit, device = _unit(embeddings.detach()), embeddings.device
     partner = (labels[:, None] == labels[None, :]).fill_diagonal_(False)

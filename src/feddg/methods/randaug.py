@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torchvision.transforms.v2 import RandAugment
 
 _global_generator = Lock()
-"""Held while torchvision draws from the one generator that all threads share."""
+"""Held while torchvision draws from the global generator, which all threads share."""
 
 
 class RandAugSettings(MethodSettings):
@@ -46,7 +46,7 @@ class RandAugSettings(MethodSettings):
 
 @register
 class RandAug(Method):
-    """Random operations of one strength on every image."""
+    """Applies random operations of one strength to every image."""
 
     name = "randaug"
     title = "RandAugment"
@@ -54,13 +54,13 @@ class RandAug(Method):
     settings: RandAugSettings
 
     def begin(self, client: Client) -> None:
-        """Switches the experiment's changes of colour off."""
+        """Turns the experiment's colour augmentation off."""
         plain = {"color_jitter": (0.0, 0.0, 0.0, 0.0), "grayscale": 0.0}
         client.augmentation = client.augmentation.model_copy(update=plain)
         super().begin(client)
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
-        """The loss of the varied images."""
+        """Returns the loss of the augmented images."""
         rng = client.stream("randaug", client.steps)
         seed = int(torch.randint(2**62, (), generator=rng))
         from torchvision.transforms.v2 import RandAugment  # a second to import
@@ -75,13 +75,13 @@ class RandAug(Method):
 
 
 def each(transform: "RandAugment", images: Tensor, seed: int) -> Tensor:
-    """Transforms images one by one, each with its own draws; equal seeds make equal draws.
+    """Transforms images one by one, each with its own draws; equal seeds give equal draws.
 
     Args:
-        transform: torchvision's, which reads the global generator: it is set to ``seed`` and put
-            back afterwards.
+        transform: torchvision's transform, which reads the global generator; this is set to
+            ``seed`` and restored afterwards.
         images: ``(B, 3, H, W)`` float RGB in [0, 1].
-        seed: of all draws.
+        seed: seed of all draws.
     """
     # The operations on colour are defined for bytes.
     raw = (images * 255).round().to(torch.uint8)

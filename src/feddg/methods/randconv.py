@@ -67,7 +67,7 @@ class RandConv(Method):
     }
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
-        """The loss of the first version, and the divergence of all from their mean."""
+        """Returns the loss of the first version, and the divergence of all from their mean."""
         network, weight = client.network, self.settings.consistency_weight
         rng = client.stream("randconv", client.steps)
         versions = self.settings.versions if weight else 1
@@ -91,18 +91,18 @@ class RandConv(Method):
 
 
 def random_kernel(size: int, rng: Generator) -> Tensor:
-    """Draws the weights ``(3, 3, size, size)`` of a convolution that keeps an image's variance."""
+    """Draws weights ``(3, 3, size, size)`` of a convolution that preserves an image's variance."""
     return torch.randn(3, 3, size, size, generator=rng) / math.sqrt(3 * size**2)
 
 
 def convolved(network: Network, images: Tensor, kernel: Tensor, share: float) -> Tensor:
-    """Returns images mixed with their convolution, which is taken of the normalised image.
+    """Returns images mixed with the convolution of the normalised images.
 
     Args:
-        network: whose normalisation of ``(B, 3, H, W)`` images in [0, 1] is meant.
+        network: provides the normalisation of ``(B, 3, H, W)`` images in [0, 1].
         images: RGB in [0, 1].
         kernel: ``(3, 3, k, k)``, k odd.
-        share: 0 returns the images, 1 the convolution alone. Not clamped to [0, 1].
+        share: 0 returns the images, 1 only the convolution. The result is not clamped to [0, 1].
     """
     kernel = kernel.to(images)
     filtered = nn.functional.conv2d(network.normalize(images), kernel, padding="same")

@@ -44,10 +44,10 @@ from feddg.models.network import Network
 from feddg.settings import Fraction
 
 Head = Callable[[Tensor], Tensor]
-"""What turns features into logits."""
+"""Maps features to logits."""
 
 SMALLEST_DROP = 1e-4
-"""Confidence that an image loses at least, to be muted in the spatial form (authors' code)."""
+"""Smallest loss of confidence for which an image is muted in the spatial form (authors' code)."""
 
 
 class RscSettings(MethodSettings):
@@ -65,7 +65,7 @@ class RscSettings(MethodSettings):
 
 @register
 class Rsc(Method):
-    """The features that a decision leans on most are muted."""
+    """Mutes the features that a decision relies on most."""
 
     name = "rsc"
     title = "RSC"
@@ -83,12 +83,12 @@ class Rsc(Method):
         return network
 
     def image_share(self, round: int) -> float:
-        """The share of the batch that is muted in a round, from 1."""
+        """Returns the share of the batch that is muted in a round, from 1."""
         grown = (round - 1) // self.settings.growth_rounds * self.settings.images_growth
         return min(1.0, float(self.settings.muted_images + grown))
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
-        """The loss with part of the last feature map muted, in the spatial form."""
+        """Returns the loss with part of the last feature map muted (spatial form)."""
         plain = super().loss
         if self.settings.muting == "vector":
             return plain(client, batch)
@@ -109,7 +109,7 @@ class Rsc(Method):
             return plain(client, batch)
 
     def _map_mask(self, client: Client, batch: Batch, maps: Tensor) -> Tensor:
-        """Returns the mask of a map as training made it, probed through the rest in eval mode."""
+        """Returns the mask for a training map, found by passing the map on in eval mode."""
         network, stage = client.network, client.network.stages[-1]
 
         def head(probe: Tensor) -> Tensor:
@@ -124,14 +124,14 @@ class Rsc(Method):
             client.set_training()
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
-        """The loss of embeddings with muted entries, in the vector form."""
+        """Returns the loss of embeddings with muted entries (vector form)."""
         if self.settings.muting == "vector":
             head = client.network.classifier
             embeddings = embeddings * self._mask(client, batch, embeddings, head).to(embeddings)
         return super().head_loss(client, batch, embeddings)
 
     def _mask(self, client: Client, batch: Batch, features: Tensor, head: Head) -> Tensor:
-        """Returns 0 where ``features`` are muted, else 1; probes ``head`` for it twice."""
+        """Returns 0 where ``features`` are muted, else 1; calls ``head`` twice to find out."""
         probe = features.detach().requires_grad_()
         with torch.enable_grad():
             logits = head(probe)
@@ -170,13 +170,13 @@ def keep_mask(importance: Tensor, share: float) -> Tensor:
 
 
 def spared(keep: Tensor, drop: Tensor, number: int, smallest: float = -math.inf) -> Tensor:
-    """Returns the mask with 1 for all images but those that lose most confidence.
+    """Returns the mask, set to 1 for all images except those that lose most confidence.
 
     Args:
         keep: ``(B, ...)`` mask.
         drop: ``(B,)`` confidence lost under the mask.
         number: how many images stay muted.
-        smallest: an image that loses no more than this is never muted.
+        smallest: images that lose no more than this are never muted.
     """
     muted = torch.zeros_like(drop, dtype=torch.bool)
     muted[drop.topk(number).indices] = True

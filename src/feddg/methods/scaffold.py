@@ -69,7 +69,7 @@ class ScaffoldSettings(MethodSettings):
 
 @register
 class Scaffold(Method):
-    """Control variates turn every client's steps towards the direction of all."""
+    """Corrects every client's steps towards the common direction with control variates."""
 
     name = "scaffold"
     title = "SCAFFOLD"
@@ -89,7 +89,7 @@ class Scaffold(Method):
     }
 
     def check(self, experiment: ExperimentSettings) -> None:
-        """Refuses every optimizer but plain SGD, and a choice among a client's models."""
+        """Refuses optimizers other than plain SGD, and selection among a client's models."""
         super().check(experiment)
         train = experiment.train
         if train.optimizer != "sgd" or train.momentum:
@@ -104,20 +104,20 @@ class Scaffold(Method):
             )
 
     def initial_extras(self, network: Network, clients: int) -> Weights:
-        """The server's control c = 0, and N."""
+        """Returns the server's control c = 0, and N."""
         shared = shared_parameters(self, network)
         controls = {CONTROL + name: torch.zeros_like(p.detach()) for name, p in shared.items()}
         number = {CLIENTS: torch.tensor(clients)}
         return super().initial_extras(network, clients) | controls | number
 
     def broadcast(self, state: State) -> Broadcast:
-        """Adds the server's control."""
+        """Adds the server's control to the broadcast."""
         broadcast = super().broadcast(state)
         broadcast.extras = joined(broadcast.extras, Message(_controls(state.extras)))
         return broadcast
 
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
-        """SGD that adds c - c_k to every gradient."""
+        """Returns SGD that adds c - c_k to every gradient."""
         optimizer = super().optimizer(client)
         corrections = [
             (parameter, c if own is None else c - own)
@@ -127,7 +127,7 @@ class Scaffold(Method):
         return optimizer
 
     def report(self, client: Client) -> Message:
-        """Renews c_k (option II) and reports its change."""
+        """Updates c_k (option II) and reports its change."""
         message = super().report(client)
         length = client.steps * client.train.lr
         for name, parameter, c, own in self._client_controls(client):
@@ -147,11 +147,11 @@ class Scaffold(Method):
             yield name, parameter, client.extras.tensors[CONTROL + name].to(parameter), own
 
     def share(self, state: State, update: Update) -> float:
-        """The same for every update, unless asked for FedAvg's."""
+        """Returns equal weights, or FedAvg's if the settings ask for them."""
         return 1.0 if self.settings.weighting == "uniform" else super().share(state, update)
 
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
-        """FedAvg's mean of the weights, and c moves by the sum of the changes over N."""
+        """Returns FedAvg's mean of the weights, with c moved by the sum of changes over N."""
         totals: Weights = {}
 
         def summed() -> Iterator[Update]:
@@ -167,10 +167,10 @@ class Scaffold(Method):
 
 
 def _possible(context: SchemaContext, name: str) -> Range:
-    """Returns which changes of a control can follow from how the sender moved the weights.
+    """Returns the range of control changes that fit how the sender moved the weights.
 
-    The change is ``(x - y) / (K lr) - c``. Twice as far is allowed, for defences that shorten what
-    leaves a client; a control beyond that would have every honest client leap with its next steps.
+    The change is ``(x - y) / (K lr) - c``. Twice that is allowed, because defences may shorten an
+    update. A larger control would make every honest client's next steps too long.
     """
     if context.server_extras and name not in context.server_extras:
         return math.inf, -math.inf  # it is no control: nothing will do

@@ -48,7 +48,7 @@ class SelfRegSettings(MethodSettings):
 
 @register
 class SelfReg(Method):
-    """Positive pairs only: same-class logits and features are drawn together."""
+    """Pulls logits and features of the same class together, with positive pairs only."""
 
     name = "selfreg"
     title = "SelfReg"
@@ -92,7 +92,7 @@ def _total(terms: dict[str, Tensor]) -> Tensor:
 
 
 def projector(size: int) -> nn.Sequential:
-    """Returns the projection head ``(B, size)`` to ``(B, size)``."""
+    """Returns the projection head, ``(B, size)`` to ``(B, size)``."""
     hidden = max(1024, size)
     layers: list[nn.Module] = []
     for inputs, outputs in ((size, hidden), (hidden, hidden), (hidden, size)):
@@ -101,7 +101,7 @@ def projector(size: int) -> nn.Sequential:
 
 
 def same_class_partners(labels: Tensor, rng: torch.Generator) -> Tensor:
-    """Returns a random permutation ``(B,)`` that keeps every class to itself."""
+    """Returns a random permutation ``(B,)`` within each class."""
     drawn = torch.randperm(len(labels), generator=rng)
     partners = torch.empty_like(drawn)
     partners[labels.argsort(stable=True)] = drawn[labels[drawn].argsort(stable=True)]

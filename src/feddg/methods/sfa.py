@@ -50,7 +50,7 @@ class SfaSettings(MethodSettings):
 
 @register
 class Sfa(Method):
-    """Embeddings are scaled and shifted by Gaussian noise."""
+    """Scales and shifts embeddings by Gaussian noise."""
 
     name = "sfa"
     title = "SFA"
@@ -58,7 +58,7 @@ class Sfa(Method):
     settings: SfaSettings
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
-        """Half the loss of the embeddings as they are, half that of noisy ones."""
+        """Returns half the loss of the clean embeddings plus half that of noisy ones."""
         clean = super().head_loss(client, batch, embeddings)
         noisy = super().head_loss(client, batch, self._perturbed(client, batch, embeddings))
         return {name: term / 2 for name, term in clean.items()} | {
@@ -86,9 +86,9 @@ def class_noise(
 
     Args:
         labels: ``(B,)``.
-        seen: ``(M, d)`` embeddings that the covariances are taken from.
+        seen: ``(M, d)`` embeddings from which the covariances are estimated.
         classes: ``(M,)`` their classes.
-        shrinkage: share of the identity, in [0, 1].
+        shrinkage: weight of the identity, in [0, 1].
         rng: CPU generator.
 
     Returns:

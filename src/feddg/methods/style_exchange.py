@@ -1,4 +1,4 @@
-"""What the methods that stylize images in another style share: settings, codec, cached copies."""
+"""Common parts of methods that stylize images: settings, codec, cached copies."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -22,12 +22,13 @@ from feddg.styles.ranges import noised_range, style_range
 from feddg.styles.statistics import FeatureMoments, measure, private_style
 
 ENOUGH_PLACES = 8
-"""Places along a map's side, from which on drawn images are read nearly as well as their originals:
-at 8 x 8 80 of 84 % (``docs/codec.md``). With 4 x 4 CCST gained nothing that was seen."""
+"""Smallest side of a feature map with which stylized images are recognised nearly as well as the
+originals: 80 instead of 84 % at 8 x 8 (``docs/codec.md``). With 4 x 4 CCST showed no gain.
+"""
 
 
 class StyleSettings(MethodSettings):
-    """Which codec, and how strongly it stylizes."""
+    """The codec, and how strongly it stylizes."""
 
     codec: str = Field(
         "compact",
@@ -56,19 +57,19 @@ class StyleSettings(MethodSettings):
 
     @cached_property
     def loaded_codec(self) -> Codec:
-        """The codec that is named; loaded when it is first asked for, and kept."""
+        """The named codec, loaded at first use."""
         return load_codec(
             self.codec, encoder=self.encoder, decoder=self.decoder, style_layer=self.style_layer
         )
 
     @cached_property
     def codecs_elsewhere(self) -> dict[torch.device, Codec]:
-        """Copies of it on other devices than the CPU, as they are asked for."""
+        """Copies of the codec on other devices, made at first use."""
         return {}
 
     @property
     def correction(self) -> int:
-        """What is taken off the number of places in the content's variance."""
+        """The number subtracted from the number of places in the content's variance."""
         return int(self.content_variance == "n-1")
 
     @field_validator("codec")
@@ -82,10 +83,10 @@ class StyleSettings(MethodSettings):
 
 
 def members(ids: Iterable[int], groups: Tensor) -> tuple[tuple[int, ...], ...]:
-    """Returns the clients of each group.
+    """Returns the client ids of each group.
 
     Args:
-        ids: the clients, one for each entry of ``groups``.
+        ids: the client of each entry of ``groups``.
         groups: ``(N,)`` the group of each, counted from 0.
     """
     of = list(zip(ids, groups.tolist(), strict=True))
@@ -99,10 +100,10 @@ class StyleExchange:
     settings: StyleSettings
 
     def codec(self, device: torch.device | None = None) -> Codec:
-        """Returns the codec that the settings name, the same one however its files may change.
+        """Returns the settings' codec; it does not change during a run even if its files do.
 
         Args:
-            device: where; the CPU by default.
+            device: the target device; the CPU by default.
         """
         own, elsewhere = self.settings.loaded_codec, self.settings.codecs_elsewhere
         if device is None or device == own.unit.device:
@@ -116,7 +117,7 @@ class StyleExchange:
         self.codec()
 
     def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
-        """Says where the codec sees too little of an image to draw it again."""
+        """Warns if the feature map is too small to redraw an image well."""
         others: Sequence[Diagnostic] = super().diagnostics(experiment)  # type: ignore[misc]
         chosen, size = self.settings, experiment.data.image_size
         places = -(-size // self.codec().stride)
@@ -136,7 +137,7 @@ class StyleExchange:
         return measure(self.codec(client.device), client.examples.images())
 
     def noised_style(self, client: Client, moments: FeatureMoments) -> Tensor | None:
-        """Returns the client's pooled style, noised, or None where no noise is asked for."""
+        """Returns the client's pooled style with noise, or None if no noise is asked for."""
         noise = client.worker.style_noise
         return None if noise is None else private_style(moments, self.codec(), noise)
 
@@ -144,7 +145,7 @@ class StyleExchange:
         """Returns the smallest and the largest style that a client can send, ``(2, C)`` each.
 
         Args:
-            context: of the federation and of the sender.
+            context: of the federation and the sender.
         """
         if context.noise is None:
             return style_range(self.codec())
@@ -154,13 +155,13 @@ class StyleExchange:
     def stylize_all(
         self, client: Client, name: str, style: Tensor, keep: Tensor | None = None
     ) -> None:
-        """Makes ``client.views[name]``: all its images stylized in ``style``, kept on disk.
+        """Sets ``client.views[name]``: all its images stylized in ``style``, cached on disk.
 
         Args:
-            client: whose images.
+            client: the client.
             name: the view's name.
-            style: ``(2, C)`` for all, or ``(n, 2, C)``, one for each image.
-            keep: ``(n,)`` bool, images that stay as they are; none by default.
+            style: ``(2, C)`` for all images, or ``(n, 2, C)``, one each.
+            keep: ``(n,)`` bool, images that are not stylized; none by default.
         """
         key = hashlib.blake2b(style.cpu().contiguous().numpy().tobytes(), digest_size=8)
         key.update(f"{self.codec().fingerprint()} {self.settings.strength}".encode())
@@ -177,7 +178,7 @@ class StyleExchange:
         client.views[name] = client.cached(f"stylized-{key.hexdigest()}", draw)
 
     def stylize(self, batch: Batch, style: Tensor) -> Tensor:
-        """Returns a batch's augmented images stylized in ``style``, without gradient."""
+        """Returns a batch's augmented images stylized in ``style``, without gradients."""
         codec = self.codec(batch.images.device)
         features, style = codec.encode(batch.images), style.to(batch.images.device)
         size = (batch.images.shape[-2], batch.images.shape[-1])
@@ -188,19 +189,19 @@ class StyleExchange:
     def transferred(
         self, images: Tensor, style: Tensor, device: torch.device | None = None
     ) -> Tensor:
-        """Returns uint8 images stylized as the settings say, where the images are.
+        """Returns uint8 images stylized by the settings, on the device of ``images``.
 
         Args:
             images: ``(N, 3, H, W)`` uint8.
-            style: ``(2, C)`` for all, or ``(N, 2, C)``, one for each image.
-            device: that draws; the CPU by default.
+            style: ``(2, C)`` for all images, or ``(N, 2, C)``, one each.
+            device: the device that stylizes; the CPU by default.
         """
         chosen, codec = self.settings, self.codec(device)
         return transfer(codec, images, style, chosen.strength, correction=chosen.correction)
 
 
 class OneStyleEach(StyleExchange, Method):
-    """Before round 1 every client sends one style, noised where the experiment asks for it."""
+    """Before round 1 every client sends one style, noised if the experiment asks for it."""
 
     settings: StyleSettings
     sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
@@ -215,18 +216,18 @@ class OneStyleEach(StyleExchange, Method):
 
     @property
     def exchanges(self) -> bool:
-        """Whether the settings leave anything that styles are used for."""
+        """Whether these settings use styles at all."""
         return True
 
     @property
     def has_setup(self) -> bool:
-        """Styles are exchanged where they are used; a method composed with may differ."""
+        """Whether clients send statistics: styles, or those of another part of a composition."""
         others = (part for part in type(self).__mro__ if not issubclass(OneStyleEach, part))
         own = (part for part in others if not issubclass(part, OneStyleEach))
         return self.exchanges or any("client_statistics" in vars(part) for part in own)
 
     def client_statistics(self, client: Client) -> Message:
-        """The client's style, after what a method composed with sends."""
+        """Returns the client's style, added to the statistics of other parts of a composition."""
         others = super().client_statistics(client)
         if not self.exchanges:
             return joined(others)
@@ -241,5 +242,5 @@ class OneStyleEach(StyleExchange, Method):
         raise NotImplementedError
 
     def released(self, client: Client, style: Tensor) -> Tensor:
-        """Returns ``(2, C)``, what the client sends of its style: the style itself."""
+        """Returns ``(2, C)``, the style as the client sends it: unchanged here."""
         return style

@@ -80,7 +80,7 @@ class VistaSettings(StyleSettings):
 
 @register
 class Vista(OneStyleEach):
-    """Versions in the groups' styles and under random convolutions, classified alike."""
+    """Versions in the groups' styles and under random convolutions must be classified alike."""
 
     name = "vista"
     title = "VISTA"
@@ -100,12 +100,12 @@ class Vista(OneStyleEach):
         return self.settings.style_probability > 0
 
     def style(self, client: Client, moments: FeatureMoments) -> Tensor:
-        """The client's style (Eq. 1): mean over the FINCH clusters of its images."""
+        """Returns the client's style (Eq. 1): the mean over the FINCH clusters of its images."""
         clusters = finch(moments.styles().flatten(1).numpy())[-1]
         return client_style(moments, torch.from_numpy(clusters))
 
     def aggregate_statistics(self, client_statistics: Iterable[tuple[int, Message]]) -> Message:
-        """The groups' styles, ``(M, 2, C)`` (Eq. 2)."""
+        """Returns the groups' styles, ``(M, 2, C)`` (Eq. 2)."""
         client_statistics = list(client_statistics)
         others = super().aggregate_statistics(client_statistics)
         if not self.exchanges:
@@ -118,7 +118,7 @@ class Vista(OneStyleEach):
         return joined(others, Message({"styles": sent.float()}))
 
     def groups(self, client_statistics: Sequence[tuple[int, Message]]) -> Groups:
-        """The groups of clients with similar styles."""
+        """Returns the groups of clients with similar styles."""
         others = super().groups(client_statistics)
         if not self.exchanges:
             return others
@@ -126,7 +126,7 @@ class Vista(OneStyleEach):
         return others | {"style": members((id for id, _ in client_statistics), labels)}
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
-        """Cross-entropy of all versions and their divergence (Eq. 5)."""
+        """Returns the cross-entropy of all versions and their divergence (Eq. 5)."""
         network, chosen = client.network, self.settings
         rng = client.stream("vista", client.steps)
         embeddings = [
@@ -154,7 +154,7 @@ class Vista(OneStyleEach):
         return images
 
     def _restyled(self, images: Tensor, styles: Tensor, rng: Generator) -> Tensor:
-        """Moves each image a random way towards the style of a random group (Eq. 3)."""
+        """Moves each image by a random amount towards the style of a random group (Eq. 3)."""
         drawn = torch.randint(len(styles), (len(images),), generator=rng)
         share = torch.rand(len(images), 1, 1, 1, generator=rng) * self.settings.strength
         codec = self.codec(images.device)

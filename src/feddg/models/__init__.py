@@ -1,1 +1,1 @@
-"""Models: backbones by name, the featurizer + classifier network, normalisation."""
+"""Models: backbones by name, the network (featurizer and classifier), normalisation."""

@@ -1,4 +1,4 @@
-"""Backbones by name: ours, torchvision's and timm's; weights packaged, downloaded or in a file."""
+"""Backbones by name: ours, torchvision's and timm's; weights from a package, the web or a file."""
 
 import hashlib
 import importlib.util
@@ -35,8 +35,8 @@ def register_backbone(name: str) -> Callable[[Callable[[], nn.Module]], Callable
 class SmallCNN(nn.Module):
     """Three blocks of convolution, pooling, BatchNorm and ReLU, then a linear layer; for 32 pixels.
 
-    The 4 x 4 map is flattened, not averaged: where a stroke is tells digits apart. Other image
-    sizes are pooled to the same map. 357 k weights.
+    The 4 x 4 map is flattened, not averaged, because the place of a stroke distinguishes digits.
+    Other image sizes are pooled to the same map. 357 k weights.
     """
 
     def __init__(self, widths: tuple[int, int, int] = (32, 64, 128), features: int = 128) -> None:
@@ -74,8 +74,9 @@ register_backbone("cnn")(SmallCNN)
 class GroupNormCNN(nn.Module):
     """Three blocks of convolution, GroupNorm, ReLU and pooling; 4 k weights, no batch statistics.
 
-    For noise that protects: it is as large for one weight as for a million, and a network without
-    batch statistics trains each image by itself. GroupNorm: Wu and He (ECCV 2018).
+    For differentially private training: the noise on each weight does not shrink with their number,
+    so few weights suffer less, and without batch statistics each image has a gradient of its own.
+    GroupNorm: Wu and He (ECCV 2018).
     """
 
     def __init__(self, widths: tuple[int, int, int] = (8, 16, 16)) -> None:
@@ -105,11 +106,11 @@ register_backbone("cnn_gn")(GroupNormCNN)
 
 
 class Trunk(nn.Module):
-    """A classifier whose last linear layer was taken off: torchvision's, or at a known place.
+    """A classifier without its last linear layer.
 
     Attributes:
-        mean: of the colours that pretrained weights expect.
-        std: their standard deviation.
+        mean: channel means of the colours that pretrained weights expect.
+        std: their standard deviations.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class Trunk(nn.Module):
 
     @property
     def stages(self) -> list[nn.Module]:
-        """Residual stages (ResNet family), or dense blocks, or the children of ``features``."""
+        """Residual stages (ResNet family), dense blocks, or the children of ``features``."""
         names = [f"layer{i}" for i in range(1, 5)]
         if all(hasattr(self.model, name) for name in names):
             return [getattr(self.model, name) for name in names]
@@ -159,21 +160,21 @@ def _head_of(model: nn.Module) -> str:
 
 
 class TimmTrunk(nn.Module):
-    """One of timm's networks without its classification head; nothing of it is dropped at random.
+    """A timm network without its classification head, with dropout turned off.
 
     Args:
-        name: what timm calls it.
-        size: side of its images, pixels; by default that of its own weights.
+        name: timm's name of the network.
+        size: side of its images in pixels; by default that of its pretrained weights.
 
     Attributes:
-        model: timm's.
-        head: names of the layers that were taken off.
-        mean: of the colours that its weights expect.
-        std: their standard deviation.
-        stages: its blocks from shallow to deep, where each gives maps ``(B, C, H, W)``; else none.
+        model: timm's network.
+        head: names of the removed layers.
+        mean: channel means of the colours that its weights expect.
+        std: their standard deviations.
+        stages: its blocks from shallow to deep, if each gives maps ``(B, C, H, W)``; else empty.
 
     Raises:
-        ExperimentError: it takes no images of this size, or gives no features.
+        ExperimentError: it does not accept images of this size, or gives no features.
     """
 
     def __init__(self, name: str, size: int | None = None) -> None:
@@ -187,7 +188,7 @@ class TimmTrunk(nn.Module):
         self._look(settings["input_size"][-1])
 
     def _look(self, usual: int) -> None:
-        """Sends one image through, to see what comes out of the network and of its blocks."""
+        """Passes one image through, to find the shapes of the network's and its blocks' outputs."""
         blocks = {
             about["module"]: about["num_chs"]
             for about in getattr(self.model, "feature_info", None) or []
@@ -224,7 +225,7 @@ class TimmTrunk(nn.Module):
 
     @property
     def stages(self) -> list[nn.Module]:
-        """See above."""
+        """The blocks from shallow to deep; see the class."""
         return [self.model.get_submodule(name) for name in self._stages]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -234,7 +235,7 @@ class TimmTrunk(nn.Module):
 
 
 STEMS = ("act", "bn", "conv", "stem")
-"""How timm's names of what comes before the first block begin."""
+"""Prefixes of timm's names for layers before the first block."""
 
 
 def _timm_model(name: str, size: int | None, pretrained: bool = False) -> nn.Module:
@@ -257,9 +258,9 @@ def _timm_model(name: str, size: int | None, pretrained: bool = False) -> nn.Mod
 
 
 def use_plain_attention(network: nn.Module) -> None:
-    """Has timm's attention calculated step by step: the fused one has no second derivative.
+    """Replaces timm's fused attention, which has no second derivative, by single operations.
 
-    In place; weights stay, and results up to rounding.
+    In place; weights stay the same, results up to rounding.
     """
     for module in network.modules():
         if hasattr(module, "fused_attn"):
@@ -267,7 +268,7 @@ def use_plain_attention(network: nn.Module) -> None:
 
 
 class Whole(nn.Module):
-    """A classifier as it is, where its last layer is not a linear one: it gives logits."""
+    """A classifier whose last layer is not linear, used as a whole: its features are the logits."""
 
     def __init__(self, model: nn.Module, classes: int) -> None:
         super().__init__()
@@ -285,20 +286,20 @@ def split_network(
     seed: int = 0,
     normalize: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> Network:
-    """Takes a classifier apart, into a featurizer and its last linear layer; its weights stay.
+    """Splits a classifier into a featurizer and its last linear layer, with the same weights.
 
-    The last linear layer is found by what goes through it: its outputs must be the logits. Without
-    one the featurizer gives the logits, and the network's classifier changes nothing.
+    The last linear layer is the one whose outputs are the logits. If there is none, the featurizer
+    gives the logits, and the network's classifier is the identity.
 
     Args:
         model: maps images to logits ``(B, classes)``.
-        images: a few, ``(B, 3, H, W)`` in [0, 1].
+        images: a few example images, ``(B, 3, H, W)`` in [0, 1].
         seed: for layers that a method adds.
-        normalize: mean and standard deviation of the colours that it expects; none for images in
+        normalize: mean and standard deviation of the colours that it expects; None for images in
             [0, 1].
 
     Raises:
-        ExperimentError: it cannot be given such images, or gives no logits.
+        ExperimentError: it does not accept such images, or gives no logits.
     """
     mean, std = normalize or ((0.0,) * 3, (1.0,) * 3)
     scale, shift = 1 / torch.tensor(std), -torch.tensor(mean) / torch.tensor(std)
@@ -335,7 +336,9 @@ def split_network(
 
 
 ALIASES = {f"efficientnet_lite{n}": f"timm:tf_efficientnet_lite{n}" for n in range(5)}
-"""The published networks, with TensorFlow's padding; timm's own are ``timm:efficientnet_lite0``."""
+"""Short names of the published networks, with TensorFlow's padding; ``timm:efficientnet_lite0`` has
+PyTorch's.
+"""
 
 
 def backbone_names() -> list[str]:
@@ -363,21 +366,21 @@ def build_network(
 ) -> Network:
     """Builds the network, initialised from named streams, with pretrained weights if asked.
 
-    Images are normalised as the backbone's pretrained weights expect, with or without them.
+    Images are normalised as the pretrained weights expect, even if these are not loaded.
 
     Args:
         backbone: ``cnn``, or a classification network by name, torchvision's (``resnet18``, ...)
             before timm's (``convnext_atto``, ...); ``timm:NAME`` is timm's.
         classes: number of classes.
-        weights: None, ``imagenet`` (a package's, or downloaded from timm's or torchvision's place)
-            or a ``.safetensors``/``.pth`` file.
+        weights: None, ``imagenet`` (from a package, or downloaded from timm or torchvision) or a
+            ``.safetensors``/``.pth`` file.
         embedding: see :class:`Network`.
         seed: the experiment's seed; initial weights come from its stream ``("init")``.
-        image_size: side of the images, pixels, for networks that are built for one size.
+        image_size: side of the images in pixels, for networks with a fixed image size.
 
     Raises:
-        ExperimentError: unknown backbone, or one that takes no such images.
-        WeightsError: the weights cannot be had or do not fit.
+        ExperimentError: the backbone is unknown, or does not accept such images.
+        WeightsError: the weights cannot be found or do not fit.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "init"))
@@ -390,9 +393,9 @@ def build_network(
 
 
 def weights_license(backbone: str) -> str | None:
-    """Returns the licence of a backbone's ImageNet weights, as timm says it (``apache-2.0``).
+    """Returns timm's licence tag of a backbone's ImageNet weights, such as ``apache-2.0``.
 
-    None where nobody says it: of torchvision's networks, and of those without such weights.
+    None if unknown: for torchvision's networks, and networks without such weights.
     """
     name = None if backbone in _OWN else _timm_name(backbone)
     if name is None:
@@ -421,10 +424,10 @@ def _featurizer(backbone: str, image_size: int | None) -> nn.Module:
 
 
 def _timm_name(backbone: str) -> str | None:
-    """Returns what timm calls a backbone; None for one of torchvision's.
+    """Returns timm's name of a backbone; None for one of torchvision's.
 
     Raises:
-        ExperimentError: nobody knows it.
+        ExperimentError: the backbone is unknown.
     """
     name = ALIASES.get(backbone, backbone)
     if not name.startswith("timm:") and name in _torchvision_names():
@@ -441,10 +444,10 @@ def _timm_name(backbone: str) -> str | None:
 
 
 def load_pretrained(featurizer: nn.Module, backbone: str, weights: str) -> None:
-    """Loads pretrained weights into a featurizer; the file's classification head is left out.
+    """Loads pretrained weights into a featurizer; the file's classification head is ignored.
 
     Raises:
-        WeightsError: naming the file, what does not fit and the remedy.
+        WeightsError: the weights do not fit; the message names the file, the entry and the remedy.
     """
     if weights != IMAGENET:
         state = read_weights(Path(weights))
@@ -473,7 +476,7 @@ def load_pretrained(featurizer: nn.Module, backbone: str, weights: str) -> None:
 
 
 def _fitted(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Has timm bring weights into its network's names and image size (positions, windows)."""
+    """Lets timm convert weights to its network's names and image size (positions, windows)."""
     fit = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     shapes = {name: tensor.shape for name, tensor in state.items()}
     fits = all(shapes.get(name) == tensor.shape for name, tensor in model.state_dict().items())
@@ -507,7 +510,7 @@ def _misfit(
 
 
 def fetch_imagenet(backbone: str) -> None:
-    """Sees to it that ImageNet weights are on this machine; downloads them where they are not.
+    """Makes sure that ImageNet weights are on this machine; downloads them if they are not.
 
     Raises:
         WeightsError: there are none, or they cannot be downloaded.
@@ -563,14 +566,14 @@ def _imagenet(backbone: str) -> dict[str, Tensor]:
 
 
 class Packaged(NamedTuple):
-    """Weights that a Python package holds, under other names than timm's but in timm's order."""
+    """Weights in a Python package, with other names than timm's but in timm's order."""
 
     package: str
     sha256: str
     distribution: str
 
     def file(self) -> Path | None:
-        """Returns the file; None where the package is not installed."""
+        """Returns the file; None if the package is not installed."""
         found = importlib.util.find_spec(self.package)
         folders = (found.submodule_search_locations if found else None) or []
         files = [file for folder in folders for file in Path(folder).glob("models/*.pth")]
@@ -594,10 +597,10 @@ PACKAGED = {
 
 
 def _timm_imagenet(name: str, size: int | None) -> dict[str, Tensor]:
-    """Returns pretrained weights under timm's names: those of a package, or of timm's hub.
+    """Returns pretrained weights under timm's names, from a package or timm's hub.
 
     Raises:
-        WeightsError: they cannot be had, or the package's file is not the published one.
+        WeightsError: they cannot be loaded, or the package's file differs from the published one.
     """
     architecture, _, tag = name.partition(".")
     packaged = PACKAGED.get(architecture) if tag in ("", "in1k") else None
@@ -622,7 +625,7 @@ def _timm_imagenet(name: str, size: int | None) -> dict[str, Tensor]:
 
 
 def _packaged_state(architecture: str, file: Path, sha256: str) -> dict[str, Tensor]:
-    """Reads packaged weights, with the head of 1000 classes; named by timm's order of entries."""
+    """Reads packaged weights and head of 1000 classes, renamed in timm's order of entries."""
     import timm
 
     with file.open("rb") as opened:
@@ -639,7 +642,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """Reads a ``.safetensors`` file or a torch state dict; float entries become float32.
 
     Raises:
-        WeightsError: the file is missing or is not a state dict. Nothing is ever unpickled.
+        WeightsError: the file is missing or is not a state dict. Nothing is unpickled.
     """
     if not is_file(path, WeightsError):
         raise WeightsError(f"weights file {path} does not exist; check --weights")
@@ -670,7 +673,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def weights_digest(weights: str | None) -> str | None:
-    """Returns a short hash of a weights file, or the name for ``imagenet`` and None."""
+    """Returns a short hash of a weights file; ``imagenet`` and None are returned unchanged."""
     if weights is None or weights == IMAGENET:
         return weights
     with Path(weights).open("rb") as file:

@@ -1,7 +1,7 @@
-"""Convolutions that a CPU calculates faster another way; names, parameters and results stay.
+"""Faster ways to calculate some convolutions on a CPU; names, parameters and results stay.
 
-Those whose result is a map of a few places; and in networks with depthwise layers, these in
-bfloat16, and all before frozen batch normalisation.
+They apply to convolutions with a tiny result map and, in networks with depthwise layers, to
+depthwise convolutions in bfloat16 and to all convolutions before frozen batch normalisation.
 """
 
 import itertools
@@ -17,10 +17,10 @@ from feddg.models.precision import multiplies_tiles
 
 
 def use_fast_convolutions(network: nn.Module) -> None:
-    """Has the network's convolutions calculated the faster way on a CPU; in place.
+    """Replaces the network's convolutions by faster ones on a CPU, in place.
 
-    Names, parameters and results stay, up to rounding. Networks with depthwise layers are made of
-    1 x 1 convolutions, which are matrix products already: in others tiny maps are.
+    Names and parameters stay the same, results up to rounding. Networks with depthwise layers are
+    left without the tiny-map version: their 1 x 1 convolutions are matrix products already.
     """
     if any(map(_is_depthwise, network.modules())):
         _use_separable_convolutions(network)
@@ -31,7 +31,7 @@ def use_fast_convolutions(network: nn.Module) -> None:
 
 
 def use_plain_convolutions(network: nn.Module) -> None:
-    """Undoes :func:`use_fast_convolutions`, in place: for graphs that leave PyTorch."""
+    """Undoes :func:`use_fast_convolutions` in place, for graphs exported from PyTorch."""
     for module in network.modules():
         if isinstance(module, SeparableConv | FoldedNorm):
             module.__class__ = type(module).__bases__[1]
@@ -56,11 +56,11 @@ def _arithmetic(input: Tensor) -> torch.dtype:
 
 
 MOST_PLACES = {torch.float32: 9, torch.bfloat16: 16 if multiplies_tiles() else 4}
-"""Up to so many places of the result a matrix product is faster, by type of arithmetic."""
+"""Largest number of result places for which a matrix product is faster, by arithmetic type."""
 
 
 class SmallMapConv2d(nn.Conv2d):
-    """A convolution that turns into a matrix product on a CPU when its result is a tiny map."""
+    """A convolution that uses a matrix product on a CPU if its result is a tiny map."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Maps ``(B, C, H, W)`` to ``(B, O, H', W')``, as ``Conv2d`` does."""
@@ -113,7 +113,7 @@ def _is_square(layer: nn.Conv2d) -> bool:
 
 
 class _Depthwise(torch.autograd.Function):
-    """A depthwise convolution; all of its backward pass has a derivative again."""
+    """A depthwise convolution whose backward pass can be differentiated again."""
 
     generate_vmap_rule = True
 
@@ -175,7 +175,7 @@ def _weight_gradient(
 def _window_gradient(
     gradient: Tensor, input: Tensor, weight: Tensor, stride: int, padding: int
 ) -> Tensor:
-    """Returns PyTorch's own gradient of the weight."""
+    """Returns PyTorch's own gradient with respect to the weight."""
     result: Tensor = torch.ops.aten.convolution_backward(
         gradient,
         input,
@@ -215,17 +215,17 @@ def _is_depthwise(layer: nn.Module) -> bool:
 
 
 class SeparableConv:
-    """Put before a convolution's class, in a network with depthwise layers.
+    """Mixed in before a convolution's class, in a network with depthwise layers.
 
     Attributes:
-        norm: what normalises the result and nothing else does, if there is such a layer; in a
-            tuple, so that it is no part of this one.
+        norm: the normalisation layer that uses only this layer's result, if any; in a tuple, so
+            that it does not become a submodule.
     """
 
     norm: tuple[nn.BatchNorm2d] | None = None
 
     def forward(self, input: Tensor) -> Tensor:
-        """Maps ``(B, C, H, W)`` to ``(B, O, H', W')``; normalised, where that is frozen."""
+        """Maps ``(B, C, H, W)`` to ``(B, O, H', W')``, normalised if ``norm`` is frozen."""
         assert isinstance(self, nn.Conv2d)
         weight, bias = self.weight, self.bias
         norm = self.norm[0] if self.norm and _folds(self, self.norm[0], input) else None
@@ -242,10 +242,10 @@ class SeparableConv:
 
 
 class FoldedNorm:
-    """Put before a normalisation's class, behind a :class:`SeparableConv`."""
+    """Mixed in before a normalisation's class, for a layer after a :class:`SeparableConv`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalises ``(B, C, H, W)``, unless the convolution did."""
+        """Normalises ``(B, C, H, W)``, unless the convolution already did."""
         assert isinstance(self, nn.Module)
         if getattr(input, "normalised_by", None) is self:
             return activated(self, input)
@@ -254,7 +254,7 @@ class FoldedNorm:
 
 
 def _folds(layer: nn.Conv2d, norm: nn.BatchNorm2d, input: Tensor) -> bool:
-    """Whether a normalisation is frozen and nobody looks at what comes in between."""
+    """Returns whether a normalisation is frozen and nothing reads the values before it."""
     watched = layer._forward_hooks or norm._forward_hooks or norm._forward_pre_hooks
     # A weight that is not trained would need a gradient for the sake of the normalisation's.
     spared = norm.weight.requires_grad and not layer.weight.requires_grad
@@ -287,7 +287,7 @@ def _convolved(layer: nn.Conv2d, input: Tensor, weight: Tensor, bias: Tensor | N
 
 
 def _pads_itself(layer: nn.Module) -> bool:
-    """Whether it is timm's with TensorFlow's padding, which depends on the input's size."""
+    """Returns whether a layer has timm's TensorFlow padding, which depends on the input size."""
     return any(kind.__name__ == "Conv2dSame" for kind in type(layer).__mro__)
 
 
@@ -300,7 +300,7 @@ IN_ORDER = (
     "InvertedResidual",
     "MobileNetV3",
 )
-"""timm's modules whose convolutions are normalised by the layer that was made after them."""
+"""timm's modules in which a convolution is normalised by the next layer in order."""
 
 
 def _use_separable_convolutions(network: nn.Module) -> None:
@@ -316,7 +316,7 @@ def _use_separable_convolutions(network: nn.Module) -> None:
 
 
 def _normalised(network: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """Yields convolutions, each with the layer of kept statistics that takes its result."""
+    """Yields convolutions, each with the running-statistics layer that normalises its result."""
     for parent in network.modules():
         ordered = type(parent).forward is nn.Sequential.forward
         if ordered or type(parent).__name__ in IN_ORDER:
@@ -328,7 +328,7 @@ def _normalised(network: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
 
 
 _classes: dict[tuple[type, type[nn.Module]], type[nn.Module]] = {}
-"""By what is put before it and a layer's own class."""
+"""Cache of classes, by the mixed-in class and the layer's own class."""
 
 
 def _mixed(before: type, kind: type[nn.Module]) -> type[nn.Module]:

@@ -1,8 +1,8 @@
 """Dropout and stochastic depth that draw from a client's own random stream.
 
-PyTorch's layers draw from the global generator, which a process's threads share: the same
-experiment would train other weights each time. Layers are found by type; a network without any
-stays as it is.
+PyTorch's layers draw from the global generator, which all threads share, so the same experiment
+would give different weights each time. Layers are found by type; a network without dropout is not
+changed.
 """
 
 from collections.abc import Mapping
@@ -18,17 +18,18 @@ _AXES: Mapping[type[nn.Module], tuple[int, int]] = {
     nn.Dropout2d: (2, 4),
     nn.Dropout3d: (2, 5),
 }
-"""Axes from the first that are drawn for one by one, and those of a batch."""
+"""By layer type: how many leading axes get their own draws, and how many axes a batch has."""
 _PATHS = ("StochasticDepth", "DropPath")
-"""Layers of torchvision and timm that leave out whole residual branches, by name: neither package
-need be there."""
+"""Layers of torchvision and timm that drop whole residual branches, by name, because neither
+package must be installed.
+"""
 
 
 class Source:
-    """Where the dropout of a network, and of copies made of it, draws from.
+    """The random source of a network's dropout, shared by copies of the network.
 
     Attributes:
-        generator: on the CPU, so that every device draws the same.
+        generator: on the CPU, so that every device gets the same draws.
     """
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -39,7 +40,7 @@ class Source:
 
 
 class Drawn(nn.Module):
-    """Put before a layer's own class, it draws from ``source``."""
+    """Mixed in before a layer's own class; makes it draw from ``source``."""
 
     source: Source
 
@@ -56,7 +57,7 @@ class Drawn(nn.Module):
 
 
 class _Mask(torch.autograd.Function):
-    """Zeros and ones for the first axes of a tensor; under ``vmap`` for every image its own."""
+    """A mask of zeros and ones for the first axes of a tensor; under ``vmap`` one per image."""
 
     @staticmethod
     def forward(like: Tensor, generator: torch.Generator, keep: float, axes: int) -> Tensor:
@@ -83,9 +84,9 @@ class _Mask(torch.autograd.Function):
 
 
 def draw_dropout_from(network: nn.Module, generator: torch.Generator) -> None:
-    """Has the dropout of a network draw from a generator on the CPU from now on; in place.
+    """Makes a network's dropout draw from a CPU generator from now on, in place.
 
-    Layers that drop nothing stay as they are, and so does whatever calls dropout without a layer.
+    Layers with rate 0 are not changed, and neither are calls of the dropout function.
     """
     source = Source(generator)
     for layer in network.modules():
@@ -96,7 +97,7 @@ def draw_dropout_from(network: nn.Module, generator: torch.Generator) -> None:
 
 
 _drawn: dict[type[nn.Module], type[nn.Module]] = {}
-"""By a layer's own class, the one with ``Drawn`` before it."""
+"""Cache: for a layer's own class, the one with ``Drawn`` mixed in."""
 
 
 def _drawn_class(kind: type[nn.Module]) -> type[nn.Module]:
@@ -105,12 +106,12 @@ def _drawn_class(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _rate(layer: nn.Module) -> float:
-    """The share that a layer drops: PyTorch and torchvision call it p, timm drop_prob."""
+    """Returns a layer's drop rate: ``p`` in PyTorch and torchvision, ``drop_prob`` in timm."""
     return float(getattr(layer, "p", None) or getattr(layer, "drop_prob", None) or 0.0)
 
 
 def _drawn_axes(layer: nn.Module, input: Tensor) -> int | None:
-    """How many of the first axes are drawn for one by one; None for an input of no batch."""
+    """Returns how many leading axes get their own draws; None for an input without batch axis."""
     kind = type(layer).__mro__[2]
     axes, batched = _AXES.get(kind, (int(getattr(layer, "mode", "row") == "row"), _WHOLE))
     if axes == _WHOLE:

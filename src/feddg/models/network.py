@@ -29,13 +29,13 @@ class Network(nn.Module):
         embedding: ``none``; ``linear``, PARDON's Linear(d -> d) in front of the classifier; or
             ``bottleneck``, CSAC's and FedIG's Linear(d -> 256), BatchNorm1d, ReLU.
         seed: the experiment's seed, for the layers that a method adds.
-        mean: of the colours that the featurizer expects; ImageNet's by default.
-        std: their standard deviation.
+        mean: channel means of the colours that the featurizer expects; ImageNet's by default.
+        std: their standard deviations.
 
     Attributes:
         heads: extra heads that a method adds, by name.
-        frozen: entries of its state that are never trained: see :mod:`feddg.models.trained`.
-        frozen_digest: of these entries, once it was asked for; empty before.
+        frozen: entries of its state that are not trained, see :mod:`feddg.models.trained`.
+        frozen_digest: digest of these entries; empty until it is first needed.
         mean: of the colours, as above.
         std: as above.
     """
@@ -67,7 +67,7 @@ class Network(nn.Module):
         self.normalize_by(mean, std)
 
     def normalize_by(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Has images normalised by another mean and standard deviation, three numbers each."""
+        """Sets the mean and standard deviation for normalising images, three numbers each."""
         self.mean, self.std = tuple(mean), tuple(std)
         means, deviations = (torch.tensor(m).view(3, 1, 1).to(self.scale) for m in (mean, std))
         self.scale, self.shift = 1 / deviations, -means / deviations
@@ -91,9 +91,10 @@ class Network(nn.Module):
         return logits
 
     def initialised(self, name: str, build: Callable[[], Layer]) -> Layer:
-        """Returns the layer that ``build`` makes, initialised from a stream of its own.
+        """Returns the layer that ``build`` makes, initialised from its own random stream.
 
-        Methods make their heads this way: ``heads["x"] = network.initialised("x", lambda: ...)``.
+        Methods create their heads like this: ``heads["x"] = network.initialised("x", lambda:
+        ...)``.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(self.seed, "init", name))
@@ -122,7 +123,7 @@ class Heads(nn.Module):
     Attributes:
         weight: ``(heads, classes, d)``.
         bias: ``(heads, classes)``.
-        trained: ``(heads,)`` bool, those that a client has trained.
+        trained: ``(heads,)`` bool: the heads that a client has trained.
     """
 
     weight: Tensor
@@ -136,7 +137,7 @@ class Heads(nn.Module):
         self.register_buffer("trained", torch.zeros(heads, dtype=torch.bool))
 
     def forward(self, embeddings: Tensor, which: Tensor) -> Tensor:
-        """Returns the logits ``(n, B, classes)`` of some heads.
+        """Returns the logits ``(n, B, classes)`` of the chosen heads.
 
         Args:
             embeddings: ``(B, d)``.
@@ -147,9 +148,9 @@ class Heads(nn.Module):
 
 
 class MeanOverHeads(nn.Module):
-    """Predicts by the mean of the trained heads' softmax; gives its logarithm.
+    """Predicts with the mean softmax of the trained heads; returns its logarithm.
 
-    Before any is trained it predicts by the network's own classifier.
+    Before any head is trained, the network's own classifier predicts.
     """
 
     def __init__(self, network: Network, heads: Heads) -> None:
@@ -166,7 +167,7 @@ class MeanOverHeads(nn.Module):
         return logits.logsumexp(0) - math.log(len(logits))
 
     def traceable(self) -> nn.Module:
-        """Returns the same predictor without a branch, as a graph needs it; weights are shared."""
+        """Returns the same predictor without a branch, for export as a graph; shares weights."""
         trained = self.heads.trained
         if not trained.any():
             return nn.Sequential(self.network, nn.LogSoftmax(-1))
@@ -175,10 +176,10 @@ class MeanOverHeads(nn.Module):
 
 
 class MeanOverAllHeads(nn.Module):
-    """Predicts by the mean of all given heads' softmax; gives its logarithm.
+    """Predicts with the mean softmax of all given heads; returns its logarithm.
 
     Args:
-        network: gives the embeddings.
+        network: computes the embeddings.
         weight: ``(heads, classes, d)``.
         bias: ``(heads, classes)``.
     """
@@ -207,10 +208,10 @@ SMALLEST_DEVIATION = 1e-6
 
 
 class GaussianEmbedding(nn.Module):
-    """Maps features to a Gaussian, and returns a sample of it in training, its mean otherwise.
+    """Maps features to a Gaussian; returns a sample of it in training, otherwise its mean.
 
     Attributes:
-        rng: where training samples come from; None gives the mean.
+        rng: generator of the training samples; None returns the mean.
         last: mean and deviation, ``(B, d)`` each, of the last forward pass.
     """
 
@@ -243,7 +244,7 @@ def embedding_of(network: Network) -> GaussianEmbedding:
 
 
 class MeanOverSamples(nn.Module):
-    """Predicts by the mean of softmax over samples of the embedding; gives its logarithm."""
+    """Predicts with the mean softmax over samples of the embedding; returns its logarithm."""
 
     noise: Tensor
 

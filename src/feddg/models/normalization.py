@@ -1,4 +1,4 @@
-"""Normalisation layers, found by type and never by name; other statistics and gates for them."""
+"""Normalisation layers, found by type, and other statistics and gates for them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ def never_negative_names(module: nn.Module) -> set[str]:
 
 
 def norms_and_biases(module: nn.Module) -> list[nn.Parameter]:
-    """Returns what weight decay often spares: all of normalisation layers, and biases elsewhere."""
+    """Returns the parameters that weight decay often spares: normalisation layers and biases."""
     return [
         parameter
         for layer in module.modules()
@@ -49,7 +49,7 @@ def norms_and_biases(module: nn.Module) -> list[nn.Parameter]:
 
 
 def freeze_statistics(module: nn.Module) -> None:
-    """Puts every batch-normalisation layer in eval mode: running statistics are used and kept.
+    """Puts every batch-normalisation layer in eval mode: running statistics are used, not updated.
 
     Scales and shifts still train. This is PARDON's official setting; call it after ``train()``.
     """
@@ -66,36 +66,36 @@ def freeze_statistics(module: nn.Module) -> None:
 
 
 Rule = Callable[[_BatchNorm, Tensor], Tensor]
-"""Normalises a layer's input, scale and shift included."""
+"""A function that normalises a layer's input, including scale and shift."""
 
 
 class Moments(NamedTuple):
-    """Means and standard deviations, epsilon included: ``(C,)``, or ``(B, C)`` for each image."""
+    """Means and standard deviations (with epsilon): ``(C,)``, or ``(B, C)`` for each image."""
 
     mean: Tensor
     deviation: Tensor
 
     def mixed(self, other: "Moments", share: Tensor) -> "Moments":
-        """Returns the moments that hold ``share`` of ``other`` and the rest of these.
+        """Returns the weighted average: ``share`` of ``other`` and the rest of these moments.
 
         Deviations are mixed, not variances (FedIG-A, Eq. 3 and 7).
 
         Args:
-            other: moments of the same, or a broadcastable shape.
-            share: broadcastable to them; beyond [0, 1] it extrapolates.
+            other: moments of the same or a broadcastable shape.
+            share: broadcastable to them; values outside [0, 1] extrapolate.
         """
         mean, deviation = (own + share * (new - own) for own, new in zip(self, other))
         return Moments(mean, deviation)
 
 
 class Stored(NamedTuple):
-    """A layer's kept statistics: mean and variance, ``(C,)`` each."""
+    """A layer's running statistics: mean and variance, ``(C,)`` each."""
 
     mean: Tensor
     variance: Tensor
 
     def moments(self, epsilon: float) -> Moments:
-        """Returns them as moments, float32."""
+        """Returns the statistics as moments, float32."""
         return Moments(self.mean, (self.variance + epsilon).sqrt())
 
 
@@ -107,7 +107,7 @@ def stored(layer: _BatchNorm) -> Stored:
 
 
 def stored_in(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[_BatchNorm, Stored]:
-    """Returns each layer's running statistics as they stand in ``weights``, a state of it."""
+    """Returns each layer's running statistics in ``weights``, a state of the network."""
     return {
         layer: Stored(weights[f"{name}.running_mean"], weights[f"{name}.running_var"])
         for name, layer in batch_norms(network).items()
@@ -115,7 +115,7 @@ def stored_in(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[_BatchN
 
 
 def has_map(inputs: Tensor) -> bool:
-    """Whether each image has moments of its own: a feature map of more than one pixel."""
+    """Returns whether the input is a feature map with more than one pixel."""
     return inputs.dim() == 4 and inputs.shape[2] * inputs.shape[3] > 1
 
 
@@ -131,7 +131,7 @@ def map_layers(network: nn.Module) -> dict[str, nn.BatchNorm2d]:
 class _MapMoments(torch.autograd.Function):
     """Mean and biased variance of each map, an order of magnitude faster than ``var_mean`` on CPUs.
 
-    The gradient of both together is linear in the map, so it takes one pass over it.
+    The gradient of both together is linear in the map, so one pass over the map is enough.
     """
 
     @staticmethod
@@ -155,7 +155,7 @@ class _MapMoments(torch.autograd.Function):
 def map_moments(inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Returns mean and variance ``(B, C)`` of each image's maps ``(B, C, H, W)``, in float32.
 
-    The variance is that over the pixels (biased), as in instance normalisation.
+    The variance is taken over the pixels (biased), as in instance normalisation.
     """
     mean, variance = _MapMoments.apply(inputs)
     return mean[..., 0, 0], variance
@@ -177,9 +177,9 @@ def normalize(layer: _BatchNorm, inputs: Tensor, moments: Moments) -> Tensor:
 
 
 def normalize_stored(layer: _BatchNorm, inputs: Tensor, statistics: Stored) -> Tensor:
-    """Normalises inputs of any shape by kept statistics: evaluation mode, with these for its own.
+    """Normalises inputs of any shape by given running statistics, as in evaluation mode.
 
-    It is the very function a layer calls in evaluation mode, so its bits are the same.
+    It calls the same function as the layer in evaluation mode, so the bits are the same.
     """
     mean, variance = statistics
     return nn.functional.batch_norm(
@@ -189,7 +189,7 @@ def normalize_stored(layer: _BatchNorm, inputs: Tensor, statistics: Stored) -> T
 
 @contextmanager
 def normalised_by(network: nn.Module, rule: Rule) -> Iterator[None]:
-    """Has every batch-normalisation layer inside ``network`` follow ``rule`` inside the block."""
+    """Makes every batch-normalisation layer of ``network`` follow ``rule`` inside the block."""
     layers = list(batch_norms(network).values())
     for layer in layers:
         # An attribute of the object goes before the method of its class.
@@ -206,7 +206,7 @@ def _following(rule: Rule, layer: _BatchNorm) -> Callable[[Tensor], Tensor]:
 
 
 def activated(layer: nn.Module, outputs: Tensor) -> Tensor:
-    """Does what some layers do beside normalising: timm's BatchNormAct2d holds its activation."""
+    """Applies what a layer does after normalising: timm's BatchNormAct2d has an activation."""
     for name in ("drop", "act"):
         module = getattr(layer, name, None)
         if module is not None:
@@ -224,9 +224,9 @@ class BatchInstanceNorm2d(nn.BatchNorm2d):
     """A ``BatchNorm2d`` whose output is mixed with that of instance normalisation.
 
     Args:
-        channels: C of its ``(B, C, H, W)`` input.
-        gate: rho to begin with; 1 is batch normalisation alone, the paper's start.
-        **options: those of ``BatchNorm2d``.
+        channels: C, channels of its ``(B, C, H, W)`` input.
+        gate: initial rho; 1 is batch normalisation only, as in the paper.
+        **options: options of ``BatchNorm2d``.
     """
 
     def __init__(self, channels: int, gate: float = 1.0, **options: Any) -> None:
@@ -234,7 +234,7 @@ class BatchInstanceNorm2d(nn.BatchNorm2d):
         self.gate = nn.Parameter(torch.full((channels,), gate))
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalises ``(B, C, H, W)``; instance statistics are always the images' own."""
+        """Normalises ``(B, C, H, W)``; instance statistics always come from the input."""
         training = self.training or self.running_mean is None
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
@@ -258,7 +258,7 @@ class BatchInstanceNorm2d(nn.BatchNorm2d):
 
 @torch.no_grad()
 def clamp_gates(layers: Iterable[BatchInstanceNorm2d]) -> None:
-    """Puts every rho back into [0, 1], as the paper does after each optimizer step."""
+    """Clamps every rho to [0, 1], as the paper does after each optimizer step."""
     for layer in layers:
         layer.gate.clamp_(0, 1)
 
@@ -266,13 +266,13 @@ def clamp_gates(layers: Iterable[BatchInstanceNorm2d]) -> None:
 def gates_apart(
     optimizer: torch.optim.Optimizer, network: nn.Module, train: TrainSettings, factor: float
 ) -> None:
-    """Gives every rho its own learning rate and no weight decay, and keeps it in [0, 1].
+    """Gives every rho its own learning rate without weight decay, and keeps it in [0, 1].
 
     Args:
-        optimizer: holds all parameters, and has not stepped.
-        network: whose gates they are; without any nothing happens.
-        train: what the optimizer was made from.
-        factor: learning rate of the gates under SGD, times the others'.
+        optimizer: contains all parameters; has not stepped yet.
+        network: the network with the gates; without gates nothing happens.
+        train: the settings of the optimizer.
+        factor: learning rate of the gates under SGD, as a multiple of the others'.
     """
     layers = [layer for layer in network.modules() if isinstance(layer, BatchInstanceNorm2d)]
     gates = {id(layer.gate): layer.gate for layer in layers}
@@ -286,7 +286,7 @@ def gates_apart(
 
 
 def mix_instance_statistics(module: nn.Module, gate: float) -> list[BatchInstanceNorm2d]:
-    """Replaces every ``BatchNorm2d`` inside ``module``, in place; its entries keep their values.
+    """Replaces every ``BatchNorm2d`` inside ``module`` in place; weights stay the same.
 
     Returns:
         The new layers.
@@ -301,7 +301,7 @@ def mix_instance_statistics(module: nn.Module, gate: float) -> list[BatchInstanc
 
 
 def _takes_a_gate(layer: nn.Module) -> TypeGuard[nn.BatchNorm2d]:
-    """Whether it is PyTorch's own layer, or timm's that holds its activation."""
+    """Returns whether a layer is PyTorch's own BatchNorm2d or timm's with an activation."""
     if isinstance(layer, BatchInstanceNorm2d) or not isinstance(layer, nn.BatchNorm2d):
         return False
     return type(layer) is nn.BatchNorm2d or hasattr(layer, "act")
@@ -327,7 +327,7 @@ def _like(layer: nn.BatchNorm2d, gate: float) -> BatchInstanceNorm2d:
 HEAD = "zero_shot_adapter"
 Statistics = Callable[[_BatchNorm], Stored]
 Share = Callable[[int, _BatchNorm, Moments, Moments], Tensor]
-"""From a layer's number, the layer, global and instance moments to alpha ``(B,)``."""
+"""Maps a layer's number, the layer, global and instance moments to alpha ``(B,)``."""
 
 
 class LayerAdapter(nn.Module):
@@ -336,8 +336,8 @@ class LayerAdapter(nn.Module):
     Args:
         channels: C.
         reduction: the hidden layer has C / reduction units, at least one.
-        alpha: what it answers before any training, whatever it sees.
-        spread: the deviation it begins with.
+        alpha: its output before training, for all inputs.
+        spread: the initial standard deviation.
     """
 
     def __init__(self, channels: int, reduction: int, alpha: float, spread: float) -> None:
@@ -354,11 +354,11 @@ class LayerAdapter(nn.Module):
             last.bias.copy_(torch.tensor([spread, alpha]))
 
     def forward(self, ours: Moments, image: Moments) -> tuple[Tensor, Tensor]:
-        """Returns deviation and mean of alpha before it is clamped, ``(B,)`` each.
+        """Returns standard deviation and mean of alpha before clamping, ``(B,)`` each.
 
         Args:
             ours: the global moments, ``(C,)``.
-            image: each image's own, ``(B, C)``.
+            image: the moments of each image, ``(B, C)``.
         """
         distance = torch.cat([image.mean - ours.mean, image.deviation - ours.deviation], dim=1)
         spread, mean = self.layers(distance).unbind(1)
@@ -369,7 +369,7 @@ class ZeroShotAdapter(nn.ModuleList):
     """One :class:`LayerAdapter` for each layer of feature maps, in the network's order."""
 
     def share(self, noise: torch.Generator | None = None) -> Share:
-        """Returns what gives alpha: its mean, or with ``noise`` a sample of it (training)."""
+        """Returns the function that gives alpha: its mean, or with ``noise`` a sample."""
 
         def alpha(number: int, layer: _BatchNorm, ours: Moments, image: Moments) -> Tensor:
             spread, mean = self[number](ours, image)
@@ -382,7 +382,7 @@ class ZeroShotAdapter(nn.ModuleList):
 
 
 def add_adapter(network: Network, reduction: int, alpha: float, spread: float) -> None:
-    """Gives the network an adapter as the head :data:`HEAD`."""
+    """Adds an adapter to the network as the head :data:`HEAD`."""
     network.heads[HEAD] = network.initialised(
         HEAD,
         lambda: ZeroShotAdapter(
@@ -393,7 +393,7 @@ def add_adapter(network: Network, reduction: int, alpha: float, spread: float) -
 
 
 def adapter_of(network: nn.Module) -> ZeroShotAdapter | None:
-    """Returns the adapter inside a network, or None if it was trained without one."""
+    """Returns the network's adapter, or None if it was trained without one."""
     found = [layer for layer in network.modules() if isinstance(layer, ZeroShotAdapter)]
     return found[0] if found else None
 
@@ -404,15 +404,16 @@ def interpolated(
     statistics: Statistics = stored,
     watch: Callable[[int, Tensor], None] | None = None,
 ) -> Rule:
-    """Returns the rule that mixes each image's moments into the kept ones (FedIG-A, Eq. 7).
+    """Returns the rule that mixes each image's moments into the running ones (FedIG-A, Eq. 7).
 
-    A layer that sees no map of several pixels, such as a bottleneck's, keeps to the statistics.
+    A layer whose input is not a map of several pixels, such as a bottleneck's, uses the running
+    statistics.
 
     Args:
-        network: what it will be applied to.
-        share: gives alpha.
+        network: the network that the rule is for.
+        share: computes alpha.
         statistics: the global statistics of a layer; its running ones by default.
-        watch: is told each layer's number and alpha ``(B,)``.
+        watch: called with each layer's number and alpha ``(B,)``.
     """
     numbers: dict[nn.Module, int] = {
         layer: number for number, layer in enumerate(map_layers(network).values())
@@ -436,10 +437,10 @@ def interpolated(
 
 
 class Adapted(nn.Module):
-    """Predicts with the network's adapter: one forward pass, each image by itself.
+    """Predicts with the network's adapter in one forward pass, each image by itself.
 
     Attributes:
-        network: what it predicts with; alone it predicts by its running statistics.
+        network: the network; without the adapter it uses its running statistics.
     """
 
     def __init__(self, network: Network) -> None:
@@ -448,7 +449,7 @@ class Adapted(nn.Module):
 
     @property
     def share(self) -> Share:
-        """What gives alpha: its mean."""
+        """The function that gives alpha: its mean."""
         adapter = adapter_of(self.network)
         assert adapter is not None, "the network has no adapter"
         return adapter.share()

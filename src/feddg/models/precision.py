@@ -1,4 +1,4 @@
-"""Device and precision: what ``auto`` means on this machine."""
+"""Device and precision, and the choice that ``auto`` makes on this machine."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +11,7 @@ from feddg.errors import ExperimentError
 
 
 def choose_device(name: str) -> torch.device:
-    """Returns the device called ``name``; ``auto`` is CUDA where there is one, else the CPU.
+    """Returns the device called ``name``; ``auto`` is CUDA if available, else the CPU.
 
     Raises:
         ExperimentError: there is no such device.
@@ -29,11 +29,11 @@ def choose_device(name: str) -> torch.device:
 
 
 def has_fast_bfloat16(device: torch.device) -> bool:
-    """Whether the hardware multiplies bfloat16 faster than float32.
+    """Returns whether the hardware multiplies bfloat16 faster than float32.
 
-    Recent GPUs do, and CPUs with AMX, or with AVX512-BF16 alone. But Intel's of AMX's time take as
-    long for AVX512-BF16 as for float32, and where a virtual machine hides AMX from them, a
-    training step takes a third longer: they are known by AVX512-FP16, which AMD's have not.
+    Recent GPUs do, and CPUs with AMX or AVX512-BF16. Exception: on Intel CPUs that have AMX,
+    AVX512-BF16 is no faster than float32, and if a virtual machine hides AMX, a training step takes
+    a third longer. These CPUs are recognised by AVX512-FP16, which AMD's lack.
     """
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
@@ -44,28 +44,28 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 
 
 def _has_float16_vectors() -> bool:
-    """Whether the CPU has AVX512-FP16; False where this PyTorch cannot tell."""
+    """Returns whether the CPU has AVX512-FP16; False if this PyTorch cannot tell."""
     facts: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(facts.get("avx512_fp16", False))
 
 
 def multiplies_tiles() -> bool:
-    """Whether the CPU has AMX, which multiplies whole tiles of bfloat16 matrices."""
+    """Returns whether the CPU has AMX, which multiplies tiles of bfloat16 matrices."""
     return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
 
 
 def choose_precision(name: str, device: torch.device) -> str:
-    """Returns ``float32`` or ``bfloat16``; ``auto`` is bfloat16 where that is faster."""
+    """Returns ``float32`` or ``bfloat16``; ``auto`` is bfloat16 if that is faster."""
     if name == "auto":
         return "bfloat16" if has_fast_bfloat16(device) else "float32"
     return name
 
 
 def autocast(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    """Returns what opens the precision's context; weights and optimizer stay float32.
+    """Returns a function that opens the precision's context; weights and optimizer stay float32.
 
-    Nothing is cached inside: autocast's cache keeps a weight's first bfloat16 copy until the
-    context closes, so a context around several optimizer steps would train on stale weights.
+    Autocast's cache is off: it would keep a weight's first bfloat16 copy until the context closes,
+    so a context around several optimizer steps would use stale weights.
     """
     if precision == "float32":
         return nullcontext

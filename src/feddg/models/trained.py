@@ -1,4 +1,4 @@
-"""What of a network is trained: all, the head, the head and normalisation layers, or adapters."""
+"""Which parts of a network are trained: all, the head, head and norm layers, or adapters."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -18,15 +18,15 @@ def trained_by(
     *,
     statistics: bool = True,
 ) -> Network:
-    """Returns a network as a method trains it; ``frozen`` names what is not trained.
+    """Returns a network with the changes of a method; ``frozen`` names what is not trained.
 
-    What is behind the featurizer is always trained, and so is what a method puts into it.
+    Layers after the featurizer are always trained, and so are layers that a method adds to it.
 
     Args:
-        network: as built; changed in place.
-        change: what the method changes in it.
-        train: says what is trained, see ``trainable``.
-        statistics: whether running statistics of normalisation layers are trained.
+        network: the network as built; changed in place.
+        change: makes the method's changes to it.
+        train: the settings; ``trainable`` says what is trained.
+        statistics: whether running statistics of normalisation layers are updated.
 
     Raises:
         ExperimentError: it cannot be trained as asked.
@@ -53,13 +53,13 @@ def trained_by(
 
 
 def add_adapters(featurizer: nn.Module, rank: int) -> None:
-    """Puts low-rank adapters beside the linear and the dense convolution layers (LoRA).
+    """Adds low-rank adapters to the linear and dense convolution layers (LoRA).
 
     Hu et al., ICLR 2022: ``W x + (alpha / r) B A x`` with ``B = 0`` at the start and alpha = r.
 
     Args:
         featurizer: changed in place.
-        rank: r.
+        rank: r, the rank.
 
     Raises:
         ExperimentError: the library is missing, or there is no such layer.
@@ -82,7 +82,7 @@ def add_adapters(featurizer: nn.Module, rank: int) -> None:
 
 
 def frozen_digest(network: Network) -> str:
-    """Returns a digest of all that is frozen, by which results computed from it are found."""
+    """Returns a digest of all frozen entries, used as a key for results computed from them."""
     if network.frozen_digest:  # of every client of every round it is asked for
         return network.frozen_digest
     network.frozen_digest = digest_of(network, network.frozen)

@@ -1,1 +1,1 @@
-"""Studies: what one does with finished runs, and with images before any run."""
+"""Use of finished runs: predictions, exports, model cards and further evaluation."""

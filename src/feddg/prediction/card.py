@@ -1,4 +1,4 @@
-"""A model card: what a model was trained on, how good it is, and what it is for."""
+"""Model cards: what a model was trained on, how good it is, and what it is for."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,22 +17,22 @@ from feddg.runs.reading import LedgerRecord, Run, find_rule, read_run
 from feddg.settings import IMAGENET
 
 TAG = "federated-learning"
-"""By which our cards are found, and known."""
+"""The tag of our model cards."""
 OWN_WAY = "the method's own"
-"""What a file without a test-time adaptation says of it."""
+"""Text for a file without a test-time adaptation."""
 
 
 def model_card(run: Path | str, about: ModelDescription) -> str:
-    """Returns a model card in Markdown, with the front matter that Hugging Face reads.
+    """Returns a model card in Markdown, with front matter for Hugging Face.
 
-    It names domains, classes and counts, never a file of the training images.
+    It names domains, classes and counts, but no files of training images.
 
     Args:
         run: the run folder.
-        about: the model that is described.
+        about: the description of the model.
 
     Raises:
-        RunError: the folder holds no run.
+        RunError: the folder is not a run folder.
     """
     record = read_run(Path(run))
     evaluations = record.evaluations.of(find_rule(about.model).weights)
@@ -99,7 +99,7 @@ def _front_matter(
 
 
 def _sent(ledger: LedgerRecord) -> list[tuple[str, list[int], list[str]]]:
-    """What left the sites: purposes, the bytes of each message, and the names of its tensors."""
+    """Returns the messages that left the sites: purposes, bytes of each, names of tensors."""
     sizes: dict[str, list[int]] = {}
     names: dict[str, set[str]] = {}
     for message in ledger.messages:
@@ -112,5 +112,5 @@ def _sent(ledger: LedgerRecord) -> list[tuple[str, list[int], list[str]]]:
 
 
 def _cell(text: str) -> str:
-    """Returns text that cannot break a Markdown table."""
+    """Returns text escaped for a Markdown table."""
     return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")

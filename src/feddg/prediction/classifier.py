@@ -1,4 +1,4 @@
-"""A trained model with all that an answer takes, and the image files it is asked about."""
+"""A trained model that predicts image files, and the lookup of these files."""
 
 import glob
 import os
@@ -34,11 +34,11 @@ class ImagePreparation:
     """How a file becomes the pixels that a model was trained on.
 
     Attributes:
-        size: side of the square, pixels.
+        size: side of the square in pixels.
         resize: how an image becomes square.
-        reading: which bands become colours, which values black and white, and whether large images
-            are cut into tiles.
-        bits: bits that the values of the training images used; 0 where they were of 8 bits.
+        reading: which bands become colours, which values are black and white, and whether large
+            images are cut into tiles.
+        bits: bits used by the values of the training images; 0 for 8-bit images.
     """
 
     size: int
@@ -50,21 +50,21 @@ class ImagePreparation:
         """Returns the pixels of a whole file, ``(size, size, 3)`` uint8.
 
         Raises:
-            UnusableImageError: it has none, or more than ``most``.
+            UnusableImageError: the file has no pixels, or more than ``most``.
         """
         return decode_image(source, self.size, self.resize, self.reading, self.bits, most)
 
 
 class ModelIdentity(Row):
-    """Whose weights a model has.
+    """The origin of a model's weights.
 
     Attributes:
         experiment: the run's id.
-        method: that trained it.
-        backbone: its network.
-        model: the selection rule it is by.
-        round: from which it is.
-        weights: a hash of them.
+        method: the method that trained it.
+        backbone: its backbone.
+        model: the selection rule that chose it.
+        round: the round it is from.
+        weights: a hash of the weights.
     """
 
     experiment: str = ""
@@ -76,29 +76,30 @@ class ModelIdentity(Row):
 
 
 class ModelDescription(ModelIdentity):
-    """What a model's file says about itself: all that an answer takes, and whose it is.
+    """The description in a model's file: what prediction needs, and the model's origin.
 
-    ONNX files hold it as texts, which are checked here.
+    ONNX files store it as text, which is checked here.
 
     Attributes:
-        class_names: in the order of the probabilities.
-        image_size: side of the square, pixels.
+        class_names: the classes in the order of the probabilities.
+        image_size: side of the square in pixels.
         resize: how an image becomes square.
-        input: what images it takes, in words.
+        input: the images it takes, in words.
         range: which values are black and white, see :class:`feddg.data.decoding.Reading`.
         bands: which bands become colours.
-        tile: side of the tiles into which large images are cut; None where they are not.
-        bits: bits that the values of the training images used; 0 where they were of 8 bits.
-        energy_threshold: above it an image is unlike those of training; None where not known.
-        diagnostics: the warnings about it.
-        result: how good it was where nobody trained, one sentence.
-        adaptation: the test-time adaptation in it.
-        format: of the file; ``run`` for a run folder, ``hub`` for a folder to share.
+        tile: side of the tiles into which large images are cut; None for no tiles.
+        bits: bits used by the values of the training images; 0 for 8-bit images.
+        energy_threshold: images with a higher energy are unlike the training images; None if
+            unknown.
+        diagnostics: warnings about the model.
+        result: its accuracy on held-out domains, in one sentence.
+        adaptation: the test-time adaptation it contains.
+        format: format of the file; ``run`` for a run folder, ``hub`` for a shared folder.
         feddg: the version that wrote it.
-        outputs: of the graph.
-        opset: of ONNX.
-        kept_by_clients: tensors of it that every client keeps as its own.
-        checked: on how many images it answered as the run did.
+        outputs: outputs of the graph.
+        opset: ONNX opset.
+        kept_by_clients: tensors that each client keeps for itself.
+        checked: number of images on which its predictions were compared with the run's.
     """
 
     class_names: tuple[str, ...] = Field(min_length=1)
@@ -122,17 +123,17 @@ class ModelDescription(ModelIdentity):
 
     @property
     def preparation(self) -> ImagePreparation:
-        """How files become its images."""
+        """The preparation of files for the model."""
         reading = Reading(self.range, self.bands, self.tile)
         return ImagePreparation(self.image_size, self.resize, reading, self.bits)
 
     def fields(self) -> dict[str, Any]:
-        """Returns what is known of the model, ready for JSON."""
+        """Returns the known fields, ready for JSON."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
 def describe_model(run: Path, trained: Trained) -> ModelDescription:
-    """Returns what is to be said of a run's model, without an adaptation.
+    """Returns the description of a run's model, without an adaptation.
 
     Raises:
         RunError: the folder is damaged.
@@ -169,17 +170,17 @@ def describe_model(run: Path, trained: Trained) -> ModelDescription:
 
 
 class ImageClassifier(ABC):
-    """Answers for images.
+    """Predicts images with a model.
 
     Attributes:
-        description: of its model.
-        preparation: how files become its images.
-        class_names: in the order of the probabilities.
-        threshold: the energy above which an image is unlike those of training, or None.
-        identity: whose weights answer: fields for people and for tables.
-        diagnostics: the warnings about it.
-        result: how good it was where nobody trained, one sentence.
-        weights: a hash of them.
+        description: description of the model.
+        preparation: how files become pixels.
+        class_names: the classes in the order of the probabilities.
+        threshold: images with a higher energy are unlike the training images; None if unknown.
+        identity: the origin of the weights, as fields for people and tables.
+        diagnostics: warnings about the model.
+        result: its accuracy on held-out domains, in one sentence.
+        weights: a hash of the weights.
     """
 
     def __init__(self, description: ModelDescription) -> None:
@@ -191,7 +192,7 @@ class ImageClassifier(ABC):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether an answer depends on the images before it."""
+        """Whether a prediction depends on earlier images."""
         return False
 
     @abstractmethod
@@ -200,13 +201,13 @@ class ImageClassifier(ABC):
 
 
 class RunClassifier(ImageClassifier):
-    """The model of a run folder, or one that was shared: see :func:`feddg.runs.model.load_model`.
+    """The model of a run folder or a shared model: see :func:`feddg.runs.model.load_model`.
 
     Args:
         run: the folder, or ``hf:owner/name``.
         adapt: a test-time adaptation, as in ``feddg evaluate``.
-        device: ``cpu``, ``cuda`` or ``auto``.
-        which: the model by a selection rule, see :func:`feddg.runs.model.load_model`.
+        device: its device.
+        which: the selection rule of the model, see :func:`feddg.runs.model.load_model`.
 
     Attributes:
         folder: as it was named.
@@ -214,7 +215,7 @@ class RunClassifier(ImageClassifier):
         device: where it is.
 
     Raises:
-        RunError: the folder holds no model, or none by that rule.
+        RunError: the folder has no model, or none by that rule.
         AdaptationError: the adaptation is unknown, or does not suit the model.
     """
 
@@ -235,7 +236,7 @@ class RunClassifier(ImageClassifier):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether an answer depends on the images before it."""
+        """Whether a prediction depends on earlier images."""
         return isinstance(self._model, Predictor) and self._model.keeps_state
 
     def answer(self, pixels: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
@@ -255,9 +256,9 @@ def load_classifier(
     device: str = "cpu",
     which: str | None = None,
 ) -> ImageClassifier:
-    """Returns the model of a run folder, one that was shared, or an ONNX file of ``feddg export``.
+    """Returns the model of a run folder, a shared model, or an ONNX file of ``feddg export``.
 
-    See :class:`RunClassifier` for the arguments; a file is what it is, under no other adaptation.
+    See :class:`RunClassifier` for the arguments; an ONNX file accepts no other adaptation.
 
     Raises:
         RunError: there is no model, or none by that rule.
@@ -273,10 +274,10 @@ def load_classifier(
 
 
 def unknown_classes(model: ImageClassifier, names: Sequence[str]) -> None:
-    """Makes sure that a model knows classes.
+    """Raises an error if a model lacks one of these classes.
 
     Raises:
-        FeddgError: it does not know one of them.
+        FeddgError: the model lacks one of them.
     """
     strange = sorted(set(names) - set(model.class_names))
     if strange:
@@ -290,18 +291,18 @@ def unknown_classes(model: ImageClassifier, names: Sequence[str]) -> None:
 
 
 def image_files(named: Sequence[Path | str]) -> Iterator[Path]:
-    """Yields the image files that are named, in the order of the names.
+    """Yields the named image files, in the order of the names.
 
-    A file counts whatever its ending. A folder, which may be a link, gives the image files below
-    it, sorted by name; hidden ones, those behind linked folders and links to files elsewhere are
-    left out (:func:`about_links` says so). A glob (``*``, ``?``, ``[...]``, ``**``)
-    gives what it matches, sorted. Memory holds the names of one folder, or of one glob, at a time.
+    A named file may have any suffix. A folder (or a link to one) gives the image files below it,
+    sorted by name, without hidden files, linked folders and links to files elsewhere
+    (:func:`about_links` reports these). A glob (``*``, ``?``, ``[...]``, ``**``) gives its matches,
+    sorted. Only the names of one folder or glob are in memory at a time.
 
     Args:
         named: files, folders, globs.
 
     Raises:
-        DataError: something named does not exist, or cannot be listed; raised before any file.
+        DataError: a name does not exist, or cannot be listed; raised before the first file.
     """
     names = [Path(name).expanduser() for name in named]
     for name in names:
@@ -311,9 +312,9 @@ def image_files(named: Sequence[Path | str]) -> Iterator[Path]:
 
 
 def about_links(named: Sequence[Path | str]) -> Iterator[Diagnostic]:
-    """Says which links in named folders lead out of them: they are left out.
+    """Reports links in named folders that lead outside; they are skipped.
 
-    What is elsewhere may be anything, whoever made the link; whoever means it can name it.
+    Their targets could be any files; name them directly to include them.
     """
     left_out: list[Path] = []
     for name in named:
@@ -333,7 +334,7 @@ def count_files(named: Sequence[Path | str]) -> int:
     """Returns how many files :func:`image_files` yields.
 
     Raises:
-        DataError: as there, and where there are none at all.
+        DataError: see :func:`image_files`; or there are no image files.
     """
     count = sum(1 for _ in image_files(named))
     if not count:
@@ -356,7 +357,7 @@ def _below(name: Path, left_out: list[Path]) -> Iterator[Path]:
 
 
 def _in_folder(folder: Path, root: Path, left_out: list[Path]) -> Iterator[Path]:
-    """Yields the images below a folder; links that lead out of ``root`` are noted instead."""
+    """Yields the images below a folder; links that lead outside ``root`` are collected instead."""
     try:
         with os.scandir(folder) as entries:
             names = sorted(

@@ -1,4 +1,4 @@
-"""A finished run's model measured again: under adaptations, image by image, beside another."""
+"""Evaluates a finished run's model again: with adaptations, by image, and against another run."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,8 +39,8 @@ class Adaptations:
     """The result of :func:`evaluate_run`.
 
     Attributes:
-        scores: in the order in which they were asked for.
-        refused: reasons of the adaptations that do not suit the model, by name.
+        scores: scores by adaptation, in the requested order.
+        refused: why an adaptation does not suit the model, by name.
     """
 
     scores: list[AdaptationRow]
@@ -58,25 +58,25 @@ def evaluate_run(
     cache: Path | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Adaptations:
-    """Measures a run's model on every split and domain under test-time adaptations.
+    """Evaluates a run's model on every split and domain with test-time adaptations.
 
-    What its folder already holds about the same round and batch size is not measured again.
+    Results in the folder for the same round and batch size are not computed again.
 
     Args:
-        folder: the run's, with at least one completed round.
+        folder: the run's folder, with at least one completed round.
         adaptations: see :func:`feddg.evaluation.adaptation.adapt`; none for all by name.
-        batch_size: images per batch; it matters to those that need a batch or a stream.
-        personal: whether to measure each client's domain under the client's own statistics too.
-        alphas: whether to write how much each layer adapts to each image, ``alphas.csv``.
-        which: the model by a selection rule, as in :func:`feddg.load_model`; by default what the
-            run serves.
+        batch_size: images per batch; matters for adaptations that need a batch or a stream.
+        personal: whether to evaluate each client's domain also with the client's own statistics.
+        alphas: whether to write ``alphas.csv``: how much each layer adapts to each image.
+        which: the selection rule of the model, as in :func:`feddg.load_model`; by default the run's
+            own.
         cache: folder of decoded pixels; the user's cache by default.
-        progress: is told how decoding goes on.
+        progress: called with the progress of decoding.
 
     Raises:
         AdaptationError: an adaptation asked for by name is unknown or does not suit the model.
-        RunError: the folder holds no model, or none by that rule, or its images are not those it
-            was begun with.
+        RunError: the folder has no model, or none by that rule, or the images have changed since
+            the run.
     """
     path = Path(folder)
     wanted = list(ADAPTATIONS if adaptations is None else adaptations)
@@ -138,7 +138,7 @@ def evaluate_run(
 def _evaluation(
     trained: Trained, batch_size: int | None, cache: Path, progress: Progress
 ) -> tuple[Evaluation, Images]:
-    """Returns what a model is measured on, and the images behind it."""
+    """Returns the evaluation of a model, and its images."""
     images = load_images(trained.experiment, cache, progress)
     worker = build_worker(trained.experiment, trained.network, cache)
     evaluation = build_evaluation(trained.experiment, images, worker)
@@ -150,7 +150,7 @@ def _evaluation(
 def _personal_scores(
     path: Path, trained: Trained, evaluation: Evaluation
 ) -> Iterator[tuple[int, Score]]:
-    """In-domain scores of each client's domain under its own statistics."""
+    """Yields in-domain scores of each client's domain with the client's own statistics."""
     clients = read_run(path).clients
     assert clients is not None
     for client in clients.clients:
@@ -180,13 +180,13 @@ _FORMAT = 1
 
 @dataclass(frozen=True, eq=False)
 class ImageResults:
-    """What one model made of images, column by column.
+    """A model's predictions for images, by column.
 
     Attributes:
         folder: the run's folder.
-        which: the model by its selection rule.
+        which: the selection rule of the model.
         round: the round it is from.
-        rendered: a hash of all images, where they do not come from files.
+        rendered: a hash of all images, if they do not come from files.
         columns: ``file``, ``content`` (a hash; empty for rendered images), ``split``, ``domain``,
             ``label`` and ``predicted``: ``(n,)`` texts.
     """
@@ -198,7 +198,7 @@ class ImageResults:
     columns: Mapping[str, numpy.ndarray]
 
     def of_split(self, split: str) -> "ImageResults":
-        """Returns the rows of one split, ordered by file."""
+        """Returns the rows of one split, sorted by file."""
         rows = numpy.flatnonzero(self.columns["split"] == split)
         rows = rows[numpy.argsort(self.columns["file"][rows], kind="stable")]
         own = {name: column[rows] for name, column in self.columns.items()}
@@ -209,7 +209,7 @@ class ImageResults:
 
 
 def results_file(folder: Path, which: str | None = None) -> Path:
-    """Returns where a run's results by image are: of the model it serves, or of another."""
+    """Returns the path of a run's results by image, for its default model or another."""
     return folder / (FILE if which is None else f"predictions-{which}.parquet")
 
 
@@ -221,25 +221,25 @@ def write_image_results(
     cache: Path | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Path:
-    """Writes a row for every image of every split but training: who it is, and what was predicted.
+    """Writes a row for every image of every split except training, with its prediction.
 
     Columns: ``file`` (relative to the images' folder), ``content`` (a hash of the file), ``split``,
-    ``domain``, ``label``, ``predicted``, and ``probability: CLASS`` of every class. The file is for
-    its owner alone (0600): names of files and labels may be as private as the images.
+    ``domain``, ``label``, ``predicted``, and ``probability: CLASS`` of every class. Only the owner
+    can read the file (0600), because file names and labels may be as private as the images.
 
     Args:
-        folder: the run's, with at least one completed round.
-        which: the model by a selection rule, as in :func:`feddg.load_model`; by default what the
-            run serves.
+        folder: the run's folder, with at least one completed round.
+        which: the selection rule of the model, as in :func:`feddg.load_model`; by default the run's
+            own.
         batch_size: images per batch; the experiment's by default.
         cache: folder of decoded pixels; the user's cache by default.
-        progress: is told how decoding goes on.
+        progress: called with the progress of decoding.
 
     Returns:
-        The file.
+        The path of the file.
 
     Raises:
-        RunError: the folder holds no model, or its images are not those it was begun with.
+        RunError: the folder has no model, or the images have changed since the run.
         DataError: PyArrow is not installed.
     """
     arrow, path = parquet("leave out --predictions"), Path(folder)
@@ -293,10 +293,10 @@ def write_image_results(
 def write_missing_results(
     folders: Iterable[Path], *, cache: Path | None = None
 ) -> Iterator[Diagnostic]:
-    """Writes the results by image of complete runs that have none; yields why one could not be.
+    """Writes missing results by image of complete runs; yields why one could not be written.
 
     Args:
-        folders: the runs'.
+        folders: folders of the runs.
         cache: folder of decoded pixels; the user's cache by default.
     """
     for folder in dict.fromkeys(folders):
@@ -315,14 +315,14 @@ def _schema(arrow: Any, class_names: tuple[str, ...], about: Mapping[str, Any]) 
 
 
 def read_image_results(folder: Path | str, which: str | None = None) -> ImageResults:
-    """Reads what :func:`write_image_results` wrote.
+    """Reads the results of :func:`write_image_results`.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
         which: see :func:`write_image_results`.
 
     Raises:
-        RunError: there is no such file, or it is damaged or none of ours.
+        RunError: the file does not exist, is damaged, or is of another kind.
         DataError: PyArrow is not installed.
     """
     arrow, path = parquet("compare runs by their tables"), Path(folder)
@@ -364,7 +364,7 @@ DRAWS = 2000
 LEVEL = 0.95
 METRICS_OF_COUNTS = ("accuracy", "balanced_accuracy", "macro_f1")
 FEW_DISCORDANT = 25
-"""Fewer images that only one model gets right than this, and the chi-squared value is rough."""
+"""With fewer images that only one model gets right, the chi-squared value is inaccurate."""
 
 
 @dataclass(frozen=True)
@@ -372,11 +372,11 @@ class McNemar:
     """McNemar's test of two classifiers on the same images.
 
     Attributes:
-        only_first: images that the first alone gets right.
-        only_second: images that the second alone gets right.
+        only_first: number of images that only the first gets right.
+        only_second: number of images that only the second gets right.
         exact: two-sided p of the exact test, binomial with 1/2 (McNemar 1947).
         asymptotic: p of (|b - c| - 1)^2 / (b + c) under chi-squared with one degree of freedom
-            (Edwards's continuity correction, 1948); 1 where no image tells them apart.
+            (Edwards's continuity correction, 1948); 1 if no image differs.
     """
 
     only_first: int
@@ -392,10 +392,10 @@ class PairedDifference:
     Attributes:
         metric: its name.
         aggregate: ``pooled`` (each image counts once) or ``domain_mean`` (each domain once).
-        first: the first run's.
-        second: the second run's.
+        first: value of the first run.
+        second: value of the second run.
         low: lower end of the 95 % interval of the difference, by the paired bootstrap.
-        high: its upper end.
+        high: upper end of the interval.
     """
 
     metric: str
@@ -413,10 +413,10 @@ class PairedDifference:
 
 @dataclass(frozen=True)
 class PairedRuns:
-    """Two runs, image by image.
+    """Two runs compared image by image.
 
     Attributes:
-        images: how many.
+        images: number of images.
         domains: names of their domains.
         mcnemar: the test on all images together.
         differences: by metric and aggregate.
@@ -450,17 +450,17 @@ def compare_images(
 ) -> PairedRuns:
     """Compares two runs image by image.
 
-    The bootstrap draws images with replacement within each domain, the same ones for both runs
-    (Efron and Tibshirani 1993, chapter 16); its interval is that of the percentiles.
+    The bootstrap draws images with replacement within each domain, the same for both runs (Efron
+    and Tibshirani 1993, chapter 16), and takes the percentile interval.
 
     Args:
         first: one run's results by image.
         second: the other's.
-        split: whose images: ``test``, ``val``, ``id_val`` or ``id_test``.
+        split: the split: ``test``, ``val``, ``id_val`` or ``id_test``.
         draws: bootstrap samples.
 
     Raises:
-        RunError: they are not results on the same images, or there are none of that split.
+        RunError: the results are not on the same images, or there are none for that split.
     """
     one, other = first.of_split(split), second.of_split(split)
     _check_same(one, other, split)
@@ -509,12 +509,12 @@ def _identity(run: ImageResults) -> Iterator[tuple[str, ...]]:
 
 @dataclass(frozen=True, eq=False)
 class _Cells:
-    """Images that are alike to every metric: same domain, label and two predictions.
+    """Counts of images that are the same for every metric: domain, label and both predictions.
 
     Attributes:
-        counts: ``(cells,)`` images of each.
+        counts: ``(cells,)`` number of images.
         domain: ``(cells,)`` their domain.
-        pairs: for each run ``(cells,)`` the place in its confusion matrix.
+        pairs: for each run ``(cells,)`` the index into its flattened confusion matrix.
         classes: number of classes.
     """
 
@@ -536,7 +536,7 @@ class _Cells:
         return cls(counts, domains, (one, other), classes)
 
     def metrics(self, counts: numpy.ndarray, run: int) -> dict[tuple[str, str], float]:
-        """Returns metrics by name and aggregate, with other numbers of images in the cells."""
+        """Returns metrics by name and aggregate, for other counts of images in the cells."""
         shape = (self.classes, self.classes)
         by_domain = [
             measure(

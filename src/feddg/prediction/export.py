@@ -1,4 +1,4 @@
-"""A run's model as a file that works without feddg: ONNX, torch.export, or weights alone."""
+"""Exports a run's model to a file that works without feddg: ONNX, torch.export, or weights."""
 
 import copy
 import json
@@ -46,7 +46,7 @@ OUTPUTS = ("probabilities", "label", "energy")
 
 
 class DeployedClassifier(nn.Module):
-    """A predictor with everything around it that an application would have to get right.
+    """A predictor with the processing before and after it that an application needs.
 
     Args:
         model: maps RGB images in [0, 1] to logits or log-probabilities.
@@ -65,13 +65,13 @@ class DeployedClassifier(nn.Module):
 
 
 def deployed(model: nn.Module, input_kind: InputKind) -> DeployedClassifier:
-    """Returns a copy of a predictor, ready to be traced on a CPU.
+    """Returns a copy of a predictor, ready for tracing on a CPU.
 
-    One whose answer branches on its weights, which a graph cannot do, has a method ``traceable``
-    that returns the same predictor without branches.
+    A graph cannot branch on weights: a predictor that does has a method ``traceable`` that returns
+    the same predictor without branches.
 
     Raises:
-        AdaptationError: it remembers images, which a graph cannot.
+        AdaptationError: it remembers images, which a graph cannot do.
     """
     if isinstance(model, Predictor) and model.keeps_state:
         raise AdaptationError(
@@ -85,14 +85,14 @@ def deployed(model: nn.Module, input_kind: InputKind) -> DeployedClassifier:
 
 
 def example(size: int, count: int, kind: InputKind, seed: int = 0) -> Tensor:
-    """Returns random images ``(count, 3, size, size)`` of the kind that a graph takes."""
+    """Returns random images ``(count, 3, size, size)`` in the graph's input format."""
     generator = torch.Generator().manual_seed(seed)
     pixels = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
     return as_input(pixels, kind)
 
 
 def as_input(pixels: Tensor, kind: InputKind) -> Tensor:
-    """Returns uint8 images as a graph takes them."""
+    """Returns uint8 images in the graph's input format."""
     return pixels.contiguous() if kind == "uint8" else pixels.float() / 255
 
 
@@ -100,7 +100,7 @@ def traced(graph: DeployedClassifier, size: int, adaptation: str | None = None) 
     """Returns the graph as a ``torch.export`` program for any number of images.
 
     Raises:
-        RunError: it cannot be a graph.
+        RunError: the model cannot be traced.
     """
     batch = torch.export.Dim("batch", min=1)
     inputs = (example(size, 3, graph.input_kind),)
@@ -122,14 +122,15 @@ def traced(graph: DeployedClassifier, size: int, adaptation: str | None = None) 
 
 
 class OnnxClassifier(ImageClassifier):
-    """The model of an ONNX file, computed by ONNX Runtime on the CPU.
+    """The model of an ONNX file, run by ONNX Runtime on the CPU.
 
     Args:
-        file: what ``feddg export --onnx`` wrote.
-        threads: CPU threads that compute; 0 for all.
+        file: a file written by ``feddg export --onnx``.
+        threads: number of CPU threads; 0 for all.
 
     Raises:
-        RunError: it cannot be read, is not one of ours, or the extra ``export`` is not installed.
+        RunError: the file cannot be read, is of another kind, or the extra ``export`` is not
+            installed.
     """
 
     def __init__(self, file: Path, threads: int = 0) -> None:
@@ -176,7 +177,7 @@ def _metadata(file: Path, texts: dict[str, str]) -> ModelDescription:
 
 
 def _value(text: str) -> Any:
-    """What the writer had: JSON where it is JSON, else the text."""
+    """Returns the value of a text: parsed JSON if possible, else the text."""
     try:
         found = from_json(text)
     except ValueError:
@@ -189,13 +190,13 @@ def _value(text: str) -> Any:
 
 RANDOM_IMAGES, REAL_IMAGES = 64, 128
 TOLERANCE = 1e-4
-"""Largest difference of a probability from the run's own."""
+"""Largest allowed difference of a probability from the run's."""
 Outputs = tuple[numpy.ndarray, numpy.ndarray]
 """Probabilities ``(B, C)`` and labels ``(B,)``."""
 
 
 def images_to_check(experiment: Experiment) -> tuple[Tensor, int]:
-    """Returns uint8 images, random ones and real ones, and the number of real ones."""
+    """Returns uint8 images for the check, random and real ones, and the number of real ones."""
     size = experiment.data.image_size
     random = example(size, RANDOM_IMAGES, "uint8", experiment.seed)
     real = _real_images(experiment)
@@ -207,7 +208,7 @@ def images_to_check(experiment: Experiment) -> tuple[Tensor, int]:
 
 
 def _real_images(experiment: Experiment) -> list[numpy.ndarray]:
-    """Some images of the run's source as in training; none where it is not at hand."""
+    """Returns some images of the run's data as in training; empty if they are not available."""
     data = experiment.data
     try:
         table = load_images_of(data)
@@ -240,7 +241,7 @@ def difference(
     """Returns the largest difference of probabilities between a file and the run.
 
     Raises:
-        RunError: it is too large, or a label differs.
+        RunError: the difference is too large, or a label differs.
     """
     largest, device = 0.0, next(model.parameters()).device
     # One image, an odd number and all others: the batch must not matter.
@@ -266,15 +267,16 @@ OPSET = 18
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The result of an export.
 
     Attributes:
-        path: the model.
-        card: the model card beside it, Markdown.
-        metadata: what the file says about itself.
-        checked: images on which it answered as the run does; 0 for weights alone.
-        difference: largest difference of a probability among them.
-        diagnostics: the warnings about the model.
+        path: path of the model.
+        card: path of the model card in Markdown.
+        metadata: the file's description of the model.
+        checked: number of images on which predictions were compared with the run's; 0 for weights
+            only.
+        difference: largest difference of a probability on these images.
+        diagnostics: warnings about the model.
     """
 
     path: Path
@@ -295,27 +297,27 @@ def export_run(
     input_kind: InputKind = "uint8",
     strict: bool = False,
 ) -> Exported:
-    """Writes a run's model as one file, and a model card beside it (``path`` with ``.md``).
+    """Writes a run's model as one file, and a model card with the same name and ``.md``.
 
-    ``onnx`` and ``torch`` hold the whole way from RGB images ``(B, 3, S, S)``, any B, to
-    ``probabilities`` ``(B, C)``, ``label`` ``(B,)`` and ``energy`` ``(B,)``; resizing to the S of
-    the metadata stays outside. Before the file is put in place it answers random images and real
-    ones of the run's source: labels are the run's, probabilities within 1e-4. ``safetensors`` holds
-    the network's weights alone, read back and compared to the bit.
+    ``onnx`` and ``torch`` map RGB images ``(B, 3, S, S)``, any B, to ``probabilities`` ``(B, C)``,
+    ``label`` ``(B,)`` and ``energy`` ``(B,)``; resizing to the S of the metadata is not included.
+    Before the file is moved to its place, its predictions for random and real images are checked:
+    labels must equal the run's, probabilities may differ by 1e-4. ``safetensors`` contains only the
+    network's weights, compared bit for bit.
 
     Args:
         run: the run folder.
-        path: the file; one that exists is replaced.
-        format: which kind of file.
+        path: the file to write; an existing file is replaced.
+        format: format of the file.
         adapt: a test-time adaptation without memory.
-        which: the model by a selection rule, see :func:`feddg.runs.model.load_model`.
+        which: the selection rule of the model, see :func:`feddg.runs.model.load_model`.
         input_kind: ``uint8`` images in 0..255, or ``float`` ones in [0, 1].
-        strict: whether to refuse a model about which there is a warning.
+        strict: whether to refuse a model with warnings.
 
     Raises:
-        RunError: the folder holds no model, the file's name ends otherwise than its format asks,
-            its card would replace a page that is none, the file cannot be written or answers
-            differently, the extra ``export`` is not installed, or ``strict``.
+        RunError: the folder has no model, the file's suffix does not fit its format, the card would
+            replace another kind of file, the file cannot be written or predicts differently, the
+            extra ``export`` is not installed, or ``strict`` and there are warnings.
         AdaptationError: the adaptation is unknown, does not suit the model, or keeps state.
     """
     if format == "safetensors" and adapt is not None:
@@ -349,9 +351,9 @@ def _description(
     input_kind: InputKind,
     colours: tuple[Sequence[float], Sequence[float]],
 ) -> ModelDescription:
-    """What a file says about the model of a run, under an adaptation.
+    """Returns the description of a run's model in a file, with an adaptation.
 
-    ``colours`` are the mean and the deviation that its network expects.
+    ``colours`` are the mean and standard deviation that its network expects.
     """
     shape = f"(batch, 3, {about.image_size}, {about.image_size})"
     changes: dict[str, Any] = {"format": format}
@@ -375,7 +377,7 @@ def _description(
 def _write(
     path: Path, model: nn.Module, about: ModelDescription, images: Tensor, input_kind: InputKind
 ) -> float:
-    """Writes a file of the format that a description names; see :func:`difference`."""
+    """Writes a file in the description's format; returns the value of :func:`difference`."""
     largest = 0.0
 
     def write(aside: Path) -> None:
@@ -397,12 +399,12 @@ def _write(
 
 
 def write_model(model: nn.Module, path: Path, metadata: Mapping[str, Any]) -> Path:
-    """Writes a model of no run folder as :func:`export_run` would; without a card.
+    """Writes any model in the way of :func:`export_run`, without a model card.
 
     Args:
         model: maps RGB images in [0, 1] to logits, in eval mode.
-        path: ends in ``.onnx``, ``.pt2`` or ``.safetensors``, which says what is written.
-        metadata: ``class_names``, ``image_size``, and what else the file should say of itself.
+        path: ends in ``.onnx``, ``.pt2`` or ``.safetensors``, which decides the format.
+        metadata: ``class_names``, ``image_size``, and further fields of the description.
 
     Returns:
         ``path``.
@@ -478,10 +480,10 @@ def _write_program(
 
 
 def write_weights(aside: Path, model: nn.Module, about: ModelDescription) -> None:
-    """Writes a network's state as safetensors, with its description; reads it back.
+    """Writes a network's state as safetensors with its description, and reads it back.
 
     Raises:
-        RunError: it is not what was written.
+        RunError: the file does not contain what was written.
     """
     state = model.state_dict()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
@@ -494,7 +496,7 @@ def write_weights(aside: Path, model: nn.Module, about: ModelDescription) -> Non
 
 
 def _check_place(path: Path, format: Format) -> None:
-    """Makes sure, before any work, that the file and its card replace nothing but their like."""
+    """Checks, before any work, that the file and card replace only files of their kind."""
     if path.suffix.lower() != ENDINGS[format]:
         raise RunError(f"{path} must end in {ENDINGS[format]}")
     if path.is_dir():
@@ -508,7 +510,7 @@ def _check_place(path: Path, format: Format) -> None:
 
 
 def _require_onnx() -> None:
-    """Raises RunError where the extra is not installed."""
+    """Raises RunError if the extra is not installed."""
     try:
         for name in ("onnx", "onnxruntime", "onnxscript"):
             import_module(name)
@@ -523,10 +525,10 @@ def _as_text(value: Any) -> str:
 
 
 def one_format(chosen: Sequence[tuple[str, Path | None]]) -> tuple[str, Path]:
-    """Returns the format and the file, or folder, that were asked for.
+    """Returns the one requested format and its file or folder.
 
     Raises:
-        RunError: none was, or several.
+        RunError: none or several were requested.
     """
     found = [(format, path) for format, path in chosen if path is not None]
     if len(found) != 1:
@@ -542,11 +544,11 @@ log = logging.getLogger("feddg")
 
 
 def ensure_card(run: Path) -> Path | None:
-    """Writes a complete run's ``model_card.md`` unless it has one; returns it.
+    """Writes a complete run's ``model_card.md`` if it has none; returns its path.
 
-    A card is there to be filled in (terms of the images, intended use), so it is never replaced.
-    None where there is nothing to describe: no model that all clients share. What keeps a card from
-    being written is logged; it is no reason for a run to fail.
+    Cards are edited by people (terms of the images, intended use), so they are never replaced.
+    Returns None if there is no model shared by all clients. Errors are logged and do not fail the
+    run.
     """
     card = run / MODEL_CARD
     if card.is_file():

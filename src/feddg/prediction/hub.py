@@ -1,4 +1,4 @@
-"""A run's model as a folder to share, and on the Hugging Face hub: weights, config, model card."""
+"""Shares a run's model as a folder or on the Hugging Face hub: weights, config, model card."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,19 +36,20 @@ def save_model(
 ) -> Exported:
     """Writes a run's model as a folder: weights, configuration, and a model card ``README.md``.
 
-    ``feddg.load_model(folder)`` and `feddg predict` answer by it as by the run, to the bit. See
-    :mod:`feddg.runs.shared` for what leaves: no image names, no clients, no paths.
+    ``feddg.load_model(folder)`` and `feddg predict` give the same bits as with the run. The folder
+    contains no image names, clients or paths; see :mod:`feddg.runs.shared`.
 
     Args:
         run: the run folder.
-        folder: a new one, or an earlier one of the kind, whose files are replaced.
-        adapt: refused, as the folder can be used under any.
-        which: the model by a selection rule, see :func:`feddg.runs.model.load_model`.
-        strict: whether to refuse a model about which there is a warning.
+        folder: a new folder, or an earlier one of this kind, whose files are replaced.
+        adapt: refused, because the folder can be used with any adaptation.
+        which: the selection rule of the model, see :func:`feddg.runs.model.load_model`.
+        strict: whether to refuse a model with warnings.
 
     Raises:
-        RunError: the run has no model to share, the folder holds other things, or ``strict``.
-        AdaptationError: ``adapt``.
+        RunError: the run has no model to share, the folder contains other files, or ``strict`` and
+            there are warnings.
+        AdaptationError: ``adapt`` is given.
     """
     if adapt is not None:
         raise AdaptationError("the folder holds no adaptation: say --adapt where it is used")
@@ -88,14 +89,14 @@ def push_model(
     public: bool = False,
     strict: bool = False,
 ) -> tuple[str, tuple[Diagnostic, ...]]:
-    """Puts a model on the Hugging Face hub, its three files in one commit.
+    """Uploads a model to the Hugging Face hub, all three files in one commit.
 
     Args:
-        run: the run folder; or one of :func:`save_model`, whose card may have been edited.
-        repository: ``owner/name``; made where there is none.
-        which: the model by a selection rule; of a run folder.
-        public: whether a new repository is open to all.
-        strict: whether to refuse a model about which there is a warning.
+        run: the run folder; or a folder of :func:`save_model`, whose card may have been edited.
+        repository: ``owner/name``; created if missing.
+        which: the selection rule of the model, for a run folder.
+        public: whether a new repository is public.
+        strict: whether to refuse a model with warnings.
 
     Returns:
         The commit's address, and the warnings about the model.

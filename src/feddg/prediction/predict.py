@@ -1,4 +1,4 @@
-"""What a run's model makes of new images: rows of a table, the most doubtful of them found."""
+"""Predicts new images with a run's model, writes tables, and finds the most doubtful rows."""
 
 import csv
 import heapq
@@ -36,21 +36,21 @@ from feddg.views import Shown
 BATCH_SIZE = 64
 MOST_DECODERS = 8
 Decoded = list[tuple[str, numpy.ndarray]] | str
-"""A file's images with their names, several where it is cut into tiles; or why it has none."""
+"""A file's images with their names (several if it is cut into tiles), or why there are none."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    r"""What the model says about one file, or about one tile of it.
+    r"""The prediction for one file, or for one tile of it.
 
     Attributes:
-        file: as it was named or found, what cannot be printed escaped (``\x1b``); of a tile, with
-            its place: ``a.tif#x512y0w512h512``.
-        label: the most probable class; None where the file cannot be used.
+        file: the file as it was named or found, unprintable characters escaped (``\x1b``); for a
+            tile with its place: ``a.tif#x512y0w512h512``.
+        label: the most probable class; None if the file cannot be used.
         confidence: its probability, in [0, 1].
         probabilities: of all classes, in the order of the model's ``class_names``.
-        energy: the higher, the less it is like images of training; None where the model gives
-            log-probabilities, or the run keeps no threshold.
+        energy: higher for images less like the training images; None if the model gives
+            log-probabilities, or the run has no threshold.
         unlike_training: whether the energy is above the run's threshold.
         reason: why the file cannot be used.
     """
@@ -65,11 +65,11 @@ class Prediction:
 
 
 Batch = list[tuple[Path, list[Prediction]]]
-"""Files, with the predictions of each."""
+"""Files with the predictions of each."""
 
 
 class PredictedImages(Shown, Iterator[Prediction]):
-    """Predictions one after another; a notebook shows the next ones without taking them."""
+    """An iterator of predictions; a notebook shows the next ones without consuming them."""
 
     def __init__(self, found: Iterable[Prediction]) -> None:
         self._found, self._ahead = iter(found), deque[Prediction]()
@@ -79,17 +79,17 @@ class PredictedImages(Shown, Iterator[Prediction]):
         return self._ahead.popleft() if self._ahead else next(self._found)
 
     def ahead(self, count: int) -> list[Prediction]:
-        """Returns the next ``count``, or as many as there are; they stay to be iterated over."""
+        """Returns the next ``count`` predictions (or fewer) without consuming them."""
         self._ahead.extend(islice(self._found, max(0, count - len(self._ahead))))
         return list(islice(self._ahead, count))
 
 
 class BatchPredictor:
-    """A classifier, ready for batches of files.
+    """Predicts batches of files with a classifier.
 
     Args:
-        classifier: answers.
-        bits: the depth that the files use, see :func:`feddg.data.inspection.depth_of`.
+        classifier: the classifier.
+        bits: the bit depth of the files, see :func:`feddg.data.inspection.depth_of`.
         batch_size: images per forward pass.
     """
 
@@ -100,11 +100,11 @@ class BatchPredictor:
 
     @property
     def files_at_once(self) -> int:
-        """Files of a batch; of large images that are cut into tiles, one."""
+        """Number of files in a batch; one for large images that are cut into tiles."""
         return self.batch_size if self.classifier.preparation.reading.tile is None else 1
 
     def decode(self, file: Path) -> Decoded:
-        """Returns a file's images ``(size, size, 3)`` uint8 as in training, or why it has none."""
+        """Returns a file's images, ``(size, size, 3)`` uint8, or the reason why it has none."""
         look, name = self.classifier.preparation, _written(file)
         side = look.reading.tile
         names = [name] if side is None else names_in(file, name, side)
@@ -116,7 +116,7 @@ class BatchPredictor:
         return list(zip(names, pixels))
 
     def __call__(self, files: Sequence[Path], decoded: Sequence[Decoded]) -> Batch:
-        """Returns the predictions of each decoded file, bad ones with the reason."""
+        """Returns the predictions of each decoded file; for bad files the reason."""
         images = [image for found in decoded if not isinstance(found, str) for image in found]
         good = iter(self._predictions(images))
         return [
@@ -140,13 +140,13 @@ class BatchPredictor:
 def prediction_of(
     classifier: ImageClassifier, name: str, shares: numpy.ndarray, energy: float
 ) -> Prediction:
-    """Returns what an answer says.
+    """Returns the prediction for an image from its probabilities and energy.
 
     Args:
-        classifier: whose answer it is.
-        name: of the image.
+        classifier: the classifier that computed them.
+        name: name of the image.
         shares: probabilities ``(classes,)``.
-        energy: of the image.
+        energy: energy of the image.
     """
     best, threshold = int(shares.argmax()), classifier.threshold
     return Prediction(
@@ -174,8 +174,9 @@ def predict(
         run: the run folder, or an ONNX file of ``feddg export``.
         images: files, folders (with all below them) or globs; see
             :func:`feddg.prediction.classifier.image_files`.
-        adapt: a test-time adaptation, as in ``feddg evaluate``; none for the method's own way.
-        which: the model by a selection rule, see :func:`feddg.runs.model.load_model`.
+        adapt: a test-time adaptation, as in ``feddg evaluate``; None for the method's own
+            predictor.
+        which: the selection rule of the model, see :func:`feddg.runs.model.load_model`.
         device: ``cpu``, ``cuda`` or ``auto``.
         batch_size: images per forward pass.
 
@@ -184,9 +185,9 @@ def predict(
         notebook shows the first ones with their pictures.
 
     Raises:
-        RunError: the folder holds no model.
+        RunError: the folder has no model.
         AdaptationError: the adaptation is unknown, or does not suit the model.
-        DataError: something named does not exist.
+        DataError: a name does not exist.
     """
     named = [images] if isinstance(images, str | Path) else images
     files, classifier = image_files(named), load_classifier(run, adapt, device, which)
@@ -197,7 +198,7 @@ def predict(
 
 
 def predict_batches(predictor: BatchPredictor, files: Iterable[Path]) -> Iterator[Batch]:
-    """Yields the predictions of every few files; the next are decoded meanwhile."""
+    """Yields the predictions batch by batch, while the next files are decoded."""
     left, tiled = iter(files), predictor.classifier.preparation.reading.tile is not None
     with ThreadPoolExecutor(min(MOST_DECODERS, available_cores())) as pool:
 
@@ -220,7 +221,7 @@ def predict_batches(predictor: BatchPredictor, files: Iterable[Path]) -> Iterato
 
 
 def _written(file: Path) -> str:
-    """A file's name as text, whatever bytes it is of; what cannot be printed is escaped."""
+    """Returns a file's name as text, for any bytes; unprintable characters are escaped."""
     return printable(os.fsencode(file).decode("utf-8", "backslashreplace"))
 
 
@@ -234,7 +235,7 @@ def columns(class_names: Sequence[str], probabilities: bool) -> list[str]:
 
 
 def cells(row: Prediction, classes: int, probabilities: bool) -> list[Any]:
-    """Returns what a prediction holds, column by column; None where there is nothing."""
+    """Returns a prediction's values, column by column; None for missing ones."""
     unlike = None if row.unlike_training is None else ("yes" if row.unlike_training else "no")
     found = [row.file, row.label, rounded(row.confidence), rounded(row.energy), unlike]
     shares = row.probabilities or (None,) * classes
@@ -242,7 +243,7 @@ def cells(row: Prediction, classes: int, probabilities: bool) -> list[Any]:
 
 
 def rounded(value: float | None) -> float | None:
-    """Returns six decimals of a number: the digits that do not depend on the machine."""
+    """Returns a number rounded to six decimals, which do not depend on the machine."""
     return None if value is None else round(value, 6)
 
 
@@ -250,7 +251,7 @@ Rows = Iterable[Sequence[Any]]
 
 
 def _write_csv(out: Path, names: Sequence[str], rows: Rows) -> None:
-    """Texts that a spreadsheet would compute begin with ``'``."""
+    """Writes CSV; text that a spreadsheet would run as a formula gets a leading ``'``."""
     with out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(names)
@@ -264,7 +265,7 @@ def _write_lines(out: Path, names: Sequence[str], rows: Rows) -> None:
 
 
 def _write_parquet(out: Path, names: Sequence[str], rows: Rows) -> None:
-    """Numbers are float64, everything else text; some thousand rows are in memory at a time."""
+    """Writes Parquet: numbers as float64, the rest as text, some thousand rows at a time."""
     arrow, left = parquet(), iter(rows)
     number, text = arrow.float64(), arrow.string()
     numbers = ("confidence", "energy")
@@ -281,10 +282,10 @@ _WRITERS = {".csv": _write_csv, ".jsonl": _write_lines, ".parquet": _write_parqu
 
 
 def check_suffix(out: Path) -> None:
-    """Makes sure that a file can be written as its ending says.
+    """Checks that a file can be written in the format of its suffix.
 
     Raises:
-        DataError: the ending is unknown, its extra is not installed, or a folder is in the way.
+        DataError: the suffix is unknown, its extra is not installed, or the path is a folder.
     """
     if out.suffix.lower() not in _WRITERS:
         raise DataError(f"{out} must end in one of {', '.join(_WRITERS)}")
@@ -295,10 +296,10 @@ def check_suffix(out: Path) -> None:
 
 
 def parquet(otherwise: str = "let --out end in .csv") -> Any:
-    """Returns PyArrow, with its Parquet module loaded.
+    """Returns PyArrow with its Parquet module.
 
     Args:
-        otherwise: what else the user can do, for the message.
+        otherwise: what else the user can do, for the error message.
 
     Raises:
         DataError: it is not installed.
@@ -338,16 +339,17 @@ Estimator = Callable[[ImageClassifier], Running | None]
 
 @dataclass(frozen=True)
 class PredictedFiles:
-    """What came of it.
+    """The result of predicting files.
 
     Attributes:
-        out: the table.
-        files: image files; each has a row, or one for every tile.
-        failed: files that could not be used.
-        unlike: rows unlike training; None where the run has no out-of-distribution score.
-        continued: files that an earlier call had done.
-        classifier: whose labels they are.
-        expected: how many of them are thought to be right, as a share; None where nothing says.
+        out: path of the table.
+        files: number of image files; each has one row, or one per tile.
+        failed: number of files that could not be used.
+        unlike: number of rows unlike the training images; None without an out-of-distribution
+            score.
+        continued: number of files done by an earlier call.
+        classifier: the classifier.
+        expected: estimated share of correct predictions; None if there is no estimate.
     """
 
     out: Path
@@ -374,32 +376,33 @@ def predict_files(
     on_bad: OnBad = lambda line: None,
     estimate: Estimator = lambda classifier: None,
 ) -> PredictedFiles:
-    """Writes a row for every file: name, label, confidence, energy, if unlike training, reason.
+    """Writes a table with a row per file: name, label, confidence, energy, score, reason.
 
-    Until it is whole the table is called ``OUT.part``. One that was interrupted is continued by the
-    next call for the same work, to the same bytes. Under an adaptation that remembers the images
-    before it begins anew.
+    The unfinished table is called ``OUT.part``. After an interruption, the next call for the same
+    work continues it, with the same bytes. With an adaptation that remembers images, it starts
+    again.
 
     Args:
         run: the run folder, or an ONNX file of ``feddg export``.
         images: files, folders, globs.
-        out: the table; ends in ``.csv``, ``.jsonl`` or ``.parquet``. One that exists is replaced.
+        out: the table to write; ends in ``.csv``, ``.jsonl`` or ``.parquet``. An existing one is
+            replaced.
         adapt: a test-time adaptation, as in ``feddg evaluate``.
-        which: the model by a selection rule, see :func:`feddg.runs.model.load_model`.
-        probabilities: whether every class has a column.
+        which: the selection rule of the model, see :func:`feddg.runs.model.load_model`.
+        probabilities: whether to write a column for every class.
         device: ``cpu``, ``cuda`` or ``auto``.
         batch_size: files per forward pass.
-        strict: whether to refuse a model about which there is a warning.
-        progress: is told how far it has come.
-        on_bad: is told of each file that cannot be used, in one line.
-        estimate: returns what answers add up to, see :class:`~feddg.prediction.travel
-            .RunningEstimate`; None for a model about which nothing is known.
+        strict: whether to refuse a model with warnings.
+        progress: called with the progress.
+        on_bad: called with one line for each file that cannot be used.
+        estimate: returns an accumulator of predictions, see :class:`~feddg.prediction.travel
+            .RunningEstimate`; None for a model without calibration.
 
     Raises:
-        RunError: the folder holds no model, the table cannot be written or is being written by
-            somebody else, or ``strict``.
+        RunError: the folder has no model, the table cannot be written or is being written by
+            another process, or ``strict`` and there are warnings.
         AdaptationError: the adaptation is unknown, or does not suit the model.
-        DataError: something named does not exist, there is no image, or the ending is unknown.
+        DataError: a name does not exist, there is no image, or the suffix is unknown.
     """
     check_suffix(out)
     total = count_files(images)
@@ -456,7 +459,7 @@ def _add(running: Running, rows: Sequence[Prediction]) -> None:
 
 
 def part_of(out: Path) -> Path:
-    """Returns the file that holds the rows of an interrupted table; there is none otherwise."""
+    """Returns the path of the rows of an unfinished table."""
     return out.with_name(f"{out.name}.part")
 
 
@@ -465,7 +468,7 @@ def _line(content: object) -> bytes:
 
 
 def _lines(part: Path) -> Iterator[tuple[Any, int]]:
-    """Yields what the whole lines of a part hold, with the place in bytes where each ends."""
+    """Yields the content of each complete line of a partial file, with its end in bytes."""
     place = 0
     with part.open("rb") as lines:
         for line in lines:
@@ -480,9 +483,9 @@ def _lines(part: Path) -> Iterator[tuple[Any, int]]:
 def _whole_batches(
     part: Path, work: Sequence[object], images: Sequence[Path | str], files_at_once: int
 ) -> tuple[int, int]:
-    """Returns how many files a part holds in whole batches, and its length in bytes up to there.
+    """Returns the number of files in complete batches of a partial file, and their bytes.
 
-    Both are 0 where there is no part, or where it is of other work or of other files.
+    Both are 0 if there is no partial file, or if it belongs to other work or files.
     """
     done = length = 0
     lines = _lines(part) if part.is_file() else iter(())
@@ -500,7 +503,7 @@ def _whole_batches(
 def _put_in_place(
     part: Path, out: Path, names: Sequence[str], continued: int, classifier: ImageClassifier
 ) -> PredictedFiles:
-    """Writes the table from its part, which then goes."""
+    """Writes the table from its partial file, which is then deleted."""
     counts: Counter[str] = Counter()
 
     def rows() -> Iterator[Sequence[Any]]:
@@ -527,15 +530,15 @@ MOST_FAULTS = 100
 
 @dataclass(frozen=True)
 class Doubtful:
-    """What a table comes to.
+    """A summary of a table of predictions.
 
     Attributes:
-        rows: the least confident rows, the most doubtful first.
-        faults: the first rows that cannot be used.
-        total: rows of the table.
-        failed: of them, how many cannot be used.
-        unlike: on how many it is out of distribution; None without one.
-        labels: how many rows have each label.
+        rows: the least confident rows, most doubtful first.
+        faults: the first rows without a prediction.
+        total: number of rows.
+        failed: number of rows without a prediction.
+        unlike: number of rows unlike the training images; None without a score.
+        labels: number of rows with each label.
     """
 
     rows: list[Prediction]
@@ -547,14 +550,14 @@ class Doubtful:
 
 
 def doubtful(table: Path, most: int = MOST_SHOWN) -> Doubtful:
-    """Reads a table of ``feddg predict``, in memory that does not grow with it.
+    """Summarises a table of ``feddg predict``, in constant memory.
 
     Args:
         table: the file, CSV, JSON lines or Parquet.
-        most: how many doubtful rows are kept.
+        most: number of doubtful rows to keep.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the table cannot be read.
     """
     faults: list[Prediction] = []
     labels: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""A model measured at a site that took no part: what leaves is counts that are safe to release."""
+"""Validates a model at a site that took no part; only counts that are safe to release are kept."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,13 +43,13 @@ from feddg.runs.diagnostics import wilson
 
 @dataclass(frozen=True)
 class Released:
-    """What of a table may be handed out; None is hidden.
+    """The part of a confusion matrix that may be released; None is hidden.
 
     Attributes:
         confusion: ``[true][predicted]`` counts.
-        images: of each class.
-        total: all images.
-        correct: answers that were right.
+        images: images per class.
+        total: number of images.
+        correct: number of correct predictions.
     """
 
     confusion: list[list[int | None]]
@@ -59,14 +59,14 @@ class Released:
 
 
 def release(confusion: numpy.ndarray, smallest: int) -> Released:
-    """Returns a table with what is below ``smallest`` hidden, and what would give it away.
+    """Returns a table without counts below ``smallest``, or others that would reveal them.
 
     Args:
         confusion: ``(classes, classes)`` counts, true by predicted.
         smallest: the threshold; 0 or 1 hides nothing.
 
     Raises:
-        DataError: there are fewer images than that in all.
+        DataError: there are fewer than ``smallest`` images in total.
     """
     total = int(confusion.sum())
     if total < max(1, smallest):
@@ -92,14 +92,14 @@ def release(confusion: numpy.ndarray, smallest: int) -> Released:
 
 
 def _hidden_rows(images: numpy.ndarray, smallest: int) -> numpy.ndarray:
-    """Which classes' numbers of images are hidden: the small ones, and others to cover them."""
+    """Returns the classes whose count is hidden: small ones, and others to cover them."""
     hidden: numpy.ndarray = (images > 0) & (images < smallest)
     _fill(images, hidden, smallest)
     return hidden
 
 
 def _fill(counts: numpy.ndarray, hidden: numpy.ndarray, smallest: int) -> None:
-    """Hides further counts, the smallest first, until what is hidden comes to the threshold."""
+    """Hides further counts, smallest first, until the hidden ones add up to the threshold."""
     while hidden.any() and (counts[hidden].sum() < smallest or hidden.sum() < 2):
         left = numpy.flatnonzero(~hidden & (counts > 0))
         if not len(left):
@@ -115,7 +115,7 @@ def _make_correct_tellable(
     hidden_rows: numpy.ndarray,
     smallest: int,
 ) -> bool:
-    """Hides whole classes' answers until the number of correct ones gives none of them away."""
+    """Hides whole classes' predictions until the number of correct ones reveals none of them."""
     while True:
         right = numpy.diagonal(hidden)
         correct = int(numpy.diagonal(confusion)[right].sum())
@@ -137,23 +137,23 @@ def _make_correct_tellable(
 
 
 class DomainValidation(Row):
-    """One domain of a site's images; None is hidden because it counts too few.
+    """One domain of a site's images; None is hidden because of small counts.
 
     Attributes:
-        domain: what the site calls it.
-        images: how many were answered.
-        unusable: files that could not be read.
-        correct: answers that were right.
-        accuracy: their share, in [0, 1].
-        interval: 95 % Wilson interval of it.
-        class_images: images of each class.
+        domain: the site's name for it.
+        images: number of predicted images.
+        unusable: number of files that could not be read.
+        correct: number of correct predictions.
+        accuracy: share of correct predictions, in [0, 1].
+        interval: 95 % Wilson interval of the accuracy.
+        class_images: images per class.
         confusion: ``[true][predicted]`` counts.
-        metrics: further numbers from the whole table; empty where something of it is hidden.
-        mean_confidence: of the answers; to be compared with the accuracy.
-        expected: the accuracy that no label was needed for, and its 90 % interval (value, low,
-            high); None where the model's run was never asked, see :mod:`feddg.prediction.travel`.
-        unlike_training: images above the out-of-distribution score's threshold; None without one,
-        too.
+        metrics: further metrics of the whole table; empty if part of it is hidden.
+        mean_confidence: mean confidence of the predictions, to compare with the accuracy.
+        expected: accuracy estimated without labels, with its 90 % interval (value, low, high);
+            None if the model's run has no estimate, see :mod:`feddg.prediction.travel`.
+        unlike_training: number of images above the out-of-distribution threshold; None also if the
+            model has none.
     """
 
     domain: str
@@ -171,16 +171,16 @@ class DomainValidation(Row):
 
 
 class ValidationFile(JsonFile):
-    """What a site hands back.
+    """The result file of a site.
 
     Attributes:
-        kind: says what the file is.
-        feddg: the version that measured.
-        model: whose weights.
-        classes: the model's, in the order of the tables.
-        hidden_below: counts under this, and what would give them away, are hidden; 0 for none.
-        diagnostics: the warnings about the model.
-        domains: of the site.
+        kind: identifies the kind of file.
+        feddg: version of feddg.
+        model: origin of the weights.
+        classes: the model's classes, in the order of the tables.
+        hidden_below: smaller counts, and counts that would reveal them, are hidden; 0 for none.
+        diagnostics: warnings about the model.
+        domains: the site's domains.
     """
 
     kind: str = "feddg validation"
@@ -202,21 +202,21 @@ def validate(
     which: str | None = None,
     batch_size: int = BATCH_SIZE,
 ) -> ValidationFile:
-    """Measures a model on a folder of images, in constant memory; nothing is cached.
+    """Evaluates a model on a folder of images, in constant memory and without a cache.
 
     Args:
         model: the run folder, or an ONNX file of ``feddg export``.
         images: ``root/class/*`` with ``domain``, ``root/domain/class/*`` without.
-        domain: what the images of ``root/class/*`` are called.
+        domain: name of the domain for images in ``root/class/*``.
         hide_below: see :func:`feddg.prediction.validation.release`.
         device: ``cpu``, ``cuda`` or ``auto``.
-        which: the model by a selection rule.
+        which: the selection rule of the model.
         batch_size: images per forward pass.
 
     Raises:
         RunError: there is no model.
-        DataError: the images cannot be used, or are fewer than may be told.
-        FeddgError: there is a class that the model does not know.
+        DataError: the images cannot be used, or are too few to release.
+        FeddgError: the images have a class that the model lacks.
     """
     import feddg
 
@@ -292,7 +292,7 @@ def _domain(
 def _answers(
     classifier: ImageClassifier, table: ImageTable, domain: str, bits: int, batch_size: int
 ) -> Iterator[tuple[int, Prediction]]:
-    """Yields the true class, by the model's numbers, and the answer of every image of a domain."""
+    """Yields the true class id and the prediction for every image of a domain."""
     assert table.root is not None
     rows = numpy.flatnonzero(table.domains == table.domain_id(domain)).tolist()
     place = {name: i for i, name in enumerate(classifier.class_names)}

@@ -1,5 +1,5 @@
-"""What happens to an update on its way: clipping, noise, robust aggregation; for every method.
+"""Defences: clipping, noise, robust aggregation and secure aggregation, for every method.
 
-``base`` holds the hooks, ``chain`` what the round loop calls, ``compatibility`` which methods and
-defences go together. Every other module is one defence.
+``defence`` has the hooks and which methods and defences fit together, ``building`` makes a run's
+defences, ``accounting`` counts epsilon. Every other module holds defences.
 """

@@ -1,4 +1,4 @@
-"""What releases with Gaussian noise cost: epsilon at a delta, and a run's account of it."""
+"""Privacy accounting: epsilon of releases with Gaussian noise, and the account of a run."""
 
 import math
 from collections import Counter, defaultdict
@@ -15,18 +15,18 @@ from feddg.records import PrivacyRow
 from feddg.settings import PrivacySettings
 
 MOST_NOISE = 1e4
-"""Beyond this multiple of the sensitivity nobody would learn anything from a release."""
+"""Largest noise, as a multiple of the sensitivity; with more a release says nothing."""
 _DIGITS = 4
 _FINEST, _RELATIVE = 1e-4, 2.5e-5
-"""Distance of the privacy losses that are counted: absolute, and as a share of epsilon."""
+"""Grid step of the privacy-loss distribution: absolute, and as a share of epsilon."""
 
 
 def gaussian_delta(epsilon: float, noise: float) -> float:
-    """Returns the delta of one release at an epsilon, exactly (Balle and Wang, Theorem 8).
+    """Returns the exact delta of one release at an epsilon (Balle and Wang, Theorem 8).
 
     Args:
         epsilon: 0 or above.
-        noise: deviation over sensitivity, above 0.
+        noise: standard deviation over sensitivity, above 0.
     """
     near, far = 1 / (2 * noise) - epsilon * noise, -1 / (2 * noise) - epsilon * noise
     # e^epsilon overflows long before the product does.
@@ -35,9 +35,9 @@ def gaussian_delta(epsilon: float, noise: float) -> float:
 
 @cache
 def gaussian_epsilon(noise: float, delta: float) -> float:
-    """Returns the epsilon of one release at a delta, exactly; infinite without noise.
+    """Returns the exact epsilon of one release at a delta; infinite without noise.
 
-    Infinite noise, that of no release at all, costs nothing.
+    Infinite noise (no release) costs 0.
     """
     if noise <= 0:
         return math.inf
@@ -51,7 +51,7 @@ def gaussian_epsilon(noise: float, delta: float) -> float:
 
 @cache
 def gaussian_noise(epsilon: float, delta: float) -> float:
-    """Returns the least noise of one release that costs no more than ``epsilon`` at ``delta``."""
+    """Returns the smallest noise of one release with at most ``epsilon`` at ``delta``."""
     high = 1.0
     while gaussian_delta(epsilon, high) > delta:
         high *= 2
@@ -59,9 +59,9 @@ def gaussian_noise(epsilon: float, delta: float) -> float:
 
 
 def together(noises: Sequence[float]) -> float:
-    """Returns the noise of the one release that costs what several cost a client.
+    """Returns the noise of a single release that costs a client as much as several together.
 
-    0 where one of them had none; infinite where there are none.
+    0 if one of them had no noise; infinite if there are no releases.
     """
     if any(noise <= 0 for noise in noises):
         return 0.0
@@ -71,23 +71,24 @@ def together(noises: Sequence[float]) -> float:
 
 @cache
 def accountants_epsilon(noise: float, delta: float) -> float:
-    """Returns the epsilon of one release at a delta, as dp-accounting finds it.
+    """Returns the epsilon of one release at a delta, computed by dp-accounting.
 
-    It is what we report: an upper bound, in the fourth digit above :func:`gaussian_epsilon`.
+    This is the reported value: an upper bound that exceeds :func:`gaussian_epsilon` in the fourth
+    digit.
     """
     return sampled_epsilon(((noise, 1.0),), delta)
 
 
 @cache
 def sampled_epsilon(releases: tuple[tuple[float, float], ...], delta: float) -> float:
-    """Returns the epsilon of releases from secret draws (Poisson sampling), by dp-accounting.
+    """Returns the epsilon of releases with secret (Poisson) sampling, by dp-accounting.
 
     Args:
-        releases: noise, and the probability with which a client takes part, of each.
+        releases: noise and participation probability of each release.
         delta: above 0.
 
     Returns:
-        An upper bound, within 0.1 % of the least. Infinite where a release has no noise.
+        An upper bound, within 0.1 % of the exact value. Infinite if a release has no noise.
     """
     # Losses are counted on a grid. What public draws cost says how wide it may be at first; the
     # epsilon found on it, how fine it must be.
@@ -102,9 +103,9 @@ def sampled_epsilon(releases: tuple[tuple[float, float], ...], delta: float) -> 
 
 @cache
 def sampled_noise(epsilon: float, delta: float, rate: float, rounds: int) -> float:
-    """Returns the noise with which so many releases from secret draws cost at most ``epsilon``.
+    """Returns the noise with which ``rounds`` releases with secret sampling cost ``epsilon``.
 
-    Three digits are enough: it is rounded up.
+    Rounded up to three digits.
     """
 
     def is_enough(noise: float) -> bool:
@@ -118,7 +119,7 @@ def sampled_noise(epsilon: float, delta: float, rate: float, rounds: int) -> flo
 
 
 def rounded_up(noise: float) -> float:
-    """Returns a noise of four digits that is a little larger: room for an accountant's rounding."""
+    """Returns the noise rounded up to four digits, to allow for rounding in the accountant."""
     enough = noise * (1 + 5e-4)
     unit = 10.0 ** (math.floor(math.log10(enough)) - _DIGITS + 1)
     return float(f"{math.ceil(enough / unit) * unit:.{_DIGITS}g}")
@@ -143,7 +144,7 @@ def _by_distributions(
 def _bisected(
     is_enough: Callable[[float], bool], low: float, high: float, tolerance: float = 1e-10
 ) -> float:
-    """Returns the least value that is enough, to a relative tolerance from above."""
+    """Returns the smallest value that is enough, from above, to a relative tolerance."""
     while high - low > tolerance * high:
         middle = (low + high) / 2
         if is_enough(middle):
@@ -166,17 +167,17 @@ _ROUNDING = 1 + 1e-6
 
 @dataclass(frozen=True)
 class Release:
-    """Something noised that is about to leave.
+    """A noised message that is about to be released.
 
     Attributes:
-        message: the kind of message, as the ledger's purposes.
+        message: the kind of message, as in the ledger.
         round: the round it belongs to; 0 before the first.
-        clients: whose data is in it.
-        noise: deviation over sensitivity; 0 for none.
-        unit: what is hidden.
+        clients: ids of the clients whose data it contains.
+        noise: standard deviation over sensitivity; 0 for none.
+        unit: what is protected.
         noised_at: where the noise is added.
-        rate: with which probability each client took part, where who did is secret; 1 elsewhere.
-        times: how often each client's data is in it.
+        rate: probability that a client took part, if participation is secret; otherwise 1.
+        times: how often each client's data is used in it.
     """
 
     message: str
@@ -190,10 +191,10 @@ class Release:
 
 
 class Account:
-    """What a run has spent, by kind of message and unit.
+    """The privacy cost of a run so far, by kind of message and unit.
 
     Args:
-        write: keeps a row, so that it is on disk when the call returns.
+        write: stores a row; it is on disk when the call returns.
     """
 
     def __init__(self, write: Callable[[PrivacyRow], None] = lambda row: None) -> None:
@@ -202,15 +203,16 @@ class Account:
         self._secret: dict[tuple[str, Unit], list[tuple[float, float]]] = defaultdict(list)
 
     def charge(self, release: Release, delta: float, budget: float | None = None) -> None:
-        """Enters a release that is about to be made.
+        """Records a release before it is made.
 
         Args:
-            release: it.
-            delta: at which epsilon is counted.
-            budget: the epsilon that may be spent on releases of this kind and unit; None for any.
+            release: the release.
+            delta: the delta at which epsilon is computed.
+            budget: largest total epsilon for this kind and unit; None for no limit.
 
         Raises:
-            BudgetSpent: it would cost more; nothing is entered, and it must not be made.
+            BudgetSpent: it would exceed the budget; nothing is recorded, and the release must not
+                be made.
         """
         epsilon = self.after(release, delta)
         if budget is not None and epsilon > budget * _ROUNDING:
@@ -249,7 +251,7 @@ class Account:
         return accountants_epsilon(self._least_noise(release), delta)
 
     def _least_noise(self, release: Release) -> float:
-        """Noise of the one release that costs what the client has spent that spent most."""
+        """Returns the single noise that costs as much as the client charged most has spent."""
         spent_before = self._known[release.message, release.unit]
         more_noise = [release.noise] * release.times
         taking_part = {id: spent_before.get(id, []) + more_noise for id in release.clients}
@@ -258,9 +260,9 @@ class Account:
         return min(spent, default=math.inf)
 
     def contradicts(self, row: PrivacyRow) -> bool:
-        """Whether a row that comes next says another epsilon than its own noise costs.
+        """Whether the next row's epsilon differs from the epsilon of its noise.
 
-        Rows of secret draws are believed: counting each again takes too long.
+        Rows with secret sampling are not checked, because that takes too long.
         """
         key = row.message, row.unit
         if row.rate < 1 or self._secret[key]:
@@ -270,7 +272,7 @@ class Account:
         return not (exact == row.epsilon or math.isclose(exact, row.epsilon, rel_tol=0.01))
 
     def enter(self, row: PrivacyRow) -> None:
-        """Enters a row that is kept already."""
+        """Adds a row that is already stored."""
         key = row.message, row.unit
         if row.rate < 1:
             self._secret[key].append((row.noise, row.rate))
@@ -283,20 +285,20 @@ class Account:
 
 
 WEAKEST = 50.0
-"""An epsilon above which the bound is empty: what is seen may be e^50 times as likely."""
+"""An epsilon above this protects nothing: an output may be e^50 times as likely."""
 MOST_STYLE_NOISE = 1e3
-"""Beyond this multiple of its sensitivity a style of thousands of images is noise alone."""
+"""Noise above this multiple of the sensitivity hides even a style of thousands of images."""
 
 
 def require_meaning(privacy: PrivacySettings, clients: int) -> None:
-    """Warns where an epsilon is kept and protects nothing; refuses a style that is all noise.
+    """Warns about an epsilon that protects nothing; refuses styles that would be only noise.
 
     Args:
-        privacy: what is asked for.
-        clients: of the federation.
+        privacy: the settings.
+        clients: number of clients.
 
     Raises:
-        ExperimentError: a style could only be noise; says which epsilon could be met.
+        ExperimentError: a style would be only noise; the message says which epsilon is possible.
     """
     epsilons = {
         name: value
@@ -331,14 +333,14 @@ def require_meaning(privacy: PrivacySettings, clients: int) -> None:
 def require_bearable(
     name: str, epsilon: float, noise: float, least: float, most: float = MOST_NOISE
 ) -> None:
-    """Raises ExperimentError where an epsilon needs more noise than leaves anything.
+    """Raises ExperimentError if an epsilon needs so much noise that nothing is left.
 
     Args:
         name: the field of ``privacy``.
-        epsilon: asked for.
-        noise: what it needs, over the sensitivity.
-        least: the least epsilon that can be met.
-        most: the most noise that leaves anything.
+        epsilon: the requested value.
+        noise: the noise it needs, over the sensitivity.
+        least: the smallest possible epsilon.
+        most: the largest useful noise.
     """
     if noise > most:
         raise ExperimentError(
@@ -348,7 +350,7 @@ def require_bearable(
 
 
 def require_afforded(privacy: PrivacySettings, once: float) -> None:
-    """Raises ExperimentError where a single round, which costs ``once``, is more than epsilon."""
+    """Raises ExperimentError if a single round, which costs ``once``, exceeds epsilon."""
     if privacy.epsilon is not None and once > privacy.epsilon:
         raise ExperimentError(
             f"privacy.epsilon {privacy.epsilon:g} cannot be met with noise_multiplier "

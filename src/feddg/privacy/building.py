@@ -1,4 +1,4 @@
-"""The defences of a run, in their order; refused where they cannot hold."""
+"""Builds the defences of a run, in order; refuses those that cannot hold."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -37,8 +37,8 @@ class Defences:
     """The defences of a run, in their order.
 
     Args:
-        defences: none lets everything pass.
-        facts: about the weights.
+        defences: the defences; with none, updates pass unchanged.
+        facts: names of the weights they apply to.
     """
 
     def __init__(self, defences: Sequence[Defence] = (), facts: WeightNames | None = None) -> None:
@@ -47,13 +47,13 @@ class Defences:
             defence.facts = self.facts
 
     def charge_to(self, account: Account) -> None:
-        """Has the defences enter what is spent in an account."""
+        """Makes the defences record their privacy cost in an account."""
         for defence in self.defences:
             defence.account = account
 
     @property
     def sends(self) -> dict[str, EntrySchema]:
-        """The schemas of all that the defences add to what leaves a client."""
+        """The schemas of what the defences add to a client's messages."""
         return {
             f"{purpose}/{defence.name}/{name}": schema
             for defence in self.defences
@@ -63,7 +63,7 @@ class Defences:
         }
 
     def initial_extras(self) -> Weights:
-        """Returns the defences' tensors before round 1, under their names among the extras."""
+        """Returns the defences' tensors before round 1, by their names in the extras."""
         return {
             f"{MEMORY}{defence.name}/{name}": tensor
             for defence in self.defences
@@ -73,16 +73,16 @@ class Defences:
     def protect(
         self, update: Update, received: Weights, extras: Message, secrets: Weights | None = None
     ) -> Update:
-        """At the client: returns the update as it may leave.
+        """At the client: returns the update as it is sent.
 
         Args:
-            update: as trained.
+            update: the trained update.
             received: the weights of the broadcast.
             extras: the extras of the broadcast.
-            secrets: what the client keeps to itself in this round.
+            secrets: what the client keeps secret in this round.
 
         Raises:
-            ClientError: it may not leave.
+            ClientError: it must not be sent.
         """
         for defence in self.defences:
             message = under(f"{defence.name}/", extras)
@@ -94,16 +94,16 @@ class Defences:
 
     @property
     def masking(self) -> SecureAggregation | None:
-        """What hides single updates from the server, if anything does."""
+        """Secure aggregation, if single updates are hidden from the server; otherwise None."""
         return next((g for g in self.defences if isinstance(g, SecureAggregation)), None)
 
     def answer(
         self, id: int, round: int, name: str, question: Message, secrets: Weights
     ) -> Message | None:
-        """At a client: answers a question of a defence's; None where it is no defence's.
+        """At a client: returns the answer to a defence's question; None for other questions.
 
         Raises:
-            ClientError: it does not.
+            ClientError: the client does not answer.
         """
         for defence in self.defences:
             if name.startswith(f"{defence.name}:"):
@@ -112,37 +112,37 @@ class Defences:
 
     @property
     def noised(self) -> bool:
-        """Whether one of them gives differential privacy of updates."""
+        """Whether a defence gives differential privacy of updates."""
         return any(defence.noised for defence in self.defences)
 
     @property
     def sees_all(self) -> bool:
-        """Whether no update may be left out for being unlike the others.
+        """Whether no update may be dropped for being unlike the others.
 
-        A defence that withstands bad updates must see them all: it counts on their number. And
-        under noise no client's update may decide whether another's is used.
+        A robust aggregation needs all updates. And with differential privacy, one client's update
+        must not decide whether another's is used.
         """
         return self.noised or any(defence.aggregates for defence in self.defences)
 
     @property
     def secret_rate(self) -> float | None:
-        """With which probability each client takes part, if nobody may know who does."""
+        """The probability that a client takes part, if participation is secret."""
         return next((g.secret_rate for g in self.defences if g.secret_rate is not None), None)
 
     @property
     def diagnostics(self) -> list[Diagnostic]:
-        """What they guarantee."""
+        """Returns notes on what the defences guarantee."""
         return [defence.diagnostic for defence in self.defences if defence.diagnostic]
 
     def afford(self, round: int, clients: Sequence[int]) -> bool:
-        """Whether a round with these clients stays within what may be spent."""
+        """Whether a round with these clients stays within the privacy budget."""
         return all(defence.affords(round, clients) for defence in self.defences)
 
     def describing(self, clients: Sequence[int]) -> None:
-        """These clients are about to send statistics.
+        """Called before these clients send statistics.
 
         Raises:
-            BudgetSpent: they may not.
+            BudgetSpent: they must not send them.
         """
         for defence in self.defences:
             defence.describing(clients)
@@ -166,18 +166,18 @@ def build_defences(
     """Returns a run's defences: clipping first, if asked for, then those named.
 
     Args:
-        privacy: how updates are clipped and noised.
-        choices: defences by name.
-        method: whose updates pass.
-        network: what it trains.
+        privacy: settings of clipping and noise.
+        choices: further defences, by name.
+        method: the method whose updates are protected.
+        network: the network it trains.
         trains_statistics: whether batch normalisation's running statistics are trained.
-        updates: clients of a round.
-        schedule: who is planned to take part; all clients in one round by default.
-        epochs: passes over a client's images in a round.
-        head: what the classifier starts from.
+        updates: number of clients in a round.
+        schedule: how often clients take part; all clients in one round by default.
+        epochs: passes over a client's images per round.
+        head: how the classifier is initialised.
 
     Raises:
-        ExperimentError: they cannot protect what the method sends; says why.
+        ExperimentError: they cannot protect the method's messages; the message says why.
     """
     planned = schedule or Schedule(updates)
     require_meaning(privacy, planned.clients)
@@ -205,7 +205,7 @@ def build_defences(
 
 
 def defence_of(choice: DefenceChoice) -> Defence:
-    """Returns the defence that an experiment names.
+    """Returns the defence named in an experiment.
 
     Raises:
         ExperimentError: it is unknown, or a setting is unknown or out of range.
@@ -219,10 +219,10 @@ def defence_of(choice: DefenceChoice) -> Defence:
 
 
 def resolved_choice(written: Any) -> dict[str, Any]:
-    """Returns a defence's name with all its settings, from what an experiment says of it.
+    """Returns a defence's name and all settings, from its entry in an experiment.
 
     Raises:
-        ExperimentError: it names no defence that can be had this way.
+        ExperimentError: the entry does not name an available defence.
     """
     try:
         choice = DefenceChoice.model_validate(written)
@@ -240,7 +240,7 @@ def resolved_choice(written: Any) -> dict[str, Any]:
 
 
 def weight_names(method: Method, network: nn.Module) -> WeightNames:
-    """Returns what defences need to know of a method's weights."""
+    """Returns the names of a method's aggregated and trained weights, for defences."""
     local = local_names(method, network) | getattr(network, "frozen", frozenset())
     state = network.state_dict()
     floats = {name for name, tensor in state.items() if tensor.is_floating_point()}

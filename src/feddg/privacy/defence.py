@@ -1,4 +1,4 @@
-"""A defence: what happens to an update between the client and the server that aggregates.
+"""A defence changes or checks updates between the client and the aggregating server.
 
 At the client::
 
@@ -36,12 +36,11 @@ from feddg.settings import PrivacySettings, Settings
 
 @dataclass(frozen=True)
 class WeightNames:
-    """What both sides know of the weights.
+    """Names of the weights that defences work on, at clients and server.
 
     Attributes:
-        aggregated: float entries of which clients send their own version and the server makes one;
-        all
-            but those that stay with the clients.
+        aggregated: float entries that clients send and the server aggregates: all that do not
+            stay with the clients.
         trained: the parameters among them.
     """
 
@@ -50,27 +49,27 @@ class WeightNames:
 
 
 MEMORY = "defences/"
-"""Prefix of all defences' tensors among the state's extras, where checkpoints keep them."""
+"""Prefix of all defences' tensors in the state's extras, where checkpoints keep them."""
 
 
 class NoDefenceSettings(Settings):
-    """For defences that have none."""
+    """Settings of defences without settings."""
 
 
 class Defence(RoundHook):
-    """Base of all defences: lets everything pass.
+    """Base class of all defences; changes nothing.
 
     Attributes:
-        name: registry name, and prefix of all it sends or keeps.
+        name: registry name, and prefix of everything it sends or stores.
         summary: one line.
         Settings: the pydantic model of its settings.
-        breaks: what of a method it cannot survive, by :data:`TRAITS`, and why.
-        looks: whether it looks at single updates at the server, though it aggregates nothing.
-        sums: whether the server sees nothing but sums of updates; it has :meth:`mask` and
+        breaks: features of a method (:data:`TRAITS`) that it does not work with, and why.
+        looks: whether it reads single updates at the server, without aggregating them.
+        sums: whether the server sees only sums of updates; it then has :meth:`mask` and
             :meth:`answer`.
-        aggregates: whether it decides by itself what many updates become; only one defence can.
-        facts: what both sides know of the weights; given with the defence's place in a run.
-        account: what the run has spent.
+        aggregates: whether it replaces the aggregation of updates; only one defence can.
+        facts: names of the weights; set when a run's defences are built.
+        account: the run's privacy account.
     """
 
     name: ClassVar[str]
@@ -87,17 +86,17 @@ class Defence(RoundHook):
 
     @property
     def plain_mean(self) -> str | None:
-        """Why the server must take the plain mean of all updates, or None if it need not."""
+        """Why the server must take the plain mean of all updates, or None."""
         return None
 
     @property
     def least(self) -> int:
-        """How many updates a round needs."""
+        """Minimum number of updates in a round."""
         return 1
 
     @property
     def sends(self) -> dict[str, EntrySchema]:
-        """What it adds to what leaves a client, as ``update/name`` of the ledger, with what it is.
+        """Schemas of what it adds to a client's messages, by ``update/name`` as in the ledger.
 
         Names are without the defence's prefix.
         """
@@ -105,90 +104,90 @@ class Defence(RoundHook):
 
     @property
     def diagnostic(self) -> Diagnostic | None:
-        """What it guarantees with the settings it has; None for nothing more."""
+        """A note on what it guarantees with these settings, or None."""
         return None
 
     @property
     def noised(self) -> bool:
-        """Whether it gives differential privacy: no update may decide over another's use."""
+        """Whether it gives differential privacy: then no update may affect another's use."""
         return False
 
     @property
     def secret_rate(self) -> float | None:
-        """With which probability each client takes part, if nobody may know who does."""
+        """The probability that a client takes part, if participation is secret."""
         return None
 
     def affords(self, round: int, clients: Sequence[int]) -> bool:
-        """At the server: whether a round with these clients stays within what may be spent."""
+        """At the server: whether a round with these clients stays within the privacy budget."""
         return True
 
     def describing(self, clients: Sequence[int]) -> None:
-        """At the server: these clients are about to send statistics, before round 1.
+        """At the server: called before these clients send statistics, before round 1.
 
         Raises:
-            BudgetSpent: they may not.
+            BudgetSpent: they must not send them.
         """
 
     def initial_memory(self) -> Weights:
-        """Returns the defence's tensors before round 1."""
+        """Returns the defence's initial tensors."""
         return {}
 
     def memory(self, state: State) -> Weights:
-        """Returns the defence's tensors in a state."""
+        """Returns the defence's tensors from a state."""
         return under(f"{MEMORY}{self.name}/", Message(state.extras)).tensors
 
     def remember(self, state: State, memory: Weights) -> None:
-        """Replaces tensors of the defence's in a state that is not in use yet."""
+        """Replaces the defence's tensors in a state that is not used yet."""
         state.extras |= {f"{MEMORY}{self.name}/{name}": t for name, t in memory.items()}
 
     def tell(self, broadcast: Broadcast, **scalars: int | float | str) -> Broadcast:
-        """Returns a broadcast with what the defence tells clients, under its prefix."""
+        """Returns a broadcast with values for the clients, under the defence's prefix."""
         own = Message({}, {f"{self.name}/{name}": value for name, value in scalars.items()})
         return replace(broadcast, extras=joined(broadcast.extras, own))
 
     def protect(self, update: Update, received: Weights, message: Message) -> Update:
-        """At the client: returns the update as it may leave.
+        """At the client: returns the update as it is sent.
 
         Args:
-            update: as trained; its tensors may be the network's own, so they are never changed.
-            received: the weights that the client was sent.
-            message: what the server said under the defence's name.
+            update: the trained update; its tensors may be the network's own, so do not change them.
+            received: the weights the client was sent.
+            message: the server's values for this defence.
 
         Raises:
-            ClientError: it may not leave.
+            ClientError: it must not be sent.
         """
         return update
 
     def mask(self, update: Update, received: Weights, message: Message, secrets: Weights) -> Update:
-        """At the client, last of all: returns the update as the server may see it.
+        """At the client, after all other defences: returns the update as the server may see it.
 
         Args:
-            update: as the other defences let it pass.
-            received: the weights that the client was sent.
-            message: what the server said under the defence's name.
-            secrets: what the client keeps to itself in this round; changed in place.
+            update: the update after the other defences.
+            received: the weights the client was sent.
+            message: the server's values for this defence.
+            secrets: what the client keeps secret in this round; changed in place.
         """
         return update
 
     def answer(
         self, id: int, round: int, name: str, question: Message, secrets: Weights
     ) -> Message:
-        """At client ``id``: answers a question of the defence's own.
+        """At client ``id``: returns the answer to a question of this defence.
 
         Raises:
-            ClientError: it does not.
+            ClientError: the client does not answer.
         """
         raise ClientError(f"was asked {name!r}, which {self.name} does not know")
 
     def add(self, update: Update, name: str, value: int | float | str) -> Update:
-        """Puts a number in an update, under the defence's prefix; returns the update."""
+        """Adds a value to an update under the defence's prefix; returns the update."""
         scalars = {**update.extras.scalars, f"{self.name}/{name}": value}
         update.extras = Message(update.extras.tensors, scalars)
         return update
 
 
 def under(prefix: str, message: Message) -> Message:
-    """Returns the entries of a message whose names begin with a prefix, without it."""
+    """Returns the entries whose names begin with a prefix, with the prefix removed."""
     cut = len(prefix)
     return Message(
         {name[cut:]: t for name, t in message.tensors.items() if name.startswith(prefix)},
@@ -218,7 +217,7 @@ def register(defence: G) -> G:
 CLIENT_STATISTICS, EXTRAS, LOCAL = "client statistics", "extras", "local entries"
 AGGREGATION, STATISTICS, TRAINING = "own aggregation", "trained statistics", "own training"
 TRAITS = (TRAINING, CLIENT_STATISTICS, EXTRAS, LOCAL, AGGREGATION, STATISTICS)
-"""What of a method a defence may break."""
+"""Features of a method that a defence may not work with."""
 
 
 def traits_of(
@@ -229,14 +228,14 @@ def traits_of(
     covered: frozenset[str],
     head: str = "random",
 ) -> dict[str, str | None]:
-    """Returns what a method has of each of :data:`TRAITS`, or None, from what it declares.
+    """Returns for each of :data:`TRAITS` what the method has of it, or None.
 
     Args:
-        method: whose updates pass.
-        network: what it trains.
+        method: the method whose updates are protected.
+        network: the network it trains.
         trains_statistics: whether batch normalisation's running statistics are trained.
-        covered: entries of what the method sends that are seen to otherwise.
-        head: what the classifier starts from.
+        covered: entries of the method's messages that are protected otherwise.
+        head: how the classifier is initialised.
     """
     kind = type(method)
     found: dict[str, str | None] = dict.fromkeys(TRAITS)
@@ -276,13 +275,13 @@ def traits_of(
 def require_compatible(
     defences: Sequence[Defence], traits: Mapping[str, str | None], method: Method, *, updates: int
 ) -> None:
-    """Raises ExperimentError, with the reason, if the defences cannot do what they say.
+    """Raises ExperimentError, with the reason, if the defences cannot give their guarantee.
 
     Args:
         defences: in their order.
-        traits: what the method has that defences may break, see :func:`traits_of`.
-        method: whose updates pass.
-        updates: clients of a round.
+        traits: the method's features that defences may not work with, see :func:`traits_of`.
+        method: the method whose updates are protected.
+        updates: number of clients in a round.
     """
     for one, other in itertools.combinations(defences, 2):
         fault = _conflict(one, other) or _conflict(other, one)
@@ -327,7 +326,7 @@ def _conflict(one: Defence, other: Defence) -> str | None:
 
 
 def require_styles(privacy: PrivacySettings, method: Method) -> None:
-    """Raises ExperimentError if styles are to be noised, and the method sends none that can be."""
+    """Raises ExperimentError if style noise is requested but the method sends no such styles."""
     if privacy.style_epsilon is None or (type(method).noises and method.has_setup):
         return
     more = [entry for entry in type(method).sends if not entry.startswith("update/")]

@@ -51,7 +51,7 @@ _NOBODY = -1
 
 @register
 class Clipping(Defence):
-    """Changes of bounded length, and noise on their mean."""
+    """Clips the norm of updates' changes, and may add noise to their mean."""
 
     name = "clipping"
     summary = "clipped updates, noise on their mean (McMahan et al. 2018, Andrew et al. 2021)"
@@ -75,20 +75,20 @@ class Clipping(Defence):
 
     @property
     def breaks(self) -> dict[str, str]:  # type: ignore[override]
-        """What it cannot survive. What was noised at the client may be aggregated in any way."""
+        """The features of methods it does not work with; none if noise is added at clients."""
         return {
             t: why for t, why in self._BREAKS.items() if t != AGGREGATION or not self.at_clients
         }
 
     @property
     def plain_mean(self) -> str | None:
-        """Noise at the server is measured for the plain mean of all updates."""
+        """Server-side noise is calibrated for the plain mean of all updates."""
         central = self.noised and not self.at_clients
         return "its noise is made for a plain mean" if central else None
 
     @property
     def noised(self) -> bool:
-        """Whether there is noise."""
+        """Whether noise is added."""
         return bool(self.settings.noised)
 
     @property
@@ -98,13 +98,13 @@ class Clipping(Defence):
 
     @property
     def secret_rate(self) -> float | None:
-        """Set for noised rounds of some of the clients, drawn in secret."""
+        """The sampling rate, if noised rounds use secretly drawn clients."""
         rate, secret = self._schedule.rate, self.settings.sampling == "secret"
         return rate if self.noised and secret and rate < 1 else None
 
     @cached_property
     def multiplier(self) -> float:
-        """The noise multiplier z: as given, else the least that meets epsilon; 0 for no noise."""
+        """The noise multiplier z: given, or the smallest that meets epsilon; 0 for no noise."""
         chosen = self.settings
         if chosen.noise_multiplier or not chosen.epsilon:
             return float(chosen.noise_multiplier)
@@ -116,12 +116,12 @@ class Clipping(Defence):
 
     @property
     def _sensitivity(self) -> int:
-        """How far neighbours are apart, in norms."""
+        """The distance between neighbouring data sets, in clipping norms."""
         return 2 if self.settings.noised_at == "client" else 1
 
     @property
     def diagnostic(self) -> Diagnostic | None:
-        """Epsilon, for whom, by which noise, over how many rounds."""
+        """A note with epsilon, unit, noise and number of rounds."""
         if not self.noised:
             return None
         chosen, plan, in_public = self.settings, self._schedule, self.secret_rate is None
@@ -135,7 +135,7 @@ class Clipping(Defence):
         return Diagnostic("update-privacy", "note", text)
 
     def _require_met(self) -> None:
-        """Raises ExperimentError, which names what could be met, if epsilon cannot be."""
+        """Raises ExperimentError if epsilon cannot be met; names a value that can."""
         chosen = self.settings
         if not chosen.epsilon:
             return
@@ -168,23 +168,23 @@ class Clipping(Defence):
 
     @property
     def adaptive(self) -> bool:
-        """Whether the norm moves."""
+        """Whether the clipping norm adapts."""
         return bool(self.settings.clipping == "adaptive")
 
     @property
     def sends(self) -> dict[str, EntrySchema]:
-        """Adaptive: whether the update was clipped."""
+        """With adaptive clipping: whether the update was clipped."""
         bit = EntrySchema("whether its update was clipped", integer=True, low=0, high=1)
         return {f"update/{NORM_BIT}": bit} if self.adaptive else {}
 
     def initial_memory(self) -> Weights:
-        """The norm, which adaptive clipping moves."""
+        """The clipping norm, if it adapts."""
         return {NORM: torch.tensor(self.settings.clipping_norm, dtype=torch.float64)}
 
     # At a client
 
     def protect(self, update: Update, received: Weights, message: Message) -> Update:
-        """Clips the change, and may add noise; the means of the loss terms stay at the client."""
+        """Clips the change, and may add noise; mean loss terms are not sent."""
         if NORM not in message.scalars:
             raise ClientError("was not told the norm to clip its update to")
         norm = float(message.scalars[NORM])
@@ -197,10 +197,10 @@ class Clipping(Defence):
     # At the server
 
     def broadcast(self, broadcast: Broadcast, round: Round) -> Broadcast:
-        """Tells the norm. Charges for what clients noise: it may leave them once they are asked.
+        """Sends the norm. Charges the account if clients add the noise, because they may send it.
 
         Raises:
-            BudgetSpent: they may not be asked.
+            BudgetSpent: the clients must not be asked.
         """
         if self.at_clients:
             self._charge(round.number, round.clients)
@@ -210,7 +210,7 @@ class Clipping(Defence):
         return float(self.memory(round.state)[NORM])
 
     def received(self, update: Update, round: Round) -> Update:
-        """Refuses a change longer than the norm, and a bit that is none."""
+        """Refuses a change longer than the norm, and an invalid clipping bit."""
         bit = update.extras.scalars.get(f"{self.name}/{NORM_BIT}")
         if self.adaptive and not (type(bit) is int and bit in (0, 1)):
             raise ClientError(f"{NORM_BIT} is {bit!r:.40}; it must be 0 or 1")
@@ -226,7 +226,7 @@ class Clipping(Defence):
         return update
 
     def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
-        """Counts, and has every client count the same, whatever it says of its images."""
+        """Counts updates, and gives every client the same weight."""
         scratch = round.scratch[self]
         scratch |= {_UPDATES: [], _CLIPPED: 0}
         for update in updates:
@@ -238,10 +238,10 @@ class Clipping(Defence):
             yield Update(_NOBODY, 1, round.state.weights)
 
     def completed(self, state: State, round: Round) -> State:
-        """Adds noise on all that was trained, and moves the norm.
+        """Adds noise to all trained entries, and adapts the norm.
 
         Raises:
-            BudgetSpent: it may not be released.
+            BudgetSpent: the result must not be released.
         """
         clients, clipped = (round.scratch[self][name] for name in (_UPDATES, _CLIPPED))
         norm, sent, updates = self._norm(round), round.state.weights, len(clients)
@@ -279,7 +279,7 @@ class Clipping(Defence):
 
 
 def _noised(trained: Weights, sent: Weights, facts: WeightNames, deviation: float) -> Weights:
-    """Returns weights whose change has noise; what is not trained stays as it was sent."""
+    """Returns weights with noise on their change; entries not trained are those that were sent."""
     weights = {name: sent[name] for name in trained}
     for name in facts.trained:
         before = sent[name].double()
@@ -301,7 +301,7 @@ _OPEN_RECORDS = "which is taken from images without noise"
 
 
 def record_noise(privacy: PrivacySettings, schedule: Schedule, epochs: int) -> RecordNoise | None:
-    """Returns how steps are noised, so that all planned epochs cost what they may; None if not."""
+    """Returns the noise of DP-SGD steps so that all planned epochs meet epsilon; None for none."""
     if privacy.record_epsilon is None:
         return None
     once = gaussian_noise(privacy.record_epsilon, privacy.delta)
@@ -309,12 +309,12 @@ def record_noise(privacy: PrivacySettings, schedule: Schedule, epochs: int) -> R
 
 
 class NoisedRecords(Defence):
-    """Steps that say little about an image.
+    """Differential privacy of single images, by DP-SGD at the clients.
 
     Args:
         settings: epsilon, delta and the norm.
-        schedule: who is planned to take part.
-        epochs: passes over a client's images in a round.
+        schedule: how often clients take part.
+        epochs: passes over a client's images per round.
     """
 
     name = "noised_records"
@@ -336,7 +336,7 @@ class NoisedRecords(Defence):
 
     @property
     def diagnostic(self) -> Diagnostic:
-        """Epsilon, for an image, by which noise."""
+        """A note with the epsilon of a single image and the noise."""
         chosen = self.settings
         text = (
             f"Updates: epsilon {chosen.record_epsilon:g} at delta {chosen.delta:g} for an image, "
@@ -354,17 +354,17 @@ class NoisedRecords(Defence):
         return self.account.affords(release, chosen.delta, chosen.record_epsilon)
 
     def broadcast(self, broadcast: Broadcast, round: Round) -> Broadcast:
-        """Charges for the epochs that these clients are about to train.
+        """Charges the account for the epochs that these clients will train.
 
         Raises:
-            BudgetSpent: they may not be asked.
+            BudgetSpent: the clients must not be asked.
         """
         chosen, release = self.settings, self._release(round.number, round.clients)
         self.account.charge(release, chosen.delta, chosen.record_epsilon)
         return broadcast
 
     def protect(self, update: Update, received: Weights, message: Message) -> Update:
-        """The means of the loss terms stay at the client."""
+        """Removes the mean loss terms from the update."""
         return replace(update, terms={})
 
 
@@ -376,14 +376,14 @@ class NoisedRecords(Defence):
 
 
 def style_multiplier(privacy: PrivacySettings) -> float:
-    """Returns the noise of a style over its sensitivity; 0 where none is asked for."""
+    """Returns the noise multiplier of a style; 0 if no noise is requested."""
     if privacy.style_epsilon is None:
         return 0.0
     return rounded_up(gaussian_noise(privacy.style_epsilon, privacy.delta))
 
 
 class NoisedStyles(Defence):
-    """Styles that say little about an image, or a client."""
+    """Differential privacy of styles, for an image or a client."""
 
     name = "noised_styles"
     summary = "styles from clipped and noised moments; asked for as privacy.style_epsilon"
@@ -391,7 +391,7 @@ class NoisedStyles(Defence):
 
     @property
     def diagnostic(self) -> Diagnostic:
-        """Epsilon, and for whom."""
+        """A note with epsilon and unit."""
         chosen = self.settings
         whom = "an image" if chosen.style_unit == "image" else "a client"
         text = (
@@ -401,10 +401,10 @@ class NoisedStyles(Defence):
         return Diagnostic("style-privacy", "note", text)
 
     def describing(self, clients: Sequence[int]) -> None:
-        """Charges for the styles that these clients are about to send.
+        """Charges the account for the styles that these clients will send.
 
         Raises:
-            BudgetSpent: they have sent them before.
+            BudgetSpent: they have already sent them.
         """
         chosen, noise = self.settings, style_multiplier(self.settings)
         where, unit = "client", chosen.style_unit

@@ -1,4 +1,4 @@
-"""Secure aggregation: the server sees the sum of a round's updates and no single one."""
+"""Secure aggregation: the server sees only the sum of a round's updates."""
 
 import hashlib
 import math
@@ -25,9 +25,9 @@ from feddg.settings import Settings
 
 
 SECRET = 32
-"""Bytes of a key, a seed, a share."""
+"""Bytes of a key, seed or share."""
 SEALED = 12 + 2 * SECRET + 16
-"""Bytes of two shares on their way: nonce, content, tag."""
+"""Bytes of two encrypted shares: nonce, content, tag."""
 _HALF = SECRET // 2
 
 
@@ -44,15 +44,15 @@ def public_key(private: bytes) -> bytes:
 
 
 def shared_key(private: bytes, public: bytes, purpose: str) -> bytes:
-    """Returns the 32 bytes that two holders of keys both know, and nobody else (RFC 7748, 5869).
+    """Returns the 32 bytes shared by two key holders and nobody else (RFC 7748, 5869).
 
     Args:
         private: one's private key.
         public: the other's public key.
-        purpose: what it is for; another purpose gives other bytes.
+        purpose: what the bytes are for; another purpose gives other bytes.
 
     Raises:
-        ClientError: the public key is none.
+        ClientError: the public key is invalid.
     """
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.hashes import SHA256
@@ -67,7 +67,7 @@ def shared_key(private: bytes, public: bytes, purpose: str) -> bytes:
 
 
 def is_public_key(public: bytes) -> bool:
-    """Whether others can agree with a public key: zero and points of low order are none."""
+    """Whether a public key is valid; zero and points of low order are not."""
     try:
         shared_key(new_secret(), public, "trial")
     except ClientError:
@@ -76,9 +76,9 @@ def is_public_key(public: bytes) -> bool:
 
 
 def mask(seed: bytes, length: int) -> numpy.ndarray:
-    """Returns the mask that a seed stands for: ``length`` uint64, indistinguishable from uniform.
+    """Returns the mask of a seed: ``length`` pseudo-random uint64.
 
-    ChaCha20's key stream; a seed is used for one mask only.
+    It is ChaCha20's key stream; use a seed for one mask only.
     """
     from cryptography.hazmat.primitives.ciphers import Cipher
     from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
@@ -88,14 +88,14 @@ def mask(seed: bytes, length: int) -> numpy.ndarray:
 
 
 def commitment(seed: bytes) -> bytes:
-    """Returns 32 bytes by which a seed or a share is recognised, and which say nothing of it."""
+    """Returns a commitment of 32 bytes: it identifies a seed or share without revealing it."""
     return hashlib.blake2b(seed, digest_size=SECRET, person=b"feddg seed").digest()
 
 
 def split(secret: bytes, threshold: int, holders: int) -> list[bytes]:
-    """Returns a share of a secret for each holder; any ``threshold`` of them make it again.
+    """Splits a secret into one share per holder; any ``threshold`` of them recover it.
 
-    Fewer say nothing (Shamir, "How to Share a Secret", 1979).
+    Fewer shares reveal nothing (Shamir, "How to Share a Secret", 1979).
     """
     from Crypto.Protocol.SecretSharing import Shamir
 
@@ -104,11 +104,11 @@ def split(secret: bytes, threshold: int, holders: int) -> list[bytes]:
 
 
 def combined(shares: Mapping[int, bytes], threshold: int) -> bytes:
-    """Returns the secret from shares, by their holders' places from 0.
+    """Recovers the secret from shares, given by index of their holder from 0.
 
     Args:
-        shares: at least ``threshold``; no more are used.
-        threshold: as it was split.
+        shares: at least ``threshold`` shares; more are not used.
+        threshold: the threshold used to split it.
     """
     from Crypto.Protocol.SecretSharing import Shamir
 
@@ -121,7 +121,7 @@ def combined(shares: Mapping[int, bytes], threshold: int) -> bytes:
 
 
 def sealed(key: bytes, content: bytes, way: Sequence[int]) -> bytes:
-    """Returns content that only the key opens; ``way`` (round, from, to) is bound to it."""
+    """Encrypts content with a key; ``way`` (round, from, to) is authenticated with it."""
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
     nonce = os.urandom(12)
@@ -129,7 +129,7 @@ def sealed(key: bytes, content: bytes, way: Sequence[int]) -> bytes:
 
 
 def opened(key: bytes, content: bytes, way: Sequence[int]) -> bytes | None:
-    """Returns what :func:`sealed` was given; None if it was changed on its way, or is another's."""
+    """Decrypts :func:`sealed` content; None if it was changed or belongs to another message."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
@@ -151,16 +151,16 @@ _LARGEST = 2.0**62
 
 
 def encoded(update: Update, received: Weights, count: int, clients: int) -> numpy.ndarray:
-    """Returns an update's change as whole numbers modulo 2^64, uint64, its count at the end.
+    """Returns an update's change as integers modulo 2^64, uint64, with its weight at the end.
 
     Args:
-        update: as trained.
+        update: the trained update.
         received: the weights the client was sent.
-        count: how much it counts in the sum.
-        clients: how many are summed.
+        count: the update's weight in the sum.
+        clients: number of summed updates.
 
     Raises:
-        ClientError: it is too large for the sum, or not finite.
+        ClientError: the change is too large for the sum, or not finite.
     """
     parts = [
         ((update.weights[n].double() - received[n].to(update.weights[n]).double()) * _SCALE).round()
@@ -176,14 +176,14 @@ def encoded(update: Update, received: Weights, count: int, clients: int) -> nump
 
 
 def decoded(total: numpy.ndarray, received: Weights) -> tuple[Weights, int]:
-    """Returns the mean of the weights whose changes were summed, and what they count together.
+    """Returns the mean of the weights from the sum of changes, and their total weight.
 
     Args:
-        total: uint64, as :func:`encoded`, summed.
+        total: uint64, the sum of :func:`encoded` updates.
         received: the weights the clients were sent.
 
     Raises:
-        ValueError: it is no such sum.
+        ValueError: the total is not such a sum.
     """
     values, at, weights = torch.from_numpy(total.view(numpy.int64).copy()), 0, {}
     count = int(values[-1])
@@ -204,12 +204,12 @@ def unmasked(
     lost: Sequence[tuple[int, bytes]],
     left: Sequence[tuple[int, bytes]],
 ) -> numpy.ndarray:
-    """Returns the sum of what survivors masked.
+    """Returns the sum of the survivors' updates, with all masks removed.
 
     Args:
         sums: their masked vectors, uint64.
-        seeds: their own masks' seeds.
-        lost: id and private mask key of each client that was masked with and sent nothing.
+        seeds: seeds of their own masks.
+        lost: id and private mask key of each client that sent nothing after masks were agreed.
         left: id and public mask key of each survivor.
     """
     total = sums[0].copy()
@@ -229,11 +229,11 @@ KEYS, SHARES, CHECK, UNMASK = (
 )
 MASKED = "secure_aggregation/masked"
 FEWEST = 3
-"""Clients of a sum: of two, each would know the other's."""
+"""Minimum number of clients in a sum; with two, each would learn the other's update."""
 LARGEST_STEP = 10.0
-"""The farthest a mean moves an entry, as a multiple of its tensor's largest entry, and 1."""
+"""Largest change of a mean's entry, as a multiple of its tensor's largest entry (at least 1)."""
 KNOWN = "known/"
-"""Prefix of what a client keeps beyond a round."""
+"""Prefix of what a client stores beyond a round."""
 
 
 class SecureAggregationSettings(Settings):
@@ -246,7 +246,7 @@ class SecureAggregationSettings(Settings):
 
 @register
 class SecureAggregation(Defence):
-    """Updates masked so that only their sum can be read."""
+    """Masks updates so that only their sum can be read."""
 
     name = "secure_aggregation"
     summary = "the server sees only sums of updates (Bonawitz et al. 2017)"
@@ -261,18 +261,18 @@ class SecureAggregation(Defence):
     def __init__(self, settings: Any = None, *, alike: bool = False) -> None:
         super().__init__(settings)
         self.alike = alike
-        """Whether all clients count the same, as beside clipping."""
+        """Whether all clients have the same weight, as with clipping."""
         self.steps = True
-        """Whether updates come of training; sums over images may be of any size."""
+        """Whether updates come from training; sums over images may have any size."""
 
     @property
     def least(self) -> int:
-        """Three: of two, each would know the other's."""
+        """Three: with two, each would learn the other's update."""
         return FEWEST
 
     @property
     def sends(self) -> dict[str, EntrySchema]:
-        """The masked update."""
+        """The schema of the masked update."""
         schema = EntrySchema(
             "its update, masked",
             ("entries",),
@@ -284,19 +284,19 @@ class SecureAggregation(Defence):
 
     @property
     def diagnostic(self) -> Diagnostic:
-        """What the server sees."""
+        """A note on what the server sees."""
         text = "Updates: the server sees only sums over a round's clients (secure aggregation)."
         return Diagnostic("secure-aggregation", "note", text)
 
     def needed(self, clients: int) -> int:
-        """Returns t: how many of a round's clients must stay to its end."""
+        """Returns t: how many of a round's clients must stay until its end."""
         share = math.ceil(self.settings.threshold * clients - 1e-9)
         return int(max(FEWEST, clients // 2 + 1, share))
 
     # At the server
 
     def received(self, update: Update, round: Round) -> Update:
-        """Refuses a mean in which an entry moved farther than training moves any."""
+        """Refuses a mean with an entry that changed more than training can change it."""
         for name in sorted(self.facts.trained & update.weights.keys()) if self.steps else ():
             sent = round.state.weights[name].double()
             if not sent.numel():
@@ -315,7 +315,7 @@ class SecureAggregation(Defence):
     def answer(
         self, id: int, round: int, name: str, question: Message, secrets: Weights
     ) -> Message:
-        """Answers a step of the protocol at client ``id``; ``secrets`` are its own."""
+        """At client ``id``: answers a step of the protocol; ``secrets`` belong to this client."""
         steps: dict[str, Callable[..., Message]] = {
             KEYS: self._keys,
             SHARES: self._shares,
@@ -376,7 +376,7 @@ class SecureAggregation(Defence):
         return Message({"shares": _rows(rows), "commitments": proofs, "commitment": proof})
 
     def _require_one_sum(self, round: int, ids: set[int], secrets: Weights) -> None:
-        """Raises ClientError if an update of this client might become part of a second sum."""
+        """Raises ClientError if an update of this client could become part of a second sum."""
         tried = [set(t.tolist()) for n, t in secrets.items() if n.startswith(_tried(round))]
         needed = self.needed(len(ids))
         if any(self.needed(len(other)) + needed <= len(other | ids) for other in tried):
@@ -415,7 +415,7 @@ class SecureAggregation(Defence):
         """Returns the update as the server may see it: one vector of masked numbers.
 
         Raises:
-            ClientError: it may not be masked, or was before.
+            ClientError: it must not be masked, or was masked before.
         """
         if "pairs" not in secrets or "members" in secrets:
             raise ClientError("masks one update a round, after sharing its secrets")
@@ -489,13 +489,13 @@ def _tried(round: int) -> str:
 
 
 def _forget(secrets: Weights) -> None:
-    """Wipes all but what is kept beyond a round."""
+    """Deletes all secrets except those stored beyond a round."""
     for name in [name for name in secrets if not name.startswith(KNOWN)]:
         del secrets[name]
 
 
 def _commitments(pair: bytes) -> Tensor:
-    """Commitments to a share of the mask key and one of the seed, ``(2, 32)`` uint8."""
+    """Returns commitments to a share of the mask key and one of the seed, ``(2, 32)`` uint8."""
     return _rows([commitment(share) for share in (pair[:SECRET], pair[SECRET:])])
 
 

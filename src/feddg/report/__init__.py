@@ -1,4 +1,4 @@
-"""Reports: one self-contained HTML page about one run or many, and its tables as files."""
+"""Reports: one self-contained HTML page about one or several runs, and its tables as files."""
 
 from feddg.report.page import (
     ensure_report,

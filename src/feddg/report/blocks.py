@@ -1,4 +1,4 @@
-"""What a page is made of: tables, charts, notes, pictures; and the templates that show them."""
+"""The parts of a page (tables, charts, notes, pictures) and their templates."""
 
 import base64
 import io
@@ -18,23 +18,23 @@ from feddg.text import number
 
 
 class Block:
-    """One part of a page; the template ``blocks.html.j2`` has a branch for each kind."""
+    """A part of a page; the template ``blocks.html.j2`` has a branch for each kind."""
 
     @property
     def kind(self) -> str:
-        """The name of the template's branch: ``table``, ``chart``, ..."""
+        """The name of the template's branch, such as ``table`` or ``chart``."""
         return type(self).__name__.lower()
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One field of a table.
+    """A field of a table.
 
     Attributes:
-        text: What it says.
-        strong: Whether it stands out, as the number a reader looks for.
+        text: The text.
+        strong: Whether it is emphasised, as the most important number.
         chose: Whether this number decided which round its column shows.
-        items: A list to unfold below the text.
+        items: A list that can be unfolded below the text.
     """
 
     text: str
@@ -45,7 +45,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table: its heading, a line below it, and whether it holds numbers."""
+    """A column of a table: heading, a line below it, and whether it contains numbers."""
 
     heading: str
     note: str = ""
@@ -58,9 +58,9 @@ class Table(Block):
 
     Attributes:
         columns: The headings.
-        rows: As many cells each as there are columns.
-        caption: What the reader sees.
-        grouped: Whether rows with the same first field stand together under that field.
+        rows: Rows, each with as many cells as there are columns.
+        caption: The visible caption.
+        grouped: Whether rows with the same first field are grouped under that field.
     """
 
     columns: Sequence[Column]
@@ -71,20 +71,20 @@ class Table(Block):
 
 T = TypeVar("T")
 MadeColumn = tuple[Column, Callable[[T], Cell | str | float | None]]
-"""A column, and what stands in it for the thing that a row is about."""
+"""A column, and the function that gives its cell for a row's object."""
 
 
 def column(
     heading: str, cell: Callable[[T], Cell | str | float | None], note: str = ""
 ) -> MadeColumn[T]:
-    """Returns a column of numbers; a cell that is no text yet becomes one by ``number``."""
+    """Returns a column of numbers; cells that are not text are formatted by ``number``."""
     return Column(heading, note), cell
 
 
 def text_column(
     heading: str, cell: Callable[[T], Cell | str | float | None], note: str = ""
 ) -> MadeColumn[T]:
-    """Returns a column of words."""
+    """Returns a column of text."""
     return Column(heading, note, numeric=False), cell
 
 
@@ -95,7 +95,7 @@ def table_of(
     *,
     grouped: bool = False,
 ) -> Table:
-    """Returns a table with a row for each thing, made column by column."""
+    """Returns a table with one row per object."""
     rows = [[_cell(made(thing)) for _, made in columns] for thing in things]
     return Table([heading for heading, _ in columns], rows, caption, grouped)
 
@@ -117,7 +117,7 @@ class Chart(Block):
 
 @dataclass(frozen=True)
 class Pair(Block):
-    """Two charts beside each other where there is room."""
+    """Two charts side by side if there is room."""
 
     left: Chart
     right: Chart
@@ -132,7 +132,7 @@ class Gallery(Block):
 
 @dataclass(frozen=True)
 class Fact:
-    """One key number: what it is, its value, how to read it, and whether it stands out."""
+    """One key number: label, value, explanation, and whether it is emphasised."""
 
     label: str
     value: str
@@ -156,7 +156,7 @@ class Answers(Block):
 
 @dataclass(frozen=True)
 class Shares(Block):
-    """Parts of a whole as one divided bar: label, share in [0, 1], text of the amount."""
+    """Shares as one divided bar: label, share in [0, 1], text of the amount."""
 
     parts: Sequence[tuple[str, float, str]]
     caption: str
@@ -164,7 +164,7 @@ class Shares(Block):
 
 @dataclass(frozen=True)
 class Prose(Block):
-    """A paragraph; a notice stands out as something to know before reading on."""
+    """A paragraph; a notice is emphasised, to be read first."""
 
     text: str
     notice: bool = False
@@ -172,14 +172,14 @@ class Prose(Block):
 
 @dataclass(frozen=True)
 class Code(Block):
-    """Text shown as it is in the file."""
+    """Text shown verbatim."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Fold(Block):
-    """Blocks that stay closed until asked for."""
+    """Blocks that are folded until opened."""
 
     title: str
     blocks: Sequence[Block]
@@ -187,7 +187,7 @@ class Fold(Block):
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks under a heading; ``folded`` ones stay closed until asked for."""
+    """Blocks under a heading; ``folded`` ones are hidden until opened."""
 
     title: str
     blocks: Sequence[Block]
@@ -195,18 +195,18 @@ class Section:
 
 
 def section_of(title: str, *blocks: Block | None, folded: bool = False) -> Section | None:
-    """Returns the blocks that there are under a heading; None without any."""
+    """Returns a section of the blocks that are not None; None if there are none."""
     found = [block for block in blocks if block is not None]
     return Section(title, found, folded) if found else None
 
 
 @dataclass(frozen=True)
 class Page:
-    """A whole report.
+    """A complete report.
 
     Attributes:
         title: The page's heading.
-        lead: One paragraph below it: the result in plain words.
+        lead: A paragraph below it: the result in plain words.
         tags: Short facts beside the heading, such as the status.
         opening: Blocks before the first section.
         sections: The sections, listed as links at the top.
@@ -220,12 +220,12 @@ class Page:
 
 
 def template_named(name: str, package: str = "feddg.report", folder: str = "templates") -> Template:
-    """Returns a template; it escapes every text, and a name it does not know raises.
+    """Returns a template; it escapes all text and raises on unknown names.
 
     Args:
-        name: the file's name.
-        package: whose templates.
-        folder: where in the package they are.
+        name: the file name.
+        package: the package with the templates.
+        folder: their folder in the package.
     """
     templates = Environment(
         loader=PackageLoader(package, folder),
@@ -238,7 +238,7 @@ def template_named(name: str, package: str = "feddg.report", folder: str = "temp
 
 
 def write_file(out: Path, text: str) -> Path:
-    """Writes a part of a report; returns ``out``.
+    """Writes a file of a report; returns its path.
 
     Raises:
         RunError: it cannot be written.
@@ -259,12 +259,12 @@ QUALITY = 82
 
 
 def data_uri(path: Path) -> tuple[str, int, int] | None:
-    """A picture file as a ``data:`` address with its width and height in pixels.
+    """Returns a picture file as a ``data:`` address, with width and height in pixels.
 
     A large file is scaled to ``WIDEST`` pixels and stored as WebP where that is smaller.
 
     Returns:
-        None when the file is not a readable picture: a report is not the place to fail for it.
+        None if the file is not a readable picture, so that a report does not fail because of it.
     """
     try:
         with open_file(path) as file:
@@ -292,12 +292,12 @@ def _compressed(picture: Image.Image) -> bytes | None:
 
 
 def thumbnail(pixels: numpy.ndarray) -> str:
-    """``(height, width, 3)`` pixels of 0 to 255 as the ``data:`` address of a JPEG."""
+    """Returns ``(height, width, 3)`` pixels of 0 to 255 as the ``data:`` address of a JPEG."""
     stored = io.BytesIO()
     Image.fromarray(pixels).save(stored, "JPEG", quality=80)
     return data_address("image/jpeg", stored.getvalue())
 
 
 def data_address(kind: str, content: bytes) -> str:
-    """Content of a MIME type as a ``data:`` address."""
+    """Returns content of a MIME type as a ``data:`` address."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"

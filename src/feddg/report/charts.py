@@ -1,4 +1,4 @@
-"""Every interactive chart, of one run and of many: plotly's traces and layouts."""
+"""All interactive charts, of one or several runs: plotly's traces and layouts."""
 
 import html
 import json
@@ -41,8 +41,9 @@ COLOURS: Final = (
     *("#000000", "#e69f00", "#56b4e9", "#d55e00", "#009e73"),
     *("#cc79a7", "#0072b2", "#7a1f4f"),
 )
-"""Okabe and Ito's, with a dark red for their yellow, which is too light for lines on white: they
-stay apart for eyes without one of the three kinds of cones (a test computes it)."""
+"""Colours of Okabe and Ito, with a dark red for their yellow, which is too light for lines on
+white. They can be told apart by colour-blind readers (a test computes it).
+"""
 HELD_OUT_COLOURS = ("#c8324b", "#d98a00", "#8c3f8f", "#e0653a")
 TRAINING_COLOURS = ("#1f78a4", "#2a9d6f", "#5b6bc0", "#3bb0b0", "#7a8b2f", "#6f7f8f")
 HEAT_COLOURS = ((0.0, "#f7f9fa"), (0.5, "#7fb8bd"), (1.0, "#0b5c66"))
@@ -61,7 +62,7 @@ Point = tuple[float, float]
 
 
 def chart_of(traces: Sequence[Trace], height: int, caption: str, **layout: Any) -> Chart:
-    """A chart of plotly traces under the page's template, which ``page.js`` holds."""
+    """Returns a chart of plotly traces with the page's template, which is in ``page.js``."""
     import plotly.graph_objects as go  # half a second, and tables need none of it
 
     figure = json.loads(go.Figure(list(traces), {**layout, "template": "none"}).to_json())
@@ -70,7 +71,7 @@ def chart_of(traces: Sequence[Trace], height: int, caption: str, **layout: Any) 
 
 
 def line_chart(lines: Sequence[Trace], caption: str, x: Axis, y: Axis, **layout: Any) -> Chart:
-    """Lines with a legend."""
+    """Returns a line chart with a legend."""
     height = 330 + 12 * len(lines)
     return chart_of(lines, height, caption, xaxis=x, yaxis=y, showlegend=True, **layout)
 
@@ -83,7 +84,7 @@ def line_of(
     scale: float = 1,
     dash: str = "",
 ) -> Trace:
-    """A line through points, with markers when they are few."""
+    """Returns a line through points, with markers if there are few."""
     return {
         "type": "scatter",
         "x": [x for x, _ in points],
@@ -97,7 +98,7 @@ def line_of(
 
 
 def markers_of(places: Sequence[Point], marker: dict[str, Any], hover: str, **trace: Any) -> Trace:
-    """Single marks at places; ``hover`` is what pointing at one shows."""
+    """Returns markers at places; ``hover`` is the text shown on pointing."""
     return {
         "type": "scatter",
         "x": [x for x, _ in places],
@@ -112,7 +113,7 @@ def markers_of(places: Sequence[Point], marker: dict[str, Any], hover: str, **tr
 def heat_map(
     shares: Counts, counts: Counts, x: Axis, y: Axis, height: int, caption: str, **trace: Any
 ) -> Chart:
-    """Shares of 0 to 1 as colours, the first row at the top; ``counts`` show on pointing."""
+    """Returns shares of 0 to 1 as colours, first row at the top; pointing shows ``counts``."""
     heat = {
         "type": "heatmap",
         "z": (100 * shares).round(1).tolist(),
@@ -127,12 +128,12 @@ def heat_map(
 
 
 def axis(title: str, **settings: Any) -> Axis:
-    """An axis with its title."""
+    """Returns an axis with a title."""
     return {"title": {"text": title}, **settings}
 
 
 def names_axis(names: Sequence[str], title: str = "", **settings: Any) -> Axis:
-    """An axis of names; of very many, they show only when the reader points at something."""
+    """Returns an axis of names; if there are very many, they are shown on pointing only."""
     return axis(
         title,
         tickmode="array",
@@ -144,30 +145,30 @@ def names_axis(names: Sequence[str], title: str = "", **settings: Any) -> Axis:
 
 
 def scale_for(lowest: float, highest: float, ratio: float, **linear: Any) -> Axis:
-    """Settings of an axis: logarithmic where values span more than ``ratio``, else linear."""
+    """Returns axis settings: logarithmic if values span more than ``ratio``, else linear."""
     wide = 0 < lowest * ratio < highest
     return {"type": "log", "dtick": 1, "exponentformat": "power"} if wide else linear
 
 
 def marker_line(position: float) -> dict[str, Any]:
-    """A dotted line across the chart."""
+    """Returns a dotted line across the chart."""
     across = {"type": "line", "x0": position, "x1": position, "yref": "paper", "y0": 0, "y1": 1}
     return across | {"line": {"color": "#3d4852", "width": 1, "dash": "dot"}}
 
 
 def label_of(name: str) -> str:
-    """A name as safe text in a chart."""
+    """Returns a name as safe text for a chart."""
     return html.escape(shortened(readable(name)))
 
 
 def row_shares(counts: Counts) -> Counts:
-    """Each row divided by its sum; a row of zeros stays zeros."""
+    """Returns each row divided by its sum; rows of zeros do not change."""
     totals = counts.sum(axis=1, keepdims=True)
     return counts / np.where(totals > 0, totals, 1)
 
 
 def whole_percent(share: float) -> str:
-    """A share in percent without decimals; one rounding for matrix and bars, halves to even."""
+    """Returns a share in percent without decimals, rounded half to even."""
     return f"{100 * share:.0f}"
 
 
@@ -186,13 +187,13 @@ LINE_STYLES: Final = tuple(LineStyle(colour, dash) for dash in DASHES for colour
 
 
 def line_styles(methods: Mapping[str, str]) -> dict[str, LineStyle]:
-    """Returns the style of every label, no two alike while there are no more than ``LINE_STYLES``.
+    """Returns a style for every label, all different up to ``LINE_STYLES`` labels.
 
-    A method has the colour of its place among all methods, or, where a method before it has that
-    on the page, the next free one; no colour twice while there are free ones.
+    A method's colour follows from its position among all methods. If that colour is already used on
+    the page, it gets the next free one.
 
     Args:
-        methods: the label of every line and the method it is of, in the order of the page.
+        methods: the label of every line and its method, in page order.
     """
     places = {name: place for place, name in enumerate(METHODS)}
     # Ours first: they must not lose their colour to a name that happens to fall on it.
@@ -217,12 +218,12 @@ CLASSES_WITH_TEXT = 12
 
 
 def confusion_matrix(counts: Counts, classes: Sequence[str], caption: str) -> Chart:
-    """Which class was taken for which: rows are true classes, in percent of the row.
+    """Returns the confusion matrix: rows are true classes, in percent of the row.
 
     Args:
         counts: ``(classes, classes)`` number of images by true and predicted class.
         classes: Names of the classes.
-        caption: What the reader sees.
+        caption: The visible caption.
     """
     shares = row_shares(counts)
     gap = 1 if len(classes) <= MANY_CLASSES else 0
@@ -243,7 +244,7 @@ def confusion_matrix(counts: Counts, classes: Sequence[str], caption: str) -> Ch
 
 
 def class_accuracy(counts: Counts, classes: Sequence[str]) -> Chart:
-    """Accuracy of each class; of very many classes, the hardest."""
+    """Returns a chart of each class's accuracy; of very many classes, the hardest."""
     shares, totals = np.diagonal(row_shares(counts)), counts.sum(axis=1)
     order = list(range(len(classes)))
     caption = "Accuracy by class; the line marks the mean over classes."
@@ -285,17 +286,17 @@ def _class_height(classes: int) -> int:
 MOST_COLUMNS = 100
 LABELLED_CLIENTS = 24
 TALLEST = 1000
-"""Pixels of all rows together; of very many, each is a thin line."""
+"""Largest total height of the rows in pixels; if there are very many, rows are thin lines."""
 
 
 def client_heat_map(clients: ClientsTable, by: str) -> Chart:
-    """How each client's images spread over the domains, or over the classes.
+    """Returns a heat map of each client's images by domain or class.
 
-    Clients stand in the order of their main domain. Beyond ``MOST_COLUMNS`` clients, neighbours
-    with the same main domain share a column, which then shows their images taken together.
+    Clients are sorted by main domain. With more than ``MOST_COLUMNS`` clients, neighbours with the
+    same main domain share a column, which shows the sum of their images.
 
     Args:
-        clients: Who holds what.
+        clients: The images of each client.
         by: ``domains`` or ``classes``.
     """
     counts = np.array([getattr(client, by) for client in clients.clients], dtype=np.float64)
@@ -330,7 +331,7 @@ def client_heat_map(clients: ClientsTable, by: str) -> Chart:
 
 
 def client_groups(domain_counts: NDArray[Any]) -> list[NDArray[np.intp]]:
-    """Clients in the order of their main domain, cut into at most ``MOST_COLUMNS`` or so groups.
+    """Returns clients sorted by main domain, in at most about ``MOST_COLUMNS`` groups.
 
     Args:
         domain_counts: ``(clients, domains)`` numbers of images.
@@ -357,7 +358,7 @@ ROUNDS_OWN_MODELS: Final = "Of each round's own model, so the last point is the 
 
 
 def accuracy_curves(run: Run) -> Chart:
-    """Accuracy after every evaluated round: one line per domain and split."""
+    """Returns accuracy after every evaluated round, one line per domain and split."""
     evaluations = run.evaluations
     colours = _domain_colours(evaluations)
     lines: list[Trace] = []
@@ -404,7 +405,7 @@ def _split_line(
 
 
 def loss_curves(rounds: Sequence[RoundRow]) -> Chart | None:
-    """The mean of each loss term over rounds, or None before the first round."""
+    """Returns the mean of each loss term by round, or None before the first round."""
     terms = dict.fromkeys(name for row in rounds for name in row.terms)
     lines = [
         line_of(
@@ -437,7 +438,7 @@ def _over_rounds(lines: Sequence[Trace], caption: str, y: Axis) -> Chart:
 
 
 def alpha_boxes(alphas: Alphas) -> Chart:
-    """A box per layer and domain; drawn from quantiles, so that the page stays small."""
+    """Returns a box plot per layer and domain, drawn from quantiles to keep the page small."""
     held_out = set(alphas.domains[alphas.splits == TEST].tolist())
     colours = {True: cycle(HELD_OUT_COLOURS), False: cycle(TRAINING_COLOURS)}
     names = ("lowerfence", "q1", "median", "q3", "upperfence")
@@ -470,13 +471,13 @@ def alpha_boxes(alphas: Alphas) -> Chart:
 
 
 def feature_map(points: np.ndarray, groups: np.ndarray, names: Sequence[str], text: str) -> Chart:
-    """Features as points in a plane, coloured by group.
+    """Returns a scatter plot of features in a plane, coloured by group.
 
     Args:
-        points: ``(n, 2)`` places.
+        points: ``(n, 2)`` coordinates.
         groups: ``(n,)`` index of each point's group.
-        names: of the groups.
-        text: when, and what the groups are.
+        names: names of the groups.
+        text: the round, and the meaning of the groups.
     """
     traces = [
         markers_of(
@@ -494,12 +495,12 @@ def feature_map(points: np.ndarray, groups: np.ndarray, names: Sequence[str], te
 
 
 def landscape(found: Mapping[str, Any], losses: Sequence[Sequence[float]], images: str) -> Chart:
-    """The loss over a plane through marked models.
+    """Returns the loss over a plane through marked models.
 
     Args:
-        found: the plane: ``x``, ``y``, and ``points`` with their names.
-        losses: by ``y`` and ``x``.
-        images: whose loss it is.
+        found: the plane: ``x``, ``y``, and ``points`` with names.
+        losses: the loss by ``y`` and ``x``.
+        images: the images on which the loss is computed.
     """
     surface = {
         "type": "contour",
@@ -532,7 +533,7 @@ def landscape(found: Mapping[str, Any], losses: Sequence[Sequence[float]], image
 
 
 def grey_histograms(names: Sequence[str], rows: Sequence[Sequence[float]], when: str) -> Chart:
-    """Histograms of grey levels, a line for each client."""
+    """Returns histograms of grey levels, one line per client."""
     lines = []
     for name, shares, colour in zip(names, rows, cycle(COLOURS)):
         width = 256 / len(shares)
@@ -544,7 +545,7 @@ def grey_histograms(names: Sequence[str], rows: Sequence[Sequence[float]], when:
 
 
 def roc_chart(rows: Sequence[MembershipRow]) -> Chart | None:
-    """The ROC curves of the membership attacks above the line of chance; None without any."""
+    """Returns the ROC curves of membership attacks, with the line of chance; None without any."""
     found = [row for row in rows if row.curve]
     if not found:
         return None
@@ -568,7 +569,7 @@ ACCURACY: Final = "held-out test accuracy (%)"
 
 
 def learning_curves(results: Results) -> Chart | None:
-    """Held-out test accuracy after each round, one line per method."""
+    """Returns the held-out test accuracy by round, one line per method."""
     curves = {m: [(x, y.mean) for x, y in _mean_curve(results, m)] for m in results.methods}
     lines = _method_lines(results, curves)
     caption = (
@@ -579,7 +580,7 @@ def learning_curves(results: Results) -> Chart | None:
 
 
 class Along(NamedTuple):
-    """What a run takes, as an axis: how many of :class:`feddg.runs.reading.Spent` one unit is."""
+    """A cost as an axis: its unit, in multiples of :class:`feddg.runs.reading.Spent`."""
 
     unit: float
     title: str
@@ -596,12 +597,12 @@ SPENT: Final = {
 
 
 def accuracy_against(results: Results, spent: str) -> Chart | None:
-    """Accuracy over what was taken so far, a line and a band per method.
+    """Returns accuracy against the cost so far, a line and a band per method.
 
-    A method of one round is a horizontal line from what it takes on.
+    A method of one round is a horizontal line that starts at its cost.
 
     Args:
-        results: the comparison, at one budget where there are several.
+        results: the comparison, at one budget if there are several.
         spent: a name of ``SPENT``.
     """
     along, rule = SPENT[spent], results.default_rule
@@ -642,7 +643,7 @@ def accuracy_against(results: Results, spent: str) -> Chart | None:
 
 
 def _band(points: Sequence[tuple[float, float, float]], colour: str) -> Trace:
-    """The area between two lines, in percent."""
+    """Returns the filled area between two lines, in percent."""
     upper, lower = ([(p[0], p[i]) for p in points] for i in (2, 1))
     around = [*upper, *reversed(lower)]
     area = {"fill": "toself", "opacity": 0.3, "showlegend": False, "hoverinfo": "skip"}
@@ -650,7 +651,7 @@ def _band(points: Sequence[tuple[float, float, float]], colour: str) -> Trace:
 
 
 def axis_curves(results: Results, name: str) -> Chart | None:
-    """Average test accuracy over the values of an axis, or None where they are no numbers."""
+    """Returns average test accuracy over the values of an axis; None if they are not numbers."""
     values = {value: _number(value) for value in results.axes[name]}
     numbers = [value for value in values.values() if value is not None]
     if name == HELD_OUT or len(numbers) < len(values) or len(values) < 2:
@@ -677,7 +678,7 @@ def axis_curves(results: Results, name: str) -> Chart | None:
 
 
 def _number(text: str) -> float | None:
-    """The number in an axis value; of ``20 of 100`` clients, the 100."""
+    """Returns the number in an axis value; for ``20 of 100`` clients, 100."""
     try:
         return float(text.rpartition(" of ")[2])
     except ValueError:
@@ -697,7 +698,7 @@ def _method_lines(results: Results, curves: Mapping[str, Sequence[Point]]) -> li
 def _mean_curve(
     results: Results, method: str, spent: str | None = None, weights: str = LAST
 ) -> list[tuple[float, Margin]]:
-    """Mean accuracy by round (or by mean cost so far), over rounds that all runs evaluated."""
+    """Returns mean accuracy by round (or mean cost so far), over rounds evaluated in all runs."""
     runs = results.runs(method)
     if not runs:
         return []
@@ -716,7 +717,7 @@ def _mean_curve(
 
 
 def rank_plot(accuracies: Mapping[str, Accuracies], rule: SelectionRule) -> Chart | None:
-    """Every method's rank in each column and seed, and the mean; None for a single method."""
+    """Returns every method's rank in each column and seed, and its mean; None for one method."""
     ranked = {name: list(places.values()) for name, places in ranks(accuracies).items()}
     pairs = len(next(iter(ranked.values()), ()))
     if len(ranked) < 2 or not pairs:
@@ -766,7 +767,7 @@ def rank_plot(accuracies: Mapping[str, Accuracies], rule: SelectionRule) -> Char
 def margin_plot(
     accuracies: Mapping[str, Accuracies], base: str, rule: SelectionRule
 ) -> Chart | None:
-    """Each method's margin over ``base`` with its confidence interval."""
+    """Returns each method's margin over ``base`` with its confidence interval."""
     margins = {
         name: margin
         for name, ours in accuracies.items()

@@ -1,4 +1,4 @@
-"""The page of a comparison: many runs as tables of means, margins, ranks and curves."""
+"""The page of a comparison: tables of means, margins and ranks, and curves of many runs."""
 
 import itertools
 import math
@@ -71,7 +71,7 @@ FEW_SETTINGS = 10
 
 
 def comparison_page(results: Results) -> Page:
-    """The page of a comparison; where there are budgets, at the largest one, and by budget."""
+    """Returns the page of a comparison, at the largest budget and by budget if there are any."""
     every, results = results, results.at_largest
     best, rule = tables.about_best(results), results.default_rule
     accuracies, is_fit = results.accuracies(rule), results.no_method_fit is None
@@ -130,7 +130,7 @@ def comparison_page(results: Results) -> Page:
 
 
 def _title(results: Results) -> str:
-    """The title its author gave, or the methods; with data set and test domain if it lacks them."""
+    """Returns the title of the plan, or the methods, with data set and test domain if missing."""
     own = results.title != results.name
     methods = [spelled(method) for method in results.methods]
     who = listed(methods) if len(methods) <= MOST_NAMED else counted(len(methods), "method")
@@ -172,7 +172,7 @@ def _accuracy_section(results: Results) -> Section | None:
 
 
 def _budget_section(results: Results) -> Section | None:
-    """Accuracy by images seen in training; who leads at every budget of a plan that has some."""
+    """Returns accuracy by training images, and the leader at every budget, of a plan with some."""
     folds = []
     for budget in results.budgets:
         own = replace(results.at(budget), question="")
@@ -187,7 +187,7 @@ def _budget_section(results: Results) -> Section | None:
 
 
 def _metrics_table(results: Results) -> Table | None:
-    """Every metric of every method on held-out test domains, means over runs."""
+    """Returns every metric of every method on held-out test domains, as means over runs."""
     names = more_metrics(results.runs())
     if len(names) < 2:
         return None
@@ -223,7 +223,7 @@ def _rules_section(results: Results) -> Section:
 
 
 def _differing_settings(results: Results) -> Block | None:
-    """The settings in which a few runs differ; None of more runs than a table has room for."""
+    """Returns the settings in which runs differ; None if there are too many runs for a table."""
     found = {row.run.folder: (spelled(row.method), row.run) for row in results.rows if row.run}
     if not 1 < len(found) <= MOST_COLUMNS:
         return None
@@ -259,7 +259,7 @@ def _paper_section(results: Results) -> Section | None:
 
 
 def _cost_table(results: Results) -> Table | None:
-    """What a run of each method took, mean over its runs; None without any."""
+    """Returns the mean cost of each method's runs; None without runs."""
     methods = [method for method in results.methods if results.runs(method)]
     costs = {m: [(cost_of(r), max(1, r.rounds_done)) for r in results.runs(m)] for m in methods}
 
@@ -311,7 +311,7 @@ def _runs_section(results: Results) -> Section:
 
 
 def _steps(results: Results) -> Iterator[Step]:
-    """What to do next; nothing for folders that no plan holds together."""
+    """Yields what to do next; nothing for folders without a plan."""
     folders = {run.folder.parent for run in results.runs()}
     plan = folders.pop() / "plan.yaml" if len(folders) == 1 else None
     if plan is None or not plan.is_file():
@@ -349,7 +349,7 @@ T = TypeVar("T")
 
 
 def paired_table(found: PairedRuns, first: str, second: str) -> Table:
-    """Metrics of two runs on the same images, and their differences with intervals."""
+    """Returns metrics of two runs on the same images, and their differences with intervals."""
     columns: list[MadeColumn[PairedDifference]] = [
         text_column("Metric", lambda d: metric_title(d.metric)),
         text_column("Over domains", lambda d: AGGREGATE_WORDS[d.aggregate]),
@@ -368,7 +368,7 @@ def paired_table(found: PairedRuns, first: str, second: str) -> Table:
 def _difference_columns(
     difference: Callable[[T], PairedDifference], note: str, bold: bool = True
 ) -> list[MadeColumn[T]]:
-    """A difference of metrics and its interval; where ``bold``, so if that excludes zero."""
+    """Returns columns of a difference and its interval; ``bold`` marks intervals without zero."""
 
     def mean(row: T) -> Cell:
         one = difference(row)
@@ -386,7 +386,7 @@ def _difference_columns(
 
 
 def mcnemar_words(found: PairedRuns) -> str:
-    """McNemar's test in a sentence."""
+    """Returns McNemar's test in a sentence."""
     test = found.mcnemar
     rough = test.only_first + test.only_second < FEW_DISCORDANT
     return (
@@ -398,24 +398,24 @@ def mcnemar_words(found: PairedRuns) -> str:
 
 
 def _p_text(value: float) -> str:
-    """A p-value with as many digits as say something."""
+    """Returns a p-value with its significant digits."""
     return "< 0.0001" if value < 1e-4 else f"{value:.4f}"
 
 
 class _Pair(NamedTuple):
-    """A run of a method, and that of the base in the same column and seed, image by image."""
+    """A method's run and the base method's in the same column and seed, image by image."""
 
     row: ResultRow
     found: PairedRuns
 
     def pooled(self) -> PairedDifference:
-        """The difference in accuracy over all images."""
+        """Returns the difference in accuracy over all images."""
         wanted = ("accuracy", "pooled")
         return next(d for d in self.found.differences if (d.metric, d.aggregate) == wanted)
 
 
 def _paired_section(results: Results) -> Section | None:
-    """Every method against the first one, image by image; None where nobody kept results."""
+    """Returns every method against the first, image by image; None if no results are stored."""
     base = spelled(results.methods[0]) if results.methods else ""
     pairs = list(_runs_in_pairs(results))
     compared: list[_Pair] = []
@@ -452,7 +452,7 @@ def _paired_section(results: Results) -> Section | None:
 
 
 def _runs_in_pairs(results: Results) -> Iterator[tuple[ResultRow, Run, Run]]:
-    """A run of another method with its row, and the first's in the same column and seed."""
+    """Yields another method's row and run, with the first method's run in the same place."""
     with_images = [
         (row, row.run) for row in results.rows if row.run and is_file(results_file(row.run.folder))
     ]

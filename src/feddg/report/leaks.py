@@ -1,4 +1,4 @@
-"""What left the sites, what attacks made of it, and what it gives away."""
+"""The report's section on privacy: what left the sites, and what attacks found in it."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -42,14 +42,14 @@ MOST_KINDS = 12
 
 @dataclass
 class _Entry:
-    """One kind of thing that left the sites: a name in messages of one purpose.
+    """A kind of data that left the sites: a name in messages of one purpose.
 
     Attributes:
-        purpose: of the messages.
-        name: of the thing in them.
-        passed_on: whether clients were sent the same, each on its own.
-        numbers: the most that one client sent of it in one message.
-        sent: how often, by client.
+        purpose: purpose of the messages.
+        name: name of the entry in them.
+        passed_on: whether the server sent each client's value on to all clients.
+        numbers: the largest number of values that one client sent in a message.
+        sent: how often each client sent it.
     """
 
     purpose: str
@@ -65,12 +65,12 @@ class _Entry:
 
     @property
     def times(self) -> int:
-        """The most that one client sent it."""
+        """The largest number of times that one client sent it."""
         return max(self.sent.values())
 
 
 def leaks_section(run: Run) -> Section | None:
-    """The section, or None where nothing was sent."""
+    """Returns the section, or None if nothing was sent."""
     if not run.ledger.messages:
         return None
     attacks, entries = run.attacks, _entries(run.ledger)
@@ -97,7 +97,7 @@ def leaks_section(run: Run) -> Section | None:
 
 
 def _entries(ledger: LedgerRecord) -> list[_Entry]:
-    """Everything that left a site, in the order of first appearance."""
+    """Returns everything that left a site, in order of first appearance."""
     found: dict[tuple[str, str], _Entry] = {}
     passed_on = {("statistics", name) for name in _passed_on(ledger)}
     for message in ledger.messages:
@@ -113,7 +113,7 @@ def _entries(ledger: LedgerRecord) -> list[_Entry]:
 
 
 def _content(layout: LayoutRow) -> dict[str, int]:
-    """How many numbers of what a message holds; what a log says is no content."""
+    """Returns how many values each entry of a message holds, without log information."""
     counts: dict[str, int] = {}
     for tensor in layout.tensors:
         name = tensor.name
@@ -126,7 +126,7 @@ def _content(layout: LayoutRow) -> dict[str, int]:
 
 
 def _passed_on(ledger: LedgerRecord) -> Iterator[str]:
-    """What the setup handed to every client as it came from each: several rows of one name."""
+    """Yields names of which the setup sent every client the rows of all clients."""
 
     def shapes(direction: str, purpose: str) -> Iterator[tuple[str, tuple[int, ...]]]:
         for message in ledger.messages:
@@ -169,7 +169,7 @@ def _entries_table(run: Run, entries: Sequence[_Entry]) -> Table:
 
 
 def _epsilon(run: Run, purpose: str) -> str:
-    """What the run's account says of a kind of message; empty without noise."""
+    """Returns the epsilon of a kind of message in the run's account; empty without noise."""
     return "; ".join(
         f"{row.epsilon:.3g} at {row.delta:g}, per {row.unit}, noised at the {row.noised_at}"
         for row in run.privacy.values()
@@ -198,7 +198,7 @@ def _for_the_officer(run: Run, entries: Sequence[_Entry]) -> str:
 
 
 def _tried(attacks: Sequence[AttackRow]) -> str:
-    """What attacks say in one sentence, with its limits."""
+    """Returns the attacks' result in one sentence, with its limits."""
     if not attacks:
         return "No attack on what was sent has been tried on this run."
     sent = [row for row in _rows(attacks, ReconstructionRow) if row.fed == "sent"]
@@ -236,7 +236,7 @@ FED_WORDS = {
 READERS = {"server": "the server", "client": "another client"}
 CHANCE = 0.5
 TOO_WIDE = 0.3
-"""An interval of ranks or of AUC from which nothing can be told."""
+"""Intervals of ranks or AUC wider than this allow no conclusion."""
 R = TypeVar("R", bound=Row)
 
 
@@ -245,7 +245,7 @@ def _rows(rows: Sequence[AttackRow], kind: type[R]) -> list[R]:
 
 
 def attack_tables(rows: Sequence[AttackRow]) -> list[Table]:
-    """A table for each kind of attack that was made."""
+    """Returns a table for each kind of attack that was run."""
     tables = [
         _reconstructions(_rows(rows, ReconstructionRow)),
         _differences(_rows(rows, DifferenceRow)),
@@ -282,7 +282,7 @@ def _reconstructions(rows: Sequence[ReconstructionRow]) -> Table:
 def _similarity_columns(
     rows: Sequence[ReconstructionRow] | Sequence[InversionRow],
 ) -> Iterator[MadeColumn[ReconstructionRow | InversionRow]]:
-    """SSIM, the further scores and the rank."""
+    """Yields the columns of SSIM, further scores and rank."""
     yield column("SSIM", lambda row: _digits(row.ssim, 3))
     for name in dict.fromkeys(name for row in rows for name in row.scores):
         yield _score_column(name)
@@ -349,7 +349,7 @@ def _memberships(rows: Sequence[MembershipRow]) -> Table:
 
 
 def _findings(rows: Sequence[AttackRow], key: str) -> Iterator[str]:
-    """What attacks learned from one kind of message, ``purpose/name``, in a few words each."""
+    """Yields what attacks learned from one kind of message, ``purpose/name``, in short phrases."""
     for row in rows:
         if isinstance(row, ReconstructionRow) and row.entry == key:
             if row.fed == "sent" and row.domain == "all":
@@ -405,11 +405,11 @@ DIRECTIONS = {
 }
 MOST_LAYOUTS = 4
 _Kind = tuple[tuple[str, str], list[MessageRow]]
-"""Purpose and direction, and the messages."""
+"""Purpose and direction, with the messages."""
 
 
 def _by_kind(ledger: LedgerRecord) -> list[_Kind]:
-    """The messages by purpose and direction, in the order of first appearance."""
+    """Returns the messages by purpose and direction, in order of first appearance."""
     kinds: dict[tuple[str, str], list[MessageRow]] = {}
     for message in ledger.messages:
         kinds.setdefault((message.purpose, message.direction), []).append(message)
@@ -417,7 +417,7 @@ def _by_kind(ledger: LedgerRecord) -> list[_Kind]:
 
 
 def _ledger_table(ledger: LedgerRecord) -> Table:
-    """Every kind of message: what it holds, how large it is, how often it was sent."""
+    """Returns a table of all kinds of messages: content, size and how often they were sent."""
     columns: list[MadeColumn[_Kind]] = [
         text_column("Message", lambda kind: _purpose_text(kind[0][0])),
         text_column("Direction", lambda kind: DIRECTIONS.get(kind[0][1], kind[0][1])),
@@ -439,7 +439,7 @@ def _ledger_table(ledger: LedgerRecord) -> Table:
 
 
 def _purpose_text(purpose: str) -> str:
-    """What a message is for, in words."""
+    """Returns the purpose of a message in words."""
     kind, _, name = purpose.partition(":")
     if kind in ("ask", "answer") and name:
         return f"{'Question' if kind == 'ask' else 'Answer'}: {readable(name)}"
@@ -447,7 +447,7 @@ def _purpose_text(purpose: str) -> str:
 
 
 def _size_range(messages: Sequence[MessageRow]) -> str:
-    """``44.8 MB``, or ``1.2 kB to 3.4 kB`` when messages differ in size."""
+    """Returns ``44.8 MB``, or ``1.2 kB to 3.4 kB`` if sizes differ."""
     sizes = [message.bytes for message in messages]
     lowest, highest = size(min(sizes)), size(max(sizes))
     return lowest if lowest == highest else f"{lowest} to {highest}"
@@ -480,7 +480,7 @@ def _layout_items(layout: LayoutRow) -> Iterator[str]:
 
 
 def _ledger_sentences(ledger: LedgerRecord) -> str:
-    """What left each site, in plain words."""
+    """Returns what left each site, in plain words."""
     sent: dict[int, int] = {}
     for message in ledger.messages:
         if message.direction == "up":

@@ -1,4 +1,4 @@
-"""Runs, comparisons and predictions as a notebook shows them: HTML without scripts."""
+"""HTML without scripts that a notebook shows for runs, comparisons and predictions."""
 
 import html
 import io
@@ -30,18 +30,18 @@ from feddg.text import percent_sign, readable, shortened
 
 MOST_SHOWN = 12
 THUMBNAIL = 96
-"""Side of a picture, in pixels."""
+"""Side of a thumbnail in pixels."""
 
 
 def html_of(thing: Any) -> str:
-    """Returns what a notebook shows.
+    """Returns the HTML of an object for a notebook.
 
     Args:
         thing: a run, a comparison or predictions.
 
     Raises:
-        TypeError: it is none of these.
-        RunError: its folder is damaged, or gone.
+        TypeError: it is another type.
+        RunError: its folder is damaged or missing.
     """
     for kind, drawn in _DRAWN.items():
         if isinstance(thing, kind):
@@ -98,7 +98,7 @@ _DRAWN: dict[type, Callable[[Any], str]] = {
 
 
 def _page(*, curves: Chart | None = None, report: Path | None = None, **parts: Any) -> str:
-    """The template's parts, those that are named; what is not there is left out."""
+    """Fills the template with the given parts; missing parts are left out."""
     return template_named("notebook.html.j2").render(
         **parts,
         curves=_drawn(curves) if curves else None,
@@ -108,7 +108,7 @@ def _page(*, curves: Chart | None = None, report: Path | None = None, **parts: A
 
 
 def _drawn(chart: Chart) -> str:
-    """A chart of lines as a picture: SVG, as an address."""
+    """Returns a line chart as an SVG picture, as a ``data:`` address."""
     figure = Figure(figsize=(7.2, 3.2), layout="constrained")
     axes = figure.subplots()
     for trace in chart.figure["data"]:
@@ -138,7 +138,7 @@ def _drawn(chart: Chart) -> str:
 
 
 def _thumbnail(one: Prediction) -> str:
-    """The file as a small picture; empty where it cannot be read any more."""
+    """Returns the file as a thumbnail; empty if it cannot be read any more."""
     try:
         with quiet_pillow():
             pixels = decode_image(Path(one.file), THUMBNAIL, "squash")

@@ -1,9 +1,8 @@
-"""From run folders to one HTML file that needs nothing else, and to its tables as files.
+"""Writes reports: run folders to one self-contained HTML file, and its tables as files.
 
-plotly.js travels inside the page, gzipped and written in base64 (2 MB instead of 5); the browser
-unpacks it with ``DecompressionStream``. A browser older than 2023 says in place of each chart that
-it cannot draw it; every table is there all the same. The page's own content security policy
-forbids any request.
+plotly.js is part of the page, gzipped and in base64 (2 MB instead of 5); the browser unpacks it
+with ``DecompressionStream``. A browser older than 2023 shows a note instead of each chart, and all
+tables. The page's own content security policy forbids any request.
 """
 
 import base64
@@ -22,29 +21,28 @@ from feddg.runs.reading import read_run
 
 
 def write_report(folders: Sequence[Path], out: Path) -> Path:
-    """Writes one self-contained HTML page about one run, or about several.
+    """Writes one self-contained HTML page about one or several runs.
 
     Args:
         folders: Run folders, finished or not; or a single folder of ``feddg compare``, or its
-            results file. One run gives the page of that run; several, a comparison of those that
-            are complete.
-        out: The file to write; its folder is made if needed, an older file is replaced.
+            results file. One run gives its page; several give a comparison of the complete ones.
+        out: The file to write; its folder is created if needed, an existing file is replaced.
 
     Returns:
         ``out``.
 
     Raises:
-        RunError: If there is no folder to report on, one is not a run folder or damaged, or the
-            page cannot be written.
+        RunError: there is no folder to report on, one is damaged or not a run folder, or the page
+            cannot be written.
     """
     return write_page(page_about(folders), out)
 
 
 def ensure_report(run: Path) -> Path:
-    """Writes a complete run's ``report.html`` and ``model_card.md`` unless they are there.
+    """Writes a complete run's ``report.html`` and ``model_card.md`` if they do not exist.
 
     Returns:
-        The first.
+        The path of ``report.html``.
     """
     from feddg.prediction.export import ensure_card
 
@@ -54,7 +52,7 @@ def ensure_report(run: Path) -> Path:
 
 
 def write_page(page: Page, out: Path) -> Path:
-    """Writes a page as HTML; returns ``out``.
+    """Writes a page as HTML; returns its path.
 
     Raises:
         RunError: it cannot be written.
@@ -63,7 +61,7 @@ def write_page(page: Page, out: Path) -> Path:
 
 
 def page_about(folders: Sequence[Path]) -> Page:
-    """The page about one run or several; see :func:`write_report`."""
+    """Returns the page about one or several runs; see :func:`write_report`."""
     if not folders:
         raise RunError("There is no run to report on. Name at least one run folder.")
     if len(folders) > 1:
@@ -78,10 +76,10 @@ def write_comparison(folder: Path) -> Path:
     """Writes ``report.html``, ``results.csv`` and ``tables/`` into a folder of ``feddg compare``.
 
     Returns:
-        The page.
+        The path of ``report.html``.
 
     Raises:
-        RunError: the folder holds no comparison, or cannot be written.
+        RunError: the folder contains no comparison, or cannot be written.
     """
     results = read_comparison(folder)
     page = comparison_page(results)
@@ -94,7 +92,7 @@ def write_tables(page: Page, folder: Path) -> list[Path]:
     """Writes every table of a page as Markdown, CSV and LaTeX.
 
     Returns:
-        The files; all tables together are in ``tables.md``.
+        The paths of the files; ``tables.md`` contains all tables.
     """
     files, whole = [], [f"# {page.title}\n\n{page.lead}\n"]
     for name, table in page_tables(page):
@@ -105,7 +103,7 @@ def write_tables(page: Page, folder: Path) -> list[Path]:
 
 
 def render(page: Page) -> str:
-    """A page as HTML; every text in it is escaped."""
+    """Returns a page as HTML; all text is escaped."""
     return template_named("page.html.j2").render(
         page=page, plotly=_packed_plotly(), data_uri=data_uri
     )
@@ -113,7 +111,7 @@ def render(page: Page) -> str:
 
 @lru_cache(maxsize=1)
 def _packed_plotly() -> str:
-    """plotly.js as base64 of gzip; the same bytes every time."""
+    """Returns plotly.js as base64 of gzip; always the same bytes."""
     from plotly.offline import get_plotlyjs
 
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()

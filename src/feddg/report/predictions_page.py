@@ -1,4 +1,4 @@
-"""Pages of thumbnails: a table of predictions, and what is expected of a model at a new site."""
+"""Pages of thumbnails: for predictions, and for the expected accuracy at a new site."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -25,23 +25,23 @@ from feddg.report.blocks import (
 from feddg.text import MISSING, percent, readable
 
 SIDE = 144
-"""Of a thumbnail, pixels."""
+"""Side of a thumbnail in pixels."""
 DOUBT_IN = (0.5, 0.8, 0.95, 1.01)
-"""Confidences that part the page: below a half, ..."""
+"""Upper limits of confidence of the page's parts: below a half, ..."""
 RISKS_IN = (0.6, 0.3, 0.1, -0.01)
-"""Risks that part it: above 60 %, ..."""
+"""Lower limits of risk of the page's parts: above 60 %, ..."""
 
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """One picture of the page.
+    """A picture of the page.
 
     Attributes:
-        file: as it was named or found.
-        label: what was predicted.
-        share: how sure that is, or how risky, in [0, 1].
-        unlike_training: whether the image is unlike those of training.
-        source: the picture, as a ``data:`` address; None where the file is not there any more.
+        file: the file as it was named or found.
+        label: the predicted class.
+        share: confidence or risk, in [0, 1].
+        unlike_training: whether the image is unlike the training images.
+        source: the picture as a ``data:`` address; None if the file does not exist any more.
     """
 
     file: str
@@ -52,12 +52,12 @@ class Thumbnail:
 
     @property
     def name(self) -> str:
-        """The file's own name, without its folders."""
+        """The file name without folders."""
         return os.path.basename(self.file)
 
     @property
     def number(self) -> str:
-        """How sure, or how risky, in percent."""
+        """The confidence or risk in percent."""
         return f"{self.share:.1%}"
 
 
@@ -69,16 +69,16 @@ def write_predictions_page(
     result: str,
     diagnostics: Sequence[Diagnostic] = (),
 ) -> Path:
-    """Writes one self-contained page; returns ``out``.
+    """Writes one self-contained page; returns its path.
 
-    It holds small copies of the images: who may read it may see them.
+    It contains small copies of the images, so everyone who can read the page sees them.
 
     Args:
         found: the table's most doubtful rows.
-        out: the page.
-        preparation: how files become colours.
-        result: how good the model was where nobody trained.
-        diagnostics: the warnings about the model.
+        out: the file to write.
+        preparation: how files become RGB images.
+        result: how good the model was at sites that it was not trained on.
+        diagnostics: warnings about the model.
 
     Raises:
         RunError: it cannot be written.
@@ -106,13 +106,13 @@ def write_predictions_page(
 
 
 def write_travel_page(found: Travel, out: Path) -> Path:
-    """Writes one self-contained page about a model at a new site; returns ``out``.
+    """Writes one self-contained page about a model at a new site; returns its path.
 
-    It holds small copies of the images: who may read it may see them.
+    It contains small copies of the images, so everyone who can read the page sees them.
 
     Args:
-        found: what is expected.
-        out: the page.
+        found: the estimates.
+        out: the file to write.
 
     Raises:
         RunError: it cannot be written.
@@ -138,7 +138,7 @@ def write_travel_page(found: Travel, out: Path) -> Path:
 
 
 def sites_table(found: Travel) -> Table:
-    """Returns the sites that were left out: what was estimated there, and what was true."""
+    """Returns the held-out sites: estimated and true accuracy."""
     return table_of(
         found.calibration.sites,
         [
@@ -155,7 +155,7 @@ def sites_table(found: Travel) -> Table:
 
 
 def estimates_table(found: Travel) -> Table:
-    """Returns what each estimator says before it is calibrated."""
+    """Returns each estimator's value before calibration."""
     return table_of(
         found.signals.estimates.items(),
         [
@@ -168,7 +168,7 @@ def estimates_table(found: Travel) -> Table:
 
 
 def classes_table(found: Travel) -> Table:
-    """Returns what is expected of the answers of each class."""
+    """Returns the expected accuracy of the predictions of each class."""
     return table_of(
         found.classes,
         [
@@ -209,7 +209,7 @@ def _write(
 
 
 def _by_confidence(thumbnails: Sequence[Thumbnail]) -> Iterator[tuple[str, list[Thumbnail]]]:
-    """The thumbnails in parts of like confidence, with headings."""
+    """Yields the thumbnails grouped by confidence, with headings."""
     low = 0.0
     for high in DOUBT_IN:
         part = [one for one in thumbnails if low <= one.share < high]
@@ -220,7 +220,7 @@ def _by_confidence(thumbnails: Sequence[Thumbnail]) -> Iterator[tuple[str, list[
 
 
 def _by_risk(thumbnails: Sequence[Thumbnail]) -> Iterator[tuple[str, list[Thumbnail]]]:
-    """The thumbnails in parts of like risk, with headings."""
+    """Yields the thumbnails grouped by risk, with headings."""
     high = 1.01
     for low in RISKS_IN:
         part = [one for one in thumbnails if low <= one.share < high]

@@ -1,4 +1,4 @@
-"""Pages in Markdown about published results, made from results files."""
+"""Markdown pages about published results, made from results files."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -33,22 +33,22 @@ from feddg.storage import read_text
 from feddg.text import MISSING, counted, percent, readable
 
 BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
-"""Everything between these marks of a page is made from a results file."""
+"""Everything between these marks of a page is generated from a results file."""
 SEARCH = "<!-- search -->"
-"""A page that says this shows validation domains, and one rule."""
+"""A page with this mark shows validation domains and one rule."""
 NOT_RUN = "not run"
 REFERENCE = "fedavg"
 
 
 def write_results_page(file: Path, page: Path) -> None:
-    """Writes a results file as tables in Markdown, between the marks of a page or into a new one.
+    """Writes a results file as Markdown tables, between the marks of a page or to a new page.
 
     Args:
         file: the results file.
-        page: what is outside its marks is kept.
+        page: the page; text outside its marks is kept.
 
     Raises:
-        RunError: the results are damaged, the page is there and has no marks, or cannot be written.
+        RunError: the results are damaged, the page exists but has no marks, or cannot be written.
     """
     results = Results.read(file)
     new = f"# {file.stem}\n\n{BEGIN}\n{END}\n"
@@ -62,12 +62,12 @@ def write_results_page(file: Path, page: Path) -> None:
 
 
 def remade(page: str, results: Results, tuning: TuningFile | None = None) -> str:
-    """Returns the page with its tables made anew.
+    """Returns the page with its tables generated again.
 
     Args:
         page: Markdown with the two marks, in their order.
-        results: in the cells of a plan, or those of a file alone.
-        tuning: what was tried for each method first, if anything.
+        results: the results in the cells of a plan, or of a file only.
+        tuning: the trials of each method, if there were any.
 
     Raises:
         RunError: a mark is missing.
@@ -80,7 +80,7 @@ def remade(page: str, results: Results, tuning: TuningFile | None = None) -> str
 
 
 def between_marks(page: str, made: str, begin: str = BEGIN, end: str = END) -> str:
-    """Returns the page with something else between two of its marks.
+    """Returns the page with the text between two of its marks replaced.
 
     Raises:
         RunError: a mark is missing.
@@ -93,7 +93,7 @@ def between_marks(page: str, made: str, begin: str = BEGIN, end: str = END) -> s
 
 
 def _together(coverage: str, *parts: str) -> str:
-    """Parts of a page; behind the first what marks mean, where there are some."""
+    """Joins parts of a page, with the explanation of marks after the first, if needed."""
     others = [part.strip() for part in parts if part]
     meaning = [MEANING] if any(MARK in part for part in others) else []
     return "\n\n".join([coverage, *meaning, *others])
@@ -104,7 +104,7 @@ def _with_caption(caption: str, table: Table | None) -> str:
 
 
 def _about_rows(results: Results) -> Iterator[Diagnostic]:
-    """Yields what is to be known of all runs: how many were still rising, or do not tell."""
+    """Yields notes on all runs: how many were still rising, or do not tell."""
     recorded = [value for own in results.values(RISING).values() for value in own.values()]
     rising = sum(value > 0 for value in recorded)
     if rising:
@@ -125,12 +125,12 @@ def _machines(results: Results) -> str:
 
 
 def _fluctuation_column(results: Results, heading: str, weights: str) -> MethodColumn:
-    """How far a method's accuracy moves from round to round, mean over its runs."""
+    """Returns the column of a method's round-to-round fluctuation, mean over its runs."""
     return column(heading, lambda m: percent(results.mean(m, f"fluctuation_{weights}")))
 
 
 def _marked(results: Results, rules: Sequence[SelectionRule], method: str) -> str:
-    """A method's name, marked where its model by one of the rules is no better than a constant."""
+    """Returns a method's name, marked if its model is no better than a constant by one rule."""
     found = [results.no_better_than_constant(rule).get(method, set()) for rule in rules]
     return spelled(method) + mark(set().union(*found), results.columns)
 
@@ -139,11 +139,11 @@ def _marked(results: Results, rules: Sequence[SelectionRule], method: str) -> st
 
 
 def planned_tables(results: Results, tuning: TuningFile | None = None) -> str:
-    """Returns everything that the results of a plan say, as Markdown.
+    """Returns all tables of a plan's results, as Markdown.
 
     Args:
-        results: in the plan's cells.
-        tuning: what was tried for each method before, if anything.
+        results: results in the plan's cells.
+        tuning: the trials of each method, if there were any.
     """
     every, results = results, results.at_largest
     parts = [_by_budget(every)]
@@ -161,13 +161,13 @@ def planned_tables(results: Results, tuning: TuningFile | None = None) -> str:
 
 
 def _by_budget(results: Results) -> str:
-    """Every method at every budget; empty without budgets."""
+    """Returns every method at every budget; empty without budgets."""
     caption = f"**By budget.** The tables below: {budget_words(results).rstrip(': ')}."
     return _with_caption(caption, budget_table(results))
 
 
 def cells_run(results: Results) -> str:
-    """How much of the plan is run: ``12 of 84``."""
+    """Returns how much of the plan has been run, such as ``12 of 84``."""
     return f"{len(results.rows)} of {len(results.planned)}"
 
 
@@ -191,7 +191,7 @@ def _planned_coverage(results: Results) -> str:
 
 
 def _planned_accuracy(results: Results, rule: SelectionRule) -> str:
-    """Accuracy by column under one rule; a cell of which not every seed is run says so."""
+    """Returns accuracy by column under one rule; cells with missing seeds are marked."""
     columns = accuracy_columns(results, rule, missing=NOT_RUN, published=True)
     columns.append(_fluctuation_column(results, "Movement", "last"))
     caption = (
@@ -203,7 +203,7 @@ def _planned_accuracy(results: Results, rule: SelectionRule) -> str:
 
 
 def _planned_margins(results: Results, rule: SelectionRule) -> str:
-    """Every method against FedAvg and against the best other one, paired; none for one method."""
+    """Returns every method against FedAvg and the best other one, paired; empty for one method."""
     caption = (
         f"**Margins, {rule.name.lower()}.** Paired by column and seed, over the cells that both "
         "have; Student's t interval of the mean difference. The best other method was picked by "
@@ -298,7 +298,7 @@ def _margins(results: Results) -> str:
 
 
 def _explained(results: Results) -> str:
-    """How much of each method's lead over plain averaging the mean of the last rounds explains."""
+    """Returns how much of each method's lead over FedAvg the SWA weights explain."""
     final, swa = results.accuracies(FINAL), results.accuracies(SWA_MEAN)
     named = partial(_marked, results, (FINAL, SWA_MEAN))
     name = named(REFERENCE)
@@ -321,7 +321,7 @@ def _explained(results: Results) -> str:
 def _margin_column(
     heading: str, ours: Mapping[str, Accuracies], theirs: Mapping[str, Accuracies]
 ) -> MethodColumn:
-    """By how much ``ours`` of a method is above ``theirs`` of it."""
+    """Returns the column of a method's margin between ``ours`` and ``theirs``."""
     return column(heading, lambda m: margin_text(paired_margin(ours.get(m, {}), theirs.get(m, {}))))
 
 
@@ -346,7 +346,7 @@ def _costs(results: Results) -> str:
 
 
 def _ranked(results: Results) -> list[str]:
-    """The methods, best first; those without a number last."""
+    """Returns the methods, best first, those without results last."""
     found = results.accuracies(_ranking_rule(results))
     common = set[Key].intersection(*map(set, found.values())) if found else set()
 
@@ -357,7 +357,7 @@ def _ranked(results: Results) -> list[str]:
 
 
 def _ranking_rule(results: Results) -> SelectionRule:
-    """The mean of the last rounds, or the final round where a method has none."""
+    """Returns the SWA rule, or the final round's if a method has no SWA."""
     has_tails = list(results.accuracies(SWA_MEAN)) == results.methods
     return SWA_MEAN if has_tails else FINAL
 
@@ -366,7 +366,7 @@ def _ranking_rule(results: Results) -> SelectionRule:
 
 
 def search_table(results: Results) -> str:
-    """Returns the table of a search: held-out validation after the final round, as Markdown."""
+    """Returns a search's table: held-out validation after the final round, as Markdown."""
     found = results.accuracies(FINAL, VAL)
     groups: dict[str, Sequence[str]] = {
         f"tested on {readable(name)}": [name] for name in results.columns
@@ -375,7 +375,7 @@ def search_table(results: Results) -> str:
     columns = accuracy_columns(results, FINAL, VAL, groups, published=True)
 
     def rank(method: str) -> tuple[int, float]:
-        """Who lacks columns comes last: its mean is one of other columns."""
+        """Sorts methods with missing columns last, since their means are not comparable."""
         values = found[method]
         lacks = len(results.columns) - len({name for name, _ in values})
         return lacks, -sum(values.values()) / len(values)

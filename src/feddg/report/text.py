@@ -1,4 +1,4 @@
-"""What pages call methods, metrics, splits and warnings."""
+"""The words that pages use for methods, metrics, splits and warnings."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -31,31 +31,31 @@ _METRIC_TITLES: Final = {
 
 
 def spelled(method: str) -> str:
-    """A method's label as prose: its title, then the settings that set it apart, if any."""
+    """Returns a method's label for text: its title and distinguishing settings."""
     name, comma, settings = method.partition(",")
     return title_of(name) + comma + settings
 
 
 def one_model(name: str, why: str) -> str:
-    """Says at the top of a page which model its numbers are of."""
+    """Returns the sentence at the top of a page that says which model its numbers belong to."""
     return f"All numbers here are of {name}: {why}. Numbers of other models say of which."
 
 
 def metric_title(name: str) -> str:
-    """What the field calls a metric; others by their own name."""
+    """Returns the usual name of a metric; its own name if there is none."""
     return _METRIC_TITLES.get(name, readable(name))
 
 
 def split_heading(split: str) -> str:
-    """``Held-out test``: a split at the beginning of a line."""
+    """Returns the heading of a split, such as ``Held-out test``."""
     return SPLIT_WORDS[split].capitalize()
 
 
 def interval_words(interval: ShareInterval | None) -> str:
-    """``32.6 to 41.5``, in percent; empty without an interval."""
+    """Returns ``32.6 to 41.5``, in percent; empty without an interval."""
     return f"{percent(interval.low)} to {percent(interval.high)}" if interval else ""
 
 
 def warning_words(found: Sequence[Diagnostic]) -> str:
-    """The warnings in short, for a heading or a table; empty without any."""
+    """Returns the warnings in short, for a heading or a table; empty without warnings."""
     return "; ".join(one.short for one in found if one.severity == "warning")

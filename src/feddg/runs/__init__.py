@@ -1,1 +1,1 @@
-"""Runs: experiments carried out, kept in folders, resumed and read back."""
+"""Runs: how experiments are run, stored in folders, resumed and read back."""

@@ -1,4 +1,4 @@
-"""Costly looks into a finished run: feature maps, loss landscape, grey levels."""
+"""Analyses of a finished run: feature maps, loss landscape, grey levels."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ PER_DOMAIN = 150
 
 
 def feature_maps(loaded: LoadedRun, folder: Path, progress: Progress) -> dict[str, Any]:
-    """t-SNE maps of some images' features before training, at snapshots, and at the end."""
+    """Returns t-SNE maps of some images' features before training, at snapshots, and at the end."""
     table, held = loaded.images.table, loaded.images.splits
     # Of training domains from the part that nobody trained on, if there is one.
     rows = numpy.concatenate([held.test, held.val, held.id_test, held.id_val])
@@ -64,7 +64,7 @@ def feature_maps(loaded: LoadedRun, folder: Path, progress: Progress) -> dict[st
 
 
 def snapshots(folder: Path) -> dict[int, Weights]:
-    """Returns the global weights that a run kept of earlier rounds, by round."""
+    """Returns the global weights that a run stored for earlier rounds, by round."""
     found: dict[int, Weights] = {}
     for file in sorted((folder / SNAPSHOTS).glob("round-*.safetensors")):
         try:
@@ -78,7 +78,7 @@ def snapshots(folder: Path) -> dict[int, Weights]:
 def over_batches(
     loaded: LoadedRun, rows: numpy.ndarray, work: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """What ``work`` makes of the images of some rows, on the CPU in float32."""
+    """Returns ``work`` applied to the images of some rows, on the CPU in float32."""
     worker, size = loaded.worker, loaded.experiment.evaluate.batch_size
     with torch.inference_mode(), worker.autocast():
         parts = [
@@ -93,15 +93,15 @@ def over_batches(
 
 LANDSCAPE_IMAGES, GRID = 256, 15
 ON_ONE_LINE = 1e-5
-"""Part of a direction that may be rounding alone."""
+"""Part of a direction below which it may be rounding error."""
 MARGIN = 0.35
-"""How far the landscape goes beyond its points, as a share of their distance."""
+"""Margin of the landscape around its points, as a share of their distance."""
 
 
 def loss_landscape(
     loaded: LoadedRun, rival: Weights | None, rival_name: str, progress: Progress
 ) -> dict[str, Any]:
-    """Loss over the plane through three models, on images of seen and of unseen domains."""
+    """Returns the loss over the plane through three models, for seen and unseen domains."""
     domains = loaded.main_domains()
     first = int(numpy.argmax(domains == domains[0]))
     second = int(numpy.argmax(domains != domains[first]))
@@ -131,7 +131,7 @@ def loss_landscape(
 
 
 def _trained_again(loaded: LoadedRun, client: int) -> Weights:
-    """A client's weights after one more round of training from the global model."""
+    """Returns a client's weights after one more round of training from the global model."""
     method, state = loaded.method, loaded.state
     transport = InProcess(
         method,
@@ -157,7 +157,7 @@ class Plane:
     Attributes:
         origin: the first model.
         along: unit direction to the second, over all floats in their order ``(n,)``.
-        across: unit direction to the third, made orthogonal to ``along``.
+        across: unit direction to the third, orthogonal to ``along``.
     """
 
     origin: Weights
@@ -166,7 +166,7 @@ class Plane:
 
     @classmethod
     def through(cls, first: Weights, second: Weights, third: Weights) -> "Plane":
-        """Returns the plane; of three models on one line, ``across`` is zero."""
+        """Returns the plane; if the models lie on one line, ``across`` is zero."""
         start = _vector(first, first)
         along = _unit(_vector(second, first) - start)
         whole = rest = _vector(third, first) - start
@@ -182,7 +182,7 @@ class Plane:
         return float(offset.dot(self.along)), float(offset.dot(self.across))
 
     def weights(self, x: float, y: float) -> Weights:
-        """Returns the model at a place; entries that are no floats are the first model's."""
+        """Returns the model at a point; integer entries are the first model's."""
         moved = _vector(self.origin, self.origin) + x * self.along + y * self.across
         own = {n: t for n, t in self.origin.items() if t.is_floating_point()}
         parts = moved.split([tensor.numel() for tensor in own.values()])
@@ -190,7 +190,7 @@ class Plane:
 
 
 def _vector(weights: Weights, like: Weights) -> Tensor:
-    """Returns all floats of a model in one vector, in the order of another one's entries."""
+    """Returns all floats of a model as one vector, in the order of another model's entries."""
     names = [name for name, tensor in like.items() if tensor.is_floating_point()]
     return torch.cat([weights[name].float().flatten() for name in names])
 
@@ -234,7 +234,7 @@ MOST_CLIENTS, GREY_IMAGES, GREY_BINS = 6, 64, 32
 
 
 def grey_levels(loaded: LoadedRun, progress: Progress) -> dict[str, Any]:
-    """Histograms of some clients' grey levels, before and after the method stylizes images."""
+    """Returns histograms of some clients' grey levels, before and after stylizing."""
     domains = loaded.main_domains()
     # First one client of each domain, then a second one, ...
     earlier = [int((domains[:i] == domain).sum()) for i, domain in enumerate(domains)]
@@ -274,12 +274,12 @@ def analyse(
     cache: Path | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Path:
-    """Looks into a completed run and writes ``analyses.json`` into its folder.
+    """Analyses a completed run and writes ``analyses.json`` into its folder.
 
     Args:
-        folder: the run.
-        beside: another run with the same network (a FedAvg run, say), whose global weights become
-            a point of the loss landscape; a second client of this run is used without it.
+        folder: the run's folder.
+        beside: another run with the same network (such as a FedAvg run), whose global weights
+            become a point of the loss landscape; without it a second client of this run is used.
         cache: folder for decoded pixels and stylized copies; the user's cache by default.
         progress: called with (what, done, total).
 

@@ -1,4 +1,4 @@
-"""What a run works with, wherever its clients live, and what is measured after a round."""
+"""The parts of a run for any transport, and the evaluation after a round."""
 
 import json
 import logging
@@ -63,25 +63,26 @@ from feddg.runs.prepare import (
 )
 
 Elsewhere = Callable[[Server, Broadcast, Sequence[Score]], Sequence[Score]]
-"""Measures weights of a round where the images are; is told the scores so far."""
+"""Evaluates a round's weights where the images are; receives the scores so far."""
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """All that a run works with; where the clients live is the transport's affair.
+    """All parts of a run; the transport knows where the clients are.
 
     Attributes:
-        method: what is run.
+        method: the method to run.
         worker: the network, on its device.
-        transport: what carries the messages.
-        evaluation: what the global model is measured on here, if anything.
-        clients: who holds what, for ``clients.json``.
-        elsewhere: measures the global model where the images are.
-        draw: writes the report's figures once there is a shared context.
-        defences: what happens to updates on their way.
-        remote: whether clients are elsewhere, so that what was sent is sent, whatever came of it.
-        contents: which images are trained and tested on, where they are here.
-        workers: how many processes have the clients.
+        transport: the transport of messages.
+        evaluation: evaluation of the global model here, if there are images.
+        clients: the clients' data, for ``clients.json``.
+        elsewhere: evaluates the global model where the images are.
+        draw: draws the report's figures once there is a shared context.
+        defences: the defences that updates pass through.
+        remote: whether clients are on other machines; messages to them stay in the ledger even if
+            their round fails.
+        contents: the training and test images, if they are here.
+        workers: number of processes that share the clients.
     """
 
     method: Method
@@ -109,7 +110,7 @@ def in_process(
     *,
     clients: Callable[..., InProcess] = InProcess,
 ) -> RunContext:
-    """Prepares a run whose clients are trained in this process, or by ``clients`` in several."""
+    """Prepares a run whose clients train in this process, or by ``clients`` in several."""
     method = build_method(experiment.method.name, experiment.method.settings)
     method.check(experiment)
     method.read_files()
@@ -161,22 +162,22 @@ def context_of(
 log = logging.getLogger("feddg")
 
 SHARES = tuple(tenth / 10 for tenth in range(1, 11))
-"""Shares of the averaged weights among which ``auto`` chooses."""
+"""Shares of the averaged weights that ``auto`` tries."""
 
 
 class WiseFT:
-    """Makes the WiSE-FT weights of a run, and keeps them; the run has kept the start.
+    """Computes and stores a run's WiSE-FT weights; the run has stored the starting weights.
 
     Args:
-        experiment: what is run.
-        method: whose weights they are.
-        network: tries the shares.
-        evaluation: what ``auto`` chooses on.
-        folder: the run's.
-        models: the models the run keeps.
+        experiment: the experiment.
+        method: the method.
+        network: used to try the shares.
+        evaluation: the images on which ``auto`` chooses.
+        folder: the run's folder.
+        models: the models that the run stores.
 
     Raises:
-        ExperimentError: a share is to be chosen on images that nobody set aside.
+        ExperimentError: a share must be chosen, but there are no validation images.
     """
 
     def __init__(
@@ -210,7 +211,7 @@ class WiseFT:
             )
 
     def finish(self, state: State) -> Weights:
-        """Returns the mixed weights after the last round, which the run keeps from now."""
+        """Stores and returns the interpolated weights after the last round."""
         start, end = self._models.read(START), averaged(state, self._settings.averaging)
         local = local_names(self._method, self._network)
         tried: dict[float, float] = {}
@@ -228,7 +229,7 @@ class WiseFT:
         return weights
 
     def _accuracy(self, weights: Weights) -> float:
-        """Returns the in-domain validation accuracy, mean over domains; no other split is seen."""
+        """Returns the in-domain validation accuracy, mean over domains; uses no other split."""
         assert self._evaluation is not None
         in_domain = {ID_VAL: self._evaluation.splits[ID_VAL]}
         evaluation = replace(self._evaluation, splits=in_domain)
@@ -248,9 +249,9 @@ def predictor(method: Method, network: Network, weights: Weights) -> nn.Module:
 def measured(
     evaluation: Evaluation, server: Server, network: Network, weights: Weights
 ) -> list[Score]:
-    """Returns the scores of the global model, or their mean over clients that share none.
+    """Returns the scores of the global model, or their mean over clients without a shared model.
 
-    A client that has not trained yet counts with the weights it would start from.
+    For a client that has not trained yet, the starting weights count.
     """
     method = server.method
     if has_global_model(method, network):
@@ -269,19 +270,19 @@ def measured(
 
 
 class Measurer(RoundHook):
-    """Measures the weights of rounds.
+    """Evaluates the weights of rounds.
 
     Args:
-        experiment: says which means are measured, and when.
-        network: takes the weights in turn.
+        experiment: tells which averages are evaluated, and when.
+        network: loaded with the weights in turn.
         evaluation: the images here, if any.
-        elsewhere: measures where other images are.
-        wise_ft: mixes the final weights with those that training began from, if asked to.
-        observer: is told the scores.
-        images: seen in training so far, by all clients together.
+        elsewhere: evaluates on images at other places.
+        wise_ft: interpolates the final and the starting weights, if requested.
+        observer: gets the scores.
+        images: number of training images so far, of all clients together.
 
     Attributes:
-        server: whose rounds they are.
+        server: the server of the rounds.
     """
 
     server: Server
@@ -303,7 +304,7 @@ class Measurer(RoundHook):
         self._estimates: list[EstimateRow] = []
 
     def completed(self, state: State, round: Round) -> State:
-        """Measures the round's model, if it is due."""
+        """Evaluates the round's model if it is due."""
         started = time.perf_counter()
         evaluate, before = self._experiment.evaluate, self._images
         self._images += round.images
@@ -320,7 +321,7 @@ class Measurer(RoundHook):
         return state
 
     def rows(self, state: State) -> list[EvaluationRow]:
-        """Measures the weights of a state, and what is to be measured beside them."""
+        """Evaluates the weights of a state, and further weights if requested."""
         last = self.server.is_last(state)
         counted = last or bool(self._experiment.evaluate.budgets)
         rows: list[EvaluationRow] = []
@@ -366,7 +367,7 @@ class Measurer(RoundHook):
                 )
 
     def _due(self, state: State, last: bool) -> dict[str, Weights]:
-        """Returns the weights to be measured in a round, by name."""
+        """Returns the weights to evaluate in a round, by name."""
         evaluate = self._experiment.evaluate
         every = evaluate.averages == "every" or bool(evaluate.budgets)
         due = evaluate.averages != "never" and (last or every)

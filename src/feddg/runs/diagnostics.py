@@ -1,4 +1,4 @@
-"""What speaks against a run's accuracy, from its rows alone; intervals for shares."""
+"""Warnings about a run's accuracy, from its rows only; confidence intervals for shares."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -28,29 +28,29 @@ _Z: Final = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 @dataclass(frozen=True, slots=True)
 class ShareInterval:
-    """A share with the ends of its 95 % confidence interval, all in [0, 1]."""
+    """A share with its 95 % confidence interval, all in [0, 1]."""
 
     share: float
     low: float
     high: float
 
     def includes(self, share: float) -> bool:
-        """Whether a share lies between the ends, both taken in."""
+        """Whether a share lies in the interval, ends included."""
         return self.low <= share <= self.high
 
 
 def wilson(share: float, examples: int) -> ShareInterval:
     """Returns the interval of Wilson (1927), Journal of the American Statistical Association 22.
 
-    It says how far a share may be from the one that endless examples of the same kind would give.
-    It knows nothing of other seeds, clients or domains.
+    It tells how far a share may be from that of infinitely many examples of the same kind. It does
+    not cover other seeds, clients or domains.
 
     Args:
         share: the share found, in [0, 1].
-        examples: of how many; at least 1.
+        examples: number of examples, at least 1.
 
     Raises:
-        ValueError: there are no examples, or the share is none.
+        ValueError: there are no examples, or the share is not in [0, 1].
     """
     if examples < 1 or not 0 <= share <= 1:
         raise ValueError(f"no share of examples: {share} of {examples}")
@@ -64,7 +64,7 @@ def wilson(share: float, examples: int) -> ShareInterval:
 
 
 def mean_of_shares(parts: Sequence[tuple[float, int]]) -> ShareInterval:
-    """Returns the mean of independent shares with its interval; for a single one, Wilson's.
+    """Returns the mean of independent shares with its interval; Wilson's for a single one.
 
     Args:
         parts: the shares, each with the number of its examples; at least one.
@@ -76,7 +76,7 @@ def mean_of_shares(parts: Sequence[tuple[float, int]]) -> ShareInterval:
 
 
 def mean_of_intervals(parts: Sequence[ShareInterval]) -> ShareInterval:
-    """Returns the mean of independent shares, each counted once, with its interval.
+    """Returns the mean of independent shares, equally weighted, with its interval.
 
     The ends recover the variances from the parts' own ends (Zou and Donner 2008, Statistics in
     Medicine 27, "method of variance estimates recovery").
@@ -93,23 +93,23 @@ def mean_of_intervals(parts: Sequence[ShareInterval]) -> ShareInterval:
 
 
 NEARLY_ALL: Final = 0.8
-"""A share of the predictions from which on one class counts as nearly all of them ..."""
+"""Share of predictions above which nearly all are of one class ..."""
 TOO_OFTEN: Final = 0.2
-"""... when it is that much more often predicted than true."""
+"""... if that class is predicted this much more often than it occurs."""
 WINDOW: Final = 3
-"""The end of a run: a third of its steps from one evaluation to the next, these at least ..."""
+"""Steps between evaluations at the end of a run: a third of all, at least this many ..."""
 LEAST_STEPS: Final = 2
-"""... or, in a short run, as many as there are, but no fewer than these."""
+"""... or all steps of a short run, at least this many."""
 ONE_WAY: Final = 0.75
-"""A rise is a rise when it is this part, or more, of all the movement up and down ..."""
+"""Accuracy is rising if at least this part of all its movement is upwards ..."""
 LEAST_RISE: Final = 0.01
-"""... and a point of accuracy at least ..."""
+"""... by at least this much in total ..."""
 NOT_LEVELLED: Final = 0.25
-"""... and its last third went on at this part, or more, of its mean pace."""
+"""... and its last third has at least this part of the mean pace."""
 FAR_ABOVE: Final = 10
-"""So many times the preset's learning rate, and one is named where nothing was learned."""
+"""A learning rate this many times the preset's is reported if nothing was learned."""
 ABOVE_GUESSING: Final = 1.2
-"""So many times the cross-entropy of guessing, and training went astray."""
+"""Training diverged if the cross-entropy is this many times that of guessing."""
 
 
 MAJORITY: Final = "no-better-than-majority-class"
@@ -119,25 +119,24 @@ STILL_RISING: Final = "still-rising"
 TOO_LARGE: Final = "learning-rate-too-large"
 FAR_BELOW_SEEN: Final = "unseen-far-below-seen"
 LEAST_GAP: Final = 0.35
-"""Accuracy on seen domains minus that on unseen ones, from which on the gap is named."""
+"""Difference of accuracy between seen and unseen domains above which it is reported."""
 DOMAIN_AT_CHANCE: Final = "domain-at-chance"
 LEARNED_NOTHING: Final = frozenset({MAJORITY, ONE_CLASS, UNTRAINED})
 
 
 @dataclass(frozen=True, slots=True)
 class SplitAccuracy:
-    """The accuracy of one split after one round, with its reference values.
+    """A split's accuracy after one round, with reference values.
 
-    All are shares in [0, 1], means over the split's domains, each counted once; None where the
-    rows do not tell.
+    All are shares in [0, 1], means over the split's domains, equally weighted; None if unknown.
 
     Attributes:
-        round: after which round.
-        accuracy: with its 95 % interval over images.
-        constant: what always answering the most frequent class reaches.
+        round: the round.
+        accuracy: accuracy with its 95 % interval over images.
+        constant: accuracy of always predicting the most frequent class.
         balanced: balanced accuracy.
-        balanced_interval: its interval over images; needs the confusions.
-        guessing: balanced accuracy of guessing: one over the classes that have images.
+        balanced_interval: its interval over images; needs confusion matrices.
+        guessing: balanced accuracy of guessing: one over the number of classes with images.
         predicted: share of each class among the predictions ``(classes,)``.
         true: share of each class among the images ``(classes,)``.
     """
@@ -153,7 +152,7 @@ class SplitAccuracy:
 
     @property
     def most_predicted(self) -> tuple[int, float] | None:
-        """The class named most often, and its share of the predictions."""
+        """The class predicted most often, and its share of the predictions."""
         if self.predicted is None:
             return None
         most = int(numpy.argmax(self.predicted))
@@ -161,7 +160,7 @@ class SplitAccuracy:
 
 
 def accuracy_interval(rows: Sequence[EvaluationRow]) -> ShareInterval | None:
-    """Returns the mean accuracy of rows with its interval; None where one is no accuracy."""
+    """Returns the mean accuracy of rows with its interval; None if it is not defined."""
     parts = [(row.accuracy, row.examples) for row in rows]
     if not parts or not all(0 <= share <= 1 and count > 0 for share, count in parts):
         return None
@@ -169,14 +168,14 @@ def accuracy_interval(rows: Sequence[EvaluationRow]) -> ShareInterval | None:
 
 
 def measured(row: EvaluationRow, name: str) -> float | None:
-    """Returns a metric of a row, computed from its confusion where it was not recorded."""
+    """Returns a metric of a row, computed from its confusion matrix if not recorded."""
     if name in row.metrics or row.confusion is None:
         return row.metrics.get(name)
     return measure(Predictions(numpy.array(row.confusion))).get(name)
 
 
 def mean_measured(rows: Sequence[EvaluationRow], name: str) -> float | None:
-    """Returns the mean of a metric over rows; None where one of them lacks it."""
+    """Returns the mean of a metric over rows; None if one of them lacks it."""
     values = [value for row in rows if (value := measured(row, name)) is not None]
     return math.fsum(values) / len(rows) if rows and len(values) == len(rows) else None
 
@@ -184,7 +183,7 @@ def mean_measured(rows: Sequence[EvaluationRow], name: str) -> float | None:
 def split_accuracy(
     evaluations: Evaluations, round_: int | None, split: str = TEST
 ) -> SplitAccuracy | None:
-    """Returns the accuracy of a split after a round; None where it was not evaluated."""
+    """Returns the accuracy of a split after a round; None if it was not evaluated."""
     rows = evaluations.at(round_, split) if round_ is not None else []
     accuracy = accuracy_interval(rows)
     if round_ is None or accuracy is None:
@@ -212,7 +211,7 @@ def split_accuracy(
 
 
 def _balanced_interval(confusions: Sequence[numpy.ndarray]) -> ShareInterval:
-    """Mean over domains of the mean recall, each recall an independent share of its images."""
+    """Returns the mean over domains of mean recall, with recalls as independent shares."""
     found = []
     for counts in confusions:
         support = counts.sum(axis=1)
@@ -232,14 +231,14 @@ def about_accuracy(
     weights: str = LAST,
     classes: Sequence[str] = (),
 ) -> list[Diagnostic]:
-    """Returns what must be known beside the accuracy of a round, the gravest first.
+    """Returns warnings about the accuracy of a round, the most serious first.
 
     Args:
-        evaluations: the run's.
-        round_: the round whose accuracy is shown; of None there is nothing to know.
-        split: whose accuracy.
-        weights: whose accuracy is shown; how it rose over the rounds is the last weights' matter.
-        classes: names of the classes, where they are known.
+        evaluations: evaluations of the run.
+        round_: the round whose accuracy is shown; None gives no warnings.
+        split: the split of the accuracy.
+        weights: the weights of the accuracy; whether it rises is judged from the last weights.
+        classes: names of the classes, if known.
     """
     found = split_accuracy(evaluations.of(weights), round_, split)
     if found is None:
@@ -258,7 +257,7 @@ def about_accuracy(
 
 
 def _majority(found: SplitAccuracy) -> Iterator[Diagnostic]:
-    """No better than the most frequent class: by images, or by the mean over classes."""
+    """Warns if accuracy is no better than the most frequent class, by images or by class mean."""
     if found.constant is None:
         return
     by_images = found.accuracy.low <= found.constant
@@ -305,7 +304,7 @@ def _untrained(evaluations: Evaluations, found: SplitAccuracy, split: str) -> It
 
 
 def _gap(own: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
-    """Far better where clients trained than where nobody did."""
+    """Warns if accuracy on training domains is far better than on unseen ones."""
     if split not in (TEST, VAL):
         return
     accuracies = (own.accuracy(found.round, part) for part in (ID_TEST, ID_VAL))
@@ -323,7 +322,7 @@ def _gap(own: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Diagnos
 
 
 def _rising(evaluations: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
-    """Whether, over the end of the run, nearly all movement went upwards, and still does."""
+    """Warns if accuracy moves almost only upwards at the end of the run, and still rises."""
     steps = _end_steps(evaluations, split)
     if found.round != evaluations.rounds[-1] or len(steps) < LEAST_STEPS:
         return
@@ -343,14 +342,14 @@ def _rising(evaluations: Evaluations, found: SplitAccuracy, split: str) -> Itera
 
 
 def about_domains(rows: Sequence[EvaluationRow]) -> dict[str, Diagnostic]:
-    """Returns by domain a warning that it trains and is guessed at, while the others are learned.
+    """Returns, by domain, a warning that a training domain is guessed while others are learned.
 
-    A domain is when what always answering its largest class reaches lies within the interval of its
-    in-domain accuracy, and all of that below the middle between chance and the others; these have
-    been learned when theirs is a sixth of the way from chance to 1.
+    A domain is guessed if always predicting its largest class has an accuracy within the interval
+    of its in-domain accuracy, and the interval is below the middle between chance and the others.
+    The others are learned if their accuracy is a sixth of the way from chance to 1.
 
     Args:
-        rows: of one round.
+        rows: rows of one round.
     """
     own: dict[str, list[EvaluationRow]] = {}
     at_chance: dict[str, Diagnostic] = {}
@@ -376,7 +375,7 @@ def about_domains(rows: Sequence[EvaluationRow]) -> dict[str, Diagnostic]:
 
 
 def about_training(evaluations: Evaluations) -> list[Diagnostic]:
-    """Returns the first of these warnings of every domain, over all rounds."""
+    """Returns each domain's first such warning over all rounds."""
     found: dict[str, Diagnostic] = {}
     for round_ in evaluations.rounds:
         rows = [*evaluations.at(round_, ID_VAL), *evaluations.at(round_, ID_TEST)]
@@ -385,7 +384,7 @@ def about_training(evaluations: Evaluations) -> list[Diagnostic]:
 
 
 def _pooled(rows: Sequence[EvaluationRow]) -> ShareInterval | None:
-    """Accuracy over all images of rows; None without any, or where one is no accuracy."""
+    """Returns accuracy over all images of rows; None without rows or if undefined."""
     images = sum(row.examples for row in rows)
     if not images or not all(0 <= row.accuracy <= 1 for row in rows):
         return None
@@ -393,7 +392,7 @@ def _pooled(rows: Sequence[EvaluationRow]) -> ShareInterval | None:
 
 
 def _largest_share(rows: Sequence[EvaluationRow]) -> float | None:
-    """What always answering the largest class of each row reaches; None where one does not tell."""
+    """Returns the accuracy of predicting each row's largest class; None if one is unknown."""
     shares = [measured(row, "largest_class_share") for row in rows]
     if any(share is None for share in shares):
         return None
@@ -402,10 +401,10 @@ def _largest_share(rows: Sequence[EvaluationRow]) -> float | None:
 
 
 def fluctuation(evaluations: Evaluations, split: str = TEST) -> float | None:
-    """Returns how far accuracy moves from one evaluation to the next at the end of a run.
+    """Returns how much accuracy fluctuates between evaluations at the end of a run.
 
-    The mean distance of the steps of a run's last third from their mean, which is the trend and no
-    unrest: a share in [0, 1]; None where there are too few.
+    This is the mean absolute deviation of the steps in the last third from their mean (the trend),
+    a share in [0, 1]; None if there are too few steps.
     """
     steps = _end_steps(evaluations, split)
     if len(steps) < LEAST_STEPS:
@@ -415,10 +414,10 @@ def fluctuation(evaluations: Evaluations, split: str = TEST) -> float | None:
 
 
 def about_fluctuation(moved: float | None, margin: float) -> Iterator[Diagnostic]:
-    """Says so where accuracy fluctuates by more than two methods differ.
+    """Warns if accuracy fluctuates by more than the difference of two methods.
 
     Args:
-        moved: :func:`fluctuation`, a mean over the runs of both.
+        moved: :func:`fluctuation`, the mean over the runs of both methods.
         margin: difference of the two accuracies.
     """
     if moved is not None and moved > abs(margin):
@@ -432,7 +431,7 @@ def about_fluctuation(moved: float | None, margin: float) -> Iterator[Diagnostic
 
 
 def _end_steps(evaluations: Evaluations, split: str) -> list[float]:
-    """Steps between evaluations at the end; that from the untrained model is another matter."""
+    """Returns the steps between evaluations at the end, without that from the untrained model."""
     values = [evaluations.accuracy(round_, split) for round_ in evaluations.rounds if round_ > 0]
     curve = [value for value in values if value is not None and math.isfinite(value)]
     steps = [after - before for before, after in pairwise(curve)]
@@ -443,19 +442,19 @@ def _end_steps(evaluations: Evaluations, split: str) -> list[float]:
 
 
 FEW_ROUNDS: Final = 50
-"""So many rounds, or fewer, are too few while the training loss still falls."""
+"""At most this many rounds are too few if the training loss still falls."""
 STILL_FALLS: Final = 0.02
-"""It does when its last third is lower, by this part of it, than the third before."""
+"""It still falls if its last third is lower than the third before by this part of it."""
 FEW_TO_LEARN_FROM: Final = 100
-"""Fewer training images of a class than this, all clients together, are few."""
+"""Fewer training images per class than this, over all clients, are few."""
 
 
 class Cause(NamedTuple):
-    """What may have kept a model from learning.
+    """A possible reason why a model did not learn.
 
     Attributes:
-        text: the cause with its evidence, in a few words.
-        flags: of the command line, that try to remove it; none where only other images can.
+        text: the reason with its evidence, in a few words.
+        flags: command-line flags that may remove it; empty if only other images can.
     """
 
     text: str
@@ -463,7 +462,7 @@ class Cause(NamedTuple):
 
 
 def usual_rate(run: Run) -> float | None:
-    """Returns the learning rate that presets would fill in; None where they are not known."""
+    """Returns the learning rate of the presets; None if unknown."""
     try:
         fields = fewest_fields(Experiment(**run.settings))
         train = {k: v for k, v in fields.get("train", {}).items() if k != "lr"}
@@ -473,7 +472,7 @@ def usual_rate(run: Run) -> float | None:
 
 
 def lower_rate(run: Run) -> float:
-    """Returns a smaller learning rate to try: the presets', else a tenth."""
+    """Returns a smaller learning rate to try: that of the presets, or a tenth."""
     rate, usual = _rate(run), usual_rate(run)
     return usual if usual is not None and usual < rate else rate / 10
 
@@ -483,7 +482,7 @@ def _rate(run: Run) -> float:
 
 
 def _signs_of_a_large_rate(run: Run) -> str:
-    """What speaks for too large a learning rate, of a run that learned nothing; empty without."""
+    """Returns signs of too large a learning rate in a run that learned nothing; empty without."""
     rate, usual = _rate(run), usual_rate(run)
     terms = run.metrics.rounds[-1].terms if run.metrics.rounds else {}
     loss, classes = terms.get("cross_entropy"), len(run.clients.classes) if run.clients else 0
@@ -499,7 +498,7 @@ def _signs_of_a_large_rate(run: Run) -> str:
 
 
 def about_rate(run: Run) -> Iterator[Diagnostic]:
-    """Names the learning rate of a run that learned nothing, where that is the likely reason."""
+    """Reports the learning rate of a run that learned nothing, if that is the likely reason."""
     if signs := _signs_of_a_large_rate(run):
         yield Diagnostic(
             TOO_LARGE,
@@ -510,7 +509,7 @@ def about_rate(run: Run) -> Iterator[Diagnostic]:
 
 
 def causes_of_failure(run: Run) -> list[Cause]:
-    """Returns why a run's model may have learned nothing, the likeliest first; never none."""
+    """Returns likely reasons why a run's model learned nothing, likeliest first; never empty."""
     if signs := _signs_of_a_large_rate(run):  # then nothing else is worth a try
         return [Cause(f"too large a learning rate ({signs})", ("--lr", f"{lower_rate(run):g}"))]
     model = run.settings.get("model") or {}
@@ -540,7 +539,7 @@ def causes_of_failure(run: Run) -> list[Cause]:
 
 
 def _still_falls(losses: Sequence[float]) -> bool:
-    """Whether the last third lies below the one before; of too few rounds, taken to be so."""
+    """Whether the last third is below the one before; True if there are too few rounds."""
     third = len(losses) // 3
     if third == 0:
         return True
@@ -552,7 +551,7 @@ def _still_falls(losses: Sequence[float]) -> bool:
 
 
 def about_result(run: Run) -> list[Diagnostic]:
-    """Returns what must be known beside the accuracy of the model that the run serves."""
+    """Returns warnings about the accuracy of the run's default model."""
     rule = run.default_rule
     classes = run.clients.classes if run.clients else ()
     chosen = rule.choose(run.evaluations)
@@ -562,7 +561,7 @@ def about_result(run: Run) -> list[Diagnostic]:
 
 
 def about_run(run: Run) -> list[Diagnostic]:
-    """Returns all that is to be known of a run: how it ended, its result, what it said itself."""
+    """Returns all diagnostics of a run: its end, its result, and those it recorded."""
     result = about_result(run)
     recorded = run.summary.diagnostics if run.summary else []
     codes = {one.code for one in result}
@@ -571,7 +570,7 @@ def about_run(run: Run) -> list[Diagnostic]:
 
 
 def about_end(run: Run) -> Iterator[Diagnostic]:
-    """Says so where a run has not ended with its last round, or is not whole any more."""
+    """Warns if a run did not reach its last round, or is damaged."""
     if run.status == "completed":
         return
     if run.damage:
@@ -598,9 +597,9 @@ def about_end(run: Run) -> Iterator[Diagnostic]:
 
 
 def about_model(run: Path | str, which: str, round_: int) -> tuple[Diagnostic, ...]:
-    """Returns the warnings about a model, for whoever uses it.
+    """Returns the warnings about a model, for its users.
 
-    Empty where nothing speaks against it, or where nothing was measured.
+    Empty if there are none, or if nothing was evaluated.
 
     Args:
         run: the run folder.
@@ -608,7 +607,7 @@ def about_model(run: Path | str, which: str, round_: int) -> tuple[Diagnostic, .
         round_: the round it is from.
 
     Raises:
-        RunError: the folder holds no run.
+        RunError: the folder is not a run folder.
     """
     weights = find_rule(which).weights
     evaluations, split = _held_out(run, weights, round_)
@@ -618,10 +617,10 @@ def about_model(run: Path | str, which: str, round_: int) -> tuple[Diagnostic, .
 
 
 def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
-    """Returns how good a model was on held-out domains, with its interval; see :func:`about_model`.
+    """Returns a sentence with a model's accuracy on held-out domains; see :func:`about_model`.
 
     Raises:
-        RunError: the folder holds no run.
+        RunError: the folder is not a run folder.
     """
     weights = find_rule(which).weights
     evaluations, split = _held_out(run, weights, round_)
@@ -645,10 +644,10 @@ def _held_out(run: Path | str, weights: str, round_: int) -> tuple[Evaluations, 
 
 
 def refuse_doubtful(found: Sequence[Diagnostic]) -> None:
-    """Ends with an error where there is a warning about a model.
+    """Raises an error if there are warnings about a model.
 
     Raises:
-        RunError: there is one.
+        RunError: there is a warning.
     """
     if found:
         raise RunError(f"{found[0]} Leave --strict away if it is only a trial.")

@@ -25,9 +25,9 @@ PER_DOMAIN, WIDE, GAP, SCALE_TO = 4, 6, 2, 96
 
 
 def draw_figures(folder: Path, images: Images, method: Method, state: State, seed: int) -> None:
-    """Writes ``styles.png``: some training images above what the method stylizes them as.
+    """Writes ``styles.png``: some training images above their stylized copies.
 
-    Methods that stylize nothing leave no figure.
+    Methods that stylize nothing have no figure.
 
     Raises:
         OSError: the figure cannot be written.
@@ -49,13 +49,13 @@ def draw_figures(folder: Path, images: Images, method: Method, state: State, see
 
 
 def add_figure(folder: Path, name: str, picture: Image.Image, caption: str) -> None:
-    """Writes a picture with its caption beside those that are there; replaces one of its name.
+    """Adds a picture with its caption to a run's figures; replaces one with the same name.
 
     Args:
         folder: the run's folder of figures.
-        name: of the PNG file.
-        picture: it.
-        caption: what it shows.
+        name: name of the PNG file.
+        picture: the picture.
+        caption: text below it.
 
     Raises:
         OSError: it cannot be written.
@@ -69,14 +69,14 @@ def add_figure(folder: Path, name: str, picture: Image.Image, caption: str) -> N
 def some_of_each(
     domains: numpy.ndarray, rows: numpy.ndarray, most: int, seed: int, purpose: str
 ) -> numpy.ndarray:
-    """Returns rows drawn from each domain that they hold, at most so many of each.
+    """Returns rows drawn from each domain, at most ``most`` of each.
 
     Args:
         domains: domain of every image.
-        rows: which images.
-        most: of a domain.
-        seed: the experiment's.
-        purpose: names the random stream.
+        rows: the rows to draw from.
+        most: largest number of rows per domain.
+        seed: the experiment's seed.
+        purpose: name of the random stream.
     """
     drawn = []
     for domain in numpy.unique(domains[rows]):
@@ -87,9 +87,9 @@ def some_of_each(
 
 
 def grid(*rows: torch.Tensor) -> Image.Image:
-    """Returns columns of uint8 images, one of each row above the other, ``WIDE`` columns a line.
+    """Returns images as a grid: columns with one image of each row, ``WIDE`` columns a line.
 
-    So narrow a picture can still be made out on a phone. Small images are enlarged, unsmoothed.
+    The width suits a phone. Small images are enlarged without smoothing.
 
     Args:
         rows: at least one, each ``(N, 3, H, W)``.
@@ -114,22 +114,22 @@ def grid(*rows: torch.Tensor) -> Image.Image:
 
 SHOWN = 12
 LOOKED_AT = 4000
-"""Images of the test domains that mistakes are looked for among, at most."""
+"""Largest number of test images searched for mistakes."""
 
 
 def draw_unseen(
     folder: Path, evaluation: Evaluation, model: nn.Module, classes: tuple[str, ...], seed: int
 ) -> None:
-    """Writes ``unseen.png``, some test images, and ``mistakes.png``, those most surely wrong.
+    """Writes ``unseen.png``, some test images, and ``mistakes.png``, the most confident mistakes.
 
-    Without a test domain nothing is written, without a mistake only the first.
+    Without a test domain nothing is written; without mistakes only the first.
 
     Args:
-        folder: where to.
-        evaluation: holds the images.
-        model: what predicts.
+        folder: the folder to write to.
+        evaluation: the images.
+        model: the predictor.
         classes: names of the classes.
-        seed: draws which images are shown.
+        seed: seed for choosing the images.
 
     Raises:
         OSError: a figure cannot be written.
@@ -168,14 +168,14 @@ def draw_unseen(
 
 
 def surest_mistakes(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns which images are wrong, surest first, at most :data:`SHOWN`.
+    """Returns the most confident wrong predictions, at most :data:`SHOWN`.
 
     Args:
-        logits: ``(n, classes)``; or log-probabilities.
+        logits: ``(n, classes)`` logits or log-probabilities.
         labels: ``(n,)`` true classes.
 
     Returns:
-        Their positions, the probability of the class they were taken for, and that class.
+        Their positions, the probability of the predicted class, and that class.
     """
     sureness, taken = logits.float().softmax(1).max(1)
     wrong = (taken != labels).nonzero().squeeze(1)
@@ -197,12 +197,12 @@ def write_alphas(
     network: Network,
     evaluation: Evaluation,
 ) -> None:
-    """Writes ``alphas.csv`` for all evaluated images; nothing if no layer of the method adapts.
+    """Writes ``alphas.csv`` for all evaluated images, if a layer of the method adapts.
 
     Args:
-        folder: the run's.
-        method: what was run.
-        network: holds the global weights.
+        folder: the run's folder.
+        method: the run's method.
+        network: with the global weights.
         evaluation: the images.
     """
     if not isinstance(method, Adapts):

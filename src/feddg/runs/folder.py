@@ -1,4 +1,4 @@
-"""The run folder: everything about one run on disk, with its checkpoint and the models it keeps."""
+"""The run folder: all files of a run, with its checkpoint and stored models."""
 
 import errno
 import json
@@ -53,10 +53,10 @@ EXPERIMENT, SUMMARY = "experiment.yaml", "summary.json"
 SNAPSHOTS, FIGURES, MODELS = "snapshots", "figures", "models"
 METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
 PRIVACY, OPENED_SUMS = "privacy.jsonl", "opened_sums.jsonl"
-"""What was spent on noised releases, and whose masked sums were opened: never cut."""
+"""Privacy costs, and clients whose masked sums were opened; rows are never removed."""
 CHECKPOINTS, NEWEST = "checkpoint", "checkpoint.json"
 DROPPED = "weights-dropped"
-"""A file beside the index of a run whose weights were deleted when it was complete."""
+"""A marker file for a run whose weights were deleted when it was complete."""
 
 # The checkpoint: a run after its last completed round.
 #
@@ -70,11 +70,11 @@ _FileName = Annotated[str, Field(pattern=r"^[a-z0-9_-]+\.safetensors$")]
 
 @dataclass
 class Checkpoint:
-    """A run after some round: the server's state and what clients remember.
+    """The state of a run after a round: the server's state and the clients' memory.
 
     Attributes:
-        state: the server's.
-        memories: by client.
+        state: the server's state.
+        memories: the clients' memory, by id.
         models: files in ``models/`` by the rule that chose them.
     """
 
@@ -84,18 +84,18 @@ class Checkpoint:
 
 
 class CheckpointIndex(JsonFile):
-    """What a checkpoint consists of.
+    """The index of a checkpoint's files.
 
     Attributes:
-        round: the last completed round, 0 after the setup.
-        rounds: the rounds planned.
+        round: the last completed round; 0 after the setup.
+        rounds: the planned number of rounds.
         state: file of the server's state.
-        context: scalars of what the setup made; None where it made nothing.
-        memories: files of what clients remember, by the client's id.
+        context: scalars of the shared context; None if there is none.
+        memories: files of the clients' memory, by client id.
         models: files in ``models/``, by the rule that chose them.
         experiment: the experiment's id.
-        checksums: CRC-32 of every file, by name; models' begin with ``models/``.
-        checksum: CRC-32 of this index without it.
+        checksums: CRC-32 of every file, by name; names of models begin with ``models/``.
+        checksum: CRC-32 of this index without this field.
     """
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
@@ -111,7 +111,7 @@ class CheckpointIndex(JsonFile):
     checksum: int = 0
 
     def own_checksum(self) -> int:
-        """Returns the checksum of the index without the one it holds."""
+        """Returns the checksum of the index without its checksum field."""
         return zlib.crc32(self.model_dump_json(exclude={"checksum"}).encode())
 
 
@@ -119,7 +119,7 @@ def read_index(folder: Path) -> CheckpointIndex:
     """Returns the index of a run folder's checkpoint.
 
     Raises:
-        RunError: there is none, or it is damaged.
+        RunError: there is no index, or it is damaged.
     """
     path = folder / CHECKPOINTS / NEWEST
     index = CheckpointIndex.read(path)
@@ -131,16 +131,16 @@ def read_index(folder: Path) -> CheckpointIndex:
 
 
 def read_tensors(folder: Path, index: CheckpointIndex, name: str, prefix: str = "") -> Weights:
-    """Returns tensors of one of a checkpoint's files, in the order in which they were written.
+    """Returns tensors from a file of a checkpoint, in the order in which they were written.
 
-    The last bits of a sum over all of them depend on the order, and a run that goes on is to end in
-    the bits that it would have ended in.
+    The order matters: the last bits of sums over them depend on it, and a resumed run must give the
+    same bits.
 
     Args:
-        folder: the run's.
-        index: names the files and their checksums.
-        name: the file's, as the checksums have it.
-        prefix: of the wanted tensors, which are returned by the rest of their names.
+        folder: the run's folder.
+        index: the index with files and checksums.
+        name: the file's name in the checksums.
+        prefix: of the wanted tensors; removed from the returned names.
 
     Raises:
         RunError: the file is missing or damaged.
@@ -168,7 +168,7 @@ def read_tensors(folder: Path, index: CheckpointIndex, name: str, prefix: str = 
 
 
 def _place(folder: Path, name: str) -> Path:
-    """Where a file of a checkpoint lies, by its name among the checksums."""
+    """Returns the path of a checkpoint's file from its name in the checksums."""
     return folder / name if name.startswith(f"{MODELS}/") else folder / CHECKPOINTS / name
 
 
@@ -177,36 +177,36 @@ def _under(prefix: str, tensors: Weights) -> Weights:
 
 
 def checkpoint_weights(folder: Path, prefix: str = "weights/") -> Weights:
-    """Returns the global weights in a run folder's checkpoint; only reads.
+    """Returns the global weights of a run folder's checkpoint; changes nothing.
 
     Args:
-        folder: the run's.
-        prefix: of other tensors of the checkpoint, which are returned by the rest of their names.
+        folder: the run's folder.
+        prefix: of the tensors to return; removed from their names.
 
     Raises:
-        RunError: there is no whole checkpoint.
+        RunError: there is no complete checkpoint.
     """
     index = read_index(folder)
     return read_tensors(folder, index, index.state, prefix)
 
 
 def checkpoint_memories(folder: Path) -> dict[int, Weights]:
-    """Returns what clients remember in a run folder's checkpoint, by id; only reads.
+    """Returns the clients' memory in a run folder's checkpoint, by id; changes nothing.
 
-    It is empty where clients remember nothing, or keep it to themselves on a network.
+    It is empty if clients have no memory, or store it at their sites.
 
     Raises:
-        RunError: there is no whole checkpoint.
+        RunError: there is no complete checkpoint.
     """
     index = read_index(folder)
     return {id: read_tensors(folder, index, name) for id, name in index.memories.items()}
 
 
 class RunFolder:
-    """One run's folder, open for writing; one process at a time.
+    """A run folder opened for writing by one process at a time.
 
     Args:
-        path: the folder; made if absent.
+        path: the folder; created if missing.
 
     Raises:
         RunError: it cannot be written, or another process is writing to it.
@@ -236,12 +236,11 @@ class RunFolder:
         self._being_written: Future[None] | None = None
 
     def remove_unstarted(self) -> None:
-        """Removes the folder of a run that failed before its first round, if nobody else was here.
+        """Removes the folder of a run that failed before its first round.
 
-        It stays where there was something in it before, where a checkpoint can be continued, where
-        something noised was released or a sum opened, and where it holds any file that this run did
-        not write.
-        Folders above it that were made for it go, too.
+        It is kept if it was not empty before, has a checkpoint, records a noised release or an
+        opened sum, or contains a file that this run did not write. Parent folders created for it
+        are removed too.
         """
         lasting = (f"{CHECKPOINTS}/{NEWEST}", PRIVACY, OPENED_SUMS)
         if not self._is_new or any((self.path / name).is_file() for name in lasting):
@@ -261,7 +260,7 @@ class RunFolder:
                 parent.rmdir()
 
     def close(self) -> None:
-        """Lets other processes write to the folder."""
+        """Allows other processes write to the folder."""
         self._writer.shutdown()
         self._lock.release()
 
@@ -274,7 +273,7 @@ class RunFolder:
     # The experiment
 
     def keep_experiment(self, experiment: Experiment) -> None:
-        """Writes the experiment, or checks that the folder's is the same one.
+        """Writes the experiment, or checks that the stored one is the same.
 
         Raises:
             RunError: the folder holds a different experiment.
@@ -296,10 +295,10 @@ class RunFolder:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        """Gives its block the place of a file of the run, or of a folder.
+        """Yields the path for a file or folder of the run, for writing inside the block.
 
         Raises:
-            RunError: it cannot be written there; says why, and how to go on.
+            RunError: it cannot be written; the message says why, and how to continue.
         """
         path = self.path / name
         self._written.add(path)
@@ -309,7 +308,7 @@ class RunFolder:
             raise self.unwritable(path, error) from None
 
     def replace(self, name: str, content: str | bytes) -> None:
-        """Replaces a file whole: after a crash it holds the old content or the new."""
+        """Replaces a whole file: after a crash it has either the old or the new content."""
         with self.writing(name) as path:
             replace_bytes(path, content.encode() if isinstance(content, str) else content)
 
@@ -343,10 +342,10 @@ class RunFolder:
         self.replace(name, _lines(rows))
 
     def cut_records(self, last_round: int, *, keep_ledger: bool = False) -> set[str]:
-        """Drops rows of rounds after ``last_round`` (all for -1); returns the ledger's layouts.
+        """Removes rows of rounds after ``last_round`` (-1 for all); returns the ledger's layouts.
 
-        ``keep_ledger`` keeps the ledger's: messages that crossed a network did so, whatever became
-        of their round.
+        ``keep_ledger`` keeps the ledger's rows, because messages over a network were sent even if
+        their round failed.
         """
         layouts: set[str] = set()
         for name in (METRICS, LEDGER):
@@ -361,7 +360,7 @@ class RunFolder:
         return layouts
 
     def _begun_again(self, name: str) -> list[dict[str, Any]]:
-        """Says so where rounds were recorded that no checkpoint knows."""
+        """Reports recorded rounds that no checkpoint contains."""
         with suppress(RunError):  # a damaged file is dropped as well
             rows = read_rows(self.path / name) if name == METRICS else []
             if any(row.get("kind") == "round" for row in rows):
@@ -373,7 +372,7 @@ class RunFolder:
         return []
 
     def _warn_of_missing(self, name: str, rows: list[dict[str, Any]], last_round: int) -> None:
-        """Says which of the rounds that the checkpoint knows have no row."""
+        """Reports rounds of the checkpoint that have no row."""
         kind = "round" if name == METRICS else "message"
         found = {row.get("round") for row in rows if row.get("kind") == kind}
         missing = [round for round in range(1, last_round + 1) if round not in found]
@@ -396,15 +395,14 @@ class RunFolder:
         *,
         beside: bool = False,
     ) -> None:
-        """Writes the state after a round; the one before stays until this one is whole.
+        """Writes a checkpoint after a round; the previous one is kept until it is complete.
 
         Args:
-            state: the server's state, whose tensors nobody changes any more.
-            memories: what clients remember.
-            changed: clients whose memory differs from the previous checkpoint.
-            models: files in ``models/`` that count now, by the rule that chose them; others are
-                removed.
-            beside: whether the run goes on meanwhile, see :meth:`finish_writing`.
+            state: the server's state, whose tensors do not change any more.
+            memories: the clients' memory, by id.
+            changed: ids of clients whose memory differs from the previous checkpoint.
+            models: files in ``models/`` to keep, by the rule that chose them; others are removed.
+            beside: whether the run continues meanwhile, see :meth:`finish_writing`.
         """
         self.finish_writing()
         held = replace(state, weights=dict(state.weights), extras=dict(state.extras))
@@ -459,7 +457,7 @@ class RunFolder:
         self._take(index)
 
     def _take(self, index: CheckpointIndex) -> None:
-        """Goes on from a checkpoint; files that it does not name are left over, and go."""
+        """Continues from a checkpoint; removes files that it does not list."""
         self._index = index
         for start in (CHECKPOINTS, MODELS):
             for left in (self.path / start).glob("*.safetensors"):
@@ -469,7 +467,7 @@ class RunFolder:
                         left.unlink()
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """Returns the checkpoint, or None if none was ever written.
+        """Returns the checkpoint, or None if none was written.
 
         Raises:
             RunError: it is damaged.
@@ -498,7 +496,7 @@ class RunFolder:
         return Checkpoint(state, memories, index.models)
 
     def unwritable(self, path: Path, error: Exception) -> RunError:
-        """Returns what to raise where a file of the run cannot be written."""
+        """Returns the error to raise if a file of the run cannot be written."""
         full = isinstance(error, OSError) and error.errno == errno.ENOSPC
         full = full or "No space left" in str(error)
         remedy = "free some space" if full else "check the path and its permissions"
@@ -542,19 +540,19 @@ def _lines(rows: Iterable[Row]) -> str:
 
 
 START = "start"
-"""What the index calls the weights that the training of the whole network started from."""
+"""Name in the index of the weights from which training of the whole network started."""
 
 
 class KeptModels:
-    """Writes the models that rules choose, as a run goes on.
+    """Stores the models that selection rules choose during a run.
 
     Args:
-        folder: the run's.
-        files: by rule, the files that the checkpoint names.
-        rows: the evaluations so far.
-        chosen: by what a round is chosen.
-        start: the round after which training of the whole network starts, where WiSE-FT needs the
-            weights it starts from.
+        folder: the run's folder.
+        files: files of the checkpoint, by rule.
+        rows: evaluations so far.
+        chosen: the metric that chooses a round.
+        start: the round after which training of the whole network starts, if WiSE-FT needs its
+            starting weights.
     """
 
     def __init__(
@@ -571,14 +569,14 @@ class KeptModels:
         self._warned: set[str] = set()
 
     def take_in(self, state: State, rows: Sequence[MetricsRow]) -> Mapping[str, str]:
-        """Keeps the model of a completed round if a rule chooses it, or WiSE-FT starts from it.
+        """Stores a completed round's model if a rule chooses it, or WiSE-FT starts from it.
 
         Args:
-            state: that of the round.
-            rows: the round's.
+            state: the round's state.
+            rows: the round's rows.
 
         Returns:
-            All files that are kept now, by rule; for the checkpoint.
+            All stored files, by rule, for the checkpoint.
         """
         if state.round == self._start:
             self.keep(START, f"round-{state.round}.safetensors", state.weights)
@@ -597,7 +595,7 @@ class KeptModels:
         return self.files
 
     def _warn_of_no_choice(self, evaluations: Evaluations) -> None:
-        """Says once of each split of validation that its metric is not defined for its images."""
+        """Reports once per validation split that its metric is undefined for its images."""
         last = evaluations.rounds[-1] if evaluations.rounds else None
         for split in {ID_VAL, VAL} - self._warned:
             if last is None or evaluations.accuracy(last, split) is None:
@@ -621,32 +619,32 @@ class KeptModels:
             self.files.pop(name, None)
 
     def keep(self, name: str, file: str, weights: Weights) -> None:
-        """Writes weights to a file and has the next checkpoint name it."""
+        """Writes weights to a file and adds it to the next checkpoint."""
         self._folder.finish_writing()  # which removes the files that it does not name
         if file not in self.files.values():
             self._folder.write_tensors(f"{MODELS}/{file}", weights)
         self.files[name] = file
 
     def read(self, name: str) -> Weights:
-        """Returns the weights of a kept model."""
+        """Returns the weights of a stored model."""
         self._folder.finish_writing()
         folder = self._folder.path
         return read_tensors(folder, read_index(folder), f"{MODELS}/{self.files[name]}")
 
     def drop(self, name: str) -> None:
-        """Has the next checkpoint forget a model."""
+        """Removes a model from the next checkpoint."""
         self.files.pop(name, None)
 
 
 def means_of(experiment: ExperimentSettings, method: Method, network: Network) -> list[Means]:
-    """Returns what keeps the means over rounds that an experiment serves or measures, if any."""
+    """Returns the hooks for the averages that an experiment uses or evaluates, if any."""
     averaging, all_measured = experiment.server.averaging, experiment.evaluate.averages != "never"
     wanted = [mean for mean in MEANS if all_measured or mean == averaging]
     return [Means(method, network, experiment.server, wanted)] if wanted else []
 
 
 def drop_weights(folder: Path) -> None:
-    """Deletes the weights of a complete run: checkpoints and kept models. Its numbers stay.
+    """Deletes the weights of a complete run, checkpoints and stored models; its numbers stay.
 
     Raises:
         RunError: a file cannot be deleted.
@@ -665,17 +663,17 @@ def drop_weights(folder: Path) -> None:
 
 
 def kept_weights(folder: Path, *rules: SelectionRule) -> tuple[SelectionRule, Weights, int]:
-    """Returns the weights of the first of some rules whose model a run keeps; only reads.
+    """Returns the weights of the first rule whose model a run has stored; changes nothing.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
         rules: at least one.
 
     Returns:
         The rule, its weights, and the round they are from.
 
     Raises:
-        RunError: there is no checkpoint, or no model by these rules; says why of the last.
+        RunError: there is no checkpoint, or no model by these rules; gives the reason for the last.
     """
     index = read_index(folder)
     for rule in rules:
@@ -691,7 +689,7 @@ def kept_weights(folder: Path, *rules: SelectionRule) -> tuple[SelectionRule, We
 
 
 def _weights_of(folder: Path, index: CheckpointIndex, rule: SelectionRule) -> Weights:
-    """The weights of a rule's model; none where the run does not keep it."""
+    """Returns the weights of a rule's model; empty if the run has not stored it."""
     if rule.weights in MEANS:
         # Until a mean begins there is none; of the entries that are not averaged the last count.
         mean = read_tensors(folder, index, index.state, f"extras/{prefix_of(rule.weights)}")

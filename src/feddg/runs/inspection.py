@@ -1,4 +1,4 @@
-"""What `feddg data inspect` finds: counts, bad files, how clients would look."""
+"""The findings of `feddg data inspect`: counts, bad files, and the partition over clients."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -35,16 +35,15 @@ SHADES = " ░▒▓█"
 
 
 def skew_between(clients: ClientsTable) -> Skew:
-    """Returns how unlike clients are."""
+    """Returns how much clients differ."""
     return skew_of(_counts(clients, "domains"), _counts(clients, "classes"))
 
 
 def client_data_table(clients: ClientsTable) -> Table:
-    """Returns a table of clients: images, main domain, and how dark each domain and class is.
+    """Returns a table of clients: images, main domain, and marks for each domain and class.
 
-    Every mark is a domain or class (several where there are many), from blank for none of the
-    client's images to full for all of them. Of many clients some are shown, from the first to the
-    last.
+    A mark stands for a domain or class (or several neighbours), from blank for none of the client's
+    images to full for all of them. If there are many clients, evenly spaced ones are shown.
     """
     domains, classes = _counts(clients, "domains"), _counts(clients, "classes")
     trained = numpy.flatnonzero(domains.sum(axis=0))
@@ -77,7 +76,7 @@ def _counts(clients: ClientsTable, by: str) -> numpy.ndarray:
 
 
 def _marks(counts: numpy.ndarray) -> str:
-    """One mark for each count, or for neighbours together where they are many."""
+    """Returns one mark per count, or per group of neighbours if there are many."""
     parts = numpy.array_split(counts, min(len(counts), MOST_MARKS))
     sums = numpy.array([part.sum() for part in parts], dtype=numpy.float64)
     shares = sums / sums.sum() if sums.any() else sums
@@ -89,15 +88,15 @@ SHOWN_DOMAINS, SHOWN_FILES = 20, 20
 
 
 def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, Any]:
-    """Decodes the experiment's images and returns what was found, ready for JSON.
+    """Decodes the experiment's images and returns the findings, ready for JSON.
 
     Args:
-        experiment: whose images.
-        progress: is told how far the work is.
+        experiment: the experiment.
+        progress: called with the progress.
 
     Returns:
         What :func:`feddg.data.inspection.inspect` returns, ``bad_images``, ``diagnostics``
-        (what is odd, see :class:`feddg.diagnostics.Diagnostic`), ``stored`` (by domain, see
+        (warnings and notes, see :class:`feddg.diagnostics.Diagnostic`), ``stored`` (by domain, see
         :func:`feddg.data.inspection.stored_images`), ``ignored`` (files by kind) and, when it is
         known how images are split, ``splits`` (images per role), ``clients`` and
         ``clients_by_class`` (images of each client by domain and by class, those that it has none
@@ -139,7 +138,7 @@ def _held(names: Sequence[str], counts: Sequence[int]) -> dict[str, int]:
 
 
 def print_inspection(found: dict[str, Any]) -> None:
-    """Prints what :func:`inspect_experiment` found."""
+    """Prints the findings of :func:`inspect_experiment`."""
     console = Console()
     many = len(found["domains"]) > SHOWN_DOMAINS
     table = _domains_table(found) if many else _classes_table(found)
@@ -157,7 +156,7 @@ STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
 def print_diagnostic(console: Console, one: Diagnostic) -> None:
-    """Prints a line: how much it matters, what it is and what to do."""
+    """Prints a diagnostic: severity, text and advice."""
     console.print(f"[{STYLES[one.severity]}]{one.severity}:[/]", end=" ")
     console.print(str(one), markup=False, highlight=False, soft_wrap=True)
 
@@ -187,7 +186,7 @@ def _print_bad(console: Console, bad: list[dict[str, str]]) -> None:
 
 
 def _classes_table(found: dict[str, Any]) -> Table:
-    """Images per class and domain."""
+    """Returns a table of images per class and domain."""
     table = Table("class", *map(escape, found["domains"]), title=f"{found['images']} images")
     for name in found["classes"]:
         counts = [found["counts"][domain][name] for domain in found["domains"]]
@@ -198,7 +197,7 @@ def _classes_table(found: dict[str, Any]) -> Table:
 
 
 def _domains_table(found: dict[str, Any]) -> Table:
-    """The largest and smallest of many domains."""
+    """Returns a table of the largest and smallest domains, if there are many."""
     totals = sorted(found["totals"].items(), key=lambda one: -one[1])
     half = SHOWN_DOMAINS // 2
     title = f"{found['images']} images in {len(totals)} domains: the largest and the smallest"

@@ -1,4 +1,4 @@
-"""A run's trained model, ready to predict, and a finished run, ready to be looked into."""
+"""Loads a run's trained model for prediction, and a finished run for analyses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,17 +27,17 @@ from feddg.runs.shared import at_hand, is_shared, load_shared
 
 @dataclass(frozen=True)
 class Trained:
-    """A model that a run has learned.
+    """A trained model of a run.
 
     Attributes:
         experiment: the run's.
-        method: what was run.
-        network: holds the global weights, in eval mode.
-        parts: what is kept beside it.
-        class_names: in the order of the logits.
-        which: the selection rule whose model it is, as ``load_model`` takes it.
-        round: the round it is from; that of its last model for a mean.
-        about: what a shared folder says of it; None of a run's.
+        method: the run's method.
+        network: the network with the global weights, in eval mode.
+        parts: what the run stores besides the model, for adaptations.
+        class_names: the classes in the order of the logits.
+        which: the selection rule of the model.
+        round: the round it is from; the last one for an average.
+        about: description from a shared folder; None for a run.
     """
 
     experiment: Experiment
@@ -50,7 +50,7 @@ class Trained:
     about: Mapping[str, Any] | None = None
 
     def predictor(self, adapt: str | None = None) -> nn.Module:
-        """Returns the model that predicts: the method's own, or one under an adaptation.
+        """Returns the predictor: the method's own, or one with an adaptation.
 
         Raises:
             AdaptationError: the adaptation is unknown, or the model lacks what it needs.
@@ -60,10 +60,10 @@ class Trained:
 
 
 def load_trained(folder: Path | str, device: str = "cpu", which: str | None = None) -> Trained:
-    """Returns what the run in ``folder`` has learned; see :func:`load_model`.
+    """Returns the trained model of the run in ``folder``; see :func:`load_model`.
 
     Raises:
-        RunError: the folder holds no model, or none by that rule.
+        RunError: the folder has no model, or none by that rule.
     """
     path = at_hand(folder)
     if is_shared(path):
@@ -114,25 +114,25 @@ def load_model(
     adapt: str | None = None,
     which: str | None = None,
 ) -> nn.Module:
-    """Returns a run's global model, by default the one it serves, in eval mode.
+    """Returns a run's global model in eval mode.
 
     Args:
-        folder: the run folder; or a model that was shared, a folder of ``feddg export --hub`` or
-            ``hf:owner/name`` (or ``hf:owner/name@revision``) of the Hugging Face hub.
-        device: where the model goes.
-        adapt: a test-time adaptation, such as ``iabn`` or ``fixed:alpha=0.3``; none for the
-            method's own way to predict. See :mod:`feddg.evaluation.adaptation`.
-        which: the model by a selection rule: ``final``, ``swa``, ``ema``, ``best_in_domain``,
-            ``best_held_out`` or ``wise_ft``; by default what ``server.averaging`` and
-            ``server.wise_ft`` of the experiment say.
+        folder: the run folder; or a shared model: a folder of ``feddg export --hub``, or
+            ``hf:owner/name`` (or ``hf:owner/name@revision``) on the Hugging Face hub.
+        device: the target device.
+        adapt: a test-time adaptation, such as ``iabn`` or ``fixed:alpha=0.3``; None for the
+            method's own predictor. See :mod:`feddg.evaluation.adaptation`.
+        which: the selection rule: ``final``, ``swa``, ``ema``, ``best_in_domain``,
+            ``best_held_out`` or ``wise_ft``; by default as in the experiment's ``server.averaging``
+            and ``server.wise_ft``.
 
     Returns:
-        A module that maps RGB images in [0, 1], ``(B, 3, H, W)`` at the run's image size, to
-        logits ``(B, classes)``; ``class_names`` holds the classes in order. Under an adaptation
-        it has ``reset()``, to be called before images of another domain.
+        A module that maps RGB images in [0, 1], ``(B, 3, H, W)`` at the run's image size, to logits
+        ``(B, classes)``; ``class_names`` holds the classes in order. With an adaptation it has
+        ``reset()``: call it before images of another domain.
 
     Raises:
-        RunError: the folder holds no model, or none by that rule.
+        RunError: the folder has no model, or none by that rule.
         AdaptationError: the adaptation is unknown, or the model lacks what it needs.
     """
     trained = load_trained(folder, device, which)
@@ -146,16 +146,16 @@ def load_model(
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A finished run, ready to be looked into.
+    """A finished run, loaded for analyses and attacks.
 
     Attributes:
-        experiment: what was run.
-        images: who holds what.
-        method: what was trained.
-        worker: its network, on its device.
+        experiment: the experiment.
+        images: the images and their partition over clients.
+        method: the method.
+        worker: its network and device.
         first: the network's state before training.
-        state: the server's after the last round.
-        memories: what clients remember, by id.
+        state: the server's state after the last round.
+        memories: the clients' memory, by id.
     """
 
     experiment: Experiment
@@ -167,12 +167,12 @@ class LoadedRun:
     memories: dict[int, Weights]
 
     def network(self, weights: Weights) -> nn.Module:
-        """The shared network with some weights, in eval mode."""
+        """Returns the shared network with the given weights, in eval mode."""
         load_weights(self.worker.network, weights)
         return self.worker.network.eval()
 
     def main_domains(self) -> numpy.ndarray:
-        """The domain that most of a client's images have, ``(N,)``."""
+        """The domain of most images of each client, ``(N,)``."""
         main: numpy.ndarray = numpy.argmax(self.images.partition.counts, axis=1)
         return main
 
@@ -181,7 +181,7 @@ def load_finished_run(folder: Path, cache: Path, progress: Progress) -> LoadedRu
     """Reads a run's folder, loads its images and builds its network.
 
     Raises:
-        FeddgError: the folder holds no completed round, or its images are not those of the run.
+        FeddgError: the folder has no completed round, or the images have changed since the run.
     """
     require_run(folder)
     experiment = load_stored(folder / EXPERIMENT)

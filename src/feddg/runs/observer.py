@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it; the command line's progress bars and TensorBoard listen."""
+"""Events of a run for observers, such as the command line's progress bars and TensorBoard."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,16 +17,16 @@ log = logging.getLogger("feddg")
 
 
 class Observer:
-    """Listens to a run; every method may be left as it is here, silent."""
+    """Base class of observers: receives a run's events; the default methods do nothing."""
 
     def start(self, experiment: Experiment, first_round: int) -> None:
         """The run begins; ``first_round`` is above 1 when it continues."""
 
     def diagnostic(self, found: Diagnostic) -> None:
-        """What a defence guarantees, before anything is sent."""
+        """A guarantee of a defence, before anything is sent."""
 
     def work(self, what: str, done: int, total: int) -> None:
-        """Preparation goes on: decoding images, collecting clients' statistics."""
+        """Progress of the preparation: decoding images, collecting clients' statistics."""
 
     def client(self, round: int, reply: Update | Refusal) -> None:
         """A client finished its part of a round."""
@@ -45,8 +45,8 @@ class Together(Observer):
     """Passes every event on to several observers.
 
     Args:
-        observers: whose faults end the run.
-        optional: further ones by name; of one that fails the log says so once, and it is left out.
+        observers: observers whose errors end the run.
+        optional: further observers by name; one that fails is logged once and dropped.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Together(Observer):
 
 
 class Progress(RoundHook):
-    """Tells an observer what happens in a round."""
+    """A round hook that passes events to an observer."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -84,6 +84,6 @@ class Progress(RoundHook):
         self._observer.client(round.number, refusal)
 
     def completed(self, state: State, round: Round) -> State:
-        """See :meth:`Observer.round`: it does not count yet."""
+        """See :meth:`Observer.round`; the round is not checkpointed yet."""
         self._observer.round(round.row)
         return state

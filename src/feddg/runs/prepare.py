@@ -1,4 +1,4 @@
-"""From an experiment to everything its run needs: images, splits, clients, network, method."""
+"""Prepares a run from its experiment: images, splits, clients, network, method."""
 
 import ctypes
 import hashlib
@@ -76,10 +76,10 @@ from feddg.styles.statistics import StyleNoise
 
 
 def with_weights_at_hand(experiment: Experiment) -> Experiment:
-    """Returns the experiment, or it without weights, where a preset's cannot be downloaded.
+    """Returns the experiment, without pretrained weights if a preset's cannot be downloaded.
 
-    Weights that the user names stay: then it is an error that they cannot be had. A network that
-    is to learn from scratch because nobody has weights is told of in a line.
+    Weights that the user names are kept, and raise an error later if missing. Training from scratch
+    for lack of weights is reported in one line.
     """
     if experiment.data.root is not None and not experiment.data.root.is_dir():
         return experiment  # which is an error, and the one thing to say
@@ -123,10 +123,10 @@ Progress = Callable[[str, int, int], None]
 
 
 class Loaded(NamedTuple):
-    """The experiment's images: usable rows and their pixels, files left out, which they are.
+    """The experiment's images: usable rows, their pixels, and the skipped files.
 
-    ``ignored`` lists, by kind, what lies in their folder and is none of them; ``surveyed`` says
-    how they are stored, ``reading`` what is made of it.
+    ``ignored`` lists other files in their folder by kind; ``surveyed`` tells how images are stored,
+    ``reading`` how they are read.
     """
 
     table: ImageTable
@@ -139,20 +139,20 @@ class Loaded(NamedTuple):
 
 
 def _hashes(table: ImageTable, found: ImagesFile) -> list[str]:
-    """Returns a hash of the content of every row's file, empty where it is not known."""
+    """Returns a hash of each row's file, empty if unknown."""
     contents = found.contents()
     files = (file_of(path) for path in table.paths)
     return [contents[file][1] if file in contents else "" for file in files]
 
 
 def load_undecoded(experiment: Experiment, cache: Path | None) -> Loaded:
-    """Loads the experiment's images as far as that takes no decoding.
+    """Loads the experiment's images without decoding them.
 
-    Files that cannot be used are among them, but for those that are copies in several classes or
-    domains. Contents are known where they matter to how the images are split.
+    Unusable files are included, except copies in several classes or domains. Content hashes are
+    computed if the split depends on them.
 
     Raises:
-        DataError: the images cannot be used as asked.
+        DataError: the images cannot be used with these settings.
     """
     data = experiment.data
     table = load_images_of(data)
@@ -180,7 +180,7 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
     """Loads the experiment's images.
 
     Raises:
-        DataError: the images cannot be used as asked.
+        DataError: the images cannot be used with these settings.
     """
     data = experiment.data
     table = load_images_of(data)
@@ -206,7 +206,7 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
 
 
 def table_diagnostics(loaded: Loaded) -> list[Diagnostic]:
-    """Returns what is odd about an experiment's images, whoever holds them."""
+    """Returns warnings about an experiment's images, for any partition."""
     return [
         *about_ignored(loaded.ignored),
         *about_survey(loaded.surveyed, loaded.reading),
@@ -217,7 +217,7 @@ def table_diagnostics(loaded: Loaded) -> list[Diagnostic]:
 def split_diagnostics(
     experiment: Experiment, loaded: Loaded, splits: Splits | None
 ) -> list[Diagnostic]:
-    """Returns what is odd about how an experiment's images are split, and which are copies."""
+    """Returns warnings about the split of an experiment's images, and about copies."""
     data, held = experiment.data, experiment.hold_out
     found: list[Diagnostic] = []
     if splits is not None:
@@ -232,7 +232,7 @@ def split_diagnostics(
 
 
 def near_copy_diagnostics(experiment: Experiment, images: "Images") -> Iterator[Diagnostic]:
-    """Says where images that measure are nearly those of training; looks at all pixels once."""
+    """Reports near copies of training images in validation or test sets; reads all pixels once."""
     table, contents = images.table, images.contents
     if experiment.data.duplicates != "ignore" and table.root is not None and contents is not None:
         hashes = _hashes(table, contents)
@@ -240,20 +240,20 @@ def near_copy_diagnostics(experiment: Experiment, images: "Images") -> Iterator[
 
 
 def _refuses_copies(data: DataSettings) -> bool:
-    """Whether copies on both sides of the split end a run; not of splits that others published."""
+    """Whether copies across the split end a run; not for published splits."""
     published = data.split_file is not None or DATA_SETS.find(data.source).publication is not None
     return data.duplicates == "refuse" or (data.duplicates == "auto" and not published)
 
 
 def _keeps_copies_together(data: DataSettings) -> bool:
-    """Whether copies in one class and domain share a role; published data sets keep their split."""
+    """Whether copies in one class and domain share a role; not in published data sets."""
     published = DATA_SETS.find(data.source).publication is not None
     return data.duplicates == "refuse" or (data.duplicates != "ignore" and not published)
 
 
 @dataclass(frozen=True)
 class Images:
-    """The experiment's images and who holds them.
+    """The experiment's images and their partition over clients.
 
     Attributes:
         table: usable images.
@@ -261,12 +261,12 @@ class Images:
         bad: files that could not be used.
         splits: rows by role.
         partition: training rows by client.
-        seed: the experiment's.
-        steps: optimizer steps a client takes in a round, where the way images were partitioned says
-            so; None where the experiment does.
-        contents: which images these are, for the run's folder.
-        natural: whether clients are who really holds the images, so that in-domain validation
-            images are those of their own.
+        seed: the experiment's seed.
+        steps: a client's optimizer steps per round, if the partition determines them; None if the
+            experiment does.
+        contents: the record of these images, for the run's folder.
+        natural: whether clients are the real holders of images, so that each has its own in-domain
+            validation images.
     """
 
     table: ImageTable
@@ -280,10 +280,10 @@ class Images:
     natural: bool = False
 
     def trained_by(self, experiment: Experiment) -> Experiment:
-        """Returns the experiment as it is carried out: how many clients there are, and their steps.
+        """Returns the experiment with the actual number of clients and steps.
 
-        ``train.local_epochs`` is in how many batches of a round an image can be, also where the
-        way images were partitioned says how many steps there are.
+        ``train.local_epochs`` is the largest number of batches of a round with the same image, even
+        if the partition determines the steps.
         """
         clients, train = experiment.clients, experiment.train
         if self.natural:
@@ -316,7 +316,7 @@ class Images:
 
     @cached_property
     def _validation(self) -> list[numpy.ndarray]:
-        """Which of the in-domain validation images are each client's own."""
+        """Each client's own in-domain validation images."""
         holders = self.table.clients
         if self.natural and holders is not None and len(self.partition) > 1:
             return held_alike(holders[self.splits.train], holders[self.splits.id_val])
@@ -327,7 +327,7 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
     """Loads, splits and partitions the experiment's images.
 
     Raises:
-        DataError: the images cannot be used as asked.
+        DataError: the images cannot be used with these settings.
     """
     loaded = load_table(experiment, cache, progress)
     emit(*table_diagnostics(loaded))
@@ -338,10 +338,10 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
 
 
 def deal(experiment: Experiment, loaded: Loaded) -> Images:
-    """Splits the images and deals the training rows out to the clients.
+    """Splits the images and partitions the training rows over the clients.
 
     Raises:
-        DataError: the images cannot be split or partitioned as asked.
+        DataError: the images cannot be split or partitioned with these settings.
     """
     clients, table = experiment.clients, loaded.table
     images, image_of = whole_images(table)  # tiles of one image stay together
@@ -376,7 +376,7 @@ def deal(experiment: Experiment, loaded: Loaded) -> Images:
 
 
 def _steps_of_a_round(experiment: Experiment, share: Partition) -> int:
-    """Returns the optimizer steps that a round's clients take together, on average over draws."""
+    """Returns the total optimizer steps of a round's clients, on average over sampling."""
     train, number = experiment.train, len(share)
     steps = [
         train.local_steps
@@ -435,10 +435,10 @@ def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits
 
 
 def is_split(experiment: Experiment, table: ImageTable) -> bool:
-    """Whether it is said how images are split: by the experiment, or by an official split.
+    """Whether the experiment or an official split determines the split.
 
-    Where the domains of a data set are known by name, one of them is meant to be held out, and a
-    split inside domains is not enough.
+    If the domains of a data set are known by name, one of them should be held out, and a split
+    within domains is not enough.
     """
     data, held = experiment.data, experiment.hold_out
     if held.test or held.val or data.split_file is not None:
@@ -456,7 +456,7 @@ def build(experiment: ExperimentSettings, classes: int) -> tuple[Method, Network
     """Builds the method and the network it trains.
 
     Raises:
-        ExperimentError, WeightsError: they cannot be built as asked.
+        ExperimentError, WeightsError: they cannot be built with these settings.
     """
     method = build_method(experiment.method.name, experiment.method.settings)
     method.check(experiment)
@@ -467,7 +467,7 @@ def untrained_network(experiment: ExperimentSettings, method: Method, classes: i
     """Builds the network that a method trains.
 
     Raises:
-        ExperimentError, WeightsError: it cannot be built as asked.
+        ExperimentError, WeightsError: it cannot be built with these settings.
     """
     model = experiment.model
     network = build_network(
@@ -485,15 +485,15 @@ def untrained_network(experiment: ExperimentSettings, method: Method, classes: i
 
 
 def defences_for(experiment: ExperimentSettings, method: Method, network: Network) -> Defences:
-    """Returns what happens to updates on their way, at a client and at the server.
+    """Returns the defences of an experiment, for clients and server.
 
     Args:
-        experiment: as it is carried out, see :meth:`Images.trained_by`.
-        method: whose updates pass.
-        network: what it trains.
+        experiment: the experiment with actual numbers, see :meth:`Images.trained_by`.
+        method: the method whose updates are protected.
+        network: the network it trains.
 
     Raises:
-        ExperimentError: the defences cannot protect what the method sends.
+        ExperimentError: the defences cannot protect the method's messages.
     """
     clients, train = experiment.clients, experiment.train
     hides_images = experiment.privacy.hides_images
@@ -535,7 +535,7 @@ def _schedule(experiment: ExperimentSettings) -> Schedule:
 
 
 def build_worker(experiment: ExperimentSettings, network: Network, cache: Path | None) -> Worker:
-    """Puts the network on its device, ready for clients to take turns."""
+    """Puts the network on its device and returns a worker for clients."""
     device = choose_device(experiment.device)
     precision = choose_precision(experiment.precision, device)
     network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -567,13 +567,13 @@ def build_workers(
     cache: Path | None,
     another: Callable[[], Network] | None = None,
 ) -> list[Worker]:
-    """Returns what the clients of one process take turns on; the first has ``network``.
+    """Returns the workers for the clients of one process; the first has ``network``.
 
     Args:
-        experiment: says how they train.
-        network: what is trained.
-        cache: folder for what is expensive to compute twice, or None.
-        another: builds the network once more; by default as the experiment says.
+        experiment: the training settings.
+        network: the network to train.
+        cache: folder for results that are expensive to compute, or None.
+        another: builds another network of the same kind; by default from the experiment.
     """
     another = another or (lambda: build(experiment, network.classes)[1])
     first = build_worker(experiment, network, cache)
@@ -591,7 +591,7 @@ def build_workers(
 
 
 def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> Evaluation:
-    """Returns what the global model is measured on after a round."""
+    """Returns the evaluation of the global model after a round."""
     rows = {name: getattr(images.splits, name) for name in ("test", "val", "id_test", "id_val")}
     return Evaluation(
         images.pixels,
@@ -611,7 +611,7 @@ def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> 
 
 
 def environment(experiment: Experiment, worker: Worker) -> dict[str, Any]:
-    """Returns what the run's numbers may depend on beside the experiment."""
+    """Returns the versions, hardware and settings on which the run's numbers may depend."""
     autocast = worker.autocast()
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -635,7 +635,7 @@ def environment(experiment: Experiment, worker: Worker) -> dict[str, Any]:
 
 
 def clients_table(images: Images) -> ClientsTable:
-    """Returns who holds what: counts per client, domain and class."""
+    """Returns the clients' data: counts per client, domain and class."""
     table, rows = images.table, images.splits.train
     classes, domains = len(table.class_names), len(table.domain_names)
     clients = []
@@ -653,7 +653,7 @@ def clients_table(images: Images) -> ClientsTable:
 
 
 def free_memory() -> int | None:
-    """Returns the memory that programs may still take, in bytes; None where it cannot be told."""
+    """Returns the memory available to programs in bytes; None if unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             found = next((line for line in file if line.startswith("MemAvailable")), None)
@@ -663,11 +663,11 @@ def free_memory() -> int | None:
 
 
 def keep_memory() -> bool:
-    """Has freed memory stay with this process, where the C library is glibc; says whether it does.
+    """Makes glibc keep freed memory in this process; returns whether it does.
 
-    By default glibc hands what a training step frees back to the system, which clears every page
-    of it again for the next step: up to a third of a step in float32. A process keeps the most
-    that it needed until it ends, or until :func:`give_memory_back`.
+    By default glibc returns memory freed by a training step to the system, which must clear every
+    page again for the next step: up to a third of a step's time in float32. The process keeps its
+    largest memory until it ends, or until :func:`give_memory_back`.
     """
     with suppress(OSError, AttributeError, ValueError):  # another C library
         if os.confstr("CS_GNU_LIBC_VERSION"):
@@ -679,9 +679,9 @@ def keep_memory() -> bool:
 
 
 def give_memory_back() -> bool:
-    """Hands freed memory back to the system, where the C library knows how; says whether it did.
+    """Returns freed memory to the system if the C library can; returns whether it did.
 
-    A setup with thousands of clients leaves holes that glibc keeps: at 10,000 clients 390 MB.
+    After a setup with thousands of clients glibc keeps unused memory: 390 MB for 10,000 clients.
     """
     with suppress(OSError, AttributeError, TypeError):  # another C library
         return bool(ctypes.CDLL(None).malloc_trim(0))

@@ -1,4 +1,4 @@
-"""A run goes with its experiment, its images and its files: are they those it was begun with?"""
+"""Checks that a run's experiment, images and files have not changed since it began."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -27,15 +27,15 @@ from feddg.text import command
 
 
 def named_files(experiment: Experiment) -> dict[str, str]:
-    """Returns the hashes of the files that an experiment names, by its field, dotted.
+    """Returns the hashes of the files that an experiment names, by dotted field.
 
-    A file that is not there, or cannot be read, is left out: whoever needs it says so.
+    Missing or unreadable files are left out; the code that needs them reports them.
     """
     return methods_files(experiment) | _hashes({"data.split_file": experiment.data.split_file})
 
 
 def methods_files(experiment: Experiment) -> dict[str, str]:
-    """Returns the hashes of those that the method's settings name: every client reads them."""
+    """Returns the hashes of the files in the method's settings, which every client reads."""
     settings = build_method(experiment.method.name, experiment.method.settings).settings
     return _hashes({f"method.{name}": value for name, value in settings})
 
@@ -61,10 +61,10 @@ IMAGES = "images.json"
 
 
 class ImagesNow:
-    """Tells which images experiments would have now; each data set is looked at once.
+    """Returns the present images of experiments; each data set is read once.
 
     Args:
-        cache: where hashes are remembered.
+        cache: folder that stores the hashes.
     """
 
     def __init__(self, cache: Path) -> None:
@@ -73,7 +73,7 @@ class ImagesNow:
         self._fingerprints: dict[str, str] = {}
 
     def __call__(self, experiment: Experiment) -> ImagesFile:
-        """Returns the images; nothing is decoded.
+        """Returns the images without decoding them.
 
         Raises:
             DataError: they cannot be listed.
@@ -113,20 +113,20 @@ def find_folder(
     again: bool = False,
     begun: Path | None = None,
 ) -> Path:
-    """Returns the folder of the run of an experiment with the images as they are now.
+    """Returns the run folder for an experiment with the present images.
 
-    That is ``out / experiment.label``, or the same with ``.2``, ``.3``, ... where runs were started
-    anew beside it.
+    That is ``out / experiment.label``, with ``.2``, ``.3``, ... for runs that were repeated beside
+    it.
 
     Args:
-        experiment: what is run.
-        out: the run folder's parent.
-        now: tells the images; not asked where there is nothing to compare them with.
-        again: whether to start anew beside runs whose images were others.
-        begun: the first run's folder, where it has another name.
+        experiment: the experiment.
+        out: parent of the run folder.
+        now: gives the present images; not called if there is nothing to compare.
+        again: whether to start a new run beside runs whose images have changed.
+        begun: the first run's folder, if it has another name.
 
     Raises:
-        RunError: the images changed since the run began, and ``again`` is not said.
+        RunError: the images have changed since the run began, and ``again`` is False.
         DataError: the images cannot be listed.
     """
     first = begun or Path(out) / experiment.label
@@ -155,15 +155,15 @@ def find_folder(
 
 
 def check_images(folder: Path, experiment: Experiment, cache: Path | None = None) -> None:
-    """Makes sure that a run's images are still those it was begun with.
+    """Checks that a run's images have not changed.
 
     Args:
-        folder: the run's.
-        experiment: the run's.
-        cache: where hashes are remembered; the user's cache by default.
+        folder: the run's folder.
+        experiment: the run's experiment.
+        cache: where image hashes are stored; the user's cache by default.
 
     Raises:
-        RunError: they are not; says what differs.
+        RunError: they have changed; the message says how.
     """
     if not has_begun(folder):
         return
@@ -179,7 +179,7 @@ def check_images(folder: Path, experiment: Experiment, cache: Path | None = None
 
 
 def has_begun(folder: Path) -> bool:
-    """Whether a run has anything that depends on its images."""
+    """Whether a run has results that depend on its images."""
     return (folder / "checkpoint" / "checkpoint.json").is_file()
 
 
@@ -188,7 +188,7 @@ def _numbered(first: Path, number: int) -> Path:
 
 
 def _changes(folder: Path, now: ImagesFile) -> Difference | None:
-    """What differs; None where the run does not say which images it had."""
+    """Returns what has changed; None if the run has no record of its images."""
     before = ImagesFile.read(folder / IMAGES)
     return None if before is None else difference(before, now)
 
@@ -205,7 +205,7 @@ def _warn(folder: Path) -> None:
 
 
 def training_depth(folder: Path) -> int:
-    """Returns the bits that the values of a run's images used; 0 where all are of 8 bits.
+    """Returns the bit depth of a run's training images; 0 if all have 8 bits.
 
     Raises:
         RunError: the file is damaged.
@@ -218,14 +218,14 @@ def training_depth(folder: Path) -> int:
 
 
 def check_identity(folder: Path, experiment: Experiment) -> None:
-    """Compares the experiment in a folder with the ids in the folder's name and checkpoint.
+    """Checks the experiment in a folder against the ids in the folder's name and checkpoint.
 
     Args:
-        folder: the run's; a name that ends in no id says nothing.
-        experiment: as it is read from the folder.
+        folder: the run's folder; a name without an id is not checked.
+        experiment: the experiment read from the folder.
 
     Raises:
-        RunError: somebody changed the one or the other, or ids were other ones when it was begun.
+        RunError: one of them was changed, or the run began with a version with other ids.
     """
     named = re.search(r"-([0-9a-f]{8})(\.\d+)?$", folder.resolve().name)
     index = None

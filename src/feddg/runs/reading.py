@@ -1,4 +1,4 @@
-"""Run folders read back as typed records; evaluations and the rules that choose a model."""
+"""Reads run folders as typed records; evaluations, and the rules that select a model."""
 
 import csv
 import io
@@ -59,11 +59,11 @@ if TYPE_CHECKING:
 
 
 Aggregate = Callable[[Sequence[EvaluationRow], str], float | None]
-"""One number for the domains of a split, from their rows and the name of a metric."""
+"""Aggregates a metric over the rows of a split's domains."""
 
 
 def _values(rows: Sequence[EvaluationRow], metric: str) -> list[float] | None:
-    """A metric of each row, or None unless all have it."""
+    """Returns a metric of each row, or None if one lacks it."""
     values = [value for row in rows if (value := row.metric(metric)) is not None]
     return values if values and len(values) == len(rows) else None
 
@@ -103,14 +103,14 @@ AGGREGATES: Final[dict[str, Aggregate]] = {
 }
 """How the domains of a split become one number, by name.
 
-``domain_mean`` counts each domain once; ``pooled`` counts each image once, as if the split were one
-domain; ``worst_domain`` is the domain that does worst. Metrics other than accuracy can be pooled
-only where rows hold who was taken for whom (the last round's do) and counts are enough for them.
+``domain_mean`` weights domains equally; ``pooled`` weights images equally, as if the split were one
+domain; ``worst_domain`` is the worst domain's value. Other metrics than accuracy can be pooled only
+if rows have a confusion matrix (the last round's do) and it suffices for them.
 """
 
 
 def preferred(value: float, metric: str) -> float:
-    """Returns a value of a metric such that more is better: its sign is changed where less is."""
+    """Returns a metric's value with the sign changed if less is better."""
     kind: Metric | None = METRICS.get(metric)
     return -value if kind is not None and kind.higher_is_better is False else value
 
@@ -118,18 +118,16 @@ def preferred(value: float, metric: str) -> float:
 class Evaluations:
     """Evaluations, looked up by round, split and domain.
 
-    When the run stopped in the middle of an evaluation, that last round lacks domains which the
-    round before it has; it is left out, because a mean over fewer domains would be a different
-    quantity.
+    If the run stopped during an evaluation, the incomplete last round is left out, because means
+    over fewer domains are not comparable.
 
-    They are those of one kind of weights, of the last round's unless :meth:`of` asks for others.
+    They belong to one kind of weights: the last round's, unless :meth:`of` selects others.
 
     Args:
         rows: evaluations of any weights.
-        weights: those that count.
+        weights: the weights to use.
         select_by: the metric that chooses a round.
-        select_over: how a split's domains become one number for that, a name of
-            :data:`AGGREGATES`.
+        select_over: the aggregate over a split's domains for that, a name of :data:`AGGREGATES`.
     """
 
     def __init__(
@@ -154,9 +152,9 @@ class Evaluations:
                 self._by_round.pop(self.rounds.pop())
 
     def of(self, weights: str) -> "Evaluations":
-        """The evaluations of other weights: ``last``, ``swa``, ``ema``, ``wise_ft``.
+        """Returns the evaluations of other weights: ``last``, ``swa``, ``ema``, ``wise_ft``.
 
-        Only whole rounds: those in which all was measured that was measured of the last weights.
+        Only complete rounds: those with everything that was evaluated for the last weights.
         """
         if weights not in self._others:
             found = Evaluations(
@@ -173,23 +171,23 @@ class Evaluations:
         return self._others[weights]
 
     def domains(self, split: str) -> list[str]:
-        """Names of the domains evaluated in a split, in the order of writing."""
+        """Returns the domains evaluated in a split, in the order of writing."""
         names = (
             domain for rows in self._by_round.values() for part, domain in rows if part == split
         )
         return list(dict.fromkeys(names))
 
     def get(self, round_: int, split: str, domain: str) -> EvaluationRow | None:
-        """The evaluation of one domain after one round, or None if there is none."""
+        """Returns the evaluation of one domain after one round, or None."""
         return self._by_round.get(round_, {}).get((split, domain))
 
     def at(self, round_: int, split: str) -> list[EvaluationRow]:
-        """The evaluations of a split after one round, one per domain."""
+        """Returns the evaluations of a split after one round, one per domain."""
         rows = self._by_round.get(round_, {})
         return [row for (part, _), row in rows.items() if part == split]
 
     def accuracy(self, round_: int | None, split: str) -> float | None:
-        """Accuracy of a split after one round: the mean over its domains, each counted once."""
+        """Returns the accuracy of a split after one round, as the mean over its domains."""
         return self.value(round_, split)
 
     def value(
@@ -199,7 +197,7 @@ class Evaluations:
         metric: str = "accuracy",
         aggregate: str = "domain_mean",
     ) -> float | None:
-        """A metric of a split after one round, over its domains; None where it is not known.
+        """Returns a metric of a split after one round, over its domains; None if unknown.
 
         Args:
             round_: the round; None for none.
@@ -211,26 +209,26 @@ class Evaluations:
         return AGGREGATES[aggregate](rows, metric) if rows else None
 
     def preference(self, round_: int, split: str) -> float | None:
-        """How much a round is preferred by what chooses rounds; None where that is not known.
+        """Returns the value that chooses rounds, larger being better; None if unknown.
 
-        The metric ``select_by`` of the split, over its domains as ``select_over`` says, with its
-        sign changed where less is better.
+        It is the metric ``select_by`` of the split, aggregated by ``select_over``, with its sign
+        changed if less is better.
         """
         value = self.score(round_, split)
         return None if value is None or math.isnan(value) else preferred(value, self.select_by)
 
     def score(self, round_: int | None, split: str) -> float | None:
-        """The metric ``select_by`` of a split after a round, over its domains; None if unknown."""
+        """Returns the metric ``select_by`` of a split after a round; None if unknown."""
         return self.value(round_, split, self.select_by, self.select_over)
 
     def metrics(self, split: str) -> list[str]:
-        """Names of the metrics that a split's evaluations hold, in the order of tables."""
+        """Returns the metrics of a split's evaluations, in the order of tables."""
         rows = (row for r in self.rounds for row in self.at(r, split))
         found = {"accuracy", *(name for row in rows for name in row.metrics)}
         return [name for name in METRICS if name in found] + sorted(found - METRICS.keys())
 
     def support(self, split: str, domain: str) -> list[int] | None:
-        """Images of each class in a domain of a split; None before the last round counted them."""
+        """Returns the number of images per class in a domain; None before it was recorded."""
         for round_ in reversed(self.rounds):
             row = self.get(round_, split, domain)
             if row is not None and row.support is not None:
@@ -251,18 +249,18 @@ Measure = Callable[[Evaluations, int | None, str], float | None]
 
 @dataclass(frozen=True, slots=True)
 class SelectionRule:
-    """A named way to choose the model that counts.
+    """A named rule that selects a model.
 
     Attributes:
-        name: how tables and plans call it.
-        key: how ``summary.json`` calls it.
-        choose: from evaluations to a round, or None when the needed split was not evaluated.
-        split: the split that decides, or None where the decision needs no accuracy.
-        measure: the accuracy of a split once the round is chosen; that of the round by default.
-        which: how ``load_model`` and model files call it; its key if empty.
-        weights: the weights of the chosen round that count, as in an evaluation's row.
-        optional: tables leave it out where no run has evaluated its weights.
-        when: how a sentence says it, behind an accuracy.
+        name: its name in tables and plans.
+        key: its name in ``summary.json``.
+        choose: returns the round from evaluations, or None if the needed split was not evaluated.
+        split: the split that decides; None if no accuracy is needed.
+        measure: returns the accuracy of a split for the chosen round; by default that round's.
+        which: its name for ``load_model`` and in model files; ``key`` if empty.
+        weights: the weights of the chosen round, as in an evaluation's row.
+        optional: whether tables omit it if no run has evaluated its weights.
+        when: words for a sentence, after an accuracy.
     """
 
     name: str
@@ -277,7 +275,7 @@ class SelectionRule:
 
     @property
     def model(self) -> str:
-        """How ``load_model`` and model files call it."""
+        """Its name for ``load_model`` and in model files."""
         return self.which or self.key
 
 
@@ -287,15 +285,15 @@ SELECTION_RULES: Final = Registry[SelectionRule](
 
 
 def add_rule(rule: SelectionRule) -> SelectionRule:
-    """Registers a rule under its name and what else it is called, and returns it."""
+    """Registers a rule under all its names, and returns it."""
     return SELECTION_RULES.add(rule.name, rule, tuple(dict.fromkeys((rule.key, rule.model))))
 
 
 def find_rule(which: str) -> SelectionRule:
-    """Returns the rule whose model is called ``which``, by any of its names.
+    """Returns the rule of a model's name, or of another of its names.
 
     Raises:
-        RunError: there is none; says which there are.
+        RunError: there is none; the message lists all.
     """
     for rule in SELECTION_RULES.values():
         if which in (rule.model, rule.key, rule.name):
@@ -305,7 +303,7 @@ def find_rule(which: str) -> SelectionRule:
 
 
 def rules_for(runs: Iterable[Evaluations]) -> list[SelectionRule]:
-    """Returns the rules that tables of these runs show: optional ones where a run follows them."""
+    """Returns the rules for tables of these runs, optional ones only if a run has them."""
     found = list(runs)
     return [
         rule
@@ -315,22 +313,22 @@ def rules_for(runs: Iterable[Evaluations]) -> list[SelectionRule]:
 
 
 def final_round(evaluations: Evaluations) -> int | None:
-    """The last evaluated round, or None before any evaluation."""
+    """Returns the last evaluated round, or None before any evaluation."""
     return evaluations.rounds[-1] if evaluations.rounds else None
 
 
 def best_in_domain(evaluations: Evaluations) -> int | None:
-    """The round with the best in-domain validation (``select_by``, ``select_over``)."""
+    """Returns the round with the best in-domain validation (``select_by``, ``select_over``)."""
     return _best_round(evaluations, ID_VAL)
 
 
 def best_held_out(evaluations: Evaluations) -> int | None:
-    """The round with the best held-out validation (``select_by``, ``select_over``)."""
+    """Returns the round with the best held-out validation (``select_by``, ``select_over``)."""
     return _best_round(evaluations, VAL)
 
 
 def _best_round(evaluations: Evaluations, split: str) -> int | None:
-    """The earliest of the best rounds; the untrained model stands only if nothing else does."""
+    """Returns the first of the best rounds; the untrained model only if there is no other."""
     preferences = {r: evaluations.preference(r, split) for r in evaluations.rounds}
     scores = {r: score for r, score in preferences.items() if score is not None}
     trained = {r: score for r, score in scores.items() if r > 0} or scores
@@ -338,7 +336,7 @@ def _best_round(evaluations: Evaluations, split: str) -> int | None:
 
 
 def _rule_of_weights(name: str, weights: str, when: str) -> SelectionRule:
-    """Returns the rule that the named weights count, as they are after the last round."""
+    """Returns the rule that selects the named weights after the last round."""
     return SelectionRule(
         name,
         weights,
@@ -389,9 +387,9 @@ EXPERIMENT_FILE: Final = "experiment.yaml"
 _METRICS, _LEDGER, _CLIENTS = "metrics.jsonl", "ledger.jsonl", "clients.json"
 _ENVIRONMENT = "environment.json"
 _WHOLE_FILES = (_CLIENTS, _ENVIRONMENT, _METRICS, _LEDGER)
-"""What a run that ended with its last round has written, beside its summary."""
+"""Files that a run writes, besides its summary, by the end of its last round."""
 _FEWER_ROUNDS = {"budget-spent", "rounds-missing"}
-"""Diagnostics of a run that ended, and said so, with fewer rounds than were planned."""
+"""Diagnostics of a run that ended with fewer rounds than planned, and recorded it."""
 CAPTIONS: Final = "captions.json"
 ATTACKS: Final = "attacks.jsonl"
 
@@ -415,7 +413,7 @@ class Metrics:
 
     @cached_property
     def setup(self) -> SetupRow | None:
-        """The exchange before round 1, or None when it has not ended yet."""
+        """The exchange before round 1, or None if it has not ended yet."""
         return next(iter(self.of(SetupRow)), None)
 
     @cached_property
@@ -436,7 +434,7 @@ class Metrics:
 
 
 class LedgerRecord:
-    """Every message of a run, and by id the layouts they refer to."""
+    """All messages of a run, and their layouts by id."""
 
     def __init__(self, rows: Iterable[LedgerRow]) -> None:
         rows = list(rows)
@@ -445,12 +443,12 @@ class LedgerRecord:
 
 
 class Spent(NamedTuple):
-    """What a run had taken by the end of a round.
+    """The cost of a run up to the end of a round.
 
     Attributes:
-        images: of the used updates' training steps, each once a step.
-        bytes: sent by all clients and to them, before round 1 too.
-        seconds: before round 1, and of training and aggregation.
+        images: images of the used updates' training steps, once per step.
+        bytes: bytes sent by and to all clients, including before round 1.
+        seconds: time before round 1, and of training and aggregation.
     """
 
     images: int
@@ -460,10 +458,10 @@ class Spent(NamedTuple):
 
 @dataclass(frozen=True)
 class Run(Shown):
-    """A run; each part of its folder is read from disk when it is first asked for.
+    """A run; each part of its folder is read at first use.
 
     Attributes:
-        folder: everything about it on disk.
+        folder: path of the run folder.
         was_complete: whether it was complete before :func:`feddg.run`, so that nothing was run.
     """
 
@@ -477,7 +475,7 @@ class Run(Shown):
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The complete experiment as ``experiment.yaml`` has it, nested, whoever wrote it."""
+        """The complete experiment as nested values of ``experiment.yaml``, of any version."""
         try:
             return parse_fields(self.experiment_text)
         except ValueError as error:
@@ -485,17 +483,17 @@ class Run(Shown):
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        """Versions, machine and command; empty when not written yet."""
+        """Versions, machine and command; empty if not written yet."""
         return _read_optional(self.folder / _ENVIRONMENT) or {}
 
     @cached_property
     def summary(self) -> SummaryFile | None:
-        """The summary, or None while the run has not ended."""
+        """The summary, or None if the run has not ended."""
         return SummaryFile.read(self.folder / "summary.json")
 
     @cached_property
     def clients(self) -> ClientsTable | None:
-        """Who holds what, or None when the run stopped before the images were partitioned."""
+        """The clients' data, or None if the run stopped before images were partitioned."""
         return ClientsTable.read(self.folder / _CLIENTS)
 
     @cached_property
@@ -505,7 +503,7 @@ class Run(Shown):
 
     @cached_property
     def spent(self) -> dict[int, Spent]:
-        """What the run had taken by the end of each round, from 0, ascending."""
+        """The cost of the run up to each round, from 0, ascending."""
         rounds, setup = self.metrics.rounds, self.metrics.setup
         # What was sent before round 1 is the rest of the ledger's total.
         sent = self.summary.bytes.get("total", 0.0) if self.summary else 0.0
@@ -520,13 +518,13 @@ class Run(Shown):
         return found
 
     def at(self, images: int) -> "Run | None":
-        """Returns the run as if it had ended in the round in which so many images were reached.
+        """Returns the run as if it had ended when so many training images were used.
 
-        A run that sees fewer is taken as it ended. None of a method of one round that sees more:
-        it has no model before.
+        A run with fewer images is returned as it ended. Returns None for a one-round method that
+        uses more, because it has no model before.
 
         Args:
-            images: seen in training by all clients together, as in :attr:`spent`.
+            images: training images of all clients together, as in :attr:`spent`.
         """
         reached = (round for round, spent in self.spent.items() if spent.images >= images)
         last = next(reached, self.rounds_done)
@@ -542,7 +540,7 @@ class Run(Shown):
 
     @property
     def has_one_round(self) -> bool:
-        """Whether its method takes a single round."""
+        """Whether its method needs a single round only."""
         try:
             return method_class(self.method).one_round
         except ExperimentError:
@@ -555,20 +553,20 @@ class Run(Shown):
 
     @cached_property
     def privacy(self) -> dict[tuple[Any, ...], PrivacyRow]:
-        """What has been spent, by kind of message and unit: the last row of each.
+        """The privacy cost so far, by kind of message and unit: the last row of each.
 
-        Empty where nothing was noised.
+        Empty if nothing was noised.
         """
         return {row.key: row for row in PRIVACY_ROWS.read(self.folder / "privacy.jsonl")}
 
     @cached_property
     def analyses(self) -> dict[str, Any] | None:
-        """What ``feddg report --analyses`` found, or None where nobody asked."""
+        """The results of ``feddg report --analyses``, or None if not run."""
         return _read_optional(self.folder / "analyses.json")
 
     @cached_property
     def attacks(self) -> list[AttackRow]:
-        """What ``feddg privacy attack`` found; nothing where nobody tried."""
+        """The results of ``feddg privacy attack``; empty if not run."""
         return ATTACK_ROWS.read(self.folder / ATTACKS)
 
     @cached_property
@@ -584,7 +582,7 @@ class Run(Shown):
 
     @cached_property
     def served_rules(self) -> list[SelectionRule]:
-        """The rules of the models that the run serves: the first of them whose model it has."""
+        """The rules of the run's default model: the first one whose model it has is used."""
         server = self.settings.get("server") or {}
         names = [WISE_FT] if str(server.get("wise_ft") or "none") != "none" else []
         names += {str(server.get("averaging"))} & {SWA, EMA}
@@ -592,22 +590,22 @@ class Run(Shown):
 
     @cached_property
     def default_rule(self) -> SelectionRule:
-        """The rule of the model that the run serves, of those that were measured."""
+        """The rule of the run's default model, among those that were evaluated."""
         measured = (r for r in self.served_rules if r.choose(self.evaluations) is not None)
         return next(measured, FINAL)
 
     @property
     def accuracy(self) -> float | None:
-        """The held-out accuracy that headlines speak of, in [0, 1]; None where none is held out.
+        """The held-out accuracy for headlines, in [0, 1]; None if no domain is held out.
 
-        The mean over the test domains, by the rule and weights of the model that the run serves.
+        It is the mean over the test domains, of the run's default model.
         """
         rule, evaluations = self.default_rule, self.evaluations
         return rule.measure(evaluations, rule.choose(evaluations), "test")
 
     @property
     def model(self) -> "nn.Module":
-        """The model that the run serves, see :func:`feddg.load_model`.
+        """The run's default model, see :func:`feddg.load_model`.
 
         Its ``predict`` takes image files, folders and globs, as :func:`feddg.predict` does.
         """
@@ -618,11 +616,11 @@ class Run(Shown):
 
     @property
     def report(self) -> Path:
-        """The HTML page."""
+        """The path of the HTML page."""
         return self.folder / "report.html"
 
     def open(self) -> None:
-        """Opens the page in a browser; it is written where it is not there yet."""
+        """Opens the page in a browser, after writing it if it does not exist."""
         import webbrowser
 
         # Above this package, and so known by its name, as in feddg.views.
@@ -631,24 +629,24 @@ class Run(Shown):
 
     @cached_property
     def served_evaluations(self) -> Evaluations:
-        """The evaluations of the weights that the run serves."""
+        """The evaluations of the weights of the run's default model."""
         return self.evaluations.of(self.default_rule.weights)
 
     @cached_property
     def served_round(self) -> int | None:
-        """The round whose model the run serves; None before any evaluation."""
+        """The round of the run's default model; None before any evaluation."""
         return self.default_rule.choose(self.evaluations)
 
     def served_rows(self, split: str) -> list[EvaluationRow]:
-        """The evaluations of the model that the run serves on a split, one per domain."""
+        """Returns the evaluations of the run's default model on a split, one per domain."""
         at = self.served_round
         return self.served_evaluations.at(at, split) if at is not None else []
 
     def frame(self) -> "DataFrame":
-        """Returns all that was measured, a row each: round, split, domain, weights, metric, value.
+        """Returns all evaluations as rows: round, split, domain, weights, metric, value.
 
-        Shares are from 0 to 1. ``images``, ``bytes`` and ``seconds`` are what the run had taken by
-        the end of the round, see :class:`Spent`.
+        Shares are from 0 to 1. ``images``, ``bytes`` and ``seconds`` are the run's cost up to the
+        end of the round, see :class:`Spent`.
         """
         from pandas import DataFrame  # a third of a second, and a run needs none of it
 
@@ -662,12 +660,12 @@ class Run(Shown):
 
     @cached_property
     def experiment_text(self) -> str:
-        """``experiment.yaml`` as it was written."""
+        """The text of ``experiment.yaml``."""
         return read_text(self.folder / EXPERIMENT_FILE)
 
     @property
     def name(self) -> str:
-        """The experiment's name, or the folder's where it has none."""
+        """The experiment's name, or the folder's if it has none."""
         return str(self.settings.get("name") or self.folder.name)
 
     @property
@@ -680,7 +678,7 @@ class Run(Shown):
     def status(self) -> str:
         """``completed``, ``interrupted``, ``failed``, or ``unfinished`` without a summary.
 
-        ``damaged`` where it was completed and files or rows of it are not there any more.
+        ``damaged`` if it was completed but files or rows are missing.
         """
         if self.damage:
             return "damaged"
@@ -688,12 +686,12 @@ class Run(Shown):
 
     @property
     def error(self) -> str | None:
-        """Why the run failed, or what of it is damaged."""
+        """Why the run failed, or what is damaged."""
         return self.damage or (self.summary.error if self.summary else None)
 
     @cached_property
     def damage(self) -> str | None:
-        """What a completed run lacks of what it wrote; None where it is whole or did not end so."""
+        """What a completed run has lost; None if it is intact or was not completed."""
         if self.summary is None or self.summary.status != "completed":
             return None
         for name in _WHOLE_FILES:
@@ -723,7 +721,7 @@ class Run(Shown):
         return max((row.round for row in self.metrics.rounds), default=0)
 
     def client_name(self, id: int) -> str:
-        """What a client is called."""
+        """Returns a client's name."""
         return self._client_names.get(id) or client_name(id)
 
     @cached_property
@@ -731,7 +729,7 @@ class Run(Shown):
         return {client.id: client.name for client in self.clients.clients} if self.clients else {}
 
     def held_out(self, split: str) -> list[str]:
-        """Domains held out for a split (``test`` or ``val``), as planned or as evaluated."""
+        """Returns the domains held out for a split (``test``, ``val``), as planned or evaluated."""
         hold_out = self.settings.get("hold_out")
         planned = hold_out.get(split) if isinstance(hold_out, dict) else None
         if isinstance(planned, str):
@@ -749,41 +747,41 @@ class Run(Shown):
 
 
 def read_captions(folder: Path) -> dict[str, str]:
-    """Returns the captions of the pictures in a folder by file name, in their order."""
+    """Returns the captions of the pictures in a folder by file name, in order."""
     captions = _read_optional(folder / CAPTIONS) or {}
     return {name: str(caption) for name, caption in captions.items()}
 
 
 def common_rule(runs: Iterable[Run]) -> SelectionRule:
-    """Returns the rule of the models that runs serve; the final round's where they differ."""
+    """Returns the rule of the runs' default models; the final round's if they differ."""
     rules = {run.default_rule.name: run.default_rule for run in runs}
     return next(iter(rules.values())) if len(rules) == 1 else FINAL
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is a run folder."""
+    """Returns whether a folder is a run folder."""
     return is_file(folder / EXPERIMENT_FILE)
 
 
 def read_run(folder: Path) -> Run:
-    """Open a run folder.
+    """Opens a run folder.
 
     Args:
-        folder: The folder a run wrote, finished or not.
+        folder: The run's folder, finished or not.
 
     Returns:
         The run; parts are read on first use.
 
     Raises:
-        RunError: If the folder does not exist or is not a run folder. Reading a part raises it
-            too, where a file is damaged elsewhere than at its very end.
+        RunError: the folder does not exist or is not a run folder. Reading a part raises it too, if
+            a file is damaged anywhere but at its very end.
     """
     require_run(folder)
     return Run(folder)
 
 
 def require_run(folder: Path) -> None:
-    """Raises RunError, with what to name instead, if a folder is no run folder."""
+    """Raises RunError, with advice, if a folder is not a run folder."""
     if is_run(folder):
         return
     if not folder.is_dir():
@@ -811,7 +809,7 @@ def flatten(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Reads a file of JSON lines as it is, whatever its rows are; see :meth:`RowFile.read`."""
+    """Reads a file of JSON lines without a schema; see :meth:`RowFile.read`."""
     return _PLAIN_ROWS.read(path)
 
 
@@ -841,7 +839,7 @@ ALPHA_COLUMNS = ("split", "domain", "image")
 
 
 def read_adapted(folder: Path) -> list[AdaptationRow]:
-    """Returns the scores under adaptations that a run's folder holds."""
+    """Returns the scores with adaptations in a run's folder."""
     return ADAPTATION_ROWS.read(folder / ADAPTED)
 
 
@@ -862,14 +860,14 @@ class Alphas:
     values: numpy.ndarray
 
     def by_domain(self) -> dict[str, numpy.ndarray]:
-        """Returns the values of each domain's images, whatever their split; test domains first."""
+        """Returns the values by domain, over all splits; test domains first."""
         first = list(dict.fromkeys(self.domains[self.splits == "test"].tolist()))
         names = dict.fromkeys([*first, *self.domains.tolist()])
         return {name: self.values[self.domains == name] for name in names}
 
 
 def read_alphas(folder: Path) -> Alphas | None:
-    """Returns what a run's ``alphas.csv`` holds, or None if it has none.
+    """Returns the content of a run's ``alphas.csv``, or None if it has none.
 
     Raises:
         RunError: the file is damaged.

@@ -1,8 +1,8 @@
-"""A model as a folder to share, on disk or on the Hugging Face hub: configuration and weights.
+"""A shared model as a folder, on disk or on the Hugging Face hub: configuration and weights.
 
-``config.json`` holds what rebuilds the network and prepares images, ``model.safetensors`` its
-state. Nothing of the training images is in them, nor of clients, nor a path: see
-:class:`NetworkConfig` for the settings that leave.
+``config.json`` contains what is needed to rebuild the network and prepare images,
+``model.safetensors`` its state. They contain nothing about training images or clients, and no
+paths: see :class:`NetworkConfig` for the shared settings.
 """
 
 from collections.abc import Mapping
@@ -29,21 +29,21 @@ from feddg.storage import is_file, read_text, why
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 HUB = "hf:"
 SCHEMA = 1
-"""Raised when folders of an earlier version can no longer be read as they are."""
+"""Increased when folders of an earlier version can no longer be read."""
 LARGEST_CONFIG = 1 << 22
-"""Bytes: thousands of classes have their names in it."""
+"""Largest size in bytes; it includes the names of thousands of classes."""
 Triple = tuple[float, float, float]
 
 
 class NetworkConfig(Row):
-    """The settings that rebuild a network: of an experiment these alone leave.
+    """The settings that rebuild a network; the only part of an experiment that is shared.
 
     Attributes:
-        method: its name and settings, without those that are files.
+        method: its name and settings, without files.
         model: backbone, embedding, normalisation.
-        train: what of it is trained, and the adapters' rank.
-        mean: of the colours that it expects.
-        std: their standard deviation.
+        train: which parts are trained, and the adapters' rank.
+        mean: channel means of the colours that it expects.
+        std: their standard deviations.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -68,11 +68,11 @@ class NetworkConfig(Row):
 
 
 class AboutModel(Row):
-    """What is to be said of a model: all of a ``ModelDescription``, of which these are used here.
+    """The description of a model: a ``ModelDescription``, of which these fields are used here.
 
     Attributes:
-        class_names: in the order of the logits.
-        image_size: side of the images, pixels.
+        class_names: the classes in the order of the logits.
+        image_size: side of the images in pixels.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -85,9 +85,9 @@ class SharedModel(JsonFile):
 
     Attributes:
         feddg_model: number of the schema.
-        weights_sha256: of the file of weights.
-        network: what rebuilds it.
-        about: the model.
+        weights_sha256: SHA-256 of the weights file.
+        network: settings that rebuild the network.
+        about: description of the model.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -98,7 +98,7 @@ class SharedModel(JsonFile):
 
 
 def network_config(experiment: Experiment, method: Method, network: Network) -> NetworkConfig:
-    """Returns what rebuilds a network that an experiment's method has trained."""
+    """Returns the settings that rebuild a trained network."""
     settings, train = method.settings, experiment.train
     return NetworkConfig(
         method={"name": method.name, "settings": _without_paths(settings.model_dump())},
@@ -123,10 +123,10 @@ def is_shared(folder: Path) -> bool:
 
 
 def read_shared(folder: Path) -> SharedModel:
-    """Reads a folder's configuration.
+    """Reads the configuration of a shared model.
 
     Raises:
-        RunError: it is none of feddg's, damaged, or of a newer version.
+        RunError: it is not from feddg, is damaged, or is from a newer version.
     """
     path = folder / CONFIG
     try:
@@ -152,10 +152,10 @@ def read_shared(folder: Path) -> SharedModel:
 
 
 def load_shared(folder: Path) -> tuple[SharedModel, Experiment, Method, Network]:
-    """Reads a folder, and builds its network with its weights; nothing is unpickled.
+    """Reads a shared model, and builds its network with its weights; nothing is unpickled.
 
     Raises:
-        RunError: it holds no model, or its weights are other ones or do not fit.
+        RunError: there is no model, or its weights have changed or do not fit.
     """
     config, path = read_shared(folder), folder / WEIGHTS
     try:
@@ -191,12 +191,12 @@ def load_shared(folder: Path) -> tuple[SharedModel, Experiment, Method, Network]
 
 
 def at_hand(name: Path | str) -> Path:
-    """Returns the folder that is named; that of ``hf:owner/name@revision`` is downloaded once.
+    """Returns the named folder; ``hf:owner/name@revision`` is downloaded once.
 
-    The environment's ``HF_TOKEN``, ``HF_HOME`` and ``HF_ENDPOINT`` hold.
+    The environment variables ``HF_TOKEN``, ``HF_HOME`` and ``HF_ENDPOINT`` are used.
 
     Raises:
-        RunError: it cannot be had, or holds no model of feddg.
+        RunError: it cannot be loaded, or contains no model of feddg.
     """
     text = name.as_posix() if isinstance(name, Path) else name
     if not text.startswith(HUB):

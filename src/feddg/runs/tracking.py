@@ -1,10 +1,10 @@
-"""Tracking: a run's curves for TensorBoard, and on request for MLflow and Weights & Biases.
+"""Tracking: writes a run's curves for TensorBoard, and on request for MLflow and Weights & Biases.
 
-TensorBoard files are always written, into the run folder. The others are extras
-(``pip install feddg[mlflow]``, ``feddg[wandb]``), chosen by ``--track mlflow,wandb`` or the
-environment variable ``FEDDG_TRACK``. They write files beside the runs and need no network unless
-their own variables (``MLFLOW_TRACKING_URI``, ``WANDB_MODE=online``) ask for one. A tracker that
-fails says so once and is left out: it never ends a run.
+TensorBoard files are always written, into the run folder. The others are extras (``pip install
+feddg[mlflow]``, ``feddg[wandb]``), chosen by ``--track mlflow,wandb`` or the environment variable
+``FEDDG_TRACK``. They write files beside the runs and need no network unless their own variables
+(``MLFLOW_TRACKING_URI``, ``WANDB_MODE=online``) ask for one. A tracker that fails is reported once
+and dropped; it never ends a run.
 """
 
 import os
@@ -31,7 +31,7 @@ CHOICE = "FEDDG_TRACK"
 
 
 class Tracker(Observer):
-    """Writes accuracies and loss terms somewhere; subclasses say where.
+    """Base class of trackers, which write accuracies and loss terms.
 
     Args:
         folder: the run folder.
@@ -52,7 +52,7 @@ class Tracker(Observer):
         self.write(round, {f"{score.split}/{score.domain}": score.accuracy for score in scores})
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Writes named numbers of a round."""
+        """Writes named values of a round."""
         raise NotImplementedError
 
 
@@ -88,7 +88,7 @@ class MLflow(Tracker):
         self._run = ""
 
     def start(self, experiment: Experiment, first_round: int) -> None:
-        """Opens the MLflow run, the same one as before when the run is continued."""
+        """Opens the MLflow run; a continued run opens the same one."""
         beside = self.folder.resolve().parent
         store = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{beside / 'mlflow.db'}")
         self._client = self._mlflow.MlflowClient(store)
@@ -151,10 +151,10 @@ TRACKERS: dict[str, type[Tracker]] = {"mlflow": MLflow, "wandb": WeightsAndBiase
 
 
 def chosen_trackers(folder: Path) -> dict[str, Tracker]:
-    """Returns the trackers that ``FEDDG_TRACK`` names, ready for a run.
+    """Returns the trackers named in ``FEDDG_TRACK``, ready for a run.
 
     Raises:
-        RunError: an unknown name, or a package that is not installed.
+        RunError: a name is unknown, or a package is not installed.
     """
     names = os.environ.get(CHOICE, "").replace(" ", "").split(",")
     for name in filter(None, names):

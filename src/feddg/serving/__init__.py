@@ -1,4 +1,4 @@
-"""A trained model behind a page and an interface; needs the extra ``serve``."""
+"""Serves a trained model as a web page and an HTTP interface; needs the extra ``serve``."""
 
 from importlib.util import find_spec
 

@@ -64,7 +64,7 @@ HEADERS = {
 
 
 def _split(address: str) -> SplitResult:
-    """The parts of an address; those of none where it is none."""
+    """Returns the parts of an address; empty parts if it is invalid."""
     try:
         found = urlsplit(address)
         return found if found.hostname else urlsplit("")
@@ -73,12 +73,12 @@ def _split(address: str) -> SplitResult:
 
 
 def refusal_of(method: str, headers: Headers, hosts: Collection[str]) -> HTTPException | None:
-    """Says why a request is not meant for this server, or None.
+    """Returns the error for a request that is not meant for this server, or None.
 
     Args:
-        method: of HTTP.
-        headers: the request's.
-        hosts: names by which the server is reached, without ports, in small letters.
+        method: HTTP method.
+        headers: headers of the request.
+        hosts: names by which the server is reached, without ports, in lower case.
     """
     named = headers.getlist("host")
     if len(named) != 1 or _split(f"//{named[0]}").hostname not in hosts:
@@ -104,21 +104,21 @@ HOW = "send multipart/form-data with one or several files, as `curl -F images=@i
 
 
 class _InMemory(MultiPartParser):
-    """Starlette's parser; it would lay files of more than a megabyte down on disk."""
+    """Starlette's parser, without writing files of more than a megabyte to disk."""
 
     spool_max_size = 2**62
 
     def close(self) -> None:
-        """Frees what was received, whole or not."""
+        """Frees what was received, complete or not."""
         for file in self._files_to_close_on_error:
             file.close()
 
 
 def refuse_large(request: Request, limits: ServeLimits) -> None:
-    """Refuses a body that says it is too large, before any of it is read.
+    """Refuses a body that is too large by its header, before it is read.
 
     Raises:
-        HTTPException: it is.
+        HTTPException: the body is too large.
     """
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length[:20]) > limits.request_bytes:
@@ -129,7 +129,8 @@ async def read_uploads(request: Request, limits: ServeLimits) -> list[ImageBytes
     """Returns the files of a request.
 
     Raises:
-        HTTPException: it holds none, too many, or something else; it is too large, or too slow.
+        HTTPException: there are no files, too many, or other fields; or the request is too large or
+            too slow.
     """
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, HOW)
@@ -171,7 +172,7 @@ async def _image(field: str, value: UploadFile | str) -> ImageBytes:
 
 
 async def _within(request: Request, limits: ServeLimits) -> AsyncGenerator[bytes, None]:
-    """The body, as long as it is not too large; the rest is not read."""
+    """Yields the body until it is too large; the rest is not read."""
     received = 0
     async for chunk in request.stream():
         received += len(chunk)
@@ -192,22 +193,22 @@ def _too_large(limits: ServeLimits) -> HTTPException:
 
 MOST_DECODERS = 4
 MOST_TOGETHER = 64
-"""Images of one forward pass."""
+"""Most images in one forward pass."""
 FAILED = "the model failed on these images; the server's log says why"
 
 Answered = tuple[Prediction, HTTPStatus]
-"""What came of one uploaded file, and the status of HTTP, were it the only one."""
+"""The prediction for one uploaded file, and its HTTP status if it were the only file."""
 
 
 class Answerer:
-    """Answers requests with uploaded files; belongs to one event loop.
+    """Answers requests with uploaded files, in one event loop.
 
-    A few requests are worked on, some wait, of which no body is read, and more are sent away. One
-    thread asks the model, so that what waits meanwhile is answered in one pass.
+    A few requests are processed, some wait with their body unread, and further ones are refused.
+    One thread runs the model, so requests that arrive meanwhile share one forward pass.
 
     Args:
-        classifier: the model; one whose answers do not depend on the images before.
-        limits: on requests.
+        classifier: the model; its predictions must not depend on earlier images.
+        limits: limits on requests.
     """
 
     def __init__(self, classifier: ImageClassifier, limits: ServeLimits) -> None:
@@ -220,7 +221,7 @@ class Answerer:
         self._at_work: asyncio.Task[None] | None = None
 
     async def __call__(self, request: Request) -> list[Answered]:
-        """Returns what came of each file.
+        """Returns the answer for each file.
 
         Raises:
             HTTPException: the request cannot be used, too many wait, or the model failed.
@@ -244,7 +245,7 @@ class Answerer:
             self._free.release()
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Stops the threads."""
         self._decoders.shutdown(cancel_futures=True)
         self._model.shutdown(cancel_futures=True)
 
@@ -269,7 +270,7 @@ class Answerer:
         return prediction_of(self._classifier, image.name, shares, energy), HTTPStatus.OK
 
     async def _work(self) -> None:
-        """Answers what waits, until nothing does."""
+        """Answers waiting files until there are none."""
         loop = asyncio.get_running_loop()
         while self._waiting:
             part, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
@@ -302,16 +303,17 @@ class Answerer:
 
 
 class ImageAnswer(BaseModel):
-    """What is answered about one file.
+    """The answer for one file.
 
     Attributes:
-        name: as it was sent.
-        label: the most probable class; None where the file cannot be used.
+        name: the file's name as sent.
+        label: the most probable class; None if the file cannot be used.
         confidence: its probability, in [0, 1].
         probabilities: of all classes, by name.
-        energy: the higher, the less it is like images of training; None without a
+        energy: higher for images less like the training images; None without an out-of-distribution
+            score.
         out-of-distribution score.
-        unlike_training: whether it is out of distribution; None without one.
+        unlike_training: whether the image is out of distribution; None without a score.
         reason: why the file cannot be used.
     """
 
@@ -325,12 +327,12 @@ class ImageAnswer(BaseModel):
 
 
 class PredictAnswer(BaseModel):
-    """What ``/predict`` answers.
+    """The answer of ``/predict``.
 
     Attributes:
-        images: in the order they were sent.
-        diagnostics: the warnings about the model; empty where nothing speaks against it.
-        detail: why no file could be used, where none could.
+        images: answers in the order of the files.
+        diagnostics: warnings about the model; empty without warnings.
+        detail: why no file could be used, if none could.
     """
 
     images: list[ImageAnswer]
@@ -339,20 +341,20 @@ class PredictAnswer(BaseModel):
 
 
 class ModelAnswer(BaseModel):
-    """What ``/model`` answers: whose weights answer, and what they take.
+    """The answer of ``/model``: which model this is, and which images it accepts.
 
     Attributes:
         identity: experiment, method, backbone, selection rule, round, hash of the weights.
-        classes: in the order of the probabilities.
-        image_size: side of the square that images are resized to, pixels.
+        classes: names in the order of the probabilities.
+        image_size: side in pixels of the square that images are resized to.
         resize: how they become square.
-        energy_threshold: where the out-of-distribution score goes on; None without one.
-        result: how good the model was where nobody trained.
-        diagnostics: the warnings about it; empty where nothing speaks against it.
-        estimates: whether ``/expected`` says how many answers are right.
-        formats: endings of the files that are taken.
-        limits: on a request.
-        feddg: the version.
+        energy_threshold: energy above which an image is out of distribution; None without a score.
+        result: how good the model was at sites that it was not trained on.
+        diagnostics: warnings about the model; empty without warnings.
+        estimates: whether ``/expected`` estimates the share of correct answers.
+        formats: suffixes of accepted files.
+        limits: limits on requests.
+        feddg: version of feddg.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -425,7 +427,7 @@ def expected_of(classifier: ImageClassifier, seen: SeenAnswers) -> ExpectedAnswe
 
 
 def about(classifier: ImageClassifier, limits: ServeLimits) -> ModelAnswer:
-    """Returns what a model says of itself."""
+    """Returns the description of a model."""
     return ModelAnswer(
         identity=dict(classifier.identity),
         classes=classifier.class_names,
@@ -442,9 +444,9 @@ def about(classifier: ImageClassifier, limits: ServeLimits) -> ModelAnswer:
 
 
 def answer_about(classifier: ImageClassifier, found: Sequence[Answered]) -> JSONResponse:
-    """Returns the answer about a request's files; its status is a fault's if all have one.
+    """Returns the response to a request's files; an error status only if all files failed.
 
-    Several files of which some can be used are a success; the others say why not.
+    If some files can be used, the request succeeds; the others give the reason.
     """
     images = [
         ImageAnswer(
@@ -482,7 +484,7 @@ MULTIPART = {
         },
     }
 }
-"""The body of ``/predict``, which is read by hand, as the interface's description has it."""
+"""OpenAPI description of ``/predict``'s body, which is read without FastAPI."""
 
 
 SEEN = {
@@ -502,8 +504,8 @@ def create_application(
     """Returns the application that serves a model.
 
     Args:
-        classifier: the model; one whose answers do not depend on the images before.
-        limits: on requests.
+        classifier: the model; its predictions must not depend on earlier images.
+        limits: limits on requests.
         hosts: names by which the server is reached; requests for other names are refused.
     """
     limits = limits or ServeLimits()
@@ -539,7 +541,7 @@ def create_application(
 
     @application.post("/predict", response_model=PredictAnswer, openapi_extra=MULTIPART)
     async def predict(request: Request) -> JSONResponse:
-        """Labels the images of a request, and keeps none of them."""
+        """Predicts the classes of a request's images; stores none of them."""
         return answer_about(classifier, await application.state.answerer(request))
 
     @application.post("/expected", response_model=ExpectedAnswer, openapi_extra=SEEN)
@@ -556,12 +558,12 @@ def create_application(
 
     @application.get("/model")
     async def model() -> ModelAnswer:
-        """Whose weights answer, what they take, and how good they were."""
+        """Returns which model this is, which images it accepts, and how good it was."""
         return description
 
     @application.get("/health")
     async def health() -> dict[str, str]:
-        """Whether the server answers."""
+        """Returns whether the server answers."""
         return {"status": "ok"}
 
     @application.get("/", include_in_schema=False)

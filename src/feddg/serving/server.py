@@ -1,4 +1,4 @@
-"""Starts a server: on this machine alone, unless asked otherwise; closes connections that stall."""
+"""Starts a server, by default for this machine only; closes connections that stall."""
 
 import asyncio
 import ipaddress
@@ -20,15 +20,15 @@ from feddg.settings import Settings
 
 LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
 CONNECTIONS_BEYOND = 64
-"""Connections beside those that are worked on or wait: for the page, and to be sent away."""
+"""Connections in addition to processed and waiting ones: for the page, and for refusals."""
 LONGEST_HEADERS = 16 * 1024
 
 
 class ServeLimits(Settings):
-    """What one request may be, and how many are worked on at once.
+    """Limits on one request, and on requests at once.
 
-    Memory is bounded by these: ``at_once`` bodies of ``request_megabytes`` are held, and as many
-    images of ``megapixels`` are decoded as there are decoding threads.
+    They bound memory: at most ``at_once`` bodies of ``request_megabytes``, and one image of
+    ``megapixels`` per decoding thread.
     """
 
     request_megabytes: float = Field(32.0, gt=0, le=4096, description="largest body of a request")
@@ -42,12 +42,12 @@ class ServeLimits(Settings):
 
     @property
     def request_bytes(self) -> int:
-        """Largest body, bytes."""
+        """Largest body in bytes."""
         return int(self.request_megabytes * 2**20)
 
     @property
     def pixels(self) -> int:
-        """Most pixels of an image."""
+        """Largest number of pixels of an image."""
         return int(self.megapixels * 1e6)
 
 
@@ -55,17 +55,18 @@ class ServeLimits(Settings):
 
 
 SECONDS = 15.0
-"""Time in which a request's headers and the first of its body must arrive."""
+"""Seconds for a request's headers and the beginning of its body."""
 FIRST_BYTES = 64 * 1024
-"""Headers and body that are read before a request has its turn, as uvicorn does. From there on the
-body's time is counted where it is read (:func:`feddg.serving.application.read_uploads`)."""
+"""Bytes of headers and body that uvicorn reads before a request's turn. After that, the body's time
+is measured where it is read (:func:`feddg.serving.application.read_uploads`).
+"""
 
 
 class PromptProtocol(H11Protocol):
-    """uvicorn's connection, closed where the other side keeps it waiting.
+    """uvicorn's connection, with time limits for a slow client.
 
-    It is waited for headers, for the first of a body, and after an answer for a body that nobody
-    wants. uvicorn itself bounds the time between two requests alone.
+    Limits the time for headers, for the beginning of a body, and for an unread body after the
+    answer. uvicorn itself only limits the time between two requests.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -74,30 +75,30 @@ class PromptProtocol(H11Protocol):
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Waits for the first headers."""
+        """Starts the time for the first headers."""
         super().connection_made(transport)
         self._look()
 
     def data_received(self, data: bytes) -> None:
-        """Takes what was sent; a little does not buy more time."""
+        """Accepts received bytes; a few bytes do not extend the time."""
         super().data_received(data)
         self._received += len(data)
         self._look()
 
     def on_response_complete(self) -> None:
-        """Goes on to the next request, for which uvicorn's own time runs."""
+        """Continues with the next request, whose time uvicorn limits."""
         super().on_response_complete()
         self._received = 0
         if self.conn.their_state is not h11.IDLE:
             self._look()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Nothing is waited for any more."""
+        """Stops all timers."""
         self._stop()
         super().connection_lost(error)
 
     def _look(self) -> None:
-        """Has the time run while it is the other side's turn to send."""
+        """Runs the timer while the client has to send."""
         waits = self.conn.their_state is h11.IDLE or (
             self.conn.their_state is h11.SEND_BODY
             and not self.flow.read_paused
@@ -132,20 +133,20 @@ def serve(
 
     Args:
         model: the run folder, or an ONNX file of ``feddg export``.
-        host: the address that is listened on.
-        port: 0 for a free one.
+        host: the address to listen on.
+        port: the port; 0 for a free one.
         adapt: a test-time adaptation without memory.
-        which: the model by a selection rule.
+        which: selection rule of the model.
         device: ``cpu``, ``cuda`` or ``auto``.
-        limits: on requests.
-        known_as: names by which the server is reached, beside those of this machine.
+        limits: limits on requests.
+        known_as: further names by which the server is reached.
         allow_network: whether other machines may reach it.
-        strict: whether to refuse a model about which there is a warning.
-        ready: is told the address, and the model, before the first request.
+        strict: whether to refuse a model with warnings.
+        ready: called with the address and the model before the first request.
 
     Raises:
-        RunError: there is no model, the address is not this machine's alone and ``allow_network``
-            is not said, it cannot be listened on, or ``strict``.
+        RunError: there is no model; other machines can reach the address and ``allow_network`` is
+            False; the address cannot be used; or ``strict`` and there are warnings.
         AdaptationError: the adaptation is unknown, does not suit the model, or keeps state.
     """
     if not isinstance(limits, ServeLimits):
@@ -179,7 +180,7 @@ def serve(
 
 
 def server_for(application: Any, limits: ServeLimits) -> uvicorn.Server:
-    """Returns uvicorn, ready to run an application."""
+    """Returns a uvicorn server for an application."""
     return uvicorn.Server(
         uvicorn.Config(
             application,
@@ -198,7 +199,7 @@ def server_for(application: Any, limits: ServeLimits) -> uvicorn.Server:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone."""
+    """Returns whether an address can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -206,7 +207,7 @@ def is_loopback(host: str) -> bool:
 
 
 def hosts_of(host: str, known_as: Sequence[str]) -> Collection[str]:
-    """Returns the names by which requests may call a server."""
+    """Returns the names that requests may use for a server."""
     own = () if host in ("0.0.0.0", "::") else (host,)
     return {*LOOPBACK_NAMES, *own, *known_as}
 

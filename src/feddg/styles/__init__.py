@@ -1,1 +1,1 @@
-"""Styles: measured by an encoder, clustered, interpolated, and drawn back into images."""
+"""Styles: how they are measured, clustered, interpolated and transferred to images."""

@@ -5,8 +5,8 @@ such a map back into an image. Between the two, adaptive instance normalisation 
 Belongie, "Arbitrary Style Transfer in Real-time with Adaptive Instance Normalization", ICCV 2017,
 equation 8) exchanges each channel's mean and standard deviation.
 
-A codec is one registered class in one file. Ours are in :mod:`feddg.styles.codecs`; another package
-adds one with :func:`register_codec`, or through an entry point of the group ``feddg.codecs``.
+A codec is a registered class. Ours are in :mod:`feddg.styles.codecs`; another package adds one with
+:func:`register_codec`, or through an entry point of the group ``feddg.codecs``.
 """
 
 import hashlib
@@ -23,27 +23,27 @@ from feddg.registry import Registry
 from feddg.storage import Stamp, stamp
 
 VARIANCE_FLOOR = 1e-5
-"""Added to every variance before its root is taken, as in the AdaIN paper's code."""
+"""Added to every variance before the square root, as in the AdaIN paper's code."""
 
 CACHED_PIXELS = 2**15
-"""Pixels of the images whose maps fit into a CPU's caches: 8 images of 64 x 64."""
+"""Number of image pixels whose feature maps fit into a CPU's caches: 8 images of 64 x 64."""
 
 StyleLayer = Literal["output", "conv4_1_pre"]
 
 
 class Codec(nn.Module, ABC):
-    """Turns images into feature maps and back; both ways RGB is in [0, 1].
+    """Turns images into feature maps and back; images are RGB in [0, 1].
 
-    A subclass names itself, says which maps it can measure styles on, and defines :meth:`load`,
+    A subclass sets its name and the maps it can measure styles on, and defines :meth:`load`,
     :meth:`encode` and :meth:`decode`.
 
     Attributes:
-        name: what a user writes to choose it.
+        name: the name in settings.
         summary: one line for listings.
-        style_layers: the values of ``style_layer`` it knows.
+        style_layers: the values of ``style_layer`` it supports.
         channels: C, the channels of the feature map and so of a style ``(2, C)``.
-        stride: input pixels per step of the feature map.
-        style_layer: the map on which :meth:`style_features` measures styles.
+        stride: input pixels per position of the feature map.
+        style_layer: the map on which :meth:`style_features` are measured.
     """
 
     name: ClassVar[str]
@@ -61,7 +61,7 @@ class Codec(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def load(cls, encoder: Path | None, decoder: Path | None, style_layer: StyleLayer) -> "Codec":
-        """Returns the codec with the weights in two files, or with its own where they are None.
+        """Returns the codec with the weights of two files, or with its own if they are None.
 
         Raises:
             WeightsError: a file is missing, unreadable, not needed, or does not fit.
@@ -80,39 +80,39 @@ class Codec(nn.Module, ABC):
 
     @abstractmethod
     def decode(self, features: Tensor, size: tuple[int, int]) -> Tensor:
-        """Returns the images that feature maps describe.
+        """Returns the images that belong to feature maps.
 
         Args:
             features: ``(B, C, h, w)``.
-            size: height and width of the result. Where :meth:`encode` would give this map for
-                such an image, the surplus of rounding up is cut off; otherwise it is resized.
+            size: height and width of the result. If :meth:`encode` of such an image has this map's
+                size, surplus from rounding up is cut off; otherwise the image is resized.
 
         Returns:
             ``(B, 3, *size)``, RGB clamped to [0, 1].
         """
 
     def style_features(self, images: Tensor) -> Tensor:
-        """Returns the maps on which styles are measured: :meth:`encode`'s, unless said otherwise.
+        """Returns the maps on which styles are measured, by default those of :meth:`encode`.
 
-        With ``style_layer="conv4_1_pre"`` they are the last convolution's outputs before its
-        ReLU, on which PARDON's released code measures styles (it stylizes on the output).
+        With ``style_layer="conv4_1_pre"`` they are the last convolution's outputs before its ReLU.
+        PARDON's released code measures styles there (it stylizes on the output).
         """
         return self.encode(images)
 
     def value_range(self) -> tuple[Tensor, Tensor] | None:
-        """Returns the least and the largest value of each channel of :meth:`style_features`.
+        """Returns the smallest and largest value of each channel of :meth:`style_features`.
 
-        ``(C,)`` float32 each, for images in [0, 1]. None where they are not known: they are then
+        ``(C,)`` float32 each, for images in [0, 1]. None if they are unknown; then they are
         measured (:mod:`feddg.styles.ranges`).
         """
         return None
 
     def prepared(self, images: Tensor) -> Tensor:
-        """Returns uint8 images as :meth:`encode` takes them: in [0, 1], on the codec's device."""
+        """Returns uint8 images in the form that :meth:`encode` takes: in [0, 1], on its device."""
         return images.to(self.unit) / 255
 
     def fingerprint(self) -> str:
-        """Returns a stable hash of the weights and of the layer styles are measured on."""
+        """Returns a stable hash of the weights and of the style layer."""
         digest = hashlib.sha256(f"{self.name} {self.style_layer}".encode())
         for key, weight in sorted(self.state_dict().items()):
             digest.update(f"{key} {weight.dtype} {tuple(weight.shape)}".encode())
@@ -186,7 +186,7 @@ def _loaded(
 
 
 def adain(features: Tensor, style: Tensor, strength: float = 1.0, *, correction: int = 0) -> Tensor:
-    """Gives feature maps the channel means and standard deviations of a style.
+    """Gives feature maps the channel means and standard deviations of a style (AdaIN).
 
     Adaptive instance normalisation (Huang and Belongie 2017, equation 8) with the blend of their
     section 7.2: ``strength * AdaIN(F) + (1 - strength) * F``. The content's moments are taken per
@@ -195,9 +195,9 @@ def adain(features: Tensor, style: Tensor, strength: float = 1.0, *, correction:
     Args:
         features: ``(B, C, h, w)``.
         style: ``(2, C)`` for all images or ``(B, 2, C)``, one each: means, standard deviations.
-        strength: 0 leaves the features as they are, 1 exchanges the moments entirely.
-        correction: 0 divides by the number of places n; 1 by n - 1, as the papers' code does. A
-            map of one place has no variance then, which counts as 0.
+        strength: 0 does not change the features, 1 exchanges the moments entirely.
+        correction: 0 divides by the number of places n; 1 by n - 1, as the papers' code does. Then
+            a map of one place has variance 0.
 
     Returns:
         ``(B, C, h, w)``.
@@ -210,9 +210,9 @@ def adain(features: Tensor, style: Tensor, strength: float = 1.0, *, correction:
 
 
 def images_at_once(images: Tensor, device: torch.device) -> int:
-    """Returns how many of these images go through a codec together on a device.
+    """Returns how many of these images to pass through a codec together on a device.
 
-    On a CPU as few as keep the largest maps in its caches, which is a third faster than 64.
+    On a CPU few enough that the largest maps fit into its caches; a third faster than 64.
     """
     if device.type != "cpu":
         return 64
@@ -235,7 +235,7 @@ def transfer(
         images: ``(N, 3, H, W)``, uint8 RGB.
         style: ``(2, C)`` for all images or ``(N, 2, C)``, one each.
         strength: 0 only encodes and decodes, 1 exchanges the moments entirely.
-        batch_size: images in memory as feature maps at a time; :func:`images_at_once` by default.
+        batch_size: images per pass; :func:`images_at_once` by default.
         correction: see :func:`adain`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The codecs: encoder and decoder networks that measure a style and transfer images to another."""
+"""The codecs: encoder and decoder networks that measure styles and transfer them to images."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ Plan = Sequence[int | Literal["pool", "up"]]
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shape of a codec, as the output channels of its 3 x 3 convolutions in order.
+    """The layers of a codec: the output channels of its 3 x 3 convolutions in order.
 
     Between them, ``"pool"`` halves the map (maximum of 2 x 2, rounding up) and ``"up"`` doubles it
     (nearest neighbour). The decoder's last convolution, to RGB, has no activation.
@@ -40,7 +40,7 @@ class Architecture:
 
     @property
     def stride(self) -> int:
-        """Input pixels per step of the feature map."""
+        """Input pixels per position of the feature map."""
         return int(2 ** self.encoder.count("pool"))
 
     @property
@@ -60,8 +60,8 @@ class Architecture:
 class ConvolutionalCodec(Codec):
     """An encoder of convolutions and the decoder that inverts it.
 
-    A subclass says its architecture and which files hold weights where a user names none. Keys in
-    the files are layer indices: ``0.weight, 0.bias, 2.weight, ...``.
+    A subclass gives its architecture and the files with its default weights. Keys in the files are
+    layer indices: ``0.weight, 0.bias, 2.weight, ...``.
     """
 
     style_layers: ClassVar[tuple[StyleLayer, ...]] = ("output", "conv4_1_pre")
@@ -82,7 +82,7 @@ class ConvolutionalCodec(Codec):
 
     @classmethod
     def file(cls, part: Literal["encoder", "decoder"], given: Path | None) -> Path:
-        """Returns the file that holds a part's weights: the given one, or the codec's own.
+        """Returns the file with a part's weights: the given one, or the codec's own.
 
         Raises:
             WeightsError: none is given and the codec has none.
@@ -93,10 +93,10 @@ class ConvolutionalCodec(Codec):
 
     @classmethod
     def fitted(cls, encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor]) -> Architecture:
-        """Returns the architecture that weights are of: the declared one, unless overridden.
+        """Returns the architecture that fits the weights: the declared one, unless overridden.
 
         Args:
-            encoder: the encoder's weights by key; none if it is yet to be trained.
+            encoder: the encoder's weights by key; empty if it is not trained yet.
             decoder: likewise.
         """
         return cls.architecture
@@ -108,13 +108,13 @@ class ConvolutionalCodec(Codec):
 
     @classmethod
     def load(cls, encoder: Path | None, decoder: Path | None, style_layer: StyleLayer) -> Self:
-        """Returns the codec with the weights in two files; see :meth:`Codec.load`."""
+        """Returns the codec with the weights of two files; see :meth:`Codec.load`."""
         files = cls.file("encoder", encoder), cls.file("decoder", decoder)
         return cls(*cls._filled(*files), style_layer=style_layer)
 
     @classmethod
     def untrained(cls, encoder: Path | None, decoder: Path | None, seed: int) -> Self:
-        """Returns the codec to begin a training with; a part without a file gets random weights.
+        """Returns the codec at the start of training; a part without a file gets random weights.
 
         Raises:
             WeightsError: a file is missing, unreadable or does not fit.
@@ -127,7 +127,7 @@ class ConvolutionalCodec(Codec):
 
     @classmethod
     def _filled(cls, encoder: Path | None, decoder: Path | None) -> tuple[nn.Sequential, nn.Module]:
-        """Both modules with the weights in their files; one without a file has none."""
+        """Returns both modules with the weights of their files; without a file, no weights."""
         weights = _read(encoder, cls.name)
         others = _read(decoder, cls.name)
         modules = cls.parts(cls.fitted(weights, others))
@@ -138,7 +138,7 @@ class ConvolutionalCodec(Codec):
         return modules
 
     def encode(self, images: Tensor) -> Tensor:
-        """Returns ``(B, C, h, w)``, not negative; ``h`` is at least 2; see :meth:`Codec.encode`."""
+        """Returns ``(B, C, h, w)``, at least 0, with ``h`` at least 2; see :meth:`Codec.encode`."""
         features: Tensor = self.encoder(self._padded(images))
         return features
 
@@ -150,14 +150,14 @@ class ConvolutionalCodec(Codec):
         return features
 
     def decode(self, features: Tensor, size: tuple[int, int]) -> Tensor:
-        """Returns the images that feature maps describe; see :meth:`Codec.decode`."""
+        """Returns the images that belong to feature maps; see :meth:`Codec.decode`."""
         images: Tensor = self.decoder(features)
         if tuple(features.shape[-2:]) == tuple(max(2, -(-side // self.stride)) for side in size):
             return images[..., : size[0], : size[1]].clamp(0, 1)
         return functional.interpolate(images, size, mode="bilinear", antialias=True).clamp(0, 1)
 
     def _padded(self, images: Tensor) -> Tensor:
-        """Repeats the last row and column of images too small for reflection at every scale."""
+        """Pads images too small for reflection at every scale by their last row and column."""
         smallest = self.stride + 1
         missing = [max(0, smallest - length) for length in images.shape[-2:]]
         if not any(missing):
@@ -166,7 +166,7 @@ class ConvolutionalCodec(Codec):
 
 
 class Reflect(nn.Module):
-    """``nn.ReflectionPad2d(1)``, several times as fast on a CPU in channels-last order."""
+    """``nn.ReflectionPad2d(1)``, but several times faster on a CPU in channels-last order."""
 
     def forward(self, maps: Tensor) -> Tensor:
         """Maps ``(B, C, H, W)`` to ``(B, C, H + 2, W + 2)``."""
@@ -182,7 +182,7 @@ class Reflect(nn.Module):
 
 
 def packaged_weights(codec: str, part: Literal["encoder", "decoder"]) -> Path:
-    """Returns the file inside this package that holds the weights of a codec's part."""
+    """Returns the packaged file with the weights of a codec's part."""
     return Path(str(resources.files("feddg.styles") / "assets" / f"{codec}_{part}.safetensors"))
 
 
@@ -203,7 +203,7 @@ def _fill(
     source: Path,
     partner: Path | None = None,
 ) -> None:
-    """Gives a module the weights of a file by layer index; tensors it does not need are ignored.
+    """Loads a file's weights into a module by layer index; tensors not needed are ignored.
 
     ``partner`` is the file of the encoder that a decoder must fit.
     """
@@ -219,7 +219,7 @@ def _fill(
 
 
 def _unusable(key: str, found: Tensor) -> str:
-    """Why a tensor of the right shape is no weight."""
+    """Returns why a tensor of the right shape is no usable weight."""
     if not found.numel():
         return f"{key} is empty"
     if not found.is_floating_point():
@@ -230,7 +230,7 @@ def _unusable(key: str, found: Tensor) -> str:
 def _misfit(
     key: str, wanted: Tensor, found: Tensor | None, source: Path, partner: Path | None
 ) -> str:
-    """What is wrong with a tensor; ``partner`` where it is the first one of a decoder."""
+    """Returns what is wrong with a tensor; names ``partner`` for the first one of a decoder."""
     shape = tuple(wanted.shape)
     if partner and found is not None and found.ndim == 4 and found.shape[2:] == wanted.shape[2:]:
         return (
@@ -273,9 +273,9 @@ def _layers(channels: int, plan: Plan) -> list[nn.Module]:
 class ColorsCodec(Codec):
     """The feature map is the image; a style is the mean and deviation of red, green and blue.
 
-    Stylizing is thus the colour transfer of Reinhard et al. ("Color Transfer between Images",
-    IEEE Computer Graphics and Applications, 2001), in RGB. What a method gains from a codec beyond
-    it, it gains from texture.
+    Stylizing is then the colour transfer of Reinhard et al. ("Color Transfer between Images", IEEE
+    Computer Graphics and Applications, 2001), in RGB. If a method does better with another codec,
+    the gain comes from texture.
     """
 
     name = "colors"
@@ -285,7 +285,7 @@ class ColorsCodec(Codec):
 
     @classmethod
     def load(cls, encoder: Path | None, decoder: Path | None, style_layer: StyleLayer) -> Self:
-        """Returns the codec, which takes no files; see :meth:`Codec.load`."""
+        """Returns the codec; it accepts no files. See :meth:`Codec.load`."""
         for part, file in (("encoder", encoder), ("decoder", decoder)):
             if file is not None:
                 raise WeightsError(
@@ -295,11 +295,11 @@ class ColorsCodec(Codec):
         return cls(style_layer)
 
     def encode(self, images: Tensor) -> Tensor:
-        """Returns the images as they are, ``(B, 3, H, W)`` in [0, 1]."""
+        """Returns the images unchanged, ``(B, 3, H, W)`` in [0, 1]."""
         return images
 
     def value_range(self) -> tuple[Tensor, Tensor]:
-        """Returns 0 and 1: the map is the image."""
+        """Returns 0 and 1, because the map is the image."""
         return torch.zeros(self.channels), torch.ones(self.channels)
 
     def decode(self, features: Tensor, size: tuple[int, int]) -> Tensor:
@@ -314,7 +314,7 @@ class ColorsCodec(Codec):
 
 @register_codec
 class CompactCodec(ConvolutionalCodec):
-    """Four convolutions and their mirror image; what it was trained on is in docs/codec.md."""
+    """Four convolutions and their mirror image; docs/codec.md describes the training data."""
 
     name = "compact"
     summary = "small, inside the package, for images of 32 to 224 pixels"
@@ -333,18 +333,18 @@ class CompactCodec(ConvolutionalCodec):
 
 
 SUMMARY_NUMBERS = 24
-"""Numbers that a style is summed up in for the decoder."""
+"""Number of values that summarise a style for the decoder."""
 
 
 class ModulatedDecoder(nn.Module):
-    """Convolutions whose channels are scaled and shifted by what the map's moments say.
+    """A decoder that scales and shifts channels by the moments of its input map.
 
-    A convolution sees a few pixels; the moments of the whole map say which style is asked for
-    (that map's own, after AdaIN), so that paper can turn white or areas flat everywhere. Scales
-    and shifts act before each ReLU, as in FiLM (Perez et al., AAAI 2018).
+    A convolution sees a few pixels only. The moments of the whole map (after AdaIN) tell the style,
+    so that paper can turn white or areas flat everywhere. Scales and shifts act before each ReLU,
+    as in FiLM (Perez et al., AAAI 2018).
 
     Args:
-        architecture: the decoder's plan and the channels that it begins with.
+        architecture: the decoder's layers and the channels of its input.
     """
 
     def __init__(self, architecture: Architecture) -> None:
@@ -357,7 +357,7 @@ class ModulatedDecoder(nn.Module):
             self.write = nn.Linear(SUMMARY_NUMBERS, 2 * sum(self.widths))
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Draws maps ``(B, C, h, w)`` as images ``(B, 3, H, W)``, not clamped."""
+        """Decodes maps ``(B, C, h, w)`` to images ``(B, 3, H, W)``, not clamped."""
         style = torch.cat(instance_moments(maps, VARIANCE_FLOOR), 1)
         summary = torch.relu(self.read(style))
         scales, shifts = self.write(summary)[..., None, None].chunk(2, 1)
@@ -371,7 +371,7 @@ class ModulatedDecoder(nn.Module):
         return maps
 
     def begin_as(self, weights: dict[str, Tensor]) -> None:
-        """Takes a plain decoder's weights; it draws as that one until it has learned more."""
+        """Loads a plain decoder's weights; until it is trained further it gives the same images."""
         self.layers.load_state_dict(weights)
         nn.init.zeros_(self.write.weight)
         nn.init.zeros_(self.write.bias)
@@ -379,7 +379,7 @@ class ModulatedDecoder(nn.Module):
 
 @register_codec
 class ModulatedCodec(CompactCodec):
-    """The styles of ``compact``, drawn by a decoder of its own; docs/codec.md has its training."""
+    """The encoder of ``compact`` with a better decoder; docs/codec.md describes its training."""
 
     name = "modulated"
     summary = "compact's styles, drawn by a decoder that reads the whole style"
@@ -398,7 +398,7 @@ class ModulatedCodec(CompactCodec):
 
     @classmethod
     def untrained(cls, encoder: Path | None, decoder: Path | None, seed: int) -> Self:
-        """Returns the codec to begin a training with; without a file it draws as ``compact``."""
+        """Returns the codec at the start of training; without a file it draws like ``compact``."""
         codec = super().untrained(encoder, decoder, seed)
         if decoder is None and isinstance(codec.decoder, ModulatedDecoder):
             codec.decoder.begin_as(read_weights(CompactCodec.file("decoder", None)))
@@ -410,11 +410,11 @@ class ModulatedCodec(CompactCodec):
 
 @register_codec
 class Vgg19Codec(ConvolutionalCodec):
-    """The normalised VGG-19 to relu4_1 and its mirror image (Huang and Belongie 2017).
+    """The normalised VGG-19 up to relu4_1 and its mirror image (Huang and Belongie 2017).
 
-    How many channels each layer has is read from the files, so pruned pairs fit as the full one
-    does: for example the quarter-width pair of "Collaborative Distillation for Ultra-Resolution
-    Universal Style Transfer" (Wang et al., CVPR 2020).
+    The number of channels of each layer is read from the files, so pruned pairs fit too, for
+    example the quarter-width pair of "Collaborative Distillation for Ultra-Resolution Universal
+    Style Transfer" (Wang et al., CVPR 2020).
     """
 
     name = "vgg19"
@@ -449,9 +449,9 @@ class Vgg19Codec(ConvolutionalCodec):
 
 
 def _widened(plan: Plan, module: nn.Sequential, weights: Mapping[str, Tensor]) -> Plan:
-    """The plan with as many output channels as the weights have; as declared where they lack.
+    """Returns the plan with the channels of the weights; as declared where weights are missing.
 
-    ``module`` is made after the full plan, so its convolutions have the indices of the weights.
+    ``module`` is built from the full plan, so its convolutions have the indices of the weights.
     """
     indices = [
         index
@@ -470,7 +470,7 @@ def _channels(weight: Tensor | None, declared: int) -> int:
 
 
 def _mirrored(encoder: Plan) -> Plan:
-    """The decoder's plan: the encoder's layers in reverse order, each giving what it was given."""
+    """Returns the decoder's plan: the encoder's layers in reverse, with inputs as outputs."""
     plan: list[int | Literal["pool", "up"]] = []
     channels = 3
     for entry in encoder:

@@ -1,14 +1,15 @@
-"""Which styles there can be: what a codec makes of any image in [0, 1].
+"""The range of possible styles: the values that a codec can give for any image in [0, 1].
 
-A mean over places lies between the map's least and largest value, and no deviation is more than
-half the distance of the two (Popoviciu's inequality). Colours have both by definition. For a
-network they are measured, channel by channel, on images that anybody can draw and that have more
-contrast than photographs: all corners of the colour cube against each other, in flat areas,
-stripes, boards and noise. On top comes some room. Of single images of PACS at 32 to 224 pixels,
-means left the measured range by at most 0.13 of it (VGG-19 at 32 pixels; ``compact`` by nothing,
-and its largest took a third of it), and deviations reached 0.9 of their largest.
+A mean over places lies between the map's smallest and largest value, and a standard deviation is at
+most half their distance (Popoviciu's inequality). For colours both are 0 and 1. For a network they
+are measured channel by channel on synthetic images with more contrast than photographs: all corners
+of the colour cube against each other, in flat areas, stripes, boards and noise. A margin is added.
+For single images of PACS at 32 to 224 pixels, means exceeded the measured range by at most 0.13 of
+it (VGG-19 at 32 pixels; ``compact`` never exceeded it and used a third of it), and deviations
+reached 0.9 of their limit.
 
-So a range keeps out what is no style at all. It does not keep out a style that no photograph has.
+So the range excludes values that cannot be a style. It does not exclude styles that no photograph
+has.
 """
 
 import itertools
@@ -22,17 +23,17 @@ from feddg.styles.codec import VARIANCE_FLOOR, Codec
 from feddg.styles.statistics import StyleNoise, public_reference, sensitivity
 
 SIDES = (8, 16, 32)
-"""Sides of the images that are measured, pixels: a small map is mostly border."""
+"""Sides of the measured images in pixels; small maps consist mostly of border."""
 ROOM = 0.25
-"""Room on either side of what was measured, as a share of it."""
+"""Margin on either side of the measured range, as a share of it."""
 LEAST_SHARE = 0.1
-"""A channel that hardly answers to the drawn images may do as much as this share of the busiest."""
+"""Channels that hardly respond get at least this share of the largest channel's range."""
 DEVIATIONS = 8.0
-"""Deviations of its noise within which a number lies: beyond them is one of 10^15."""
+"""Noise is bounded by this many standard deviations; more has probability 10^-15."""
 
 
 def extreme_images() -> Tensor:
-    """Returns images ``(n, 3, 32, 32)`` in [0, 1] of the strongest contrasts there are."""
+    """Returns images ``(n, 3, 32, 32)`` in [0, 1] with the strongest possible contrasts."""
     side = SIDES[-1]
     rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
     masks = [torch.zeros(side, side, dtype=torch.bool)]
@@ -60,7 +61,7 @@ def style_range(codec: Codec) -> tuple[Tensor, Tensor]:
     """Returns the smallest and the largest style that a codec can measure on images.
 
     Returns:
-        ``(2, C)`` float32 each: of the means, and of the deviations (at least 0).
+        ``(2, C)`` float32 each: means and standard deviations (at least 0).
     """
     least, most = codec.value_range() or _measured_range(codec)
     widest = ((most - least).square() / 4 + VARIANCE_FLOOR).sqrt()
@@ -70,14 +71,14 @@ def style_range(codec: Codec) -> tuple[Tensor, Tensor]:
 
 
 def noised_range(codec: Codec, noise: StyleNoise, images: int) -> tuple[Tensor, Tensor]:
-    """Returns the same of styles that clients noise, which may lie outside what images give.
+    """Returns the same range for noised styles, which may lie outside that of images.
 
-    Clipped moments lie within the radius, and their noise within :data:`DEVIATIONS` of its own.
+    Clipped moments lie within the radius, and their noise within :data:`DEVIATIONS` deviations.
 
     Args:
-        codec: what the moments were measured with.
+        codec: the codec that measured the moments.
         noise: how they are noised.
-        images: how many images the client has; 1 where that is not known.
+        images: the client's number of images; 1 if unknown.
     """
     reference = public_reference(codec)
     radius = noise.norm * reference.radius
@@ -93,7 +94,7 @@ def noised_range(codec: Codec, noise: StyleNoise, images: int) -> tuple[Tensor, 
 
 
 def _measured_range(codec: Codec) -> tuple[Tensor, Tensor]:
-    """Returns the least and the largest value of each channel, with room."""
+    """Returns the smallest and largest value of each channel, with the margin."""
     with torch.inference_mode():
         maps = [
             codec.style_features(part.to(codec.unit)).flatten(2).float().cpu()

@@ -1,4 +1,4 @@
-"""Styles of images, clients and groups: measured, clustered, interpolated, and made private."""
+"""Styles of images, clients and groups: measuring, clustering, interpolating, adding noise."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from feddg.styles.codec import VARIANCE_FLOOR, Codec, images_at_once
 
 @dataclass(frozen=True)
 class FeatureMoments:
-    """What is remembered of the feature maps of n images, or of n groups of images.
+    """Sums over the feature maps of n images, or of n groups of images.
 
     Attributes:
-        counts: ``(n,)`` float64, feature-map positions that were summed.
+        counts: ``(n,)`` float64, number of feature-map positions.
         sums: ``(n, 2, C)`` float64, per channel the sum of the values and of their squares.
     """
 
@@ -41,7 +41,7 @@ class FeatureMoments:
         return style_from_averages(self.averages)
 
     def pooled(self, groups: Tensor | np.ndarray | None = None) -> "FeatureMoments":
-        """Adds rows up into groups.
+        """Sums rows by group.
 
         Args:
             groups: ``(n,)`` int, the group of each row, counted from 0; None pools all rows.
@@ -64,7 +64,7 @@ class FeatureMoments:
 
 
 def image_moments(features: Tensor) -> FeatureMoments:
-    """Sums up the feature maps of a batch.
+    """Returns the sums of a batch's feature maps.
 
     Args:
         features: ``(B, C, h, w)``.
@@ -94,13 +94,12 @@ def style_from_averages(averages: Tensor) -> Tensor:
 
 
 def measure(codec: Codec, images: Tensor, batch_size: int | None = None) -> FeatureMoments:
-    """Sums up the feature maps of images, on the codec's device.
+    """Returns the sums of the feature maps of images, measured on the codec's device.
 
     Args:
         codec: the encoder; styles are measured on its ``style_features``.
         images: ``(N, 3, H, W)`` uint8 RGB, N at least 1.
-        batch_size: images in memory as feature maps at a time;
-            :func:`feddg.styles.codec.images_at_once` by default.
+        batch_size: images per pass; :func:`feddg.styles.codec.images_at_once` by default.
 
     Returns:
         One row per image, on the CPU.
@@ -126,27 +125,27 @@ def measure(codec: Codec, images: Tensor, batch_size: int | None = None) -> Feat
 
 _SIMILARITIES_AT_ONCE = 2**22
 LEVELS = {"finest": 0, "coarsest": -1}
-"""Where these stand among the partitions."""
+"""The index of these among the partitions."""
 
 
 def finch(vectors: np.ndarray) -> list[np.ndarray]:
     """Clusters vectors by cosine similarity, exactly, in float64.
 
-    The result depends on the set of vectors only: reordering the rows reorders the labels and
-    changes no cluster, because equally near neighbours are told apart by their values, not by
-    their position. Equal rows always share a cluster. The similarity to a zero vector is 0.
+    The result depends only on the set of vectors: reordering the rows reorders the labels but
+    changes no cluster, because ties between neighbours are broken by their values. Equal rows
+    always share a cluster. The similarity to a zero vector is 0.
 
-    A level that would leave a single cluster is not kept, unless it is the first. (The authors'
-    other stopping rules never apply: every further level at least halves the number of clusters.)
+    A level with a single cluster is dropped, unless it is the first. (The authors' other stopping
+    rules never apply: every further level at least halves the number of clusters.)
 
     Args:
-        vectors: ``(n, d)`` finite numbers, n at least 1. Beside a float64 copy, memory grows with
-            n only.
+        vectors: ``(n, d)`` finite numbers, n at least 1. Memory: a float64 copy, and otherwise
+            linear in n.
 
     Returns:
         One or more partitions, from the finest to the coarsest, which has two clusters or more
-        unless it is the finest. Each is ``(n,)`` int64 labels, counted from 0 in the order in which
-        the clusters first appear, and made of whole clusters of the one before.
+        unless it is also the finest. Each is ``(n,)`` int64 labels, counted from 0 in the order in
+        which the clusters first appear, and its clusters are unions of the clusters before.
 
     Raises:
         ValueError: there are no vectors, or they are not finite.
@@ -169,10 +168,10 @@ def finch(vectors: np.ndarray) -> list[np.ndarray]:
 
 
 def _distinct(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds the distinct rows, in an order (of their bytes) that depends on their values alone.
+    """Returns the distinct rows, in an order (of their bytes) that depends on values only.
 
     Returns:
-        Where each distinct row stands, which one each row is, and how often each occurs.
+        The position of each distinct row, the distinct row of each row, and their counts.
     """
     points += 0.0  # -0.0 equals 0.0, but its bytes differ
     rows = points.view(np.dtype((np.void, points.shape[1] * points.itemsize))).ravel()
@@ -183,7 +182,7 @@ def _distinct(points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _first_neighbors(vectors: np.ndarray, alone: np.ndarray | None = None) -> np.ndarray:
-    """Finds each vector's most similar other one; a vector with a copy is its own neighbour."""
+    """Returns the most similar other vector of each; a vector with a copy is its own neighbour."""
     count = len(vectors)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = vectors / np.where(lengths > 0, lengths, 1)
@@ -200,7 +199,7 @@ def _first_neighbors(vectors: np.ndarray, alone: np.ndarray | None = None) -> np
 
 
 def _linked(neighbors: np.ndarray) -> np.ndarray:
-    """Labels the connected components of the links from each point to its neighbour."""
+    """Labels the connected components of the graph that links each point to its neighbour."""
     count = len(neighbors)
     links = csr_array((np.ones(count), (np.arange(count), neighbors)), shape=(count, count))
     _, labels = connected_components(links, directed=False)
@@ -219,7 +218,7 @@ def _in_order_of_appearance(labels: np.ndarray) -> np.ndarray:
 
 
 SMALLEST_DEVIATION = 1e-5
-"""Standard deviations of a perturbed style are kept at or above this."""
+"""Smallest standard deviation of a perturbed style; smaller ones are raised to it."""
 
 
 def client_style(
@@ -229,15 +228,15 @@ def client_style(
 ) -> Tensor:
     """Returns the style of a client whose images are clustered (Eq. 1 and 2).
 
-    Every cluster counts the same, whatever its size.
+    All clusters have the same weight, whatever their size.
 
     Args:
         moments: one row per image.
         labels: ``(n,)`` int, the cluster of each image, counted from 0; all 0 gives the client's
             pooled style.
-        combine: ``mean`` averages the clusters' means and standard deviations, as the paper
-            writes; ``mixture`` takes the standard deviation of the clusters' mixture, which
-            includes the spread between them, as the released code does.
+        combine: ``mean`` averages the clusters' means and standard deviations, as in the paper;
+            ``mixture`` takes the standard deviation of the mixture of clusters, which includes the
+            spread between them, as the released code does.
 
     Returns:
         ``(2, C)`` float64.
@@ -254,7 +253,7 @@ def interpolation_style(
     partition: Literal["finest", "coarsest"] = "finest",
     median: Literal["average", "lower"] = "average",
 ) -> tuple[Tensor, Tensor]:
-    """Returns the style between all clients' styles (Eq. 3 to 5), and the clients' groups.
+    """Returns the interpolation style of all clients' styles (Eq. 3 to 5), and their groups.
 
     FINCH groups the clients by their concatenated means and standard deviations; the result is
     the element-wise median of the groups' mean styles.
@@ -262,8 +261,8 @@ def interpolation_style(
     Args:
         styles: ``(N, 2, C)``, one per client.
         clustering: False takes the plain mean of all styles instead (ablation v2).
-        partition: which of FINCH's partitions makes the groups.
-        median: of an even number of groups, the mean of the middle two or the lower one (the
+        partition: which of FINCH's partitions gives the groups.
+        median: for an even number of groups: the mean of the middle two, or the lower one (the
             released code).
 
     Returns:
@@ -281,15 +280,15 @@ def interpolation_style(
 
 
 def perturb(style: Tensor, scale: float, coefficient: float, generator: Generator) -> Tensor:
-    """Returns a style that was blurred before it left the client (FISC, Table 10).
+    """Returns a style with noise added before it leaves the client (FISC, Table 10).
 
-    v' = (1 - p) v + N(0, s^2), element by element, as FedPCL defines it. This is a test of
-    robustness and no differential privacy: nothing bounds what one image contributes.
+    v' = (1 - p) v + N(0, s^2), element by element, as FedPCL defines it. This tests robustness and
+    gives no differential privacy: the contribution of one image is not bounded.
 
     Args:
         style: ``(2, C)``.
         scale: s, the standard deviation of the noise.
-        coefficient: p in [0, 1], the share of the style that is taken away.
+        coefficient: p in [0, 1], the share of the style that is removed.
         generator: a CPU generator for the noise.
     """
     noise = torch.randn(style.shape, generator=generator, dtype=style.dtype)
@@ -307,36 +306,36 @@ Variant = Callable[[Tensor, torch.Generator], Tensor]
 
 
 def unchanged(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Returns the images as they are."""
+    """Returns the images unchanged."""
     return images
 
 
 def recoloured(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Mixes the colour channels by a random matrix and bends the tones."""
+    """Returns images with randomly mixed colour channels and a random tone curve."""
     mix = torch.eye(3) + 0.6 * torch.randn(3, 3, generator=generator)
     mixed = torch.einsum("oc,bchw->bohw", mix, images - 0.5) + 0.5
     return mixed.clamp(0, 1).pow(_between(0.5, 2.0, generator))
 
 
 def inverted(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Returns the negative."""
+    """Returns the negatives."""
     return 1 - images
 
 
 def grey(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Grey tones of random contrast and brightness."""
+    """Returns grey images of random contrast and brightness."""
     contrast = _between(0.4, 2.5, generator)
     brightness = _between(0.3, 0.7, generator)
     return ((_luminance(images) - 0.5) * contrast + brightness).clamp(0, 1).expand_as(images)
 
 
 def line_drawing(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Dark lines on white paper, from a difference of Gaussians."""
+    """Returns dark lines on white paper, from a difference of Gaussians."""
     return _paper_with_lines(images, generator).expand_as(images)
 
 
 def flat_colours(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Smooth, saturated areas of few tones with dark outlines."""
+    """Returns smooth, saturated areas of few tones with dark outlines."""
     from torchvision.transforms.functional import gaussian_blur  # a second to import
 
     smooth = gaussian_blur(images, [5, 5], [1.5, 1.5])
@@ -349,7 +348,7 @@ def flat_colours(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def texture(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Blobs or stripes of one random scale in random colours, over faint traces of the images."""
+    """Returns random blobs or stripes of one scale, over faint traces of the images."""
     height, width = images.shape[-2:]
     rows = max(1, height // 2 ** int(_between(0, 6, generator)))
     columns = max(1, width // 2 ** int(_between(0, 6, generator)))
@@ -372,7 +371,7 @@ VARIANTS: tuple[Variant, ...] = (
 
 
 def _paper_with_lines(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Returns ``(B, 1, H, W)``: 1 on paper, towards 0 where a neighbourhood's edge is dark."""
+    """Returns ``(B, 1, H, W)``: 1 on paper, towards 0 at dark edges."""
     width = _between(0.6, 1.6, generator)
     luminance = _luminance(images)
     from torchvision.transforms.functional import gaussian_blur
@@ -410,19 +409,19 @@ def _between(low: float, high: float, generator: torch.Generator) -> float:
 
 
 TEXTURES, SIDE = 256, 32
-"""How many textures are measured, and their side in pixels."""
+"""Number of textures that are measured, and their side in pixels."""
 _SHARE = 0.9
 _LEAST_SPREAD = 1e-3
 
 
 @dataclass(frozen=True)
 class StyleNoise:
-    """How styles are noised before they leave a client.
+    """How a client's style is noised before it is sent.
 
     Attributes:
-        multiplier: z, deviation over sensitivity.
-        unit: what is hidden: an image, or all that a client has.
-        norm: the radius, as a multiple of that within which most textures lie.
+        multiplier: z, standard deviation over sensitivity.
+        unit: what is protected: one image, or all images of a client.
+        norm: the clipping radius, as a multiple of the reference radius.
     """
 
     multiplier: float
@@ -432,12 +431,12 @@ class StyleNoise:
 
 @dataclass(frozen=True)
 class PublicReference:
-    """What clipping is measured in.
+    """The public reference for clipping: moments of drawn textures.
 
     Attributes:
-        centre: ``(2, C)`` float64, m.
-        spread: ``(2, C)`` float64, s.
-        radius: within which nine in ten textures lie.
+        centre: ``(2, C)`` float64, m, their mean.
+        spread: ``(2, C)`` float64, s, their standard deviation.
+        radius: the distance within which nine in ten textures lie.
     """
 
     centre: Tensor
@@ -447,7 +446,7 @@ class PublicReference:
 
 @lru_cache(maxsize=8)
 def public_reference(codec: Codec) -> PublicReference:
-    """Returns the moments of textures under a codec: no image of anybody is looked at."""
+    """Returns the moments of drawn textures under a codec; no real image is used."""
     rng = stream(0, "public textures")
     drawn = [
         texture(torch.rand(8, 3, SIDE, SIDE, generator=rng), rng) for _ in range(TEXTURES // 8)
@@ -461,16 +460,16 @@ def public_reference(codec: Codec) -> PublicReference:
 
 
 def clipped_mean(averages: Tensor, reference: PublicReference, radius: float) -> Tensor:
-    """Returns u: the mean of clipped, whitened moments.
+    """Returns u, the mean of the clipped, whitened moments.
 
     Args:
-        averages: ``(n, 2, C)``, E[F] and E[F^2] of each image; what is not finite counts as the
-            centre.
-        reference: what they are measured in.
+        averages: ``(n, 2, C)``, E[F] and E[F^2] of each image; rows that are not finite are
+            replaced by the centre.
+        reference: centre and spread for whitening.
         radius: R.
 
     Returns:
-        ``(2, C)`` float64, of length at most R.
+        ``(2, C)`` float64 with norm at most R.
     """
     whitened = (averages.double() - reference.centre) / reference.spread
     rows = whitened.flatten(1).nan_to_num(0.0, 0.0, 0.0)
@@ -481,10 +480,10 @@ def clipped_mean(averages: Tensor, reference: PublicReference, radius: float) ->
 
 
 def sensitivity(noise: StyleNoise, images: int, radius: float) -> float:
-    """Returns how far neighbours' means are apart at most.
+    """Returns the largest distance between the means of neighbouring data sets.
 
     Args:
-        noise: says who is hidden.
+        noise: tells what is protected.
         images: n.
         radius: R.
     """
@@ -492,11 +491,11 @@ def sensitivity(noise: StyleNoise, images: int, radius: float) -> float:
 
 
 def private_style(moments: FeatureMoments, codec: Codec, noise: StyleNoise) -> Tensor:
-    """Returns a client's noised style.
+    """Returns a client's style with noise.
 
     Args:
         moments: one row per image.
-        codec: what they were measured with.
+        codec: the codec that measured them.
         noise: how it is noised.
 
     Returns:

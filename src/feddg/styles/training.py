@@ -1,4 +1,4 @@
-"""Training a codec on the user's own images: data, losses, and going on after an interruption."""
+"""Trains a codec on the user's own images: data, losses, and resuming."""
 
 import csv
 import hashlib
@@ -34,13 +34,13 @@ from feddg.styles.statistics import VARIANTS, Variant, inverted, recoloured, tex
 
 
 GROUP = 4
-"""Images of a group, at most."""
+"""Largest number of images in a group."""
 
 MOST_IMAGES = 32
-"""Images of a batch, at most, however small they are."""
+"""Largest number of images in a batch, for any image size."""
 
 RECOVERABLE: tuple[Variant, ...] = (unchanged, recoloured, inverted)
-"""Variants that leave enough of an image to ask for its counterpart."""
+"""Variants from which the counterpart of an image can be recovered."""
 
 logger = logging.getLogger("feddg")
 
@@ -50,12 +50,12 @@ class TrainingBatch:
     """Images of one step, float RGB in [0, 1].
 
     Attributes:
-        contents: ``(B, 3, S, S)``, to be stylized.
-        styles: ``(B, 3, S, S)``, to take the styles of.
-        counterparts: ``(B, 3, S, S)``, what stylizing at strength 1 should give.
-        known: ``(B, 1, 1, 1)``, 1 where the counterpart is one, 0 where it must not be looked at.
+        contents: ``(B, 3, S, S)``, images to stylize.
+        styles: ``(B, 3, S, S)``, images that give the styles.
+        counterparts: ``(B, 3, S, S)``, the target of stylizing at strength 1.
+        known: ``(B, 1, 1, 1)``, 1 if the counterpart is known, 0 if it must be ignored.
         strength: ``(B, 1, 1)`` in [0, 1].
-        pool: neighbouring images that share one style.
+        pool: number of neighbouring images that share one style.
     """
 
     contents: Tensor
@@ -67,11 +67,11 @@ class TrainingBatch:
 
 
 def load_images(folders: Sequence[Path], side: int) -> Tensor:
-    """Returns every readable image under some folders, as squares.
+    """Returns all readable images under some folders as squares.
 
     Args:
-        folders: searched in depth, in the order of their paths.
-        side: the short side is resized to this many pixels and the centre square kept.
+        folders: searched at any depth, in the order of their paths.
+        side: the short side is resized to this many pixels, and the centre square is taken.
 
     Returns:
         ``(N, 3, side, side)``, uint8 RGB.
@@ -85,14 +85,15 @@ def load_images(folders: Sequence[Path], side: int) -> Tensor:
 def draw_batch(
     contents: Tensor, styles: Tensor, *, sizes: Sequence[int], pixels: int, seed: int, step: int
 ) -> TrainingBatch:
-    """Returns the batch of one step, a function of the seed and the step alone.
+    """Returns the batch of one step, which depends on the seed and the step only.
 
     Args:
         contents: ``(N, 3, s, s)`` uint8, photographs.
         styles: ``(M, 3, s, s)`` uint8, images in other styles.
-        sizes: sides of the squares, one of which is drawn; repeat one to draw it more often.
-        pixels: of the contents together, as nearly as groups allow.
-        seed: of the training.
+        sizes: possible sides of the squares, one of which is drawn; repeat one to draw it more
+            often.
+        pixels: total pixels of the contents, as nearly as groups allow.
+        seed: seed of the training.
         step: counted from 0.
     """
     generator = stream(seed, "batch", step)
@@ -113,7 +114,7 @@ def draw_batch(
 def _group(
     contents: Tensor, styles: Tensor, count: int, size: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor, bool]:
-    """Contents, styles, counterparts, and whether the latter are any."""
+    """Returns contents, styles, counterparts, and whether the counterparts are known."""
     of_content, of_style = _chance(0.75, generator), _chance(0.65, generator)
     plain = _squares(contents if of_content else styles, count, size, generator)
     other = _squares(contents if of_style else styles, count, size, generator)
@@ -124,7 +125,7 @@ def _group(
 
 
 def _variant(plain: float, generator: torch.Generator) -> Variant:
-    """One of the variants; the unchanged image with the probability ``plain``, and by chance."""
+    """Draws a variant: the unchanged image with probability ``plain``, else a random one."""
     choice = VARIANTS[int(torch.randint(len(VARIANTS), (), generator=generator))]
     return unchanged if _chance(plain, generator) else choice
 
@@ -134,7 +135,7 @@ def _chance(share: float, generator: torch.Generator) -> bool:
 
 
 def _squares(images: Tensor, count: int, size: int, generator: torch.Generator) -> Tensor:
-    """Random squares of one random scale, resized to ``size``, some mirrored; in [0, 1]."""
+    """Returns random square crops of one scale, resized to ``size``, some flipped; in [0, 1]."""
     side = images.shape[-1]
     smallest = min(max(size, 48), side)
     crop = int(torch.randint(smallest, side + 1, (), generator=generator))
@@ -183,16 +184,16 @@ def _images_of(folder: Path, side: int) -> list[Tensor]:
 TERMS = ("content", "style", "reconstruction", "counterpart", "overshoot", "critic")
 
 STRONG = 0.8
-"""Strength from which on an image should look like one of the style's collection."""
+"""From this strength on, an image should look like one of the style's collection."""
 
 
 class LossNetwork:
-    """The frozen maps that stylized images are judged on.
+    """The frozen network whose feature maps the losses compare.
 
     Args:
         encoder: VGG-like layers.
-        examples: ``(N, 3, H, W)`` in [0, 1]; each scale's maps are divided by the deviation of
-            their channels on these, so that scales and networks weigh alike.
+        examples: ``(N, 3, H, W)`` in [0, 1]; each scale's maps are divided by their channel
+            deviation on these images, so that scales and networks have equal weight.
     """
 
     def __init__(self, encoder: nn.Sequential, examples: Tensor) -> None:
@@ -222,11 +223,11 @@ class LossNetwork:
 
 
 class Critic(nn.Module):
-    """Tells images of a style's collection from stylized ones, by all maps but the shallowest.
+    """A discriminator between real and stylized images, on all maps but the shallowest.
 
     Args:
-        widths: channels of the maps it is given, from shallow to deep.
-        seed: of its first weights.
+        widths: channels of its input maps, from shallow to deep.
+        seed: seed of its initial weights.
     """
 
     def __init__(self, widths: Sequence[int], seed: int) -> None:
@@ -247,11 +248,11 @@ class Critic(nn.Module):
                 weight.copy_(spread * torch.randn(weight.shape, generator=generator))
 
     def forward(self, maps: Sequence[Tensor], styles: Sequence[Tensor]) -> Tensor:
-        """Returns ``(scales, B)``: positive where an image looks real.
+        """Returns ``(scales, B)``: positive if an image looks real.
 
         Args:
-            maps: of the images, from shallow to deep.
-            styles: ``(B, 2, C)`` at each scale, the moments asked for.
+            maps: feature maps of the images, from shallow to deep.
+            styles: ``(B, 2, C)`` at each scale, the target moments.
         """
         asked = self.asked(torch.cat([moments.flatten(1) for moments in styles], 1))
         verdicts = []
@@ -267,11 +268,11 @@ class Critic(nn.Module):
 def judge(
     codec: ConvolutionalCodec, network: LossNetwork, critic: Critic | None, batch: TrainingBatch
 ) -> tuple[list[Tensor], Tensor | None]:
-    """Stylizes a batch and returns what is wrong with it.
+    """Stylizes a batch and returns its losses.
 
     Returns:
-        The scalars that :data:`TERMS` names, in its order, and the critic's own loss, or None where
-        it has nothing to learn.
+        The scalars of :data:`TERMS` in its order, and the critic's own loss, None if it has nothing
+        to learn.
     """
     with torch.no_grad():
         before = network.maps(batch.contents)
@@ -301,7 +302,7 @@ def judge(
 
 
 def stylize(codec: ConvolutionalCodec, batch: TrainingBatch) -> Tensor:
-    """Returns the contents in their styles, ``(B, 3, S, S)``, not clamped, with gradient."""
+    """Returns the contents in their styles, ``(B, 3, S, S)``, not clamped, with gradients."""
     features = codec.encode(batch.contents.contiguous(memory_format=torch.channels_last))
     styles = codec.encode(batch.styles.contiguous(memory_format=torch.channels_last))
     own, asked = moments(features), pooled(moments(styles), batch.pool)
@@ -316,7 +317,7 @@ def moments(features: Tensor) -> Tensor:
 
 
 def pooled(each: Tensor, count: int) -> Tensor:
-    """Gives ``count`` neighbours the moments that their maps have together, ``(B, 2, C)``."""
+    """Returns the joint moments of each group of ``count`` neighbouring maps, ``(B, 2, C)``."""
     groups = each.unflatten(0, (-1, count))
     mean, deviation = groups.unbind(2)
     together = mean.mean(1, keepdim=True)
@@ -340,7 +341,7 @@ def _contest(
     asked: Sequence[Tensor],
     strong: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The critic's hinge loss, and the codec's loss against it."""
+    """Returns the critic's hinge loss, and the codec's loss against the critic."""
     wish = [moments[strong] for moments in asked]
     drawn = [features[strong] for features in after]
     critic.requires_grad_(False)
@@ -354,7 +355,7 @@ def _contest(
 def _difference(
     drawn: Tensor, image: Tensor, after: list[Tensor], maps: list[Tensor], chosen: Tensor
 ) -> Tensor:
-    """Mean absolute error of pixels and, at a tenth, squared error of maps of the chosen images."""
+    """Returns mean absolute pixel error plus 0.1 times squared map error, for chosen images."""
     share = chosen.mean().clamp(min=1e-6)
     pixels = ((drawn - image).abs() * chosen).mean()
     squares = [((a - m).square() * chosen).mean() for a, m in zip(after, maps)]
@@ -362,7 +363,7 @@ def _difference(
 
 
 def _deviation(features: Tensor) -> float:
-    """The root of the channels' mean variance."""
+    """Returns the square root of the channels' mean variance."""
     return max(1e-3, features.var((0, 2, 3)).mean().sqrt().item())
 
 
@@ -370,33 +371,33 @@ def _deviation(features: Tensor) -> float:
 
 
 CURVE_STEP = 25
-"""Steps averaged into one row of the loss curve."""
+"""Number of steps averaged into one row of the loss curve."""
 
 _ADAM = ("step", "exp_avg", "exp_avg_sq")
 _FAULTS = (OSError, RuntimeError, TypeError, KeyError, ValueError)
-"""What reading a damaged state raises."""
+"""Exceptions that reading a damaged state raises."""
 
 
 @dataclass
 class Trainee:
-    """A network in training with its optimizer; of one that is frozen, nothing changes."""
+    """A network with its optimizer; a frozen network has none and does not change."""
 
     module: nn.Module
     optimizer: torch.optim.Adam
 
     def tensors(self, prefix: str) -> dict[str, Tensor]:
-        """Returns all that must be kept, under names that begin with ``prefix``."""
+        """Returns all tensors to save, under names that begin with ``prefix``."""
         found = {f"{prefix}.weight.{key}": t for key, t in self.module.state_dict().items()}
         for index, kept in self.optimizer.state_dict()["state"].items():
             found |= {f"{prefix}.adam.{index}.{name}": kept[name] for name in _ADAM}
         return found
 
     def restore(self, prefix: str, tensors: dict[str, Tensor]) -> None:
-        """Takes back what :meth:`tensors` returned.
+        """Loads what :meth:`tensors` returned.
 
         Raises:
-            KeyError: something is missing.
-            RuntimeError: something does not fit.
+            KeyError: an entry is missing.
+            RuntimeError: an entry does not fit.
         """
         keys = self.module.state_dict()
         self.module.load_state_dict({key: tensors[f"{prefix}.weight.{key}"] for key in keys})
@@ -412,7 +413,7 @@ class Trainee:
 
 @dataclass
 class TrainingState:
-    """A training in the making.
+    """The state of a codec's training.
 
     Attributes:
         trainees: the networks in training by name.
@@ -424,7 +425,7 @@ class TrainingState:
 
     @property
     def step(self) -> int:
-        """Steps taken."""
+        """Number of steps taken."""
         return len(self.curve)
 
     def recent(self, terms: tuple[str, ...], end: int | None = None) -> dict[str, float]:
@@ -434,10 +435,10 @@ class TrainingState:
 
 
 def continue_from(out: Path, recipe: dict[str, Any], state: TrainingState) -> None:
-    """Brings a new training to where the one in ``out`` was left, if there is one.
+    """Continues the training saved in ``out``, if there is one.
 
     Raises:
-        DataError: ``out`` holds a training by another recipe, or a damaged file.
+        DataError: ``out`` holds a training with another recipe, or a damaged file.
     """
     path = out / "state.safetensors"
     if not path.exists():
@@ -460,7 +461,7 @@ def continue_from(out: Path, recipe: dict[str, Any], state: TrainingState) -> No
 
 
 def save(out: Path, recipe: dict[str, Any], state: TrainingState, terms: tuple[str, ...]) -> None:
-    """Writes state and curve, each replacing the last one whole."""
+    """Writes state and curve; each file is replaced as a whole."""
     tensors = {"curve": torch.tensor(state.curve, dtype=torch.float64)}
     for name, trainee in state.trainees.items():
         tensors |= trainee.tensors(name)
@@ -472,40 +473,40 @@ def save(out: Path, recipe: dict[str, Any], state: TrainingState, terms: tuple[s
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Replaces a weights file whole: an interruption leaves the old one."""
+    """Replaces a weights file as a whole; an interruption leaves the old one."""
     whole = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
     replace_bytes(path, safetensors.torch.save(whole, metadata=metadata))
 
 
 LONGEST_GRADIENT = 5.0
-"""Norm that the gradient of a step is cut down to."""
+"""Gradients with a larger norm are clipped to this."""
 
 
 SMALLEST_SIZE = 16
-"""Pixels a side that leave VGG-19's deepest map a neighbourhood to look at."""
+"""Smallest side in pixels; VGG-19's deepest map needs it."""
 
 KEPT_SIDE = 160
-"""Side of the squares that images are kept as, in pixels; larger crops are enlarged from them."""
+"""Side in pixels at which square images are stored; larger crops are enlarged from them."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a codec is trained.
+    """Settings for training a codec.
 
     Attributes:
-        codec: which one; it must have weights to train.
-        steps: optimizer steps; the learning rate falls to zero over them.
-        seed: of the first weights and all draws.
+        codec: the codec's name; it must have weights to train.
+        steps: optimizer steps, over which the learning rate falls to zero.
+        seed: seed of the initial weights and all draws.
         sizes: sides of the square crops in pixels, one of which is drawn at every step; repeat
             one to draw it more often.
-        batch_pixels: of a step's contents together: 32,768 are 8 images of 64 pixels.
-        learning_rate: Adam's, at the start.
-        style_weight: of the style term against the content term; the AdaIN paper's is 10.
-        reconstruction_weight: of the term at strength 0.
-        counterpart_weight: of the term at strength 1 where the answer is known.
-        critic_weight: of the adversary; 0 trains without one.
-        keep_encoder: whether the encoder stays as it is under another loss network, too: styles
-            then remain those of its codec, and a step takes two thirds of the time.
+        batch_pixels: total pixels of a step's contents: 32,768 are 8 images of 64 pixels.
+        learning_rate: initial learning rate of Adam.
+        style_weight: weight of the style term relative to the content term; 10 in the AdaIN paper.
+        reconstruction_weight: weight of the term at strength 0.
+        counterpart_weight: weight of the term at strength 1, where the target is known.
+        critic_weight: weight of the adversarial term; 0 trains without a critic.
+        keep_encoder: whether to fix the encoder even if another loss network is used: styles then
+            remain those of its codec, and a step takes two thirds of the time.
     """
 
     codec: str = "compact"
@@ -522,7 +523,7 @@ class Recipe:
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """The weight of each of :data:`feddg.styles.training.TERMS`."""
+        """The weights of :data:`feddg.styles.training.TERMS`, in order."""
         return (
             1.0,
             self.style_weight,
@@ -535,7 +536,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a training reports: the mean losses of the last steps."""
+    """A report during training: the mean losses of the last steps."""
 
     step: int
     steps: int
@@ -554,20 +555,20 @@ def train_codec(
     progress: Callable[[Progress], None] | None = None,
     save_every: int = 250,
 ) -> Path:
-    """Trains a codec; continues a training that was interrupted.
+    """Trains a codec; continues an interrupted training.
 
-    The same folder, images, files and recipe give the same weights, interrupted or not.
+    The same images, files and recipe give the same weights, interrupted or not.
 
     Args:
-        content: folders of photographs to stylize, searched in depth.
-        style: folders of images to take styles from, beside variants of both.
+        content: folders of photographs to stylize, searched at any depth.
+        style: folders of images that give styles, in addition to variants of both.
         out: folder for ``encoder.safetensors``, ``decoder.safetensors``, ``loss.csv`` and the
             state to continue from.
-        recipe: all else that decides the outcome; the defaults of :class:`Recipe` if not given.
-        encoder: the encoder's first weights; if not given, the codec's own where it stays as it
-            is, and random ones where it is trained.
-        start: the decoder's first weights; random ones if not given.
-        loss_network: an encoder of the VGG-19 shape, of any width; the codec's own if not given.
+        recipe: all other settings; the defaults of :class:`Recipe` if None.
+        encoder: initial weights of the encoder; if None, the codec's own if it is fixed, random
+            ones if it is trained.
+        start: initial weights of the decoder; random ones if None.
+        loss_network: an encoder shaped like VGG-19, of any width; the codec's own if None.
         progress: called every :data:`CURVE_STEP` steps and at the end.
         save_every: steps between saved states.
 
@@ -577,7 +578,7 @@ def train_codec(
 
     Raises:
         DataError: a folder is missing or has no readable image, a size is too small, or ``out``
-            holds a training by another recipe.
+            holds a training with another recipe.
         WeightsError: a file is missing or does not fit, or the codec has nothing to train.
     """
     recipe = recipe or Recipe()
@@ -603,7 +604,7 @@ def train_codec(
 
 
 class _Training:
-    """The networks in training, and what one step does to them."""
+    """The networks in training, and the training step."""
 
     def __init__(
         self,
@@ -623,7 +624,7 @@ class _Training:
         self.state = TrainingState(trainees, [])
 
     def identity(self) -> dict[str, Any]:
-        """All that decides the outcome, for a saved state to be compared with."""
+        """All that decides the result; compared with a saved state."""
         return asdict(self.recipe) | {
             "sizes": list(self.recipe.sizes),
             "first weights": _hash(self.codec.state_dict().values()),
@@ -632,7 +633,7 @@ class _Training:
         }
 
     def advance(self) -> None:
-        """One step of the codec's optimizer, and one of the critic's."""
+        """Takes one step of the codec's optimizer, and one of the critic's."""
         recipe, state = self.recipe, self.state
         batch = draw_batch(
             self.contents,
@@ -656,7 +657,7 @@ class _Training:
 def _beginning(
     recipe: Recipe, encoder: Path | None, start: Path | None, *, alone: bool
 ) -> ConvolutionalCodec:
-    """The codec before the first step; ``alone``, without another network, its encoder is fixed."""
+    """Returns the codec before step 1; if ``alone`` (no loss network), its encoder is fixed."""
     definition = CODECS.find(recipe.codec)
     if not issubclass(definition, ConvolutionalCodec):
         raise WeightsError(
@@ -687,12 +688,12 @@ def _descend(optimizer: torch.optim.Optimizer, loss: Any, limited: Sequence[nn.P
 
 
 def _schedule(done: float) -> float:
-    """Rises over the first fiftieth, then falls to zero along a cosine."""
+    """Learning-rate factor: rises over the first fiftieth, then falls to 0 along a cosine."""
     return min(1.0, 50 * done + 0.02) * (1 + math.cos(math.pi * done)) / 2
 
 
 def _export(out: Path, codec: ConvolutionalCodec) -> None:
-    """Writes the trained parts in half precision, as they are shipped."""
+    """Writes the trained parts in half precision, ready for :func:`load_codec`."""
     for part in ("encoder", "decoder"):
         module = getattr(codec, part)
         if any(parameter.requires_grad for parameter in module.parameters()):

@@ -1,4 +1,4 @@
-"""Image files transferred to the style of another image, or of a folder of images."""
+"""Transfers image files to the style of another image, or of a folder of images."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,16 +17,16 @@ from feddg.styles.codec import load_codec, transfer
 from feddg.styles.statistics import client_style, measure
 
 LEAST_SIDE = 16
-"""A shorter side leaves a codec's feature maps no room: a strip is made this wide."""
+"""Smallest side in pixels; a narrower strip is enlarged, as a codec's maps need this much."""
 
 
 @dataclass(frozen=True)
 class StylizedFiles:
-    """What became of image files.
+    """The result of stylizing image files.
 
     Attributes:
-        written: the files written.
-        skipped: the files that could not be used, of images and of styles, each with the reason.
+        written: paths of the files written.
+        skipped: image and style files that could not be used, each with the reason.
     """
 
     written: Sequence[Path]
@@ -44,16 +44,16 @@ def stylize_files(
     encoder: Path | None = None,
     decoder: Path | None = None,
 ) -> StylizedFiles:
-    """Stylizes images and writes them as PNG files of the same names, in folders of the same names.
+    """Stylizes images and writes them as PNG files with the same names and folders.
 
-    Images keep their shape. A file that cannot be used is left out and named in the result.
+    Images keep their aspect ratio. A file that cannot be used is skipped and named in the result.
 
     Args:
-        images: an image file, or a folder of images, at any depth.
-        style: an image file, or a folder whose pooled style is taken, at any depth.
-        out: folder for the results; made if absent.
+        images: an image file, or a folder with images at any depth.
+        style: an image file, or a folder with images at any depth, whose pooled style is used.
+        out: folder for the results; created if missing.
         strength: AdaIN blend in [0, 1].
-        size: the longer side of the results, pixels.
+        size: longer side of the results in pixels.
         codec: see :func:`feddg.styles.codec.load_codec`.
         encoder: the codec's encoder weights, or None for its own.
         decoder: the codec's decoder weights, or None for its own.
@@ -97,7 +97,7 @@ def _first(skipped: Sequence[tuple[Path, str]]) -> str:
 
 
 def _files(path: Path, leave_out: Path | None = None) -> list[Path]:
-    """Returns the image files at ``path``, at any depth, but for those of an earlier result."""
+    """Returns the image files at ``path``, at any depth, without those in ``leave_out``."""
     own = leave_out.resolve() if leave_out is not None else None
     if path.is_dir():
         entries(path, DataError)  # says so where it cannot be read
@@ -119,7 +119,7 @@ def _files(path: Path, leave_out: Path | None = None) -> list[Path]:
 
 
 def _names(files: Sequence[Path], images: Path, out: Path) -> dict[Path, Path]:
-    """Returns where each file's result goes; two files never share a place."""
+    """Returns the output path of each file; no two are the same."""
     top = images if images.is_dir() else images.parent
     places = {file: out / file.relative_to(top).with_suffix(".png") for file in files}
     often = Counter(places.values())
@@ -132,7 +132,7 @@ def _names(files: Sequence[Path], images: Path, out: Path) -> dict[Path, Path]:
 def _decoded(
     files: Sequence[Path], size: int, skipped: list[tuple[Path, str]]
 ) -> Iterator[tuple[Path, Tensor]]:
-    """Yields files with their pixels, uint8 ``(3, H, W)``; the longer side is ``size``."""
+    """Yields files with their pixels, uint8 ``(3, H, W)``, longer side ``size``."""
     for file in files:
         try:
             pixels = torch.from_numpy(decode_image(file, size, "pad"))
@@ -145,7 +145,7 @@ def _decoded(
 
 
 def _unpadded(pixels: Tensor, width: int, height: int) -> Tensor:
-    """Cuts the frame off that made ``(size, size, 3)`` pixels square."""
+    """Cuts off the padding that made ``(size, size, 3)`` pixels square."""
     top, left = (pixels.shape[0] - height) // 2, (pixels.shape[1] - width) // 2
     cut = pixels[top : top + height, left : left + width].permute(2, 0, 1).contiguous()
     least = (max(height, LEAST_SIDE), max(width, LEAST_SIDE))
@@ -153,7 +153,7 @@ def _unpadded(pixels: Tensor, width: int, height: int) -> Tensor:
 
 
 def _square(pixels: Tensor) -> Tensor:
-    """A style's statistics count every place of an image alike, so its shape matters little."""
+    """Resizes pixels to a square; style statistics hardly depend on an image's shape."""
     side = max(pixels.shape[1:])
     return _resized(pixels, side, side)
 

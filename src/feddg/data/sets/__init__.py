@@ -1,1 +1,1 @@
-"""The data sets known by name, one definition in one file each; see :mod:`feddg.data.data_set`."""
+"""The built-in data sets, one definition each; see :mod:`feddg.data.data_set`."""

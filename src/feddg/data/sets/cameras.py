@@ -28,12 +28,12 @@ def list_camera_traps(root: Path, images: Path, definition: DataSet) -> ImageTab
     """Lists the images of a data set's classes and places, each once.
 
     Args:
-        root: somewhere below it are the annotations, files that end in ``.json``.
+        root: a folder that contains the annotation files (``.json``) at any depth.
         images: the folder of the images.
-        definition: whose classes count, and whose domains, called ``location_<number>``.
+        definition: gives the classes to use, and the domains, called ``location_<number>``.
 
     Raises:
-        DataError: there are no annotations, or they are of another form.
+        DataError: there are no annotations, or they have another format.
     """
     # Hidden ones are what macOS puts beside the files of an archive.
     files = sorted(file for file in root.glob("**/*.json") if not file.name.startswith("."))
@@ -88,18 +88,17 @@ def _annotated(file: Path) -> Iterator[tuple[str, str, str]]:
 
 
 HELD_OUT = {"1": "val", "2": "test"}
-"""Hospitals that the official split holds out; the file itself says nothing of it."""
+"""Hospitals that the official split holds out; the metadata file does not tell."""
 IN_DOMAIN = {"0": "train", "1": "id_val"}
 
 
 def list_camelyon17(root: Path | None) -> ImageTable:
     """Camelyon17 in WILDS' folder; the official split holds hospital 1 and hospital 2 out.
 
-    Patches may be stored with transparency (RGBA), which is left away. From the mirror they lie in
-    ``hospital/split/class``.
+    Transparency of patches (RGBA) is ignored. The mirror's patches are in ``hospital/split/class``.
 
     Raises:
-        DataError: ``metadata.csv`` or the patches are not there, or a row is of another form.
+        DataError: ``metadata.csv`` or the patches do not exist, or a row has another format.
     """
     if set(CAMELYON17.domains) <= set(folder_names(published_root(CAMELYON17, root))):
         table = load_published(CAMELYON17, root)
@@ -144,10 +143,10 @@ UNUSED = 99_999
 def list_iwildcam(root: Path | None) -> ImageTable:
     """IWildCam in WILDS' folder; every image lies in ``train/``, whatever its split.
 
-    Domains are camera traps: those that train first, then the others, each by their number.
+    Domains are camera traps: first those of the training split, then the others, by number.
 
     Raises:
-        DataError: ``metadata.csv`` or the images are not there, or a row is of another form.
+        DataError: ``metadata.csv`` or the images do not exist, or a row has another format.
     """
     found = read_metadata(IWILDCAM, root, ("split", "location_remapped", "y", "filename"))
     labels, places = found.numbers("y"), found.numbers("location_remapped")
@@ -175,7 +174,7 @@ def list_iwildcam(root: Path | None) -> ImageTable:
 
 
 def _class_names(folder: Path, count: int) -> list[str]:
-    """Returns the names of the classes by their label; made up where no file says them."""
+    """Returns the class names by label; made-up names if no file contains them."""
     file = folder / CATEGORIES
     name_of: dict[int, str] = {}
     if file.is_file():
@@ -193,13 +192,13 @@ IWILDCAM = define("iwildcam", list_iwildcam)
 
 
 IMAGES = "eccv_18_all_images_sm"
-"""The folder of all images in the published archive."""
+"""Folder of all images in the published archive."""
 
 
 def list_terra_incognita(root: Path | None) -> ImageTable:
     """Terra Incognita, in DomainBed's folders or from the published images and annotations.
 
-    An image of two animals is in two class folders: the first in the alphabet counts.
+    An image of two animals is in two class folders; the alphabetically first counts.
 
     Raises:
         DataError: a domain is missing, a class folder is not one of the ten, or the annotations

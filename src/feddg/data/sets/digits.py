@@ -1,4 +1,4 @@
-"""Handwritten digits in four domains, built in, and MNIST turned by six angles."""
+"""Handwritten digits in four domains, built in, and MNIST rotated by six angles."""
 
 import gzip
 import zlib
@@ -26,7 +26,7 @@ def draw_digits(root: Path | None = None) -> ImageTable:
     """Handwritten digits in four domains: see :mod:`feddg.data.digit_drawing`.
 
     Raises:
-        DataError: a folder was given, which would go unused.
+        DataError: a folder was given, which would not be used.
     """
     if root is not None:
         raise DataError("The data source 'digits' is built in and reads no folder: leave out root.")
@@ -46,7 +46,7 @@ _PLACES = ("", "raw", "MNIST/raw", "mnist", "MNIST")
 _IMAGES, _LABELS = 2051, 2049
 _SIDE = 28
 _LARGEST = 1 << 28
-"""Bytes of a file at most; MNIST's largest has 47 million."""
+"""Largest size of a file in bytes; MNIST's largest has 47 million."""
 
 
 def mnist_files(root: Path) -> list[tuple[Path, Path]]:
@@ -71,14 +71,14 @@ def _find(root: Path, stem: str, kind: str) -> Path:
 
 
 def turned_digits(files: Sequence[tuple[Path, Path]], angles: Sequence[float]) -> Drawn:
-    """Deals digits out evenly to as many domains as there are angles, and turns them.
+    """Partitions digits evenly over as many domains as there are angles, and rotates them.
 
     Args:
         files: of images and labels.
         angles: degrees, counter-clockwise; between pixels, values are interpolated linearly.
 
     Raises:
-        DataError: a file is of another form.
+        DataError: a file has another format.
     """
     parts = [(_read(images, _IMAGES), _read(labels, _LABELS)) for images, labels in files]
     for (images, labels), (file, _) in zip(parts, files):
@@ -105,7 +105,7 @@ def turned_digits(files: Sequence[tuple[Path, Path]], angles: Sequence[float]) -
 
 
 def _read(file: Path, magic: int) -> np.ndarray:
-    """Reads a file of unsigned bytes: a number that says what it is, its sizes, the values."""
+    """Reads a file of unsigned bytes: a magic number, the dimensions, the values."""
     try:
         with open_file(file) as opened:
             if file.suffix == ".gz":
@@ -130,16 +130,16 @@ ANGLES = (0, 15, 30, 45, 60, 75)
 
 
 def draw_rotated_mnist(root: Path | None) -> ImageTable:
-    """MNIST's 70,000 digits, partitioned evenly to six domains and turned by their angle.
+    """MNIST's 70,000 digits, partitioned evenly over six domains, each rotated by its angle.
 
-    As DomainBed does, training and test digits are shuffled together and each is in one domain. The
-    shuffle is ours and always the same; DomainBed's depends on its seed.
+    As DomainBed does, training and test digits are shuffled together and each is in one domain. Our
+    shuffle is always the same; DomainBed's depends on its seed.
 
     Args:
         root: the folder of MNIST's four files, as published or unpacked, or one around it.
 
     Raises:
-        DataError: a file is missing or of another form.
+        DataError: a file is missing or has another format.
     """
     files = mnist_files(published_root(ROTATED_MNIST, root))
     grey, records = kept_drawn(

@@ -1,4 +1,4 @@
-"""DomainNet, 345 classes of things in six domains, and Mini-DomainNet, 126 of them in four."""
+"""DomainNet (345 classes, six domains) and Mini-DomainNet (126 classes, four domains)."""
 
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -15,7 +15,7 @@ from feddg.settings import FixedPath, Settings
 from feddg.storage import read_text
 
 MINI_LISTS = "splits_mini"
-"""The folder of Mini-DomainNet's lists, below that of the domains."""
+"""Folder of Mini-DomainNet's lists, below the folder of the domains."""
 DUPLICATES = "domain_net_duplicates.txt"
 PARTS = {"train": "train", "test": "id_test"}
 REMOVED = {
@@ -26,11 +26,11 @@ REMOVED = {
     "real": 2380,
     "sketch": 1258,
 }
-"""Copies that DomainBed deletes, by domain."""
+"""Number of duplicates that DomainBed deletes, by domain."""
 
 
 class DomainNetOptions(Settings):
-    """What ``data.options`` may say of DomainNet."""
+    """The options of DomainNet in ``data.options``."""
 
     duplicates: FixedPath | None = Field(
         None,
@@ -40,14 +40,14 @@ class DomainNetOptions(Settings):
 
 
 def list_domain_net(root: Path | None, options: DomainNetOptions) -> ImageTable:
-    """DomainNet: the official folders, with the official lists where they are beside them.
+    """DomainNet: the official folders, with the official lists if they are beside them.
 
-    Where the lists are there, labels and the split are theirs; otherwise labels are in the order of
-    a case-sensitive sort, as folder readers number them.
+    The lists give labels and split if they exist; otherwise labels follow a case-sensitive sort of
+    the class folders.
 
     Args:
         root: the folder of the six domains, or one around it.
-        options: which images to leave out.
+        options: which images to skip.
 
     Raises:
         DataError: a domain is missing, or a list cannot be read.
@@ -75,7 +75,7 @@ def list_domain_net(root: Path | None, options: DomainNetOptions) -> ImageTable:
 
 
 def list_mini_domain_net(root: Path | None) -> ImageTable:
-    """Mini-DomainNet: DomainNet's folders and Dassl's lists of them, which say class and split.
+    """Mini-DomainNet: DomainNet's folders, and Dassl's lists with class and split.
 
     Raises:
         DataError: a list is missing or cannot be read.
@@ -96,9 +96,9 @@ def list_mini_domain_net(root: Path | None) -> ImageTable:
 
 
 def _from_lists(folder: Path, definition: DataSet, places: Sequence[str]) -> ImageTable | None:
-    """Reads the lists of every domain and part in one of these places; None where one is missing.
+    """Reads the lists of all domains and parts from one of these places; None if one is missing.
 
-    A line says path and label: ``clipart/airplane/1.png 3``.
+    A line holds path and label: ``clipart/airplane/1.png 3``.
     """
     keys = [(domain, part) for domain in definition.domains for part in PARTS]
     lists = [[folder / place / f"{domain}_{part}.txt" for domain, part in keys] for place in places]
@@ -146,7 +146,7 @@ def _duplicates_beside(folder: Path) -> Path | None:
 
 
 def _without(table: ImageTable, file: Path) -> ImageTable:
-    """Leaves the images out that a file lists."""
+    """Returns the table without the images that a file lists."""
     lines = read_text(file, DataError).splitlines()
     listed = {line.strip().removeprefix("./") for line in lines} - {""}
     rows = np.flatnonzero([path not in listed for path in table.paths])

@@ -1,4 +1,4 @@
-"""FEMNIST: handwritten digits and letters of 3,550 writers, each a domain; LEAF's files."""
+"""FEMNIST from LEAF's files: handwritten digits and letters of 3,550 writers, each a domain."""
 
 import hashlib
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class _Samples(BaseModel):
 
 
 class _Content(BaseModel):
-    """What a file holds; further fields, as ``num_samples``, say nothing new."""
+    """The content of a file; other fields, such as ``num_samples``, are not needed."""
 
     model_config = ConfigDict(extra="ignore")
     users: list[str]
@@ -53,18 +53,18 @@ class _Content(BaseModel):
 
 
 def list_leaf(folder: Path, definition: DataSet) -> ImageTable:
-    """Reads images of 28 x 28 grey pixels; a writer's exact duplicates are used once.
+    """Reads images of 28 x 28 grey pixels; exact duplicates of a writer are used once.
 
     Args:
-        folder: holds ``train`` and ``test``, or ``all_data``, or the files themselves.
-        definition: whose classes they are of.
+        folder: contains ``train`` and ``test``, or ``all_data``, or the files themselves.
+        definition: gives the classes.
 
     Returns:
-        A table whose domains and clients are the writers. Images in ``test`` are ``id_test`` where
-        their writer also trains, ``test`` where not.
+        A table whose domains and clients are the writers. Images in ``test`` are ``id_test`` if
+        their writer also trains, else ``test``.
 
     Raises:
-        DataError: there are no files, or one is of another form.
+        DataError: there are no files, or one has another format.
     """
     parts = {name: sorted((folder / name).glob("*.json")) for name in ("train", "test")}
     if not parts["train"]:
@@ -145,14 +145,14 @@ JSONS = ("all_data/*.json", "train/*.json", "test/*.json", "*.json")
 
 
 def list_femnist(root: Path | None) -> ImageTable:
-    """FEMNIST as LEAF's JSON files, in a folder like WILDS' with ``metadata.csv``, or the mirror's.
+    """FEMNIST as LEAF's JSON files, as WILDS' folder with ``metadata.csv``, or from the mirror.
 
     The mirror's images lie in ``writer/class``. LEAF stores the first image of nearly every writer
-    twice: it is used once. Where its files are split, images of a writer that trains are in-domain
-    test, those of other writers test.
+    twice: it is used once. If its files are split, test images of a writer that also trains are
+    in-domain test, those of other writers test.
 
     Raises:
-        DataError: there is none of them, or a file is of another form.
+        DataError: none of these exists, or a file has another format.
     """
     folder = published_root(FEMNIST, root)
     writers = folder_names(folder)

@@ -1,4 +1,4 @@
-"""Data sets that are folders of images by domain and class, and presets that are no data set."""
+"""Data sets that are folders of images by domain and class, and presets without a data set."""
 
 from pathlib import Path
 

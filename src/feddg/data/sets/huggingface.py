@@ -1,4 +1,4 @@
-"""A data set of Hugging Face: on this machine's disk, or from the hub."""
+"""Hugging Face data sets, from the local disk or the hub."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,28 +17,28 @@ from feddg.storage import why
 
 
 ROW = "feddg row"
-"""Column that tells which image a row of a partition is."""
+"""Column with the original row number, to find a partition's rows again."""
 
 
 class Partitioner(Protocol):
-    """What is used of a partitioner: flwr-datasets' documented interface."""
+    """The interface of flwr-datasets' partitioners that is used here."""
 
     dataset: Any
-    """The whole data set; it is set once."""
+    """The whole data set; set once."""
 
     @property
     def num_partitions(self) -> int:
-        """How many partitions there are."""
+        """Returns the number of partitions."""
 
     def load_partition(self, partition_id: int) -> Any:
         """Returns the part of the data set that a client holds."""
 
 
 def clients_of(partitioner: Partitioner, whole: Any) -> list[str]:
-    """Returns who holds each row of a data set: the numbers of partitions, as texts.
+    """Returns the client of each row of a data set: the partition's number, as text.
 
     Args:
-        partitioner: any object with the interface of flwr-datasets' partitioners, new.
+        partitioner: any new object with the interface of flwr-datasets' partitioners.
         whole: a ``datasets.Dataset``.
 
     Raises:
@@ -60,14 +60,15 @@ def clients_of(partitioner: Partitioner, whole: Any) -> list[str]:
 
 
 def clients_by_name(settings: Mapping[str, Any], whole: Any) -> list[str]:
-    """Returns who holds each row, by a partitioner of flwr-datasets.
+    """Returns the client of each row, by a partitioner of flwr-datasets.
 
     Args:
-        settings: its name, and what it takes.
+        settings: the partitioner's name and arguments.
         whole: a ``datasets.Dataset``.
 
     Raises:
-        DataError: flwr-datasets is not there, or the partitioner cannot be used so.
+        DataError: flwr-datasets is not installed, or the partitioner does not accept these
+            arguments.
     """
     try:
         from flwr_datasets import partitioner as module
@@ -100,7 +101,7 @@ ROLES = {"train": "train", "validation": "val", "valid": "val", "val": "val", "t
 
 
 class HuggingFaceOptions(Settings):
-    """What ``data.options`` may say of a data set of Hugging Face."""
+    """The options of a Hugging Face data set in ``data.options``."""
 
     hub: str | None = Field(None, description="its name on the hub, where root says no folder")
     config: str | None = Field(None, description="its configuration on the hub")
@@ -120,17 +121,17 @@ class HuggingFaceOptions(Settings):
 
 
 def list_hugging_face(root: Path | None, options: HuggingFaceOptions) -> ImageTable:
-    """Images of a Hugging Face data set, taken out into the cache once.
+    """Lists the images of a Hugging Face data set, written into the cache once.
 
     ``validation`` and ``test`` of a domain that also trains are in-domain validation and test.
 
     Args:
         root: a folder that ``save_to_disk`` wrote; None for the hub.
-        options: where it is on the hub, and names of its columns.
+        options: its name on the hub, and the names of its columns.
 
     Raises:
-        DataError: ``datasets`` is not there, the data set cannot be read, or lacks a column; a row
-            has no image, label or domain.
+        DataError: ``datasets`` is not installed, the data set cannot be read, or lacks a column; a
+            row has no image, label or domain.
     """
     if (root is None) == (options.hub is None):
         raise DataError(
@@ -200,7 +201,7 @@ def _read(root: Path | None, options: HuggingFaceOptions) -> Any:
 
 
 def _chosen(found: Any, split: str | None) -> dict[str, Any]:
-    """Returns the splits that are used, by name."""
+    """Returns the splits to use, by name."""
     parts = dict(found) if isinstance(found, dict) else {"train": found}
     if split is not None:
         if split not in parts:
@@ -238,7 +239,7 @@ def _contents(parts: dict[str, Any], image: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _texts(part: str, found: Any, column: str) -> list[str]:
-    """Returns a column as texts: names of classes, where it knows them."""
+    """Returns a column as texts; labels become class names if the data set has them."""
     import datasets
 
     feature = found.features[column]
@@ -254,7 +255,7 @@ def _texts(part: str, found: Any, column: str) -> list[str]:
 
 
 def _class_names(found: Any, label: str, labels: Sequence[str]) -> list[str]:
-    """Returns the classes in the order of labels: the data set's own, else sorted."""
+    """Returns the classes in the order of labels: the data set's own order, else sorted."""
     names = getattr(found.features[label], "names", None)
     if names:
         return [str(name) for name in names]

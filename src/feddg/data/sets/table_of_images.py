@@ -1,4 +1,4 @@
-"""A table of one's own: a CSV or Parquet file that says what every image is and who holds it."""
+"""The user's own table: a CSV or Parquet file with path, class, domain and client of each image."""
 
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -14,7 +14,7 @@ from feddg.settings import FixedPath, Settings
 from feddg.storage import stamp
 
 NAMES = ("table", "images", "metadata")
-"""What the file may be called where ``root`` is a folder."""
+"""Possible names of the file if ``root`` is a folder."""
 ROLES = {
     **{role: role for role in ("train", "val", "test", "id_val", "id_test")},
     "training": "train",
@@ -25,7 +25,7 @@ ROLES = {
 
 
 class TableOptions(Settings):
-    """What ``data.options`` may say of a table: names of its columns, the folder of the images."""
+    """The options of a table in ``data.options``: names of columns, the folder of the images."""
 
     images: FixedPath | None = Field(
         None, description="folder that paths are relative to; by default that of the table"
@@ -46,7 +46,7 @@ class TableOptions(Settings):
 
 
 def list_table(root: Path | None, options: TableOptions) -> ImageTable:
-    """Images that a table lists, with a class and a domain, perhaps a client and a split each.
+    """Lists the images of a table, each with class and domain, optionally client and split.
 
     ``val`` and ``test`` of a domain that also trains are in-domain validation and test.
 
@@ -56,7 +56,7 @@ def list_table(root: Path | None, options: TableOptions) -> ImageTable:
         options: names of its columns, and the folder of the images.
 
     Raises:
-        DataError: a column is missing, or a row is wrong: it is named.
+        DataError: a column is missing, or a row is wrong; the message names it.
     """
     file = _table(needs_root("table", root))
     path, label, domain = options.path, options.label, options.domain
@@ -111,7 +111,7 @@ def _table(root: Path) -> Path:
 
 
 def _inside(found: Columns, index: int, text: str, folder: Path) -> str:
-    """Returns a path below the folder of the images, without steps that lead nowhere."""
+    """Returns a path relative to the folder of the images, without ``.`` and ``..``."""
     path = PurePosixPath(text)
     if "\\" in text and stamp(folder / path) is None:
         path = PurePosixPath(PureWindowsPath(text).as_posix())  # written under Windows
@@ -135,7 +135,7 @@ def _inside(found: Columns, index: int, text: str, folder: Path) -> str:
 
 
 def _once(found: Columns, paths: Sequence[str], names: Sequence[str]) -> list[int]:
-    """Returns the rows to use: of rows that say the same of one file, the first."""
+    """Returns the rows to use: the first of several identical rows of a file."""
     first: dict[str, int] = {}
     for index, path in enumerate(paths):
         before = first.setdefault(path, index)
