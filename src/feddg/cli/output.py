@@ -18,6 +18,7 @@ from feddg.comparison.estimate import Forecast, seconds_left
 from feddg.comparison.tuning import TRIALS
 from feddg.data.partition import in_words
 from feddg.diagnostics import Diagnostic
+from feddg.evaluation.travel import Estimate
 from feddg.experiment import DEFAULT, Origin
 from feddg.prediction.evaluate import Adaptations, PairedRuns
 from feddg.prediction.travel import Travel, expectation
@@ -218,8 +219,14 @@ def print_travel(found: Travel) -> None:
     console = Console()
     if found.calibration.sites:
         console.print(as_rich(sites_table(found)))
-    for line in (expectation(found.expected), *map(str, found.diagnostics)):
-        print_line(console, line)
+    print_expected(found.expected)
+    for one in found.diagnostics:
+        print_line(console, str(one))
+
+
+def print_expected(found: Estimate) -> None:
+    """Prints how many images are right, as far as that is known without labels."""
+    print_line(Console(), expectation(found))
 
 
 # What ``feddg run --dry-run`` shows: every setting and where it comes from, and what it takes.

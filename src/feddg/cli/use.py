@@ -89,9 +89,9 @@ def predict(
     else:
         typer.echo(f"unlike anything seen in training: {done.unlike}")
     if done.expected is not None:
-        from feddg.prediction.travel import expectation
+        from feddg.cli.output import print_expected
 
-        typer.echo(expectation(done.expected))
+        print_expected(done.expected)
         typer.echo(f"what that rests on: feddg travel {run} {' '.join(images)}")
     elif run.is_dir():
         typer.echo(f"how many are right, without labels: feddg travel {run} {' '.join(images)}")
