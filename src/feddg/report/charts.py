@@ -185,6 +185,9 @@ class LineStyle(NamedTuple):
 DASHES: Final = ("solid", "dot", "dash", "dashdot")
 LINE_STYLES: Final = tuple(LineStyle(colour, dash) for dash in DASHES for colour in COLOURS)
 
+NEARLY_EVERYWHERE: Final = ("fedavg", "pardon")
+"""Methods that most pages have: these keep their colour."""
+
 
 def line_styles(methods: Mapping[str, str]) -> dict[str, LineStyle]:
     """Returns a style for every label, all different up to ``LINE_STYLES`` labels.
@@ -196,8 +199,13 @@ def line_styles(methods: Mapping[str, str]) -> dict[str, LineStyle]:
         methods: the label of every line and its method, in page order.
     """
     places = {name: place for place, name in enumerate(METHODS)}
-    # Ours first: they must not lose their colour to a name that happens to fall on it.
-    order = sorted(methods, key=lambda label: places.get(methods[label].lower(), len(places)))
+
+    def rank(label: str) -> tuple[bool, int]:
+        name = methods[label].lower()
+        return name not in NEARLY_EVERYWHERE, places.get(name, len(places))
+
+    # Known methods first: they must not lose their colour to a name that happens to fall on it.
+    order = sorted(methods, key=rank)
     free: list[LineStyle] = []
     styles = {}
     for place, label in enumerate(order):
