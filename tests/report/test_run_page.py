@@ -153,7 +153,7 @@ def _settings(experiment, *without):
 
 def _experiment_of(call):
     _, (file, out), fields = call
-    own = {"observer", "snapshots", "again", "predictions"}
+    own = {"observer", "snapshots", "again", "predictions", "workers"}
     return load_experiment(file, {k: v for k, v in fields.items() if k not in own}), out
 
 
