@@ -424,7 +424,7 @@ def about_fluctuation(moved: float | None, margin: float) -> Iterator[Diagnostic
         yield Diagnostic(
             "rounds-fluctuate",
             "note",
-            f"Accuracy moves by {100 * moved:.1f} points from one evaluation to the next, more "
+            f"Accuracy goes up and down by {100 * moved:.1f} points between evaluations, more "
             f"than the {100 * abs(margin):.1f} points between the methods: another round could "
             "turn their order.",
         )
