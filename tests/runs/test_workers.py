@@ -131,7 +131,8 @@ def test_ctrl_c_or_a_dead_worker_ends_the_run_and_any_number_goes_on(cache, tmp_
     expected = r"worker 3 is lost: its process was killed.*feddg resume.*any number of workers"
     with pytest.raises(RunError, match=expected):
         resume(folder, workers=4, observer=Killing(children), cache=cache)
-    assert [child.poll() for child in children] == [-9] * 4
+    assert children[-1].poll() == -9
+    assert None not in [child.poll() for child in children]  # some end by themselves before
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["status"], summary["rounds"]) == ("failed", 1)
     assert_alike(one, resume(folder, cache=cache).folder)

@@ -143,9 +143,11 @@ def started(workers: int, cache: Path) -> Iterator[Channel]:
     children = dict[int, subprocess.Popen[bytes]]()
 
     def watch() -> None:
-        for rank, child in children.items():
-            if child.poll() is not None:
-                raise WorkerLost(f"worker {rank} is lost: {death(child.returncode)}")
+        ended = {rank: child.poll() for rank, child in children.items()}
+        # Those whose connection broke end, too, with status 0: the one that broke it is named.
+        for rank, status in sorted(ended.items(), key=lambda one: one[1] in (None, 0)):
+            if status is not None:
+                raise WorkerLost(f"worker {rank} is lost: {death(status)}")
 
     channel = Channel(watch)
     try:
