@@ -3,8 +3,8 @@
 A module per group of commands: ``run`` (run, resume, demo), ``compare`` (compare, report, paired),
 ``use`` (evaluate, adaptations, methods, predict, travel, export, hub, serve, privacy, style),
 ``data`` (data, cache), ``deploy``. ``common`` holds what they share: flags made from an
-experiment's settings, and the reading of what they say; ``output`` shows what goes on and what came
-of it. Heavy imports wait until a command needs them.
+experiment's settings, and the parsing of their values; ``output`` shows plans and results. Heavy
+imports wait until a command needs them.
 """
 
 import logging
@@ -30,7 +30,7 @@ PANELS = {
 
 
 class _Grouped(TyperGroup):
-    """The commands under headings, in the order in which a beginner meets them."""
+    """Lists the commands under headings, in the order a beginner meets them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for names in PANELS.values() for name in names]
@@ -94,12 +94,12 @@ class _Plain(logging.Formatter):
 
 
 def _harmless(text: str) -> str:
-    """A text with its lines, in which names from outside give a terminal no commands."""
+    """Returns a text with control characters escaped, so names cannot command the terminal."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def main() -> None:
-    """Runs the command line; a user's mistake ends in one line, not in a traceback."""
+    """Runs the command line; a user's mistake prints one line, not a traceback."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Plain())
     logging.getLogger("feddg").addHandler(handler)

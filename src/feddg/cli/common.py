@@ -1,4 +1,4 @@
-"""What commands share: flags made from an experiment's settings, and the reading of values."""
+"""Shared by commands: flags made from an experiment's settings, and the parsing of values."""
 
 import functools
 import inspect
@@ -40,7 +40,7 @@ def held_out(text: str) -> dict[str, list[str]]:
 
 
 def hold_outs(text: str) -> Any:
-    """Reads a protocol's name, or hold-outs apart by semicolons.
+    """Reads a protocol's name, or hold-outs separated by semicolons.
 
     Raises:
         ExperimentError: see :func:`held_out`.
@@ -51,7 +51,7 @@ def hold_outs(text: str) -> Any:
 
 
 def client_counts(text: str) -> list[tuple[int, int | None]]:
-    """Reads ``50`` or ``50:5`` (5 of 50 per round), several apart by commas.
+    """Reads ``50`` or ``50:5`` (5 of 50 per round), separated by commas.
 
     Raises:
         ExperimentError: it is written in another way.
@@ -66,15 +66,15 @@ def client_counts(text: str) -> list[tuple[int, int | None]]:
 
 
 def comma_separated(text: str) -> list[str]:
-    """Reads words apart by commas."""
+    """Reads words separated by commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def shares(text: str) -> list[float]:
-    """Reads values of lambda, apart by commas.
+    """Reads values of lambda, separated by commas.
 
     Raises:
-        ExperimentError: one is no number.
+        ExperimentError: one is not a number.
     """
     try:
         return [float(part) for part in text.split(",")]
@@ -83,10 +83,10 @@ def shares(text: str) -> list[float]:
 
 
 def whole_numbers(flag: str, text: str) -> list[int]:
-    """Reads whole numbers apart by commas.
+    """Reads whole numbers separated by commas.
 
     Raises:
-        ExperimentError: one is none; names the flag.
+        ExperimentError: one is not a whole number; names the flag.
     """
     try:
         return [int(part) for part in text.split(",")]
@@ -110,7 +110,7 @@ def assigned(pairs: Iterable[str], flag: str = "--set") -> dict[str, Any]:
     """Reads ``a.b=value`` pairs into nested fields; values are YAML.
 
     Raises:
-        ExperimentError: a pair is written in another way.
+        ExperimentError: a pair has another format.
     """
     from feddg.settings import merge, nested
 
@@ -141,7 +141,7 @@ def launcher_options(options: Iterable[str]) -> dict[str, str]:
     """Reads ``NAME=VALUE`` pairs.
 
     Raises:
-        ExperimentError: there is no name or no value.
+        ExperimentError: the name or the value is missing.
     """
     pairs = [option.partition("=") for option in options]
     for name, equals, value in pairs:
@@ -165,7 +165,7 @@ def privacy(text: str) -> dict[str, Any]:
 
 
 def type_of(field: Any) -> click.ParamType:
-    """Returns what click makes of a field's type and bounds."""
+    """Returns the click type for a field's type and bounds."""
     from pydantic import TypeAdapter
 
     schema = TypeAdapter(Annotated[field.annotation, field]).json_schema()
@@ -243,7 +243,7 @@ PredictionsOption = Annotated[
 
 
 def track(names: str | None) -> None:
-    """Has runs followed; the environment reaches runs in processes of their own, too."""
+    """Turns on tracking of runs; the environment also passes it to runs in other processes."""
     if names is not None:
         os.environ["FEDDG_TRACK"] = names
 
@@ -255,7 +255,7 @@ def print_json(content: Any) -> None:
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """Says how to go on when Ctrl-C ends a command."""
+    """Prints how to continue when Ctrl-C ends a command."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -265,7 +265,7 @@ def resumable() -> Iterator[None]:
 
 
 def show_results(done: "Run") -> None:
-    """Prints the accuracies of a finished run, and where everything about it is."""
+    """Prints the accuracies of a finished run, and where its files are."""
     from rich.console import Console
 
     from feddg.cli.output import results_table
@@ -294,13 +294,13 @@ Read = Callable[[str], Any]
 
 @dataclass(frozen=True)
 class Several:
-    """How a command that compares takes several values of a flag's field.
+    """How a comparing command takes several values for a flag's field.
 
     Attributes:
-        key: the plan's field that they go to.
-        read: reads them.
-        example: what one may write.
-        flag: the flag's name there; the usual one if None.
+        key: the plan's field that receives them.
+        read: parses them.
+        example: example input.
+        flag: the flag's name in such a command; the usual one if None.
     """
 
     key: str
@@ -315,7 +315,7 @@ class Flag:
 
     Attributes:
         field: its short name, as in Python.
-        panel: under which heading the help lists it.
+        panel: the help heading that lists it.
     """
 
     field: str
@@ -323,7 +323,7 @@ class Flag:
 
     @property
     def name(self) -> str:
-        """As it is written, with its dashes."""
+        """The flag as typed, with its dashes."""
         return f"--{self.field.replace('_', '-')}"
 
     @property
@@ -335,12 +335,12 @@ class Flag:
 
     @property
     def read(self) -> Read | None:
-        """Reads its text, where it is not simply the field's value."""
+        """Parses its text, unless the text is the field's value itself."""
         return {"hold_out": held_out, "privacy": privacy}.get(self.field)
 
     @property
     def several(self) -> Several | None:
-        """See :class:`Several`; None where a comparison takes one value only."""
+        """See :class:`Several`; None if a comparison takes only one value."""
         return SEVERAL.get(self.field)
 
 
@@ -407,7 +407,7 @@ def takes(*paths: str, several: bool = False) -> Callable[[Any], Any]:
 
 
 class ExperimentCommand(TyperCommand):
-    """A command that :func:`takes` gave flags: they stand after its arguments."""
+    """A command with flags from :func:`takes`, which follow its own parameters."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Returns the command's own parameters and the generated ones."""
@@ -417,7 +417,7 @@ class ExperimentCommand(TyperCommand):
         return [*arguments, *self._generated, *options]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses the command line; where a field has no flag of its own, says how to set it."""
+        """Parses the command line; if a field has no flag of its own, says how to set it."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -458,7 +458,7 @@ def field_of(path: str) -> Any:
 
 
 def _fields_called(name: str) -> list[str]:
-    """The experiment's fields of a name, dotted: fields of its parts, or settings of a method."""
+    """The experiment's fields with a name, dotted: fields of its parts, or a method's settings."""
     from feddg.methods.base import METHODS
     from feddg.settings import ExperimentSettings, Settings
 
@@ -499,9 +499,9 @@ def _default_text(path: str, field: Any) -> str | bool:
 
 @functools.cache
 def _folder_preset() -> dict[str, Any]:
-    """What stands in for a data set without a preset of its own, by dotted path.
+    """The values for a data set without its own preset, by dotted path.
 
-    Read from its file: the module that knows it takes PyTorch, and a command's help does not.
+    Read from the file, because the module that loads it imports PyTorch, too slow for help texts.
     """
     import yaml
 
@@ -521,7 +521,7 @@ def _key(flag: Flag) -> str:
 
 
 def _fields(texts: Mapping[Flag, Any]) -> dict[str, Any]:
-    """The experiment's fields that flags say."""
+    """The experiment's fields that flags set."""
     from feddg.settings import merge, nested
 
     fields: dict[str, Any] = {}
@@ -531,7 +531,7 @@ def _fields(texts: Mapping[Flag, Any]) -> dict[str, Any]:
 
 
 def _axes(texts: Mapping[Flag, Any]) -> dict[str, Any]:
-    """The plan's fields that flags say."""
+    """The plan's fields that flags set."""
     return {
         flag.several.key: flag.several.read(value) for flag, value in texts.items() if flag.several
     }

@@ -1,4 +1,4 @@
-"""What a person sees at the end: tables of results; and before: what a run would do."""
+"""Terminal output before a run (its plan) and after it (tables of results)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -44,14 +44,14 @@ from feddg.runs.reading import Run, read_run
 from feddg.text import counted, duration, short
 
 MOST_NOTES = 3
-"""Notes below a comparison's result; its page has all."""
+"""Most notes printed below a comparison's result; its page has all."""
 SHORT_SPLIT_WORDS = {"test": "test", "val": "val", "id_val": "seen, val", "id_test": "seen, test"}
 
 
 def results_table(folders: Sequence[Path]) -> Table:
     """Returns the final accuracies of runs, one column per run, one row per split and domain.
 
-    Beside every accuracy: its 95 % interval, balanced accuracy, and the share of the largest class.
+    Beside every accuracy: its 95 % interval, balanced accuracy, and the largest class's share.
     """
     records = [read_run(folder) for folder in folders]
     rules = dict.fromkeys(record.default_rule.name.lower() for record in records)
@@ -74,7 +74,7 @@ def results_table(folders: Sequence[Path]) -> Table:
 
 
 def adaptation_table(found: Adaptations) -> Table:
-    """Returns accuracies under each adaptation, one column per split and domain."""
+    """Returns the accuracies of each adaptation, one column per split and domain."""
     measured = dict.fromkeys((s.split, s.domain) for s in found.scores)
     columns = sorted(measured, key=lambda column: list(SPLIT_WORDS).index(column[0]))
     table = Table(title="accuracy under test-time adaptation")
@@ -88,7 +88,7 @@ def adaptation_table(found: Adaptations) -> Table:
 
 
 def _mean_accuracy(found: Adaptations, name: str, split: str, domain: str) -> str:
-    """The accuracy; the mean over clients where it was measured for each."""
+    """The accuracy, averaged over clients if it was measured for each."""
     wanted = (name, split, domain)
     own = [s.accuracy for s in found.scores if (s.adaptation, s.split, s.domain) == wanted]
     return f"{sum(own) / len(own):.1%}" if own else "-"
@@ -106,7 +106,7 @@ def _last_row(record: Run, split: str, domain: str) -> EvaluationRow | None:
 
 
 def _accuracy(row: EvaluationRow | None) -> str:
-    """Accuracy; below it, its interval and the balanced accuracy."""
+    """The accuracy, with its interval and the balanced accuracy below."""
     if row is None:
         return "-"
     interval = interval_words(accuracy_interval([row]))
@@ -119,7 +119,7 @@ def _share(row: EvaluationRow, name: str) -> str:
 
 
 def print_plan(console: Console, comparison: Comparison, jobs: int) -> None:
-    """Prints what a comparison will do, and how long, where runs like its own are finished."""
+    """Prints what a comparison will do, and how long it takes, if similar runs are finished."""
     plan, cells, missing = comparison.plan, comparison.cells, comparison.missing
     folders, started = comparison.folders, comparison.started
     complete = len(folders) - len(missing)
@@ -193,7 +193,7 @@ def print_comparison(done: Comparison, *, explained: bool = False) -> None:
 
 
 def print_missing(done: Comparison) -> None:
-    """Prints of a comparison that was not run what speaks against it, and what would follow."""
+    """Prints what prevents a comparison that was not run, and what its next step would be."""
     console = Console(stderr=True)
     if (hopeless := why_hopeless(done)) is not None:
         print_line(console, f"as things are, no run could start: {hopeless}")
@@ -215,7 +215,7 @@ def print_attack(rows: Sequence[AttackRow]) -> None:
 
 
 def print_travel(found: Travel) -> None:
-    """Prints what is expected of a model at a new site, and what that rests on."""
+    """Prints the expected accuracy of a model at a new site, and its basis."""
     console = Console()
     if found.calibration.sites:
         console.print(as_rich(sites_table(found)))
@@ -225,7 +225,7 @@ def print_travel(found: Travel) -> None:
 
 
 def print_expected(found: Estimate) -> None:
-    """Prints how many images are right, as far as that is known without labels."""
+    """Prints how many images are probably right, estimated without labels."""
     print_line(Console(), expectation(found))
 
 
@@ -233,7 +233,7 @@ def print_expected(found: Estimate) -> None:
 
 
 def show_preview(found: Preview) -> None:
-    """Prints an experiment completely, and what it would take."""
+    """Prints a complete experiment, and its expected cost."""
     console = Console()
     console.print(_settings_table(found.settings))
     print_line(console, f"run folder: {found.folder} ({found.state})")
@@ -273,7 +273,7 @@ def _print_forecast(console: Console, found: Forecast) -> None:
 
 
 def checks_table(found: Sequence[Diagnostic]) -> Table:
-    """Returns what checks found as a table, one row each."""
+    """Returns the results of checks as a table, one row each."""
     table = Table("", "check", "found", "what to do")
     for one in found:
         passed = one.severity == "note"

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: bars on a terminal, a line now and then elsewhere."""
+"""Progress of runs: bars on a terminal, a line now and then elsewhere."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from feddg.comparison.compare import Comparison
 
 SILENCE_SECONDS = 30.0
-"""Without a terminal, nothing goes on for longer than this without a line."""
+"""Without a terminal, a line is printed at least this often."""
 Clock = Callable[[], float]
 NOTE = TextColumn("{task.fields[note]}")
 
 
 def _bars(console: Console, *more: ProgressColumn) -> Progress:
-    """Bars with what is done and how much there is; silent when the console is no terminal."""
+    """Bars with done and total counts; silent if the console is not a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -92,7 +92,7 @@ class Bars(Reporter):
         super().client(round, reply)
 
     def end(self, status: str) -> None:
-        """Takes the bars away."""
+        """Removes the bars."""
         self._progress.stop()
 
     def _show_rounds(self, news: Mapping[str, Any]) -> None:
@@ -109,7 +109,7 @@ class Bars(Reporter):
 
 
 class PlannedRuns(Watcher):
-    """Says what a comparison will do, and nothing of how it goes."""
+    """Prints what a comparison will do, but not its progress."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -122,9 +122,9 @@ class PlannedRuns(Watcher):
 
 
 class ManyBars(PlannedRuns):
-    """One display for many runs: how many are done, and a bar for each that goes on.
+    """One display for many runs: how many are done, and a bar for each that is running.
 
-    On a console that is no terminal, one line per run that ends, and one after a long silence.
+    If the console is not a terminal: one line per run that ends, and one after a long silence.
     """
 
     def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
@@ -163,7 +163,7 @@ class ManyBars(PlannedRuns):
             self._say(f"{self._before + self._ended}/{self._total}  {self._going_on(cell)}")
 
     def ended(self, outcome: Outcome) -> None:
-        """Takes the bar of a run away; says so where there are no bars, or if it failed."""
+        """Removes the bar of a run; prints a line if there are no bars, or if it failed."""
         folder = outcome.cell.folder
         self._shares.pop(folder, None)
         if folder in self._tasks:
@@ -177,7 +177,7 @@ class ManyBars(PlannedRuns):
             self._say(f"{done}/{self._total}  {folder.name} {outcome.status}{reason}")
 
     def end(self) -> None:
-        """Takes the display away."""
+        """Removes the display."""
         self._progress.stop()
 
     def _say(self, text: str) -> None:
@@ -191,7 +191,7 @@ class ManyBars(PlannedRuns):
         return f"{cell.folder.name}: {rounds}{left and f'; {left}'}"
 
     def _left(self) -> str:
-        """Time left, from what this call has done so far."""
+        """The time left, estimated from what this call has done so far."""
         work = self._ended + sum(self._shares.values())
         left = self._total - self._before - work
         if work < 0.02:
@@ -201,11 +201,11 @@ class ManyBars(PlannedRuns):
 
 
 class Lines(Observer):
-    """Plain lines for logs: one per evaluated round, and one whenever it was silent for long.
+    """Plain lines for logs: one per evaluated round, and one after a long silence.
 
     Args:
-        console: where to.
-        clock: seconds since some moment.
+        console: where lines are printed.
+        clock: returns seconds since some moment.
     """
 
     def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
@@ -215,7 +215,7 @@ class Lines(Observer):
         self._first = 0
 
     def start(self, experiment: Experiment, first_round: int) -> None:
-        """Says what is run."""
+        """Prints what is run."""
         clients = experiment.clients
         self._rounds, self._round = experiment.train.rounds, first_round
         self._first = first_round
@@ -224,18 +224,18 @@ class Lines(Observer):
         self._say(f"{experiment.method.name}: {self._rounds} rounds{begun}")
 
     def work(self, what: str, done: int, total: int) -> None:
-        """Says how far preparation is."""
+        """Prints the progress of the preparation."""
         self._say_at_times(f"{what}: {done} of {total}")
 
     def client(self, round: int, reply: Update | Refusal) -> None:
-        """Says how far the round is."""
+        """Prints the progress of the round."""
         self._done = self._done + 1 if round == self._round else 1
         self._round = round
         clients = f"{self._done} of {self._clients} clients"
         self._say_at_times(f"round {round} of {self._rounds}: {clients}")
 
     def round(self, row: RoundRow) -> None:
-        """Says that a round is complete; of the first, how long the others will take like it."""
+        """Prints that a round is complete; after the first, how long the others will take."""
         left = (self._rounds - row.round) * sum(row.seconds.values())
         if row.round == self._first and left >= SILENCE_SECONDS:
             self._say(f"round {row.round} of {self._rounds}: about {duration(left)} left")
@@ -257,7 +257,7 @@ class Lines(Observer):
 
 
 def observer(quiet: bool = False, verbose: bool = False) -> Observer:
-    """Returns what shows a run on standard error: nothing, bars on a terminal, or lines."""
+    """Returns the observer that shows a run on standard error: nothing, bars, or lines."""
     console = Console(stderr=True)
     if quiet:
         return Observer()
@@ -265,30 +265,30 @@ def observer(quiet: bool = False, verbose: bool = False) -> Observer:
 
 
 def watcher(quiet: bool = False) -> Watcher:
-    """Returns what shows many runs on standard error; their plan alone if it is to be quiet."""
+    """Returns the watcher that shows many runs on standard error; only their plan if quiet."""
     console = Console(stderr=True)
     return PlannedRuns(console) if quiet else ManyBars(console)
 
 
 def notebook_observer() -> Observer:
-    """Returns what shows a run in a notebook: bars, or lines where it has no widgets."""
+    """Returns the observer that shows a run in a notebook: bars, or lines without widgets."""
     console = _notebook_console()
     return Bars(console) if console.is_jupyter else Lines(console)
 
 
 def notebook_watcher() -> Watcher:
-    """Returns what shows many runs in a notebook; see :func:`notebook_observer`."""
+    """Returns the watcher that shows many runs in a notebook; see :func:`notebook_observer`."""
     return ManyBars(_notebook_console())
 
 
 def _notebook_console() -> Console:
-    """Rich draws bars in a notebook by ipywidgets only."""
+    """Returns a console with bars if ipywidgets is installed; Rich needs it in a notebook."""
     return Console(force_jupyter=find_spec("ipywidgets") is not None)
 
 
 @contextmanager
 def working(quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
-    """Shows on standard error whatever work reports to the function that this gives."""
+    """Yields a function to report progress with, shown on standard error."""
     shown = observer(quiet)
     try:
         yield shown.work

@@ -237,7 +237,7 @@ def hub_push(
 
 
 def show_warnings(found: "Sequence[Diagnostic]") -> None:
-    """Prints the warnings about a model so that they are not overlooked."""
+    """Prints the warnings about a model conspicuously."""
     from rich.console import Console
     from rich.panel import Panel
     from rich.text import Text

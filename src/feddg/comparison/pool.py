@@ -45,32 +45,32 @@ class Outcome:
 
 
 class Watcher:
-    """Is told how many runs go; every method may be left as it is here, silent."""
+    """Watches the progress of many runs; its methods do nothing by default."""
 
     def planned(self, comparison: "Comparison", jobs: int) -> None:
-        """What a plan comes to, before any of it is run.
+        """A plan's contents, before any of it is run.
 
-        Of a plan with a ``tune`` section the trials come first, then the table.
+        If the plan has a ``tune`` section, the trials come first, then the table.
         """
 
     def start(self, total: int, done: int, jobs: int) -> None:
-        """``done`` of ``total`` runs were complete beforehand; ``jobs`` will go at once."""
+        """``done`` of ``total`` runs were already complete; ``jobs`` will run at once."""
 
     def news(self, cell: Cell, news: Mapping[str, Any]) -> None:
-        """A run said something: see :class:`feddg.comparison.process.Reporter`."""
+        """A run reported something: see :class:`feddg.comparison.process.Reporter`."""
 
     def ended(self, outcome: Outcome) -> None:
         """A run ended."""
 
     def end(self) -> None:
-        """Nothing goes on any more."""
+        """All work has ended."""
 
 
 def run_here(cells: Sequence[Cell], cache: Path, watcher: Watcher) -> Iterator[Outcome]:
-    """Carries out the runs of cells in this process; one that fails does not stop the others.
+    """Carries out the runs of cells in this process; a failed run does not stop the others.
 
     Yields:
-        How each ended. KeyboardInterrupt goes through, with the run's folder left to be continued.
+        How each ended. KeyboardInterrupt is passed on; the run's folder can be continued.
     """
     for cell in cells:
         reporter = Reporter(functools.partial(watcher.news, cell))
@@ -103,12 +103,12 @@ class Launcher(ABC):
         cache: folder for decoded pixels and stylized copies.
         logs: folder for what the runs print.
         watcher: is told what happens.
-        options: what the launcher itself takes.
+        options: the launcher's own options.
 
     Attributes:
-        name: what a user writes to choose it.
+        name: the name that selects it.
         summary: one line for listings.
-        options: the options it takes, each with what it means.
+        options: the options it takes, with their meanings.
     """
 
     name: ClassVar[str]
@@ -129,7 +129,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
-        """Carries out the runs of cells; when the iterator is closed, it stops what still runs.
+        """Carries out the runs of cells; closing the iterator stops those still running.
 
         Yields:
             How each ended, in the order of ending.
@@ -139,7 +139,7 @@ class Launcher(ABC):
         """Returns an option's number, 0 or above.
 
         Raises:
-            ExperimentError: it is none of this kind.
+            ExperimentError: it is not such a number.
         """
         text = self.chosen.get(option, default)
         try:
@@ -166,7 +166,7 @@ class Launcher(ABC):
             raise ExperimentError(f"launcher {self.name!r} needs {package}: {remedy}") from None
 
     def job(self, cell: Cell, threads: int, device: str | None = None) -> str:
-        """Returns what a worker on any machine needs of a cell: a line for :func:`answer_to`."""
+        """Returns a cell as a line for :func:`answer_to`, which a worker on any machine can run."""
         job = {
             "folder": str(cell.folder.resolve()),
             "experiment": cell.experiment.model_dump(mode="json"),
@@ -177,7 +177,7 @@ class Launcher(ABC):
         return json.dumps(job) + "\n"
 
     def outcome(self, cell: Cell, answer: Mapping[str, str]) -> Outcome:
-        """Returns what a worker's answer says, and tells the watcher."""
+        """Returns the outcome in a worker's answer, and tells the watcher."""
         found = Outcome(cell, answer["ended"], answer.get("error"))
         self.watcher.ended(found)
         return found
@@ -202,9 +202,9 @@ def register_launcher(cls: L) -> L:
 class LocalLauncher(Launcher):
     """Runs in processes of this machine, several at a time.
 
-    The processes are apart from this one's terminal, so Ctrl-C reaches this process alone, which
-    then asks them to stop: each ends with its run ready to be continued. They also stop by
-    themselves when this process dies.
+    The processes are detached from the terminal, so Ctrl-C reaches only this process, which then
+    asks them to stop; their runs can be continued. They also stop by themselves when this process
+    dies.
     """
 
     name = "local"
@@ -243,7 +243,7 @@ class LocalLauncher(Launcher):
                 thread.join()
 
     def _work(self, place: int) -> None:
-        """Carries out runs one after the other, as one of the ``jobs`` that go at once."""
+        """Carries out runs one after the other, as one of the parallel ``jobs``."""
         process: subprocess.Popen[str] | None = None
         while True:
             with self._lock:
@@ -286,7 +286,7 @@ class LocalLauncher(Launcher):
     def _follow(
         self, process: "subprocess.Popen[str]", cell: Cell, place: int, log_file: Path
     ) -> Outcome:
-        """Gives a process a run, and hears from it until it ends, or the process dies."""
+        """Gives a process a run, and reads its reports until the run ends or the process dies."""
         assert process.stdin is not None
         assert process.stdout is not None
         spread = self._devices and cell.experiment.device == "auto"
@@ -302,13 +302,13 @@ class LocalLauncher(Launcher):
         return Outcome(cell, "failed", f"{death(process.wait())}; see {log_file}")
 
     def _end(self, process: "subprocess.Popen[str]") -> None:
-        """Ends an idle or dead process: the end of its input is its sign."""
+        """Ends an idle or dead process by closing its input."""
         with suppress(OSError), process:
             pass
         self._alive.discard(process)
 
     def _stop(self) -> None:
-        """Asks processes that still run to stop, and ends those that do not."""
+        """Asks running processes to stop, and ends those that do not."""
         with self._lock:
             self._waiting.clear()
             alive = list(self._alive)
@@ -324,7 +324,7 @@ class LocalLauncher(Launcher):
 
 
 def _devices() -> list[str]:
-    """One name per GPU, when there are several to spread the runs over."""
+    """One name per GPU, if there are several to spread the runs over."""
     import torch
 
     count = torch.cuda.device_count()
@@ -336,10 +336,10 @@ def _devices() -> list[str]:
 
 @register_launcher
 class RayLauncher(Launcher):
-    """Runs on the nodes of a Ray cluster (``ray start``), or on a cluster of this machine alone.
+    """Runs on the nodes of a Ray cluster (``ray start``), or on a cluster of this machine only.
 
-    What is sent to a node is the name of a function of this package and a line of JSON; Ray itself
-    uses pickle between its processes, so the cluster must be one's own.
+    Nodes receive the name of a function of this package and a line of JSON; Ray itself uses pickle
+    between its processes, so the cluster must be one's own.
     """
 
     name = "ray"
@@ -389,17 +389,17 @@ class RayLauncher(Launcher):
 
 SECONDS_BETWEEN_LOOKS = 2.0
 MOST_LIMITS = 20
-"""How often a run may reach its time limit: one that gets through no round would never end."""
+"""How often a run may reach its time limit; a run that completes no round would never end."""
 
 
 class _Job:
-    """What submitit carries out; at its time limit, or preempted, it is queued again."""
+    """A job for submitit; queued again at its time limit or when preempted."""
 
     def __call__(self, line: str) -> dict[str, str]:
         return answer_to(line)
 
     def checkpoint(self, line: str) -> Any:
-        """Returns what is to be done next: the same, which goes on from the last round."""
+        """Returns the next submission: the same job, which continues after the last round."""
         return import_module("submitit.helpers").DelayedSubmission(self, line)
 
 
@@ -407,10 +407,10 @@ class _Job:
 class SlurmLauncher(Launcher):
     """Runs as jobs of a Slurm array, at most ``jobs`` at a time.
 
-    A job that reaches its time limit is queued again, and its run goes on.
+    A job that reaches its time limit is queued again, and its run continues.
 
-    It is the name of a class of this package and a line of JSON, which submitit keeps, as a
-    pickle, in the comparison's ``logs`` folder: nobody else may write there.
+    submitit stores a job, the name of a class of this package and a line of JSON, as a pickle in
+    the comparison's ``logs`` folder, so nobody else may write there.
     """
 
     name = "slurm"
@@ -469,7 +469,7 @@ class SlurmLauncher(Launcher):
 
 
 def _answer(job: Any) -> dict[str, str]:
-    """What a job returned, or why it did not."""
+    """The answer that a job returned, or why there is none."""
     error = job.exception()
     if error is None:
         answer: dict[str, str] = job.result()

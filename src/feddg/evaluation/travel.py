@@ -1,8 +1,8 @@
-"""How good a model will be at a site where nobody has labelled anything, with an interval.
+"""Estimates a model's accuracy at a site without labels, with an interval.
 
-Estimates from what the model makes of unlabelled images, beside what it makes of labelled in-domain
-validation images. Each is wrong in its way; how wrong, the federation's own sites say, each as one
-that took no part: see :func:`left_out_sites`. A few labels make the estimate better.
+The estimates compare the model's outputs on unlabelled images with those on labelled in-domain
+validation images. Their errors are measured at the federation's own sites, each left out in turn:
+see :func:`left_out_sites`. A few labels improve the estimate.
 """
 
 import math
@@ -19,21 +19,21 @@ from feddg.records import Row
 from feddg.rng import numpy_stream
 
 LEVEL: Final = 0.9
-"""How often an interval is to hold the truth."""
+"""How often an interval should contain the truth."""
 INSIDE: Final = 0.95
-"""Share of validation images below the energy from which an image is unlike them."""
+"""Share of validation images below the energy threshold for images unlike them."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model makes of images.
+    """A model's outputs on images.
 
     Attributes:
         logits: ``(n, classes)`` float64.
-        features: ``(n, d)``, what its classifier sees.
-        agreement: ``(n,)``, the share of models of other sites that name the same class; None where
+        features: ``(n, d)``, the input of its classifier.
+        agreement: ``(n,)``, the share of other sites' models that predict the same class; None if
             there are no such models.
-        looks: ``(n, 12)``, see :func:`appearance`; None where nobody looked.
+        looks: ``(n, 12)``, see :func:`appearance`; None if not computed.
     """
 
     logits: numpy.ndarray
@@ -59,25 +59,25 @@ class Outputs:
         return largest
 
     def dispersity(self, temperature: float) -> float:
-        """Returns the nuclear norm of the matrix of probabilities, over its largest, in [0, 1]."""
+        """Returns the nuclear norm of the probability matrix over its maximum, in [0, 1]."""
         shares = _shares(self.logits, temperature)
         largest = math.sqrt(len(shares) * min(shares.shape))
         return float(numpy.linalg.svd(shares, compute_uv=False).sum() / largest)
 
 
 class Reference(Row):
-    """A model on labelled in-domain validation images, as far as estimates need it.
+    """A model's statistics on labelled in-domain validation images, for the estimates.
 
     Attributes:
-        images: how many.
+        images: number of images.
         accuracy: in [0, 1].
-        temperature: that logits are divided by.
-        confidence: mean, after it.
-        confidence_threshold: as many are below as the model gets wrong.
-        energy_threshold: as many are above as the model gets wrong.
-        agreement: mean; None where there are no other models.
+        temperature: divides the logits.
+        confidence: the mean, after the temperature.
+        confidence_threshold: as many images are below it as the model gets wrong.
+        energy_threshold: as many images are above it as the model gets wrong.
+        agreement: the mean; None if there are no other models.
         dispersity: see :meth:`Outputs.dispersity`.
-        unlike: an energy that 5 % are above.
+        unlike: the energy that 5 % of images exceed.
         mean: of the features, ``d`` numbers.
         spread: the square root of their total variance.
     """
@@ -116,7 +116,7 @@ class Reference(Row):
 
 
 def fitted_temperature(logits: numpy.ndarray, labels: numpy.ndarray) -> float:
-    """Returns what logits are divided by for the least cross-entropy (Guo et al., ICML 2017)."""
+    """Returns the temperature with the least cross-entropy (Guo et al., ICML 2017)."""
     from scipy.optimize import minimize_scalar
 
     rows = numpy.arange(len(labels))
@@ -154,9 +154,9 @@ class Estimator(NamedTuple):
     """One way to estimate accuracy without labels.
 
     Attributes:
-        title: what it is called.
-        source: whose it is.
-        estimate: its value, in [0, 1]; None where what it needs is not there.
+        title: its name.
+        source: the paper it is from.
+        estimate: its value, in [0, 1]; None if its inputs are missing.
     """
 
     title: str
@@ -220,7 +220,7 @@ COMBINED: Final = ("confidence", "atc", "doc", "agreement")
 
 
 def appearance(images: Tensor) -> Tensor:
-    """Returns how images ``(n, 3, height, width)`` in [0, 1] look, whatever they show: ``(n, 12)``.
+    """Returns the appearance ``(n, 12)`` of images ``(n, 3, height, width)`` in [0, 1].
 
     Mean and deviation of each colour; mean change of brightness from pixel to pixel, across and
     down; mean and deviation of saturation; mean curvature of brightness; share of flat pixels.
@@ -244,13 +244,13 @@ def appearance(images: Tensor) -> Tensor:
 
 
 class Content(Row):
-    """How far images are from the site that looks most like them.
+    """The distances of images from the site that looks most like them.
 
     Attributes:
         looks: between means of appearance, in deviations within a site.
-        doubt: mean share of validation images with a larger score, where scores are the largest
-            logit after the mean of all; a half where images are like them.
-        apart: between means of features, given the class that is answered, in deviations within.
+        doubt: mean share of validation images with a larger score, the largest logit after
+            subtracting the mean of all; a half if images are like them.
+        apart: between means of features, given the predicted class, in deviations within.
     """
 
     looks: float
@@ -259,16 +259,16 @@ class Content(Row):
 
 
 ALIKE, DOUBTFUL, APART = 1.0, 0.7, 0.2
-"""Images look like a site's below the first, and show something else above both others."""
+"""Images look like a site's below the first, and show other objects above both others."""
 
 
 def shows_other_objects(content: Content | None, known: Iterable[Content | None]) -> bool:
-    """Whether images look like those of a site and show something else.
+    """Whether images look like those of a site but show other objects.
 
     Args:
         content: of the images.
-        known: of sites that were left out: where one looks like the others, images that show
-            something else are more doubtful still.
+        known: of left-out sites; if one looks like the others, images of other objects must be
+            more doubtful than it.
     """
     if content is None or content.looks >= ALIKE:
         return False
@@ -277,20 +277,20 @@ def shows_other_objects(content: Content | None, known: Iterable[Content | None]
 
 
 LEAST_OF_A_CELL: Final = 3
-"""Images of a class at a site whose mean counts."""
+"""The least number of a class's images at a site for their mean to count."""
 
 
 @dataclass(frozen=True)
 class Familiar:
-    """What a model makes of validation images, site by site, as far as content needs it.
+    """A model's statistics on validation images by site, for :class:`Content`.
 
     Attributes:
         looks: ``(sites, 12)``, mean appearance.
         looks_spread: ``(12,)``, its deviation within sites.
         centre: ``(classes,)``, mean logits.
-        scores: ``(n,)`` in rising order, the largest logits once each site's mean is the centre.
-        means: ``(sites, classes, d)``, of features by answered class; NaN where images are few.
-        noise: ``(sites, classes)``, how far these means are off, squared.
+        scores: ``(n,)`` in ascending order, the largest logits with each site's mean at the centre.
+        means: ``(sites, classes, d)``, of features by predicted class; NaN if images are few.
+        noise: ``(sites, classes)``, the squared errors of these means.
         spread: the total variance of features within cells.
     """
 
@@ -304,10 +304,10 @@ class Familiar:
 
     @classmethod
     def of(cls, outputs: Outputs, sites: numpy.ndarray) -> "Familiar | None":
-        """Measures a model on validation images of sites ``(n,)``; None where none is large enough.
+        """Measures a model on validation images of sites ``(n,)``; None if none is large enough.
 
         Raises:
-            ValueError: nobody looked at the images.
+            ValueError: the outputs have no appearance.
         """
         if outputs.looks is None:
             raise ValueError("content needs the appearance of images")
@@ -341,7 +341,7 @@ class Familiar:
         )
 
     def content(self, outputs: Outputs) -> Content | None:
-        """Returns how far images are; None where no class has enough of them."""
+        """Returns the distances of images; None if no class has enough images."""
         if outputs.looks is None:
             return None
         far = (outputs.looks.mean(0) - self.looks) / self.looks_spread
@@ -369,13 +369,13 @@ class Familiar:
 
 
 class Signals(Row):
-    """What unlabelled images say beside the reference.
+    """The signals of unlabelled images, compared with the reference.
 
     Attributes:
-        estimates: by name of the estimator.
+        estimates: by the estimator's name.
         distance: of the features' means, in units of the validation images' spread.
-        unlike: share of images with an energy that 5 % of validation images have.
-        content: whether they show what a site's images show; None where nothing tells.
+        unlike: share of images above the energy that 5 % of validation images exceed.
+        content: their distances from the most similar site; None if unknown.
     """
 
     estimates: dict[str, float]
@@ -403,7 +403,7 @@ class Signals(Row):
 
 
 def estimates_of(reference: Reference, outputs: Outputs) -> dict[str, float]:
-    """Returns what every estimator says that can say something, by its name."""
+    """Returns all available estimates, by the estimator's name."""
     found = {name: one.estimate(reference, outputs) for name, one in ESTIMATORS.items()}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -418,13 +418,13 @@ def combined(estimates: Mapping[str, float], names: Sequence[str]) -> float:
 
 
 class LeftOutSite(Row):
-    """A site that a model has no part of.
+    """A site left out of a model.
 
     Attributes:
         site: its name.
-        images: of it.
+        images: number of its images.
         accuracy: of the model there, in [0, 1].
-        signals: what its images say of that without their labels.
+        signals: the signals of its images without their labels.
     """
 
     site: str
@@ -457,13 +457,13 @@ Head = tuple[Tensor, Tensor]
 """A linear classifier: weight ``(classes, d)`` and bias ``(classes,)``, float64."""
 PENALTY: Final = 1.0
 OTHERS: Final = 4
-"""Models that a model's answers are compared with."""
+"""Number of models that a model's answers are compared with."""
 MOST_SITES: Final = 30
-"""Sites that are left out, those with the most images."""
+"""Most sites to leave out, those with the most images."""
 
 
 class Sums:
-    """What classifiers are solved from, site by site; their sum is that of all.
+    """The sums of each site that classifiers are solved from.
 
     Args:
         train: images of training.
@@ -480,7 +480,7 @@ class Sums:
         self._total = [torch.stack(list(all)).sum(0) for all in zip(*self._own.values())]
 
     def head(self, *left_out: int) -> Head:
-        """Returns the classifier of all sites but some."""
+        """Returns the classifier of all sites except some."""
         gram, cross = self._total
         for site in left_out:
             gram, cross = gram - self._own[site][0], cross - self._own[site][1]
@@ -493,7 +493,7 @@ class Sums:
         return sorted(sorted(sizes, key=lambda site: -sizes[site])[:most])
 
     def others(self, *left_out: int) -> list[Head]:
-        """Returns classifiers that one more site is left out of, a few of them."""
+        """Returns a few classifiers, each without one more site."""
         left = [site for site in self.largest(MOST_SITES) if site not in left_out]
         if len(left) < 2:
             return []
@@ -502,7 +502,7 @@ class Sums:
 
 
 def agreement_with(predicted: Tensor, features: Tensor, others: Sequence[Head]) -> Tensor | None:
-    """Returns the share of other classifiers that name the same class, ``(n,)``; None for none."""
+    """Returns the share of other classifiers that predict the same class, ``(n,)``, if any."""
     if not others:
         return None
     same = [(features @ weight.T + bias).argmax(1) == predicted for weight, bias in others]
@@ -510,7 +510,7 @@ def agreement_with(predicted: Tensor, features: Tensor, others: Sequence[Head]) 
 
 
 def outputs_of(part: Part, head: Head, others: Sequence[Head]) -> Outputs:
-    """Returns what a classifier makes of images."""
+    """Returns a classifier's outputs on images."""
     features = part.features.double()
     logits = features @ head[0].T + head[1]
     agreement = agreement_with(logits.argmax(1), features, others)
@@ -531,17 +531,17 @@ def left_out_sites(
     agree: bool = True,
     alike: bool = False,
 ) -> Iterator[LeftOutSite]:
-    """Yields every site as it is for a model that it has no part in.
+    """Yields every site, evaluated with a model that it was left out of.
 
-    The model is a classifier in closed form, from frozen features of all other sites; its reference
-    are their validation images. The site's images, of training and validation, are all new to it.
+    The model is a classifier in closed form on frozen features of all other sites; its reference
+    is their validation images. The site's training and validation images are all new to it.
 
     Args:
         sums: of the training images.
         train: images of training.
         validation: in-domain validation images.
         names: of the sites.
-        agree: whether to ask if models without one more site agree.
+        agree: whether to compute the agreement of models without one more site.
         alike: whether sites look alike, as clients of one domain do.
     """
     sites = sums.largest(MOST_SITES)
@@ -568,17 +568,17 @@ def left_out_sites(
 
 
 ERROR: Final = 0.1
-"""How wrong estimates are thought to be before any site has said so: ten points, ..."""
+"""The assumed error of estimates before any site was measured: ten points, ..."""
 AS_IF: Final = 2
-"""... as if two sites had said it."""
+"""... with the weight of two sites."""
 OFFSET, SLOPE = 0.1, 0.5
-"""How far the calibration may be from none before any site: offset 0, slope 1."""
+"""Prior deviations of the calibration's offset from 0 and slope from 1."""
 ENOUGH_SITES: Final = math.ceil(LEVEL / (1 - LEVEL))
-"""From nine sites on the interval is jackknife+'s, which supposes nothing of how errors spread."""
+"""From nine sites on, the interval is jackknife+'s, which assumes no distribution of errors."""
 
 
 class Estimate(NamedTuple):
-    """An accuracy with the interval that holds it nine times out of ten, all in [0, 1]."""
+    """An accuracy with the interval that contains it nine times out of ten, all in [0, 1]."""
 
     value: float
     low: float
@@ -586,16 +586,16 @@ class Estimate(NamedTuple):
 
     @property
     def reach(self) -> float:
-        """How far the farther end of the interval is."""
+        """The distance to the farther end of the interval."""
         return max(self.high - self.value, self.value - self.low)
 
 
 def calibration(signals: numpy.ndarray, truths: numpy.ndarray) -> tuple[float, float, float]:
-    """Returns offset, slope minus 1, and centre of a line through sites, shrunk to none.
+    """Returns offset, slope minus 1, and centre of a line through sites, shrunk to the identity.
 
-    The line is that of the largest posterior probability where errors, offset and slope are normal
-    with the deviations above. It is none where signals alone are nearer to the truth than such
-    lines are at sites that they leave out: then the sites err in different directions.
+    The line has the largest posterior probability if errors, offset and slope are normal with the
+    deviations above. It is the identity if signals alone are nearer to the truth than such lines
+    are at left-out sites: then the sites err in different directions.
 
     Args:
         signals: ``(sites,)`` estimates.
@@ -620,16 +620,16 @@ def calibrated(
 ) -> Estimate:
     """Returns the estimate at a new site with its interval.
 
-    From nine sites on the interval is jackknife+ (Barber et al., Annals of Statistics 2021) over
-    sites. With fewer it would be everything; it is then Student's, from the errors that the line
-    through the other sites makes at each, and a prior worth two sites. It is never narrower than
-    labels of all the images would justify.
+    From nine sites on, the interval is jackknife+ (Barber et al., Annals of Statistics 2021) over
+    sites. With fewer sites that would be unbounded; the interval is then Student's, from the errors
+    at each site of the line through the others, and a prior worth two sites. It is never narrower
+    than labels of all the images would justify.
 
     Args:
         signal: the estimate at the new site.
-        signals: those at sites that were left out.
+        signals: the estimates at left-out sites.
         truths: the accuracies there.
-        images: how many there are at the new site.
+        images: number of images at the new site.
     """
     own, true = numpy.array(signals, float), numpy.array(truths, float)
 
@@ -654,12 +654,12 @@ def calibrated(
 
 
 def at_a_new_site(accuracies: Sequence[float]) -> Estimate:
-    """Returns the accuracy to be expected at one more site, before anything is known of it.
+    """Returns the expected accuracy at one more site, before anything is known of it.
 
-    The interval is Student's for one more of them, with a prior worth two that are ten points off.
+    The interval is Student's for one more site, with a prior worth two that are ten points off.
 
     Args:
-        accuracies: at sites that took no part, at least one.
+        accuracies: at left-out sites, at least one.
     """
     own = numpy.array(accuracies, float)
     mean, freedom = float(own.mean()), AS_IF + len(own) - 1
@@ -682,11 +682,11 @@ def _within(value: float, low: float, high: float) -> Estimate:
 
 
 def right_chances(confidence: numpy.ndarray, accuracy: float) -> numpy.ndarray:
-    """Returns how probably each answer is right, such that they come to an accuracy.
+    """Returns the probability that each answer is right, with a given accuracy as their mean.
 
     Args:
         confidence: ``(n,)``, after the temperature.
-        accuracy: the mean that they are to have; their log-odds are shifted alike.
+        accuracy: the mean; all log-odds are shifted equally to reach it.
     """
     from scipy.optimize import brentq
     from scipy.special import expit, logit
@@ -699,10 +699,10 @@ def right_chances(confidence: numpy.ndarray, accuracy: float) -> numpy.ndarray:
 
 
 def images_to_label(confidence: numpy.ndarray, count: int, seed: int = 0) -> numpy.ndarray:
-    """Returns which images to label, ``(count,)``, for an estimate without a bias.
+    """Returns which images to label, ``(count,)``, for an unbiased estimate.
 
-    Sorted by confidence every so-manieth is taken, from a random start: each image is as likely as
-    any other, and the doubtful are there in proportion (Cochran 1977, chapter 8).
+    Systematic sampling in the order of confidence, from a random start: all images are equally
+    likely, and doubtful ones are represented in proportion (Cochran 1977, chapter 8).
     """
     order = numpy.argsort(confidence, kind="stable")
     count = min(count, len(order))
@@ -713,24 +713,24 @@ def images_to_label(confidence: numpy.ndarray, count: int, seed: int = 0) -> num
 
 
 IN_A_STRATUM: Final = 10
-"""Labels in each of the strata by confidence, at least."""
+"""The least number of labels in each stratum of confidence."""
 
 
 def with_labels(
     without: Estimate, chances: numpy.ndarray, labelled: numpy.ndarray, right: numpy.ndarray
 ) -> Estimate:
-    """Returns an estimate from predictions and a few labels, and what was known without these.
+    """Returns an estimate from predictions, a few labels, and the estimate without labels.
 
-    The mean of the chances is put right by what they are wrong by on labelled images, stratum by
-    stratum of confidence (prediction-powered inference; Angelopoulos et al., Science 2023; the
-    stratified difference estimator of surveys, Cochran 1977, chapters 5 and 7). It and the estimate
-    without labels count as much as they are sure. The labelled images must have been chosen by
-    chance, as :func:`images_to_label` does.
+    The mean of the chances is corrected by their error on labelled images in each stratum of
+    confidence (prediction-powered inference; Angelopoulos et al., Science 2023; the stratified
+    difference estimator of surveys, Cochran 1977, chapters 5 and 7). It is combined with the
+    estimate without labels, weighted by certainty. The labelled images must have been chosen at
+    random, as :func:`images_to_label` does.
 
     Args:
         without: the estimate without labels.
         chances: ``(n,)``, see :func:`right_chances`.
-        labelled: ``(m,)`` places of the labelled images.
+        labelled: ``(m,)`` indices of the labelled images.
         right: ``(m,)`` whether the model is right there.
     """
     found = labels_estimate(chances, labelled, right)
@@ -749,8 +749,8 @@ def labels_estimate(
 ) -> tuple[float, float] | None:
     """Returns the prediction-powered estimate alone, with its standard deviation.
 
-    The spread within a stratum is pooled with that of two more answers, one right and one wrong:
-    a few labels that are all right do not make sure. None with fewer than two labels.
+    The spread within a stratum is pooled with that of two more answers, one right and one wrong,
+    because a few right answers are no certainty. None with fewer than two labels.
     """
     count = len(labelled)
     if count < 2:
@@ -779,7 +779,7 @@ def labels_estimate(
 def labels_needed(without: Estimate, chances: numpy.ndarray, reach: float = 0.05) -> int:
     """Returns about how many labels bring the interval to ``reach`` on either side.
 
-    It supposes that the chances are right: an answer then varies by p (1 - p).
+    It assumes that the chances are right: an answer's variance is then p (1 - p).
     """
     quantile = _student(math.inf)
     before = (quantile / max(without.reach, 1e-9)) ** 2

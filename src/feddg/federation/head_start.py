@@ -2,8 +2,8 @@
 
 Before round 1 every client sends the sums that the classifier is solved from
 (:mod:`feddg.models.closed_form`; :mod:`feddg.methods.ridge` has the equations), beside what its
-method sends. It is asked once more: how good would classifiers be that it has no part in? What they
-say chooses the penalty and the scale of the logits.
+method sends. Then every client evaluates classifiers solved without its own sums; the answers
+choose the penalty and the scale of the logits.
 """
 
 import statistics
@@ -35,7 +35,7 @@ from feddg.models.trained import digest_of
 
 GRAM, CROSS, IMAGES = "head/gram", "head/cross", "head/images"
 USUAL_PENALTY = 1.0
-"""Where there is one client."""
+"""The penalty if there is only one client."""
 
 
 def _images(method: object, context: SchemaContext, name: str) -> tuple[float, float]:
@@ -56,15 +56,15 @@ SENDS = {
     f"statistics/{IMAGES}": EntrySchema("how many images that is of", integer=True, within=_images),
     **left_out_schemas(lambda method: len(PENALTIES)),
 }
-"""What leaves a client."""
+"""The entries that a client sends."""
 
 
 def check_head(network: Network, name: str, *, shared: bool) -> None:
     """Raises ExperimentError if the classifier of a network cannot be solved for.
 
     Args:
-        network: as the method ``name`` trains it.
-        name: of the method.
+        network: the network that the method trains.
+        name: the method's name.
         shared: whether its clients share a model.
     """
     if not isinstance(network.classifier, nn.Linear) or not shared:
@@ -76,13 +76,13 @@ def check_head(network: Network, name: str, *, shared: bool) -> None:
 
 
 def head_sums(client: Client, method: Method) -> Message:
-    """Returns the means that the classifier is solved from, over all versions of its images."""
+    """Returns the means to solve the classifier from, over all versions of the client's images."""
     gram, cross = means(*_features(client, method), client.examples.classes)
     return Message({GRAM: packed(gram), CROSS: cross}, {IMAGES: len(client.examples)})
 
 
 def left_out(client: Client, method: Method, question: Message) -> Message:
-    """Returns how the classifiers do at the client that it has no part in.
+    """Returns how well classifiers solved without the client do at it.
 
     Raises:
         ClientError: the question holds no sums, or none but the client's own.
@@ -100,7 +100,7 @@ def left_out(client: Client, method: Method, question: Message) -> Message:
 def _features(client: Client, method: Method) -> tuple[Tensor, Tensor]:
     """Returns features ``(n, d)`` float64 of the client's images, and labels.
 
-    First of all images as they are, then of the next version of all of them.
+    First all images unchanged, then the next version of all of them.
     """
     network = client.network
 
@@ -121,11 +121,11 @@ def _features(client: Client, method: Method) -> tuple[Tensor, Tensor]:
 # At the server
 
 LARGEST_FEATURES = 100.0
-"""How many times the median of all clients' mean squared features one client's may be."""
+"""A client's mean squared features may be this many times the median of all clients."""
 
 
 class HeadStart:
-    """Adds the clients' sums up as they come, and solves for the classifier.
+    """Adds up the clients' sums as they arrive, and solves for the classifier.
 
     Attributes:
         features: mean squared features by client.
@@ -139,11 +139,11 @@ class HeadStart:
     def taken(
         self, messages: Iterable[tuple[int, Message]], refuse: Callable[[int, str], None]
     ) -> Iterator[tuple[int, Message]]:
-        """Yields clients' statistics without their sums, which are added up in that order.
+        """Yields clients' statistics without their sums, which it adds up in that order.
 
         Args:
             messages: statistics by client.
-            refuse: is told whose are those of no images, and why; they are left out.
+            refuse: called with each client whose sums are impossible, and why; it is left out.
         """
         for id, message in messages:
             sums = [message.tensors.pop(name) for name in (GRAM, CROSS)]
@@ -161,7 +161,7 @@ class HeadStart:
             yield id, message
 
     def outliers(self) -> dict[int, str]:
-        """Returns whose features are unlike all others', and why; they cannot be subtracted."""
+        """Returns the clients with outlying features, and why; their sums cannot be subtracted."""
         if len(self.features) < 3:
             return {}
         limit = LARGEST_FEATURES * statistics.median(self.features.values())
@@ -174,7 +174,7 @@ class HeadStart:
 
     @property
     def question(self) -> Message:
-        """What every client is asked."""
+        """The question to every client: the means, and their number of images."""
         return Message(dict(zip((GRAM, CROSS), self._means)), {EXAMPLES: self._images})
 
     def solved(self, answers: list[tuple[int, Message]]) -> tuple[Weights, dict[int, float]]:

@@ -1,13 +1,13 @@
 """One federation on several processes: ``torch.distributed`` carries messages between them.
 
 Process 0 is the server, and trains its share of a round's clients. Every other process, a worker,
-trains its own share and sends each client's complete message to process 0, which goes on with them
-in the order of the clients, one after the other, as if it had trained them all. So every bit is
-that of one process, whatever method or defence looks at single updates. What clients remember lies
-with process 0, which sends it along: a checkpoint says nothing of workers.
+trains its own share and sends each client's complete message to process 0, which handles them one
+after the other, in the order of the clients, as if it had trained them all. So every bit is the
+same as with one process, even if a method or defence looks at single updates. Process 0 keeps the
+clients' memory and sends it along; checkpoints do not depend on workers.
 
-Nothing is pickled: a message crosses as its header (JSON), and its tensors in one flat buffer for
-those on the CPU (gloo), another for those on the GPU (nccl).
+Nothing is pickled: a message is sent as a header (JSON), one flat buffer for tensors on the CPU
+(gloo), and another for those on the GPU (nccl).
 """
 
 import json
@@ -34,9 +34,9 @@ from feddg.models.network import Network
 from feddg.privacy.defence import under
 
 AHEAD = 2**28
-"""Bytes of updates that a process may be ahead of the server's turn to take them."""
+"""Most bytes of updates that a process may produce before the server takes them."""
 SERVER = 0.2
-"""What the server's work for an update takes, in batches: measured of a small CNN and ResNet-18."""
+"""The server's work per update, in batches: measured with a small CNN and ResNet-18."""
 ALIGNED = 64
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_TO_LEAVE = 10.0
@@ -48,9 +48,9 @@ FAILED = "failed"
 
 
 def buffers_of(message: Message) -> list[Tensor]:
-    """Returns a message as its sizes, and its header with what is on the CPU; what is on a device.
+    """Returns a message as buffers: its sizes; its header and CPU tensors; its GPU tensors.
 
-    Tensors keep their order in memory, which the order of sums may depend on.
+    Tensors keep their memory layout, because the order of sums may depend on it.
     """
     places: list[tuple[Tensor, Tensor, int]] = []
     ends, entries, device = [0, 0], [], torch.device("cpu")
@@ -127,7 +127,7 @@ class Channel:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def leave(self) -> None:
-        """Leaves the other processes; a wait for them that was given up ends as they do."""
+        """Leaves the process group, after giving an abandoned wait a moment to end."""
         if self._waiting is not None:
             self._waiting.join(SECONDS_TO_LEAVE)
         if dist.is_initialized():
@@ -136,7 +136,7 @@ class Channel:
     # Process 0 gives all workers a job
 
     def tell(self, job: Message) -> None:
-        """Sends a job to every worker; replies to the last one that nobody took are thrown away."""
+        """Sends a job to every worker; discards unread replies to the last job."""
         expected, self.expected = self.expected, deque()
         while expected:
             self.receive(expected.popleft())
@@ -162,7 +162,7 @@ class Channel:
             self._settle()
 
     def flush(self) -> None:
-        """Waits until all that was sent has left."""
+        """Waits until all messages have been sent."""
         while self._under_way:
             self._settle()
 
@@ -170,7 +170,7 @@ class Channel:
         """Returns the next message of a process.
 
         Raises:
-            WorkerLost: it died, or says why it cannot go on.
+            WorkerLost: it died, or reports why it cannot continue.
         """
         message = self._arrived(lambda tensor: dist.irecv(tensor, source), source)
         if FAILED in message.scalars:
@@ -197,7 +197,7 @@ class Channel:
                 self._end(work, tensor)
 
     def _end(self, work: Any, tensor: Tensor) -> None:
-        """Waits until a tensor has arrived or left; for one on a GPU, that waits by itself."""
+        """Waits until a tensor has arrived or left; a GPU's wait needs no thread."""
         if tensor.device.type == "cpu":
             self._patiently(work.wait)
         else:
@@ -205,7 +205,7 @@ class Channel:
 
     @contextmanager
     def _connected(self, other: int | None = None) -> Iterator[None]:
-        """Says who is lost when a connection breaks in its block."""
+        """Raises WorkerLost with the lost process if a connection breaks inside the block."""
         try:
             yield
         except RuntimeError as error:
@@ -217,7 +217,7 @@ class Channel:
             raise WorkerLost(f"{who} cannot be reached any more: {text}") from None
 
     def _patiently(self, wait: Callable[[], object]) -> None:
-        """Waits so that Ctrl-C, or the death of any worker, ends it: nothing else would."""
+        """Waits in a thread, so that Ctrl-C or the death of any worker can end the wait."""
         if self.rank:
             wait()
             return
@@ -247,7 +247,7 @@ class Channel:
 
 
 class WorkerTransport(InProcess):
-    """Process 0's side: its own share of the clients, and the messages of all others.
+    """Process 0's side: trains its own share of clients, and receives the others' messages.
 
     Args:
         channel: to the workers.
@@ -270,9 +270,9 @@ class WorkerTransport(InProcess):
     def results(
         self, clients: Sequence[int], broadcast: Broadcast, purpose: str
     ) -> Iterator[Result]:
-        """See :meth:`InProcess.results`. What is trained here while others are waited for is kept.
+        """See :meth:`InProcess.results`. Keeps what it trains while waiting for other processes.
 
-        A client that was trained, but whose turn never came, leaves no trace.
+        A client that was trained but never yielded leaves no trace.
         """
         channel, homes = self._channel, self._deal(clients, broadcast.round)
         shares = [[id for id in clients if homes[id] == rank] for rank in range(channel.size)]
@@ -304,7 +304,7 @@ class WorkerTransport(InProcess):
             yield reply, memory
 
     def _deal(self, clients: Sequence[int], round: int) -> dict[int, int]:
-        """Returns which process has each client; within a round it stays: there lie its secrets."""
+        """Returns each client's process, fixed within a round because it holds its secrets."""
         if round != self._round:
             self._round, self._homes = round, {}
         size = self.workers[0].train.batch_size
@@ -314,14 +314,14 @@ class WorkerTransport(InProcess):
 
 
 def dealt(batches: Mapping[int, int], size: int, homes: Mapping[int, int]) -> dict[int, int]:
-    """Deals clients out to processes: the longest first, each to the one with least to do.
+    """Assigns clients to processes: the longest first, each to the process with the least work.
 
-    Process 0 has the server's work, too.
+    Process 0 also does the server's work.
 
     Args:
-        batches: of each client.
+        batches: number of batches of each client.
         size: number of processes.
-        homes: processes of clients that have one already.
+        homes: processes of clients that already have one.
     """
     loads, found = [0.0] * size, {id: homes[id] for id in batches if id in homes}
     loads[0] = SERVER * len(batches)
@@ -356,7 +356,7 @@ _COUNTS = ("examples", "images", "seconds", "forwards")
 
 
 def _reply(reply: Answer, memory: Weights | None) -> Message:
-    """Returns what came of a client's work as one message."""
+    """Returns the result of a client's work as one message."""
     parts = {"memory": Message(memory or {})}
     if isinstance(reply, Update):
         parts["weights"], parts["extras"] = Message(reply.weights), reply.extras
@@ -395,7 +395,7 @@ def _prefixed(prefix: str, message: Message) -> Message:
 
 
 def _parts(**parts: Message) -> Message:
-    """Returns one message of several, each under its name."""
+    """Returns several messages as one, each under its name."""
     whole = Message()
     for part, message in parts.items():
         named = _prefixed(f"{part}/", message)
@@ -409,18 +409,18 @@ def _parts(**parts: Message) -> Message:
 
 @dataclass(frozen=True)
 class WorkerEvaluation(Evaluation):
-    """Evaluation whose batches are dealt out to all processes, at process 0.
+    """Evaluation at process 0, with batches shared among all processes.
 
     Attributes:
         channel: to the workers.
-        network: what the predictor is made of; a worker is sent its state.
+        network: the predictor's network; its state is sent to workers.
     """
 
     channel: Channel = None  # type: ignore[assignment]
     network: Network = None  # type: ignore[assignment]
 
     def predictions(self, predictor: nn.Module) -> Iterator[Tensor]:
-        """See :meth:`Evaluation.predictions`; what adapts to the images before sees all here."""
+        """See :meth:`Evaluation.predictions`; adaptations to batches see all images here."""
         if sees_batches(predictor):
             yield from super().predictions(predictor)
             return
@@ -443,7 +443,7 @@ class WorkerEvaluation(Evaluation):
 
 
 def batches_of(evaluation: Evaluation) -> list[numpy.ndarray]:
-    """Returns the rows of every batch of an evaluation, in its order."""
+    """Returns the rows of every batch of an evaluation, in order."""
     return [
         rows[start : start + evaluation.batch_size]
         for _, _, rows in evaluation.parts()
@@ -454,5 +454,5 @@ def batches_of(evaluation: Evaluation) -> list[numpy.ndarray]:
 def share_of_batches(
     evaluation: Evaluation, predictor: nn.Module, rank: int, size: int
 ) -> list[Tensor]:
-    """Returns the logits of the batches that a process has to predict."""
+    """Returns the logits of a process's share of batches."""
     return [evaluation.predict(predictor, rows) for rows in batches_of(evaluation)[rank::size]]

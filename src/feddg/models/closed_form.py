@@ -1,8 +1,8 @@
 """A linear classifier in closed form, from sums over features: least squares with a penalty.
 
-With z = [f, 1] for features f, and one-hot labels y, all that is needed are the means of z z^T and
-z y^T; those of several clients are added up by their numbers of images, and one's own taken off
-again. :mod:`feddg.methods.ridge` has the equations and their source.
+With z = [f, 1] for features f, and one-hot labels y, only the means of z z^T and z y^T are needed.
+Those of several clients are averaged by numbers of images, and a client's own can be subtracted.
+:mod:`feddg.methods.ridge` has the equations and their source.
 """
 
 import math
@@ -18,19 +18,19 @@ from feddg.messages import LARGEST, EntrySchema, Message
 
 QUESTION = "left_out"
 EXAMPLES, CORRECT, LOSSES, CONFIDENCES = "examples", "correct", "losses", "confidences"
-"""What clients are asked when they are left out, and the entries of their answers."""
+"""The question to left-out clients, and the entries of their answers."""
 PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Lambdas to choose from."""
 MANY = 10
-"""Clients from which on the spread of their accuracies says something."""
+"""The least number of clients for which the spread of their accuracies is informative."""
 SCALES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-"""What logits are multiplied by before a softmax: scores of least squares lie in [0, 1]."""
+"""Factors for logits before a softmax, because least-squares scores lie in [0, 1]."""
 USUAL_SCALE = 16.0
-"""Where nobody can be left out to choose it."""
+"""The scale if no client can be left out to choose it."""
 
 ROUNDING, ROUNDING_OF_SEVERAL = 1e-6, 1e-2
-"""How far honest means may be beside what holds of them exactly: one client's, and a sum of masked
-ones, in which the variance of a feature may round to 0."""
+"""Rounding errors allowed in honest means: of one client, and of a masked sum, in which the
+variance of a feature may round to 0."""
 
 
 def extended(features: Tensor) -> Tensor:
@@ -48,13 +48,13 @@ def means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tenso
 
 
 def gram_of_means(sums: Sequence[Tensor]) -> Tensor:
-    """Returns the sum of z z^T, ``(d + 1, d + 1)``, that clients' sums of z y^T speak for.
+    """Returns the sum of z z^T, ``(d + 1, d + 1)``, estimated from clients' sums of z y^T.
 
-    How a class's means differ between clients says how its images differ: FedCOF, see
-    :mod:`feddg.methods.ridge`. A class of which one client alone has images counts as its mean.
+    A class's covariance is estimated from how its means differ between clients: FedCOF, see
+    :mod:`feddg.methods.ridge`. A class that only one client has counts as its mean.
 
     Args:
-        sums: of each client, ``(d + 1, classes)`` float64; the last row counts images.
+        sums: each client's, ``(d + 1, classes)`` float64; the last row counts images.
     """
     total = sums[0].new_zeros(len(sums[0]), len(sums[0]))
     for of_class in range(sums[0].shape[1]):
@@ -71,7 +71,7 @@ def gram_of_means(sums: Sequence[Tensor]) -> Tensor:
 
 
 def clipped(features: Tensor, most: float) -> Tensor:
-    """Returns features ``(B, d)`` over ``most``, at most 1 long."""
+    """Returns features ``(B, d)`` divided by ``most``, or by their length if it is larger."""
     lengths: Tensor = features.norm(dim=1, keepdim=True)
     return features / lengths.clamp(min=most)
 
@@ -79,7 +79,7 @@ def clipped(features: Tensor, most: float) -> Tensor:
 def packed(matrix: Tensor) -> Tensor:
     """Returns the upper half of a symmetric matrix ``(r, r)`` as ``(r (r + 1) / 2,)``.
 
-    What is off the diagonal is multiplied by sqrt 2: the length is the matrix' Frobenius norm.
+    Off-diagonal entries are multiplied by sqrt 2, so the length is the matrix's Frobenius norm.
     """
     row, column = torch.triu_indices(*matrix.shape).to(matrix.device)
     half = matrix[row, column] * math.sqrt(2)
@@ -128,14 +128,14 @@ def solved(gram: Tensor, cross: Tensor, penalties: Sequence[float]) -> Iterator[
 
 
 def sums_fault(gram: Tensor, cross: Tensor, rounding: float = ROUNDING) -> str | None:
-    """Says why sums are those of no images, or None.
+    """Returns why sums cannot come from images, or None.
 
-    What holds of any features: no product's mean is larger than its factors' lengths.
+    For any features, no product's mean exceeds the product of its factors' lengths.
 
     Args:
         gram: ``(d + 1, d + 1)`` float64.
         cross: ``(d + 1, classes)`` float64.
-        rounding: how far they may be beside that.
+        rounding: the allowed rounding error.
     """
     squares, shares = gram.diagonal(), cross[-1]
     ones = torch.stack([gram[-1, -1], shares.sum()])
@@ -150,13 +150,13 @@ def sums_fault(gram: Tensor, cross: Tensor, rounding: float = ROUNDING) -> str |
 
 
 class Choice(NamedTuple):
-    """What clients that were left out agree on.
+    """The choice from the answers of left-out clients.
 
     Attributes:
-        penalty: lambda, of the best mean accuracy over clients.
-        scale: of the logits, of the least mean cross-entropy.
+        penalty: lambda, chosen by the mean accuracy over clients.
+        scale: the logits' scale with the least mean cross-entropy.
         accuracies: at each client, in the order of the answers.
-        confidences: the mean largest probabilities there, in the same order.
+        confidences: the mean largest probability at each client, in the same order.
     """
 
     penalty: float
@@ -173,18 +173,18 @@ def left_out_answer(
     labels: Tensor,
     penalties: Sequence[float],
 ) -> Message:
-    """Returns how the classifiers do at a client that it has no part in.
+    """Returns how well classifiers solved without a client do at it.
 
     Args:
-        question: of how many images the total is.
+        question: the number of images in the total.
         total: packed mean of z z^T, and mean of z y^T, over all clients.
-        own: the client's.
+        own: the same means of the client.
         features: of its images, ``(n, d)`` float64.
         labels: ``(n,)``.
         penalties: lambdas.
 
     Raises:
-        ClientError: the total is of no images but its own.
+        ClientError: the total contains only its own images.
     """
     examples = question.scalars.get(EXAMPLES, 0)
     if not isinstance(examples, int) or examples <= len(labels):
@@ -208,12 +208,12 @@ def left_out_answer(
 
 
 def chosen_by(answers: Sequence[Message], penalties: Sequence[float]) -> Choice:
-    """Returns what does best at clients left out, each of which counts alike.
+    """Returns the choice that does best at left-out clients, all weighted equally.
 
-    With :data:`MANY` clients or more, of the penalties that are no worse than the best by more than
-    a standard error of the difference the largest is taken (the one-standard-error rule, Breiman et
-    al. 1984): where many clients share few domains a client that is left out resembles those that
-    are not, and the best penalty at it is too small for a domain that nobody has.
+    With :data:`MANY` clients or more, takes the largest penalty that is at most one standard error
+    of the difference worse than the best (the one-standard-error rule, Breiman et al. 1984). If
+    many clients share few domains, a left-out client resembles the others, and its best penalty is
+    too small for an unseen domain.
     """
     accuracies = torch.stack(
         [m.tensors[CORRECT].cpu().double() / int(m.scalars[EXAMPLES]) for m in answers]
@@ -236,8 +236,8 @@ def left_out_schemas(
     """Returns the schemas of :func:`left_out_answer`'s entries, by ``purpose/name``.
 
     Args:
-        penalties: returns of how many lambdas, from the method.
-        when: whether a method, under its settings, asks at all; all do by default.
+        penalties: returns the number of lambdas, given the method.
+        when: whether a method, with its settings, asks at all; all do by default.
     """
     entries = {
         CORRECT: EntrySchema(

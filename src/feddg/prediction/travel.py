@@ -1,4 +1,4 @@
-"""Will a run's model travel? Its accuracy on images of a new site, which nobody has labelled."""
+"""Will a run's model travel? Estimates its accuracy on unlabelled images of a new site."""
 
 import csv
 from collections import defaultdict
@@ -60,31 +60,31 @@ from feddg.text import counted
 
 TRAVEL, HEADS = "travel.json", "travel.safetensors"
 FAMILIAR: Final = "familiar."
-"""How entries of the second file begin that are no classifiers."""
+"""Prefix of entries in the second file that are not classifiers."""
 REACH: Final = 0.05
-"""Five points on either side: an interval to rely on."""
+"""A reliable interval reaches at most five points to either side."""
 FAR: Final = 1.5
-"""Images more than so many times as far, or as often unlike, as at any site are foreign."""
+"""Images are foreign if this many times as far, or as often unlike, as at any site."""
 FEW_SITES: Final = 5
 LEAST_IMAGES: Final = 20
-"""From so many images on something is said unasked."""
+"""The least number of images for an estimate that was not asked for."""
 MOST_OF_A_SITE: Final = 3000
-"""Training images that classifiers without a site are made of, from each site."""
+"""Most training images of each site for classifiers without a site."""
 LEAST_OF_A_CLASS: Final = 20
-"""Answers of a class from which on something is said of them."""
+"""The least number of a class's answers for an estimate of it."""
 
 
 class TravelFile(JsonFile):
-    """The file ``travel.json``: what a model's estimates elsewhere are calibrated on.
+    """The file ``travel.json``, which calibrates a model's estimates at new sites.
 
     Attributes:
-        weights: a hash of the model's.
+        weights: a hash of the model's weights.
         reference: the model on in-domain validation images.
-        sites: that were left out in turn.
-        kind: what they are: ``domain`` or ``client``.
-        models: what they were left out of: classifiers in closed form on the model's own features
+        sites: the sites that were left out in turn.
+        kind: what a site is: ``domain`` or ``client``.
+        models: the models without a site: classifiers in closed form on the model's own features
             (``features``) or on those that training began from (``first features``), or other runs
-            (``runs``); ``none`` where nothing could stand in for the model.
+            (``runs``); ``none`` if nothing could replace the model.
     """
 
     weights: str
@@ -94,11 +94,11 @@ class TravelFile(JsonFile):
     models: Literal["features", "first features", "runs", "none"]
 
     def at(self, signals: Signals, images: int) -> Estimate:
-        """Returns the calibrated estimate at a new site, from what its images say."""
+        """Returns the calibrated estimate at a new site, from its images' signals."""
         return self.expected(signals.estimates, images)
 
     def expected(self, estimates: Mapping[str, float], images: int) -> Estimate:
-        """Returns the calibrated estimate, from those that are there for all sites as well."""
+        """Returns the calibrated estimate, from the estimates that all sites have too."""
         known = [site.signals.estimates for site in self.sites]
         names = [name for name in COMBINED if all(name in own for own in (estimates, *known))]
         return calibrated(
@@ -110,13 +110,13 @@ class TravelFile(JsonFile):
 
 
 class RunningEstimate:
-    """The estimate from answers alone, batch after batch, of a model that was asked before.
+    """The running estimate from answers alone, for a model that was calibrated before.
 
     Args:
-        calibration: what that kept.
+        calibration: the stored calibration.
 
     Attributes:
-        images: how many there were.
+        images: number of images so far.
     """
 
     def __init__(self, calibration: TravelFile) -> None:
@@ -124,7 +124,7 @@ class RunningEstimate:
         self._sums: defaultdict[str, float] = defaultdict(float)
 
     def add(self, probabilities: numpy.ndarray, energies: numpy.ndarray) -> None:
-        """Takes answers in: probabilities ``(n, classes)`` and energies ``(n,)``."""
+        """Adds answers: probabilities ``(n, classes)`` and energies ``(n,)``."""
         # What the softmax took away is the energy.
         logits = numpy.log(probabilities.clip(1e-7).astype(float)) - energies[:, None]
         outputs = Outputs(logits, numpy.empty((len(logits), 0)))
@@ -142,11 +142,11 @@ class RunningEstimate:
 
 
 class Recorder(RunClassifier):
-    """A run's model that keeps what estimates need of its answers.
+    """A run's model that records its answers for estimates.
 
     Attributes:
         others: classifiers that its answers are compared with.
-        familiar: what it makes of validation images; None before it is known.
+        familiar: its statistics on validation images; None before they are known.
     """
 
     def __init__(self, run: Path, device: str, which: str | None) -> None:
@@ -159,7 +159,7 @@ class Recorder(RunClassifier):
         self._agreement: list[Tensor] = []
 
     def see(self, images: Tensor) -> Tensor:
-        """Returns the logits of images in [0, 1], and keeps what is wanted of them."""
+        """Returns the logits of images in [0, 1], and records what estimates need."""
         network = self.trained.network
         with torch.inference_mode():
             features = network.features(images).float()
@@ -180,7 +180,7 @@ class Recorder(RunClassifier):
         return logits.softmax(1).numpy(), energy(logits).numpy()
 
     def taken(self) -> Outputs:
-        """Returns what was kept since this was last asked for.
+        """Returns what was recorded since the last call.
 
         Raises:
             DataError: it has seen no image.
@@ -207,25 +207,25 @@ def calibrate(
     batch_size: int = BATCH_SIZE,
     progress: Progress = lambda what, done, total: None,
 ) -> TravelFile:
-    """Leaves each of a run's sites out in turn, and keeps what comes of it in the run's folder.
+    """Leaves each of a run's sites out in turn, and stores the results in the run's folder.
 
-    It takes one pass over the images of in-domain validation and of training, of these at most 3000
-    of a site. A site is a domain; where there is a single one, a client. The models without a site
-    are classifiers in closed form on features that have not seen its images: the run's, where these
-    were not trained, else the pretrained ones that training began from. Of a network that learnt
-    from scratch only other runs can tell.
+    It takes one pass over in-domain validation images and at most 3000 training images per site. A
+    site is a domain or, if there is only one, a client. The models without a site are classifiers
+    in closed form on features that have not seen its images: the run's, if these were not trained,
+    else the pretrained ones that training began from. For a network trained from scratch, only
+    other runs can serve.
 
     Args:
         run: the folder.
-        model: its model; it is given the classifiers to compare its answers with.
-        beside: runs like it that each held another domain out; then these are the models.
+        model: its model; it receives the classifiers to compare its answers with.
+        beside: similar runs that each held out another domain; then these are the models.
         cache: folder of decoded pixels; the user's cache by default.
         batch_size: images per forward pass.
         progress: is told how far it is.
 
     Raises:
-        RunError: the images are not those of the run, none are for in-domain validation, or a run
-            beside it is another method's or knows other classes.
+        RunError: the images are not the run's, none are for in-domain validation, or a run beside
+            it has another method or other classes.
         DataError: the images are not here.
         WeightsError: the weights that training began from are not here.
     """
@@ -280,7 +280,7 @@ def _part(
     batch_size: int,
     progress: Progress,
 ) -> Part:
-    """Returns some rows with features that no training has shaped."""
+    """Returns some rows with features that the run did not train."""
     network, classes = model.trained.network, len(images.table.class_names)
     if trains_features(model.trained):
         network = build(model.trained.experiment, classes)[1].to(model.device).eval()
@@ -313,7 +313,7 @@ def _reference(
 def _held_out(
     run: Path, like: Recorder, cache: Path, batch_size: int, progress: Progress
 ) -> Iterator[LeftOutSite]:
-    """Yields the domains that a run held out, each as it is for its model."""
+    """Yields the domains that a run held out, each evaluated with the run's model."""
     require_run(run)
     model = Recorder(run, str(like.device), None)
     method = model.trained.experiment.method.name
@@ -339,7 +339,7 @@ def _held_out(
 
 
 def _sites(images: Images) -> tuple[Literal["domain", "client"], list[str], numpy.ndarray]:
-    """Returns what sites are, their names, and the site of each training and validation image."""
+    """Returns the kind of sites, their names, and each training and validation image's site."""
     splits, table = images.splits, images.table
     domains = table.domains[numpy.concatenate([splits.train, splits.id_val])]
     if len(numpy.unique(domains[: len(splits.train)])) > 1 or len(images.partition) < 2:
@@ -355,7 +355,7 @@ def _sites(images: Images) -> tuple[Literal["domain", "client"], list[str], nump
 
 
 def trains_features(trained: Trained) -> bool:
-    """Whether what the classifier sees was trained."""
+    """Whether the classifier's input features were trained."""
     names = [name for name, _ in trained.network.named_parameters()]
     features = {name for name in names if name.startswith(("featurizer.", "embedding."))}
     return not features <= trained.network.frozen
@@ -376,7 +376,7 @@ def _write(run: Path, found: TravelFile, model: Recorder) -> None:
 
 
 def kept_calibration(run: Path, weights: str) -> TravelFile | None:
-    """Returns what :func:`calibrate` kept for the model with a hash; None for nothing.
+    """Returns what :func:`calibrate` stored for the model with a hash; None if nothing.
 
     Raises:
         RunError: it is damaged.
@@ -386,13 +386,13 @@ def kept_calibration(run: Path, weights: str) -> TravelFile | None:
 
 
 def new_site(run: Run) -> tuple[Estimate, int] | None:
-    """Returns the accuracy to be expected at one more site, and from how many sites.
+    """Returns the expected accuracy at one more site, and the number of sites it is from.
 
-    From those that were left out, by :func:`calibrate` or by a closed-form method as it trained,
-    and from the domains that the run held out for testing. None where there are none of them.
+    From sites left out by :func:`calibrate` or during training by a closed-form method, and from
+    the domains that the run held out for testing. None if there are none.
 
     Raises:
-        RunError: what is kept is damaged.
+        RunError: a stored file is damaged.
     """
     kept = TravelFile.read(run.folder / TRAVEL)
     accuracies = [site.accuracy for site in kept.sites] if kept else []
@@ -405,7 +405,7 @@ def new_site(run: Run) -> tuple[Estimate, int] | None:
 
 
 def read_calibration(run: Path, model: Recorder) -> TravelFile | None:
-    """Returns what :func:`calibrate` kept for a model, which gets its arrays; None for none.
+    """Returns what :func:`calibrate` stored for a model, which gets its arrays; None if nothing.
 
     Raises:
         RunError: it is damaged.
@@ -431,10 +431,10 @@ def read_calibration(run: Path, model: Recorder) -> TravelFile | None:
 
 
 def running_estimate(model: ImageClassifier) -> RunningEstimate | None:
-    """Returns what a model's answers add up to; None where ``feddg travel`` never asked about it.
+    """Returns a model's running estimate; None if ``feddg travel`` was never run for it.
 
     Raises:
-        RunError: what it kept is damaged.
+        RunError: its stored file is damaged.
     """
     if not isinstance(model, RunClassifier) or model.threshold is None:
         return None  # without a threshold answers have no energies
@@ -447,14 +447,14 @@ def running_estimate(model: ImageClassifier) -> RunningEstimate | None:
 
 @dataclass(frozen=True)
 class ImageRisk:
-    """What is thought of one answer.
+    """The estimate for one answer.
 
     Attributes:
         file: as it was named or found.
         label: the most probable class.
-        risk: how probably that is wrong, in [0, 1].
+        risk: the probability that it is wrong, in [0, 1].
         unlike_training: whether its energy is above that of 95 % of the validation images.
-        chosen: whether it is among those to be labelled.
+        chosen: whether it was chosen to be labelled.
     """
 
     file: str
@@ -466,12 +466,12 @@ class ImageRisk:
 
 @dataclass(frozen=True)
 class ClassExpectation:
-    """What is to be expected of the answers of one class.
+    """The estimate for the answers of one class.
 
     Attributes:
         name: of the class.
-        answers: images that were taken for it.
-        right: the share of them that is thought to be right; None where they are few.
+        answers: number of images predicted as it.
+        right: the estimated share of right ones; None if they are few.
     """
 
     name: str
@@ -481,20 +481,20 @@ class ClassExpectation:
 
 @dataclass(frozen=True)
 class Travel:
-    """How good a run's model is thought to be on a folder's images.
+    """The estimated accuracy of a run's model on a folder's images.
 
     Attributes:
-        expected: the accuracy, with the interval that holds it nine times out of ten.
-        without_labels: the same, had nothing been labelled.
-        labels: images whose labels were given.
+        expected: the accuracy, with the interval that contains it nine times out of ten.
+        without_labels: the same, without using labels.
+        labels: number of images with labels.
         needed: about how many labels bring the interval to five points on either side.
-        calibration: what it rests on.
-        signals: what the images say.
-        classes: by class, the most frequent first.
+        calibration: the calibration of the estimate.
+        signals: the images' signals.
+        classes: estimates by class, the most frequent first.
         images: the riskiest first.
         failed: files that could not be used.
-        diagnostics: what it rests on, in sentences; one of them is the advice.
-        model: whose answers they are.
+        diagnostics: the basis of the estimate in sentences; one of them is the advice.
+        model: the model that gave the answers.
     """
 
     expected: Estimate
@@ -515,7 +515,7 @@ class Travel:
         return self.diagnostics[0]
 
     def fields(self) -> dict[str, Any]:
-        """Returns the answer ready for JSON."""
+        """Returns the result ready for JSON."""
         return {
             **self.expected._asdict(),
             "advice": self.advice.text,
@@ -548,21 +548,21 @@ def travel(
     cache: Path | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Travel:
-    """Estimates the accuracy of a run's model on images that nobody has labelled.
+    """Estimates the accuracy of a run's model on unlabelled images.
 
-    The first call takes one pass over the run's own images, which must be there: each site is left
-    out in turn, and what comes of it is kept as ``travel.json``.
+    The first call takes one pass over the run's own images, which must be available: each site is
+    left out in turn, and the results are stored as ``travel.json``.
 
     Args:
         run: the run folder.
         images: files, folders, globs, all of one site.
         labels: a CSV file with the columns ``file`` and ``label``; rows without a label do not
-            count. Those to be labelled must have been chosen by chance, as ``choose`` does.
+            count. The labelled images must have been chosen at random, as ``choose`` does.
         choose: how many images to label; ``labels`` is then written with their names.
-        beside: runs like it that each held another domain out (:func:`feddg.compare` with
-            ``hold_out="lodo"``): they say more than classifiers in closed form where features were
-            trained, and everything where these began from scratch.
-        which: the model by a selection rule, see :func:`feddg.runs.model.load_model`.
+        beside: similar runs that each held out another domain (:func:`feddg.compare` with
+            ``hold_out="lodo"``): more informative than classifiers in closed form if features were
+            trained, and the only source if they were trained from scratch.
+        which: the model of a selection rule, see :func:`feddg.runs.model.load_model`.
         device: ``cpu``, ``cuda`` or ``auto``.
         batch_size: images per forward pass.
         cache: folder of decoded pixels; the user's cache by default.
@@ -616,7 +616,7 @@ def travel(
 def _answers(
     model: Recorder, named: Sequence[Path | str], batch_size: int, progress: Progress
 ) -> tuple[list[Prediction], int]:
-    """Returns the answers about all usable images, and how many files are not."""
+    """Returns the answers for all usable images, and the number of unusable files."""
     rows: list[Prediction] = []
     failed, done, total = 0, 0, count_files(named)
     predictor = BatchPredictor(model, depth_of(image_files(named)), batch_size)
@@ -658,9 +658,9 @@ def expectation(expected: Estimate) -> str:
 
 
 def foreignness(signals: Signals, sites: Sequence[LeftOutSite]) -> tuple[float, float]:
-    """Returns how many times as far images are as the farthest site, and as many of them unlike.
+    """Returns the ratios of the images' distance and unlike share to the largest of any site.
 
-    A third of the images above the threshold is nothing odd, wherever the sites are.
+    Up to a third of images above the threshold is normal, whatever the sites' shares are.
     """
     far = max((site.signals.distance for site in sites), default=1.0)
     unlike = max((site.signals.unlike for site in sites), default=0.0)
@@ -670,7 +670,7 @@ def foreignness(signals: Signals, sites: Sequence[LeftOutSite]) -> tuple[float, 
 def _diagnostics(
     found: TravelFile, signals: Signals, expected: Estimate, labels: int, needed: int, images: int
 ) -> Iterator[Diagnostic]:
-    """Says what to do, then what the estimate rests on."""
+    """Reports the advice, then the basis of the estimate."""
     farther, unlike = foreignness(signals, found.sites)
     if max(farther, unlike) > FAR and not labels:
         beside = "the farthest site left out" if found.sites else "validation images spread"

@@ -106,7 +106,7 @@ MOST_NAMED = 8
 
 
 def run_page(run: Run) -> Page:
-    """Everything about one run; sections about things it did not record are left out."""
+    """Everything about one run; sections without recorded data are left out."""
     sections = [
         _accuracy_section(run),
         metrics_section(run),
@@ -154,7 +154,7 @@ def _held_out_words(run: Run) -> str:
 
 
 def on_data(runs: Sequence[Run]) -> str:
-    """`` on pacs``: the middle of a heading; empty where the runs' data differ or are unknown."""
+    """`` on pacs``: the middle of a heading; empty if the runs' data differ or are unknown."""
     names = {_data_name(run) for run in runs}
     name = names.pop() if len(names) == 1 else ""
     return f" on {name}" if name else ""
@@ -168,7 +168,7 @@ def _data_name(run: Run) -> str:
 
 
 def data_tags(runs: Sequence[Run]) -> list[str]:
-    """Size of the images and the day of the runs, as far as they are recorded."""
+    """The size of the images and the day of the runs, if recorded."""
     sizes = {(run.settings.get("data") or {}).get("image_size") for run in runs} - {None}
     tags = [f"{sizes.pop()} pixels a side"] if len(sizes) == 1 else []
     days = sorted(day for run in runs if (day := _day(run)) is not None)
@@ -186,7 +186,7 @@ def _day(run: Run) -> datetime | None:
 
 
 def model_sentence(run: Run) -> str:
-    """Which model the numbers of a page are of, and why that one; empty before any evaluation."""
+    """Which model a page's numbers belong to, and why; empty before any evaluation."""
     if run.served_round is None:
         return ""
     server, rule = run.settings.get("server") or {}, run.default_rule
@@ -222,17 +222,17 @@ def result_sentence(run: Run) -> str:
 
 
 REFERENCES: Final = {"local": "each site alone", "centralised": "all images in one place"}
-"""Methods that runs are held against, and what they stand for."""
+"""Methods that runs are compared with, and what they stand for."""
 FEW_SITES: Final = 5
 FAR_BELOW, SCARCE = 0.2, 0.5
-"""A class is behind by so much recall, and rare below such a share of the mean class' images."""
+"""A class's recall is low this far below the mean; it is rare below this share of mean images."""
 
 
 def verdict(run: Run) -> list[tuple[str, str]]:
-    """What is known of a run in plain words: questions with their answers, those that have one.
+    """The findings about a run in plain words: questions with known answers.
 
-    Whether the federation was worth it, where the reference lines were run beside it; what to
-    expect at a new site; the worst class; what would help most.
+    Whether the federation was worth it, if the reference lines were run beside it; what to expect
+    at a new site; the worst class; what would help most.
     """
     found: list[tuple[str, str]] = []
     accuracy = run.served_evaluations.accuracy(run.served_round, TEST)
@@ -269,7 +269,7 @@ def verdict(run: Run) -> list[tuple[str, str]]:
 def reference_lines(run: Run) -> dict[str, float]:
     """Accuracy on held-out test images of the reference lines in the same folder, by method.
 
-    Only of runs of the same images, sites, model, rounds and seed.
+    Only from runs with the same images, sites, model, rounds and seed.
     """
     found = {}
     for method in REFERENCES:
@@ -292,7 +292,7 @@ _SAME: Final = (
     ("model", "weights"),
     ("train", "rounds"),
 )
-"""What runs share that are held against each other."""
+"""What runs must share to be compared."""
 
 
 def _alike(run: Run, other: Run) -> bool:
@@ -304,12 +304,12 @@ def _alike(run: Run, other: Run) -> bool:
 
 
 class _WorstClass(NamedTuple):
-    """The class of which the least is recognised on held-out test images.
+    """The class with the lowest recall on held-out test images.
 
     Attributes:
-        number: among the classes.
+        number: its index among the classes.
         behind: how far its recall is below the mean of all.
-        text: what is to be said of it.
+        text: a sentence about it.
     """
 
     number: int
@@ -318,7 +318,7 @@ class _WorstClass(NamedTuple):
 
 
 def _worst_class(run: Run) -> _WorstClass | None:
-    """The worst of the classes with images enough; None where they are alike, or not counted."""
+    """The worst of the classes with enough images; None if they are alike, or not counted."""
     classes = _class_names(run)
     tables = [row.confusion for row in run.served_rows(TEST)]
     if not classes or not tables or None in tables:
@@ -338,7 +338,7 @@ def _worst_class(run: Run) -> _WorstClass | None:
 
 
 def _what_helps(run: Run, worst: _WorstClass | None, sites: int) -> str:
-    """What would help most: images of a rare class, more sites, or labels at the new one."""
+    """What would help most: images of a rare class, more sites, or labels at the new site."""
     held = [client.classes for client in run.clients.clients] if run.clients else []
     images = [sum(own) for own in zip(*held)]
     if worst is not None and worst.behind > FAR_BELOW and worst.number < len(images):
@@ -355,7 +355,7 @@ def _what_helps(run: Run, worst: _WorstClass | None, sites: int) -> str:
 
 
 def _reference_words(at: SplitAccuracy) -> str:
-    """An accuracy's reference values in one sentence; empty where nothing is known."""
+    """An accuracy's reference values in one sentence; empty if none is known."""
     parts = []
     if at.constant is not None:
         share = percent_sign(at.constant)
@@ -441,12 +441,12 @@ def _accuracy_section(run: Run) -> Section | None:
 
 
 class _Part(NamedTuple):
-    """What a row of a table is about: one domain of a split, or, without one, all of them."""
+    """The subject of a table's row: one domain of a split, or all domains if None."""
 
     split: str
     label: str
     rows: Sequence[EvaluationRow]
-    """Of the page's model."""
+    """The rows of the page's model."""
     domain: str | None
     aggregate: str = "domain_mean"
 
@@ -456,9 +456,9 @@ class _Part(NamedTuple):
 
 
 def _parts(run: Run, aggregates: Sequence[str], every_domain: bool = False) -> Iterator[_Part]:
-    """The rows of each split: its domains together, where there are several, and each by itself.
+    """The rows of each split: all domains together, if there are several, and each separately.
 
-    Of very many domains only the ones with the lowest and the highest accuracy stand by themselves.
+    Of very many domains, only those with the lowest and the highest accuracy are listed separately.
     """
     for split in SPLITS:
         rows = {row.domain: row for row in run.served_rows(split)}
@@ -548,7 +548,7 @@ METRICS_CAPTION = (
 
 
 def metrics_section(run: Run) -> Section | None:
-    """Every metric of the page's model; None where only accuracies were written."""
+    """Every metric of the page's model; None if only accuracies were written."""
     evaluations, names, classes = run.served_evaluations, more_metrics([run]), _class_names(run)
     if len(names) < 2:
         return None
@@ -621,7 +621,7 @@ def _mistakes_section(run: Run) -> Section | None:
 
 
 def _class_table(counts: charts.Counts, classes: Sequence[str], name: str) -> Fold:
-    """Recall and precision of every class, and what it is taken for most often.
+    """Recall and precision of every class, and its most frequent confusion.
 
     Args:
         counts: ``(classes, classes)`` numbers of images by true and predicted class.
@@ -670,7 +670,7 @@ SHORT_SPLITS = dict(
 
 
 def _adaptation_section(run: Run) -> Section | None:
-    """How the model adapts to images as it predicts; None if nothing of it is known."""
+    """Results of test-time adaptation; None if it was not measured."""
     scores, alphas = read_adapted(run.folder), read_alphas(run.folder)
     return section_of(
         "Test-time adaptation",
@@ -681,7 +681,7 @@ def _adaptation_section(run: Run) -> Section | None:
 
 
 def _adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
-    """A row per adaptation, of the model that was measured last."""
+    """A row per adaptation of the model measured last."""
     newest = max(enumerate(scores), key=lambda item: (item[1].round, item[0]))[1]
     found: dict[tuple[str, int], dict[tuple[str, str], list[float]]] = {}
     for score in scores:
@@ -810,7 +810,7 @@ def _clients_section(run: Run) -> Section | None:
 
 
 def _cut_note(total: int) -> str:
-    """Says that only the first rows are listed, where that is so."""
+    """Says that only the first rows are listed, if rows were cut."""
     return f"The first {MOST_LISTED} of {number(total)}." if total > MOST_LISTED else ""
 
 
@@ -852,7 +852,7 @@ SENT = {
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run took, from its summary or, before there is one, from the rows so far.
+    """The cost of a run, from its summary or, before there is one, from the rows so far.
 
     Attributes:
         seconds: by activity, as in ``ACTIVITIES``.
@@ -941,11 +941,11 @@ def _details_section(run: Run) -> Section | None:
 
 
 MOST_LEFT_OUT = 100
-"""Clients left out that the page lists."""
+"""Most left-out clients that the page lists."""
 
 
 def left_out_section(run: Run) -> Section | None:
-    """How a model did at each client that had no part in it; None where nobody measured it."""
+    """The accuracy of models at each client left out of them; None if it was not measured."""
     rows = [run.metrics.setup, *run.metrics.rounds]
     measured = [row.left_out for row in rows if row is not None and row.left_out]
     if not measured:
@@ -977,7 +977,7 @@ def left_out_section(run: Run) -> Section | None:
 
 
 def _estimates_table(run: Run) -> Table:
-    """What is expected where nobody trained, from no label there, beside what was measured."""
+    """The accuracy estimated without labels at unseen sites, beside the measured one."""
     measured = {row.domain: row.accuracy for row in run.served_rows(TEST)}
     columns: list[MadeColumn[EstimateRow]] = [
         text_column("Site", lambda row: readable(row.site)),
@@ -994,7 +994,7 @@ def _estimates_table(run: Run) -> Table:
 
 
 def _groups_table(run: Run, setup: SetupRow) -> Table | None:
-    """How many clients each group has, and which; None where the method grouped nobody."""
+    """How many clients each group has, and which; None if the method made no groups."""
     found = [
         (what, place, [run.client_name(id) for id in members])
         for what, groups in setup.groups.items()
@@ -1019,20 +1019,20 @@ def _groups_table(run: Run, setup: SetupRow) -> Table | None:
 
 
 Step = tuple[str, str]
-"""Why, and the command."""
+"""A reason and its command."""
 NOT_OF_COMPARE = ("clients.number", "clients.heterogeneity", "precision", "device")
-"""Fields whose flags ``feddg compare`` has not, or takes several values with."""
+"""Fields for which ``feddg compare`` has no flag, or a flag that takes several values."""
 TRAIN_LONGER: Final = "Accuracy still rose at the end: train twice as long:"
 
 
 def steps_section(steps: Sequence[Step]) -> Section | None:
-    """Commands, each with its reason; None without any."""
+    """Commands with their reasons; None if there are none."""
     blocks: list[Block] = [block for why, line in steps for block in (Prose(why), Code(line))]
     return section_of("What to do next", *blocks)
 
 
 def run_steps(run: Run) -> Section | None:
-    """What to do after a run; None for one that was not even planned."""
+    """The next steps after a run; None for one that was not even planned."""
     return steps_section(list(_steps(run))) if run.settings.get("data") else None
 
 
@@ -1064,7 +1064,7 @@ def _steps(run: Run) -> Iterator[Step]:
 
 
 def _again(run: Run, why: str, *flags: str) -> Iterator[Step]:
-    """The same experiment with other values of flags; nothing where that run is there already."""
+    """The command to repeat the run with other flags; nothing if that run already exists."""
     file, out = run.folder / EXPERIMENT_FILE, run.folder.parent
     change = dict(zip([flag.removeprefix("--") for flag in flags[::2]], flags[1::2]))
     if not (out / load_experiment(file, change).label).exists():
@@ -1072,7 +1072,7 @@ def _again(run: Run, why: str, *flags: str) -> Iterator[Step]:
 
 
 def _in_comparison(experiment: Experiment) -> Step:
-    """Other seeds, beside FedAvg; each method has what presets give it, and the run's settings."""
+    """The command to compare with FedAvg over seeds, with presets and the run's settings."""
     fewest = fewest_fields(experiment)
     fields = {k: v for k, v in fewest.items() if k not in ("method", "name", "seed")}
     if settings := fewest["method"].get("settings"):

@@ -1,4 +1,4 @@
-"""Tables of a comparison, what it comes to in words, and tables as Markdown, CSV and LaTeX."""
+"""Tables of a comparison, its conclusion in words, and tables as Markdown, CSV and LaTeX."""
 
 import csv
 import io
@@ -66,7 +66,7 @@ from feddg.text import (
 )
 
 MARK = " †"
-"""Stands behind a number, and a method, of which a model is no better than the majority class."""
+"""Marks a number or a method if one of its models is no better than the majority class."""
 MEANING = (
     f"{MARK.strip()} In at least one run the model is no better than always answering the most "
     "frequent class: by the share of images, or by the mean over classes, the difference is no "
@@ -76,7 +76,7 @@ MethodColumn = MadeColumn[str]
 
 
 def mark(places: Iterable[Key], columns: Iterable[str]) -> str:
-    """Returns the mark if one of the places lies in one of the columns; nothing otherwise."""
+    """Returns the mark if one of the places is in one of the columns, else an empty text."""
     among = set(columns)
     return MARK if any(column in among for column, _ in places) else ""
 
@@ -91,8 +91,8 @@ def by_method(
 
     Args:
         methods: their labels.
-        columns: what stands behind a method's name.
-        caption: of the table.
+        columns: the columns after the method's name.
+        caption: the table's caption.
         named: how a label is shown.
     """
     return table_of(methods, [text_column("Method", named), *columns], caption)
@@ -146,7 +146,7 @@ def accuracy_columns(
 
 
 def column_groups(results: Results, axis: str | None = None) -> dict[str, Sequence[str]]:
-    """The columns by heading: each, or those of an axis' value, and all of several as average."""
+    """The columns by heading: each one or each value of an axis, and the average if several."""
     groups = results.columns_by(axis) if axis else {column: [column] for column in results.columns}
     named: dict[str, Sequence[str]] = {readable(name): group for name, group in groups.items()}
     return named | ({"Average": results.columns} if len(groups) > 1 else {})
@@ -167,7 +167,7 @@ def accuracy_table(
         rule: how a run's round is chosen.
         split: which images.
         axis: one column for each value of this axis, averaged over the other axes.
-        brief: whether accuracies are enough.
+        brief: whether to show accuracies only.
     """
     methods = list(results.accuracies(rule, split))
     columns = accuracy_columns(results, rule, split, column_groups(results, axis))
@@ -207,9 +207,9 @@ def _in_percent(share: Callable[[str], float | None]) -> Callable[[str], str]:
 
 
 def method_warnings(results: Results, method: str) -> str:
-    """The warnings about a method, for parentheses after its name; empty without any.
+    """The warnings about a method, for parentheses after its name; empty if there are none.
 
-    Where no method is fit to use, that says it of all.
+    If no method is fit to use, a general statement already covers all.
     """
     found = about_method(results, method) if results.no_method_fit is None else ()
     return "; ".join(one.text for one in found if one.severity == "warning")
@@ -276,14 +276,14 @@ def budget_table(results: Results) -> Table | None:
 
 
 def _reach(mean: Margin) -> str:
-    """`` (80.1 to 85.2)``; nothing where no interval is claimed."""
+    """`` (80.1 to 85.2)``; empty if no interval is claimed."""
     if mean.low is None or mean.high is None:
         return ""
     return f" ({percent(mean.low)} to {percent(mean.high)})"
 
 
 def budget_words(results: Results) -> str:
-    """Begins what is said of the largest budget; empty without budgets."""
+    """The start of a sentence about the largest budget; empty without budgets."""
     return f"{short(results.budgets[-1])} images seen in training: " if results.budgets else ""
 
 
@@ -301,7 +301,7 @@ def margin_table(
     Args:
         results: the comparison.
         rule: how a run's round is chosen.
-        base: a method whose margins stand there in place of ranks.
+        base: a method; margins over it replace the ranks.
         named: how a label is shown.
     """
     found = results.accuracies(rule)
@@ -392,12 +392,12 @@ PRINTED_TOLERANCE = 0.051
 
 
 def paper_table(results: Results, split: str, missing: str = MISSING) -> Table | None:
-    """Our accuracies beside a paper's, by its rule; None where it has none for the split.
+    """Our accuracies beside a paper's, by its rule; None if it has none for the split.
 
     Args:
         results: the comparison.
         split: which images.
-        missing: what stands for a cell of ours that is not there.
+        missing: the text for a missing accuracy of ours.
     """
     paper = results.paper or {}
     published: Mapping[str, Mapping[str, float | None]] = paper.get("values", {}).get(split, {})
@@ -434,7 +434,7 @@ def paper_table(results: Results, split: str, missing: str = MISSING) -> Table |
 
 
 def _printed_mean(theirs: Mapping[str, float | None], columns: Sequence[str]) -> float | None:
-    """The mean of a published row; of rows that are not whole, none."""
+    """The mean of a published row; None if the row is incomplete."""
     values = [value for column in columns if (value := theirs.get(column)) is not None]
     return math.fsum(values) / len(values) if 0 < len(values) == len(columns) else None
 
@@ -442,7 +442,7 @@ def _printed_mean(theirs: Mapping[str, float | None], columns: Sequence[str]) ->
 def mark_of(
     stated: float | None, theirs: Mapping[str, float | None], columns: Sequence[str]
 ) -> str:
-    """An asterisk and the mean of a printed row where the printed average is another number."""
+    """An asterisk and a printed row's mean, if the printed average differs from it."""
     mean = _printed_mean(theirs, columns)
     if stated is None or mean is None or abs(stated - mean) <= PRINTED_TOLERANCE:
         return ""
@@ -453,7 +453,7 @@ def mark_of(
 
 
 def tuning_section(tuning: TuningFile | None) -> Section | None:
-    """The section, or None where nothing was tried."""
+    """The section about tuning, or None if nothing was tuned."""
     if tuning is None or not tuning.tried:
         return None
     texts = [*about_tuning(tuning), *([MEANING] if any(r.constant for r in tuning.tried) else [])]
@@ -461,7 +461,7 @@ def tuning_section(tuning: TuningFile | None) -> Section | None:
 
 
 def about_tuning(tuning: TuningFile) -> list[str]:
-    """How the values were picked, and what to know about the choices: a paragraph each."""
+    """How the values were chosen, and notes about the choices, one paragraph each."""
     rounds = f", {counted(tuning.rounds, 'round')} each" if tuning.rounds else ""
     metrics = {
         f"{metric_title(row.metric)} ({AGGREGATE_WORDS.get(row.over, row.over)})"
@@ -477,7 +477,7 @@ def about_tuning(tuning: TuningFile) -> list[str]:
 
 
 def tuning_table(tuning: TuningFile) -> Table:
-    """Every combination that was tried, and what it reached."""
+    """Every combination tried, with its result."""
 
     def score(row: TriedRow) -> str:
         if row.score is None:
@@ -505,8 +505,8 @@ class Leader:
     Attributes:
         method: its label.
         average: its accuracy, in [0, 1], averaged over all columns.
-        other: the best other method; None without one that shares columns and seeds.
-        margin: by how much it is above that one.
+        other: the best other method; None if none shares columns and seeds.
+        margin: its lead over the other method.
     """
 
     method: str
@@ -516,12 +516,12 @@ class Leader:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the method is told from the other."""
+        """Whether the method is distinguishable from the other."""
         return self.margin is not None and self.margin.decided
 
 
 def leader_of(results: Results) -> Leader | None:
-    """The method with the best average; None where none has every column, or none is fit."""
+    """The method with the best average; None if none has every column, or none is fit."""
     if results.no_method_fit is not None:
         return None
     found = results.accuracies(results.default_rule)
@@ -536,7 +536,7 @@ def leader_of(results: Results) -> Leader | None:
 
 
 def about_best(results: Results) -> tuple[str, str] | None:
-    """What the best method does, in its own words; None where none is best, or it has none.
+    """What the best method does, in its own words; None if none is best, or it has none.
 
     Returns:
         A heading, and the words: the idea, and how sure it is that the method is the best.
@@ -552,7 +552,7 @@ def about_best(results: Results) -> tuple[str, str] | None:
 
 
 def conclusion(results: Results) -> Diagnostic:
-    """Which method is best, and whether these runs tell it from the next one; or that none is."""
+    """Which method is best, if any, and whether these runs distinguish it from the next one."""
     if results.no_method_fit is not None:
         return results.no_method_fit
     question = f"{results.question} " if results.question else ""
@@ -586,7 +586,7 @@ def conclusion(results: Results) -> Diagnostic:
 
 
 def about_results(results: Results) -> list[Diagnostic]:
-    """Returns what must be known before trusting the numbers; the gravest first."""
+    """Returns the caveats about the numbers, the gravest first."""
     findings: dict[tuple[str, Severity], dict[str, list[str]]] = {}
     for method in results.methods:
         for one in about_method(results, method):
@@ -615,12 +615,12 @@ FINDINGS = {
     STILL_RISING: "Accuracy was still rising when training ended",
     FAR_BELOW_SEEN: "Far worse on the unseen domain than on those of training",
 }
-"""What several methods' runs have in common, in words, by code."""
+"""Findings shared by several methods' runs, in words, by code."""
 ADVICE = {STILL_RISING: "Train longer."}
 
 
 def model_sentence(results: Results) -> str:
-    """Which kind of model the numbers of a comparison are of, and why that one."""
+    """Which kind of model a comparison's numbers belong to, and why."""
     differ = len({run.default_rule.name for run in results.runs()}) > 1
     why = "the runs serve different ones, and all have this" if differ else "every run serves it"
     if not results.runs():
@@ -629,7 +629,7 @@ def model_sentence(results: Results) -> str:
 
 
 def _left_out(results: Results) -> Iterator[Diagnostic]:
-    """Says which runs the numbers are without: not complete ones; which have no folder here."""
+    """Reports incomplete runs, which the numbers leave out, and runs without a folder here."""
     if results.open:
         names = first_names([f"{name} ({state})" for name, state in results.open], 5)
         text = f"Not complete, and left out: {names}."
@@ -646,7 +646,7 @@ def _left_out(results: Results) -> Iterator[Diagnostic]:
 
 
 def page_tables(page: Page) -> Iterator[tuple[str, Table]]:
-    """Yields every table of a page with a name that says where it stands: ``accuracy``."""
+    """Yields every table of a page with the name of its place, such as ``accuracy``."""
     seen: dict[str, int] = {}
     for section in page.sections:
         for words, table in _tables(section.blocks, section.title):
@@ -666,7 +666,7 @@ def _tables(blocks: Sequence[Block], words: str) -> Iterator[tuple[str, Table]]:
 def _texts(
     table: Table, escaped: Callable[[str], str], strong: str
 ) -> tuple[list[str], list[list[str]]]:
-    """Headings and fields, escaped; what is strong as ``strong.format`` says."""
+    """Headings and fields, escaped; bold ones formatted with ``strong``."""
     heads = [escaped(_heading(column)) for column in table.columns]
     texts = [[(escaped(cell.text), cell.strong) for cell in row] for row in table.rows]
     return heads, [[strong % text if bold else text for text, bold in row] for row in texts]
@@ -677,7 +677,7 @@ def _heading(column: Column) -> str:
 
 
 def to_markdown(table: Table) -> str:
-    """Returns a table as GitHub Markdown, its caption below."""
+    """Returns a table as GitHub Markdown, with its caption below."""
     heads, rows = _texts(table, _markdown, "**%s**")
     rule = ["---:" if column.numeric else ":---" for column in table.columns]
     lines = ["| " + " | ".join(row) + " |" for row in (heads, rule, *rows)]
@@ -690,7 +690,7 @@ def _markdown(text: str) -> str:
 
 
 def to_csv(table: Table) -> str:
-    """Returns a table as CSV, texts as they are shown."""
+    """Returns a table as CSV, with texts as shown."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([as_cell(_heading(column)) for column in table.columns])

@@ -93,14 +93,14 @@ class Records(RoundHook):
 
     Args:
         folder: the run's.
-        transport: whose clients remember something.
-        models: those that are kept.
+        transport: has the clients' memory.
+        models: the stored models.
         snapshots: rounds whose weights are kept.
-        beside: whether checkpoints are written while the next round is under way.
+        beside: whether checkpoints are written during the next round.
 
     Attributes:
-        models: those that are kept.
-        ledger_rows: of the round under way, until it counts.
+        models: the stored models.
+        ledger_rows: rows of the current round, until it counts.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Records(RoundHook):
         self.ledger_rows: list[LedgerRow] = []
 
     def carried(self, row: LedgerRow) -> None:
-        """Writes a row of the ledger at once: what has left for another machine has left."""
+        """Writes a row of the ledger at once, because a message over a network cannot be undone."""
         self._folder.append(LEDGER, [row])
 
     def completed(self, state: State, round: Round) -> State:
@@ -148,15 +148,15 @@ log = logging.getLogger("feddg")
 
 
 def open_account(folder: RunFolder, defences: Defences, rounds: int) -> Account:
-    """Returns the account of a run, which goes on from the rows in its folder.
+    """Returns the account of a run, continued from the rows in its folder.
 
     Args:
         folder: the run's.
-        defences: what happens to updates on their way.
-        rounds: how many the checkpoint has.
+        defences: the defences applied to updates.
+        rounds: completed rounds in the checkpoint.
 
     Raises:
-        RunError: what was spent on a round is not known any more, or a row was changed.
+        RunError: the privacy cost of a round was lost, or a row was changed.
     """
     rows = PRIVACY_ROWS.read(folder.path / PRIVACY)
     if rows:
@@ -180,7 +180,7 @@ def open_account(folder: RunFolder, defences: Defences, rounds: int) -> Account:
 
 
 def opened_sums(folder: RunFolder) -> OpenedSums:
-    """Returns whose masked sums a run has opened, going on from the rows in its folder."""
+    """Returns the clients whose masked sums were opened, continued from the folder's rows."""
     rows = OPENED_SUM_ROWS.read(folder.path / OPENED_SUMS)
     if rows:
         folder.replace_rows(OPENED_SUMS, rows)  # without a line that was cut off
@@ -188,9 +188,9 @@ def opened_sums(folder: RunFolder) -> OpenedSums:
 
 
 def run_rounds(server: Server) -> None:
-    """Runs the rounds that are left, as far as another costs no more than may be spent.
+    """Runs the remaining rounds while the privacy budget lasts.
 
-    Nothing is released of a round that there is not.
+    Nothing is released from a round that does not run.
     """
     while server.state.round < server.state.rounds:
         try:
@@ -225,8 +225,8 @@ def summarize(
         record: the run.
         status: how it ended.
         error: why it failed, if it did.
-        took: seconds of activities that belong to no round.
-        diagnostics: what was found while it ran.
+        took: seconds of activities outside rounds.
+        diagnostics: findings during the run.
     """
     rounds = record.metrics.rounds
     seconds: dict[str, float] = defaultdict(float)
@@ -252,7 +252,7 @@ def summarize(
 
 
 def _chosen(record: Run, rule: SelectionRule) -> dict[str, Any] | None:
-    """The scores of every split after the round that a rule chooses; None when it finds none."""
+    """The scores of every split after the round that a rule chooses; None if it chooses none."""
     round = rule.choose(record.evaluations)
     if round is None:
         return None
@@ -271,7 +271,7 @@ def _chosen(record: Run, rule: SelectionRule) -> dict[str, Any] | None:
 
 
 def _aggregates(evaluations: Evaluations, round: int, split: str) -> dict[str, dict[str, float]]:
-    """Every metric of a split over its domains, by metric and aggregate, as far as known."""
+    """Every known metric of a split over its domains, by metric and aggregate."""
     found: dict[str, dict[str, float]] = {}
     for metric in evaluations.metrics(split):
         for name in AGGREGATES:
@@ -282,7 +282,7 @@ def _aggregates(evaluations: Evaluations, round: int, split: str) -> dict[str, d
 
 
 def _domain(evaluations: Evaluations, row: EvaluationRow) -> dict[str, Any]:
-    """The scores of one domain, with how many images of each class they rest on."""
+    """The scores of one domain, with the number of images of each class."""
     scores = {"accuracy": row.accuracy, "loss": row.loss, "metrics": row.metrics}
     support = evaluations.support(row.split, row.domain)
     return scores if support is None else scores | {"support": support}
@@ -317,7 +317,7 @@ OOD_SCORE = "ood_score.json"
 
 
 class EnergyThresholds(JsonFile):
-    """The file: thresholds by the fingerprint of the weights they were measured with."""
+    """The file of thresholds, by the fingerprint of the measured weights."""
 
     models: dict[str, EnergyThreshold] = Field(default_factory=dict)
 
@@ -332,12 +332,12 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def write_energy_threshold(folder: RunFolder, model: nn.Module, evaluation: Evaluation) -> None:
-    """Measures the threshold on the in-domain validation images and keeps it in the folder.
+    """Measures the threshold on the in-domain validation images and stores it in the folder.
 
-    Nothing is kept where there are none, or where the model gives log-probabilities.
+    Nothing is stored without such images, or if the model returns log-probabilities.
 
     Args:
-        folder: the run's.
+        folder: the run's folder.
         model: predicts as the run's method does.
         evaluation: the images.
     """
@@ -358,7 +358,7 @@ def write_energy_threshold(folder: RunFolder, model: nn.Module, evaluation: Eval
 
 
 def read_energy_threshold(folder: Path, model: nn.Module) -> EnergyThreshold | None:
-    """Returns the threshold of a model, or None where the folder has none for its weights.
+    """Returns the threshold of a model, or None if the folder has none for its weights.
 
     Raises:
         RunError: the file is damaged.
@@ -377,8 +377,8 @@ def resume(
     """Continues the run in ``folder`` from its last completed round.
 
     Raises:
-        RunError: the folder holds no run, or the run of another experiment than it says, or its
-            images are not those it was begun with.
+        RunError: the folder holds no run, its experiment was changed, or its images are not those
+            it began with.
     """
     path = Path(folder)
     require_run(path)
@@ -398,11 +398,11 @@ def carry_out(
     snapshots: Collection[int] = (),
     keep_unstarted: bool = False,
 ) -> Run:
-    """Carries out an experiment in the folder ``path``, with clients wherever ``prepare`` says.
+    """Carries out an experiment in the folder ``path``, with clients from ``prepare``.
 
     A folder made for a run that fails before its first round is removed again, unless
-    ``keep_unstarted``: a comparison's page says from it why. See :func:`feddg.api.run` for the
-    other arguments and errors.
+    ``keep_unstarted``, which a comparison's page needs to report the reason. See
+    :func:`feddg.api.run` for the other arguments and errors.
     """
     with RunFolder(path) as folder:
         folder.keep_experiment(experiment)
@@ -446,7 +446,7 @@ class _Execution:
     diagnostics: list[Diagnostic] = field(default_factory=list)
 
     def carry_out(self) -> None:
-        """Runs to the end, or records why not."""
+        """Runs to the end, or records why it failed."""
         try:
             with self.timed("total"), collected() as self.diagnostics:
                 self._run()
@@ -536,7 +536,7 @@ class _Execution:
     def _set_up(
         self, found: RunContext, server: Server, measurer: Measurer, writer: Records
     ) -> None:
-        """Says what is run on what, collects the clients' statistics, and measures round 0."""
+        """Records the environment and clients, runs the setup, and evaluates round 0."""
         about = environment(self.experiment, found.worker) | {"workers": found.workers}
         self.folder.write_json("environment.json", about)
         self.folder.write_json("clients.json", found.clients)
@@ -557,7 +557,7 @@ class _Execution:
     def _last_figures(
         self, server: Server, found: RunContext, models: KeptModels, evaluation: Evaluation
     ) -> None:
-        """Writes what is said of the model that the run ends with."""
+        """Writes the results about the final model."""
         method, network = found.method, found.worker.network
         weights = averaged(server.state, self.experiment.server.averaging)
         if WISE_FT in models.files:
@@ -571,7 +571,7 @@ class _Execution:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Adds the time its block takes to the run's seconds under ``name``."""
+        """Adds the time of its block to the run's seconds under ``name``."""
         started = time.perf_counter()
         try:
             yield

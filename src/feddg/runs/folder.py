@@ -414,7 +414,7 @@ class RunFolder:
             work()
 
     def finish_writing(self) -> None:
-        """Waits until the last checkpoint is whole; raises what has kept it from that."""
+        """Waits until the last checkpoint is written; raises the error if that failed."""
         pending, self._being_written = self._being_written, None
         if pending is not None:
             pending.result()

@@ -47,7 +47,7 @@ from feddg.text import death
 
 RUN, END = "run", "end"
 PATIENCE = timedelta(days=30)
-"""How long a process waits for another that lives: a client may train for days."""
+"""How long a process waits for another that is alive; a client may train for days."""
 SECONDS_TO_END = 10
 
 log = logging.getLogger("feddg")
@@ -77,7 +77,7 @@ def placed(experiment: Experiment, workers: int | None) -> tuple[Experiment, int
 
 
 def number_of_workers(asked: int | None) -> int:
-    """Returns how many processes work on a run: as many as are asked for, or torchrun started.
+    """Returns the number of processes of a run: as requested, or as started by torchrun.
 
     Raises:
         ExperimentError: the two contradict each other.
@@ -92,7 +92,7 @@ def number_of_workers(asked: int | None) -> int:
 
 @contextmanager
 def together(workers: int, cache: Path) -> Iterator[Prepare]:
-    """Gives what prepares a run that several processes work on.
+    """Yields the function that prepares a run with several processes.
 
     Args:
         workers: how many there are, this process one of them.
@@ -125,9 +125,9 @@ def together(workers: int, cache: Path) -> Iterator[Prepare]:
 
 @contextmanager
 def started(workers: int, cache: Path) -> Iterator[Channel]:
-    """Starts workers on this machine, each with its share of the cores; ends them with its block.
+    """Starts workers on this machine, each with its share of the cores; ends them with the block.
 
-    They are apart from this process' terminal, so Ctrl-C reaches this process alone.
+    They are detached from the terminal, so Ctrl-C reaches only this process.
     """
     if not dist.is_available():
         raise ExperimentError(
@@ -173,7 +173,7 @@ def started(workers: int, cache: Path) -> Iterator[Channel]:
 
 
 def _loopback() -> dict[str, str]:
-    """Has the processes of this machine talk over no other network."""
+    """Returns the environment that keeps processes of this machine on the loopback interface."""
     names = {"linux": "lo", "darwin": "lo0"}
     return {"GLOO_SOCKET_IFNAME": names[sys.platform]} if sys.platform in names else {}
 
@@ -206,9 +206,9 @@ _of_torchrun: Channel | None = None
 
 
 def join_torchrun(cache: Path) -> None:
-    """Joins the processes that torchrun started, if it did.
+    """Joins the processes started by torchrun, if any.
 
-    Process 0 goes on alone: the others work for it until it ends, and end here.
+    Only process 0 returns: the others work for it until it ends, and end here.
 
     Args:
         cache: folder for decoded pixels.
@@ -267,7 +267,7 @@ def prepared_by(
     progress: Progress,
     memories: dict[int, Weights],
 ) -> RunContext:
-    """Prepares a run at process 0, then at the workers: images are decoded once on a machine."""
+    """Prepares a run at process 0, then at the workers, so images are decoded once per machine."""
     size, here = channel.size, _processes_here(channel)
     own = _on_device(channel, experiment)
     clients = partial(WorkerTransport, channel)
@@ -302,7 +302,7 @@ def _on_device(channel: Channel, experiment: Experiment) -> Experiment:
 
 
 def _about(found: RunContext) -> dict[str, str]:
-    """What must be alike in all processes, or their numbers are not those of one."""
+    """What must be equal in all processes to get the same numbers as with one."""
     contents = found.contents.fingerprint() if found.contents is not None else ""
     worker, on_gpu = found.worker, found.worker.device.type == "cuda"
     computing = worker.threads or torch.get_num_threads()
@@ -329,7 +329,7 @@ def _require_alike(rank: int, theirs: dict[str, Any], own: dict[str, str]) -> No
 
 
 def serve(channel: Channel, cache: Path) -> None:
-    """Does what process 0 says until it ends."""
+    """Carries out process 0's jobs until it ends."""
     log.setLevel(logging.ERROR)  # process 0 says it all
     found: RunContext | None = None
     try:
