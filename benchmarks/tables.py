@@ -413,17 +413,38 @@ def bytes_sent() -> str:
 
 def closed_form() -> str:
     """Returns accuracy of the closed-form classifier on each unseen domain of PACS."""
+    plain = [row for row in rows_of("closed_form_pacs") if row["version"] == "none"]
+    return closed_form_of(plain, "seconds", "megabytes", head=["seconds", "MB a client"])
+
+
+def closed_form_versions() -> str:
+    """Returns the same where versions of the images are in the sums, beside images alone."""
     rows = rows_of("closed_form_pacs")
+    places = {(row["backbone"], row["size"]) for row in rows if row["version"] != "none"}
+    beside = [row for row in rows if (row["backbone"], row["size"]) in places]
+    return closed_form_of(beside, "left_out", head=["sites left out"], versions=True)
+
+
+def closed_form_of(
+    rows: list[dict[str, str]], *further: str, head: list[str], versions: bool = False
+) -> str:
+    """A row for each network, size and version: accuracies, and the mean of further columns."""
     unseen = list(dict.fromkeys(row["unseen"] for row in rows))
     body = []
-    for backbone, size in dict.fromkeys((row["backbone"], row["size"]) for row in rows):
-        own = {r["unseen"]: r for r in rows if (r["backbone"], r["size"]) == (backbone, size)}
-        mean = statistics.mean(float(own[name]["accuracy"]) for name in unseen)
-        first = own[unseen[0]]
-        figures = [own[name]["accuracy"] for name in unseen]
-        body.append([backbone, size, *figures, f"{mean:.1f}", first["seconds"], first["megabytes"]])
-    head = ["network", "pixels", *map(readable, unseen), "mean", "seconds", "MB a client"]
-    return markdown(head, body)
+    for key in dict.fromkeys((row["backbone"], row["size"], row["version"]) for row in rows):
+        own = [r for r in rows if (r["backbone"], r["size"], r["version"]) == key]
+        figures = {row["unseen"]: row["accuracy"] for row in own}
+        mean = f"{statistics.mean(map(float, figures.values())):.1f}"
+        means = (statistics.mean(float(row[name]) for row in own) for name in further)
+        texts = [
+            f"{value:.2f}" if name == "megabytes" else f"{value:.1f}"
+            for name, value in zip(further, means)
+        ]
+        texts = [text.removesuffix(".0") for text in texts] if "seconds" in further else texts
+        second = ["images alone" if key[2] == "none" else f"images and {key[2]}"] * versions
+        body.append([*key[:2], *second, *(figures[name] for name in unseen), mean, *texts])
+    named = ["network", "pixels", *["in the sums"] * versions, *map(readable, unseen), "mean"]
+    return markdown([*named, *head], body)
 
 
 def folder_choice() -> str:
@@ -648,6 +669,7 @@ def tables() -> dict[str, str]:
         "speed_steps": training_steps(),
         "bytes_sent": bytes_sent(),
         "closed_form_pacs": closed_form(),
+        "closed_form_versions": closed_form_versions(),
         "folder_choice": folder_choice(),
         "folder_defaults": folder_defaults(),
         "robust_updates": robust_updates(),
