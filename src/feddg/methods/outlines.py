@@ -2,8 +2,8 @@
 
 What an unseen site changes most is colour and texture; what it keeps is shape. So a share of each
 batch is shown as an outline: how much each colour changes from pixel to pixel, dark on white. With
-``train.head: ridge``, which is its default, the classifier that training starts from is solved from
-both versions of every image, so that it rests on shape from the start.
+``train.head: ridge``, its default on PACS, Office-Home and folders, the classifier that training
+starts from is solved from both versions of every image, so that it rests on shape from the start.
 
 Ours. The classifier in closed form is Fed3R's (:mod:`feddg.methods.ridge`).
 
@@ -57,7 +57,9 @@ class Outlines(Method):
     summary = "images and drawings of their edges, from a classifier solved on both (ours)"
     settings: OutlinesSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "*": {"train": {"head": "ridge"}, "server": {"averaging": "ema"}}
+        "*": {"server": {"averaging": "ema"}},
+        "pacs": {"train": {"head": "ridge"}},
+        "office_home": {"train": {"head": "ridge"}},
     }
 
     def head_images(self, images: Tensor) -> tuple[Tensor, ...]:
