@@ -78,6 +78,7 @@ OUR_OWN = {
     "reference_lines/pacs": 4 * 4 * 3,
     "reference_lines/pacs_short": 4 * 4 * 3,
     "serving/ablation": 5 * 4 * 5,
+    "methods/pacs": 9 * 4 * 2,
     "serving/digits": 9 * 4 * 5,
     "serving/equal_images": 2 * 4 * 5,
     "serving/pacs": 9 * 4 * 3,
