@@ -5,7 +5,7 @@ batch is shown as an outline: how much each colour changes from pixel to pixel, 
 ``train.head: ridge``, its default on PACS, Office-Home and folders, the classifier that training
 starts from is solved from both versions of every image, so that it rests on shape from the start.
 
-Ours. The classifier in closed form is Fed3R's (:mod:`feddg.methods.ridge`).
+Ours. The classifier in closed form is Fed3R's, as in ``ridge``.
 
 Equations:
     e_c = sqrt((K * x_c)^2 + (K^T * x_c)^2),   K = [-1 0 1; -2 0 2; -1 0 1],   c = R, G, B      (1)
