@@ -51,6 +51,10 @@ class Campaign:
     heading: str = ""
 
 
+ColumnsOfRows = Mapping[str, Callable[[list[dict[str, str]]], str]]
+"""By heading, a cell made of several rows of a file."""
+
+
 def default_codec(method: str) -> str:
     """Returns the method of ``CCST, colours`` with its default codec."""
     return method.partition(",")[0].lower()
@@ -414,7 +418,11 @@ def bytes_sent() -> str:
 def closed_form() -> str:
     """Returns accuracy of the closed-form classifier on each unseen domain of PACS."""
     plain = [row for row in rows_of("closed_form_pacs") if row["version"] == "none"]
-    return closed_form_of(plain, "seconds", "megabytes", head=["seconds", "MB a client"])
+    own = {
+        "seconds": lambda rows: rows[0]["seconds"],
+        "MB a client": lambda rows: rows[0]["megabytes"],
+    }
+    return closed_form_of(plain, {}, own)
 
 
 def closed_form_versions() -> str:
@@ -422,29 +430,32 @@ def closed_form_versions() -> str:
     rows = rows_of("closed_form_pacs")
     places = {(row["backbone"], row["size"]) for row in rows if row["version"] != "none"}
     beside = [row for row in rows if (row["backbone"], row["size"]) in places]
-    return closed_form_of(beside, "left_out", head=["sites left out"], versions=True)
+
+    def in_the_sums(rows: list[dict[str, str]]) -> str:
+        version = rows[0]["version"]
+        return "images alone" if version == "none" else f"images and {version}"
+
+    own = {"sites left out": lambda rows: mean_of(rows, "left_out")}
+    return closed_form_of(beside, {"in the sums": in_the_sums}, own)
 
 
-def closed_form_of(
-    rows: list[dict[str, str]], *further: str, head: list[str], versions: bool = False
-) -> str:
-    """A row for each network, size and version: accuracies, and the mean of further columns."""
+def closed_form_of(rows: list[dict[str, str]], before: ColumnsOfRows, after: ColumnsOfRows) -> str:
+    """A row for each network, size and version: accuracies on unseen domains between columns."""
     unseen = list(dict.fromkeys(row["unseen"] for row in rows))
     body = []
     for key in dict.fromkeys((row["backbone"], row["size"], row["version"]) for row in rows):
         own = [r for r in rows if (r["backbone"], r["size"], r["version"]) == key]
         figures = {row["unseen"]: row["accuracy"] for row in own}
-        mean = f"{statistics.mean(map(float, figures.values())):.1f}"
-        means = (statistics.mean(float(row[name]) for row in own) for name in further)
-        texts = [
-            f"{value:.2f}" if name == "megabytes" else f"{value:.1f}"
-            for name, value in zip(further, means)
-        ]
-        texts = [text.removesuffix(".0") for text in texts] if "seconds" in further else texts
-        second = ["images alone" if key[2] == "none" else f"images and {key[2]}"] * versions
-        body.append([*key[:2], *second, *(figures[name] for name in unseen), mean, *texts])
-    named = ["network", "pixels", *["in the sums"] * versions, *map(readable, unseen), "mean"]
-    return markdown([*named, *head], body)
+        cells = [cell(own) for cell in before.values()], [cell(own) for cell in after.values()]
+        accuracies = [figures[name] for name in unseen]
+        body.append([*key[:2], *cells[0], *accuracies, mean_of(own, "accuracy"), *cells[1]])
+    head = ["network", "pixels", *before, *map(readable, unseen), "mean", *after]
+    return markdown(head, body)
+
+
+def mean_of(rows: list[dict[str, str]], name: str) -> str:
+    """The mean of a column of figures."""
+    return f"{statistics.mean(float(row[name]) for row in rows):.1f}"
 
 
 def folder_choice() -> str:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from feddg.errors import WorkerLost
 from feddg.evaluation.accuracy import Evaluation, sees_batches
 from feddg.federation.inprocess import TRAIN, Answer, InProcess, Result
-from feddg.messages import Broadcast, Message, Refusal, Update, Weights
+from feddg.messages import Broadcast, Message, Refusal, Update, Weights, joined
 from feddg.models.network import Network
 from feddg.privacy.defence import under
 
@@ -396,12 +396,7 @@ def _prefixed(prefix: str, message: Message) -> Message:
 
 def _parts(**parts: Message) -> Message:
     """Returns several messages as one, each under its name."""
-    whole = Message()
-    for part, message in parts.items():
-        named = _prefixed(f"{part}/", message)
-        whole.tensors |= named.tensors
-        whole.scalars |= named.scalars
-    return whole
+    return joined(*(_prefixed(f"{part}/", message) for part, message in parts.items()))
 
 
 # Evaluation: every process predicts some of the batches.
