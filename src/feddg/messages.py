@@ -118,8 +118,11 @@ class Update:
         seconds: time the client spent training; a log, not a message.
         images: images of its training steps, each counted once per step; a log, not a message.
         members: the clients whose mean this update is; empty for one client's own update.
-        passes: images through the client's network, counted once per pass; 0 if not counted. It
+        forwards: images through the client's network, counted once per pass; 0 if not counted. It
             stays in the process.
+        moved: how far the weights lie from those that were sent, if the process that trained the
+            client and the server's are one run's (:func:`feddg.privacy.robust.moved`); None from
+            outside, where the server measures it. A site cannot set it.
     """
 
     client: int
@@ -131,6 +134,7 @@ class Update:
     images: int = 0
     members: tuple[int, ...] = ()
     forwards: int = 0
+    moved: float | None = None
 
     @property
     def clients(self) -> tuple[int, ...]:
@@ -138,9 +142,12 @@ class Update:
         return self.members or (self.client,)
 
     def keep(self) -> "Update":
-        """Returns a copy whose tensors stay valid after the next update is drawn."""
+        """Returns a copy whose tensors stay valid after the next update is drawn.
+
+        It may be changed, so it does not know how far it moved.
+        """
         weights = {name: tensor.detach().clone() for name, tensor in self.weights.items()}
-        return replace(self, weights=weights, extras=self.extras.keep())
+        return replace(self, weights=weights, extras=self.extras.keep(), moved=None)
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,9 @@ def test_the_loss_is_the_mean_cross_entropy_and_the_divergence_of_all_versions()
     client = begun(small)
     batch = client.batch(torch.arange(8), client.stream("augment"))
     seen = []
-    hook = small.network.featurizer.register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+    hook = small.network.featurizer.register_forward_pre_hook(
+        lambda _, x: seen.extend(x[0].split(8))
+    )
     terms = small.method.loss(client, batch)
     hook.remove()
     assert len(seen) == 3

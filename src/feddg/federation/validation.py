@@ -24,7 +24,7 @@ from feddg.messages import (
 from feddg.methods.base import FoundOut, Method, Round, RoundHook, State, has_global_model
 from feddg.models.network import Network
 from feddg.models.normalization import never_negative_names
-from feddg.privacy.robust import distance, length
+from feddg.privacy.robust import length, moved
 from feddg.settings import TrainSettings
 from feddg.styles.statistics import StyleNoise
 
@@ -64,17 +64,10 @@ class ChangeSizes(RoundHook):
     def received(self, update: Update, round: Round) -> Update:
         """Stores the length of the change; refuses the update if it is implausibly long."""
         sent, medians = round.state.weights, _medians(round.state)
-        shared = [
-            n
-            for n, t in sent.items()
-            if t.is_floating_point() and update.weights.get(n, t) is not t
-        ]
-        # Nine digits: a float64 sum over another memory order differs in its last bits, and what is
-        # remembered must not depend on the transport.
-        moved = float(f"{distance(update.weights, sent, shared):.9g}")
+        far = moved(update.weights, sent) if update.moved is None else update.moved
         # Of an honest client, a rate is the likely reason at first; later it trained with it.
         rate = "" if medians or self._lr is None else f"; lower train.lr (now {self._lr:g})"
-        if not math.isfinite(moved):
+        if not math.isfinite(far):
             bad = first_not_finite(update.weights.items())
             if bad is not None:
                 raise ClientError(f"weight {bad!r} is not finite (NaN or infinite){rate}")
@@ -88,11 +81,11 @@ class ChangeSizes(RoundHook):
             limit, beside = scale * (own + 1), "training can"
         else:
             limit, beside = math.inf, ""
-        if not moved <= limit:
+        if not far <= limit:
             raise ClientError(
-                f"it moved the weights by {moved:.3g}, more than {beside} ({limit:.3g}){rate}"
+                f"it moved the weights by {far:.3g}, more than {beside} ({limit:.3g}){rate}"
             )
-        round.scratch[self][str(update.client)] = moved
+        round.scratch[self][str(update.client)] = far
         return update
 
     def refused(self, refusal: Refusal, round: Round) -> None:

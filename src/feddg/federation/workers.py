@@ -352,7 +352,7 @@ def work_on(job: Message, clients: InProcess, channel: Channel) -> None:
     channel.flush()
 
 
-_COUNTS = ("examples", "images", "seconds", "forwards")
+_COUNTS = ("examples", "images", "seconds", "forwards", "moved")
 
 
 def _reply(reply: Answer, memory: Weights | None) -> Message:

@@ -227,11 +227,12 @@ class Pardon(OneStyleEach):
         return self.stylize(batch, self._style(client.context))
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
-        """Returns cross-entropy, triplet loss and regulariser (Eq. 7-9) of two forward passes."""
-        network, chosen = client.network, self.settings
-        embeddings = network.features(batch.images)
+        """Returns cross-entropy, triplet loss and regulariser (Eq. 7-9) of images and copies."""
+        chosen = self.settings
+        copies = [self._stylized(client, batch)] if self.exchanges else []
+        embeddings, *others = client.network.features_of([batch.images, *copies])
+        stylized = others[0] if others else None
         terms = self.head_loss(client, batch, embeddings)
-        stylized = network.features(self._stylized(client, batch)) if self.exchanges else None
         if stylized is not None and chosen.stylized_cross_entropy:
             on_stylized = self.head_loss(client, batch, stylized)
             terms |= {f"stylized_{name}": term for name, term in on_stylized.items()}

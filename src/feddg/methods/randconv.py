@@ -71,11 +71,11 @@ class RandConv(Method):
         network, weight = client.network, self.settings.consistency_weight
         rng = client.stream("randconv", client.steps)
         versions = self.settings.versions if weight else 1
-        images, embeddings = batch.images, []
+        made: list[Tensor] = []
         for _ in range(versions):
-            version = self._version(network, images, rng)
-            embeddings.append(network.features(version))
-            images = version if self.settings.version_of == "last_version" else images
+            chained = made and self.settings.version_of == "last_version"
+            made.append(self._version(network, made[-1] if chained else batch.images, rng))
+        embeddings = network.features_of(made)
         terms = self.head_loss(client, batch, embeddings[0])
         if versions == 1:
             return terms

@@ -129,10 +129,9 @@ class Vista(OneStyleEach):
         """Returns the cross-entropy of all versions and their divergence (Eq. 5)."""
         network, chosen = client.network, self.settings
         rng = client.stream("vista", client.steps)
-        embeddings = [
-            network.features(self._version(client, batch.images, rng))
-            for _ in range(chosen.versions)
-        ]
+        embeddings = network.features_of(
+            [self._version(client, batch.images, rng) for _ in range(chosen.versions)]
+        )
         terms = self.head_loss(client, batch, embeddings[0])
         if len(embeddings) == 1:
             return terms

@@ -7,6 +7,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from feddg.rng import derive_seed, stream
 
@@ -85,6 +86,16 @@ class Network(nn.Module):
         embeddings: Tensor = self.embedding(self.featurizer(self.normalize(images)))
         return embeddings
 
+    def features_of(self, versions: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the embeddings ``(B, d)`` of several versions ``(B, 3, H, W)`` of a batch.
+
+        One pass serves all of them where an image's embedding does not depend on its batch; under
+        training batch statistics, MixStyle and the like every version has a pass of its own.
+        """
+        if len(versions) == 1 or any(map(_looks_at_batches, self.modules())):
+            return [self.features(images) for images in versions]
+        return list(self.features(torch.cat(list(versions))).split([len(v) for v in versions]))
+
     def forward(self, images: Tensor) -> Tensor:
         """Returns logits of shape ``(B, classes)`` for RGB images in [0, 1]."""
         logits: Tensor = self.classifier(self.features(images))
@@ -104,6 +115,12 @@ class Network(nn.Module):
     def stages(self) -> list[nn.Module]:
         """The featurizer's blocks from shallow to deep, for methods that work on feature maps."""
         return list(getattr(self.featurizer, "stages", []))
+
+
+def _looks_at_batches(layer: nn.Module) -> bool:
+    """Whether a layer, or what is hooked to it, treats a pass as a whole; if in doubt, True."""
+    watched = bool(layer._forward_hooks) or "forward" in vars(layer)
+    return watched or (layer.training and isinstance(layer, (_BatchNorm, GaussianEmbedding)))
 
 
 def _embedding(kind: Embedding, features: int) -> tuple[nn.Module, int]:

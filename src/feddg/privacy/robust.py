@@ -33,6 +33,16 @@ def distance(one: Weights, other: Weights, names: Iterable[str]) -> float:
     return math.sqrt(sum(sums.squared(one[name], other[name]) for name in names))
 
 
+def moved(weights: Weights, sent: Weights) -> float:
+    """Returns how far weights lie from those that were sent, over the float entries of both.
+
+    Nine digits: a float64 sum over another memory order differs in its last bits, and what is
+    remembered must not depend on the transport.
+    """
+    shared = [n for n, t in sent.items() if t.is_floating_point() and weights.get(n, t) is not t]
+    return float(f"{distance(weights, sent, shared):.9g}")
+
+
 def squared(tensor: Tensor) -> Tensor:
     """Returns the sum of squares as a float64 scalar."""
     # A float32 sum over millions of entries is off by up to 3e-4.
