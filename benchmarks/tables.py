@@ -60,7 +60,10 @@ def default_codec(method: str) -> str:
     return method.partition(",")[0].lower()
 
 
-OTHERS = ("mixstyle", "rsc", "feddg-ga", "fedig-a", "randconv", "vista")
+OTHERS = (
+    *("mixstyle", "rsc", "feddg-ga", "fedig-a", "randconv", "vista"),
+    *("outlines", "ridge", "ridge+outlines"),
+)
 OF_DEFAULT = "minus the same with `compact`, EMA"
 CAMPAIGNS: Mapping[str, Campaign] = {
     "serving_digits": Campaign(10, ["serving_digits"]),
