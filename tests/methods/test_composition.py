@@ -8,6 +8,7 @@ import torch
 from pydantic import Field, model_validator
 
 from feddg.errors import ExperimentError
+from feddg.experiment import Experiment
 from feddg.methods.base import Adapts, Method, MethodSettings, Stylizes, methods, register, title_of
 from feddg.methods.composition import HOOKS, build_method, compose, method_class
 from feddg.settings import TrainSettings
@@ -92,6 +93,13 @@ def test_a_composition_has_all_names_settings_presets_and_promises():
     assert {"statistics/styles", "statistics/amplitudes"} <= composed.sends.keys()
     assert "Chen" in composed.summary
     assert "Liu" in composed.summary
+
+
+@pytest.mark.parametrize("name", ["ridge+outlines", "outlines+ridge"])
+def test_what_a_part_wants_of_training_is_not_for_a_method_of_one_round(name):
+    train = Experiment(method=name, data={"source": "pacs"}, hold_out="sketch").train
+    assert train.head == "random"
+    assert train.trainable == "head"
 
 
 def test_rules_between_the_settings_of_a_part_hold_in_a_composition():

@@ -51,7 +51,7 @@ def compose(parts: tuple[type[Method], ...]) -> type[Method]:
         "aliases": (),
         "summary": " + ".join(part.summary for part in parts),
         "Settings": create_model(f"{name} settings", __base__=_settings(parts)),
-        "presets": _merged(part.presets for part in reversed(parts)),
+        "presets": _presets(parts),
         "excludes": _merged(part.excludes for part in parts),
         "sends": _merged(part.sends for part in parts),
         "noises": frozenset[str]().union(*(part.noises for part in parts)),
@@ -63,6 +63,19 @@ def compose(parts: tuple[type[Method], ...]) -> type[Method]:
 def _settings(parts: tuple[type[Method], ...]) -> tuple[type[MethodSettings], ...]:
     own = [part.Settings for part in parts if part.Settings is not MethodSettings]
     return (*own, MethodSettings)
+
+
+def _presets(parts: tuple[type[Method], ...]) -> dict[str, Any]:
+    """Returns the parts' presets: the first part's hold, and before them a one-round method's.
+
+    It trains nothing, so what others say of training, for one data set even, is not for it.
+    """
+    last = sorted(reversed(parts), key=lambda part: part.one_round)
+    names = dict.fromkeys(name for part in last for name in part.presets)
+    return {
+        name: _merged(merge(p.presets.get("*", {}), p.presets.get(name, {})) for p in last)
+        for name in names
+    }
 
 
 def _merged(mappings: Iterable[dict[str, Any]]) -> dict[str, Any]:
