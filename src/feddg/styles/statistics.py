@@ -7,8 +7,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 from torch import Generator, Tensor
 from torch.nn import functional
 
@@ -150,6 +148,8 @@ def finch(vectors: np.ndarray) -> list[np.ndarray]:
     Raises:
         ValueError: there are no vectors, or they are not finite.
     """
+    from scipy.sparse import csr_array  # most runs have no styles
+
     points = np.array(vectors, dtype=np.float64, order="C")
     if points.ndim != 2 or points.size == 0 or not np.isfinite(points).all():
         raise ValueError("FINCH needs at least one vector, all of them finite")
@@ -200,6 +200,9 @@ def _first_neighbors(vectors: np.ndarray, alone: np.ndarray | None = None) -> np
 
 def _linked(neighbors: np.ndarray) -> np.ndarray:
     """Labels the connected components of the graph that links each point to its neighbour."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
     count = len(neighbors)
     links = csr_array((np.ones(count), (np.arange(count), neighbors)), shape=(count, count))
     _, labels = connected_components(links, directed=False)
