@@ -70,7 +70,7 @@ CAMPAIGNS: Mapping[str, Campaign] = {
     "serving_ablation": Campaign(
         10,
         ["serving_ablation", "serving_digits"],
-        ["rsc", "ccst", "pardon", "feddg-ga", "fedig-a"],
+        ["rsc", "ccst", "pardon", "feddg-ga", "fedig-a", "outlines"],
         lambda method: "vista",
         "minus VISTA, EMA",
     ),
@@ -83,7 +83,7 @@ CAMPAIGNS: Mapping[str, Campaign] = {
 """The tables of methods, by name."""
 BOTH = ("serving_digits", "serving_pacs")
 """What README and "Which method" show in short."""
-IN_SHORT = ("fedavg", "vista", "randconv", "mixstyle", "pardon")
+IN_SHORT = ("fedavg", "outlines", "vista", "randconv", "mixstyle", "pardon")
 """The methods of README's table: the most different ones, plain averaging first."""
 SEARCHES = ("vista_search", "vista_search_pacs")
 NOISED = ("digits", "pacs", "digits_ten_clients")
@@ -185,7 +185,7 @@ def advice() -> str:
         averaged = difference(ema["fedavg"], final["fedavg"])
         body.append(["1", "FedAvg: averaged weights (EMA) minus last", data, seen, *averaged])
         advised = "1" if data == "PACS" else "2"
-        for method in ("ccst", "mixstyle", "feddg-ga", "pardon", "randconv", "vista"):
+        for method in ("outlines", "ccst", "mixstyle", "feddg-ga", "pardon", "randconv", "vista"):
             images = f"{results.mean(method, 'images') * CAMPAIGNS[name].rounds / 1000:.0f}k"
             lead = difference(ema[method], ema["fedavg"])
             body.append([advised, f"{spelled(method)} minus FedAvg", data, images, *lead])
