@@ -1,6 +1,7 @@
 """Definitions found by name: registered by a program or by another package."""
 
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from feddg.data.data_set import DATA_SETS, load_source, register_source
 from feddg.errors import DataError
 from feddg.evaluation.adaptation import ADAPTATIONS
 from feddg.methods.base import methods
+from feddg.registry import read_classes
 from published_trees import write_tree
 
 
@@ -18,14 +20,19 @@ def test_lists_read_from_source_are_what_is_registered(monkeypatch: pytest.Monke
         (api.listed_methods, methods(), ("name", "title", "aliases", "summary")),
         (api.listed_adaptations, ADAPTATIONS, ("name", "summary", "needs", "changes", "cost")),
     )
+    # What a program registers is only known once it is imported.
+    for listed, registered, _ in lists:
+        assert listed() == [*registered.values()]
+    for package in ("feddg.methods", "feddg.evaluation.adaptation"):
+        monkeypatch.delitem(sys.modules, package)
     for listed, registered, fields in lists:
-        expected = [tuple(getattr(kind, field) for field in fields) for kind in registered.values()]
+        ours = [kind for kind in registered.values() if kind.__module__.startswith("feddg.")]
+        expected = [tuple(getattr(kind, field) for field in fields) for kind in ours]
         found = [tuple(getattr(each, field) for field in fields) for each in listed()]
         assert found == expected
-    # Another package's definitions are only known once they are imported.
+    # So are another package's.
     monkeypatch.setattr("feddg.registry.entry_points", lambda group: [group])
-    assert api.listed_methods() == [*methods().values()]
-    assert api.listed_adaptations() == [*ADAPTATIONS.values()]
+    assert read_classes("feddg.methods", "register", "feddg.methods") is None
 
 
 @pytest.mark.usefixtures("fresh")

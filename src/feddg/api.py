@@ -43,7 +43,7 @@ def run(
     out: Path | str = "runs",
     *,
     observer: "Observer | None" = None,
-    cache: Path | None = None,
+    cache: Path | str | None = None,
     report: bool = True,
     snapshots: Collection[int] = (),
     again: bool = False,
@@ -86,7 +86,7 @@ def run(
 
     if predictions:
         _parquet()
-    cached = cache or cache_folder()
+    cached = cache_folder(cache)
     join_torchrun(cached)
     asked = load_experiment(experiment, fields)
     asked, number = placed(asked, workers)
@@ -97,14 +97,14 @@ def run(
             folder,
             chosen,
             observer=observer or notebook_observer(),
-            cache=cache,
+            cache=cached,
             prepare=prepare,
             snapshots=snapshots,
         )
         if predictions:
             from feddg.prediction.evaluate import write_image_results
 
-            write_image_results(done.folder, cache=cache)
+            write_image_results(done.folder, cache=cached)
         if report:
             from feddg.report import ensure_report
 
@@ -116,7 +116,7 @@ def resume(
     folder: Path | str,
     *,
     observer: "Observer | None" = None,
-    cache: Path | None = None,
+    cache: Path | str | None = None,
     workers: int | None = None,
 ) -> "Run":
     """Continues the run in ``folder`` from its last completed round, and writes its page.
@@ -135,11 +135,11 @@ def resume(
     from feddg.runs.prepare import cache_folder
     from feddg.runs.workers import join_torchrun, number_of_workers, together
 
-    cached = cache or cache_folder()
+    cached = cache_folder(cache)
     join_torchrun(cached)
     with _resumable(folder), together(number_of_workers(workers), cached) as prepare:
         done = execute.resume(
-            folder, observer=observer or notebook_observer(), cache=cache, prepare=prepare
+            folder, observer=observer or notebook_observer(), cache=cached, prepare=prepare
         )
         ensure_report(done.folder)
     return done
@@ -239,11 +239,11 @@ def compare(
     *,
     overrides: Mapping[str, Any] | None = None,
     jobs: int = 0,
-    cache: Path | None = None,
+    cache: Path | str | None = None,
     watcher: "Watcher | None" = None,
     report: bool = True,
     again: bool = False,
-    results: Path | Sequence[Path] = (),
+    results: Path | str | Sequence[Path | str] = (),
     predictions: bool = False,
     drop_weights: bool = False,
     launcher: str = "local",
@@ -297,6 +297,7 @@ def compare(
     from feddg.comparison.tuning import picked, prepare_trials
     from feddg.runs.workers import started_by_torchrun
     from feddg.settings import merge
+    from feddg.storage import cache_folder
 
     if started_by_torchrun():
         raise ExperimentError(
@@ -312,13 +313,14 @@ def compare(
     whole = load_plan(whole.model_dump() | axes) if axes else whole
     whole = plan_with_weights_at_hand(whole.fixed(merge(given, overrides or {})))
     folder = Path(out or Path("comparisons") / whole.name)
+    cached = cache_folder(cache)
     files = results_files(results)  # a fault in them is not to be found after tuning
     if predictions:
         _parquet()
     watcher = watcher or notebook_watcher() or Watcher()
     lookup: dict[str, Any] = {"again": again, "results": files}
-    lookup |= {"cache": cache, "drop_weights": drop_weights}
-    execution: dict[str, Any] = {"jobs": jobs, "cache": cache, "watcher": watcher}
+    lookup |= {"cache": cached, "drop_weights": drop_weights}
+    execution: dict[str, Any] = {"jobs": jobs, "cache": cached, "watcher": watcher}
     execution |= {"launcher": launcher, "launcher_options": launcher_options}
     chosen, trials = whole, prepare_trials(whole, folder, **lookup)
     if trials is not None:
@@ -337,7 +339,7 @@ def compare(
     if predictions:
         from feddg.prediction.evaluate import write_missing_results
 
-        emit(*write_missing_results(done.folders, cache=cache))
+        emit(*write_missing_results(done.folders, cache=cached))
     if report:
         from feddg.prediction.export import ensure_card
         from feddg.report import write_comparison
@@ -702,7 +704,7 @@ def check_site(
     images: str,
     domain: str | None = None,
     *,
-    cache: Path | None = None,
+    cache: Path | str | None = None,
     device: str = "auto",
     offline: bool = False,
 ) -> tuple[str, list[Diagnostic]]:
@@ -724,7 +726,7 @@ def check_site(
     from feddg.storage import cache_folder
 
     join = read_join(folder)
-    place = (cache or cache_folder()).expanduser()
+    place = cache_folder(cache).expanduser()
     own = preflight.check_site(join, images, domain, place, device)
     return join.site, [*(() if offline else preflight.check_connection(folder, join)), *own]
 

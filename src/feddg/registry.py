@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import logging
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import entry_points
@@ -147,9 +148,10 @@ def read_classes(package: str, decorator: str, group: str) -> list[SimpleNamespa
         group: entry-point group of other packages' definitions.
 
     Returns:
-        Attributes by class; None where another package adds some, whose source nobody knows.
+        Attributes by class; None where the registry knows more than the source: another package
+        adds some, or the package is imported already and a program may have added its own.
     """
-    if entry_points(group=group):
+    if package in sys.modules or entry_points(group=group):
         return None
     spec = importlib.util.find_spec(package)
     folders = (spec.submodule_search_locations or ()) if spec else ()

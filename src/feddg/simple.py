@@ -174,7 +174,7 @@ class Federation:
             experiment: gives images, network and method.
             cache: folder for decoded pixels; the user's cache by default.
         """
-        found = in_process(experiment, cache or cache_folder(), lambda what, done, total: None, {})
+        found = in_process(experiment, cache_folder(cache), lambda what, done, total: None, {})
         self = cls.__new__(cls)
         self.class_names = tuple(found.clients.classes)
         self._start(found.method, experiment, cast(InProcess, found.transport), found.defences)

@@ -298,7 +298,6 @@ def places(tmp_path_factory):
     faults = {
         "none": lambda image, label: (image, label),
         "exchanged": lambda image, label: (image, label ^ 1),
-        "inverted": lambda image, label: (255 - image, label),
         "dark": lambda image, label: (image // 32, label),
     }
     for fault, change in faults.items():
@@ -315,7 +314,7 @@ def places(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("fault", "seed"),
-    [("none", 0), ("none", 1), ("none", 2), ("exchanged", 0), ("inverted", 0), ("dark", 0)],
+    [("none", 0), ("none", 1), ("none", 2), ("exchanged", 0), ("dark", 0)],
 )
 def test_a_place_with_exchanged_labels_or_other_greys_is_named(places, tmp_path, fault, seed):
     done = feddg.run(

@@ -177,7 +177,7 @@ def attack_run(
     lpips = read_lpips(chosen.lpips) if chosen.lpips else None
     judges = Judges(read_extractor(chosen.extractor), lpips=lpips)
     path = Path(folder)
-    loaded = load_finished_run(path, cache or cache_folder(), progress)
+    loaded = load_finished_run(path, cache_folder(cache), progress)
     if loaded.experiment.data.image_size < SMALLEST:
         raise DataError(f"images of less than {SMALLEST} pixels are too small to compare")
     work = _Work(path, loaded, chosen, judges, progress)

@@ -199,7 +199,7 @@ def prepare_comparison(
     plan, folder = load_plan(plan), Path(out)
     cells = expand_plan(plan) if cells is None else cells
     present = _present(folder)
-    now = ImagesNow(cache or cache_folder())
+    now = ImagesNow(cache_folder(cache))
     rows: dict[str, dict[int | None, ResultRow]] = {}
     outdated: list[ResultRow] = []
     for file in results:
@@ -284,7 +284,7 @@ def carry_out_comparison(
     """
     if (reason := why_hopeless(comparison)) is not None:
         raise reason
-    watching, cached = watcher or Watcher(), cache or cache_folder()
+    watching, cached = watcher or Watcher(), cache_folder(cache)
     chosen = LAUNCHERS.find(launcher)
     if comparison.file is not None:
         with changing(comparison.file):  # a fault is to be found before hours of runs

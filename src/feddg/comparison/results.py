@@ -485,13 +485,14 @@ class ResultRow(BaseModel):
                     yield one.name, at, split, metric, over, measured
 
 
-def results_files(results: Path | Sequence[Path]) -> list[Path]:
+def results_files(results: Path | str | Sequence[Path | str]) -> list[Path]:
     """Returns a comparison's results files; rows are added to the first.
 
     Raises:
         RunError: a file is damaged, or one other than the first does not exist.
     """
-    files = [results] if isinstance(results, Path) else list(results)
+    asked = [results] if isinstance(results, Path | str) else results
+    files = [Path(file) for file in asked]
     for number, file in enumerate(files):
         if number and not is_file(file):
             raise RunError(f"There is no results file {file}.")

@@ -61,7 +61,7 @@ def prepare_trials(
         return None
     if results:  # a fault in the table's files is not to be found after the trials
         TuningFile.read(results[0].with_suffix(f".{TUNING}"))
-        find_rows(results[0], table_cells(plan), ImagesNow(cache or cache_folder()), again=again)
+        find_rows(results[0], table_cells(plan), ImagesNow(cache_folder(cache)), again=again)
     trials = [file.with_suffix(".trials.csv") for file in results]
     return prepare_comparison(
         plan.model_copy(update={"name": f"{plan.name}, tuning", "title": None, "budgets": ()}),

@@ -281,7 +281,7 @@ def coordinate(grid: Grid, run_config: Mapping[str, Any]) -> Run:
     ) -> RunContext:
         return _prepared(grid, deployment, experiment, cache, path)
 
-    cache = Path(deployment.cache).expanduser() if deployment.cache else cache_folder()
+    cache = cache_folder(deployment.cache or None).expanduser()
     done = carry_out(path, experiment, observer=LogLines(), cache=cache, prepare=prepare)
     ensure_report(path)
     return done

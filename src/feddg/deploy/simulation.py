@@ -101,7 +101,7 @@ def simulate(
         os.environ.setdefault(key, "0")
     from flwr.simulation import run_simulation
 
-    folder = (cache or cache_folder()).expanduser().resolve()
+    folder = cache_folder(cache).expanduser().resolve()
     ended: list[Run | BaseException] = []
     server = ServerApp()
 

@@ -331,7 +331,7 @@ class SiteConfig(Settings):
     @property
     def cache_folder(self) -> Path:
         """The site's cache folder, the user's cache by default."""
-        return (self.cache or cache_folder()).expanduser()
+        return cache_folder(self.cache).expanduser()
 
 
 def read_experiment(run_config: Mapping[str, Any]) -> Experiment:

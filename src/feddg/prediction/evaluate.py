@@ -102,7 +102,7 @@ def evaluate_run(
     missing = [name for name in asked if name not in measured]
     evaluation = None
     if missing or alphas:
-        evaluation = _evaluation(trained, batch_size, cache or cache_folder(), progress)[0]
+        evaluation = _evaluation(trained, batch_size, cache_folder(cache), progress)[0]
     for name in missing:
         assert evaluation is not None
         scores = (
@@ -245,7 +245,7 @@ def write_image_results(
     arrow, path = parquet("leave out --predictions"), Path(folder)
     require_run(path)
     trained = load_trained(path, which=which)
-    cache = cache or cache_folder()
+    cache = cache_folder(cache)
     check_images(path, trained.experiment, cache)
     evaluation, images = _evaluation(trained, batch_size, cache, progress)
     contents = ImagesFile.read(path / IMAGES) or images.contents

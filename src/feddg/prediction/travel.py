@@ -229,7 +229,7 @@ def calibrate(
         DataError: the images are not here.
         WeightsError: the weights that training began from are not here.
     """
-    cache = cache or cache_folder()
+    cache = cache_folder(cache)
     images = _images(run, model.trained, cache, progress)
     own, sums = not trains_features(model.trained), None
     models: Literal["features", "first features", "runs", "none"] = "none"

@@ -286,7 +286,7 @@ def analyse(
     Raises:
         FeddgError: the run has no model, or ``beside`` has another network.
     """
-    loaded = load_finished_run(Path(folder), cache or cache_folder(), progress)
+    loaded = load_finished_run(Path(folder), cache_folder(cache), progress)
     if not has_global_model(loaded.method, loaded.worker.network):
         name = loaded.method.name
         raise RunError(f"{folder}: under {name} there is no global model to look into")

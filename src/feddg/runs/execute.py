@@ -408,7 +408,7 @@ def carry_out(
         folder.keep_experiment(experiment)
         complete = is_complete(path)
         if not complete:
-            watching, cached = observer or Observer(), cache or cache_folder()
+            watching, cached = observer or Observer(), cache_folder(cache)
             try:
                 _Execution(experiment, folder, watching, cached, prepare, snapshots).carry_out()
             except Exception:

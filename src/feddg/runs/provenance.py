@@ -167,7 +167,7 @@ def check_images(folder: Path, experiment: Experiment, cache: Path | None = None
     """
     if not has_begun(folder):
         return
-    changes = _changes(folder, ImagesNow(cache or cache_folder())(experiment))
+    changes = _changes(folder, ImagesNow(cache_folder(cache))(experiment))
     if changes is None:
         _warn(folder)
     elif changes:
