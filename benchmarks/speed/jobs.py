@@ -138,14 +138,10 @@ class BareLoop:
     def __init__(
         self, federation: Federation, precision: str, *, naive: bool = False, forwards: int = 1
     ) -> None:
-        worker, self.forwards = federation.worker, forwards
+        worker, self.forwards, self.federation = federation.worker, forwards, federation
         self.format = torch.contiguous_format if naive else torch.channels_last
         self.network = _copy(federation).to(memory_format=self.format)  # type: ignore[call-overload]
-        self.network.train()
-        if worker.freeze:
-            for module in self.network.modules():
-                if isinstance(module, nn.BatchNorm2d):
-                    module.eval()
+        self._set_training()
         self.optimizer = torch.optim.Adam(
             self.network.parameters(), worker.train.lr, fused=None if naive else True
         )
@@ -162,6 +158,25 @@ class BareLoop:
             self.optimizer.zero_grad()
             torch.stack(losses).sum().backward()
             self.optimizer.step()
+
+    def _set_training(self) -> None:
+        self.network.train()
+        if self.federation.worker.freeze:
+            for module in self.network.modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    module.eval()
+
+    def evaluate(self, count: int, batch_size: int = 256) -> None:
+        """Counts right answers of as many images of noise, which lie ready."""
+        size = self.federation.experiment.data.image_size
+        images = torch.rand(batch_size, 3, size, size).contiguous(memory_format=self.format)
+        labels, right = torch.zeros(batch_size, dtype=torch.int64), 0
+        self.network.eval()
+        with torch.inference_mode(), self.autocast():
+            for start in range(0, count, batch_size):
+                many = min(batch_size, count - start)
+                right += int((self.network(images[:many]).argmax(1) == labels[:many]).sum())
+        self._set_training()
 
     def laid_out(self, batches: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
         """Returns the batches in this loop's memory layout, so that it need not convert them."""

@@ -6,12 +6,17 @@ Interleaved in one process: the plain loop, feddg's FedAvg, the plain loop with 
 PARDON, then all again; the ratio of neighbours cancels what else the machine does. The medians and
 the quartiles of these ratios are printed, images per second, and the peak of private memory, each
 in a process of its own. Rounds only: no evaluation, no files; PARDON's setup is timed apart.
+
+``--whole 10`` times whole runs of so many rounds of FedAvg instead, with records, checkpoints and
+an evaluation every fifth round, against a plain loop of as many steps that evaluates as many
+images; start and decoding apart.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +26,10 @@ from pathlib import Path
 import numpy
 import torch
 from jobs import JOBS, BareLoop, Federation
+
+import feddg
+from feddg.experiment import Experiment
+from feddg.settings import merge
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -79,6 +88,37 @@ def compare(arguments: argparse.Namespace, precision: str) -> list[dict[str, obj
             }
         )
     return rows
+
+
+def compare_whole(arguments: argparse.Namespace, precision: str) -> dict[str, object]:
+    """Times pairs of a whole run and a plain loop, and returns the row of the table."""
+    fields = JOBS[arguments.job].experiment("fedavg", precision, arguments.pacs, arguments.weights)
+    changed = {"train": {"rounds": arguments.whole}, "evaluate": {"every": 5, "pictures": False}}
+    experiment = Experiment(**merge(fields.given, changed))
+    federation = Federation(experiment)
+    batches = []
+    for _ in range(arguments.whole):
+        batches += federation.next_batches()
+        federation.server.state = federation.server.state.next()
+    bare = BareLoop(federation, precision)
+    batches = bare.laid_out(batches)
+    ratios, own, plain = [], [], []
+    for pair in range(arguments.pairs + 1):
+        with tempfile.TemporaryDirectory() as folder:
+            done = feddg.run(experiment, folder, report=False)
+            spent = done.summary.seconds
+            evaluated = sum(row.examples for row in done.metrics.evaluations)
+        own.append(spent["total"] - spent["prepare"] - spent.get("setup", 0.0))
+        plain.append(timed(partial(bare.run, batches)) + timed(partial(bare.evaluate, evaluated)))
+        if pair:  # the first pair warms up
+            ratios.append(own[-1] / plain[-1])
+    return {
+        "job": arguments.job,
+        "precision": precision,
+        "whole run to bare loop": quartiles(ratios),
+        "s": f"{numpy.median(own[1:]):.1f} / {numpy.median(plain[1:]):.1f}",
+        "images trained, evaluated": f"{sum(len(y) for _, y in batches)}, {evaluated}",
+    }
 
 
 class PeakMemory:
@@ -150,6 +190,7 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--methods", nargs="+", default=["fedavg", "pardon"])
     parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--whole", type=int, metavar="ROUNDS", help="time whole runs of FedAvg")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--json", type=Path, help="also append the rows to this file")
     parser.add_argument("--memory", help=argparse.SUPPRESS)
@@ -160,8 +201,9 @@ def main() -> None:
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {arguments.pairs} pairs")
     rows = []
     for precision in arguments.precisions:
-        for row in compare(arguments, precision):
-            if not arguments.no_memory:
+        whole = [compare_whole(arguments, precision)] if arguments.whole else []
+        for row in whole or compare(arguments, precision):
+            if not arguments.whole and not arguments.no_memory:
                 kind = str(row["method"])
                 row["peak GB"] = memory_of(arguments, kind, precision)
                 row["bare GB"] = memory_of(arguments, "bare", precision)
