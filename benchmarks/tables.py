@@ -86,6 +86,7 @@ BOTH = ("serving_digits", "serving_pacs")
 IN_SHORT = ("fedavg", "outlines", "vista", "randconv", "mixstyle", "pardon")
 """The methods of README's table: the most different ones, plain averaging first."""
 SEARCHES = ("vista_search", "vista_search_pacs")
+TESTED = ("sketch", "cartoon", "art_painting", "photo")
 NOISED = ("digits", "pacs", "digits_ten_clients")
 LEVELS = ("none", "clipped", "16", "8", "4", "1")
 PROTECTED = {
@@ -226,6 +227,31 @@ def learning_rates(name: str, *columns: str) -> str:
         f"{split}, {rule}" for split in ("in-domain", "unseen") for rule in ("final", "SWA", "EMA")
     ]
     return markdown([*columns, *head], body)
+
+
+def by_validation(name: str, plain: str = "") -> str:
+    """Returns accuracy by EMA on the domain that chooses, best first, and on the unseen one.
+
+    Args:
+        name: of the results file; columns that a method lacks are left out.
+        plain: the row of the grid that is shown as plain averaging.
+    """
+    rows = {(row.method, row.held_out): row.numbers for row in read_results(DATA / f"{name}.csv")}
+    if plain:
+        grid = read_results(DATA / "grid_pacs.csv")
+        rows |= {("fedavg", row.held_out): row.numbers for row in grid if row.method == plain}
+    methods = dict.fromkeys(method for method, _ in rows)
+    tested = [c for c in TESTED if all((method, c) in rows for method in methods)]
+    body = []
+    for method in methods:
+        own = [rows[method, column] for column in tested]
+        cells = [[numbers["val_ema"]] for numbers in own]
+        cells += [[n[key] for n in own] for key in ("val_ema", "val_final", "test_ema")]
+        means = [statistics.mean(values) for values in cells]
+        body.append((-means[-3], [spelled(method), *(f"{100 * mean:.1f}" for mean in means)]))
+    head = [f"tested on {column.replace('_', ' ')}" for column in tested]
+    head = ["what", *head, "mean", "last model", "unseen domain"]
+    return markdown(head, [cells for _, cells in sorted(body)])
 
 
 def rows_of(name: str) -> list[dict[str, str]]:
@@ -669,6 +695,7 @@ def tables() -> dict[str, str]:
     return made | {
         "in_short": in_short(IN_SHORT),
         "advice": advice(),
+        "grid_pacs": by_validation("grid_pacs"),
         "pacs_learning_rate": learning_rates("pacs_learning_rate", "method", "held out", "rate"),
         "reference_lines_digits": reference_lines("digits"),
         "reference_lines_pacs": reference_lines("pacs"),
