@@ -254,6 +254,28 @@ def by_validation(name: str, plain: str = "") -> str:
     return markdown(head, [cells for _, cells in sorted(body)])
 
 
+def budgets(name: str) -> str:
+    """Returns accuracy by images seen: EMA, and the lead over plain averaging; last model."""
+    results = Results.read(DATA / f"{name}.csv")
+    body = []
+    for budget in results.budgets:
+        own = results.at(budget)
+        last, ema = own.accuracies(FINAL), own.accuracies(EMA_MEAN)
+        for method in own.methods:
+            by_column = {column: value for (column, _), value in ema[method].items()}
+            cells = [f"{100 * by_column[c]:.1f}" if c in by_column else "" for c in TESTED]
+            means = [average_over_columns(own[method], list(by_column)) for own in (last, ema)]
+            pairs = [(last[method], last["fedavg"]), (ema[method], ema["fedavg"])]
+            leads = ["" if method == "fedavg" else margin_text(paired_margin(*p)) for p in pairs]
+            shown = [f"{budget // 1000}k", spelled(method), *cells]
+            for mean, lead in zip(means, leads):
+                shown += [spread_text(mean), lead]
+            body.append(((budget, -means[1].mean if means[1] else 0.0), shown))
+    head = ["images seen", "method", *(column.replace("_", " ") for column in TESTED)]
+    head += ["last model", "minus FedAvg", "EMA", "minus FedAvg"]
+    return markdown(head, [cells for _, cells in sorted(body)])
+
+
 def rows_of(name: str) -> list[dict[str, str]]:
     """Returns the rows of a CSV file, column names without what stands in brackets."""
     with (DATA / f"{name}.csv").open(newline="", encoding="utf-8") as content:
@@ -695,6 +717,7 @@ def tables() -> dict[str, str]:
     return made | {
         "in_short": in_short(IN_SHORT),
         "advice": advice(),
+        "budget_pacs": budgets("budget_pacs"),
         "grid_pacs": by_validation("grid_pacs"),
         "pacs_learning_rate": learning_rates("pacs_learning_rate", "method", "held out", "rate"),
         "reference_lines_digits": reference_lines("digits"),

@@ -1,0 +1,41 @@
+"""Draws accuracy against images seen in training, and the lead over plain averaging.
+
+python benchmarks/methods/picture.py docs/results/data/budget_pacs.csv docs/results/budget_pacs.png
+"""
+
+import sys
+from pathlib import Path
+
+from matplotlib import pyplot
+
+from feddg.comparison.results import Results
+from feddg.comparison.statistics import average_over_columns, paired_margin
+from feddg.report.text import spelled
+from feddg.runs.reading import EMA_MEAN
+
+
+def drawn(results: Results, file: Path) -> None:
+    """Draws a line for each method; bars are 95 % intervals of the paired lead."""
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    found = {budget: results.at(budget).accuracies(EMA_MEAN) for budget in results.budgets}
+    for place, method in enumerate(results.methods):
+        own = [(budget, values) for budget, values in found.items() if values.get(method)]
+        means = [average_over_columns(values[method], results.columns) for _, values in own]
+        at = [budget / 1000 * 1.02**place for budget, _ in own]
+        left.plot(at, [100 * mean.mean for mean in means if mean], "o-", label=spelled(method))
+        leads = [paired_margin(values[method], values["fedavg"]) for _, values in own]
+        reach = [100 * (lead.high - lead.mean) if lead and lead.high else 0.0 for lead in leads]
+        right.errorbar(at, [100 * lead.mean for lead in leads if lead], reach, fmt="o-", capsize=3)
+    left.set(ylabel="accuracy on the unseen domain, %")
+    right.set(ylabel="points above FedAvg")
+    for axes in (left, right):
+        axes.set(xlabel="images seen in training, thousands", xscale="log")
+        axes.set_xticks([budget / 1000 for budget in found], [f"{b // 1000}" for b in found])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    left.legend(fontsize=8)
+    figure.savefig(file, dpi=120)
+
+
+if __name__ == "__main__":
+    drawn(Results.read(Path(sys.argv[1])), Path(sys.argv[2]))
