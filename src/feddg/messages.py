@@ -82,6 +82,23 @@ def joined(*messages: Message | None) -> Message:
     return whole
 
 
+def prefixed(prefix: str, message: Message) -> Message:
+    """Returns the entries of a message under longer names."""
+    return Message(
+        {prefix + name: tensor for name, tensor in message.tensors.items()},
+        {prefix + name: scalar for name, scalar in message.scalars.items()},
+    )
+
+
+def under(prefix: str, message: Message) -> Message:
+    """Returns the entries whose names begin with a prefix, with the prefix removed."""
+    cut = len(prefix)
+    return Message(
+        {name[cut:]: t for name, t in message.tensors.items() if name.startswith(prefix)},
+        {name[cut:]: s for name, s in message.scalars.items() if name.startswith(prefix)},
+    )
+
+
 def scalar_bytes(scalar: Scalar) -> int:
     """Returns the bytes of ``scalar`` for the ledger."""
     return len(scalar.encode()) if isinstance(scalar, str) else SCALAR_BYTES

@@ -29,9 +29,8 @@ from torch import Tensor, nn
 from feddg.errors import WorkerLost
 from feddg.evaluation.accuracy import Evaluation, sees_batches
 from feddg.federation.inprocess import TRAIN, Answer, InProcess, Result
-from feddg.messages import Broadcast, Message, Refusal, Update, Weights, joined
+from feddg.messages import Broadcast, Message, Refusal, Update, Weights, joined, prefixed, under
 from feddg.models.network import Network
-from feddg.privacy.defence import under
 
 AHEAD = 2**28
 """Most bytes of updates that a process may produce before the server takes them."""
@@ -263,7 +262,7 @@ class WorkerTransport(InProcess):
         """See :class:`feddg.federation.transport.Transport`."""
         super().hand_out(context, again=again)
         job = context or Message()
-        named = _prefixed("extras/", job)
+        named = prefixed("extras/", job)
         named.scalars |= {"job": CONTEXT, "given": context is not None}
         self._channel.tell(named)
 
@@ -387,16 +386,9 @@ def _result(id: int, purpose: str, message: Message) -> Result:
     return Update(id, weights=weights, extras=extras, terms=terms, **counts), memory
 
 
-def _prefixed(prefix: str, message: Message) -> Message:
-    return Message(
-        {prefix + name: tensor for name, tensor in message.tensors.items()},
-        {prefix + name: scalar for name, scalar in message.scalars.items()},
-    )
-
-
 def _parts(**parts: Message) -> Message:
     """Returns several messages as one, each under its name."""
-    return joined(*(_prefixed(f"{part}/", message) for part, message in parts.items()))
+    return joined(*(prefixed(f"{part}/", message) for part, message in parts.items()))
 
 
 # Evaluation: every process predicts some of the batches.
@@ -419,7 +411,7 @@ class WorkerEvaluation(Evaluation):
         if sees_batches(predictor):
             yield from super().predictions(predictor)
             return
-        job = _prefixed("weights/", Message(self.network.state_dict()))
+        job = prefixed("weights/", Message(self.network.state_dict()))
         job.scalars |= {"job": PREDICT, "splits": json.dumps(list(self.splits))}
         size = self.channel.size
         self.channel.tell(job)

@@ -9,7 +9,7 @@ from torch import nn
 from feddg.clients.sampling import Schedule
 from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, field_fault
-from feddg.messages import EntrySchema, Message, Update, Weights
+from feddg.messages import EntrySchema, Message, Update, Weights, under
 from feddg.methods.base import Method, local_names, shared_parameters
 from feddg.privacy.accounting import Account, require_meaning
 from feddg.privacy.defence import (
@@ -20,7 +20,6 @@ from feddg.privacy.defence import (
     require_compatible,
     require_styles,
     traits_of,
-    under,
 )
 from feddg.privacy.noise import Clipping, NoisedRecords, NoisedStyles
 from feddg.privacy.secure_aggregation import SecureAggregation

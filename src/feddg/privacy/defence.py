@@ -26,7 +26,7 @@ from torch import nn
 
 from feddg.diagnostics import Diagnostic
 from feddg.errors import ClientError, ExperimentError
-from feddg.messages import Broadcast, EntrySchema, Message, Update, Weights, joined
+from feddg.messages import Broadcast, EntrySchema, Message, Update, Weights, joined, under
 from feddg.methods.base import Method, RoundHook, State, local_names
 from feddg.models.normalization import statistics_names
 from feddg.privacy.accounting import Account
@@ -184,15 +184,6 @@ class Defence(RoundHook):
         scalars = {**update.extras.scalars, f"{self.name}/{name}": value}
         update.extras = Message(update.extras.tensors, scalars)
         return update
-
-
-def under(prefix: str, message: Message) -> Message:
-    """Returns the entries whose names begin with a prefix, with the prefix removed."""
-    cut = len(prefix)
-    return Message(
-        {name[cut:]: t for name, t in message.tensors.items() if name.startswith(prefix)},
-        {name[cut:]: s for name, s in message.scalars.items() if name.startswith(prefix)},
-    )
 
 
 DEFENCES: Registry[type[Defence]] = Registry(

@@ -37,9 +37,8 @@ from feddg.federation.workers import (
     share_of_batches,
     work_on,
 )
-from feddg.messages import Message, Weights
+from feddg.messages import Message, Weights, under
 from feddg.models.precision import choose_device
-from feddg.privacy.defence import under
 from feddg.runs.context import Prepare, RunContext, context_of, in_process, predictor
 from feddg.runs.prepare import Progress, load_images
 from feddg.storage import cache_folder
