@@ -45,8 +45,9 @@ def plan(root=None, **more):
 
 
 def test_the_best_on_in_domain_validation_is_picked_and_run(tmp_path):
-    out = tmp_path / "out"
-    done = compare(plan(), out, cache=tmp_path / "cache", report=False)
+    out, brief = tmp_path / "out", plan()
+    brief["base"]["train"] |= {"local_steps": 2, "batch_size": 32}
+    done = compare(brief, out, cache=tmp_path / "cache", report=False)
     assert not done.failures
     tuning = json.loads((out / "tuning.json").read_text())
     tried = {
@@ -100,7 +101,7 @@ def test_the_best_on_in_domain_validation_is_picked_and_run(tmp_path):
                 assert ran["train"]["rounds"] == 3
     page = write_comparison(out).read_text()
     assert "What was tuned" in page
-    again = compare(plan(), out, cache=tmp_path / "cache", report=False)
+    again = compare(brief, out, cache=tmp_path / "cache", report=False)
     assert not again.outcomes
     assert "tune:" in (out / "plan.yaml").read_text()
 
