@@ -107,18 +107,13 @@ class OneEach(Method):
 RIDGE, RANDOM = {"train": {"head": "ridge"}}, {"train": {"head": "random"}}
 FIXED = {"train": {"head": "ridge", "head_rounds": 6}}
 TRIED: list[dict[str, Any]] = [
-    {"name": "outlines", "label": "Outlines"},
     {"name": "outlines", "label": "Outlines, random head", "experiment": RANDOM},
-    {"name": "fedavg", "label": "FedAvg, head in closed form", "experiment": RIDGE},
     {"name": "one-each", "label": "one augmentation a client and round"},
+    {"name": "fedavg", "label": "FedAvg, head in closed form", "experiment": RIDGE},
+    {"name": "outlines", "label": "Outlines"},
+    {"name": "anchor", "label": "anchored embeddings", "weight": 0.1},
     {"name": "falling", "label": "rate falling in the turn"},
-    {"name": "anchor", "label": "anchored embeddings, 0.1", "weight": 0.1},
-    {"name": "anchor", "label": "anchored embeddings, 1", "weight": 1.0},
-    {
-        "name": "fedavg",
-        "label": "FedAvg, head in closed form, fixed for 6 rounds",
-        "experiment": FIXED,
-    },
+    {"name": "fedavg", "label": "FedAvg, that head fixed for 6 rounds", "experiment": FIXED},
 ]
 """Beside FedAvg, which is the grid's "12 rounds of 2 steps"."""
 
