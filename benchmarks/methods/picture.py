@@ -18,9 +18,11 @@ def drawn(results: Results, file: Path) -> None:
     """Draws a line for each method; bars are 95 % intervals of the paired lead."""
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     found = {budget: results.at(budget).accuracies(EMA_MEAN) for budget in results.budgets}
+    have = [{column for column, _ in own} for values in found.values() for own in values.values()]
+    columns = sorted(set.intersection(*have))
     for place, method in enumerate(results.methods):
         own = [(budget, values) for budget, values in found.items() if values.get(method)]
-        means = [average_over_columns(values[method], results.columns) for _, values in own]
+        means = [average_over_columns(values[method], columns) for _, values in own]
         at = [budget / 1000 * 1.02**place for budget, _ in own]
         left.plot(at, [100 * mean.mean for mean in means if mean], "o-", label=spelled(method))
         leads = [paired_margin(values[method], values["fedavg"]) for _, values in own]
