@@ -190,6 +190,13 @@ def advice() -> str:
             images = f"{results.mean(method, 'images') * CAMPAIGNS[name].rounds / 1000:.0f}k"
             lead = difference(ema[method], ema["fedavg"])
             body.append([advised, f"{spelled(method)} minus FedAvg", data, images, *lead])
+    spent = Results.read(DATA / "budget_pacs.csv")
+    for budget in spent.budgets:
+        own = spent.at(budget).accuracies(EMA_MEAN)
+        for advised, method in (("1", "outlines"), ("3", "ridge")):
+            lead = difference(own[method], own["fedavg"])
+            words = [f"{spelled(method)} minus FedAvg", "PACS, 64 pixels", f"{budget // 1000}k"]
+            body.append([advised, *words, *lead])
     sizes = "PACS, 100 or 400 images a domain"
     rounds = difference(by_rounds["5 0.0001"], by_rounds["0 0.0"])
     body.append(["3", "closed form and 5 rounds minus closed form", sizes, "1k or 4k", *rounds])
