@@ -114,6 +114,11 @@ TRIED: list[dict[str, Any]] = [
     {"name": "anchor", "label": "anchored embeddings", "weight": 0.1},
     {"name": "falling", "label": "rate falling in the turn"},
     {"name": "fedavg", "label": "FedAvg, that head fixed for 6 rounds", "experiment": FIXED},
+    {
+        "name": "one-each",
+        "label": "one augmentation a client and round, head in closed form",
+        "experiment": RIDGE,
+    },
 ]
 """Beside FedAvg, which is the grid's "12 rounds of 2 steps"."""
 

@@ -87,13 +87,17 @@ class Remembered:
 
 def resnet18_features(file: str) -> Callable[[Tensor], Tensor]:
     """Returns a function to ``(B, 64)``: pooled features, projected by fixed random signs."""
-    trunk = build_network("resnet18", 7, weights=file).eval()
+    return projected(build_network("resnet18", 7, weights=file).eval().featurizer)
+
+
+def projected(trunk: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Returns a function to ``(B, 64)`` from one to ``(B, 512)``."""
     signs = torch.randint(2, (512, FIXED), generator=torch.Generator().manual_seed(0))
     project = (2.0 * signs - 1) / FIXED**0.5
 
     def compute(images: Tensor) -> Tensor:
         with torch.no_grad():
-            found = trunk.featurizer(images)  # a network normalises before it asks a backbone
+            found = trunk(images)  # a network normalises before it asks a backbone
         return centred(centred(found) @ project)
 
     return compute
