@@ -6,7 +6,7 @@ import torch
 from feddg.clients.client import RecordNoise, counted_forwards
 from feddg.records import RoundRow
 from feddg.settings import TrainSettings
-from federations import federation
+from federations import federation, same
 
 TRAIN = TrainSettings(rounds=1, batch_size=4, local_steps=3)
 
@@ -50,3 +50,17 @@ def test_rounds_add_up_and_older_rows_say_nothing():
     row = small.server.round()
     assert (row.images, row.forwards) == (24, 24)
     assert RoundRow(round=1, clients=[0], images=24).forwards == 0
+
+
+@pytest.mark.parametrize("kind", [{"trainable": "head"}, {"head": "ridge"}])
+def test_features_on_disk_are_of_the_network_that_asks(kind, tmp_path):
+    """The two networks have the same entries; they differ in how images enter."""
+
+    def trained(colours, cache):
+        small = federation(train=TRAIN.model_copy(update=kind), backbone="cnn_gn", cache=cache)
+        small.network.normalize_by((colours,) * 3, (0.2,) * 3)
+        return small.run(1)
+
+    first = trained(0.5, tmp_path)
+    assert same(trained(0.4, tmp_path), trained(0.4, None))
+    assert same(first, trained(0.5, tmp_path))

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from feddg.errors import ClientError
 from feddg.messages import Message, Weights
 from feddg.models.network import Network
 from feddg.models.normalization import freeze_statistics
-from feddg.models.trained import frozen_digest
+from feddg.models.trained import digest_of
 from feddg.records import client_name
 from feddg.rng import numpy_stream, stream
 from feddg.settings import TrainSettings
@@ -371,15 +371,45 @@ class Client:
         """
         network = self.network
 
-        def compute() -> Tensor:
-            with torch.no_grad():
-                parts = [
-                    network.featurizer(network.normalize(batch.images)).float().cpu()
-                    for batch in self.plain_batches()
-                ]
-            return torch.cat(parts)
+        def seen(images: Tensor) -> tuple[Tensor, ...]:
+            return (network.featurizer(network.normalize(images)),)
 
-        return self.cached(f"features-{frozen_digest(network)}", compute)
+        if not network.frozen_digest:  # of every client of every round it is asked for
+            network.frozen_digest = self.features_digest(network.frozen, seen)
+        return self.kept_features(seen, network.frozen_digest)
+
+    @torch.no_grad()
+    def kept_features(self, seen: Callable[[Tensor], Sequence[Tensor]], digest: str) -> Tensor:
+        """Returns features of its images without augmentation, ``(n, d)`` float32, cached.
+
+        Args:
+            seen: gives the features of images ``(B, 3, H, W)``, or of several versions of them,
+                which follow each other: first those of all images' first version.
+            digest: see :meth:`features_digest`.
+        """
+
+        def compute() -> Tensor:
+            parts = [seen(batch.images) for batch in self.plain_batches()]
+            versions = [torch.cat([part.float().cpu() for part in own]) for own in zip(*parts)]
+            return torch.cat(versions)
+
+        return self.cached(f"features-{digest}", compute)
+
+    @torch.no_grad()
+    def features_digest(
+        self, names: Iterable[str], seen: Callable[[Tensor], Sequence[Tensor]]
+    ) -> str:
+        """Returns what tells features apart: entries of the network, and what a ramp gives.
+
+        Networks of the same entries may differ in layers without weights, in how they normalise
+        images, and in precision.
+        """
+        shape = self.examples.images(torch.arange(1)).shape
+        ramp = torch.linspace(0, 1, shape.numel(), device=self.device).view(shape)
+        forwards = self.forwards
+        found = [features.float() for features in seen(ramp)]
+        self.forwards = forwards  # a ramp is no image of the client
+        return digest_of(self.network, names, *found)
 
     def descend(self, terms: dict[str, Tensor]) -> None:
         """Takes one optimizer step on the sum of ``terms`` and logs them.

@@ -31,7 +31,6 @@ from feddg.models.closed_form import (
     unpacked,
 )
 from feddg.models.network import Network
-from feddg.models.trained import digest_of
 
 GRAM, CROSS, IMAGES = "head/gram", "head/cross", "head/images"
 USUAL_PENALTY = 1.0
@@ -104,16 +103,11 @@ def _features(client: Client, method: Method) -> tuple[Tensor, Tensor]:
     """
     network = client.network
 
-    def compute() -> Tensor:
-        parts = [
-            [network.features(images).float() for images in method.head_images(batch.images)]
-            for batch in client.plain_batches()
-        ]
-        return torch.cat([torch.cat(of_a_version) for of_a_version in zip(*parts)])
+    def seen(images: Tensor) -> list[Tensor]:
+        return [network.features(version) for version in method.head_images(images)]
 
     names = [n for n in network.state_dict() if n.startswith(("featurizer.", "embedding."))]
-    seen = type(method).head_images.__qualname__
-    features = client.cached(f"{seen}-features-{digest_of(network, names)}", compute)
+    features = client.kept_features(seen, client.features_digest(names, seen))
     labels = client.examples.labels.to(client.device)
     return features.to(client.device).double(), labels.repeat(len(features) // len(labels))
 

@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable
 
-from torch import nn
+from torch import Tensor, nn
 
 from feddg.errors import ExperimentError
 from feddg.models.network import Network
@@ -81,18 +81,11 @@ def add_adapters(featurizer: nn.Module, rank: int) -> None:
     inject_adapter_in_model(chosen, featurizer)
 
 
-def frozen_digest(network: Network) -> str:
-    """Returns a digest of all frozen entries, used as a key for results computed from them."""
-    if network.frozen_digest:  # of every client of every round it is asked for
-        return network.frozen_digest
-    network.frozen_digest = digest_of(network, network.frozen)
-    return network.frozen_digest
-
-
-def digest_of(network: Network, names: Iterable[str]) -> str:
-    """Returns a digest of some entries of a network's state, 16 hexadecimal digits."""
+def digest_of(network: Network, names: Iterable[str], *more: Tensor) -> str:
+    """Returns a digest of some entries of a network's state and more, 16 hexadecimal digits."""
     digest, state = hashlib.blake2b(digest_size=8), network.state_dict()
-    for name in sorted(names):
+    named = [(name, state[name]) for name in sorted(names)]
+    for name, tensor in [*named, *(("", tensor) for tensor in more)]:
         digest.update(name.encode())
-        digest.update(state[name].detach().cpu().contiguous().numpy().tobytes())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
