@@ -312,6 +312,24 @@ def accuracy_by_epsilon(name: str) -> str:
     return markdown(["noised", "nothing", "clipped only", *(f"ε = {e}" for e in LEVELS[2:])], body)
 
 
+def ridge_by_epsilon() -> str:
+    """Returns ridge's accuracy on the unseen domains by epsilon, and the spread over seeds."""
+    groups: dict[tuple[str, str, str], dict[str, list[float]]] = {}
+    for row in rows_of("privacy_ridge"):
+        seeds = groups.setdefault((row["features"], row["clients"], row["level"]), {})
+        seeds.setdefault(row["seed"], []).append(float(row["accuracy"]))
+    body = []
+    for features, clients in dict.fromkeys(key[:2] for key in groups):
+        means = [
+            [statistics.mean(columns) for columns in groups[features, clients, level].values()]
+            for level in LEVELS
+        ]
+        cells = [f"{statistics.mean(own):.1f} ± {statistics.stdev(own):.1f}" for own in means]
+        body.append(["512" if features == "all_features" else "64", clients, *cells])
+    head = ["features", "clients", "as they are", "clipped only"]
+    return markdown([*head, *(f"ε = {e}" for e in LEVELS[2:])], body)
+
+
 def ranks(attacker: str) -> str:
     """Returns how well images are found again by what an attacker draws, over all domains."""
     drawn = {
@@ -727,6 +745,7 @@ def tables() -> dict[str, str]:
         "budget_pacs": budgets("budget_pacs"),
         "grid_pacs": by_validation("grid_pacs"),
         "pacs_learning_rate": learning_rates("pacs_learning_rate", "method", "held out", "rate"),
+        "search_pacs": by_validation("search_pacs", plain="12 rounds of 2 steps"),
         "reference_lines_digits": reference_lines("digits"),
         "reference_lines_pacs": reference_lines("pacs"),
         "attacks_server": ranks("server"),
