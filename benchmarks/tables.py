@@ -745,6 +745,7 @@ def tables() -> dict[str, str]:
         "budget_pacs": budgets("budget_pacs"),
         "grid_pacs": by_validation("grid_pacs"),
         "pacs_learning_rate": learning_rates("pacs_learning_rate", "method", "held out", "rate"),
+        "privacy_ridge": ridge_by_epsilon(),
         "search_pacs": by_validation("search_pacs", plain="12 rounds of 2 steps"),
         "reference_lines_digits": reference_lines("digits"),
         "reference_lines_pacs": reference_lines("pacs"),
