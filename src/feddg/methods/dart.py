@@ -1,0 +1,109 @@
+"""DART, federated: every client shows half of its images in one form, drawn anew each round.
+
+DART trains models apart, each under an augmentation of its own, and averages them again and again.
+A federation trains apart and averages anyway: so each client of a round gets a form, and the
+average has seen them all, though no client trains on more than one at a time.
+
+After Jain, Addepalli, Sahu, Dey and Babu, "DART: Diversify-Aggregate-Repeat Training Improves
+Generalization of Neural Networks" (CVPR 2023), which has no clients. The forms are ours.
+
+Equations:
+    t ~ U(forms), for every client and round                                                    (1)
+    x' = t(x) with probability p, x otherwise, drawn for every image of every step              (2)
+    L = CE(g(f(x')), y)                                                                         (3)
+
+    with x in [0, 1] and t one of
+        plain     x
+        outlines  Eq. 1 and 2 of Outlines
+        convolved (1 - a) x + a (x * w),  w ~ N(0, 1 / (3 k^2)),  k in {1, 3, 5, 7},  a ~ U(0, 1),
+                  drawn for every step, as RandConv has it
+        grey      the mean of the three colours
+        contrast  m + 2 (x - m) within [0, 1],  m the image's mean
+
+Leaves the client:
+    The network, as in FedAvg.
+
+Published code:
+    Not read: it trains on one machine.
+
+Decisions:
+    A client's form lasts for its turn, so that turns of a round go apart; p keeps images as they
+    are in every batch. Models are averaged every round, where DART lets many epochs pass. Chosen
+    among others on validation domains, at 15 thousand images (docs/benchmarks.md).
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Generator, Tensor
+
+from feddg.clients.client import Batch, Client
+from feddg.methods.base import Method, MethodSettings, register
+from feddg.methods.outlines import outlines
+from feddg.methods.randconv import KERNELS, convolved, random_kernel
+from feddg.models.network import Network
+from feddg.settings import Fraction
+
+Form = Literal["plain", "outlines", "convolved", "grey", "contrast"]
+
+
+class DartSettings(MethodSettings):
+    """Hyper-parameters of DART."""
+
+    forms: tuple[Form, ...] = Field(
+        ("plain", "outlines", "convolved", "grey", "contrast"),
+        min_length=1,
+        description="what a client draws one of each round",
+    )
+    form_probability: Fraction = Field(0.5, description="p, per image and step")
+
+
+@register
+class Dart(Method):
+    """Each client of a round trains under one augmentation."""
+
+    name = "dart"
+    title = "DART"
+    summary = "one augmentation a client and round (after Jain et al. 2023)"
+    settings: DartSettings
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"server": {"averaging": "ema"}}}
+
+    def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
+        """The loss of a batch of which some images are in the client's form."""
+        forms = self.settings.forms
+        drawn = torch.randint(len(forms), (), generator=client.stream("form"))
+        rng = client.stream("half", client.steps)
+        chosen = torch.rand(len(batch.images), generator=rng) < self.settings.form_probability
+        images = batch.images.clone()
+        made = FORMS[forms[int(drawn)]](images[chosen], client.network, rng)
+        images[chosen] = made.to(images)
+        return self.head_loss(client, batch, client.network.features(images))
+
+
+def convolved_at_random(images: Tensor, network: Network, rng: Generator) -> Tensor:
+    """Returns images ``(B, 3, H, W)`` in [0, 1] mixed with one random convolution of them."""
+    size = KERNELS[int(torch.randint(len(KERNELS), (), generator=rng))]
+    share = float(torch.rand((), generator=rng))
+    return convolved(network, images, random_kernel(size, rng), share)
+
+
+def grey(images: Tensor) -> Tensor:
+    """Returns images ``(B, 3, H, W)`` without colour."""
+    return images.mean(1, keepdim=True).expand_as(images)
+
+
+def contrasted(images: Tensor) -> Tensor:
+    """Returns images ``(B, 3, H, W)`` in [0, 1] with twice their contrast."""
+    middle = images.mean((1, 2, 3), keepdim=True)
+    return (middle + 2 * (images - middle)).clamp(0, 1)
+
+
+FORMS: dict[Form, Callable[[Tensor, Network, Generator], Tensor]] = {
+    "plain": lambda images, network, rng: images,
+    "outlines": lambda images, network, rng: outlines(images),
+    "convolved": convolved_at_random,
+    "grey": lambda images, network, rng: grey(images),
+    "contrast": lambda images, network, rng: contrasted(images),
+}
