@@ -193,7 +193,7 @@ def advice() -> str:
     spent = Results.read(DATA / "budget_pacs.csv")
     for budget in spent.budgets:
         own = spent.at(budget).accuracies(EMA_MEAN)
-        for advised, method in (("1", "outlines"), ("3", "ridge")):
+        for advised, method in (("1", "dart"), ("1", "outlines"), ("3", "ridge")):
             lead = difference(own[method], own["fedavg"])
             words = [f"{spelled(method)} minus FedAvg", "PACS, 64 pixels", f"{budget // 1000}k"]
             body.append([advised, *words, *lead])
