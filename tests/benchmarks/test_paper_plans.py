@@ -80,7 +80,7 @@ OUR_OWN = {
     "reference_lines/pacs_short": 4 * 4 * 3,
     "serving/ablation": 5 * 4 * 5,
     "methods/grid": 4 * 4,
-    "methods/pacs": 9 * 4,
+    "methods/pacs": 10 * 4,
     "serving/digits": 10 * 4 * 5,
     "serving/equal_images": 2 * 4 * 5,
     "serving/pacs": 12 * 4 * 3,
