@@ -24,11 +24,8 @@ from feddg.models.backbones import build_network, register_backbone
 
 LONGEST = {"all_features": 40.0, "few_features": 8.0}
 """Where features are clipped: the median length of the 512, and that of all of the 64."""
-LEVELS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "clipped": {"penalties": [1.0]},
-    **{str(epsilon): {"epsilon": epsilon} for epsilon in (16, 8, 4, 1)},
-}
+LEVELS = ("none", "clipped", "16", "8", "4", "1")
+"""Neither clipped nor noised, clipped alone, or an image's epsilon."""
 
 
 class Kept(nn.Module):
@@ -70,10 +67,10 @@ def experiment(
     root: Path, unseen: str, backbone: str, clients: int, level: str, seed: int
 ) -> Experiment:
     """Returns the run: one round, every client asked."""
-    settings = dict(LEVELS[level])
-    epsilon = settings.pop("epsilon", None)
-    if level != "none":
-        settings["clip"] = LONGEST[backbone]
+    settings: dict[str, Any] = {
+        "none": {},
+        "clipped": {"clip": LONGEST[backbone], "penalties": [1.0]},
+    }.get(level, {"clip": LONGEST[backbone]})
     return Experiment(
         preset="pacs",
         data={"source": "pacs", "root": str(root), "image_size": 96},
@@ -81,7 +78,7 @@ def experiment(
         clients={"number": clients, "heterogeneity": 0.0 if clients == 3 else 0.1},
         model={"backbone": backbone, "weights": None, "normalization": "frozen"},
         method={"name": "ridge", "settings": settings},
-        privacy={} if epsilon is None else {"record_epsilon": epsilon},
+        privacy={"record_epsilon": float(level)} if level.isdigit() else {},
         evaluate={"pictures": False},
         seed=seed,
         device="cpu",
