@@ -33,7 +33,7 @@ Decisions:
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from pydantic import Field
@@ -41,7 +41,7 @@ from torch import Generator, Tensor
 
 from feddg.clients.client import Batch, Client
 from feddg.methods.base import Method, MethodSettings, register
-from feddg.methods.outlines import outlines
+from feddg.methods.outlines import outlines, partly
 from feddg.methods.randconv import KERNELS, convolved, random_kernel
 from feddg.models.network import Network
 from feddg.settings import Fraction
@@ -53,9 +53,7 @@ class DartSettings(MethodSettings):
     """Hyper-parameters of DART."""
 
     forms: tuple[Form, ...] = Field(
-        ("plain", "outlines", "convolved", "grey", "contrast"),
-        min_length=1,
-        description="what a client draws one of each round",
+        get_args(Form), min_length=1, description="what a client draws one of each round"
     )
     form_probability: Fraction = Field(0.5, description="p, per image and step")
 
@@ -72,13 +70,10 @@ class Dart(Method):
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """The loss of a batch of which some images are in the client's form."""
-        forms = self.settings.forms
+        forms, share = self.settings.forms, self.settings.form_probability
         drawn = torch.randint(len(forms), (), generator=client.stream("form"))
-        rng = client.stream("half", client.steps)
-        chosen = torch.rand(len(batch.images), generator=rng) < self.settings.form_probability
-        images = batch.images.clone()
-        made = FORMS[forms[int(drawn)]](images[chosen], client.network, rng)
-        images[chosen] = made.to(images)
+        form, rng = FORMS[forms[int(drawn)]], client.stream("half", client.steps)
+        images = partly(batch.images, share, rng, lambda own: form(own, client.network, rng))
         return self.head_loss(client, batch, client.network.features(images))
 
 

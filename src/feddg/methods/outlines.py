@@ -28,11 +28,12 @@ Decisions:
     grey images and none; random convolutions did worse than none (docs/benchmarks.md).
 """
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from feddg.clients.client import Batch, Client
 from feddg.methods.base import Method, MethodSettings, register
@@ -69,10 +70,22 @@ class Outlines(Method):
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """The loss of a batch of which some images are outlines."""
         stream = client.stream("outlines", client.steps)
-        chosen = torch.rand(len(batch.images), generator=stream) < self.settings.outline_probability
-        images = batch.images.clone()
-        images[chosen] = outlines(images[chosen]).to(images)
+        share = self.settings.outline_probability
+        images = partly(batch.images, share, stream, outlines)
         return self.head_loss(client, batch, client.network.features(images))
+
+
+def partly(
+    images: Tensor, share: float, rng: Generator, changed: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Returns a copy of images ``(B, 3, H, W)``, each of them changed with probability ``share``.
+
+    Whether it is, is drawn for all images before ``changed`` is asked for those that are.
+    """
+    chosen = torch.rand(len(images), generator=rng) < share
+    images = images.clone()
+    images[chosen] = changed(images[chosen]).to(images)
+    return images
 
 
 def outlines(images: Tensor) -> Tensor:
