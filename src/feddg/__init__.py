@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from feddg.methods.base import Method as Method
     from feddg.methods.base import MethodSettings as MethodSettings
     from feddg.methods.base import register as register
+    from feddg.models.task import Task as Task
     from feddg.prediction.predict import predict as predict
     from feddg.runs.model import load_model as load_model
     from feddg.runs.reading import Run as Run
@@ -39,6 +40,7 @@ _HOME = {
     "Method": "feddg.methods.base",
     "MethodSettings": "feddg.methods.base",
     "Run": "feddg.runs.reading",
+    "Task": "feddg.models.task",
     "compare": "feddg.api",
     "load_experiment": "feddg.experiment",
     "load_model": "feddg.runs.model",

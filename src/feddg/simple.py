@@ -29,10 +29,11 @@ from feddg.federation.inprocess import InProcess
 from feddg.federation.server import build_server
 from feddg.messages import Weights
 from feddg.methods.base import Method, RoundHook, has_global_model
-from feddg.methods.composition import method_class, works_on_embeddings
+from feddg.methods.composition import check_task, method_class, works_on_embeddings
 from feddg.models.backbones import split_network
 from feddg.models.convolutions import use_fast_convolutions
 from feddg.models.network import Network
+from feddg.models.task import CLASSIFICATION, Task
 from feddg.models.trained import trained_by
 from feddg.prediction.export import write_model
 from feddg.privacy.building import Defences
@@ -60,7 +61,7 @@ class Labelled(Protocol):
         ...
 
     def __getitem__(self, index: int, /) -> Any:
-        """Returns an image and its class id."""
+        """Returns an image and its class id, or another task's target."""
         ...
 
 
@@ -72,15 +73,19 @@ class Federation:
 
     Args:
         clients: one data set per client.
-        model: maps RGB images in [0, 1], ``(B, 3, H, W)``, to logits ``(B, classes)``; a copy of
-            it is trained. Methods that work on embeddings need one whose last layer is
-            ``nn.Linear``, as torchvision's have, or a :class:`feddg.models.network.Network`.
+        model: maps RGB images in [0, 1], ``(B, 3, H, W)``, to logits ``(B, classes)``, or to what
+            the task's loss takes; a copy of it is trained. Methods that work on embeddings need
+            one whose last layer is ``nn.Linear``, as torchvision's have, or a
+            :class:`feddg.models.network.Network`.
         method: a name, class or object: ``feddg.methods.Pardon(gamma1=0.5)``.
         image_size: side in pixels that images are resized to; by default all must be square and
             equal.
         normalize: mean and standard deviation of the colours that the model expects; by default its
             images are in [0, 1].
         class_names: the classes in the order of the logits; numbers by default.
+        task: what is trained, if not one class an image: a loss and a score. The data sets then
+            give targets instead of class ids, tensors of one shape; those of the images' height
+            and width are augmented as the images are, by the nearest pixel.
         cache: folder for methods' cached results; no cache by default.
         **fields: fields of an experiment: ``lr``, ``batch_size``, ``local_epochs``, ``rounds``,
             ``seed``, ``device``, ``clients_per_round``, ``augmentation``, ``privacy``,
@@ -108,6 +113,7 @@ class Federation:
         image_size: int | None = None,
         normalize: tuple[Sequence[float], Sequence[float]] | None = None,
         class_names: Sequence[str] | None = None,
+        task: Task = CLASSIFICATION,
         cache: Path | None = None,
         **fields: Any,
     ) -> None:
@@ -119,12 +125,14 @@ class Federation:
             raise ExperimentError("a federation needs clients: a data set each")
         held = []
         for id, dataset in enumerate(clients):
-            held.append(read_images(dataset, f"client {id}", image_size))
+            held.append(read_images(dataset, f"client {id}", image_size, task))
             image_size = held[0][0].shape[1]
         settings = _settings(method, fields, len(clients), cast(int, image_size))
-        start = _network_of(model, method, held[0][0][:2], settings.seed, normalize)
-        for id, (_, labels) in enumerate(held):
-            _check_labels(labels, f"client {id}", start.classes)
+        check_task(type(method), task, held[0][1].shape[-2:] == held[0][0].shape[1:3])
+        start = _network_of(model, method, held[0][0][:2], settings.seed, normalize, task)
+        for id, (_, targets) in enumerate(held):
+            _check_targets(targets, f"client {id}", task, start.classes, held[0][1])
+        _try_task(task, start, *held[0])
         method.check(settings)
         method.read_files()
 
@@ -138,6 +146,8 @@ class Federation:
         network = built()
         defences = defences_for(settings, method, network)
         workers = build_workers(settings, network, cache, built)
+        for worker in workers:
+            worker.task = task
         examples = _examples(held, start.classes)
         transport = InProcess(method, workers, len(held), examples.__getitem__, defences=defences)
         self.class_names = tuple(class_names or map(str, range(start.classes)))
@@ -211,27 +221,35 @@ class Federation:
         return predictor(self.method, self.network, self.weights).eval()
 
     def evaluate(self, dataset: Labelled, name: str = "test") -> Score:
-        """Evaluates the global model on a data set: ``accuracy``, ``loss``, ``metrics``.
+        """Evaluates the global model on a data set: ``accuracy``, ``loss``, ``metrics``, ...
 
-        If clients share no model, returns the mean over their models.
+        Under another task ``mean`` is its mean score, with an ``interval`` over images; ``minus``
+        compares two models. If clients share no model, returns the mean over their models.
 
         Args:
             dataset: a data set like the clients'.
             name: name of its domain.
         """
-        images, labels = read_images(dataset, name, self.image_size)
-        _check_labels(labels, name, self.classes)
-        count = len(labels)
-        evaluation = self._evaluation(images, labels, {"test": numpy.arange(count)}, name)
+        task = self.worker.task
+        images, targets = read_images(dataset, name, self.image_size, task)
+        held = self.transport.examples(0).labels[:1].numpy()
+        _check_targets(targets, name, task, self.classes, held)
+        rows = numpy.arange(len(targets))
+        evaluation = self._evaluation(images, targets, {"test": rows}, name)
         (score,) = measured(evaluation, self.server, self.network, self.weights)
         return score
 
     def predict(self, images: Labelled | Tensor | Sequence[Any]) -> Tensor:
-        """Returns the probabilities ``(n, classes)`` for images: a data set, tensor or list."""
-        pixels, labels = read_images(images, "images", self.image_size)
-        evaluation = self._evaluation(pixels, numpy.zeros_like(labels), {}, "images")
+        """Returns the probabilities ``(n, classes)`` for images: a data set, tensor or list.
+
+        Under another task than classification, returns the network's outputs ``(n, ...)``.
+        """
+        pixels, _ = read_images(images, "images", self.image_size, None)
+        none = numpy.zeros(len(pixels), dtype=numpy.int64)
+        evaluation = self._evaluation(pixels, none, {}, "images")
         evaluation = replace(evaluation, autocast=nullcontext)  # float32, as a file answers
-        return evaluation.predict(self.model, numpy.arange(len(labels))).softmax(1)
+        outputs = evaluation.predict(self.model, numpy.arange(len(pixels)))
+        return outputs.softmax(1) if self.worker.task.has_classes else outputs
 
     def save(self, path: Path | str) -> Path:
         """Writes the global model to a file that works without this package.
@@ -264,20 +282,21 @@ class Federation:
     def _evaluation(
         self,
         images: numpy.ndarray,
-        labels: numpy.ndarray,
+        targets: numpy.ndarray,
         splits: dict[str, numpy.ndarray],
         name: str,
     ) -> Evaluation:
         return Evaluation(
             ArrayPixels(images),
             splits,
-            labels,
-            numpy.zeros_like(labels),
+            targets,
+            numpy.zeros(len(targets), dtype=numpy.int64),
             (name,),
             self.classes,
             self.settings.evaluate.batch_size,
             self.worker.device,
             self.worker.autocast,
+            task=self.worker.task,
         )
 
 
@@ -307,44 +326,101 @@ def _settings(
 
 
 def read_images(
-    dataset: Any, name: str, size: int | None = None
+    dataset: Any, name: str, size: int | None = None, task: Task | None = CLASSIFICATION
 ) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Reads a data set: pixels ``(n, size, size, 3)`` uint8 and class ids ``(n,)`` int64.
+    """Reads a data set: pixels ``(n, size, size, 3)`` uint8, and class ids ``(n,)`` int64.
 
     Args:
-        dataset: pairs of image and class id, or only images, which get class 0.
+        dataset: pairs of image and class id, or of image and target.
         name: its name in messages.
         size: side in pixels that images are resized to; by default that of the first image, which
             must be square.
+        task: what the targets are for, ``(n, ...)`` of any type; None if only images are read.
 
     Raises:
-        ExperimentError: the data set is empty, or an image cannot be used; the message names it.
+        ExperimentError: the data set is empty, or an image or target cannot be used; the message
+            names it.
     """
-    pixels, labels = [], []
+    pixels: list[numpy.ndarray] = []
+    targets: list[numpy.ndarray] = []
     for index in range(len(dataset)):
         item = dataset[index]
-        image, label = item if isinstance(item, tuple | list) else (item, 0)
+        image, target = item if isinstance(item, tuple | list) else (item, 0)
         where = f"{name}, image {index}"
         found = _pixels(image, where)
         size = size or found.shape[0]
+        target = _target(target, where, task)
         if found.shape[:2] != (size, size):
             if not index and found.shape[0] == size:
                 raise ExperimentError(f"{where} is not square; give image_size=")
+            if target.shape[-2:] == found.shape[:2]:
+                raise ExperimentError(
+                    f"{where} has {found.shape[0]} x {found.shape[1]} pixels, as its target has, "
+                    f"and must be {size} x {size}: resize both in the data set"
+                )
             found = make_square(Image.fromarray(found), size)
+        if targets and target.shape != targets[0].shape:
+            raise ExperimentError(
+                f"{where} has a target {target.shape}, but the first is {targets[0].shape}; all "
+                "targets must have one shape"
+            )
         pixels.append(found)
-        labels.append(int(label))
+        targets.append(target)
     if not pixels:
         raise ExperimentError(f"{name} has no images")
-    return numpy.stack(pixels), numpy.array(labels, dtype=numpy.int64)
+    return numpy.stack(pixels), numpy.stack(targets)
 
 
-def _check_labels(labels: numpy.ndarray, name: str, classes: int) -> None:
-    wrong = numpy.flatnonzero((labels < 0) | (labels >= classes))
+def _target(target: Any, where: str, task: Task | None) -> numpy.ndarray:
+    """Returns a class id, or another task's target, as an array."""
+    if task is None:
+        return numpy.zeros((), dtype=numpy.int64)
+    try:
+        found = torch.as_tensor(numpy.array(target) if isinstance(target, Image.Image) else target)
+    except (TypeError, ValueError, RuntimeError):
+        kind = type(target).__name__
+        raise ExperimentError(
+            f"{where} has a {kind} for a target; give a number or tensor"
+        ) from None
+    if not task.has_classes:
+        if found.is_floating_point() and not bool(found.isfinite().all()):
+            raise ExperimentError(f"{where} has a target with NaN or infinite values")
+        return found.cpu().numpy()
+    if found.numel() != 1 or found.item() % 1:
+        label = f"{found.item():g}" if found.numel() == 1 else f"of shape {tuple(found.shape)}"
+        raise ExperimentError(
+            f"{where} has a label {label}; a label is the number of a class. For masks, several "
+            "labels an image or numbers give task=feddg.Task(loss=..., score=...)"
+        )
+    return numpy.array(int(found), dtype=numpy.int64)
+
+
+def _check_targets(
+    targets: numpy.ndarray, name: str, task: Task, classes: int, like: numpy.ndarray
+) -> None:
+    if targets.shape[1:] != like.shape[1:] or targets.dtype != like.dtype:
+        raise ExperimentError(
+            f"{name} has targets {targets.shape[1:]} {targets.dtype}, but client 0 has "
+            f"{like.shape[1:]} {like.dtype}; they must be alike"
+        )
+    if not task.has_classes:
+        return
+    wrong = numpy.flatnonzero((targets < 0) | (targets >= classes))
     if len(wrong):
         raise ExperimentError(
-            f"{name}, image {wrong[0]} has label {labels[wrong[0]]}; the model gives {classes} "
+            f"{name}, image {wrong[0]} has label {targets[wrong[0]]}; the model gives {classes} "
             f"logits, so that labels are 0 to {classes - 1}"
         )
+
+
+def _try_task(task: Task, network: Network, images: numpy.ndarray, targets: numpy.ndarray) -> None:
+    """Tries the task on two images, before anything is trained."""
+    look = torch.from_numpy(images[:2]).permute(0, 3, 1, 2).float() / 255
+    training = network.training
+    with torch.inference_mode():
+        outputs = network.eval()(look.to(next(network.parameters()).device)).float().cpu()
+    network.train(training)
+    task.check(outputs, torch.from_numpy(targets[:2]))
 
 
 def _pixels(image: Any, where: str) -> numpy.ndarray:
@@ -383,6 +459,7 @@ def _network_of(
     images: numpy.ndarray,
     seed: int,
     normalize: tuple[Sequence[float], Sequence[float]] | None,
+    task: Task,
 ) -> Network:
     """Returns a model as featurizer and linear classifier.
 
@@ -392,8 +469,11 @@ def _network_of(
     if isinstance(model, Network):
         return copy.deepcopy(model)
     look = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
-    network = split_network(copy.deepcopy(model), look, seed, normalize)
-    if isinstance(network.classifier, nn.Identity) and works_on_embeddings(type(method)):
+    network = split_network(
+        copy.deepcopy(model), look, seed, normalize, classifies=task.has_classes
+    )
+    no_head = task.has_classes and isinstance(network.classifier, nn.Identity)
+    if no_head and works_on_embeddings(type(method)):
         raise ExperimentError(
             f"{method.title} works on what goes into a network's last linear layer, and "
             f"{type(model).__name__} does not end in one: let it end in nn.Linear, or give a "

@@ -338,7 +338,7 @@ def test_label_smoothing_is_torchs():
     batch = next(client.batches())
     logits = client.network(batch.images)
     expected = torch.nn.CrossEntropyLoss(label_smoothing=0.3)(logits, batch.labels)
-    assert torch.equal(client.class_loss(logits, batch.labels), expected)
+    assert torch.equal(client.task_loss(logits, batch.labels), expected)
     (term,) = small.method.head_loss(client, batch, client.network.features(batch.images)).values()
     torch.testing.assert_close(term, expected)
     spread = 0.7 * torch.nn.functional.one_hot(batch.labels, 3) + 0.3 / 3

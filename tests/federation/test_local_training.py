@@ -120,7 +120,7 @@ def test_every_image_has_the_gradient_it_has_alone(backbone, freeze):
     for i in range(len(batch)):
         client.network.zero_grad()
         logits = client.network.classifier(client.network.features(batch.images[i : i + 1]))
-        loss = client.class_loss(logits, batch.labels[i : i + 1])
+        loss = client.task_loss(logits, batch.labels[i : i + 1])
         loss.backward()
         assert float(losses[i]) == pytest.approx(float(loss.detach()), rel=1e-4)
         for name, parameter in client.network.named_parameters():

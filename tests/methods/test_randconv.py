@@ -6,7 +6,8 @@ import torch
 from scipy.signal import correlate2d
 from scipy.special import rel_entr, softmax
 
-from feddg.methods.randconv import convolved, divergence_from_mean, random_kernel
+from feddg.methods.randconv import convolved, random_kernel
+from feddg.models.task import divergence_from_mean
 from federations import federation, same
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]

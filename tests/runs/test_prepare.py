@@ -169,7 +169,7 @@ def test_balanced_classes_count_alike_by_the_clients_own_numbers(
     logits = torch.randn(4, 3, generator=torch.manual_seed(0))
     weights = torch.tensor([4 / (2 * 3), 4 / (2 * 1), 4.0 / 2])
     expected = cross_entropy(logits, labels, weights)
-    torch.testing.assert_close(client.class_loss(logits, labels), expected)
+    torch.testing.assert_close(client.task_loss(logits, labels), expected)
     each = cross_entropy(logits, labels, reduction="none")
     alike = (each[:3].mean() + each[3]) / 2  # every class the client holds counts as much
     torch.testing.assert_close(expected, alike)

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from feddg.clients.optim import Optimization, in_round
-from feddg.data.augment import AugmentSettings, apply, draw
+from feddg.data.augment import AugmentSettings, apply, draw, moved
 from feddg.data.pixels import as_unit, fits
 from feddg.errors import ClientError
 from feddg.messages import Message, Weights
 from feddg.models.network import Network
 from feddg.models.normalization import freeze_statistics
+from feddg.models.task import CLASSIFICATION, Task
 from feddg.models.trained import digest_of
 from feddg.records import client_name
 from feddg.rng import numpy_stream, stream
@@ -45,7 +46,7 @@ class Examples:
     Attributes:
         pixels: the store they are read from.
         rows: ``(n,)`` int64 rows of the store.
-        labels: ``(n,)`` int64 class ids.
+        labels: ``(n,)`` int64 class ids, or another task's targets ``(n, ...)``.
         domains: ``(n,)`` int64 domain ids; used for reports, and by methods whose page says that a
             client knows its domain.
         classes: number of classes in the federation.
@@ -81,7 +82,8 @@ class Batch:
 
     Attributes:
         images: float RGB in [0, 1], ``(B, 3, H, W)``, augmented.
-        labels: ``(B,)`` class ids.
+        labels: ``(B,)`` class ids, or another task's targets ``(B, ...)``, augmented as the images
+            are where they have their height and width.
         positions: ``(B,)`` positions among the client's images.
         views: other versions of the same images under the same augmentation draw, by name.
         targets: further labels of the same images, ``(B,)`` each, by name.
@@ -163,7 +165,8 @@ class Worker:
         threads: number of CPU threads; None for PyTorch's own setting.
         style_noise: how styles are noised before they are sent; None for no noise.
         record_noise: how gradients of single images are noised; None for no noise.
-        stepper: takes the optimizer steps of its clients.
+        optimization: takes the optimizer steps of its clients.
+        task: gives the loss that is trained.
         stopped: set to end local training early, when nobody needs its result any more.
     """
 
@@ -179,6 +182,7 @@ class Worker:
     style_noise: StyleNoise | None = None
     record_noise: RecordNoise | None = None
     optimization: Optimization = field(default_factory=Optimization)
+    task: Task = CLASSIFICATION
     stopped: Event = field(default_factory=Event)
 
 
@@ -262,21 +266,15 @@ class Client:
             for parameter in held:
                 parameter.requires_grad_(True)
 
-    def class_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Returns the cross-entropy loss, with label smoothing and class weights if set.
+    def task_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Returns the task's loss: cross-entropy, with label smoothing and class weights if set.
 
         Args:
-            logits: ``(B, classes)``.
-            labels: ``(B,)`` class ids.
+            outputs: ``(B, classes)`` logits, or what the network gives for another task.
+            targets: ``(B,)`` class ids, or another task's targets ``(B, ...)``.
         """
-        train, weights = self.worker.train, None
-        if train.class_weights != "none":  # their mean over the client's images is 1
-            counts = self.training.labels.bincount(minlength=logits.shape[1]).to(logits)
-            held = (counts > 0).sum()
-            weights = counts.sum() / (held * counts.clamp(min=1))
-        return nn.functional.cross_entropy(
-            logits, labels, weights, label_smoothing=train.label_smoothing
-        )
+        worker = self.worker
+        return worker.task.loss_at(outputs, targets, self.training.labels, worker.train)
 
     def stream(self, *names: str | int) -> torch.Generator:
         """Returns the client's own random stream for a purpose in this round."""
@@ -333,6 +331,8 @@ class Client:
             name: apply(rows_of(view, positions.to(view.device)).to(self.device), drawn)
             for name, view in self.views.items()
         }
+        if labels.dim() > 2 and labels.shape[-2:] == raw.shape[-2:]:
+            return Batch(apply(raw, drawn), moved(labels, drawn), positions, views)
         return Batch(apply(raw, drawn), labels, positions, views, host_labels=labels_here)
 
     def plain_batches(

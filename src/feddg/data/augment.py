@@ -210,6 +210,25 @@ def apply(images: Tensor, draw: Draw) -> Tensor:
     return colored if draw.hue is None else shift_hue(colored, draw.hue)
 
 
+def moved(targets: Tensor, draw: Draw) -> Tensor:
+    """Moves the pixels of targets as :func:`apply` moves their images'; the nearest one counts.
+
+    Args:
+        targets: ``(B, ..., size, size)``, such as masks, on any device.
+        draw: the choices for these B images.
+
+    Returns:
+        The same shape and type.
+    """
+    draw = draw.to(targets.device)
+    planes = targets.flatten(1, -3) if targets.dim() > 3 else targets[:, None]
+    if draw.transposed is not None:
+        planes = torch.where(draw.transposed[:, None, None, None], planes.mT, planes)
+    if draw.places is not None:
+        planes = _pixels(planes, *draw.places.round().long())
+    return planes.reshape(targets.shape)
+
+
 def _draw_places(settings: AugmentSettings, count: int, size: int, generator: Generator) -> Tensor:
     if settings.crop_scale is not None:
         scale, ratio = settings.crop_scale, settings.crop_ratio

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from feddg.clients.client import Pixels
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic
-from feddg.errors import first_names
+from feddg.errors import ExperimentError, first_names
 from feddg.evaluation.metrics import Predictions, measure
+from feddg.models.task import CLASSIFICATION, Task
 from feddg.records import LAST, EvaluationRow
 from feddg.rng import stream
 
@@ -45,30 +46,59 @@ class Score:
     Attributes:
         split: ``test``, ``val`` (held-out), ``id_test`` or ``id_val`` (in-domain).
         domain: domain name.
-        correct: number of images classified correctly.
+        correct: number of images classified correctly; for another task, the sum of its scores.
         examples: number of images.
-        loss: mean cross-entropy.
-        confusion: ``(classes, classes)`` counts, true class by predicted class.
+        loss: mean loss of the task; cross-entropy for classification.
+        confusion: ``(classes, classes)`` counts, true class by predicted class; ``(0, 0)`` for
+            another task.
         metrics: all registered metrics that are defined here, by name.
         models: number of models evaluated; ``correct`` and ``confusion`` are sums over them,
-            ``loss`` and ``metrics`` means.
-        confidence: mean largest probability, in [0, 1].
+            ``loss``, ``metrics`` and ``values`` means.
+        confidence: mean largest probability, in [0, 1]; NaN for another task.
+        values: ``(examples,)`` the task's score of each image, in the order of the data set.
     """
 
     split: str
     domain: str
-    correct: int
+    correct: float
     examples: int
     loss: float
     confusion: numpy.ndarray
     metrics: Mapping[str, float] = field(default_factory=dict)
     models: int = 1
     confidence: float = math.nan
+    values: numpy.ndarray = field(default_factory=lambda: numpy.zeros(0), repr=False)
 
     @property
     def accuracy(self) -> float:
-        """Share of images classified correctly, in [0, 1]."""
+        """Share of images classified correctly, in [0, 1]; for another task, its mean score."""
         return self.correct / (self.examples * self.models)
+
+    @property
+    def mean(self) -> float:
+        """The task's mean score over the images."""
+        return self.accuracy
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of :attr:`mean` over images of this domain."""
+        return _mean_and_interval(self.values)[1]
+
+    def minus(self, other: "Score") -> tuple[float, tuple[float, float]]:
+        """Returns the mean difference to another model's score, and its 95 % interval.
+
+        Args:
+            other: the other model's score on the same images, with which it is paired.
+
+        Raises:
+            ValueError: the scores are of different numbers of images.
+        """
+        if len(self.values) != len(other.values):
+            raise ValueError(
+                f"only scores of the same images can be paired: these are of {len(self.values)} "
+                f"and of {len(other.values)}"
+            )
+        return _mean_and_interval(self.values - other.values)
 
     def row(self, round: int, with_confusion: bool = False, weights: str = LAST) -> EvaluationRow:
         """Returns the row for the run folder's metrics file."""
@@ -83,6 +113,17 @@ class Score:
             confusion=self.confusion.tolist() if with_confusion else None,
             weights=weights,
         )
+
+
+def _mean_and_interval(values: numpy.ndarray) -> tuple[float, tuple[float, float]]:
+    """Returns a mean and its 95 % interval by Student's t, which one value leaves unbounded."""
+    from scipy.special import stdtrit  # a tenth of a second, rarely needed
+
+    mean, count = float(values.mean()), len(values)
+    if count < 2:
+        return mean, (-math.inf, math.inf)
+    half = float(stdtrit(count - 1, 0.975) * values.std(ddof=1) / math.sqrt(count))
+    return mean, (mean - half, mean + half)
 
 
 def mean_score(scores: Sequence[Score]) -> Score:
@@ -102,6 +143,7 @@ def mean_score(scores: Sequence[Score]) -> Score:
         },
         models=count,
         confidence=math.fsum(score.confidence for score in scores) / count,
+        values=numpy.mean([score.values for score in scores], axis=0),
     )
 
 
@@ -112,7 +154,7 @@ class Evaluation:
     Attributes:
         pixels: the store.
         splits: rows by split name; empty splits are left out of the result.
-        labels: ``(n,)`` class ids of all rows of the store.
+        labels: ``(n,)`` class ids of all rows of the store, or another task's targets.
         domains: ``(n,)`` domain ids of all rows.
         domain_names: names of the domains, by domain id.
         classes: number of classes.
@@ -120,6 +162,7 @@ class Evaluation:
         device: where the predictor lives.
         autocast: opens the precision context.
         paths: file of each row of the store, for tables of single images; may be empty.
+        task: gives loss and score.
     """
 
     pixels: Pixels
@@ -132,6 +175,7 @@ class Evaluation:
     device: torch.device
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     paths: Sequence[str] = ()
+    task: Task = CLASSIFICATION
 
     def scores(self, predictor: nn.Module) -> list[Score]:
         """Returns the scores of ``predictor``, after setting it to eval mode.
@@ -161,26 +205,34 @@ class Evaluation:
             for domain in numpy.unique(self.domains[rows]):
                 yield split, int(domain), rows[self.domains[rows] == domain]
 
-    def _score(self, logits: Tensor, split: str, domain: int, rows: numpy.ndarray) -> Score:
-        labels = torch.from_numpy(self.labels[rows])
-        predicted = logits.argmax(1)
-        pairs = labels * self.classes + predicted
+    def _score(self, outputs: Tensor, split: str, domain: int, rows: numpy.ndarray) -> Score:
+        task, name, confusion = self.task, self.domain_names[domain], numpy.zeros((0, 0), int)
+        targets = torch.from_numpy(self.labels[rows])
+        loss, values = float(task.loss(outputs, targets)), task.score(outputs, targets).numpy()
+        if not numpy.isfinite(values).all():
+            bad = int(numpy.flatnonzero(~numpy.isfinite(values))[0])
+            raise ExperimentError(
+                f"the task's score is {values[bad]} for image {bad} of {name}; it must be a number "
+                "for every image, also where there is nothing to find"
+            )
+        score = Score(
+            split, name, float(values.sum(dtype=float)), len(rows), loss, confusion, values=values
+        )
+        if not task.has_classes:
+            return score
+        pairs = targets * self.classes + outputs.argmax(1)
         counts = torch.bincount(pairs, minlength=self.classes**2).view(self.classes, -1)
         confusion = counts.numpy()
-        loss = nn.functional.cross_entropy(logits, labels)
-        return Score(
-            split,
-            self.domain_names[domain],
-            int((predicted == labels).sum()),
-            len(rows),
-            float(loss),
-            confusion,
-            measure(Predictions(confusion, logits, labels)),
-            confidence=float(logits.softmax(1).amax(1).mean()),
+        return replace(
+            score,
+            correct=int(score.correct),
+            confusion=confusion,
+            metrics=measure(Predictions(confusion, outputs, targets)),
+            confidence=float(outputs.softmax(1).amax(1).mean()),
         )
 
     def predict(self, predictor: nn.Module, rows: numpy.ndarray) -> Tensor:
-        """Returns the logits ``(len(rows), classes)`` on the CPU in float32.
+        """Returns the outputs ``(len(rows), ...)`` on the CPU in float32.
 
         If predictions depend on the batch (``needs`` is not one image), rows are shuffled, so that
         batches are not sorted by class, and batches have about equal size.

@@ -59,23 +59,24 @@ class BestOfSteps:
             self._client.network.load_state_dict(self._best[1])
 
     def _try(self) -> None:
-        accuracy = self._accuracy()
-        if accuracy is None or (self._best is not None and accuracy <= self._best[0]):
+        score = self._score()
+        if score is None or (self._best is not None and score <= self._best[0]):
             return
         state = self._client.network.state_dict()
-        self._best = accuracy, {name: tensor.detach().clone() for name, tensor in state.items()}
+        self._best = score, {name: tensor.detach().clone() for name, tensor in state.items()}
 
-    def _accuracy(self) -> float | None:
-        """Returns the accuracy on the validation images, or None if there are none."""
+    def _score(self) -> float | None:
+        """Returns the mean score on the validation images, or None if there are none."""
         if not len(self._validation):
             return None
-        client, correct = self._client, 0
+        client, total = self._client, 0.0
         client.network.eval()
         with torch.no_grad():
             for batch in client.plain_batches(examples=self._validation):
-                correct += int((client.network(batch.images).argmax(1) == batch.labels).sum())
+                outputs = client.network(batch.images)
+                total += float(client.worker.task.score(outputs, batch.labels).sum())
         client.set_training()
-        return correct / len(self._validation)
+        return total / len(self._validation)
 
 
 # Steps by gradients that are clipped image by image and noised: DP-SGD.
@@ -100,8 +101,8 @@ def image_gradients(client: Client, batch: Batch) -> tuple[dict[str, Tensor], Te
     fixed |= dict(model.named_buffers())
 
     def loss(parameters: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
-        logits = functional_call(model, (parameters, fixed), (image[None],))
-        return client.class_loss(logits, label[None])
+        outputs = functional_call(model, (parameters, fixed), (image[None],))
+        return client.task_loss(outputs, label[None])
 
     both = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
     gradients, losses = both(trained, batch.images.contiguous(), batch.labels)
@@ -129,7 +130,7 @@ def private_step(client: Client, batch: Batch, noise: RecordNoise) -> None:
     for name, total in clipped_sum(gradients, noise.norm).items():
         noised = add_noise(total, noise.multiplier * noise.norm) / len(batch)
         parameters[name].grad = noised.to(parameters[name])
-    client.note({"cross_entropy": losses.mean()})
+    client.note({client.worker.task.term: losses.mean()})
     client.step()
 
 

@@ -111,6 +111,9 @@ class Method:
         one_round: whether the method needs a single pass over the images in one round only,
             whatever ``train`` says of rounds, epochs and steps.
         in_process_only: why it cannot run over a network; empty if it can.
+        any_task: whether it can run a task other than classification; by default, if it works
+            neither on embeddings nor on the network (:func:`feddg.methods.composition.runs`).
+        moves_pixels: whether it moves pixels by itself, so that targets that are images lose them.
     """
 
     name: ClassVar[str]
@@ -135,6 +138,8 @@ class Method:
     sums: ClassVar[bool] = False
     one_round: ClassVar[bool] = False
     in_process_only: ClassVar[str] = ""
+    any_task: ClassVar[bool | None] = None
+    moves_pixels: ClassVar[bool] = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Sets ``Settings`` from the annotation and, if there is none, ``title`` from the name."""
@@ -216,8 +221,8 @@ class Method:
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Returns the loss terms of a batch whose embeddings ``(B, d)`` are known."""
-        logits = client.network.classifier(embeddings)
-        return {"cross_entropy": client.class_loss(logits, batch.labels)}
+        outputs = client.network.classifier(embeddings)
+        return {client.worker.task.term: client.task_loss(outputs, batch.labels)}
 
     def trains_on_features(self, client: Client) -> bool:
         """Whether batches may consist of cached features instead of images."""

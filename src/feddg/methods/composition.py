@@ -11,6 +11,7 @@ from pydantic import create_model
 from feddg.errors import ExperimentError
 from feddg.methods.base import METHODS, Method, MethodSettings
 from feddg.methods.baselines import FedAvg
+from feddg.models.task import Task
 from feddg.settings import merge
 
 HOOKS = [
@@ -55,6 +56,8 @@ def compose(parts: tuple[type[Method], ...]) -> type[Method]:
         "excludes": _merged(part.excludes for part in parts),
         "sends": _merged(part.sends for part in parts),
         "noises": frozenset[str]().union(*(part.noises for part in parts)),
+        "any_task": all(map(_runs_any_task, parts)),
+        "moves_pixels": any(part.moves_pixels for part in parts),
         "__doc__": f"The composition {name}.",
     }
     return type(name, parts, members)
@@ -142,6 +145,31 @@ def works_on_embeddings(method: type[Method]) -> bool:
     """Whether a method changes the input of the last layer, or the network before it."""
     loss = method.loss is not Method.loss and not _calls_super(method, "loss")
     return loss or method.head_loss is not Method.head_loss or method.network is not Method.network
+
+
+def check_task(method: type[Method], task: Task, dense: bool) -> None:
+    """Raises ExperimentError if a method cannot run a task.
+
+    Args:
+        method: the method.
+        task: the task.
+        dense: whether targets have the images' height and width.
+    """
+    if not task.has_classes and not _runs_any_task(method):
+        raise ExperimentError(
+            f"{method.name} needs class labels, embeddings or a linear classifier, and this task "
+            "has none: choose a method that averages or changes images, such as fedavg, fedprox, "
+            "mixstyle or randconv"
+        )
+    if dense and method.moves_pixels:
+        raise ExperimentError(
+            f"{method.name} moves the pixels of images, and targets of their height and width "
+            "would stay behind: choose another method, or train.augmentation, which moves both"
+        )
+
+
+def _runs_any_task(method: type[Method]) -> bool:
+    return not works_on_embeddings(method) if method.any_task is None else method.any_task
 
 
 def build_method(name: str, settings: dict[str, Any]) -> Method:

@@ -152,7 +152,7 @@ class COPA(Method):
             return terms
         logits = heads_of(client.network)(embeddings, others)
         labels = batch.labels.expand(len(logits), -1)
-        loss = client.class_loss(logits.flatten(0, 1), labels.flatten())
+        loss = client.task_loss(logits.flatten(0, 1), labels.flatten())
         return terms | {"other_classifiers": self.settings.others * loss}
 
     def report(self, client: Client) -> Message:

@@ -65,6 +65,7 @@ class Dart(Method):
     name = "dart"
     title = "DART"
     summary = "one augmentation a client and round (after Jain et al. 2023)"
+    any_task = True
     settings: DartSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"server": {"averaging": "ema"}}}
 

@@ -69,6 +69,7 @@ class Elcfs(Method):
     title = "ELCFS (FedDG)"
     aliases = ("feddg",)
     summary = "amplitude bank and episodic steps, FedDG (Liu et al. 2021)"
+    any_task = True
     settings: ElcfsSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {"digits": {"method": {"window": 0.05}}}
     sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {

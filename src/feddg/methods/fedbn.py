@@ -40,6 +40,7 @@ class FedBN(Method):
     name = "fedbn"
     title = "FedBN"
     summary = "all of batch normalisation stays with the clients (Li et al. 2021)"
+    any_task = True
     presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"model": {"normalization": "train"}}}
 
     def network(self, network: Network) -> Network:
@@ -89,6 +90,7 @@ class SiloBN(Method):
     name = "silobn"
     title = "SiloBN"
     summary = "normalisation statistics stay with the clients (Andreux et al. 2020)"
+    any_task = True
     presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"model": {"normalization": "train"}}}
     excludes: ClassVar[dict[str, str]] = {
         "fedbn": "fedbn already keeps the statistics with the clients, and more; choose one"

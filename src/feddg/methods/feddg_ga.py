@@ -29,7 +29,7 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from feddg.clients.client import Client
 from feddg.messages import (
@@ -111,11 +111,11 @@ class FedDGGA(Method):
         client.network.eval()
         total = torch.zeros((), device=client.device)
         for batch in client.plain_batches():
-            logits = client.network(batch.images).float()
+            outputs, task = client.network(batch.images).float(), client.worker.task
             if self.settings.mode == "paper":
-                total += nn.functional.cross_entropy(logits, batch.labels, reduction="sum")
+                total += task.total(outputs, batch.labels)
             else:
-                total -= (logits.argmax(1) == batch.labels).sum()
+                total -= task.score(outputs, batch.labels).sum()
         return total / len(client.examples)
 
     def share(self, state: State, update: Update) -> float:

@@ -114,6 +114,7 @@ class FedIG(SiloBN):
     name = "fedig"
     title = "FedIG"
     summary = "embeddings agree under mixed instance and global statistics (FedIG)"
+    any_task = False  # its entropies are of classes
     settings: FedIGSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = SiloBN.presets
     excludes: ClassVar[dict[str, str]] = SiloBN.excludes | dict.fromkeys(
@@ -159,7 +160,7 @@ class FedIG(SiloBN):
             varied = self._varied(client, batch)
         if chosen.classification_weight:
             logits = client.network.classifier(varied.detach())
-            loss = client.class_loss(logits, batch.labels)
+            loss = client.task_loss(logits, batch.labels)
             terms = terms | {"agnostic_classification": chosen.classification_weight * loss}
         if chosen.feature_weight:
             squares = (embeddings.float() - varied.float()).square()

@@ -134,7 +134,7 @@ class FedIGA(FedIG):
         share = self.adapter(client.network).share(rng)
         rule = interpolated(client.network, share, client.scratch[GLOBAL].__getitem__)
         with normalised_by(client.network, rule):
-            return client.class_loss(client.network(batch.images), batch.labels)
+            return client.task_loss(client.network(batch.images), batch.labels)
 
     def predictor(self, network: Network) -> nn.Module:
         """Predicts through the adapters, with the mean of alpha."""

@@ -108,6 +108,7 @@ class MixStyle(Method):
     name = "mixstyle"
     title = "MixStyle"
     summary = "feature statistics mixed inside each client's batch (Zhou et al. 2021)"
+    any_task = True
     settings: MixStyleSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {"pacs": {"method": {"mix_stages": 3}}}
 

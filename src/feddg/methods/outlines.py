@@ -56,6 +56,7 @@ class Outlines(Method):
     name = "outlines"
     title = "Outlines"
     summary = "images and drawings of their edges, from a classifier solved on both (ours)"
+    any_task = True
     settings: OutlinesSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "*": {"server": {"averaging": "ema"}},

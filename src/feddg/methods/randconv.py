@@ -61,6 +61,7 @@ class RandConv(Method):
     name = "randconv"
     title = "RandConv"
     summary = "random convolutions and consistency (Xu et al. 2021)"
+    any_task = True
     settings: RandConvSettings
     excludes: ClassVar[dict[str, str]] = {
         "csac": "csac aligns the one pass of a batch, but randconv makes several; choose one"
@@ -80,7 +81,7 @@ class RandConv(Method):
         if versions == 1:
             return terms
         logits = torch.stack([network.classifier(z) for z in embeddings])
-        return terms | {"consistency": weight * divergence_from_mean(logits)}
+        return terms | {"consistency": weight * client.worker.task.divergence(logits)}
 
     def _version(self, network: Network, images: Tensor, rng: Generator) -> Tensor:
         share, size, still = torch.rand(3, generator=rng).tolist()
@@ -107,14 +108,3 @@ def convolved(network: Network, images: Tensor, kernel: Tensor, share: float) ->
     kernel = kernel.to(images)
     filtered = nn.functional.conv2d(network.normalize(images), kernel, padding="same")
     return (1 - share) * images + share * network.denormalize(filtered)
-
-
-def divergence_from_mean(logits: Tensor) -> Tensor:
-    """Returns the mean over versions and images of KL(p || mean of the versions' p).
-
-    Args:
-        logits: ``(versions, B, classes)``.
-    """
-    logs = logits.float().log_softmax(-1)
-    mean = torch.logsumexp(logs, 0, keepdim=True) - torch.tensor(float(len(logs))).log()
-    return (logs.exp() * (logs - mean)).sum(-1).mean()

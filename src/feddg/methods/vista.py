@@ -51,7 +51,7 @@ from torch import Generator, Tensor
 from feddg.clients.client import Batch, Client
 from feddg.messages import Message, joined
 from feddg.methods.base import register
-from feddg.methods.randconv import KERNELS, convolved, divergence_from_mean, random_kernel
+from feddg.methods.randconv import KERNELS, convolved, random_kernel
 from feddg.methods.style_exchange import (
     OneStyleEach,
     StyleSettings,
@@ -85,6 +85,7 @@ class Vista(OneStyleEach):
     name = "vista"
     title = "VISTA"
     summary = "views in all groups' styles under random convolutions, consistent (ours)"
+    any_task = True
     settings: VistaSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"server": {"averaging": "ema"}}}
     excludes: ClassVar[dict[str, str]] = {
@@ -127,7 +128,7 @@ class Vista(OneStyleEach):
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Returns the cross-entropy of all versions and their divergence (Eq. 5)."""
-        network, chosen = client.network, self.settings
+        network, chosen, task = client.network, self.settings, client.worker.task
         rng = client.stream("vista", client.steps)
         embeddings = network.features_of(
             [self._version(client, batch.images, rng) for _ in range(chosen.versions)]
@@ -136,10 +137,10 @@ class Vista(OneStyleEach):
         if len(embeddings) == 1:
             return terms
         logits = torch.stack([network.classifier(each) for each in embeddings])
-        losses = [client.class_loss(each, batch.labels) for each in logits[1:]]
-        terms["cross_entropy"] = torch.stack([terms["cross_entropy"], *losses]).mean()
+        losses = [client.task_loss(each, batch.labels) for each in logits[1:]]
+        terms[task.term] = torch.stack([terms[task.term], *losses]).mean()
         if chosen.consistency_weight:
-            terms["consistency"] = chosen.consistency_weight * divergence_from_mean(logits)
+            terms["consistency"] = chosen.consistency_weight * task.divergence(logits)
         return terms
 
     def _version(self, client: Client, images: Tensor, rng: Generator) -> Tensor:

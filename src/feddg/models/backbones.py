@@ -268,16 +268,21 @@ def use_plain_attention(network: nn.Module) -> None:
 
 
 class Whole(nn.Module):
-    """A classifier whose last layer is not linear, used as a whole: its features are the logits."""
+    """A model whose last layer is not linear, used as a whole: its features are its outputs."""
 
-    def __init__(self, model: nn.Module, classes: int) -> None:
+    def __init__(self, model: nn.Module, outputs: int) -> None:
         super().__init__()
-        self.model, self.out_features = model, classes
+        self.model, self.out_features = model, outputs
+
+    @property
+    def stages(self) -> list[nn.Module]:
+        """The blocks that the model itself calls so, from shallow to deep."""
+        return list(getattr(self.model, "stages", ()))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Maps ``(B, 3, H, W)`` to ``(B, classes)``."""
-        logits: Tensor = self.model(images)
-        return logits
+        """Maps ``(B, 3, H, W)`` to the model's outputs ``(B, ...)``."""
+        outputs: Tensor = self.model(images)
+        return outputs
 
 
 def split_network(
@@ -285,6 +290,8 @@ def split_network(
     images: Tensor,
     seed: int = 0,
     normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+    *,
+    classifies: bool = True,
 ) -> Network:
     """Splits a classifier into a featurizer and its last linear layer, with the same weights.
 
@@ -297,6 +304,7 @@ def split_network(
         seed: for layers that a method adds.
         normalize: mean and standard deviation of the colours that it expects; None for images in
             [0, 1].
+        classifies: whether it must give logits; otherwise its outputs have any shape ``(B, ...)``.
 
     Raises:
         ExperimentError: it does not accept such images, or gives no logits.
@@ -313,7 +321,7 @@ def split_network(
     training = model.training
     try:
         with torch.no_grad():
-            logits = model.eval()(inputs.to(next(model.parameters())))
+            outputs = model.eval()(inputs.to(next(model.parameters())))
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ExperimentError(
@@ -323,10 +331,15 @@ def split_network(
         model.train(training)
         for hook in hooks:
             hook.remove()
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(images):
-        raise ExperimentError(f"{type(model).__name__} must map images to logits (B, classes)")
-    classes = logits.shape[1]
-    head = next((name for name, out in seen.items() if out is logits), None)
+    if not isinstance(outputs, Tensor) or not outputs.dim() or len(outputs) != len(images):
+        raise ExperimentError(f"{type(model).__name__} must map images to one tensor (B, ...)")
+    if classifies and outputs.dim() != 2:
+        raise ExperimentError(
+            f"{type(model).__name__} must map images to logits (B, classes); for other outputs "
+            "give a task: task=feddg.Task(loss=..., score=...)"
+        )
+    classes = outputs.shape[1] if outputs.dim() > 1 else 1
+    head = next((name for name, out in seen.items() if out is outputs), None)
     linear = None if head is None else model.get_submodule(head)
     featurizer = Trunk(model, head) if head else Whole(model, classes)
     with torch.random.fork_rng(devices=[]):

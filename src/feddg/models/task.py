@@ -1,0 +1,133 @@
+"""What a network is trained for: a loss to minimise and a score to report."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from feddg.errors import ExperimentError
+from feddg.settings import TrainSettings
+
+
+def spread(outputs: Tensor) -> Tensor:
+    """Returns the mean squared distance of several versions' outputs from their mean.
+
+    Args:
+        outputs: ``(versions, B, ...)``.
+    """
+    return (outputs - outputs.mean(0, keepdim=True)).square().mean()
+
+
+def divergence_from_mean(logits: Tensor) -> Tensor:
+    """Returns the mean over versions and images of KL(p || mean of the versions' p).
+
+    Args:
+        logits: ``(versions, B, classes)``.
+    """
+    logs = logits.float().log_softmax(-1)
+    mean = torch.logsumexp(logs, 0, keepdim=True) - torch.tensor(float(len(logs))).log()
+    return (logs.exp() * (logs - mean)).sum(-1).mean()
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of your own: any outputs, any targets.
+
+    >>> task = feddg.Task(loss=nn.functional.binary_cross_entropy_with_logits, score=dice)
+    >>> fed = feddg.Federation([site_a, site_b], unet, "fedavg", task=task)
+
+    Attributes:
+        loss: ``loss(outputs, targets)``, a mean over the batch: the network's outputs for ``B``
+            images, in float32, and their targets ``(B, ...)``.
+        score: ``score(outputs, targets)``, one number an image, ``(B,)``; higher is better. For
+            example the Dice coefficient, or minus the absolute error.
+        name: the score's name in tables.
+        divergence: how unlike the outputs ``(versions, B, ...)`` of several versions of the same
+            images are, for methods that ask for equal answers (RandConv, VISTA); by default
+            :func:`spread`.
+    """
+
+    loss: Callable[[Tensor, Tensor], Tensor]
+    score: Callable[[Tensor, Tensor], Tensor]
+    name: str = "score"
+    divergence: Callable[[Tensor], Tensor] = spread
+    term: str = field(default="loss", kw_only=True, repr=False)
+    """What the loss is called among a round's loss terms."""
+    has_classes: bool = field(default=False, init=False, repr=False)
+    """Whether targets are class ids, one an image."""
+
+    def loss_at(
+        self, outputs: Tensor, targets: Tensor, held: Tensor, train: TrainSettings
+    ) -> Tensor:
+        """Returns the loss of a batch at a client.
+
+        Args:
+            outputs: of the batch.
+            targets: of the batch.
+            held: the targets of all images that the client trains on.
+            train: the experiment's training settings.
+        """
+        return self.loss(outputs.float(), targets)
+
+    def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Returns the sum of the batch's losses."""
+        return self.loss(outputs, targets) * len(targets)
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Tries loss and score on a batch.
+
+        Raises:
+            ExperimentError: one cannot be computed, or has another shape.
+        """
+        for name, function, shape in (
+            ("loss", self.loss, ()),
+            ("score", self.score, (len(targets),)),
+        ):
+            shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
+            try:
+                value = function(outputs, targets)
+            except Exception as error:
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                raise ExperimentError(f"the task's {name} fails for {shapes}: {reason}") from error
+            if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+                got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                expected = "one number for the batch" if not shape else "one number an image"
+                raise ExperimentError(
+                    f"the task's {name} gives {got} for {shapes}; it must be {expected}: {shape}"
+                )
+
+
+class Classification(Task):
+    """One class an image: cross-entropy, and whether the largest logit is the image's class."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            cross_entropy, is_correct, "accuracy", divergence_from_mean, term="cross_entropy"
+        )
+        object.__setattr__(self, "has_classes", True)
+
+    def loss_at(
+        self, outputs: Tensor, targets: Tensor, held: Tensor, train: TrainSettings
+    ) -> Tensor:
+        """Returns the cross-entropy, with label smoothing and class weights if set."""
+        weights = None
+        if train.class_weights != "none":  # their mean over the client's images is 1
+            counts = held.bincount(minlength=outputs.shape[1]).to(outputs)
+            known = (counts > 0).sum()
+            weights = counts.sum() / (known * counts.clamp(min=1))
+        return cross_entropy(outputs, targets, weights, label_smoothing=train.label_smoothing)
+
+    def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Returns the sum of the batch's cross-entropies."""
+        return cross_entropy(outputs, targets, reduction="sum")
+
+
+def is_correct(logits: Tensor, labels: Tensor) -> Tensor:
+    """Returns for each image, ``(B,)``, 1 if its largest logit is its class, else 0."""
+    return (logits.argmax(1) == labels).float()
+
+
+CLASSIFICATION = Classification()
+"""The task of every experiment."""

@@ -1,0 +1,299 @@
+"""Tasks other than classification: own losses, scores and targets of any shape."""
+
+import math
+
+import numpy
+import pytest
+import torch
+from scipy.stats import t as student
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import Dataset, TensorDataset
+
+import feddg
+from feddg.data.augment import AugmentSettings, apply, draw, moved
+from feddg.errors import ExperimentError
+from feddg.methods.base import methods
+from feddg.models.task import CLASSIFICATION, spread
+from federations import same
+
+RUN = [
+    *("ccst", "dart", "elcfs", "fedavg", "fedbn", "feddg-ga", "fedgma", "fedprox", "mixstyle"),
+    *("local", "outlines", "randconv", "scaffold", "silobn", "vista"),
+]
+"""Methods that run any task."""
+
+
+class Discs(Dataset):
+    """Bright discs on noise, with their masks ``(1, 16, 16)``."""
+
+    def __init__(self, seed: int, count: int = 12, tint: float = 1.0) -> None:
+        rng = torch.Generator().manual_seed(seed)
+        x, y = torch.rand(2, count, 1, 1, generator=rng) * 8 + 4
+        across = torch.arange(16.0)
+        inside = (across - x).square() + (across[:, None] - y).square() < 14
+        noise = torch.rand(count, 3, 16, 16, generator=rng) * 0.4
+        self.masks = inside[:, None].float()
+        self.images = (noise + 0.6 * tint * self.masks).clamp(0, 1)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.images[index], self.masks[index]
+
+
+class SmallUNet(nn.Module):
+    """A network that gives one number a pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.down = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.deep = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
+        self.up = nn.Conv2d(16, 1, 3, padding=1)
+        self.stages = [self.down, self.deep]
+
+    def forward(self, images: Tensor) -> Tensor:
+        fine = self.down(images)
+        coarse = functional.interpolate(self.deep(fine), scale_factor=2)
+        return self.up(torch.cat([fine, coarse], 1))
+
+
+def dice(outputs: Tensor, masks: Tensor) -> Tensor:
+    found = (outputs > 0).float()
+    both, all = (found * masks).sum((1, 2, 3)), (found + masks).sum((1, 2, 3))
+    return (2 * both + 1) / (all + 1)
+
+
+SEGMENT = feddg.Task(functional.binary_cross_entropy_with_logits, dice, name="Dice")
+SITES = [Discs(0), Discs(1), Discs(5)]
+
+
+def federation(method="fedavg", task=SEGMENT, **fields) -> feddg.Federation:
+    options = {"lr": 0.01, "batch_size": 6, "averaging": "none", "precision": "float32"} | fields
+    return feddg.Federation(SITES, SmallUNet(), method, task=task, **options)
+
+
+def test_own_loss_score_and_network_learn_masks():
+    fed = federation()
+    before, after = fed.evaluate(Discs(2), "new"), None
+    after = fed.fit(15).evaluate(Discs(2), "new")
+    assert after.mean > 0.8 > before.mean
+    outputs = fed.predict(Discs(2))
+    assert outputs.shape == (12, 1, 16, 16)
+    by_hand = dice(outputs, Discs(2).masks)
+    numpy.testing.assert_allclose(after.values, by_hand, rtol=1e-6)
+    loss = functional.binary_cross_entropy_with_logits(outputs, Discs(2).masks)
+    assert after.loss == pytest.approx(float(loss), rel=1e-5)
+    row = fed.server.round()
+    assert set(row.terms) == {"loss"}
+
+
+def test_a_score_has_an_interval_over_images_and_a_paired_difference():
+    one, other = federation().fit(3), federation(seed=1).fit(1)
+    first, second = one.evaluate(Discs(2)), other.evaluate(Discs(2))
+    values = first.values
+    half = student.ppf(0.975, 11) * values.std(ddof=1) / math.sqrt(12)
+    assert first.interval == pytest.approx((values.mean() - half, values.mean() + half))
+    difference, (low, high) = first.minus(second)
+    assert difference == pytest.approx(first.mean - second.mean)
+    apart = first.values - second.values
+    half = student.ppf(0.975, 11) * apart.std(ddof=1) / math.sqrt(12)
+    assert (low, high) == pytest.approx((difference - half, difference + half))
+    with pytest.raises(ValueError, match="same images"):
+        first.minus(one.evaluate(Discs(3, count=5)))
+
+
+@pytest.mark.parametrize("name", sorted(methods()))
+def test_each_method_runs_the_task_or_refuses_by_name(name):
+    kind = methods()[name]
+    if kind.gathers_images:
+        return
+    if name in RUN:
+        fed = federation(name, local_steps=2).fit(1)
+        assert math.isfinite(fed.evaluate(Discs(2)).mean)
+        return
+    with pytest.raises(ExperimentError, match=name):
+        federation(name)
+
+
+def test_a_composition_runs_if_all_its_parts_do():
+    federation("mixstyle+fedprox", local_steps=1).fit(1)
+    with pytest.raises(ExperimentError, match="pardon"):
+        federation("fedprox+pardon")
+
+
+def test_fedavg_of_a_task_is_the_mean_of_what_clients_train_by_hand():
+    fed = federation(optimizer="sgd", lr=0.1, batch_size=12).fit(1)
+    trained = []
+    for site in SITES:
+        network = SmallUNet().train()
+        loss = functional.binary_cross_entropy_with_logits(
+            network((site.images * 255).round() / 255), site.masks
+        )
+        loss.backward()
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter -= 0.1 * parameter.grad
+        trained.append(dict(network.named_parameters()))
+    for name, entry in fed.model.featurizer.model.named_parameters():
+        expected = sum(each[name] for each in trained) / len(trained)
+        torch.testing.assert_close(entry, expected, rtol=1e-3, atol=1e-4)
+
+
+# Targets of other shapes.
+
+
+def test_several_labels_an_image():
+    rng = torch.Generator().manual_seed(0)
+    present = (torch.rand(20, 3, generator=rng) > 0.5).float()
+    images = torch.rand(20, 3, 8, 8, generator=rng) / 2 + present[..., None, None] / 2
+    site = TensorDataset(images, present)
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3))
+    task = feddg.Task(
+        functional.binary_cross_entropy_with_logits,
+        lambda outputs, targets: ((outputs > 0) == targets).float().mean(1),
+    )
+    fed = feddg.Federation([site, site], model, "fedprox", task=task, lr=0.3).fit(40)
+    assert fed.evaluate(site).mean > 0.7
+
+
+def test_one_number_an_image():
+    images = torch.rand(20, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    site = TensorDataset(images, images.mean((1, 2, 3)))
+    model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1), nn.Flatten(0))
+    task = feddg.Task(functional.mse_loss, lambda outputs, targets: -(outputs - targets).abs())
+    fed = feddg.Federation([site, site], model, task=task, lr=0.05).fit(30)
+    assert fed.evaluate(site).mean > -0.05
+
+
+# Augmentation.
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        AugmentSettings(shift=3, flip=0.5, vertical_flip=0.5, quarter_turns=True),
+        AugmentSettings(crop_scale=(0.5, 1.0), flip=0.5, quarter_turns=True),
+        AugmentSettings(color_jitter=(0.2, 0.2, 0.2, 0.1)),
+    ],
+)
+def test_masks_move_with_their_images(settings):
+    masks = Discs(4, count=30).masks
+    images = (masks.expand(-1, 3, -1, -1) * 255).byte()
+    drawn = draw(settings, 30, 16, torch.Generator().manual_seed(0))
+    found = moved(masks, drawn)
+    assert found.shape == masks.shape
+    assert set(found.unique().tolist()) == {0.0, 1.0}
+    images = apply(images, drawn).mean(1, keepdim=True)
+    agree = ((images > 0.4) == (found > 0.5)).float().mean()
+    assert agree > (0.97 if settings.crop_scale else 0.999)
+    several = moved(masks.expand(-1, 2, -1, -1), drawn)
+    assert torch.equal(several[:, 1:], found)
+    assert torch.equal(moved(masks[:, 0], drawn), found[:, 0])
+
+
+def test_training_sees_masks_that_moved():
+    seen = []
+
+    def loss(outputs: Tensor, masks: Tensor) -> Tensor:
+        seen.append(masks)
+        return functional.binary_cross_entropy_with_logits(outputs, masks)
+
+    fed = federation(task=feddg.Task(loss, dice), local_steps=1)
+    fed.worker.augmentation = AugmentSettings(flip=1.0)
+    fed.fit(1)
+    own = {tuple(mask.flatten().tolist()) for site in SITES for mask in site.masks}
+    mirrored = {tuple(mask.flip(-1).flatten().tolist()) for site in SITES for mask in site.masks}
+    met = {tuple(mask.flatten().tolist()) for mask in seen[-1]}
+    assert met <= mirrored
+    assert not met & own
+
+
+def test_a_method_that_moves_pixels_itself_refuses_masks():
+    with pytest.raises(ExperimentError, match="randaug moves the pixels"):
+        federation("randaug")
+
+
+# What can be wrong.
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (feddg.Task(functional.binary_cross_entropy_with_logits, lambda o, t: o.mean()), "score"),
+        (feddg.Task(lambda o, t: (o - t).square(), dice), "task's loss gives"),
+        (feddg.Task(functional.cross_entropy, lambda o, t: 1 / 0), "score fails"),
+        (
+            feddg.Task(lambda o, t: functional.mse_loss(o, t[:, :2]).item(), dice),
+            "loss gives float",
+        ),
+        (feddg.Task(lambda o, t: o @ t[0, 0, :3], dice), "loss fails for outputs"),
+    ],
+)
+def test_a_loss_or_score_that_does_not_fit_is_one_clear_line_before_training(task, words):
+    with pytest.raises(ExperimentError, match=words) as raised:
+        federation(task=task)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_score_that_is_not_a_number_names_the_image():
+    def empty(outputs: Tensor, masks: Tensor) -> Tensor:
+        return torch.where(torch.arange(len(masks)) == 3, math.nan, dice(outputs, masks))
+
+    fed = federation(task=feddg.Task(SEGMENT.loss, empty))
+    with pytest.raises(ExperimentError, match="nan for image 3 of new"):
+        fed.evaluate(Discs(2), "new")
+
+
+@pytest.mark.parametrize(
+    ("site", "words"),
+    [
+        ([(torch.rand(3, 16, 16), torch.zeros(1, 8, 8))], r"client 1 has targets \(1, 8, 8\)"),
+        ([(torch.rand(3, 16, 16), torch.zeros(1, 16, 16).long())], "int64, but client 0"),
+        ([(torch.rand(3, 16, 16), "disc")], "image 0 has a str for a target"),
+        ([(torch.rand(3, 16, 16), torch.full((1, 16, 16), math.nan))], "NaN"),
+        (
+            [(torch.rand(3, 16, 16), torch.zeros(1, 16, 16)), (torch.rand(3, 16, 16), 1.0)],
+            "image 1 has a target",
+        ),
+        ([(torch.rand(3, 32, 32), torch.zeros(1, 32, 32))], "resize both"),
+    ],
+)
+def test_targets_that_cannot_be_used_are_named(site, words):
+    with pytest.raises(ExperimentError, match=words):
+        feddg.Federation([SITES[0], site], SmallUNet(), task=SEGMENT)
+
+
+def test_a_mask_without_a_task_says_what_to_do():
+    with pytest.raises(ExperimentError, match=r"task=feddg.Task"):
+        feddg.Federation(SITES, SmallUNet())
+
+
+def test_classification_is_a_task_like_others():
+    logits = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(6) % 4
+    assert torch.equal(
+        CLASSIFICATION.loss(logits, labels), functional.cross_entropy(logits, labels)
+    )
+    assert CLASSIFICATION.score(logits, labels).tolist() == (logits.argmax(1) == labels).tolist()
+    assert float(spread(torch.stack([logits, logits + 2]))) == pytest.approx(1)
+
+
+# What protects and carries a federation does so for any task.
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"averaging": "ema", "defences": ["median"]},
+        {"privacy": {"clipping": "fixed", "clipping_norm": 1.0, "noise_multiplier": 0.1}},
+        {"privacy": {"record_epsilon": 8.0}},
+        {"defences": ["secure_aggregation"]},
+    ],
+)
+def test_defences_privacy_and_averages_hold(fields):
+    fed = federation(normalization="frozen", **fields).fit(2)
+    assert math.isfinite(fed.evaluate(Discs(2)).mean)
+    assert same(fed.weights, fed.server.state.weights) is (fed.settings.server.averaging == "none")
