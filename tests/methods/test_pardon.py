@@ -1,19 +1,22 @@
 """PARDON: every step of Eq. 1 to 9 against an independent calculation, ablations and limits."""
 
 import functools
+from pathlib import Path
 
 import numpy
 import pytest
 import torch
 
+from feddg.data.augment import apply, draw
 from feddg.data.data_set import find_augmentation
 from feddg.errors import ExperimentError
 from feddg.messages import Message
 from feddg.methods.composition import build_method, method_class
-from feddg.methods.pardon import ABLATIONS, nearest_of_class, regularizer, triplet
+from feddg.methods.pardon import ABLATIONS, RELEASED, nearest_of_class, regularizer, triplet
 from feddg.settings import TrainSettings
-from feddg.styles.codec import load_codec, transfer
+from feddg.styles.codec import adain, load_codec, transfer
 from federations import federation, same
+from scripts import load_script
 
 
 def drawn(*shape, seed=0):
@@ -365,3 +368,123 @@ def test_bad_settings_are_refused_by_name():
         build_method("pardon", {"gamma1": -1})
     with pytest.raises(ExperimentError, match="did you mean 'margin'"):
         build_method("pardon", {"margn": 1})
+
+
+RELEASED_CODE = load_script(
+    Path(__file__).parents[2] / "benchmarks" / "papers" / "released_copies.py"
+)
+
+
+def released_federation(name="pardon", settings=RELEASED, **options):
+    """Five clients whose images are augmented as the released code's are."""
+    augmentation = find_augmentation("pacs").model_copy(update={"hue": "hsv"})
+    gains = [0.1] * 9 + [0.3] * 9 + [0.6, 1.0] * 11
+    made = with_looks(
+        name,
+        settings=settings,
+        sizes=(9, 9, 8, 8, 6),
+        gains=gains,
+        augmentation=augmentation,
+        freeze=True,
+        embedding="linear",
+        **options,
+    )
+    made.server.setup()
+    return made
+
+
+def normalised(images):
+    return (images - RELEASED_CODE.MEAN) / RELEASED_CODE.DEVIATION
+
+
+def test_the_released_codes_styles_copies_loss_and_gradient_are_ours_by_settings():
+    """Against the released pipeline in plain PyTorch, which shares the draws alone."""
+    small = released_federation()
+    encoder, decoder = RELEASED_CODE.halves({"codec": "compact", "encoder": None, "decoder": None})
+    styles = []
+    for id in range(5):
+        client = small.client(id, round=0)
+        images = client.examples.images()
+        draws = draw(client.augmentation, len(images), 16, client.stream("augmented style"))
+        styles.append(RELEASED_CODE.style_of(encoder, normalised(apply(images, draws))))
+        own = small.method.client_statistics(client).tensors["style"]
+        torch.testing.assert_close(own, styles[-1], rtol=1e-5, atol=1e-5)
+    style = RELEASED_CODE.interpolated(torch.stack(styles))
+    ours = small.server.state.context.tensors["style"]
+    torch.testing.assert_close(ours, style, rtol=1e-5, atol=1e-5)
+    assert ours.min() < 0  # of maps before their ReLU
+
+    client = small.client(context=small.server.state.context)
+    client.set_training()
+    small.method.begin(client)
+    batch = client.batch(torch.arange(9), client.stream("augment"))
+    images, network = normalised(batch.images), client.network
+    copies = RELEASED_CODE.copies_of(encoder, decoder, images, style)
+    own = small.method._stylized(client, batch)
+    torch.testing.assert_close(network.normalize(own), copies, rtol=1e-4, atol=1e-5)
+    assert own.min() < 0 or own.max() > 1  # not clamped
+
+    terms = small.method.loss(client, batch)
+    other = (batch.labels[:, None] != batch.labels).float()
+    drawn = torch.multinomial(other, 1, generator=client.stream("negatives", 0)).squeeze(1)
+    expected = RELEASED_CODE.loss_of(
+        lambda x: network.embedding(network.featurizer(x)),
+        network.classifier,
+        images,
+        copies,
+        batch.labels,
+        drawn,
+    )
+    assert expected["triplet"] > 0
+    parameters = [p for p in network.parameters() if p.requires_grad]
+    for name, term in expected.items():
+        torch.testing.assert_close(terms[name], term, rtol=1e-4, atol=1e-6)
+        both = [
+            torch.autograd.grad(one, parameters, retain_graph=True, allow_unused=True)
+            for one in (terms[name], term)
+        ]
+        for mine, theirs in zip(*both, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_ccst_as_pardon_has_it_and_vista_draw_with_the_released_stylization():
+    ccst = released_federation("ccst", {"variant": "pardon", "stylization": "released"})
+    client = ccst.client(context=ccst.server.state.context)
+    ccst.method.begin(client)
+    batch = client.batch(torch.arange(9), client.stream("augment"))
+    halves = RELEASED_CODE.halves({"codec": "compact", "encoder": None, "decoder": None})
+    images, style = normalised(batch.images), client.scratch["style"]
+    expected = RELEASED_CODE.copies_of(*halves, images, style)
+    own = client.network.normalize(ccst.method.stylize(batch, style))
+    torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
+
+    vista = released_federation("vista", {"stylization": "released"})
+    client = vista.client(0, round=0)
+    colours = normalised(vista.method.style_images(client)).transpose(0, 1).flatten(1)
+    pooled = vista.method.moments(client).pooled().styles()[0].float()
+    torch.testing.assert_close(pooled[0], colours.mean(1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(pooled[1], colours.std(1), rtol=1e-3, atol=1e-5)
+
+
+def test_bytes_cannot_keep_released_copies_and_the_settings_of_the_code_come_along():
+    settings = build_method("pardon", {"stylization": "released"}).settings
+    assert settings.style_layer == "conv4_1_pre"
+    assert (settings.stylized, settings.content_variance) == ("on_the_fly", "n-1")
+    own = build_method("pardon", {"stylization": "released", "style_layer": "output"}).settings
+    assert own.style_layer == "output"
+    with pytest.raises(ExperimentError, match="stylization: released goes with stylized: on_the"):
+        build_method("pardon", {"stylization": "released", "stylized": "cached"})
+    with pytest.raises(ExperimentError, match="as does stylization: released"):
+        build_method("ccst", {"stylization": "released"})
+
+
+def test_a_preview_in_the_released_stylization_is_an_image():
+    small = released_federation()
+    images = small.examples(0).images()
+    shown = small.method.preview(images, small.server.state.context)
+    style = small.server.state.context.tensors["style"]
+    codec = small.method.codec()
+    drawn = codec.decode(adain(codec.encode(images / 255), style, 0.5, correction=1), (16, 16))
+    assert drawn.max() > 1 or drawn.min() < 0
+    wanted = (drawn.clamp(0, 1) * 255).round()
+    torch.testing.assert_close(shown.float(), wanted, rtol=0, atol=1.0)

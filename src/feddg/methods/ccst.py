@@ -76,7 +76,8 @@ class CcstSettings(StyleSettings):
     def _offline(self) -> "CcstSettings":
         if self.variant == "paper" and self.stylized == "on_the_fly":
             raise ValueError(
-                "stylized: on_the_fly goes with variant: pardon; the paper's set is built once"
+                "stylized: on_the_fly goes with variant: pardon, as does stylization: released; "
+                "the paper's set is built once"
             )
         return self
 

@@ -127,6 +127,13 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "v5": {},
 }
 """The rows of FISC's ablation table as settings; v5 is the full method."""
+RELEASED: dict[str, Any] = {
+    "stylization": "released",
+    "local_features": "flatten",
+    "combine": "mixture",
+    "median": "lower",
+}
+"""All settings by which styles and copies are those of the released code."""
 
 
 @register
@@ -178,9 +185,9 @@ class Pardon(OneStyleEach):
             vectors = moments.styles().flatten(1)
         else:
             codec = self.codec(client.device)
-            parts = torch.split(client.examples.images(), 64)
+            parts = torch.split(self.style_images(client), 64)
             maps = [codec.style_features(codec.prepared(part)) for part in parts]
-            vectors = torch.cat(maps).flatten(1).cpu()
+            vectors = torch.cat(maps).flatten(1).float().cpu()  # NumPy has no bfloat16
         partitions = finch(vectors.numpy())
         return torch.from_numpy(partitions[LEVELS[self.settings.local_partition]])
 

@@ -5,19 +5,20 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from feddg.clients.client import Batch, Client
+from feddg.data.augment import apply, draw
 from feddg.diagnostics import Diagnostic
 from feddg.errors import WeightsError
 from feddg.messages import EntrySchema, Message, SchemaContext, joined
 from feddg.methods.base import Method, MethodSettings
 from feddg.settings import ExperimentSettings, Fraction
-from feddg.styles.codec import CODECS, Codec, adain, load_codec, transfer
+from feddg.styles.codec import CODECS, Codec, NormalizedCodec, adain, load_codec, transfer
 from feddg.styles.ranges import noised_range, style_range
 from feddg.styles.statistics import FeatureMoments, measure, private_style
 
@@ -54,13 +55,39 @@ class StyleSettings(MethodSettings):
     content_variance: Literal["n", "n-1"] = Field(
         "n", description="what a content map's variance divides by (papers' AdaIN code: n-1)"
     )
+    stylization: Literal["images", "released"] = Field(
+        "images",
+        description="what the codec gets and draws: images; or, as in PARDON's released code, "
+        "augmented images normalised for the classifier, and its inputs, not clamped (style_layer, "
+        "stylized and content_variance then follow this code unless they are set)",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_released(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("stylization") != "released":
+            return values
+        codec = CODECS.get(values.get("codec", cls.model_fields["codec"].default))
+        layer = "conv4_1_pre" if codec and "conv4_1_pre" in codec.style_layers else "output"
+        code = {"style_layer": layer, "stylized": "on_the_fly", "content_variance": "n-1"}
+        return code | values
+
+    @model_validator(mode="after")
+    def _not_bytes(self) -> Self:
+        if self.stylization == "released" and self.stylized == "cached":
+            raise ValueError(
+                "stylization: released goes with stylized: on_the_fly; a cache of bytes would "
+                "clamp the copies"
+            )
+        return self
 
     @cached_property
     def loaded_codec(self) -> Codec:
         """The named codec, loaded at first use."""
-        return load_codec(
+        codec = load_codec(
             self.codec, encoder=self.encoder, decoder=self.decoder, style_layer=self.style_layer
         )
+        return NormalizedCodec(codec).frozen() if self.stylization == "released" else codec
 
     @cached_property
     def codecs_elsewhere(self) -> dict[torch.device, Codec]:
@@ -132,9 +159,22 @@ class StyleExchange:
         )
         return (*others, found)
 
+    def style_images(self, client: Client) -> Tensor:
+        """Returns the images whose style a client measures: all of its own, as they are.
+
+        Returns:
+            ``(n, 3, H, W)`` uint8; augmented once, and in [0, 1], if so they are in the code that
+            the settings follow.
+        """
+        images = client.examples.images()
+        if self.settings.stylization != "released":
+            return images
+        rng = client.stream("augmented style")
+        return apply(images, draw(client.augmentation, len(images), images.shape[-1], rng))
+
     def moments(self, client: Client) -> FeatureMoments:
-        """Returns the per-image feature moments of a client's images, without augmentation."""
-        return measure(self.codec(client.device), client.examples.images())
+        """Returns the per-image feature moments of a client's images."""
+        return measure(self.codec(client.device), self.style_images(client))
 
     def noised_style(self, client: Client, moments: FeatureMoments) -> Tensor | None:
         """Returns the client's pooled style with noise, or None if no noise is asked for."""
@@ -178,7 +218,7 @@ class StyleExchange:
         client.views[name] = client.cached(f"stylized-{key.hexdigest()}", draw)
 
     def stylize(self, batch: Batch, style: Tensor) -> Tensor:
-        """Returns a batch's augmented images stylized in ``style``, without gradients."""
+        """Returns a batch's augmented images stylized in ``style``, RGB, without gradients."""
         codec = self.codec(batch.images.device)
         features, style = codec.encode(batch.images), style.to(batch.images.device)
         size = (batch.images.shape[-2], batch.images.shape[-1])

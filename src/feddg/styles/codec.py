@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from feddg.errors import WeightsError
+from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD
 from feddg.registry import Registry
 from feddg.storage import Stamp, stamp
 
@@ -91,6 +92,10 @@ class Codec(nn.Module, ABC):
             ``(B, 3, *size)``, RGB clamped to [0, 1].
         """
 
+    def drawn(self, features: Tensor, size: tuple[int, int]) -> Tensor:
+        """Returns what :meth:`decode` gives before it is clamped, where the codec can tell."""
+        return self.decode(features, size)
+
     def style_features(self, images: Tensor) -> Tensor:
         """Returns the maps on which styles are measured, by default those of :meth:`encode`.
 
@@ -108,8 +113,13 @@ class Codec(nn.Module, ABC):
         return None
 
     def prepared(self, images: Tensor) -> Tensor:
-        """Returns uint8 images in the form that :meth:`encode` takes: in [0, 1], on its device."""
-        return images.to(self.unit) / 255
+        """Returns images as :meth:`encode` takes them: in [0, 1], on its device.
+
+        Args:
+            images: ``(B, 3, H, W)`` uint8, or floating-point numbers in [0, 1] already.
+        """
+        values = images.to(self.unit)
+        return values if images.is_floating_point() else values / 255
 
     def fingerprint(self) -> str:
         """Returns a stable hash of the weights and of the style layer."""
@@ -122,6 +132,45 @@ class Codec(nn.Module, ABC):
     def frozen(self) -> "Codec":
         """Puts the codec into evaluation mode without gradients, and returns it."""
         return self.eval().requires_grad_(False).to(memory_format=torch.channels_last)
+
+
+class NormalizedCodec(Codec):
+    """A codec that is given images normalised for the classifier, as in PARDON's released code.
+
+    What its decoder draws counts as such an image again: it is neither clamped nor normalised
+    again on its way into the network. Images are RGB here, as everywhere, in and out, with values
+    outside [0, 1] among those that come out. Mean and deviation are ImageNet's.
+
+    Args:
+        codec: encoder and decoder.
+    """
+
+    name = "normalized"
+    summary = "another codec, on images that are normalised for the classifier"
+
+    def __init__(self, codec: Codec) -> None:
+        super().__init__(codec.style_layer)
+        self.codec, self.channels, self.stride = codec, codec.channels, codec.stride
+        for name, values in (("mean", IMAGENET_MEAN), ("deviation", IMAGENET_STD)):
+            self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
+
+    @classmethod
+    def load(cls, encoder: Path | None, decoder: Path | None, style_layer: StyleLayer) -> "Codec":
+        """Returns the papers' VGG-19 on normalised images; see :meth:`Codec.load`."""
+        files = {"encoder": encoder, "decoder": decoder}
+        return cls(load_codec("vgg19", **files, style_layer=style_layer)).frozen()
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Returns the feature maps of the normalised images; see :meth:`Codec.encode`."""
+        return self.codec.encode((images - self.mean) / self.deviation)
+
+    def style_features(self, images: Tensor) -> Tensor:
+        """Returns the maps on which styles are measured; see :meth:`Codec.style_features`."""
+        return self.codec.style_features((images - self.mean) / self.deviation)
+
+    def decode(self, features: Tensor, size: tuple[int, int]) -> Tensor:
+        """Returns RGB images ``(B, 3, *size)``, not clamped; see :meth:`Codec.decode`."""
+        return self.codec.drawn(features, size) * self.deviation + self.mean
 
 
 C = TypeVar("C", bound=type[Codec])
@@ -251,5 +300,6 @@ def transfer(
             features = codec.encode(codec.prepared(images[part]))
             wanted = style[part] if style.ndim == 3 else style
             restyled = adain(features, wanted, strength, correction=correction)
-            stylized[part] = (codec.decode(restyled, size) * 255).round().to(torch.uint8)
+            drawn = codec.decode(restyled, size).clamp(0, 1)
+            stylized[part] = (drawn * 255).round().to(torch.uint8)
     return stylized

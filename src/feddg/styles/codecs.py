@@ -151,10 +151,14 @@ class ConvolutionalCodec(Codec):
 
     def decode(self, features: Tensor, size: tuple[int, int]) -> Tensor:
         """Returns the images that belong to feature maps; see :meth:`Codec.decode`."""
+        return self.drawn(features, size).clamp(0, 1)
+
+    def drawn(self, features: Tensor, size: tuple[int, int]) -> Tensor:
+        """Returns the decoder's output as it is; see :meth:`Codec.drawn`."""
         images: Tensor = self.decoder(features)
         if tuple(features.shape[-2:]) == tuple(max(2, -(-side // self.stride)) for side in size):
-            return images[..., : size[0], : size[1]].clamp(0, 1)
-        return functional.interpolate(images, size, mode="bilinear", antialias=True).clamp(0, 1)
+            return images[..., : size[0], : size[1]]
+        return functional.interpolate(images, size, mode="bilinear", antialias=True)
 
     def _padded(self, images: Tensor) -> Tensor:
         """Pads images too small for reflection at every scale by their last row and column."""
@@ -304,9 +308,13 @@ class ColorsCodec(Codec):
 
     def decode(self, features: Tensor, size: tuple[int, int]) -> Tensor:
         """Returns the features as images, clamped to [0, 1]; see :meth:`Codec.decode`."""
+        return torch.clamp(self.drawn(features, size), 0, 1)
+
+    def drawn(self, features: Tensor, size: tuple[int, int]) -> Tensor:
+        """Returns the features as images; see :meth:`Codec.drawn`."""
         if tuple(features.shape[-2:]) != size:
             features = functional.interpolate(features, size, mode="bilinear", antialias=True)
-        return torch.clamp(features, 0, 1)
+        return features
 
 
 # The codec inside this package: small, for 32 to 224 pixels on a laptop.

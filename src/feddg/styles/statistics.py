@@ -96,7 +96,7 @@ def measure(codec: Codec, images: Tensor, batch_size: int | None = None) -> Feat
 
     Args:
         codec: the encoder; styles are measured on its ``style_features``.
-        images: ``(N, 3, H, W)`` uint8 RGB, N at least 1.
+        images: ``(N, 3, H, W)`` RGB, uint8 or in [0, 1], N at least 1.
         batch_size: images per pass; :func:`feddg.styles.codec.images_at_once` by default.
 
     Returns:
