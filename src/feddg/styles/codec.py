@@ -147,6 +147,8 @@ class NormalizedCodec(Codec):
 
     name = "normalized"
     summary = "another codec, on images that are normalised for the classifier"
+    mean: Tensor
+    deviation: Tensor
 
     def __init__(self, codec: Codec) -> None:
         super().__init__(codec.style_layer)
