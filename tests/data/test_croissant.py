@@ -49,6 +49,15 @@ def test_mlcommons_library_reads_it(tmp_path: Path, mlcroissant, source: str, ma
     assert sum(int(row["counts/images"]) for row in counts) == len(table)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_mlcommons_library_reads_that_of_the_emoji(tmp_path: Path, mlcroissant) -> None:
+    file, _ = write_croissant(load_source("emoji"), DATA_SETS["emoji"], tmp_path / "emoji.json")
+    found = mlcroissant.Dataset(jsonld=file)
+    assert not found.metadata.ctx.issues.errors
+    assert "CC BY 4.0" in str(found.metadata.license)
+    assert sum(1 for _ in found.records("images")) == 4 * 1089
+
+
 def test_every_term_is_declared(tmp_path: Path) -> None:
     """Where the library is not there: every key is one of the context's, or schema.org's."""
     file, _ = written(tmp_path, "vlcs", trees.vlcs_folders)

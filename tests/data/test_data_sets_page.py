@@ -16,7 +16,7 @@ def test_the_page_is_up_to_date() -> None:
 
 def test_every_published_data_set_says_how_it_is_had_and_used() -> None:
     for one in runpy.run_path(str(SCRIPT))["data_sets"]():
-        if one.name == "digits":
+        if one.summary.endswith("built in"):
             continue
         had = one.publication.files, one.publication.mirror, one.publication.steps
         assert any(had), one.name

@@ -120,6 +120,8 @@ class DataSet:
         protocol: how papers use it, in one line; the preset follows it.
         clients: who holds an image in reality (such as a hospital), in a word or two; empty if
             unknown.
+        pictures: whether images that come from no files are searched for near copies, too; line
+            drawings such as digits are too much alike for that.
     """
 
     name: str
@@ -142,6 +144,7 @@ class DataSet:
     layouts: tuple[str, ...] = ()
     protocol: str = ""
     clients: str = ""
+    pictures: bool = False
 
     def __post_init__(self) -> None:
         if self.load is None and not self.instead:

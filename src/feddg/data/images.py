@@ -181,7 +181,7 @@ def endings() -> str:
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, line ends, and bytes that are not UTF-8; none of our files could hold them.
 """
-_COLUMNS = ("labels", "domains", "images", "split", "clients", "listed_rows")
+_COLUMNS = ("labels", "domains", "images", "split", "clients", "listed_rows", "held_back")
 LAYOUT = "<root>/<domain>/<class>/<image>, for example images/sketch/dog/0001.jpg"
 
 
@@ -205,6 +205,8 @@ class ImageTable:
         listed_in: name of the file that lists the images; empty if the folder layout does.
         listed_rows: ``(n,)`` int64 row of each image in that file, from 1; None if messages need
             not name it.
+        held_back: ``(n,)`` bool: images of objects that train in no domain, and alone measure in a
+            held-out one; None if the data set holds back whole domains only.
     """
 
     paths: tuple[str, ...]
@@ -218,6 +220,7 @@ class ImageTable:
     clients: np.ndarray | None = None
     listed_in: str = ""
     listed_rows: np.ndarray | None = None
+    held_back: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for name in _COLUMNS:

@@ -1,7 +1,7 @@
 """Which rows are for training, validation and test, and the protocols of benchmarks."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import permutations
 from pathlib import Path
 
@@ -63,7 +63,8 @@ def hold_out(
     ``id_val`` and ``id_test`` of each training domain's images are set aside, in proportion to its
     classes (largest remainders); the last image of a class in a domain always trains. The choice of
     images does not depend on the held-out domains. Copies of an image in one class and domain all
-    get the role of the first.
+    get the role of the first. Images that the table holds back (``ImageTable.held_back``) are the
+    in-domain test, and alone measure in held-out domains.
 
     Args:
         table: all images.
@@ -89,6 +90,10 @@ def hold_out(
         _keep_copies_together(roles, table, contents)
     else:
         roles = own.astype("<U7")
+    new = table.held_back
+    if new is not None:
+        roles[roles == "id_test"] = "train"
+        roles[new] = "id_test"
     for role, names in (("test", test), ("val", val)):
         for name in names:
             held = table.domains == table.domain_id(name)
@@ -97,7 +102,10 @@ def hold_out(
             if role == "val" and (roles[held] == "test").all():
                 raise DataError(f"Domain '{name}' is held out for both validation and test.")
             roles[held] = role
-    return from_roles(roles)
+    splits = from_roles(roles)
+    if new is None:
+        return splits
+    return replace(splits, val=splits.val[new[splits.val]], test=splits.test[new[splits.test]])
 
 
 def from_roles(roles: np.ndarray) -> Splits:

@@ -234,7 +234,8 @@ def split_diagnostics(
 def near_copy_diagnostics(experiment: Experiment, images: "Images") -> Iterator[Diagnostic]:
     """Reports near copies of training images in validation or test sets; reads all pixels once."""
     table, contents = images.table, images.contents
-    if experiment.data.duplicates != "ignore" and table.root is not None and contents is not None:
+    searched = table.root is not None or DATA_SETS.find(experiment.data.source).pictures
+    if experiment.data.duplicates != "ignore" and searched and contents is not None:
         hashes = _hashes(table, contents)
         yield from about_near_copies(images.pixels, table.paths, hashes, images.splits)
 
