@@ -6,10 +6,12 @@ traceback.
 
 import difflib
 import reprlib
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import distributions
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -56,6 +58,58 @@ class BudgetSpent(RunError):
 
 class ClientError(FeddgError):
     """Raised if a client cannot take part in this round; the round may continue without it."""
+
+
+class MissingPackage(FeddgError):
+    """Raised, before anything is computed, for a package that an extra of feddg brings."""
+
+
+EXTRAS = {
+    "attacks": ("torchmetrics", "torch_fidelity", "lpips", "sklearn"),
+    "dicom": ("pydicom",),
+    "export": ("onnx", "onnxruntime", "onnxscript"),
+    "flower": ("flwr", "httpx"),
+    "heic": ("pillow_heif",),
+    "huggingface": ("datasets",),
+    "lora": ("peft",),
+    "mlflow": ("mlflow",),
+    "parquet": ("pyarrow",),
+    "partitioners": ("flwr_datasets",),
+    "privacy": ("dp_accounting",),
+    "ray": ("ray",),
+    "secure": ("cryptography",),
+    "serve": ("fastapi", "python_multipart", "uvicorn"),
+    "slurm": ("submitit",),
+    "tensorboard": ("tensorboard",),
+    "tiff": ("tifffile", "imagecodecs"),
+    "wandb": ("wandb",),
+}
+"""The modules that each extra of the package brings; ``pyproject.toml`` has their versions."""
+
+
+def is_installed(module: str) -> bool:
+    """Whether a package can be imported; it is not imported here."""
+    return sys.modules[module] is not None if module in sys.modules else bool(find_spec(module))
+
+
+def need(extra: str, what: str, modules: Sequence[str] = (), otherwise: str = "") -> None:
+    """Requires what an extra brings, before it is imported.
+
+    Args:
+        extra: the extra.
+        what: what needs it, such as ``serving``; the subject of the message.
+        modules: those that are needed; all of the extra by default.
+        otherwise: what to do without it.
+
+    Raises:
+        MissingPackage: a module is missing; the message has the command that installs it.
+    """
+    for module in modules or EXTRAS[extra]:
+        if not is_installed(module):
+            raise MissingPackage(
+                f"{what} needs the package {module}: pip install 'feddg[{extra}]'"
+                f"{otherwise and f'; or {otherwise}'}"
+            )
 
 
 def in_words(error: BaseException) -> str:

@@ -37,15 +37,54 @@ def masked(method="fedavg", sizes=(7, 5, 6, 4), **options):
 # The mathematics
 
 
-@given(st.binary(min_size=32, max_size=32), st.integers(2, 5), st.data())
+@given(st.integers(0, masking.PRIME - 1), st.integers(2, 5), st.data())
 @settings(max_examples=25, deadline=None)
-def test_any_threshold_of_shares_makes_a_secret_again_and_fewer_do_not(secret, threshold, data):
+def test_any_threshold_of_shares_makes_a_secret_again_and_fewer_do_not(number, threshold, data):
+    secret = number.to_bytes(32, "big")
     shares = masking.split(secret, threshold, 6)
     places = data.draw(st.permutations(range(6)))
     held = {place: shares[place] for place in places[:threshold]}
     assert masking.combined(held, threshold) == secret
     held.pop(places[0])
     assert masking.combined(held, threshold - 1) != secret
+
+
+def test_shares_are_values_of_a_polynomial_of_the_stated_degree():
+    """Gauss' elimination finds its coefficients from any shares; those left over lie on it."""
+    secret, threshold, p = masking.new_secret(), 4, masking.PRIME
+    values = [int.from_bytes(share, "big") for share in masking.split(secret, threshold, 7)]
+    rows = [[pow(x, power, p) for power in range(threshold)] + [values[x - 1]] for x in range(2, 6)]
+    for at in range(threshold):
+        scale = pow(rows[at][at], -1, p)
+        rows[at] = [entry * scale % p for entry in rows[at]]
+        for other in range(threshold):
+            if other != at:
+                pairs = zip(rows[other], rows[at])
+                rows[other] = [(one - rows[other][at] * two) % p for one, two in pairs]
+    coefficients = [row[-1] for row in rows]
+    assert coefficients[0].to_bytes(32, "big") == secret
+    assert len(set(coefficients)) == threshold
+    for x in (1, 6, 7):
+        assert sum(c * x**power for power, c in enumerate(coefficients)) % p == values[x - 1]
+
+
+def test_shares_of_a_polynomial_written_down_give_its_value_at_zero():
+    shares = {x - 1: (1234 + 166 * x + 94 * x * x).to_bytes(32, "big") for x in (2, 4, 5)}
+    assert masking.combined(shares, 3) == (1234).to_bytes(32, "big")
+
+
+def test_the_field_is_that_of_the_largest_prime_of_32_bytes():
+    def is_prime(number):  # Miller and Rabin; a composite passes 20 bases less than once in 4^20
+        odd, twos = number - 1, 0
+        while odd % 2 == 0:
+            odd, twos = odd // 2, twos + 1
+        powers = ([pow(base, odd << k, number) for k in range(twos)] for base in range(2, 22))
+        return all(found[0] == 1 or number - 1 in found for found in powers)
+
+    assert is_prime(masking.PRIME)
+    assert not any(map(is_prime, range(masking.PRIME + 2, 2**256, 2)))
+    with pytest.raises(ValueError, match="below PRIME"):
+        masking.split(bytes([255] * 32), 2, 3)
 
 
 def test_both_ends_agree_and_nobody_else_does():

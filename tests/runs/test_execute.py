@@ -68,11 +68,9 @@ def test_the_folder_holds_everything(undisturbed):
         "summary.json",
         "report.html",
         "figures",
-        "events",
         "checkpoint",
     }
     assert (undisturbed.folder / "figures/styles.png").stat().st_size > 1000
-    assert any((undisturbed.folder / "events").iterdir())
     assert load_file(undisturbed.folder / "setup.safetensors")["style"].shape == (6, 2, CHANNELS)
 
 

@@ -8,11 +8,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from feddg.api import run
-from feddg.errors import RunError
+from feddg.errors import FeddgError
 from feddg.experiment import Experiment
 from feddg.records import RoundRow
 from feddg.runs.reading import read_run
-from feddg.runs.tracking import TensorBoard, chosen_trackers
+from feddg.runs.tracking import chosen_trackers
 
 EXPERIMENT = Experiment(
     data={"source": "digits", "image_size": 16},
@@ -82,10 +82,11 @@ def test_mlflow_is_told_what_the_records_hold(mlflow, tmp_path):
 
 
 def test_a_continued_run_stays_one_run(mlflow, tmp_path):
-    (first,) = chosen_trackers(tmp_path).values()
+    (kind,) = chosen_trackers().values()
+    first = kind(tmp_path)
     first.start(EXPERIMENT, 1)
     first.end("interrupted")
-    (second,) = chosen_trackers(tmp_path).values()
+    second = kind(tmp_path)
     second.start(EXPERIMENT, 2)
     second.end("completed")
     assert mlflow.runs == [tmp_path.name]
@@ -103,7 +104,8 @@ def test_weights_and_biases_is_offline_unless_told_otherwise(monkeypatch, tmp_pa
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     monkeypatch.setenv("FEDDG_TRACK", "wandb")
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    (tracker,) = chosen_trackers(tmp_path).values()
+    (kind,) = chosen_trackers().values()
+    tracker = kind(tmp_path)
     tracker.start(EXPERIMENT, 1)
     tracker.round(RoundRow(round=1, clients=[0], terms={"cross_entropy": 0.5}, bytes_up=7))
     tracker.end("completed")
@@ -130,16 +132,19 @@ def test_a_tracker_that_fails_says_so_once_and_the_run_completes(mlflow, tmp_pat
     ("name", "text"),
     [("mlfow", "did you mean 'mlflow'"), ("wandb", r"pip install 'feddg\[wandb\]'")],
 )
-def test_mistakes_are_named(monkeypatch, tmp_path, name, text):
+def test_mistakes_are_named(monkeypatch, name, text):
     monkeypatch.setitem(sys.modules, "wandb", None)  # what an absent package looks like
     monkeypatch.setenv("FEDDG_TRACK", name)
-    with pytest.raises(RunError, match=text):
-        chosen_trackers(tmp_path)
+    with pytest.raises(FeddgError, match=text):
+        chosen_trackers()
 
 
-def test_tensorboard_reads_what_it_was_told(tmp_path):
-    board = TensorBoard(tmp_path)
-    board.round(RoundRow(round=3, clients=[0], terms={"cross_entropy": 0.25}))
-    board.end("completed")
-    found = EventAccumulator(str(tmp_path / "events")).Reload().Scalars("loss/cross_entropy")
-    assert [(point.step, point.value) for point in found] == [(3, 0.25)]
+def test_tensorboard_is_told_what_the_records_hold_and_only_if_asked(monkeypatch, tmp_path):
+    monkeypatch.delenv("FEDDG_TRACK", raising=False)
+    plain = run(EXPERIMENT, tmp_path / "plain", cache=tmp_path / "cache", report=False)
+    assert not (plain.folder / "events").exists()
+    monkeypatch.setenv("FEDDG_TRACK", "tensorboard")
+    done = run(EXPERIMENT, tmp_path / "told", cache=tmp_path / "cache", report=False)
+    found = EventAccumulator(str(done.folder / "events")).Reload().Scalars("loss/cross_entropy")
+    expected = [(row.round, row.terms["cross_entropy"]) for row in done.metrics.rounds]
+    assert [(point.step, point.value) for point in found] == pytest.approx(expected)

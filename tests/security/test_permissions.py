@@ -70,8 +70,8 @@ def test_a_run_is_for_its_owner_alone(original):
     assert mode(original.folder) == 0o700
     assert mode(original.folder / "checkpoint") == 0o700
     files = [p for p in original.folder.rglob("*") if p.is_file()]
-    # Lock and curves hold no images and no weights, and lie in the folder.
-    own = [p for p in files if p.name != ".lock" and p.parent.name != "events"]
+    # The lock holds no images and no weights, and lies in the folder.
+    own = [p for p in files if p.name != ".lock"]
     assert len(own) > 12
     assert {p.name: mode(p) for p in own if mode(p) != 0o600} == {}
 
@@ -95,8 +95,8 @@ def test_stylized_copies_figures_and_snapshots_are_for_their_owner_alone(
     parts = {"figures", "snapshots", "checkpoint"}
     assert parts <= {p.name for p in held if p.is_dir()}
     assert any(p.suffix == ".npy" and p.parent.name == "cache" for p in held)
-    private = [p for p in held if "events" not in p.parts and p.name != ".lock"]
-    assert {mode(p) for p in private if p.is_dir() and p.name != "events"} == {0o700}
+    private = [p for p in held if p.name != ".lock"]
+    assert {mode(p) for p in private if p.is_dir()} == {0o700}
     assert {mode(p) for p in private if p.is_file()} == {0o600}
 
 

@@ -1,8 +1,6 @@
 """Connections that are opened and then send next to nothing: they lock nobody out for long."""
 
 import socket
-import subprocess
-import sys
 import time
 from contextlib import ExitStack, suppress
 
@@ -75,19 +73,3 @@ def test_a_body_may_take_longer_than_its_first_part(server):
 
     headers = {"content-type": CONTENT_TYPE, "content-length": str(len(body))}
     assert server.post("/predict", content=slowly(), headers=headers).status_code == 200
-
-
-def test_without_its_extra_serving_says_what_to_install():
-    """What is not installed is named in one line, before a model is read."""
-    script = (
-        "import sys\n"
-        "import importlib.util as u\n"
-        "found = u.find_spec\n"
-        "u.find_spec = lambda name, *a: None if name == 'uvicorn' else found(name, *a)\n"
-        "sys.argv = ['feddg', 'serve', 'nowhere']\n"
-        "from feddg.cli import main\n"
-        "main()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr == "error: serving needs the package uvicorn: pip install 'feddg[serve]'\n"

@@ -8,7 +8,7 @@ from typing import cast, get_args
 import torch
 from torch import Tensor
 
-from feddg.attacks.image_metrics import Judges, read_extractor, read_lpips, require_torchmetrics
+from feddg.attacks.image_metrics import Judges, read_extractor, read_lpips
 from feddg.attacks.inversion import Inverted, Search, Step, invert_updates
 from feddg.attacks.membership import membership
 from feddg.attacks.reconstruction import (
@@ -31,7 +31,7 @@ from feddg.attacks.senders import (
     chosen_entries,
     entries_of,
 )
-from feddg.errors import DataError, ExperimentError, RunError
+from feddg.errors import DataError, ExperimentError, RunError, need
 from feddg.records import AttackRow
 from feddg.runs.figures import add_figure, grid
 from feddg.runs.folder import FIGURES, RunFolder
@@ -166,12 +166,13 @@ def attack_run(
         The new rows.
 
     Raises:
+        MissingPackage: the extra ``attacks`` is not installed.
         ExperimentError: the method sends nothing that this attack can use.
         DataError: there are no public images, or too few.
         RunError: the folder has no completed round, or the images have changed since the run.
         WeightsError: weights of a comparing network cannot be used.
     """
-    require_torchmetrics()
+    need("attacks", "an attack", ["torchmetrics", "sklearn"])
     chosen = settings or AttackSettings()
     chosen.check(kind)
     lpips = read_lpips(chosen.lpips) if chosen.lpips else None

@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, normalize
 
-from feddg.errors import ExperimentError, WeightsError
+from feddg.errors import WeightsError, need
 from feddg.models.backbones import build_network, read_weights
 from feddg.rng import derive_seed, stream
 from feddg.storage import is_file
@@ -134,12 +134,9 @@ def _backbone(name: str, file: Path) -> Extractor:
 
 def _inception(file: Path) -> Extractor:
     require_published(file, INCEPTION)
-    try:
-        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-    except ImportError:
-        raise WeightsError(
-            "FID's network comes with torch-fidelity: pip install feddg[attacks]"
-        ) from None
+    need("attacks", "FID", ["torch_fidelity"])
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
     network = FeatureExtractorInceptionV3(INCEPTION, ["2048"], feature_extractor_weights_path=file)
 
     def vectors(images: Images) -> Tensor:
@@ -161,10 +158,9 @@ def read_lpips(spelling: str) -> Callable[[Images, Images], Tensor]:
     if name not in PUBLISHED or name == INCEPTION or not file:
         raise WeightsError("LPIPS needs its trunk's weights: alex=FILE, vgg=FILE or squeeze=FILE")
     require_published(Path(file), name)
-    try:
-        from lpips import LPIPS
-    except ImportError:
-        raise WeightsError("LPIPS comes with: pip install feddg[attacks]") from None
+    need("attacks", "LPIPS", ["lpips"])
+    from lpips import LPIPS
+
     # It asks torchvision in words that are going out of use.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"):
         network = LPIPS(net=name, pnet_rand=True, verbose=False).eval().requires_grad_(False)
@@ -455,16 +451,6 @@ def clustered_mean(values: Tensor, clusters: Tensor) -> MeanInterval:
         return MeanInterval(mean, math.nan, math.nan)
     half = float(means.std(ddof=1) / len(means) ** 0.5 * stats.t.ppf(0.975, len(means) - 1))
     return MeanInterval(mean, mean - half, mean + half)
-
-
-def require_torchmetrics() -> None:
-    """Raises ExperimentError if torchmetrics is not installed."""
-    try:
-        import torchmetrics  # noqa: F401
-    except ImportError:
-        raise ExperimentError(
-            "attacks are measured with torchmetrics: pip install feddg[attacks]"
-        ) from None
 
 
 class _Given(nn.Module):

@@ -17,9 +17,6 @@ from typing import Literal
 
 import numpy
 import torch
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score, roc_curve
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from feddg.attacks.image_metrics import clustered_mean
@@ -36,6 +33,7 @@ from feddg.attacks.senders import (
 from feddg.clients.client import Examples
 from feddg.data.pixels import as_unit
 from feddg.errors import RunError
+from feddg.evaluation.metrics import area_under_roc
 from feddg.messages import Weights
 from feddg.methods.base import has_global_model
 from feddg.records import MembershipRow
@@ -120,6 +118,9 @@ def _learnt(
     shadows: Sequence[tuple[numpy.ndarray, numpy.ndarray]], asked: numpy.ndarray
 ) -> numpy.ndarray:
     """Returns a logistic regression's scores, trained on shadow clients, for the asked features."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
     features, members = (numpy.concatenate(part) for part in zip(*shadows))
     scaler = StandardScaler().fit(features)
     model = LogisticRegression(max_iter=1000).fit(scaler.transform(features), members)
@@ -135,11 +136,10 @@ def _row(
     seed: int,
 ) -> MembershipRow:
     members = [victim.case.members for victim in victims]
-    areas = [roc_auc_score(m, s) for m, s in zip(members, scores)]
+    areas = [area_under_roc(m, s) for m, s in zip(members, scores)]
     mean = clustered_mean(torch.tensor(areas), torch.arange(len(areas))).within(0, 1)
     grid = numpy.linspace(0, 1, POINTS)
-    # False and true positive rates.
-    curves = [roc_curve(m, s, drop_intermediate=False)[:2] for m, s in zip(members, scores)]
+    curves = [roc_curve(m, s) for m, s in zip(members, scores)]
     heights = numpy.mean([numpy.interp(grid, *curve) for curve in curves], axis=0)
     early = numpy.mean([numpy.interp(EARLY, *curve) for curve in curves])
     return MembershipRow(
@@ -156,6 +156,23 @@ def _row(
         others_from=victims[0].others_from,
         seed=seed,
     )
+
+
+def roc_curve(members: numpy.ndarray, scores: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Returns false and true positive rates, from the highest threshold to the lowest.
+
+    Args:
+        members: ``(n,)`` bool; some are and some are not.
+        scores: ``(n,)``; the higher, the more likely a member. Equal ones share a threshold.
+
+    Returns:
+        Two arrays in [0, 1] with one value more than there are thresholds; both begin at 0.
+    """
+    order = numpy.argsort(-scores, kind="stable")
+    last = numpy.append(numpy.flatnonzero(numpy.diff(scores[order])), len(scores) - 1)
+    true = numpy.append(0, numpy.cumsum(members[order])[last])
+    false = numpy.append(0, last + 1) - true
+    return false / false[-1], true / true[-1]
 
 
 def _losses(senders: Senders, cases: Sequence[Case]) -> Iterator[numpy.ndarray]:

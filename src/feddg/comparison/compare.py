@@ -25,7 +25,7 @@ from feddg.data.decoding import Reading
 from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError, RunError, first_names
 from feddg.experiment import Experiment
-from feddg.runs.execute import is_complete
+from feddg.runs.execute import is_complete, require_installed
 from feddg.runs.folder import EXPERIMENT, drop_weights
 from feddg.runs.prepare import Progress, cache_folder, load_table
 from feddg.runs.provenance import ImagesNow, find_folder, has_begun
@@ -280,8 +280,11 @@ def carry_out_comparison(
 
     Raises:
         ExperimentError: the launcher is unknown, or cannot be used.
+        MissingPackage: a run needs a package that is not installed.
         FeddgError: no run can start, or there is no room for the results; then nothing is written.
     """
+    for cell in comparison.missing:
+        require_installed(cell.experiment)
     if (reason := why_hopeless(comparison)) is not None:
         raise reason
     watching, cached = watcher or Watcher(), cache_folder(cache)

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from queue import Queue
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from feddg.clients.threads import environment_of_job, threads_per_job
 from feddg.comparison.plan import Cell
 from feddg.comparison.process import Reporter, answer_to
-from feddg.errors import ExperimentError, in_words
+from feddg.errors import ExperimentError, in_words, need
 from feddg.registry import Registry
 from feddg.runs.execute import carry_out
 from feddg.text import death
@@ -152,18 +151,6 @@ class Launcher(ABC):
                 f"launcher {self.name!r}, option {option!r}: {what}, not {text!r}"
             )
         return value
-
-    def engine(self, package: str) -> Any:
-        """Returns the package that a launcher hands runs to.
-
-        Raises:
-            ExperimentError: it is not installed.
-        """
-        try:
-            return import_module(package)
-        except ImportError:
-            remedy = f"pip install 'feddg[{self.name}]'"
-            raise ExperimentError(f"launcher {self.name!r} needs {package}: {remedy}") from None
 
     def job(self, cell: Cell, threads: int, device: str | None = None) -> str:
         """Returns a cell as a line for :func:`answer_to`, which a worker on any machine can run."""
@@ -352,7 +339,9 @@ class RayLauncher(Launcher):
 
     def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
         """See :meth:`Launcher.run`."""
-        ray = self.engine("ray")
+        need("ray", "the launcher 'ray'")
+        import ray
+
         cpus, gpus = self.number("cpus", 1.0, float), self.number("gpus", 0.0, float)
         begun = not ray.is_initialized()
         if begun:
@@ -400,7 +389,9 @@ class _Job:
 
     def checkpoint(self, line: str) -> Any:
         """Returns the next submission: the same job, which continues after the last round."""
-        return import_module("submitit.helpers").DelayedSubmission(self, line)
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, line)
 
 
 @register_launcher
@@ -426,7 +417,9 @@ class SlurmLauncher(Launcher):
 
     def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
         """See :meth:`Launcher.run`."""
-        submitit = self.engine("submitit")
+        need("slurm", "the launcher 'slurm'")
+        import submitit
+
         cpus, cluster = self.number("cpus", 1), self.chosen.get("cluster", "slurm")
         try:
             executor = submitit.AutoExecutor(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from feddg.errors import DataError, nearest
+from feddg.errors import DataError, nearest, need
 from feddg.records import from_cell
 from feddg.storage import read_text, why
 
@@ -141,10 +141,9 @@ def _csv(file: Path, wanted: set[str]) -> tuple[list[str], dict[str, list[str]]]
 
 
 def _parquet(file: Path, wanted: set[str]) -> tuple[list[str], dict[str, list[str]]]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise DataError(f"{file}: Parquet needs `pip install 'feddg[parquet]'`.") from None
+    need("parquet", str(file), otherwise="write it as CSV")
+    from pyarrow import ArrowException, parquet
+
     try:
         with parquet.ParquetFile(file) as opened:
             names = opened.schema_arrow.names

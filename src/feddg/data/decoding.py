@@ -24,6 +24,7 @@ from feddg.data.images import (
     open_image,
     open_source,
 )
+from feddg.errors import MissingPackage, need
 from feddg.settings import DataSettings
 
 # Large images cut into tiles: each tile a row, named after its image and its place in it.
@@ -215,15 +216,19 @@ def read_samples(path: ImageSource, image: Image.Image) -> Samples:
 
     Raises:
         UnusableImageError: it is damaged, or compressed in an unknown way.
+        MissingPackage: the extra ``tiff`` is not installed.
     """
     if image.format == "TIFF" and is_deep(image):
         extra = image.tag_v2.get(_EXTRA, ())  # type: ignore[attr-defined]
         return replace(read_tiff(path), alpha=bool(extra) and extra[-1] in _ALPHA)
     if image.format == "PNG" and is_deep(image) and image.mode in ("RGB", "RGBA"):
-        from imagecodecs import png_decode
+        import torch
+        from torchvision.io import decode_image as decode_whole
 
         with open_source(path) as file:
-            return Samples(png_decode(file.read()), image.mode == "RGBA")
+            content = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
+        values = decode_whole(content).permute(1, 2, 0).numpy()
+        return Samples(values, image.mode == "RGBA")
     if image.mode in ("P", "PA", "1", "YCbCr", "CMYK", "LAB", "HSV"):
         image = image.convert("RGBA" if image.has_transparency_data else "RGB")
     values = np.asarray(image)
@@ -242,7 +247,9 @@ def read_tiff(path: ImageSource, most: int = MOST_TILED_PIXELS) -> Samples:
     Raises:
         OversizedImageError: it has more pixels, or more than four times as many values.
         UnusableImageError: it is damaged, holds no image, or is compressed in an unknown way.
+        MissingPackage: the extra ``tiff`` is not installed.
     """
+    need("tiff", f"{path.name}, a TIFF of more than 8 bits or 4 bands,")
     import tifffile
 
     try:
@@ -437,6 +444,7 @@ def decode_parts(
 
     Raises:
         UnusableImageError: see :func:`decode_image`.
+        MissingPackage: the extra ``tiff`` is not installed, and this image needs it.
     """
     most = (most or MOST_PIXELS) if None in boxes else MOST_TILED_PIXELS
     try:
@@ -459,7 +467,7 @@ def decode_parts(
                 parts = [_part(colours, box) for box in boxes]
                 upright = parts if turn is None else [part.transpose(turn) for part in parts]
                 return [make_square(part, size, resize) for part in upright]
-    except UnusableImageError:
+    except (UnusableImageError, MissingPackage):
         raise
     except Exception as error:  # Pillow's decoders raise many kinds on a broken file
         raise _unusable(path, error) from error
@@ -478,7 +486,7 @@ def upright_size(path: ImageSource) -> tuple[int, int]:
                 return width, height
             width, height = image.size
             return (height, width) if _orientation(image) in _LYING else (width, height)
-    except UnusableImageError:
+    except (UnusableImageError, MissingPackage):
         raise
     except Exception as error:  # Pillow's readers raise many kinds on a broken file
         raise _unusable(path, error) from error

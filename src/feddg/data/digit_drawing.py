@@ -1,19 +1,21 @@
 """The built-in data set of handwritten digits in four domains, always the same, without download.
 
-The 1,797 scans of scikit-learn's optical digits (Alpaydin and Kaynak, UCI 1998; 8 by 8 pixels) are
-partitioned over four domains, so that no scan appears in two, and drawn anew at 32 by 32 in colour:
+The 1,797 scans of the optical digits' test images (Alpaydin and Kaynak, UCI 1998; 8 by 8 pixels)
+are partitioned over four domains, so that no scan appears in two, and drawn anew at 32 by 32 in
+colour:
 
 - ``ink``: a pen on squared, stained paper;
 - ``chalk``: grainy bright strokes on a dusty slate;
-- ``photo``: bold print over crops of scikit-learn's two sample photographs;
+- ``photo``: bold print over crops of two photographs;
 - ``sketch``: pencil outlines on white.
 
-Tone, texture, stroke and colour change with the domain; the digit stays readable.
+Tone, texture, stroke and colour change with the domain; the digit stays readable. Scans and
+photographs are those that scikit-learn ships, byte for byte; ``scans/SOURCES.md`` names their
+authors and licences.
 """
 
 import gzip
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +28,7 @@ from feddg.rng import numpy_stream
 SIZE = 32
 DOMAINS = ("ink", "chalk", "photo", "sketch")
 _SEED = 0
-_DATA_SETS = Path(find_spec("sklearn").submodule_search_locations[0]) / "datasets"  # type: ignore[union-attr,index]
+_SCANS = Path(__file__).with_name("scans")
 
 
 def render_digits() -> ImageTable:
@@ -66,19 +68,16 @@ def _rendered() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return pixels, labels.astype(np.int64), domains
 
 
-# scikit-learn's files are read without importing it: that takes a second, for three arrays.
-
-
 def read_scans() -> tuple[np.ndarray, np.ndarray]:
     """Returns the scans ``(1797, 8, 8)``, 0 to 16, and what digits they are, int64."""
-    with gzip.open(_DATA_SETS / "data" / "digits.csv.gz", "rt", encoding="ascii") as file:
+    with gzip.open(_SCANS / "digits.csv.gz", "rt", encoding="ascii") as file:
         rows = np.loadtxt(file, delimiter=",", dtype=np.int64)
     return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1]
 
 
 def read_photograph(name: str) -> np.ndarray:
     """Returns one of the sample photographs, ``(height, width, 3)`` uint8."""
-    with Image.open(_DATA_SETS / "images" / name) as photograph:
+    with Image.open(_SCANS / name) as photograph:
         return np.asarray(photograph)
 
 

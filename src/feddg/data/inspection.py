@@ -23,6 +23,7 @@ from feddg.data.decoding import (
     Tile,
     bits_used,
     is_deep,
+    is_tiff,
     quiet_pillow,
     read_samples,
     read_tiff,
@@ -38,7 +39,7 @@ from feddg.data.images import (
 )
 from feddg.data.splits import Splits
 from feddg.diagnostics import Diagnostic, Severity
-from feddg.errors import first_names
+from feddg.errors import MissingPackage, first_names
 
 HALF = 0.5
 """Share above which a class or client has too many of the images, if it also exceeds one and a half
@@ -546,6 +547,8 @@ def _samples(path: Path, *, deep_only: bool = False) -> Samples | None:
             return read_samples(path, image)
     except UnidentifiedImageError:
         return _wide_samples(path)
+    except MissingPackage:
+        raise
     except Exception:  # decoding says what is wrong with it
         return None
 
@@ -559,7 +562,9 @@ def is_readable(path: Path) -> bool:
 def _wide_samples(path: Path) -> Samples | None:
     """Returns the raw values of a TIFF with more bands than Pillow supports; None for others."""
     try:
-        return read_tiff(path)
+        return read_tiff(path) if is_tiff(path) else None
+    except MissingPackage:
+        raise
     except Exception:  # decoding says what is wrong with it
         return None
 

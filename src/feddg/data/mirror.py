@@ -12,7 +12,7 @@ from typing import Any
 from feddg.data.data_set import DataSet, Mirror, PublishedFile
 from feddg.data.images import IMAGE_SUFFIXES, plain_name
 from feddg.data.published import image_suffix, meant
-from feddg.errors import DataError, first_names
+from feddg.errors import DataError, first_names, need
 from feddg.storage import why
 
 PARQUET = ".parquet"
@@ -222,12 +222,9 @@ def require_parquet() -> tuple[Any, type[Exception]]:
     """Returns PyArrow's Parquet module, and the exception that it raises.
 
     Raises:
-        DataError: it is not installed.
+        MissingPackage: it is not installed.
     """
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise DataError(
-            "A mirror's files are Parquet, which needs `pip install 'feddg[parquet]'`."
-        ) from None
+    need("parquet", "a mirror")
+    from pyarrow import ArrowException, parquet
+
     return parquet, ArrowException

@@ -14,7 +14,7 @@ from feddg.clients.client import Pixels
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, first_names
-from feddg.evaluation.metrics import Predictions, measure
+from feddg.evaluation.metrics import Predictions, area_under_roc, measure
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.records import LAST, EvaluationRow
 from feddg.rng import stream
@@ -336,7 +336,4 @@ def separation(inside: Tensor, outside: Tensor) -> float:
         In [0, 1]: 0.5 is chance, 1 is perfect separation.
     """
     scores = torch.cat([inside, outside]).numpy()
-    foreign = numpy.concatenate([numpy.zeros(len(inside)), numpy.ones(len(outside))])
-    from sklearn.metrics import roc_auc_score  # slow to import, rarely needed
-
-    return float(roc_auc_score(foreign, scores))
+    return area_under_roc(numpy.arange(len(scores)) >= len(inside), scores)

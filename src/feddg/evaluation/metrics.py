@@ -198,26 +198,34 @@ register_metric(
 
 
 def _auroc(predictions: Predictions) -> float | None:
-    """One-versus-rest AUROC by the Mann-Whitney statistic; ties count half.
-
-    For a class with P images among n, whose probabilities have ranks r in 1 .. n:
-    AUROC = (sum of r over its images - P (P + 1) / 2) / (P (n - P)) (Hanley and McNeil 1982).
-    """
+    """The area of each class against the rest, mean over the classes that are in both."""
     assert predictions.logits is not None
     assert predictions.labels is not None
     scores = predictions.logits.double().softmax(1).numpy()
-    labels = predictions.labels.numpy()
-    own = labels[:, None] == numpy.arange(scores.shape[1])
-    positive = own.sum(axis=0)
-    defined = (positive > 0) & (positive < len(labels))
+    own = predictions.labels.numpy()[:, None] == numpy.arange(scores.shape[1])
+    defined = own.any(axis=0) & ~own.all(axis=0)
     if not defined.any():
         return None
-    own, positive = own[:, defined], positive[defined]
-    # A probability that is not a number ranks nothing: the area is then not a number, either.
-    ranked = numpy.stack([_ranks(column) for column in scores[:, defined].T], axis=1)
-    ranks = (ranked * own).sum(axis=0)
-    areas = (ranks - positive * (positive + 1) / 2) / (positive * (len(labels) - positive))
-    return float(areas.mean())
+    pairs = zip(own[:, defined].T, scores[:, defined].T)
+    return float(numpy.mean([area_under_roc(*pair) for pair in pairs]))
+
+
+def area_under_roc(positive: numpy.ndarray, scores: numpy.ndarray) -> float:
+    """Returns the AUROC by the Mann-Whitney statistic; ties count half.
+
+    For P positives among n, whose scores have ranks r in 1 .. n:
+    AUROC = (sum of r over the positives - P (P + 1) / 2) / (P (n - P)) (Hanley and McNeil 1982).
+
+    Args:
+        positive: ``(n,)`` bool; some are and some are not.
+        scores: ``(n,)``; the higher, the more likely positive.
+
+    Returns:
+        In [0, 1]: 0.5 is chance. Not a number if a score is none.
+    """
+    count = int(positive.sum())
+    above = _ranks(scores)[positive].sum() - count * (count + 1) / 2
+    return float(above / (count * (len(positive) - count)))
 
 
 def _ranks(values: numpy.ndarray) -> numpy.ndarray:

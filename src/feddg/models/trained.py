@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 
-from feddg.errors import ExperimentError
+from feddg.errors import ExperimentError, need
 from feddg.models.network import Network
 from feddg.models.normalization import NORMALISATION
 from feddg.settings import TrainSettings
@@ -64,12 +64,9 @@ def add_adapters(featurizer: nn.Module, rank: int) -> None:
     Raises:
         ExperimentError: the library is missing, or there is no such layer.
     """
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError:
-        raise ExperimentError(
-            "train.trainable: lora needs the library peft: pip install 'feddg[lora]'"
-        ) from None
+    need("lora", "train.trainable: lora")
+    from peft import LoraConfig, inject_adapter_in_model
+
     layers = [
         name
         for name, layer in featurizer.named_modules()

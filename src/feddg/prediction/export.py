@@ -6,7 +6,6 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +23,7 @@ from feddg.data.data_set import load_images_of
 from feddg.data.decoding import UnusableImageError, decode_image, make_square, quiet_pillow
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic
-from feddg.errors import AdaptationError, FeddgError, RunError, field_fault
+from feddg.errors import AdaptationError, FeddgError, RunError, need, field_fault
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.adaptation import Predictor
 from feddg.experiment import Experiment
@@ -147,12 +146,9 @@ class OnnxClassifier(ImageClassifier):
 
 
 def _session(file: Path, threads: int) -> Any:
-    try:
-        import onnxruntime
-    except ImportError:
-        raise RunError(
-            f"{file} needs ONNX Runtime: pip install 'feddg[export]'; or name the run folder"
-        ) from None
+    need("export", str(file), ["onnxruntime"], "name the run folder")
+    import onnxruntime
+
     if not file.is_file():
         raise RunError(f"there is no file {file}")
     options = onnxruntime.SessionOptions()
@@ -324,7 +320,7 @@ def export_run(
         raise AdaptationError("weights alone hold no adaptation; export it with --onnx or --torch")
     _check_place(path, format)
     if format == "onnx":
-        _require_onnx()
+        need("export", "ONNX", otherwise="use --torch")
     require_run(Path(run))
     trained = load_trained(run, which=which)
     colours = trained.network.mean, trained.network.std
@@ -416,7 +412,7 @@ def write_model(model: nn.Module, path: Path, metadata: Mapping[str, Any]) -> Pa
     if format is None:
         raise RunError(f"{path} must end in one of {', '.join(ENDINGS.values())}")
     if format == "onnx":
-        _require_onnx()
+        need("export", "ONNX", otherwise="use --torch")
     size = int(metadata["image_size"])
     about = ModelDescription(
         **metadata,
@@ -507,17 +503,6 @@ def _check_place(path: Path, format: Format) -> None:
             f"{card} is there and is no model card, which is what would be written there; name the "
             "model's file otherwise"
         )
-
-
-def _require_onnx() -> None:
-    """Raises RunError if the extra is not installed."""
-    try:
-        for name in ("onnx", "onnxruntime", "onnxscript"):
-            import_module(name)
-    except ImportError as error:
-        raise RunError(
-            f"ONNX needs the package {error.name}: pip install 'feddg[export]'; or use --torch"
-        ) from None
 
 
 def _as_text(value: Any) -> str:

@@ -18,7 +18,7 @@ from feddg.clients.threads import available_cores
 from feddg.data.decoding import Tile, UnusableImageError, decode_parts, names_in, quiet_pillow
 from feddg.data.inspection import depth_of
 from feddg.diagnostics import emit
-from feddg.errors import DataError, RunError
+from feddg.errors import DataError, MissingPackage, RunError, need
 from feddg.evaluation.travel import Estimate
 from feddg.prediction.classifier import (
     ImageClassifier,
@@ -111,7 +111,7 @@ class BatchPredictor:
         boxes = [None] if side is None else [Tile.named(part).box for part in names]
         try:
             pixels = decode_parts(file, boxes, look.size, look.resize, look.reading, self.bits)
-        except UnusableImageError as error:
+        except (UnusableImageError, MissingPackage) as error:
             return str(error)
         return list(zip(names, pixels))
 
@@ -302,15 +302,12 @@ def parquet(otherwise: str = "let --out end in .csv") -> Any:
         otherwise: what else the user can do, for the error message.
 
     Raises:
-        DataError: it is not installed.
+        MissingPackage: it is not installed.
     """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise DataError(
-            f"Parquet needs PyArrow: pip install 'feddg[parquet]'; or {otherwise}"
-        ) from None
+    need("parquet", "Parquet", otherwise=otherwise)
+    import pyarrow
+    import pyarrow.parquet
+
     return pyarrow
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from feddg.clients.sampling import Schedule
 from feddg.diagnostics import Diagnostic
-from feddg.errors import ExperimentError, field_fault
+from feddg.errors import ExperimentError, field_fault, need
 from feddg.messages import EntrySchema, Message, Update, Weights, under
 from feddg.methods.base import Method, local_names, shared_parameters
 from feddg.privacy.accounting import Account, require_meaning
@@ -152,7 +152,7 @@ NO_DEFENCES = Defences()
 
 def build_defences(
     privacy: PrivacySettings,
-    choices: Iterable[DefenceChoice],
+    choices: Sequence[DefenceChoice],
     method: Method,
     network: nn.Module,
     *,
@@ -176,8 +176,10 @@ def build_defences(
         head: how the classifier is initialised.
 
     Raises:
+        MissingPackage: one needs a package that is not installed.
         ExperimentError: they cannot protect the method's messages; the message says why.
     """
+    require_packages(privacy, choices)
     planned = schedule or Schedule(updates)
     require_meaning(privacy, planned.clients)
     defences: list[Defence] = [defence_of(choice) for choice in choices]
@@ -201,6 +203,16 @@ def build_defences(
     )
     require_compatible(defences, traits, method, updates=updates)
     return Defences(defences, weight_names(method, network))
+
+
+def require_packages(privacy: PrivacySettings, choices: Iterable[DefenceChoice]) -> None:
+    """Raises MissingPackage if noise or a defence needs a package that is not installed."""
+    if privacy.noised or privacy.style_epsilon is not None or privacy.record_epsilon is not None:
+        need("privacy", "an account of privacy")
+    for choice in choices:
+        defence = DEFENCES.find(choice.name)
+        if defence.extra:
+            need(defence.extra, f"the defence {defence.name}")
 
 
 def defence_of(choice: DefenceChoice) -> Defence:

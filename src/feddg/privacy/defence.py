@@ -64,10 +64,11 @@ class Defence(RoundHook):
         summary: one line.
         Settings: the pydantic model of its settings.
         breaks: features of a method (:data:`TRAITS`) that it does not work with, and why.
-        looks: whether it reads single updates at the server, without aggregating them.
+        sees_updates: whether it reads single updates at the server, without aggregating them.
         sums: whether the server sees only sums of updates; it then has :meth:`mask` and
             :meth:`answer`.
         aggregates: whether it replaces the aggregation of updates; only one defence can.
+        extra: the extra of this package that brings what it needs; empty if it needs none.
         facts: names of the weights; set when a run's defences are built.
         account: the run's privacy account.
     """
@@ -79,6 +80,7 @@ class Defence(RoundHook):
     aggregates: ClassVar[bool] = False
     sees_updates: ClassVar[bool] = False
     sums: ClassVar[bool] = False
+    extra: ClassVar[str] = ""
 
     def __init__(self, settings: BaseModel | None = None) -> None:
         self.settings: Any = settings if settings is not None else self.Settings()

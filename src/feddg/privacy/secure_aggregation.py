@@ -3,6 +3,7 @@
 import hashlib
 import math
 import os
+from secrets import randbelow
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -18,22 +19,23 @@ from feddg.methods.base import Round, name_clients
 from feddg.privacy.defence import AGGREGATION, CLIENT_STATISTICS, EXTRAS, Defence, register
 from feddg.settings import Settings
 
-# The cryptography of masked sums: keys, masks, shares of secrets; all of it from kept libraries.
+# The cryptography of masked sums: keys, masks, shares of secrets.
 #
-# X25519, HKDF, ChaCha20 and its authenticated form are ``cryptography``'s, Shamir's secret sharing
-# is ``pycryptodome``'s. A secret is 32 bytes; all randomness is the operating system's.
+# X25519, HKDF, ChaCha20 and its authenticated form are ``cryptography``'s. A secret is 32 bytes, a
+# number below PRIME; all randomness is the operating system's.
 
 
 SECRET = 32
 """Bytes of a key, seed or share."""
 SEALED = 12 + 2 * SECRET + 16
 """Bytes of two encrypted shares: nonce, content, tag."""
-_HALF = SECRET // 2
+PRIME = 2**256 - 189
+"""The largest prime that 32 bytes hold; secrets are shared in its field."""
 
 
 def new_secret() -> bytes:
     """Returns 32 random bytes: a seed, or a private key."""
-    return os.urandom(SECRET)
+    return randbelow(PRIME).to_bytes(SECRET, "big")
 
 
 def public_key(private: bytes) -> bytes:
@@ -95,12 +97,24 @@ def commitment(seed: bytes) -> bytes:
 def split(secret: bytes, threshold: int, holders: int) -> list[bytes]:
     """Splits a secret into one share per holder; any ``threshold`` of them recover it.
 
-    Fewer shares reveal nothing (Shamir, "How to Share a Secret", 1979).
-    """
-    from Crypto.Protocol.SecretSharing import Shamir
+    The secret is the value at 0 of a polynomial of degree ``threshold - 1`` whose other
+    coefficients are random; the share of holder ``i``, from 0, is its value at ``i + 1``. Fewer
+    shares reveal nothing (Shamir, "How to Share a Secret", 1979).
 
-    halves = [Shamir.split(threshold, holders, secret[at : at + _HALF], False) for at in (0, _HALF)]
-    return [first + second for (_, first), (_, second) in zip(*halves)]
+    Raises:
+        ValueError: the secret, as a number, is not below :data:`PRIME`.
+    """
+    value = int.from_bytes(secret, "big")
+    if value >= PRIME:
+        raise ValueError("a secret to share is below PRIME; new_secret makes such ones")
+    coefficients = [value, *(randbelow(PRIME) for _ in range(threshold - 1))]
+    shares = []
+    for place in range(1, holders + 1):
+        at_place = 0
+        for coefficient in reversed(coefficients):
+            at_place = (at_place * place + coefficient) % PRIME
+        shares.append(at_place.to_bytes(SECRET, "big"))
+    return shares
 
 
 def combined(shares: Mapping[int, bytes], threshold: int) -> bytes:
@@ -110,14 +124,14 @@ def combined(shares: Mapping[int, bytes], threshold: int) -> bytes:
         shares: at least ``threshold`` shares; more are not used.
         threshold: the threshold used to split it.
     """
-    from Crypto.Protocol.SecretSharing import Shamir
-
-    used = sorted(shares.items())[:threshold]
-    halves = (
-        Shamir.combine([(place + 1, share[at : at + _HALF]) for place, share in used], False)
-        for at in (0, _HALF)
-    )
-    return b"".join(halves)
+    used = {place + 1: share for place, share in sorted(shares.items())[:threshold]}
+    secret = 0
+    for place, share in used.items():  # Lagrange's interpolation at 0
+        others = [other for other in used if other != place]
+        above = math.prod(others)
+        below = math.prod(other - place for other in others)
+        secret += int.from_bytes(share, "big") * above * pow(below, -1, PRIME)
+    return (secret % PRIME).to_bytes(SECRET, "big")
 
 
 def sealed(key: bytes, content: bytes, way: Sequence[int]) -> bytes:
@@ -257,6 +271,7 @@ class SecureAggregation(Defence):
         AGGREGATION: "and the server sees nothing but their sum",
     }
     sums = True
+    extra = "secure"
 
     def __init__(self, settings: Any = None, *, alike: bool = False) -> None:
         super().__init__(settings)

@@ -1,13 +1,10 @@
 """HTML without scripts that a notebook shows for runs, comparisons and predictions."""
 
 import html
-import io
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-import matplotlib
-from matplotlib.figure import Figure
 
 from feddg.comparison.compare import Comparison
 from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow
@@ -109,32 +106,47 @@ def _page(*, curves: Chart | None = None, report: Path | None = None, **parts: A
 
 def _drawn(chart: Chart) -> str:
     """Returns a line chart as an SVG picture, as a ``data:`` address."""
-    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
-    axes = figure.subplots()
-    for trace in chart.figure["data"]:
-        if trace.get("visible") == "legendonly" or trace.get("mode", "").startswith("markers"):
-            continue
-        line = trace.get("line", {})
-        axes.plot(
-            trace["x"],
-            trace["y"],
-            color=line.get("color"),
-            linewidth=0.8 * line.get("width", 2),
-            linestyle="--" if line.get("dash") else "-",
-            # A blank before: matplotlib hides names that begin with "_".
-            label=f" {html.unescape(trace.get('name', ''))}",
-        )
-    axes.set_xlabel("round")
-    axes.set_ylabel(chart.figure["layout"]["yaxis"]["title"]["text"])
-    axes.grid(color="#e3e8ec")
-    axes.spines[["top", "right"]].set_visible(False)
-    legend = axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    for text in legend.get_texts():
-        text.set_parse_math(False)
-    drawn = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "feddg"}):  # the same bytes every time
-        figure.savefig(drawn, format="svg", metadata={"Date": None})
-    return data_address("image/svg+xml", drawn.getvalue())
+    shown = [
+        trace
+        for trace in chart.figure["data"]
+        if trace.get("visible") != "legendonly"
+        and not trace.get("mode", "").startswith("markers")
+    ]
+    xs, ys = ([value for trace in shown for value in trace[axis]] for axis in "xy")
+    (left, right), (low, high) = _ends(xs), _ends(ys)
+
+    def across(x: float) -> float:
+        return round(60 + 400 * (x - left) / (right - left), 2)
+
+    def up(y: float) -> float:
+        return round(250 - 235 * (y - low) / (high - low), 2)
+
+    drawn = template_named("curves.svg.j2").render(
+        title=chart.figure["layout"]["yaxis"]["title"]["text"],
+        x_ticks=[(across(x), f"{x:g}") for x in _ticks(left, right)],
+        y_ticks=[(up(y), f"{y:g}") for y in _ticks(low, high)],
+        lines=[
+            {"color": "#333333", "width": 2, "dash": ""}
+            | trace.get("line", {})
+            | {"name": html.unescape(trace.get("name", ""))}
+            | {"points": " ".join(f"{across(x)},{up(y)}" for x, y in zip(trace["x"], trace["y"]))}
+            for trace in shown
+        ],
+    )
+    return data_address("image/svg+xml", drawn.encode())
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    """Returns the ends of an axis, which are never the same."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Returns two to six round numbers between the ends of an axis."""
+    unit = 10.0 ** math.floor(math.log10((high - low) / 5))
+    step = unit * next(times for times in (1, 2, 5, 10) if 5 * times * unit >= high - low - 1e-9)
+    return [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def _thumbnail(one: Prediction) -> str:

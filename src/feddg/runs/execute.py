@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import nn
 
 from feddg.diagnostics import Diagnostic, collected, emit
-from feddg.errors import BudgetSpent, FeddgError, RunError, in_words
+from feddg.errors import BudgetSpent, FeddgError, RunError, in_words, need
 from feddg.evaluation.accuracy import (
     INSIDE_SHARE,
     Evaluation,
@@ -32,7 +32,7 @@ from feddg.federation.server import Server, build_server
 from feddg.federation.transport import Ledger, Transport
 from feddg.methods.base import Round, RoundHook, State, has_global_model
 from feddg.privacy.accounting import Account
-from feddg.privacy.building import Defences
+from feddg.privacy.building import Defences, require_packages
 from feddg.records import (
     ID_VAL,
     OPENED_SUM_ROWS,
@@ -83,6 +83,7 @@ from feddg.runs.reading import (
     read_run,
     require_run,
 )
+from feddg.runs.tracking import chosen_trackers
 from feddg.storage import is_file
 
 # What a completed round leaves on disk: its rows, then the checkpoint that makes it count.
@@ -410,12 +411,21 @@ def carry_out(
         if not complete:
             watching, cached = observer or Observer(), cache_folder(cache)
             try:
+                require_installed(experiment)
                 _Execution(experiment, folder, watching, cached, prepare, snapshots).carry_out()
             except Exception:
                 if not keep_unstarted:
                     folder.remove_unstarted()
                 raise
     return Run(path, complete)
+
+
+def require_installed(experiment: Experiment) -> None:
+    """Raises MissingPackage, before an image is read, for what an experiment asks for."""
+    chosen_trackers()
+    require_packages(experiment.privacy, experiment.defences)
+    if experiment.train.trainable == "lora":
+        need("lora", "train.trainable: lora")
 
 
 def is_complete(folder: Path) -> bool:
@@ -490,10 +500,8 @@ class _Execution:
         self.diagnostics.extend(defences.diagnostics)
         for one in defences.diagnostics:
             self.observer.diagnostic(one)
-        from feddg.runs.tracking import TensorBoard, chosen_trackers
-
-        trackers = chosen_trackers(folder.path)
-        self.observer = Together([self.observer, TensorBoard(folder.path)], trackers)
+        trackers = {name: made(folder.path) for name, made in chosen_trackers().items()}
+        self.observer = Together([self.observer], trackers)
         self.observer.start(experiment, done + 1)
         wise_ft = None
         if experiment.server.wise_ft != "none":

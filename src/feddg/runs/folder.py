@@ -245,8 +245,7 @@ class RunFolder:
         lasting = (f"{CHECKPOINTS}/{NEWEST}", PRIVACY, OPENED_SUMS)
         if not self._is_new or any((self.path / name).is_file() for name in lasting):
             return
-        curves = (self.path / "events").glob("events.out.tfevents.*")
-        files = {*self._written, *curves, self.path / ".lock"}
+        files = {*self._written, self.path / ".lock"}
         folders = {self.path / CHECKPOINTS, *(file.parent for file in files)} - {self.path}
         if not set(self.path.rglob("*")) <= files | folders:
             return

@@ -1,26 +1,20 @@
-"""Tracking: writes a run's curves for TensorBoard, and on request for MLflow and Weights & Biases.
+"""Tracking: writes a run's curves for TensorBoard, MLflow and Weights & Biases.
 
-TensorBoard files are always written, into the run folder. The others are extras (``pip install
-feddg[mlflow]``, ``feddg[wandb]``), chosen by ``--track mlflow,wandb`` or the environment variable
-``FEDDG_TRACK``. They write files beside the runs and need no network unless their own variables
-(``MLFLOW_TRACKING_URI``, ``WANDB_MODE=online``) ask for one. A tracker that fails is reported once
-and dropped; it never ends a run.
+Each is an extra of its name (``pip install 'feddg[tensorboard]'``), chosen by ``--track
+tensorboard,mlflow`` or the environment variable ``FEDDG_TRACK``. They write files in the run folder
+or beside it, and need no network unless their own variables (``MLFLOW_TRACKING_URI``,
+``WANDB_MODE=online``) ask for one. A tracker that fails is reported once and dropped; it never ends
+a run.
 """
 
 import os
 import re
 import time
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-from feddg.errors import RunError, nearest
+from feddg.errors import RunError, nearest, need
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.records import RoundRow
@@ -61,6 +55,8 @@ class TensorBoard(Tracker):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
         self._writer = EventFileWriter(str(folder / "events"))
 
     def end(self, status: str) -> None:
@@ -69,6 +65,9 @@ class TensorBoard(Tracker):
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """See :class:`Tracker`."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
         entries = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         event = Event(wall_time=time.time(), step=step, summary=Summary(value=entries))
         self._writer.add_event(event)
@@ -83,7 +82,9 @@ class MLflow(Tracker):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._mlflow = _imported("mlflow")
+        import mlflow
+
+        self._mlflow: Any = mlflow
         self._client: Any = None
         self._run = ""
 
@@ -122,7 +123,9 @@ class WeightsAndBiases(Tracker):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._wandb = _imported("wandb")
+        import wandb
+
+        self._wandb: Any = wandb
         self._run: Any = None
 
     def start(self, experiment: Experiment, first_round: int) -> None:
@@ -147,27 +150,27 @@ class WeightsAndBiases(Tracker):
         self._run.finish(exit_code=0 if status == "completed" else 1)
 
 
-TRACKERS: dict[str, type[Tracker]] = {"mlflow": MLflow, "wandb": WeightsAndBiases}
+TRACKERS: dict[str, type[Tracker]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": WeightsAndBiases,
+}
+"""The trackers by name, which is also that of the extra that brings their package."""
 
 
-def chosen_trackers(folder: Path) -> dict[str, Tracker]:
-    """Returns the trackers named in ``FEDDG_TRACK``, ready for a run.
+def chosen_trackers() -> dict[str, type[Tracker]]:
+    """Returns the trackers named in ``FEDDG_TRACK``.
 
     Raises:
-        RunError: a name is unknown, or a package is not installed.
+        RunError: a name is unknown.
+        MissingPackage: a package is not installed.
     """
-    names = os.environ.get(CHOICE, "").replace(" ", "").split(",")
-    for name in filter(None, names):
+    names = list(filter(None, os.environ.get(CHOICE, "").replace(" ", "").split(",")))
+    for name in names:
         if name not in TRACKERS:
             raise RunError(
                 f"unknown tracker {name!r}{nearest(name, TRACKERS)}; there are: "
-                f"{', '.join(TRACKERS)} (TensorBoard is always on)"
+                f"{', '.join(TRACKERS)}"
             )
-    return {name: TRACKERS[name](folder) for name in filter(None, names)}
-
-
-def _imported(name: str) -> ModuleType:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise RunError(f"{name} is not installed ({error}); pip install 'feddg[{name}]'") from None
+        need(name, f"--track {name}")
+    return {name: TRACKERS[name] for name in names}

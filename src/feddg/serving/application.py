@@ -29,7 +29,7 @@ from feddg.data.decoding import (
 )
 from feddg.data.images import ImageBytes, usable_formats
 from feddg.diagnostics import Diagnostic
-from feddg.errors import field_fault
+from feddg.errors import MissingPackage, field_fault
 from feddg.methods.base import title_of
 from feddg.prediction.classifier import ImageClassifier
 from feddg.prediction.predict import Prediction, prediction_of, rounded
@@ -253,7 +253,7 @@ class Answerer:
         loop = asyncio.get_running_loop()
         try:
             pixels = await loop.run_in_executor(self._decoders, self._decode, image)
-        except UnusableImageError as error:
+        except (UnusableImageError, MissingPackage) as error:
             reason, status = str(error), HTTPStatus.UNPROCESSABLE_ENTITY
             if isinstance(error, OversizedImageError):
                 millions = f"{self._limits.pixels / 1e6:g} million pixels"

@@ -9,7 +9,7 @@ from pydantic import Field
 from feddg.data.data_set import define
 from feddg.data.images import ImageTable, listed_images, roles_of_domains
 from feddg.data.published import taken_images
-from feddg.errors import DataError, nearest
+from feddg.errors import DataError, nearest, need
 from feddg.settings import Settings
 from feddg.storage import why
 
@@ -67,15 +67,12 @@ def clients_by_name(settings: Mapping[str, Any], whole: Any) -> list[str]:
         whole: a ``datasets.Dataset``.
 
     Raises:
-        DataError: flwr-datasets is not installed, or the partitioner does not accept these
-            arguments.
+        MissingPackage: flwr-datasets is not installed.
+        DataError: the partitioner does not accept these arguments.
     """
-    try:
-        from flwr_datasets import partitioner as module
-    except ImportError:
-        raise DataError(
-            "data.options.partitioner needs Flower's partitioners: `pip install flwr-datasets`."
-        ) from None
+    need("partitioners", "data.options.partitioner")
+    from flwr_datasets import partitioner as module
+
     # Only what is one of them: an experiment's file must not name any other code.
     names = [
         name for name in getattr(module, "__all__", dir(module)) if name.endswith("Partitioner")
@@ -130,7 +127,7 @@ def list_hugging_face(root: Path | None, options: HuggingFaceOptions) -> ImageTa
         options: its name on the hub, and the names of its columns.
 
     Raises:
-        DataError: ``datasets`` is not installed, the data set cannot be read, or lacks a column; a
+        DataError: the data set cannot be read, or lacks a column; a
             row has no image, label or domain.
     """
     if (root is None) == (options.hub is None):
@@ -183,12 +180,9 @@ def list_hugging_face(root: Path | None, options: HuggingFaceOptions) -> ImageTa
 
 
 def _read(root: Path | None, options: HuggingFaceOptions) -> Any:
-    try:
-        import datasets
-    except ImportError:
-        raise DataError(
-            "The data source 'huggingface' needs `pip install 'feddg[huggingface]'`."
-        ) from None
+    need("huggingface", "the data source 'huggingface'")
+    import datasets
+
     try:
         if root is not None:
             return datasets.load_from_disk(str(root))
