@@ -8,7 +8,9 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import numpy
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -62,18 +64,78 @@ def test_the_wheel_writes_a_deployment(built, tmp_path):
     assert (tmp_path / "app" / "sites" / "ink" / "make_key.sh").is_file()
 
 
-@pytest.mark.slow
-def test_a_run_from_an_empty_environment(built, tmp_path):
+@pytest.fixture(scope="module")
+def empty(built, tmp_path_factory) -> Path:
+    """The programs of an environment with the wheel alone and what it requires."""
     (wheel,) = built.glob("*.whl")
-    bin_folder = tmp_path / "env" / ("Scripts" if sys.platform == "win32" else "bin")
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
-    python = bin_folder / "python"
+    environment = tmp_path_factory.mktemp("environment")
+    programs = environment / ("Scripts" if sys.platform == "win32" else "bin")
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    python = programs / "python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", "uv"], check=True)
-    subprocess.run(
-        [bin_folder / "uv", "pip", "install", "--quiet", "--python", python, wheel], check=True
+    command = [programs / "uv", "pip", "install", "--quiet", "--python", python, wheel]
+    subprocess.run(command, check=True)
+    return programs
+
+
+def in_it(empty, folder, *command) -> str:
+    """What a program of the environment prints: no source is at hand, nor a network to rely on."""
+    own = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    offline = {"HF_HUB_OFFLINE": "1", "https_proxy": "http://127.0.0.1:9", "FEDDG_CACHE": "cache"}
+    done = subprocess.run(
+        [empty / command[0], *map(str, command[1:])],
+        cwd=folder,
+        env=own | offline,
+        capture_output=True,
+        text=True,
     )
-    command = [bin_folder / "feddg", "run", "--data", "digits", "--hold-out", "sketch"]
-    command += ["--method", "pardon", "--rounds", "1", "--out", tmp_path / "runs", "-q"]
-    subprocess.run(command, cwd=tmp_path, check=True)
-    (page,) = (tmp_path / "runs").glob("*/report.html")
-    assert "PARDON" in page.read_text("utf-8")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_folder_is_run_compared_predicted_and_reported_from_the_wheel_alone(empty, tmp_path):
+    random = numpy.random.default_rng(0)
+    for domain, light in (("dark", 60), ("grey", 110), ("light", 160)):
+        for label, channel in (("cat", 0), ("dog", 2)):
+            (tmp_path / "images" / domain / label).mkdir(parents=True)
+            for number in range(8):
+                pixels = random.integers(0, light, (40, 40, 3), dtype="uint8")
+                pixels[..., channel] += 90
+                file = tmp_path / "images" / domain / label / f"{number}.png"
+                Image.fromarray(pixels).save(file)
+    small = ("--root", "images", "--image-size", 32, "--rounds", 1, "-q")
+    in_it(empty, tmp_path, "feddg", "run", *small, "--hold-out", "light", "--method", "pardon")
+    (run,) = (tmp_path / "runs").iterdir()
+    assert "PARDON" in (run / "report.html").read_text("utf-8")
+    table = tmp_path / "labels.csv"
+    in_it(empty, tmp_path, "feddg", "predict", run, "images/light", "--out", table)
+    assert len(table.read_text("utf-8").splitlines()) == 17
+    page = tmp_path / "page.html"
+    in_it(empty, tmp_path, "feddg", "report", run, "--out", page)
+    assert page.stat().st_size > 10**6
+    several = ("--methods", "fedavg,ridge", "--out", "several")
+    in_it(empty, tmp_path, "feddg", "compare", *small, *several, "--hold-out", "light")
+    assert (tmp_path / "several" / "results.csv").is_file()
+
+
+SIZE = """
+import os, re
+from importlib.metadata import distributions
+def name(text):
+    return re.sub("[-_.]+", "-", re.match("[A-Za-z0-9_.-]+", text)[0]).lower()
+found = {name(one.metadata["Name"]): one for one in distributions()}
+theirs, left = set(), ["torch", "torchvision"]
+while left:
+    one = left.pop()
+    if one in found and one not in theirs:
+        theirs.add(one)
+        left += [name(text) for text in found[one].requires or () if "extra ==" not in text]
+ours = [found[one] for one in found.keys() - theirs - {"pip", "uv"}]
+print(sum(os.path.getsize(f.locate()) for one in ours for f in one.files if f.locate().is_file()))
+"""
+
+
+@pytest.mark.slow
+def test_besides_pytorch_and_what_it_brings_270_mb_are_installed(empty, tmp_path):
+    assert int(in_it(empty, tmp_path, "python", "-c", SIZE)) < 270e6

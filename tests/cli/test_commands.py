@@ -68,7 +68,7 @@ from feddg.methods.base import methods
 methods()
 from feddg.data.data_set import load_source
 load_source("digits")
-needed_by_pages = {"plotly", "scipy.stats", "torchvision", "sklearn", "pandas"}
+needed_by_pages = {"scipy.stats", "torchvision", "pandas"}
 assert not needed_by_pages & {*sys.modules}, needed_by_pages & {*sys.modules}
 import torch
 from feddg.clients.optim import MemoryOrderAdam, MemoryOrderSGD

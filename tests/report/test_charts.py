@@ -1,21 +1,28 @@
 """Charts by themselves: shares, groups of clients, styles of lines."""
 
+import base64
+import gzip
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
 from feddg.methods.base import METHODS
 from feddg.records import ClientRow, ClientsTable
 from feddg.report.charts import (
     COLOURS,
+    chart_of,
     class_accuracy,
     client_groups,
     client_heat_map,
     confusion_matrix,
     line_styles,
 )
+from feddg.report.page import _packed_plotly
 
 
 @given(arrays(np.int64, (3, 3), elements=st.integers(0, 40)))
@@ -28,6 +35,23 @@ def test_matrix_and_bars_say_the_same_percent(counts):
     assert [heat["text"][index][index] for index in range(3)] == list(bars["text"])
     assert heat["texttemplate"] == "%{text}"
     assert layout["xaxis"]["tickangle"] == -45  # the browser's own choice hides the last on phones
+
+
+def test_a_chart_holds_what_json_can():
+    made = chart_of([{"y": np.array([1.0, np.nan]), "x": (1, np.int64(2))}], 9, "", bargap=math.inf)
+    assert made.figure == {"data": [{"y": [1.0, None], "x": [1, 2]}], "layout": {"bargap": None}}
+
+
+def test_a_wrong_property_of_a_chart_is_told_here():
+    with pytest.raises(ValueError, match="colour"):
+        chart_of([{"line": {"colour": "red"}}], 9, "")
+
+
+def test_the_script_of_pages_is_that_of_plotly():
+    shipped = gzip.decompress(base64.b64decode(_packed_plotly())).decode()
+    assert shipped.startswith("/**\n* plotly.js v")
+    if get_plotlyjs_version() in shipped[:40]:
+        assert shipped == get_plotlyjs()
 
 
 def test_a_bar_that_ends_at_100_has_room_for_its_text():

@@ -1,7 +1,6 @@
 """All interactive charts, of one or several runs: plotly's traces and layouts."""
 
 import html
-import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -63,11 +62,18 @@ Point = tuple[float, float]
 
 def chart_of(traces: Sequence[Trace], height: int, caption: str, **layout: Any) -> Chart:
     """Returns a chart of plotly traces with the page's template, which is in ``page.js``."""
-    import plotly.graph_objects as go  # half a second, and tables need none of it
+    return Chart(_plain({"data": traces, "layout": layout}), height, caption)
 
-    figure = json.loads(go.Figure(list(traces), {**layout, "template": "none"}).to_json())
-    figure["layout"].pop("template", None)
-    return Chart(figure, height, caption)
+
+def _plain(value: Any) -> Any:
+    """Returns what JSON holds: arrays and tuples as lists, numbers that are none as null."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def line_chart(lines: Sequence[Trace], caption: str, x: Axis, y: Axis, **layout: Any) -> Chart:
