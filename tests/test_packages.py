@@ -92,6 +92,7 @@ def a_table(root):
 RUN = ("run", "--data", "digits", "--hold-out", "sketch", "--out", "runs", "-q")
 FOLDER = ("run", "--root", "images", "--hold-out", "light", "--out", "runs")
 TABLE = ("run", "--data", "table", "--root", "rows.parquet", "--out", "runs")
+SEVERAL = ("compare", "--data", "digits", "--hold-out", "ink", "--methods", "fedavg", "--launcher")
 REFUSED = {
     "lora": (*RUN, "--set", "train.trainable=lora"),
     "privacy": (*RUN, "--set", "privacy.epsilon=8"),
@@ -102,8 +103,8 @@ REFUSED = {
     "tiff": FOLDER,
     "parquet": TABLE,
     "huggingface": ("run", "--data", "huggingface", "--root", "images", "--out", "runs"),
-    "ray": ("compare", "--data", "digits", "--hold-out", "ink", "--methods", "fedavg", "--launcher", "ray"),
-    "slurm": ("compare", "--data", "digits", "--hold-out", "ink", "--methods", "fedavg", "--launcher", "slurm"),
+    "ray": (*SEVERAL, "ray"),
+    "slurm": (*SEVERAL, "slurm"),
     "attacks": ("privacy", "attack", "a_run", "--kind", "server"),
     "export": ("export", "a_run", "--onnx", "model.onnx"),
     "serve": ("serve", "a_run"),
@@ -134,7 +135,7 @@ def test_what_is_missing_is_said_in_one_line_before_anything_is_computed(
     assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
-def test_plain_tiffs_and_deep_pngs_need_no_extra(tmp_path, monkeypatch):
+def test_plain_tiffs_and_deep_grey_pngs_need_no_extra(tmp_path, monkeypatch):
     for module in EXTRAS["tiff"]:
         monkeypatch.setitem(sys.modules, module, None)
     Image.new("RGB", (4, 4), (9, 99, 199)).save(tmp_path / "plain.tif")

@@ -39,7 +39,8 @@ def test_a_run_shows_table_curves_and_what_speaks_against_it(folder_maker):
     for line in picture.iter(f"{svg}polyline"):
         places = [tuple(map(float, pair.split(","))) for pair in line.get("points").split()]
         assert len(places) == 7
-        assert [x for x, _ in places] == pytest.approx([60 + 400 * n / 6 for n in range(7)], abs=0.01)
+        across = [60 + 400 * n / 6 for n in range(7)]
+        assert [x for x, _ in places] == pytest.approx(across, abs=0.01)
         assert all(15 <= y <= 250 for _, y in places)
 
 

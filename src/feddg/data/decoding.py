@@ -222,13 +222,11 @@ def read_samples(path: ImageSource, image: Image.Image) -> Samples:
         extra = image.tag_v2.get(_EXTRA, ())  # type: ignore[attr-defined]
         return replace(read_tiff(path), alpha=bool(extra) and extra[-1] in _ALPHA)
     if image.format == "PNG" and is_deep(image) and image.mode in ("RGB", "RGBA"):
-        import torch
-        from torchvision.io import decode_image as decode_whole
+        need("tiff", f"{path.name}, a PNG of 16 bits in colour,", ["imagecodecs"])
+        from imagecodecs import png_decode
 
         with open_source(path) as file:
-            content = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
-        values = decode_whole(content).permute(1, 2, 0).numpy()
-        return Samples(values, image.mode == "RGBA")
+            return Samples(png_decode(file.read()), image.mode == "RGBA")
     if image.mode in ("P", "PA", "1", "YCbCr", "CMYK", "LAB", "HSV"):
         image = image.convert("RGBA" if image.has_transparency_data else "RGB")
     values = np.asarray(image)

@@ -23,7 +23,7 @@ from feddg.data.data_set import load_images_of
 from feddg.data.decoding import UnusableImageError, decode_image, make_square, quiet_pillow
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic
-from feddg.errors import AdaptationError, FeddgError, RunError, need, field_fault
+from feddg.errors import AdaptationError, FeddgError, RunError, field_fault, need
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.adaptation import Predictor
 from feddg.experiment import Experiment

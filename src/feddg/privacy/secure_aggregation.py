@@ -3,8 +3,8 @@
 import hashlib
 import math
 import os
-from secrets import randbelow
 from collections.abc import Callable, Mapping, Sequence
+from secrets import randbelow
 from typing import Any, ClassVar
 
 import numpy

@@ -109,8 +109,7 @@ def _drawn(chart: Chart) -> str:
     shown = [
         trace
         for trace in chart.figure["data"]
-        if trace.get("visible") != "legendonly"
-        and not trace.get("mode", "").startswith("markers")
+        if trace.get("visible") != "legendonly" and not trace.get("mode", "").startswith("markers")
     ]
     xs, ys = ([value for trace in shown for value in trace[axis]] for axis in "xy")
     (left, right), (low, high) = _ends(xs), _ends(ys)
