@@ -1,0 +1,155 @@
+"""Carries out the plans of PARDON at the papers' own budget, and says which case of the rule holds.
+
+    python benchmarks/own_size/campaign.py --root PACS [--out FOLDER] [--jobs 2]
+    python benchmarks/own_size/campaign.py --verdict
+
+The first command runs what the CSV files beside the others do not have, in the order of ``STAGES``;
+stopped with Ctrl-C, it goes on when given again, on any machine that has the folder of runs, and
+without that folder from what the CSV files have. The weights lie in ``weights``: ResNet-18 and the
+quarter-width VGG-19 of AdaIN. The second command prints the rule's sentence for what has been run.
+"""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+
+import feddg
+from feddg.comparison.results import read_results
+from feddg.comparison.statistics import Margin, mean_interval
+from feddg.runs.reading import Evaluations, SelectionRule, add_rule, final_round
+
+ROOT = Path(__file__).resolve().parents[2]
+PLANS, DATA = ROOT / "benchmarks" / "own_size", ROOT / "docs" / "results" / "data"
+LAST = 10
+"""Last rounds whose models' accuracies are averaged."""
+PRINTED_LEAD = 2.1
+"""PARDON's lead over CCST in its Table II, points."""
+MAIN = ("FedAvg", "PARDON, released", "PARDON")
+REST = ("PARDON v3, released", "PARDON v3", "CCST, K = 1", "MixStyle", "DART")
+STAGES: tuple[tuple[str, tuple[str, ...], list[int]], ...] = (
+    ("pacs_64", MAIN, [0]),
+    ("pacs_64", MAIN, [1]),
+    ("pacs_64", MAIN, [2]),
+    ("sketch_224", MAIN[:2], [0]),
+    ("pacs_160", MAIN, [0]),
+    ("pacs_64", REST, [0]),
+    ("sketch_224", ("CCST, K = 1",), [0]),
+    ("pacs_160", ("CCST, K = 1",), [0]),
+    ("three_clients_160", ("FedAvg",), [0]),
+    ("pacs_64", REST, [1, 2]),
+)
+
+
+def mean_of_last(found: Evaluations, last: int | None, split: str) -> float | None:
+    """The mean of the accuracies of the last ten rounds' models; None unless each was evaluated."""
+    rounds = found.rounds[-LAST:]
+    if last is None or rounds != list(range(last - LAST + 1, last + 1)):
+        return None
+    values = [found.accuracy(round, split) for round in rounds]
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == LAST else None
+
+
+add_rule(
+    SelectionRule(
+        "Mean of the last ten rounds' accuracies",
+        "last_ten",
+        lambda found: (
+            final_round(found) if mean_of_last(found, final_round(found), "test") else None
+        ),
+        measure=mean_of_last,
+        optional=True,
+    )
+)
+
+
+def plan_of(name: str, methods: Sequence[str], seeds: list[int]) -> dict[str, Any]:
+    """Returns a plan's fields with some of its methods and seeds."""
+    fields = yaml.safe_load((PLANS / f"{name}.yaml").read_text("utf-8"))
+    if "extends" in fields:
+        base = plan_of(Path(fields.pop("extends")).stem, methods, seeds)
+        data = base["base"]["data"] | fields.pop("base")["data"]
+        fields = base | fields | {"base": base["base"] | {"data": data}}
+    chosen = [method for method in fields["methods"] if method["label"] in methods]
+    return fields | {"methods": chosen, "seeds": seeds}
+
+
+def carry_out(root: Path, out: Path, jobs: int, stages: Sequence[int]) -> None:
+    """Runs what is missing of each stage."""
+    for number in stages:
+        name, methods, seeds = STAGES[number]
+        print(f"stage {number}: {name}, {', '.join(methods)}, seeds {seeds}", flush=True)
+        feddg.compare(
+            plan_of(name, methods, seeds),
+            out / name,
+            overrides={"root": str(root)},
+            jobs=jobs,
+            results=DATA / f"own_{name}.csv",
+            report=False,
+        )
+
+
+def differences(name: str, method: str, key: str) -> dict[str, list[float]]:
+    """Points above FedAvg of each held-out domain's seeds, where both have been run."""
+    found: dict[str, dict[tuple[str, int], float]] = defaultdict(dict)
+    for row in read_results(DATA / f"own_{name}.csv"):
+        if (value := row.numbers.get(f"test_{key}")) is not None:
+            found[row.method][row.held_out, row.seed] = 100 * value
+    pairs = found[method].keys() & found["FedAvg"].keys()
+    by_domain: dict[str, list[float]] = defaultdict(list)
+    for domain, seed in sorted(pairs):
+        by_domain[domain].append(found[method][domain, seed] - found["FedAvg"][domain, seed])
+    return by_domain
+
+
+def case(margin: Margin | None) -> str:
+    """Which of the three cases of the rule holds, in its words."""
+    if margin is None or margin.low is None or margin.high is None:
+        return "cannot be said yet"
+    if margin.low > 0:
+        return "is there"
+    return "is not there" if margin.high < PRINTED_LEAD else "is undecided"
+
+
+def verdict(name: str = "pacs_64", methods: Sequence[str] = (*MAIN[1:], *REST)) -> list[str]:
+    """Returns the rule's sentences, one for each method and rule."""
+    lines = []
+    for method in methods:
+        for key, words in (("last_ten", "mean of the last ten rounds"), ("ema", "EMA")):
+            found = differences(name, method, key)
+            margin = mean_interval(fmean(values) for values in found.values())
+            if margin is None:
+                continue
+            reach = "" if margin.low is None else f" ({margin.low:+.1f} to {margin.high:+.1f})"
+            each = ", ".join(
+                f"{domain} {fmean(v):+.1f} of {len(v)}" for domain, v in sorted(found.items())
+            )
+            lines.append(
+                f"{method}, {words}: {margin.mean:+.1f}{reach} over {margin.pairs} domains; an "
+                f"advantage over FedAvg {case(margin)} ({each})"
+            )
+    return lines
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", type=Path, default=Path("data/pacs"))
+    parser.add_argument("--out", type=Path, default=Path("comparisons/own_size"))
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--stages", type=int, nargs="+", default=range(len(STAGES)))
+    parser.add_argument("--verdict", action="store_true")
+    options = parser.parse_args()
+    if options.verdict:
+        print("\n".join(verdict()))
+    else:
+        carry_out(options.root.resolve(), options.out, options.jobs, options.stages)
+
+
+if __name__ == "__main__":
+    main()

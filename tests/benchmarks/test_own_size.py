@@ -1,0 +1,88 @@
+"""Plans at the papers' own budget: their stages, the mean of ten rounds, the cases of the rule."""
+
+from pathlib import Path
+
+import pytest
+
+from feddg.comparison.plan import expand_plan, load_plan
+from feddg.comparison.results import ResultRow, add_rows
+from feddg.comparison.statistics import mean_interval
+from feddg.runs.reading import SELECTION_RULES
+from scripts import load_script
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "own_size"
+
+
+@pytest.fixture
+def campaign():
+    known = dict(SELECTION_RULES._found), dict(SELECTION_RULES._aliases)
+    yield load_script(FOLDER / "campaign.py")
+    SELECTION_RULES._found, SELECTION_RULES._aliases = known
+
+
+def test_the_stages_are_the_plans_and_hold_every_method_and_seed_once(campaign):
+    for path in FOLDER.glob("*.yaml"):
+        whole = {cell.portable_id for cell in expand_plan(load_plan(path))}
+        parts = [
+            cell.portable_id
+            for name, methods, seeds in campaign.STAGES
+            if name == path.stem
+            for cell in expand_plan(load_plan(campaign.plan_of(name, methods, seeds)))
+        ]
+        assert len(parts) == len(set(parts))
+        assert set(parts) <= whole
+        if path.stem in ("pacs_64", "three_clients_160"):
+            assert set(parts) == whole
+
+
+class Rounds:
+    """Evaluations of some rounds; a round's accuracy is its number, in percent."""
+
+    def __init__(self, rounds):
+        self.rounds = list(rounds)
+
+    def accuracy(self, round, split):
+        return round / 100
+
+
+def test_the_mean_is_over_the_last_ten_rounds_and_nothing_else(campaign):
+    assert campaign.mean_of_last(Rounds(range(1, 51)), 50, "test") == pytest.approx(0.455)
+    assert campaign.mean_of_last(Rounds(range(42, 51)), 50, "test") is None
+    assert campaign.mean_of_last(Rounds([1, *range(42, 51)]), 50, "test") is None
+    assert campaign.mean_of_last(Rounds([]), None, "test") is None
+    assert "last_ten" in {rule.key for rule in SELECTION_RULES.values()}
+
+
+@pytest.mark.parametrize(
+    ("leads", "case"),
+    [
+        ((1.0, 1.2, 0.9, 1.1), "is there"),
+        ((-1.0, -1.2, 0.1, 0.2), "is not there"),
+        ((-1.0, 6.0, 0.1, 0.2), "is undecided"),
+        ((1.0, 1.0), "cannot be said yet"),
+    ],
+)
+def test_one_of_three_cases_holds_over_domains(campaign, leads, case):
+    assert campaign.case(mean_interval(leads)) == case
+
+
+def test_the_verdict_averages_seeds_before_domains(campaign, tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign, "DATA", tmp_path)
+    leads = {"photo": (1, 3), "art": (2, 2), "cartoon": (0, 4), "sketch": (2, 2.2)}
+    rows = [
+        ResultRow(
+            method=method,
+            held_out=domain,
+            seed=seed,
+            numbers={"test_last_ten": 0.5 + share * lead / 100},
+        )
+        for domain, of_seeds in leads.items()
+        for seed, lead in enumerate(of_seeds)
+        for method, share in (("FedAvg", 0), ("PARDON", 1))
+    ]
+    add_rows(tmp_path / "own_pacs_64.csv", rows)
+    (line,) = campaign.verdict(methods=["PARDON"])
+    assert line.startswith(
+        "PARDON, mean of the last ten rounds: +2.0 (+1.9 to +2.1) over 4 domains"
+    )
+    assert "is there" in line
