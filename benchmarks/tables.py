@@ -13,16 +13,23 @@ from pathlib import Path
 
 from feddg.comparison.results import Results, read_results
 from feddg.comparison.statistics import (
-    Accuracies,
     Key,
+    Margin,
     average_over_columns,
+    margins,
     paired_margin,
 )
 from feddg.evaluation.travel import ESTIMATORS
 from feddg.prediction.travel import FAR
 from feddg.records import ID_TEST, TEST
 from feddg.report.results_page import between_marks, search_table
-from feddg.report.tables import margin_text, spread_text
+from feddg.report.tables import (
+    detectable_text,
+    interval_text,
+    margin_text,
+    spread_text,
+    unseen,
+)
 from feddg.report.text import spelled
 from feddg.runs.reading import EMA_MEAN, FINAL, SWA_MEAN
 from feddg.text import readable
@@ -104,30 +111,54 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([head_line, f"|{'---|' * len(head)}", *lines])
 
 
+def lead(margin: Margin | None) -> str:
+    """Returns a margin with its interval over domains, bold where a lead or lag may be claimed."""
+    if margin is None:
+        return ""
+    return f"**{margin_text(margin)}**" if margin.decided else margin_text(margin)
+
+
+def over_seeds(margin: Margin | None) -> str:
+    """Returns a margin's interval over seeds on these domains."""
+    return "" if margin is None else interval_text(margin.seeds, "seed")
+
+
+def with_note(table: str, found: Sequence[Margin]) -> str:
+    """Returns a table with a sentence about differences that its domains cannot show, if any."""
+    return f"{table}\n\n{note}" if (note := unseen(found)) else table
+
+
 def campaign(about: Campaign) -> str:
     """Returns accuracy on unseen domains by method, best first, with budget and lead of each."""
     rows = [row for name in about.files for row in read_results(DATA / f"{name}.csv")]
     results = Results.of_rows([row for row in rows if row.method not in about.left_out])
     found = {rule: results.accuracies(rule) for rule in (FINAL, SWA_MEAN, EMA_MEAN)}
-    final, ema = found[FINAL], found[EMA_MEAN]
+    final, ema = (results.margins(rule, "fedavg") for rule in (FINAL, EMA_MEAN))
+    others = {m: about.beside(m) for m in results.methods} if about.beside else {}
+    own = found[EMA_MEAN]
+    pairs = {m: (own[m], own[other]) for m, other in others.items() if m != other}
+    further = margins(pairs, results.domains)
     shown = []
     for method in results.methods:
         means = [average_over_columns(found[rule][method], results.columns) for rule in found]
-        pairs = [(final, "fedavg"), (ema, "fedavg")]
-        pairs += [(ema, about.beside(method))] if about.beside else []
-        leads = [
-            "" if method == other else margin_text(paired_margin(own[method], own[other]))
-            for own, other in pairs
-        ]
         seconds = results.mean(method, "seconds") / results.mean("fedavg", "seconds")
         seen = results.mean(method, "images") * about.rounds / 1000
         seeds = len({row.seed for row in results.of(method)})
-        cells = [spelled(method), *map(spread_text, means), *leads]
+        cells = [spelled(method), *map(spread_text, means)]
+        cells += [lead(final.get(method)), lead(ema.get(method)), over_seeds(ema.get(method))]
+        cells += [lead(further.get(method))] if others else []
         cells += [str(seeds), f"{seen:.0f}k", f"{seconds:.1f}"]
         shown.append((-means[2].mean if means[2] else 0.0, cells))
-    head = ["method", "final round", "SWA", "EMA"]
-    head += ["minus FedAvg, final", "minus FedAvg, EMA", *([about.heading] if about.beside else [])]
-    return markdown([*head, "seeds", "images seen", "time"], [cells for _, cells in sorted(shown)])
+    head = ["method", "final round", "SWA", "EMA", "minus FedAvg, final", "minus FedAvg, EMA"]
+    head += [
+        "EMA, over seeds",
+        *([about.heading] if others else []),
+        "seeds",
+        "images seen",
+        "time",
+    ]
+    table = markdown(head, [cells for _, cells in sorted(shown)])
+    return with_note(table, [*ema.values(), *further.values()])
 
 
 def in_short(methods: Sequence[str]) -> str:
@@ -140,11 +171,11 @@ def in_short(methods: Sequence[str]) -> str:
     for name in BOTH:
         results = Results.read(DATA / f"{name}.csv")
         found = results.accuracies(EMA_MEAN)
+        leads = results.margins(EMA_MEAN, "fedavg")
         for row, method in zip(body, methods):
             mean = average_over_columns(found[method], results.columns)
-            lead = paired_margin(found[method], found["fedavg"])
             accuracy = f"{100 * mean.mean:.1f}" if mean else ""
-            row.append(accuracy + (f", {margin_text(lead)}" if method != "fedavg" else ""))
+            row.append(accuracy + (f", {lead(leads[method])}" if method != "fedavg" else ""))
         seen = max(results.mean(m, "images") or 0 for m in methods) * CAMPAIGNS[name].rounds
         seeds = sorted({len({row.seed for row in results.of(m)}) for m in methods})
         body[-1].append(f"{seen / 1000:.0f}k; {' or '.join(map(str, seeds))}")
@@ -152,63 +183,58 @@ def in_short(methods: Sequence[str]) -> str:
         times = [f"{results.mean(method, 'seconds') / plain:.1f}" for method in methods]
         for row, time in zip(body, [*times, ""]):
             row.append(time)
-    head = ["method", "digits, minus FedAvg", "time", "PACS, minus FedAvg", "time"]
+    head = ["method", "digits, lead", "time", "PACS, lead", "time"]
     return markdown(head, body)
 
 
 def advice() -> str:
     """Returns the differences behind the advice of "Which method", with the budget of each."""
     trained = rows_of("folder_defaults"), rows_of("folder_choice")
+    held: dict[str, str] = {}
     by_weights: dict[str, dict[Key, float]] = {}
     for row in trained[0]:
         key = (f"{row['images_a_domain']} {row['held']}", 0)
+        held[key[0]] = row["held"]
         by_weights.setdefault(row["default"], {})[key] = float(row["unseen"]) / 100
     by_rounds: dict[str, dict[Key, float]] = {}
     for row in trained[1]:
         if (row["head"] == "ridge" and row["trainable"] == "all") or row["rounds"] == "0":
             key = (f"{row['images_a_domain']} {row['size']} {row['held']}", 0)
+            held[key[0]] = row["held"]
             by_rounds.setdefault(f"{row['rounds']} {row['lr']}", {})[key] = (
                 float(row["unseen"]) / 100
             )
-    body = [
-        [
-            "1",
-            "ImageNet weights, 5 rounds, minus from scratch",
-            "PACS, 60, 400 or all images a domain",
-            "0.8k, 5k or 35k; 10k, 65k or 400k",
-            *difference(by_weights["default"], by_weights["from scratch"]),
-        ]
-    ]
+    sizes = "PACS, 60, 400 or all images a domain"
+    from_weights = paired_margin(by_weights["default"], by_weights["from scratch"], held)
+    seen = "0.8k, 5k or 35k; 10k, 65k or 400k"
+    body = [["1", "ImageNet weights, 5 rounds, minus from scratch", sizes, seen, from_weights]]
     for name, data in (("serving_pacs", "PACS"), ("serving_digits", "digits")):
         results = Results.read(DATA / f"{name}.csv")
         seen = f"{results.mean('fedavg', 'images') * CAMPAIGNS[name].rounds / 1000:.0f}k"
-        final, ema = (results.accuracies(rule) for rule in (FINAL, EMA_MEAN))
-        averaged = difference(ema["fedavg"], final["fedavg"])
-        body.append(["1", "FedAvg: averaged weights (EMA) minus last", data, seen, *averaged])
-        advised = "1" if data == "PACS" else "2"
+        final, ema = (results.accuracies(rule)["fedavg"] for rule in (FINAL, EMA_MEAN))
+        averaged = paired_margin(ema, final, results.domains)
+        body.append(["1", "FedAvg: averaged weights (EMA) minus last", data, seen, averaged])
+        advised, found = "1" if data == "PACS" else "2", results.margins(EMA_MEAN, "fedavg")
         for method in ("outlines", "ccst", "mixstyle", "feddg-ga", "pardon", "randconv", "vista"):
             images = f"{results.mean(method, 'images') * CAMPAIGNS[name].rounds / 1000:.0f}k"
-            lead = difference(ema[method], ema["fedavg"])
-            body.append([advised, f"{spelled(method)} minus FedAvg", data, images, *lead])
+            words = f"{spelled(method)} minus FedAvg"
+            body.append([advised, words, data, images, found[method]])
     spent = Results.read(DATA / "budget_pacs.csv")
     for budget in spent.budgets:
-        own = spent.at(budget).accuracies(EMA_MEAN)
+        found = spent.at(budget).margins(EMA_MEAN, "fedavg")
         for advised, method in (("1", "dart"), ("1", "outlines"), ("3", "ridge")):
-            lead = difference(own[method], own["fedavg"])
             words = [f"{spelled(method)} minus FedAvg", "PACS, 64 pixels", f"{budget // 1000}k"]
-            body.append([advised, *words, *lead])
+            body.append([advised, *words, found[method]])
     sizes = "PACS, 100 or 400 images a domain"
-    rounds = difference(by_rounds["5 0.0001"], by_rounds["0 0.0"])
-    body.append(["3", "closed form and 5 rounds minus closed form", sizes, "1k or 4k", *rounds])
-    head = ["advice", "compared", "data", "images seen", "seeds", "pairs", "points (95 % interval)"]
-    return markdown(head, sorted(body, key=lambda cells: cells[0]))
-
-
-def difference(own: Accuracies, other: Accuracies) -> list[str]:
-    """Returns seeds, pairs and the mean difference with its interval, as text."""
-    margin = paired_margin(own, other)
-    seeds = {seed for _, seed in own.keys() & other.keys()}
-    return [str(len(seeds)), str(margin.pairs), margin_text(margin)] if margin else ["", "0", ""]
+    rounds = paired_margin(by_rounds["5 0.0001"], by_rounds["0 0.0"], held)
+    body.append(["3", "closed form and 5 rounds minus closed form", sizes, "1k or 4k", rounds])
+    head = ["advice", "compared", "data", "images seen", "domains", "points, over domains"]
+    head += ["over seeds", "detectable"]
+    rows = [
+        [*words, str(one.domains.count), lead(one), over_seeds(one), detectable_text(one)]
+        for *words, one in sorted(body, key=lambda cells: cells[0])
+    ]
+    return markdown(head, rows)
 
 
 def learning_rates(name: str, *columns: str) -> str:
@@ -264,23 +290,23 @@ def by_validation(name: str, plain: str = "") -> str:
 def budgets(name: str) -> str:
     """Returns accuracy by images seen: EMA, and the lead over plain averaging; last model."""
     results = Results.read(DATA / f"{name}.csv")
-    body = []
+    body, noted = [], list[Margin]()
     for budget in results.budgets:
-        own = results.at(budget)
-        last, ema = own.accuracies(FINAL), own.accuracies(EMA_MEAN)
-        for method in own.methods:
-            by_column = {column: value for (column, _), value in ema[method].items()}
+        part = results.at(budget)
+        found = {rule: part.accuracies(rule) for rule in (FINAL, EMA_MEAN)}
+        leads = {rule: part.margins(rule, "fedavg") for rule in found}
+        noted += leads[EMA_MEAN].values()
+        for method in part.methods:
+            by_column = {column: value for (column, _), value in found[EMA_MEAN][method].items()}
             cells = [f"{100 * by_column[c]:.1f}" if c in by_column else "" for c in TESTED]
-            means = [average_over_columns(own[method], list(by_column)) for own in (last, ema)]
-            pairs = [(last[method], last["fedavg"]), (ema[method], ema["fedavg"])]
-            leads = ["" if method == "fedavg" else margin_text(paired_margin(*p)) for p in pairs]
+            means = [average_over_columns(one[method], list(by_column)) for one in found.values()]
             shown = [f"{budget // 1000}k", spelled(method), *cells]
-            for mean, lead in zip(means, leads):
-                shown += [spread_text(mean), lead]
+            for mean, own in zip(means, leads.values()):
+                shown += [spread_text(mean), lead(own.get(method))]
             body.append(((budget, -means[1].mean if means[1] else 0.0), shown))
     head = ["images seen", "method", *(column.replace("_", " ") for column in TESTED)]
     head += ["last model", "minus FedAvg", "EMA", "minus FedAvg"]
-    return markdown(head, [cells for _, cells in sorted(body)])
+    return with_note(markdown(head, [cells for _, cells in sorted(body)]), noted)
 
 
 def rows_of(name: str) -> list[dict[str, str]]:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from feddg.comparison.plan import Plan, load_plan
 from feddg.comparison.results import Results, TuningFile
-from feddg.comparison.statistics import average_over_columns, paired_margin
+from feddg.comparison.statistics import Margin, average_over_columns
 from feddg.records import TEST
 from feddg.report.results_page import BEGIN, END, REFERENCE, between_marks, cells_run, remade
-from feddg.report.tables import margin_text, mark, spread_text
+from feddg.report.tables import interval_text, mark, points, spread_text
 from feddg.report.text import spelled
 from feddg.runs.reading import FINAL, SWA_MEAN
 from feddg.text import readable
@@ -105,12 +105,8 @@ def short_table(results: Results) -> str:
     others = [method for method in methods if method != REFERENCE] or methods
     measured = {column for method in others for column, _ in final[method]}
     run = [column for column in results.columns if column in measured]
-    leads = [
-        {method: paired_margin(own[method], own[REFERENCE]) for method in others}
-        for own in (final, swa)
-        if REFERENCE in own
-    ]
-    shown = any(lead and lead.low is not None for own in leads for lead in own.values())
+    leads = [results.margins(rule, REFERENCE) for rule in (FINAL, SWA_MEAN)]
+    leads = [own for own in leads if any(map(with_intervals, own.values()))]
 
     def cells(method: str) -> list[str]:
         found = [spelled(method) + mark(constant.get(method, ()), results.columns)]
@@ -121,14 +117,22 @@ def short_table(results: Results) -> str:
                 " / ".join([*(spread_text(one) if one else "-" for one in ours)])
                 + (f" / {paper:.1f}" if paper is not None else "")
             )
-        for own in leads if shown else ():
-            lead = own.get(method)
-            found.append(margin_text(lead) if lead and lead.low is not None else "")
+        for own in leads:
+            found.append(with_intervals(own.get(method)))
         return found
 
-    head = ["method", *map(readable, run), *(LEADS if shown else ())]
+    head = ["method", *map(readable, run), *(LEADS if leads else ())]
     head_line, *lines = (f"| {' | '.join(line)} |" for line in (head, *map(cells, methods)))
     return "\n".join([head_line, f"|{'---|' * len(head)}", *lines])
+
+
+def with_intervals(margin: Margin | None) -> str:
+    """A lead with the intervals that can be claimed; empty without any."""
+    if margin is None:
+        return ""
+    over = (("domains", margin.domains), ("seeds", margin.seeds))
+    known = [f"{of} {interval_text(one, of)}" for of, one in over if one.reach is not None]
+    return f"{points(margin.mean)} ({'; '.join(known)})" if known else ""
 
 
 if __name__ == "__main__":

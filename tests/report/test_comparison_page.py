@@ -11,7 +11,6 @@ import types
 import numpy as np
 import pandas
 import pytest
-from scipy import stats
 
 from feddg.cli.output import print_comparison
 from feddg.comparison.results import (
@@ -36,6 +35,8 @@ from feddg.report.tables import (
     about_results,
     accuracy_table,
     conclusion,
+    interval_text,
+    leader_of,
     margin_table,
     paper_table,
     rules_table,
@@ -45,7 +46,7 @@ from feddg.runs.reading import FINAL, SELECTION_RULES, WISE_FT_RULE, read_run
 from feddg.text import percent
 from run_folders import FolderMaker
 
-SCENARIOS = ("photo", "sketch")
+SCENARIOS = ("photo", "sketch", "art_painting")
 GAINS = {"fedavg": 0.0, "pardon": 0.06, "mixstyle": 0.03}
 SEEDS = (0, 1, 2)
 
@@ -150,7 +151,7 @@ def test_accuracies_agree_with_pandas(plain, rule, split):
     found = texts(accuracy_table(results, rule, split))
     for method, name in SPELLED.items():
         expected = [shown(*by_column.loc[method, scenario]) for scenario in SCENARIOS]
-        assert found[name][:3] == [*expected, shown(*averages.loc[method])]
+        assert found[name][:4] == [*expected, shown(*averages.loc[method])]
 
 
 def test_the_rules_that_a_run_follows_stand_side_by_side(plain):
@@ -174,17 +175,115 @@ def test_margins_agree_with_pandas(plain):
     found = texts(margin_table(results))
     for method, other in (("pardon", "mixstyle"), ("fedavg", "pardon"), ("mixstyle", "pardon")):
         differences = wide[method] - wide[other]
-        # 2.5706: Student's t, two-sided 95 %, 5 degrees of freedom, from a printed table
-        reach = 2.5706 * differences.std() / np.sqrt(6)
-        low, high = differences.mean() - reach, differences.mean() + reach
         places = wide.rank(axis=1, ascending=False)[method].mean()
+        # 4.3027: Student's t, two-sided 95 %, 2 degrees of freedom, from a printed table
+        mean = differences.mean()
+        by = {unit: differences.groupby(unit).mean() for unit in ("column", "seed")}
+        reach = {unit: 4.3027 * own.std() / np.sqrt(3) for unit, own in by.items()}
         assert found[SPELLED[method]] == [
             SPELLED[other],
-            f"{100 * differences.mean():+.1f}",
-            f"{100 * low:+.1f} to {100 * high:+.1f}",
-            "6",
+            f"{100 * mean:+.1f}",
+            *(f"{100 * (mean - r):+.1f} to {100 * (mean + r):+.1f}" for r in reach.values()),
+            f"{100 * reach['column']:.1f}",
+            "3",
+            "3",
             f"{places:.2f}",
         ]
+
+
+def test_a_lead_is_bold_only_where_it_may_be_claimed(plain):
+    """Over domains, and with as many comparisons as there are pairs of methods in the table."""
+    results, _ = plain
+    margins = results.margins(FINAL)
+    rows = {row[0].text: row for row in margin_table(results).rows}
+    for method, name in SPELLED.items():
+        assert rows[name][2].strong == margins[method].decided
+    pairs = {frozenset(pair) for pair in results.beside(FINAL).items()}
+    smallest = min(one.domains.p for one in margins.values())
+    assert min(one.p for one in margins.values()) == pytest.approx(len(pairs) * smallest)
+
+
+def test_both_intervals_are_numbers_in_a_frame_and_in_a_file(comparison):
+    folder, _ = comparison()
+    write_comparison(folder)
+    results = read_comparison(folder)
+    frame = results.margin_frame("fedavg")
+    assert list(frame["method"]) == ["pardon", "mixstyle"]
+    assert set(frame["other"]) == {"fedavg"}
+    margin = results.margins(FINAL, "fedavg")["pardon"]
+    row = frame.set_index("method").loc["pardon"]
+    expected = {
+        "difference": margin.mean,
+        "low": margin.domains.low,
+        "high": margin.domains.high,
+        "detectable": margin.domains.reach,
+        "p_holm": margin.p,
+        "domains": 3,
+        "seeds_low": margin.seeds.low,
+        "seeds_high": margin.seeds.high,
+        "seeds": 3,
+    }
+    assert dict(row[list(expected)]) == pytest.approx(expected)
+    file = pandas.read_csv(folder / "margins.csv")
+    best = results.margin_frame()
+    pandas.testing.assert_frame_equal(file, best, check_dtype=False)
+
+
+def test_the_sentence_is_about_domains_and_names_both_intervals(plain):
+    results, _ = plain
+    said, lead = conclusion(results), leader_of(results)
+    margin = lead.margin
+    assert f"{100 * margin.mean:.1f} points more than {spelled(lead.other)}" in said.text
+    assert f"{interval_text(margin.domains, 'domain')} over domains" in said.text
+    assert f"{interval_text(margin.seeds, 'seed')} over seeds on these domains" in said.text
+
+
+def verdict_of(tmp_path, gains, seeds=3):
+    """The conclusion about FedAvg and PARDON, whose lead by held-out domain is given."""
+    folders = [
+        FolderMaker(
+            tmp_path / f"{method}-{held}-{seed}",
+            method=method,
+            test=[held],
+            training=["cartoon"],
+            seed=seed,
+            gain=(gain + 0.002 * seed) * (method == "pardon"),
+        ).write()
+        for method in ("fedavg", "pardon")
+        for held, gain in gains.items()
+        for seed in range(seeds)
+    ]
+    results = results_of(folders)
+    return conclusion(results), leader_of(results).margin.domains
+
+
+@pytest.mark.parametrize(
+    ("gains", "code", "words"),
+    [
+        (
+            {"photo": 0.05, "sketch": 0.06, "ink": 0.07},
+            "decided",
+            "The lead is more than chance, and should hold on other domains like these.",
+        ),
+        (
+            {"photo": 0.01, "sketch": 0.01, "ink": 0.10},
+            "not-decided",
+            "On these domains that is more than chance. For other domains this is open: with 3 "
+            "domains that differ this much, a lead of less than {reach} points cannot be told from",
+        ),
+        ({"photo": 0.05}, "not-decided", "1 domain says nothing about others."),
+        ({"photo": 0.05, "ink": 0.07}, "not-decided", "2 domains say too little about others."),
+        (
+            {"photo": 0.05, "sketch": 0.05, "ink": 0.05},
+            "not-decided",
+            "All domains differ by the same, so that chance cannot be judged.",
+        ),
+    ],
+)
+def test_a_lead_is_claimed_over_domains_alone(tmp_path, gains, code, words):
+    said, over_domains = verdict_of(tmp_path, gains)
+    assert said.code == code
+    assert words.format(reach=f"{100 * (over_domains.reach or 0):.1f}") in said.text
 
 
 def test_a_method_against_itself_under_other_seeds_is_undecided(folder_maker):
@@ -197,8 +296,9 @@ def test_a_method_against_itself_under_other_seeds_is_undecided(folder_maker):
     results = results_of(folders).accuracies(FINAL)["pardon"]
     first = {("photo", seed): results["photo", seed] for seed in range(6)}
     second = {("photo", seed - 6): results["photo", seed] for seed in range(6, 12)}
-    margin = paired_margin(first, second)
-    assert margin.low < 0 < margin.high
+    margin = paired_margin(first, second, {"photo": "photo"})
+    assert margin.seeds.low < 0 < margin.seeds.high
+    assert margin.domains.reach is None, "one domain"
 
 
 def test_results_csv_holds_every_number(comparison):
@@ -249,10 +349,10 @@ def test_a_results_file_gives_the_tables_of_its_run_folders(comparison, tmp_path
     for rule in RULES:
         assert texts(margin_table(known, rule)) == texts(margin_table(runs, rule))
         tables = [accuracy_table(results, rule, VAL) for results in (known, runs)]
-        first, second = ({name: row[:3] for name, row in texts(one).items()} for one in tables)
+        first, second = ({name: row[:4] for name, row in texts(one).items()} for one in tables)
         assert first == second
     page = write_report([file], tmp_path / "page.html").read_text("utf-8")
-    assert "18 runs known from a results file alone" in page
+    assert "27 runs known from a results file alone" in page
     assert conclusion(known).text in page
 
 
@@ -278,7 +378,7 @@ def test_a_constant_model_that_wins_is_never_named_without_the_warning(tmp_path,
     text = conclusion(results).text
     assert text.startswith("FedAvg recognised 60.0")
     assert warning in text
-    assert "No interval is claimed (all differences equal): nothing is decided." in text
+    assert "1 domain says nothing about others." in text
     assert "more than chance" not in text
     page = comparison_page(results)
     assert "most frequent class: FedAvg in all of 3 runs." in page.opening[0].text
@@ -357,7 +457,10 @@ def test_axes_get_tables_of_their_own(comparison):
 PAPER = {
     "source": "Some paper, Table 9",
     "values": {
-        TEST: {"fedavg": {"photo": 50.0, "sketch": 40.0}, "ours": {"photo": 60.0, "sketch": 50.0}}
+        TEST: {
+            "fedavg": {"photo": 50.0, "sketch": 40.0, "art_painting": 45.0},
+            "ours": {"photo": 60.0, "sketch": 50.0, "art_painting": 55.0},
+        }
     },
     "average": {TEST: {"fedavg": 45.04, "ours": 56.0}},
     "notes": [],
@@ -370,8 +473,8 @@ def test_the_paper_stands_beside_ours_and_a_wrong_average_is_marked(comparison):
     spread = own.groupby("column")[TEST].agg(["mean", "std"])
     found = texts(paper_table(read_comparison(folder), TEST))
     assert found["FedAvg"][0] == f"{shown(*spread.loc['photo'])} / 50.00"
-    assert found["FedAvg"][2].endswith(" / 45.04")  # rounding is no fault
-    assert found["ours"] == ["– / 60.00", "– / 50.00", "– / 56.00 * (55.00)"]
+    assert found["FedAvg"][3].endswith(" / 45.04")  # rounding is no fault
+    assert found["ours"] == ["– / 60.00", "– / 50.00", "– / 55.00", "– / 56.00 * (55.00)"]
     assert paper_table(read_comparison(folder), VAL) is None
 
 
@@ -636,9 +739,10 @@ def test_what_is_proposed_keeps_the_plan_and_its_seeds_and_was_not_done(tmp_path
 
     seeds = ["--out", str(folder), "--seeds", "7,8,9,10"]
     longer = ["--out", f"{folder}-longer", "--rounds", "12"]
-    assert proposed() == [longer, seeds]
+    others = ["--out", str(folder), "--hold-out", "lodo"]
+    assert proposed() == [longer, others, seeds]
     (tmp_path / "c d-longer").mkdir()
-    assert proposed() == [seeds]
+    assert proposed() == [others, seeds]
 
 
 BUDGETS = {500: 2, 1500: 6}
@@ -684,8 +788,8 @@ def test_ranking_winner_and_interval_are_of_one_budget(tmp_path):
                 for seed in seeds
                 for maker in [makers[method, scenario, seed]]
             ]
-            low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
-            own = f"{percent(np.mean(values))} ({percent(low)} to {percent(high)})"
+            averages = np.reshape(values, (len(SCENARIOS), -1)).mean(axis=0)
+            own = shown(averages.mean(), averages.std(ddof=1))
             assert row[column].text == own, (budget, method)
         best = [row[0].text for row in table.rows if row[column].strong]
         assert best == [{500: "Ridge", 1500: "PARDON"}[budget]]

@@ -1,7 +1,6 @@
 """Terminal output before a run (its plan) and after it (tables of results)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,10 +171,9 @@ def print_comparison(done: Comparison, *, explained: bool = False) -> None:
         console.print(as_rich(by_budget))
     if results.rows:
         console.print(as_rich(accuracy_table(results, results.default_rule, brief=True)))
-        margins = margin_table(results, results.default_rule)
+        margins = margin_table(results, results.default_rule, brief=True)
         if margins is not None:
-            caption = "Paired by what is held out and by seed; bold: more than chance."
-            console.print(as_rich(replace(margins, caption=caption)))
+            console.print(as_rich(margins))
         print_line(console, f"{budget_words(every)}{conclusion(results)}")
         found = about_best(results) if explained else None
         if found is not None:

@@ -121,6 +121,10 @@ class Comparison(Shown):
         """Returns all numbers as a tidy table; see :meth:`Results.frame`."""
         return self.results.frame()
 
+    def margins(self, base: str = "") -> "DataFrame":
+        """Returns every method's lead with both intervals; see :meth:`Results.margin_frame`."""
+        return self.results.margin_frame(base)
+
     def rows_of(self, cell: Cell) -> list[ResultRow]:
         """Returns a cell's rows, one per budget, from a results file or from its run."""
         if (found := self.rows.get(cell.id)) is not None:

@@ -544,13 +544,17 @@ def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
     return list(zip(listed, headings))
 
 
+VALIDATED_ON = " (validated on "
+"""What follows the test domains in the heading of a hold-out, where it also names validation."""
+
+
 def _heading(held: Mapping[str, Any], with_val: bool = False) -> str:
     domains = {
         role: value if isinstance(value, str) else "+".join(value or ())
         for role, value in held.items()
     }
     text, val = domains.get("test") or "as split", domains.get("val")
-    return f"{text} (validated on {val})" if with_val and val else text
+    return f"{text}{VALIDATED_ON}{val})" if with_val and val else text
 
 
 def distinct(cells: Iterable[Cell]) -> list[Cell]:

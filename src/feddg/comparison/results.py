@@ -25,8 +25,15 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from feddg.comparison.plan import Cell, Plan, expand_plan, table_cells
-from feddg.comparison.statistics import Accuracies, Key, best_other, paired_margin, spread
+from feddg.comparison.plan import VALIDATED_ON, Cell, Plan, expand_plan, table_cells
+from feddg.comparison.statistics import (
+    Accuracies,
+    Key,
+    Margin,
+    best_other,
+    margins,
+    spread,
+)
 from feddg.data.fingerprint import ImagesFile
 from feddg.diagnostics import Diagnostic, Severity, emit, gravest_first
 from feddg.errors import DataError, RunError, field_fault
@@ -446,6 +453,11 @@ class ResultRow(BaseModel):
         return self.experiment, self.place
 
     @property
+    def domain(self) -> str:
+        """The held-out test domains, whatever else the column's heading names."""
+        return self.held_out.partition(VALIDATED_ON)[0]
+
+    @property
     def heading(self) -> str:
         """What is held out, and the values of further axes."""
         return ", ".join(
@@ -721,6 +733,10 @@ def _from_its_images_on(row: ResultRow, budgets: Sequence[int]) -> dict[int | No
 
 COMPARISON = "comparison.json"
 _NOT_CONDITIONS = ("name", "device", "seed", "preset", "hold_out", "method", "precision")
+_OF_MARGINS = [
+    *(BUDGET, "method", "other", "difference", "low", "high", "detectable", "p", "p_holm"),
+    *("domains", "seeds_low", "seeds_high", "seeds"),
+]
 _COLUMNS = ("rule", "round", "split", "metric", "over", "value")
 
 
@@ -961,6 +977,52 @@ class Results:
         """Returns every method's accuracies under a rule, by column and seed."""
         return self.values("accuracy", rule.name, split, "domain_mean")
 
+    @cached_property
+    def domains(self) -> dict[str, str]:
+        """What is held out, by column: columns that differ in a condition share a domain."""
+        return {self.column(place): place.domain for place in self._places}
+
+    def beside(self, rule: SelectionRule, base: str = "") -> dict[str, str]:
+        """Returns what each method is set beside: ``base``, or the best other one."""
+        found = self.accuracies(rule)
+        others = {name: base or best_other(name, found) for name in found if name != base}
+        return {name: other for name, other in others.items() if other in found}
+
+    def margins(self, rule: SelectionRule, base: str = "") -> dict[str, Margin]:
+        """Returns every method's margin over ``base``, or over the best other one, if it has one.
+
+        Their p-values are corrected for the number of methods.
+        """
+        found = self.accuracies(rule)
+        pairs = {name: (found[name], found[o]) for name, o in self.beside(rule, base).items()}
+        return margins(pairs, self.domains)
+
+    def margin_frame(self, base: str = "") -> "DataFrame":
+        """Returns :meth:`margins` at every budget by the default rule, a row for each method.
+
+        Columns: ``budget``; ``method`` and ``other``; ``difference`` (shares from 0 to 1, the mean
+        over domains); ``low`` and ``high``, the 95 % interval over domains; ``detectable``, half
+        its width: the least difference that these domains could have shown; ``p`` and ``p_holm``,
+        as it is and corrected for the number of methods; ``domains``, their number; ``seeds_low``,
+        ``seeds_high`` and ``seeds``, the same over seeds on these domains.
+
+        Args:
+            base: the method that all others are set beside; each one's best other method if empty.
+        """
+        from pandas import DataFrame
+
+        rule = self.default_rule
+        rows = []
+        for budget in self.budgets or (None,):
+            own = self if budget is None else self.at(budget)
+            others = own.beside(rule, base)
+            for method, one in own.margins(rule, base).items():
+                over, seeds = one.domains, one.seeds
+                ends = (over.low, over.high, over.reach, over.p, one.p, over.count)
+                also = (seeds.low, seeds.high, seeds.count)
+                rows.append((budget, method, others[method], one.mean, *ends, *also))
+        return DataFrame(rows, columns=_OF_MARGINS).astype({BUDGET: "Int64"})
+
     def no_better_than_constant(self, rule: SelectionRule = FINAL) -> dict[str, set[Key]]:
         """Returns by method the columns and seeds whose model is no better than a constant one."""
         values = self.values(CONSTANT, rule.name)
@@ -1174,14 +1236,12 @@ def about_budgets(results: Results) -> Iterator[Diagnostic]:
 
 def about_margin(results: Results, best: str) -> Iterator[Diagnostic]:
     """Warns if the best method's lead is smaller than its round-to-round fluctuation."""
-    accuracies = results.accuracies(results.default_rule)
-    other = best_other(best, accuracies)
-    margin = paired_margin(accuracies[best], accuracies[other]) if other else None
-    if other is None or margin is None:
+    rule = results.default_rule
+    if (margin := results.margins(rule).get(best)) is None:
         return
     steps = [
         step
-        for method in (best, other)
+        for method in (best, results.beside(rule)[best])
         for run in results.runs(method)
         if (step := fluctuation(run.evaluations)) is not None
     ]

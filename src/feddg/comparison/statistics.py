@@ -1,20 +1,28 @@
-"""Statistics over seeds and scenarios, as pure functions."""
+"""Statistics over held-out domains and seeds, as pure functions.
+
+Two intervals stand beside a difference between methods, and each is about something else. The one
+over *domains* says what other domains like these would give: seeds are averaged first, so that one
+domain is one value. A claim about methods rests on it. The one over *seeds on these domains* says
+what other seeds would give here: domains are averaged first. Domains differ much more than seeds,
+and to take their product as so many independent pairs gives intervals that are far too narrow.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import numpy as np
 
 CONFIDENCE = 0.95
-LEAST_PAIRS = 3
-"""Fewest pairs for an interval: with two, Student's t is 12.7 standard errors, and two equal pairs
-would seem certain.
+LEAST = 3
+"""Fewest values for an interval: with two, Student's t is 12.7 standard errors, and two equal
+values would seem certain.
 """
 NO_SPREAD = 1e-9
 """Differences closer than this are equal up to rounding."""
 Key = tuple[str, int]
-"""A column (scenario and conditions) and a seed, by which two methods are paired."""
+"""A column (what is held out, and conditions) and a seed, by which two methods are paired."""
 Accuracies = Mapping[Key, float]
 
 
@@ -34,35 +42,78 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Margin:
-    """The mean difference between two methods over pairs, with a confidence interval.
+class Interval:
+    """A mean of independent values with Student's t interval (95 %, two-sided).
 
     Attributes:
-        mean: mean difference.
-        low: lower end of the interval; None if there is none: with fewer than ``LEAST_PAIRS``
-            pairs, or if all differences are equal, which tells nothing about their spread.
-        high: upper end, likewise.
-        pairs: number of pairs.
+        mean: the mean; NaN of no values.
+        reach: half the interval's width, and so the least mean that would have excluded zero; None
+            if no interval is claimed: of fewer than ``LEAST`` values, or if all are equal, which
+            tells nothing about their spread.
+        p: the p-value of a mean of zero (t test, two-sided), likewise.
+        count: number of values.
     """
 
     mean: float
-    low: float | None
-    high: float | None
-    pairs: int
+    reach: float | None
+    p: float | None
+    count: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Interval":
+        """Returns the interval for the mean of independent values."""
+        found = np.array(list(values))
+        mean, count = float(found.mean()) if len(found) else math.nan, len(found)
+        if count < LEAST or np.ptp(found) <= NO_SPREAD:
+            return cls(mean, None, None, count)
+        from scipy.special import stdtr, stdtrit  # scipy.stats takes half a second to import
+
+        error = float(found.std(ddof=1)) / math.sqrt(count)
+        reach = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * error
+        return cls(mean, reach, float(2 * stdtr(count - 1, -abs(mean) / error)), count)
+
+    @property
+    def low(self) -> float | None:
+        """The interval's lower end, if there is an interval."""
+        return None if self.reach is None else self.mean - self.reach
+
+    @property
+    def high(self) -> float | None:
+        """The interval's upper end, if there is an interval."""
+        return None if self.reach is None else self.mean + self.reach
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether there is an interval, and zero is not in it."""
+        return self.reach is not None and abs(self.mean) > self.reach
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How much better one method is than another, paired by column and seed.
+
+    Attributes:
+        domains: the mean over domains, each the mean of its own pairs, with the interval over
+            domains. It is the margin's mean.
+        seeds: the mean over the seeds that every common column has, each the mean of its domains,
+            with the interval over seeds on these domains.
+        p: the p-value over domains, corrected for the number of methods in the table where there
+            are several (see :func:`margins`).
+    """
+
+    domains: Interval
+    seeds: Interval
+    p: float | None
+
+    @property
+    def mean(self) -> float:
+        """The mean difference: the mean over domains."""
+        return self.domains.mean
 
     @property
     def decided(self) -> bool:
-        """Whether the interval excludes zero."""
-        return self.low is not None and self.high is not None and self.low * self.high > 0
-
-    @property
-    def why_no_interval(self) -> str:
-        """The reason why there is no interval, in a few words; empty if there is one."""
-        if self.low is not None:
-            return ""
-        if self.pairs < LEAST_PAIRS:
-            return "one pair only" if self.pairs == 1 else f"only {self.pairs} pairs"
-        return "all differences equal"
+        """Whether a lead may be claimed: over domains, corrected for the number of methods."""
+        return self.p is not None and self.p < 1 - CONFIDENCE
 
 
 def spread(values: Iterable[float]) -> Spread | None:
@@ -79,41 +130,82 @@ def average_over_columns(accuracies: Accuracies, columns: Sequence[str]) -> Spre
 
     Only seeds with every column count, because means over fewer columns are not comparable.
     """
-    seeds = dict.fromkeys(seed for _, seed in accuracies)
-    return spread(
-        math.fsum(accuracies[column, seed] for column in columns) / len(columns)
-        for seed in seeds
+    return spread(by_seed(accuracies, columns).values())
+
+
+def by_seed(accuracies: Accuracies, columns: Sequence[str]) -> dict[int, float]:
+    """Returns the mean over columns of every seed that has them all."""
+    return {
+        seed: math.fsum(accuracies[column, seed] for column in columns) / len(columns)
+        for seed in dict.fromkeys(seed for _, seed in accuracies)
         if all((column, seed) in accuracies for column in columns)
-    )
+    }
 
 
-def paired_margin(ours: Accuracies, theirs: Accuracies) -> Margin | None:
+def paired_margin(
+    ours: Accuracies, theirs: Accuracies, domains: Mapping[str, str]
+) -> Margin | None:
     """Returns how much better ``ours`` is than ``theirs``, over common columns and seeds.
 
-    The interval is Student's t for the mean of paired differences (two-sided, 95 %), each column
-    and seed one pair. It tells how far the margin may change with other seeds and scenarios like
-    these, not with other data sets.
+    Columns of one domain that differ in a condition (heterogeneity, number of clients) are no
+    further domains: a domain is the mean over its columns, each the mean over its seeds. A domain
+    with fewer seeds than the others counts as much as they do. Over seeds, those count that have
+    every common column, and domains weigh the same there.
+
+    Args:
+        ours: accuracies by column and seed.
+        theirs: those of the other method.
+        domains: what is held out, by column.
 
     Returns:
-        The margin, or None without a common pair.
+        The margin, its p-value not yet corrected, or None without a common pair.
     """
-    return mean_interval(ours[key] - theirs[key] for key in ours if key in theirs)
-
-
-def mean_interval(values: Iterable[float]) -> Margin | None:
-    """Returns the mean of values with Student's t interval (95 %, two-sided); None if empty."""
-    found = np.array(list(values))
-    count = len(found)
-    if not count:
+    differences = {key: ours[key] - theirs[key] for key in ours if key in theirs}
+    if not differences:
         return None
-    mean = float(found.mean())
-    if count < LEAST_PAIRS or np.ptp(found) <= NO_SPREAD:
-        return Margin(mean, None, None, count)
-    from scipy import stats  # half a second
+    columns: dict[str, dict[str, list[float]]] = {}
+    for (column, _), value in differences.items():
+        columns.setdefault(domains[column], {}).setdefault(column, []).append(value)
+    over_domains = Interval.of(
+        math.fsum(math.fsum(values) / len(values) for values in own.values()) / len(own)
+        for own in columns.values()
+    )
+    by_domain = [by_seed(differences, list(own)) for own in columns.values()]
+    seeds = [seed for seed in by_domain[0] if all(seed in own for own in by_domain)]
+    over_seeds = Interval.of(
+        math.fsum(own[seed] for own in by_domain) / len(by_domain) for seed in seeds
+    )
+    return Margin(over_domains, over_seeds, over_domains.p)
 
-    error = float(found.std(ddof=1)) / math.sqrt(count)
-    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * error
-    return Margin(mean, mean - reach, mean + reach, count)
+
+def margins(
+    pairs: Mapping[str, tuple[Accuracies, Accuracies]], domains: Mapping[str, str]
+) -> dict[str, Margin]:
+    """Returns the margins of a table's rows, with p-values for all of them together.
+
+    S. Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of
+    Statistics 6, 1979: the chance that any of the leads is claimed wrongly is at most 5 %. Two
+    methods that each stand beside the other are one comparison.
+
+    Args:
+        pairs: by row, the accuracies of a method and of what it is set beside.
+        domains: what is held out, by column.
+
+    Returns:
+        The margins by row; a row without a common column and seed has none.
+    """
+    found = {
+        name: margin
+        for name, pair in pairs.items()
+        if (margin := paired_margin(*pair, domains)) is not None
+    }
+    same = {name: frozenset(map(id, pairs[name])) for name in found}
+    known = {same[name]: one.domains.p for name, one in found.items() if one.domains.p is not None}
+    adjusted: dict[frozenset[int], float] = {}
+    least = 0.0
+    for left, (pair, p) in zip(range(len(known), 0, -1), sorted(known.items(), key=itemgetter(1))):
+        least = adjusted[pair] = max(least, min(1.0, left * p))
+    return {name: replace(one, p=adjusted.get(same[name])) for name, one in found.items()}
 
 
 def best_other(method: str, results: Mapping[str, Accuracies]) -> str | None:
@@ -139,15 +231,13 @@ def ranks(results: Mapping[str, Accuracies]) -> dict[str, dict[Key, float]]:
 
     Tied methods get the mean of their ranks.
     """
-    names = list(results)
-    if not names:
-        return {}
-    keys = [key for key in results[names[0]] if all(key in results[name] for name in names)]
-    from scipy import stats
+    common = set[Key].intersection(*map(set, results.values())) if results else set()
 
-    ranked: dict[str, dict[Key, float]] = {name: {} for name in names}
-    for key in keys:
-        places = stats.rankdata([-results[name][key] for name in names])
-        for name, place in zip(names, places):
-            ranked[name][key] = float(place)
-    return ranked
+    def rank(value: float, key: Key) -> float:
+        others = [own[key] for own in results.values()]
+        return sum(other > value for other in others) + (others.count(value) + 1) / 2
+
+    return {
+        name: {key: rank(value, key) for key, value in own.items() if key in common}
+        for name, own in results.items()
+    }

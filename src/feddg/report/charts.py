@@ -10,14 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feddg.comparison.results import HELD_OUT, Results
-from feddg.comparison.statistics import (
-    Accuracies,
-    Margin,
-    mean_interval,
-    paired_margin,
-    ranks,
-    spread,
-)
+from feddg.comparison.statistics import Accuracies, Interval, by_seed, ranks, spread
 from feddg.methods.base import METHODS
 from feddg.records import (
     EMA,
@@ -647,7 +640,7 @@ def accuracy_against(results: Results, spent: str) -> Chart | None:
     own = "Of each round's exponential mean." if weights == EMA else ROUNDS_OWN_MODELS
     caption = (
         f"Accuracy against {along.words}: mean over a method's runs, round by round, with its 95 % "
-        f"interval where there are three runs (Student's t over columns and seeds). {own}"
+        f"interval over seeds on these domains, from three seeds on. {own}"
     )
     if spent == "seconds":
         caption += " Times compare only between runs on the same, equally busy machine."
@@ -711,22 +704,23 @@ def _method_lines(results: Results, curves: Mapping[str, Sequence[Point]]) -> li
 
 def _mean_curve(
     results: Results, method: str, spent: str | None = None, weights: str = LAST
-) -> list[tuple[float, Margin]]:
-    """Returns mean accuracy by round (or mean cost so far), over rounds evaluated in all runs."""
-    runs = results.runs(method)
-    if not runs:
-        return []
-    curves = []
-    for run in runs:
-        found = run.evaluations.of(weights)
-        accuracies = {r: found.accuracy(r, TEST) for r in found.rounds}
-        curves.append({r: value for r, value in accuracies.items() if value is not None})
+) -> list[tuple[float, Interval]]:
+    """Returns mean accuracy by round (or mean cost so far), over rounds evaluated in all runs.
+
+    Over the seeds that have every column, if there are any.
+    """
+    runs = {(results.column(r), r.seed): r.run for r in results.of(method) if r.run is not None}
+    found = {key: run.evaluations.of(weights) for key, run in runs.items()}
+    curves = {
+        key: {r: value for r in own.rounds if (value := own.accuracy(r, TEST)) is not None}
+        for key, own in found.items()
+    }
     points = []
-    for round_ in sorted(set.intersection(*map(set, curves))):
-        costs = [getattr(run.spent[round_], spent) if spent else round_ for run in runs]
-        mean = mean_interval(curve[round_] for curve in curves)
-        if mean is not None:
-            points.append((math.fsum(costs) / len(runs), mean))
+    for round_ in sorted(set.intersection(*map(set, curves.values()))) if curves else ():
+        costs = [getattr(run.spent[round_], spent) if spent else round_ for run in runs.values()]
+        at = {key: curve[round_] for key, curve in curves.items()}
+        seeds = by_seed(at, results.columns) or at
+        points.append((math.fsum(costs) / len(runs), Interval.of(seeds.values())))
     return points
 
 
@@ -778,30 +772,29 @@ def rank_plot(accuracies: Mapping[str, Accuracies], rule: SelectionRule) -> Char
     )
 
 
-def margin_plot(
-    accuracies: Mapping[str, Accuracies], base: str, rule: SelectionRule
-) -> Chart | None:
-    """Returns each method's margin over ``base`` with its confidence interval."""
-    margins = {
-        name: margin
-        for name, ours in accuracies.items()
-        if name != base and (margin := paired_margin(ours, accuracies[base])) is not None
-    }
+def margin_plot(results: Results, base: str) -> Chart | None:
+    """Returns each method's margin over ``base`` with its confidence interval over domains."""
+    rule = results.default_rule
+    margins = results.margins(rule, base)
     if not margins:
         return None
     order = sorted(margins, key=lambda name: -margins[name].mean)
     found = [margins[name] for name in order]
-    reach = [0.0 if one.high is None else 100 * (one.high - one.mean) for one in found]
     dots = markers_of(
         [(round(100 * one.mean, 4), row) for row, one in enumerate(found)],
         {"size": 10, "color": [DARK if one.decided else "#9fb0b8" for one in found]},
         "%{x:+.1f} points<extra></extra>",
-        error_x={"type": "data", "array": reach, "thickness": 2, "color": "#6f7f8f"},
+        error_x={
+            "type": "data",
+            "array": [100 * (one.domains.reach or 0.0) for one in found],
+            "thickness": 2,
+            "color": "#6f7f8f",
+        },
     )
     caption = (
-        f"Test accuracy {rule.when} minus that of {spelled(base)}, paired by scenario and "
-        "seed, with 95 % confidence intervals; dark where the interval excludes zero. A dot "
-        "without an interval has none: fewer than three pairs, or differences all equal."
+        f"Test accuracy {rule.when} minus that of {spelled(base)}, paired by column and seed, with "
+        "95 % intervals over domains; dark: more than chance, corrected for the number of methods. "
+        "A dot without an interval has none: fewer than three domains, or differences all equal."
     )
     return chart_of(
         [dots],

@@ -23,7 +23,6 @@ from feddg.records import ID_TEST, SPLITS, TEST, VAL
 from feddg.report import charts, tables
 from feddg.report.blocks import (
     Block,
-    Cell,
     Fact,
     Facts,
     Fold,
@@ -85,7 +84,7 @@ def comparison_page(results: Results) -> Page:
         section_of(
             "Margins and ranks",
             margins,
-            charts.margin_plot(accuracies, base, rule) if margins and is_fit else None,
+            charts.margin_plot(results, base) if margins and is_fit else None,
             charts.rank_plot(accuracies, rule) if margins and is_fit else None,
             folded=not is_fit,
         ),
@@ -329,13 +328,20 @@ def _steps(results: Results) -> Iterator[Step]:
         words = (*again[:3], str(longer), "--rounds", str(2 * rounds))
         yield TRAIN_LONGER, command(*words)
     best = tables.leader_of(results)
-    if len(results.methods) > 1 and not (best and best.is_decided):
+    if best is None or best.margin is None or best.is_decided:
+        return
+    if best.margin.domains.count == 1 and any(run.held_out(TEST) for run in results.runs()):
+        yield (
+            "Hold out each domain in turn; one says nothing about others:",
+            command(*again, "--hold-out", "lodo"),
+        )
+    if not best.margin.seeds.excludes_zero:
         seeds = sorted(results.seeds)
         wanted = max(2 * len(seeds), 3)
         seeds += range(seeds[-1] + 1, seeds[-1] + 1 + wanted - len(seeds))
         counted_up = seeds == [*range(wanted)]
         yield (
-            f"These runs do not decide. Use {number(wanted)} seeds; complete runs are kept:",
+            f"These runs do not decide. Run {number(wanted)} seeds; complete runs are kept:",
             command(*again, "--seeds", str(wanted) if counted_up else ",".join(map(str, seeds))),
         )
 
@@ -359,29 +365,25 @@ def paired_table(found: PairedRuns, first: str, second: str) -> Table:
     ]
     caption = (
         f"{counted(found.images, 'image')} of {', '.join(found.domains[:6])}. Images are drawn "
-        "anew within each domain, the same for both. It is about these two models; what other "
-        "seeds would give it does not know."
+        "anew within each domain, the same for both (paired bootstrap). It is about these two "
+        "models, and says nothing about other seeds or domains."
     )
     return table_of(found.differences, columns, caption)
 
 
 def _difference_columns(
-    difference: Callable[[T], PairedDifference], note: str, bold: bool = True
+    difference: Callable[[T], PairedDifference], note: str
 ) -> list[MadeColumn[T]]:
-    """Returns columns of a difference and its interval; ``bold`` marks intervals without zero."""
-
-    def mean(row: T) -> Cell:
-        one = difference(row)
-        is_bold = bold and (one.low > 0 or one.high < 0)
-        return Cell(tables.points(one.difference), strong=is_bold)
-
-    def interval(row: T) -> str:
-        one = difference(row)
-        return f"{tables.points(one.low)} to {tables.points(one.high)}"
-
+    """Returns columns of a difference between two models and its interval over images."""
     return [
-        column("Difference", mean, note),
-        column("95 % interval", interval, "paired bootstrap"),
+        column("Difference", lambda row: tables.points(difference(row).difference), note),
+        column(
+            "95 % interval",
+            lambda row: (
+                f"{tables.points(difference(row).low)} to {tables.points(difference(row).high)}"
+            ),
+            "over images",
+        ),
     ]
 
 
@@ -427,7 +429,7 @@ def _paired_section(results: Results) -> Section | None:
         text_column("Method", lambda pair: spelled(pair.row.method)),
         text_column("Column", lambda pair: results.column(pair.row) or MISSING),
         column("Seed", lambda pair: str(pair.row.seed)),
-        *_difference_columns(_Pair.pooled, f"points to {base}", results.no_method_fit is None),
+        *_difference_columns(_Pair.pooled, f"points to {base}"),
         column("Only it", lambda pair: pair.found.mcnemar.only_first, "right"),
         column(f"Only {base}", lambda pair: pair.found.mcnemar.only_second, "right"),
         column("McNemar", lambda pair: _p_text(pair.found.mcnemar.exact), "p, exact"),
@@ -435,9 +437,9 @@ def _paired_section(results: Results) -> Section | None:
     own = {row.run.default_rule for row, *_ in pairs if row.run} - {results.default_rule}
     others = f", which is not this page's for all ({len(own) + 1} rules)" if own else ""
     caption = (
-        f"Accuracy on held-out test images, pooled, of the model that each run serves{others}. One "
-        "row compares two models on the same images; whether it holds for other seeds, the rows of "
-        "other seeds say. Many rows are many tests: some p below 0.05 come by chance."
+        f"Accuracy on held-out test images, pooled, of the model that each run serves{others}. A "
+        "row compares two models on the same images (paired bootstrap): it says nothing about "
+        "other seeds or domains. Many rows are many tests: some p below 0.05 come by chance."
     )
     failed = len(pairs[:MOST_PAIRS]) - len(compared)
     lacking = f"{counted(failed, 'pair')} could not be compared image by image."

@@ -16,7 +16,7 @@ from feddg.errors import RunError
 from feddg.report.blocks import Page, data_uri, template_named, write_file
 from feddg.report.comparison_page import comparison_page
 from feddg.report.run_page import run_page
-from feddg.report.tables import page_tables, results_csv, to_csv, to_latex, to_markdown
+from feddg.report.tables import margins_csv, page_tables, results_csv, to_csv, to_latex, to_markdown
 from feddg.runs.reading import read_run
 
 
@@ -73,7 +73,7 @@ def page_about(folders: Sequence[Path]) -> Page:
 
 
 def write_comparison(folder: Path) -> Path:
-    """Writes ``report.html``, ``results.csv`` and ``tables/`` into a folder of ``feddg compare``.
+    """Writes the report, ``*.csv`` and ``tables/`` into a folder of ``feddg compare``.
 
     Returns:
         The path of ``report.html``.
@@ -84,6 +84,7 @@ def write_comparison(folder: Path) -> Path:
     results = read_comparison(folder)
     page = comparison_page(results)
     write_file(folder / "results.csv", results_csv(results))
+    write_file(folder / "margins.csv", margins_csv(results))
     write_tables(page, folder / "tables")
     return write_page(page, folder / "report.html")
 

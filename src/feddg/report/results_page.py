@@ -5,11 +5,11 @@ from functools import partial
 from pathlib import Path
 
 from feddg.comparison.results import RISING, Results, TuningFile
-from feddg.comparison.statistics import Accuracies, Key, paired_margin
+from feddg.comparison.statistics import Accuracies, Key, margins
 from feddg.diagnostics import Diagnostic
 from feddg.errors import RunError
 from feddg.records import ID_TEST, SPLITS, TEST, VAL
-from feddg.report.blocks import Table, column, write_file
+from feddg.report.blocks import Cell, Table, column, write_file
 from feddg.report.tables import (
     MARK,
     MEANING,
@@ -37,6 +37,7 @@ BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 SEARCH = "<!-- search -->"
 """A page with this mark shows validation domains and one rule."""
 NOT_RUN = "not run"
+BOLD = "bold: more than chance, corrected for the number of methods (Holm)"
 REFERENCE = "fedavg"
 
 
@@ -203,14 +204,11 @@ def _planned_accuracy(results: Results, rule: SelectionRule) -> str:
 
 
 def _planned_margins(results: Results, rule: SelectionRule) -> str:
-    """Returns every method against FedAvg and the best other one, paired; empty for one method."""
-    caption = (
-        f"**Margins, {rule.name.lower()}.** Paired by column and seed, over the cells that both "
-        "have; Student's t interval of the mean difference. The best other method was picked by "
-        "these same numbers, which favours it a little."
-    )
+    """Returns every method against FedAvg, or the best other one without; empty for one method."""
+    caption = f"**Margins, {rule.name.lower()}.** Over the cells that both have."
+    base = REFERENCE if REFERENCE in results.accuracies(rule) else ""
     named = partial(_marked, results, [rule])
-    return _with_caption(caption, margin_table(results, rule, REFERENCE, named))
+    return _with_caption(caption, margin_table(results, rule, base, named))
 
 
 def _beside_the_paper(results: Results) -> list[str]:
@@ -263,7 +261,7 @@ def _accuracy(results: Results) -> str:
             for rule in (FINAL, SWA_MEAN, EMA_MEAN, BEST_IN_DOMAIN)
             for one in average(rule.name.lower(), rule)
         ),
-        _margin_column("SWA minus final", swa, final),
+        _margin_column("SWA minus final", swa, final, results),
         _fluctuation_column(results, "fluctuation, last", "last"),
         _fluctuation_column(results, "fluctuation, SWA", "swa"),
         *average("in-domain test, SWA", SWA_MEAN, ID_TEST),
@@ -271,8 +269,8 @@ def _accuracy(results: Results) -> str:
     caption = (
         "Accuracy on the unseen domain, average over the columns, percent, mean ± standard "
         "deviation over the seeds that have every column. *SWA minus final* is paired by column "
-        "and seed, with its 95 % interval. *Movement*: mean change between neighbouring rounds of "
-        "the second half."
+        "and seed, with its 95 % interval over domains. *Fluctuation*: mean change between "
+        "neighbouring rounds of the second half."
     )
     return _with_caption(caption, by_method(_ranked(results), columns))
 
@@ -288,12 +286,15 @@ def _margins(results: Results) -> str:
     best, *others = _ranked(results)
     found = {rule: results.accuracies(rule) for rule in (FINAL, SWA_MEAN, EMA_MEAN)}
     columns = [
-        _margin_column(rule.name.lower(), dict.fromkeys(others, own.get(best, {})), own)
+        _margin_column(rule.name.lower(), dict.fromkeys(others, own.get(best, {})), own, results)
         for rule, own in found.items()
         if own
     ]
     named = partial(_marked, results, (FINAL, SWA_MEAN))
-    caption = f"{named(best)} minus each other method, paired by column and seed:"
+    caption = (
+        f"{named(best)} minus each other method, paired by column and seed, with the 95 % interval "
+        f"over domains; {BOLD}:"
+    )
     return _with_caption(caption, by_method(others, columns, named=named))
 
 
@@ -307,22 +308,32 @@ def _explained(results: Results) -> str:
     methods = [method for method in _ranked(results) if method != REFERENCE]
     plain, averaged = (dict.fromkeys(methods, found.get(REFERENCE, {})) for found in (final, swa))
     columns = [
-        _margin_column("both final", final, plain),
-        _margin_column(f"{name} with its SWA", final, averaged),
-        _margin_column("both with SWA", swa, averaged),
+        _margin_column("both final", final, plain, results),
+        _margin_column(f"{name} with its SWA", final, averaged, results),
+        _margin_column("both with SWA", swa, averaged, results),
     ]
     caption = (
-        f"Lead over {name}, paired by column and seed: as tables have it, with both models of the "
-        f"last round; what is left of it when only {name} is averaged; and when both do."
+        f"Lead over {name}, likewise: as tables have it, with both models of the last round; what "
+        f"is left of it when only {name} is averaged; and when both are."
     )
     return _with_caption(caption, by_method(methods, columns, named=named))
 
 
 def _margin_column(
-    heading: str, ours: Mapping[str, Accuracies], theirs: Mapping[str, Accuracies]
+    heading: str,
+    ours: Mapping[str, Accuracies],
+    theirs: Mapping[str, Accuracies],
+    results: Results,
 ) -> MethodColumn:
     """Returns the column of a method's margin between ``ours`` and ``theirs``."""
-    return column(heading, lambda m: margin_text(paired_margin(ours.get(m, {}), theirs.get(m, {}))))
+    pairs = {m: (ours[m], theirs[m]) for m in results.methods if m in ours and m in theirs}
+    found = margins(pairs, results.domains)
+
+    def cell(method: str) -> Cell:
+        one = found.get(method)
+        return Cell(margin_text(one), strong=one is not None and one.decided)
+
+    return column(heading, cell)
 
 
 def _costs(results: Results) -> str:

@@ -16,13 +16,12 @@ from feddg.comparison.results import (
     about_method,
 )
 from feddg.comparison.statistics import (
+    LEAST,
+    Interval,
     Key,
     Margin,
     Spread,
     average_over_columns,
-    best_other,
-    mean_interval,
-    paired_margin,
     ranks,
     spread,
 )
@@ -239,47 +238,18 @@ def rules_table(results: Results) -> Table:
 
 
 def budget_table(results: Results) -> Table | None:
-    """Average accuracy of every method at every budget, with its interval; None without budgets."""
-    rule = results.default_rule
-
-    def budget_column(budget: int) -> MethodColumn:
+    """Average accuracy of every method at every budget; None without budgets."""
+    rule, columns = results.default_rule, list[MethodColumn]()
+    for budget in results.budgets:
         part = results.at(budget)
-        means = {
-            method: mean_interval(
-                value
-                for (_, seed), value in own.items()
-                if all((name, seed) in own for name in part.columns)
-            )
-            for method, own in part.accuracies(rule).items()
-        }
-        best = max((one.mean for one in means.values() if one), default=None)
-
-        def accuracy(method: str) -> Cell:
-            one = means.get(method)
-            if one is None:
-                return Cell(MISSING)
-            return Cell(f"{percent(one.mean)}{_reach(one)}", strong=one.mean == best)
-
-        return column(f"{short(budget)} images", accuracy)
-
-    columns = [budget_column(budget) for budget in results.budgets]
-    if not columns:
-        return None
+        columns += accuracy_columns(part, rule, groups={f"{short(budget)} images": part.columns})
     caption = (
         f"Accuracy in percent, held-out test domains, {rule.when or rule.name}, by images seen in "
-        "training: the round that reached them; of a run that saw fewer, its last. Mean over "
-        "columns and the seeds that have every column, with Student's t interval (95 %) where "
-        "there are three runs; bold: best of a budget. Methods are told apart by paired margins, "
-        "not by these intervals."
+        "training: the round that reached them; of a run that saw fewer, its last. Average over "
+        "columns, ± standard deviation over the seeds that have every column; bold: best of a "
+        "budget. Methods are told apart by their paired margins."
     )
-    return by_method(results.methods, columns, caption)
-
-
-def _reach(mean: Margin) -> str:
-    """`` (80.1 to 85.2)``; empty if no interval is claimed."""
-    if mean.low is None or mean.high is None:
-        return ""
-    return f" ({percent(mean.low)} to {percent(mean.high)})"
+    return by_method(results.methods, columns, caption) if columns else None
 
 
 def budget_words(results: Results) -> str:
@@ -290,72 +260,89 @@ def budget_words(results: Results) -> str:
 # Margins.
 
 
+SEEN_FROM = 0.03
+"""A difference that a table should be able to show: where it cannot, it says so."""
+TWO_INTERVALS = (
+    "95 % intervals, Student's t. Over domains: what other domains like these would give, each "
+    "domain the mean of its seeds. Over seeds: what other seeds would give on these domains. "
+)
+
+
 def margin_table(
     results: Results,
     rule: SelectionRule = FINAL,
-    base: str | None = None,
+    base: str = "",
     named: Callable[[str], str] = spelled,
+    *,
+    brief: bool = False,
 ) -> Table | None:
-    """Every method's margin over the best other one, and its mean rank; None for one method.
+    """Every method's margin over one method or over the best other one; None for one method.
 
     Args:
         results: the comparison.
         rule: how a run's round is chosen.
-        base: a method; margins over it replace the ranks.
+        base: the method that all are set beside; each one's best other method if empty.
         named: how a label is shown.
+        brief: whether to leave out what the intervals were computed from.
     """
-    found = results.accuracies(rule)
+    found, others = results.accuracies(rule), results.beside(rule, base)
     if len(found) < 2:
         return None
-    best = {method: best_other(method, found) for method in found}
-    over = {m: paired_margin(found[m], found[o]) if o else None for m, o in best.items()}
+    margins, places = results.margins(rule, base), ranks(found)
+    claims = results.no_method_fit is None
 
-    def margin_columns(
-        heading: str, margins: Mapping[str, Margin | None], note: str = ""
-    ) -> list[MethodColumn]:
-        def difference(method: str) -> Cell:
-            one = margins[method]
-            if one is None:
-                return Cell(MISSING)
-            is_bold = one.decided and not base and results.no_method_fit is None
-            return Cell(points(one.mean), strong=is_bold)
+    def difference(method: str) -> Cell:
+        one = margins.get(method)
+        return Cell(points(one.mean), strong=one.decided and claims) if one else Cell(MISSING)
 
-        def interval(method: str) -> str:
-            return interval_text(margins[method])
+    def over(of: Callable[[Margin], Interval], unit: str) -> Callable[[str], str]:
+        return lambda m: interval_text(of(margins[m]), unit) if m in margins else MISSING
 
-        return [
-            column(heading, difference, "points"),
-            column("95 % interval", interval, note),
-        ]
+    def other(method: str) -> str:
+        return named(others[method]) if method in others else MISSING
 
-    def name_of_best(method: str) -> str:
-        other = best[method]
-        return named(other) if other else MISSING
+    def of_margin(shown: Callable[[Margin], str]) -> Callable[[str], str]:
+        return lambda method: shown(margins[method]) if method in margins else MISSING
 
-    other = text_column("Best other method", name_of_best)
-    if base is not None:
-        theirs = found.get(base, {})
-        above = {m: paired_margin(own, theirs) if m != base else None for m, own in found.items()}
-        columns: list[MethodColumn] = [
-            *margin_columns(f"Minus {spelled(base)}", above),
-            other,
-            *margin_columns("Minus it", over),
-        ]
-        return by_method(found, columns, named=named)
-    places = ranks(found)
-    columns = [
-        other,
-        *margin_columns("Margin", over, "points"),
-        column("Pairs", lambda m: one.pairs if (one := over[m]) else None),
+    more = [
+        column("Detectable", of_margin(detectable_text), "points"),
+        column("Domains", of_margin(lambda one: str(one.domains.count))),
+        column("Seeds", of_margin(lambda one: str(one.seeds.count))),
+    ]
+    columns: list[MethodColumn] = [
+        *([] if base else [text_column("Best other method", other)]),
+        column(f"Minus {spelled(base)}" if base else "Margin", difference, "points"),
+        column("Over domains", over(lambda one: one.domains, "domain"), "95 % interval"),
+        column("Over seeds", over(lambda one: one.seeds, "seed"), "95 % interval"),
+        *([] if brief else more),
         column("Mean rank", lambda m: _mean_rank(places[m].values())),
     ]
     caption = (
-        f"Test accuracy {rule.when} minus that of the best other method, paired by "
-        "scenario and seed. The interval is Student's t over the pairs; bold where it excludes "
-        "zero. None is claimed below three pairs, or where all differences are equal. The best "
-        "other method was picked by these same numbers, which favours it a little."
+        f"Test accuracy {rule.when} minus that of the {'other' if base else 'best other'} method, "
+        f"paired by column and seed. {TWO_INTERVALS}Bold: a lead or a lag that may be claimed, as "
+        "it is more than chance over domains, corrected for the number of methods (Holm). "
+        "Detectable: the least difference that these domains could have shown. None is claimed of "
+        f"fewer than {LEAST} domains or seeds, or of equal differences. "
     )
-    return by_method(found, columns, caption, named)
+    if not base:
+        caption += "The best other method is picked by these same numbers, which favours it."
+    if brief:
+        caption = "Bold: more than chance over domains, corrected for the number of methods."
+    return by_method(found, columns, f"{caption} {unseen(margins.values())}".strip(), named)
+
+
+def unseen(margins: Iterable[Margin]) -> str:
+    """Says where a lead of three points could not have been seen; empty if it could."""
+    reaches = [m.domains.reach for m in margins if not m.decided and m.domains.reach is not None]
+    blind = [f"{100 * reach:.1f}" for reach in sorted(reaches) if reach > SEEN_FROM]
+    if not blind:
+        return ""
+    needed = blind[0] if blind[0] == blind[-1] else f"{blind[0]} to {blind[-1]}"
+    where = "" if len(blind) == len(reaches) else f" in {len(blind)} of {len(reaches)} comparisons"
+    return (
+        f"Undecided does not mean equal: a difference of {100 * SEEN_FROM:.0f} points could not "
+        f"have been seen{where}; it takes {needed} with domains as different as these."
+    )
 
 
 def _mean_rank(places: Iterable[float]) -> str:
@@ -364,8 +351,16 @@ def _mean_rank(places: Iterable[float]) -> str:
 
 
 def margin_text(margin: Margin | None) -> str:
-    """``+1.3 (-0.4 to +2.1)``."""
-    return MISSING if margin is None else f"{points(margin.mean)} ({interval_text(margin)})"
+    """``+1.3 (-0.4 to +2.1)``, with the interval over domains."""
+    if margin is None:
+        return MISSING
+    return f"{points(margin.mean)} ({interval_text(margin.domains, 'domain')})"
+
+
+def detectable_text(margin: Margin) -> str:
+    """The least difference that the domains could have shown, in points."""
+    reach = margin.domains.reach
+    return MISSING if reach is None else f"{100 * reach:.1f}"
 
 
 def points(difference: float | None) -> str:
@@ -375,13 +370,20 @@ def points(difference: float | None) -> str:
     return f"{100 * difference:+.1f}"
 
 
-def interval_text(margin: Margin | None) -> str:
-    """``-0.4 to +2.1``, or why none is claimed."""
-    if margin is None:
-        return MISSING
-    if margin.low is None:
-        return f"none: {margin.why_no_interval}"
-    return f"{points(margin.low)} to {points(margin.high)}"
+def interval_text(interval: Interval, unit: str) -> str:
+    """``-0.4 to +2.1``, or why none is claimed.
+
+    Args:
+        interval: the interval.
+        unit: what its values are of: ``domain`` or ``seed``.
+    """
+    if interval.reach is not None:
+        return f"{points(interval.low)} to {points(interval.high)}"
+    if interval.count >= LEAST:
+        return f"equal on all {unit}s"
+    if interval.count == 0:
+        return f"no {unit} in common"
+    return f"only {interval.count} {unit}s" if interval.count > 1 else f"one {unit} only"
 
 
 # Our accuracies beside a paper's.
@@ -516,7 +518,7 @@ class Leader:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the method is distinguishable from the other."""
+        """Whether the lead over the other method may be claimed."""
         return self.margin is not None and self.margin.decided
 
 
@@ -524,14 +526,14 @@ def leader_of(results: Results) -> Leader | None:
     """The method with the best average; None if none has every column, or none is fit."""
     if results.no_method_fit is not None:
         return None
-    found = results.accuracies(results.default_rule)
+    rule = results.default_rule
+    found = results.accuracies(rule)
     spreads = {m: average_over_columns(values, results.columns) for m, values in found.items()}
     averages = {method: one.mean for method, one in spreads.items() if one is not None}
     if not averages:
         return None
     best = max(averages, key=lambda method: averages[method])
-    other = best_other(best, found)
-    margin = paired_margin(found[best], found[other]) if other else None
+    other, margin = results.beside(rule).get(best), results.margins(rule).get(best)
     return Leader(best, averages[best], other, margin)
 
 
@@ -547,7 +549,7 @@ def about_best(results: Results) -> tuple[str, str] | None:
     idea = idea_of(METHODS.find(best.method.lower()))
     if idea and best.margin is not None and not best.is_decided:
         other = spelled(best.other or "")
-        idea += f" It has the best average here, but these runs do not tell it from {other}."
+        idea += f" It has the best average here, but these domains do not tell it from {other}."
     return (f"What {spelled(best.method)} does", idea) if idea else None
 
 
@@ -573,16 +575,42 @@ def conclusion(results: Results) -> Diagnostic:
     if best.other is None or best.margin is None:
         return Diagnostic("one-method", "note", f"{text}.")
     other, margin = best.other, best.margin
-    text += f", {percent(margin.mean)} points more than {spelled(other)}{but(other)}"
-    if margin.low is None:
-        text += f". No interval is claimed ({margin.why_no_interval}): nothing is decided."
-        return Diagnostic("not-decided", "note", text)
-    text += f" (95 % interval {interval_text(margin)})."
+    more = "more" if margin.mean >= 0 else "less"
+    text += f", {percent(abs(margin.mean))} points {more} than {spelled(other)}{but(other)}"
+    known = [
+        f"{interval_text(one, unit)} {over}"
+        for one, unit, over in (
+            (margin.domains, "domain", "over domains"),
+            (margin.seeds, "seed", "over seeds on these domains"),
+        )
+        if one.reach is not None
+    ]
+    if known:
+        text += f" (95 % {'intervals' if len(known) > 1 else 'interval'} {', '.join(known)})"
+    code = "decided" if margin.decided else "not-decided"
+    return Diagnostic(code, "note", f"{text}. {_verdict(margin)}")
+
+
+def _verdict(margin: Margin) -> str:
+    """What a lead comes to: a claim about methods is one over domains."""
+    domains, many = margin.domains, counted(margin.domains.count, "domain")
     if margin.decided:
-        text += " That is more than chance between these runs explains."
-        return Diagnostic("decided", "note", text)
-    text += " The interval holds 0, so this may be chance: more seeds would tell."
-    return Diagnostic("not-decided", "note", text)
+        return "The lead is more than chance, and should hold on other domains like these."
+    here = "On these domains that is more than chance. " if margin.seeds.excludes_zero else ""
+    if domains.excludes_zero:
+        return (
+            f"{here}Over domains that would be more than chance if only these two methods had been "
+            "compared; among all of them it is not (Holm's correction)."
+        )
+    if domains.reach is not None:
+        return (
+            f"{here}For other domains this is open: with {many} that differ this much, a lead of "
+            f"less than {100 * domains.reach:.1f} points cannot be told from chance."
+        )
+    if domains.count >= LEAST:
+        return f"{here}All domains differ by the same, so that chance cannot be judged."
+    says = "says nothing" if domains.count == 1 else "say too little"
+    return f"{here}{many.capitalize()} {says} about others."
 
 
 def about_results(results: Results) -> list[Diagnostic]:
@@ -603,7 +631,7 @@ def about_results(results: Results) -> list[Diagnostic]:
     best = leader_of(results)
     found += about_margin(results, best.method) if best is not None else ()
     if len(results.seeds_run) == 1 and len(results.methods) > 1:
-        text = "1 seed only: how much of a difference is chance cannot be told."
+        text = "One seed only: what another would give is not known."
         found.append(Diagnostic("one-seed", "note", text, "Run more seeds."))
     return [*_left_out(results), *gravest_first(found)]
 
@@ -740,3 +768,9 @@ def results_csv(results: Results) -> str:
     wide = numbers.pivot(index=keys, columns="name", values="value").reindex(columns=names)
     wide = wide.reset_index().map(as_cell)
     return str(wide.rename(columns=as_cell).to_csv(index=False, lineterminator="\n"))
+
+
+def margins_csv(results: Results) -> str:
+    """Returns every method's margin over the best other one as CSV, with both intervals."""
+    numbers = results.margin_frame().map(as_cell)
+    return str(numbers.to_csv(index=False, lineterminator="\n"))
