@@ -123,7 +123,7 @@ def test_the_page_of_a_table_is_made_from_its_file(folder, pages):
         for own in (by_domain, by_seed)
     )
     domains, seeds = (f"{mean - r:+.1f} to {mean + r:+.1f}" for r in (reach, over_seeds))
-    assert margins["PARDON"][:4] == [f"{mean:+.1f}", domains, seeds, f"{reach:.1f}"]
+    assert margins["PARDON"][:4] == [f"**{mean:+.1f}**", domains, seeds, f"{reach:.1f}"]
     assert margins["FedAvg"][0] == "–"
     assert tails["PARDON"][:2] == margins["PARDON"][:2]  # both gained as much
     assert "not run / 62.01" in text  # FPL on art painting, from the paper
