@@ -250,7 +250,7 @@ def read_all(path: Path) -> None:
     """Reads every part of a run folder."""
     run = read_run(path)
     assert run.settings
-    for part in ("environment", "clients", "metrics", "ledger", "analyses", "summary"):
+    for part in ("environment", "clients", "metrics", "ledger", "summary"):
         getattr(run, part)
     run.pictures()
     read_adapted(path)
@@ -295,12 +295,6 @@ CASES += [
                 "environment.json",
                 write(DEEP),
                 r"environment\.json is damaged",
-            ),
-            (
-                "`analyses.json` holds a number of 5,000 digits",
-                "analyses.json",
-                write('{"a": ' + "1" * 5000 + "}"),
-                r"analyses\.json is damaged",
             ),
             (
                 "`captions.json` is cut short",

@@ -66,7 +66,7 @@ def run(
         observer: gets the progress; in a notebook, progress bars by default.
         cache: folder for decoded pixels and stylized copies; the user's cache by default.
         report: whether to write ``report.html`` and ``model_card.md`` at the end.
-        snapshots: rounds whose global weights are stored, for ``feddg report --analyses``.
+        snapshots: rounds whose global weights are stored, in the run's ``snapshots``.
         again: whether to start a new run beside the old one if its images have changed.
         predictions: whether to store the prediction of every image, see
             :func:`feddg.prediction.evaluate.write_image_results`.
@@ -413,9 +413,6 @@ def report(
     out: Path | None = None,
     *,
     tables: Path | None = None,
-    analyses: bool = False,
-    beside: Path | None = None,
-    progress: Progress = lambda what, done, total: None,
 ) -> Path:
     """Writes the page of a run, several runs, a comparison, or a results file.
 
@@ -424,9 +421,6 @@ def report(
         out: the page to write; by default ``report.html`` in the folder, or in this one for several
             runs. For a results file Markdown, or HTML if its name ends in ``.html``.
         tables: folder for the page's tables as Markdown, CSV and LaTeX; none by default.
-        analyses: whether to compute analyses first: t-SNE, loss landscape, grey levels.
-        beside: a run whose model is shown in the loss landscape.
-        progress: called with the progress of the analyses.
 
     Raises:
         RunError: a folder is not a run folder, or an option needs runs and a file is given.
@@ -438,16 +432,11 @@ def report(
     if len(paths) == 1 and paths[0].is_file() and not in_html:
         from feddg.report.results_page import write_results_page
 
-        _require_runs(paths[0], tables, analyses, beside)
+        _require_runs(paths[0], tables)
         if out is None:
             raise RunError(f"{paths[0]} is a results file: name the page that is written")
         write_results_page(paths[0], out)
         return out
-    if analyses or beside:
-        from feddg.runs.analyses import analyse
-
-        for folder in paths:
-            analyse(folder, beside=beside, progress=progress)
     page = page_about(paths)
     if tables is not None:
         write_tables(page, tables)
@@ -455,25 +444,25 @@ def report(
     return write_page(page, out or default)
 
 
-def results_tables(results: Path, *others: object) -> str:
+def results_tables(results: Path, tables_folder: Path | None = None) -> str:
     """Returns the tables of a results file as Markdown.
 
     Args:
         results: the file.
-        others: options that need runs; None if not given.
+        tables_folder: refused: it needs runs.
 
     Raises:
-        RunError: the file is damaged, or another option is given.
+        RunError: the file is damaged, or a folder is given.
     """
     from feddg.comparison.results import Results
     from feddg.report.results_page import tables
 
-    _require_runs(results, *others)
+    _require_runs(results, tables_folder)
     return tables(Results.read(results))
 
 
-def _require_runs(results: Path, *asked: object) -> None:
-    if any(asked):
+def _require_runs(results: Path, tables_folder: Path | None) -> None:
+    if tables_folder is not None:
         raise RunError(f"{results} is a results file: of the options, only --out is for it")
 
 

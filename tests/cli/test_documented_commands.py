@@ -74,7 +74,7 @@ NOT_CARRIED_OUT = {
     ),
 }
 """Why not; they are parsed all the same."""
-SLOW = ("--analyses", "feddg style", "feddg export", "feddg evaluate")
+SLOW = ("feddg style", "feddg export", "feddg evaluate")
 NEEDS = {
     "--onnx": ("onnx", "onnxscript", "onnxruntime"),
     "feddg deploy": ("flwr",),

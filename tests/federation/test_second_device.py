@@ -1,6 +1,5 @@
 """Every method on a device that is not the CPU: same numbers, and the host does not wait."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from feddg.data.pixels import ArrayPixels
 from feddg.messages import on_device
 from feddg.methods.base import methods
 from feddg.prediction.predict import predict
-from feddg.runs import analyses
-from feddg.runs.analyses import analyse
 from feddg.settings import TrainSettings
 from federations import SmallFederation, federation, same
 from second_device import second_device, traffic
@@ -125,16 +122,9 @@ def test_what_a_checkpoint_holds_goes_to_the_device(name: str, device: str) -> N
     assert same(resumed.server.state.weights, whole)
 
 
-def test_a_run_can_be_looked_into_there(
-    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(analyses, "LANDSCAPE_IMAGES", 24)
-    monkeypatch.setattr(analyses, "GRID", 3)
-    monkeypatch.setattr(analyses, "PER_DOMAIN", 12)
+def test_a_run_s_model_predicts_there(device: str, tmp_path: Path) -> None:
     train = SETTINGS["train"] | {"local_steps": 2}
     data = SETTINGS["data"] | {"image_size": 16}
     changes: dict[str, Any] = {"device": device, "train": train, "data": data}
     folder = trained_run(tmp_path / "run", tmp_path / "cache", "fedig", **changes)
-    analysed = json.loads(analyse(folder, cache=tmp_path / "cache").read_text())
-    assert analysed.keys() == {"features", "landscape", "grey_levels"}
     assert len(list(predict(folder, write_images(tmp_path / "new", 3), device=device))) == 3

@@ -124,28 +124,12 @@ def report(
     tables: Annotated[
         Path | None, typer.Option(help="also write its tables here: Markdown, CSV, LaTeX")
     ] = None,
-    analyses: Annotated[
-        bool,
-        typer.Option(
-            "--analyses", help="first look into the run: t-SNE, loss landscape, grey levels"
-        ),
-    ] = False,
-    beside: Annotated[
-        Path | None, typer.Option(help="a run whose model stands in the loss landscape")
-    ] = None,
-    quiet: QuietOption = False,
 ) -> None:
     """Write the page of one run, or of several together."""
-    from feddg.cli.progress import working
-
     if len(folders) == 1 and folders[0].is_file() and out is None:
-        typer.echo(api.results_tables(folders[0], tables, analyses, beside))
-        return
-    with working(quiet) as progress:
-        page = api.report(
-            folders, out, tables=tables, analyses=analyses, beside=beside, progress=progress
-        )
-    typer.echo(page)
+        typer.echo(api.results_tables(folders[0], tables))
+    else:
+        typer.echo(api.report(folders, out, tables=tables))
 
 
 # ``feddg paired``: two runs, image by image.

@@ -35,7 +35,7 @@ def run(
     out: OutOption = Path("runs"),
     snapshots: Annotated[
         str | None,
-        typer.Option(help="rounds whose model is kept for `feddg report --analyses`: 1,10,50"),
+        typer.Option(help="rounds whose model is kept in the run's `snapshots`: 1,10,50"),
     ] = None,
     workers: WorkersOption = None,
     tracked: TrackOption = None,

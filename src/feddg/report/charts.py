@@ -441,7 +441,7 @@ def _over_rounds(lines: Sequence[Trace], caption: str, y: Axis) -> Chart:
     return line_chart(lines, caption, x, y, hovermode="x unified")
 
 
-# What was looked into afterwards: adaptation by layer, features, loss landscape, grey levels, ROC.
+# What was looked into afterwards: adaptation by layer, ROC.
 
 
 def alpha_boxes(alphas: Alphas) -> Chart:
@@ -475,80 +475,6 @@ def alpha_boxes(alphas: Alphas) -> Chart:
         xaxis=axis("layer, from the image to the classifier", dtick=1),
         yaxis=axis("alpha", rangemode="tozero"),
     )
-
-
-def feature_map(points: np.ndarray, groups: np.ndarray, names: Sequence[str], text: str) -> Chart:
-    """Returns a scatter plot of features in a plane, coloured by group.
-
-    Args:
-        points: ``(n, 2)`` coordinates.
-        groups: ``(n,)`` index of each point's group.
-        names: names of the groups.
-        text: the round, and the meaning of the groups.
-    """
-    traces = [
-        markers_of(
-            points[groups == group].tolist(),
-            {"size": 5, "color": colour, "opacity": 0.75},
-            "%{fullData.name}<extra></extra>",
-            name=label_of(name),
-        )
-        for (group, name), colour in zip(enumerate(names), cycle(COLOURS))
-        if (groups == group).any()
-    ]
-    bare = axis("", showticklabels=False, showgrid=False)
-    layout = {"xaxis": bare, "yaxis": bare, "showlegend": True, "hovermode": "closest"}
-    return chart_of(traces, 400, f"Features {text}.", **layout)
-
-
-def landscape(found: Mapping[str, Any], losses: Sequence[Sequence[float]], images: str) -> Chart:
-    """Returns the loss over a plane through marked models.
-
-    Args:
-        found: the plane: ``x``, ``y``, and ``points`` with names.
-        losses: the loss by ``y`` and ``x``.
-        images: the images on which the loss is computed.
-    """
-    surface = {
-        "type": "contour",
-        "x": found["x"],
-        "y": found["y"],
-        "z": np.log10(np.maximum(losses, 1e-6)).round(4).tolist(),
-        "customdata": losses,
-        "hovertemplate": "loss %{customdata:.3g}<extra></extra>",
-        "colorscale": "Teal",
-        "showscale": False,
-        "contours": {"coloring": "heatmap"},
-        "line": {"width": 0.5, "color": "#ffffff"},
-    }
-    points = found["points"]
-    marks = markers_of(
-        [(point["x"], point["y"]) for point in points],
-        {"size": 10, "color": "#c8324b", "line": {"width": 1, "color": "#ffffff"}},
-        "%{text}<extra></extra>",
-        text=[label_of(point["name"]) for point in points],
-    )
-    tag = {"bgcolor": "rgba(255,255,255,0.8)", "showarrow": False, "yshift": 18}
-    names = [tag | {"x": p["x"], "y": p["y"], "text": label_of(p["name"])} for p in points]
-    distance = axis("distance in weights", showgrid=False)
-    caption = (
-        f"Loss on {images} over the plane through the marked models; logarithmic colours, dark is "
-        "high. Clients: after one more round of their own training."
-    )
-    layout = {"xaxis": distance, "yaxis": distance, "annotations": names, "showlegend": False}
-    return chart_of([surface, marks], 430, caption, **layout)
-
-
-def grey_histograms(names: Sequence[str], rows: Sequence[Sequence[float]], when: str) -> Chart:
-    """Returns histograms of grey levels, one line per client."""
-    lines = []
-    for name, shares, colour in zip(names, rows, cycle(COLOURS)):
-        width = 256 / len(shares)
-        points = [((index + 0.5) * width, round(share, 5)) for index, share in enumerate(shares)]
-        lines.append(line_of(points, label_of(name), colour, scale=100) | {"mode": "lines"})
-    caption = f"Grey levels of some clients' images {when} style transfer."
-    x, y = axis("grey level", range=[0, 256]), axis("share of pixels (%)", rangemode="tozero")
-    return line_chart(lines, caption, x, y)
 
 
 def roc_chart(rows: Sequence[MembershipRow]) -> Chart | None:

@@ -113,7 +113,6 @@ def run_page(run: Run) -> Page:
         _mistakes_section(run),
         _pictures_section(run),
         _adaptation_section(run),
-        *_analyses_sections(run),
         _clients_section(run),
         _loss_section(run),
         leaks_section(run),
@@ -715,69 +714,6 @@ def _adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
         "by the statistics the client keeps, the mean where several clients share a domain."
     )
     return table_of(found, columns, caption)
-
-
-# What ``feddg report --analyses`` found.
-
-
-def _analyses_sections(run: Run) -> list[Section]:
-    found = run.analyses
-    if found is None:
-        return []
-    return [
-        Section("Features", _feature_maps(found["features"]), folded=True),
-        Section("Loss landscape", _landscapes(found["landscape"]), folded=True),
-        Section("Grey levels of clients", _grey_levels(found["grey_levels"]), folded=True),
-    ]
-
-
-def _feature_maps(found: dict[str, Any]) -> list[Block]:
-    blocks: list[Block] = []
-    labels, domains = np.array(found["labels"]), np.array(found["of_domain"])
-    unseen = {found["domains"][d] for d, out in zip(domains, found["held_out"]) if out}
-    names = [f"{name} (unseen)" if name in unseen else name for name in found["domains"]]
-    for each in found["maps"]:
-        points = np.array(each["points"])
-        when = "before training" if each["round"] == 0 else f"after round {each['round']}"
-        by_class = charts.feature_map(points, labels, found["classes"], f"{when}, by class")
-        blocks.append(
-            Pair(by_class, charts.feature_map(points, domains, names, f"{when}, by domain"))
-        )
-    text = (
-        "t-SNE maps of the features in front of the classifier: near points have similar "
-        "features, while far distances and the axes mean nothing. Classes should fall apart, "
-        "domains should mix."
-    )
-    return [*blocks, Prose(text)]
-
-
-def _landscapes(found: dict[str, Any]) -> list[Block]:
-    words = {"seen": "training images", "unseen": "images of unseen domains"}
-    return [
-        charts.landscape(found, losses, words.get(n, n)) for n, losses in found["losses"].items()
-    ]
-
-
-def _grey_levels(found: dict[str, Any]) -> list[Block]:
-    before = charts.grey_histograms(found["clients"], found["before"], "before")
-    if any(after is None for after in found["after"]) or not found["after"]:
-        return [before, Prose("The method transfers no styles, so there is no after.")]
-    text = (
-        "Mean difference between two clients' histograms (total variation; 0 is the same, 100 "
-        f"nothing in common): {percent(overlap_gap(found['before']))} before, "
-        f"{percent(overlap_gap(found['after']))} after."
-    )
-    after = charts.grey_histograms(found["clients"], found["after"], "after")
-    return [Pair(before, after), Prose(text)]
-
-
-def overlap_gap(histograms: Sequence[Sequence[float]]) -> float | None:
-    """Mean total variation distance over pairs of histograms, in [0, 1]; None for fewer than 2."""
-    shares = np.array(histograms)
-    pairs = [(i, j) for i in range(len(shares)) for j in range(i)]
-    if not pairs:
-        return None
-    return float(np.mean([np.abs(shares[i] - shares[j]).sum() / 2 for i, j in pairs]))
 
 
 # Who holds what: pictures, and a number for each kind of skew.

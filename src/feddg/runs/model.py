@@ -1,4 +1,4 @@
-"""Loads a run's trained model for prediction, and a finished run for analyses."""
+"""Loads a run's trained model for prediction, and a finished run to look into."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -146,7 +146,7 @@ def load_model(
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A finished run, loaded for analyses and attacks.
+    """A finished run, loaded for attacks and analyses.
 
     Attributes:
         experiment: the experiment.

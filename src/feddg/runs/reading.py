@@ -560,11 +560,6 @@ class Run(Shown):
         return {row.key: row for row in PRIVACY_ROWS.read(self.folder / "privacy.jsonl")}
 
     @cached_property
-    def analyses(self) -> dict[str, Any] | None:
-        """The results of ``feddg report --analyses``, or None if not run."""
-        return _read_optional(self.folder / "analyses.json")
-
-    @cached_property
     def attacks(self) -> list[AttackRow]:
         """The results of ``feddg privacy attack``; empty if not run."""
         return ATTACK_ROWS.read(self.folder / ATTACKS)

@@ -1,8 +1,15 @@
-"""Analyses of a finished run: feature maps, loss landscape, grey levels."""
+"""Draws the papers' figures of a finished run: feature maps, loss landscape, grey levels.
 
-import json
-from collections.abc import Callable, Sequence
+    python benchmarks/papers/figures.py RUN [--beside FEDAVG_RUN] [--out PAGE]
+
+The page is ``figures.html`` in the run's folder if no other is named. Feature maps before the last
+round need ``feddg run --snapshots``. Needs scikit-learn.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +27,26 @@ from feddg.federation.inprocess import InProcess
 from feddg.messages import Update, Weights
 from feddg.methods.base import Stylizes, has_global_model, title_of
 from feddg.records import client_name
+from feddg.report.blocks import Block, Chart, Page, Pair, Prose, Section
+from feddg.report.charts import (
+    COLOURS,
+    HEAT_COLOURS,
+    axis,
+    chart_of,
+    label_of,
+    line_chart,
+    line_of,
+    markers_of,
+)
+from feddg.report.page import write_page
+from feddg.report.text import percent
 from feddg.rng import stream
 from feddg.runs.figures import some_of_each
 from feddg.runs.folder import SNAPSHOTS, checkpoint_weights
 from feddg.runs.model import LoadedRun, load_finished_run
 from feddg.runs.prepare import Progress, cache_folder
 from feddg.runs.reading import read_run
-from feddg.storage import is_file, replace_text, why
+from feddg.storage import is_file, why
 
 # t-SNE maps of features by class and by domain, as training goes on (PARDON, Figure 1).
 
@@ -264,17 +284,14 @@ def grey_histogram(images: Tensor) -> list[float]:
     return [round(v, 6) for v in (counts / counts.sum()).tolist()]
 
 
-ANALYSES = "analyses.json"
-
-
-def analyse(
-    folder: Path | str,
+def figures(
+    folder: Path,
     *,
-    beside: Path | str | None = None,
+    beside: Path | None = None,
     cache: Path | None = None,
     progress: Progress = lambda what, done, total: None,
-) -> Path:
-    """Analyses a completed run and writes ``analyses.json`` into its folder.
+) -> dict[str, Any]:
+    """Returns what the figures of a completed run show.
 
     Args:
         folder: the run's folder.
@@ -286,25 +303,175 @@ def analyse(
     Raises:
         FeddgError: the run has no model, or ``beside`` has another network.
     """
-    loaded = load_finished_run(Path(folder), cache_folder(cache), progress)
+    loaded = load_finished_run(folder, cache_folder(cache), progress)
     if not has_global_model(loaded.method, loaded.worker.network):
         name = loaded.method.name
         raise RunError(f"{folder}: under {name} there is no global model to look into")
     rival, rival_name = None, ""
     if beside is not None:
-        rival, own = checkpoint_weights(Path(beside)), loaded.state.weights
+        rival, own = checkpoint_weights(beside), loaded.state.weights
         if {n: t.shape for n, t in rival.items()} != {n: t.shape for n, t in own.items()}:
             raise RunError(f"{beside} trained another network; name a run with the same one")
-        rival_name = f"{title_of(read_run(Path(beside)).method)} model"
-    content = {
-        "features": feature_maps(loaded, Path(folder), progress),
+        rival_name = f"{title_of(read_run(beside).method)} model"
+    return {
+        "features": feature_maps(loaded, folder, progress),
         "landscape": loss_landscape(loaded, rival, rival_name, progress),
         "grey_levels": grey_levels(loaded, progress),
     }
-    path = Path(folder) / ANALYSES
-    text = json.dumps(content)
-    try:
-        replace_text(path, text)
-    except OSError as error:
-        raise RunError(f"Cannot write {path}: {why(error)}.") from None
-    return path
+
+
+# Charts.
+
+
+def feature_map(
+    points: numpy.ndarray, groups: numpy.ndarray, names: Sequence[str], text: str
+) -> Chart:
+    """Returns a scatter plot of features in a plane, coloured by group.
+
+    Args:
+        points: ``(n, 2)`` coordinates.
+        groups: ``(n,)`` index of each point's group.
+        names: names of the groups.
+        text: the round, and the meaning of the groups.
+    """
+    traces = [
+        markers_of(
+            points[groups == group].tolist(),
+            {"size": 5, "color": colour, "opacity": 0.75},
+            "%{fullData.name}<extra></extra>",
+            name=label_of(name),
+        )
+        for (group, name), colour in zip(enumerate(names), cycle(COLOURS))
+        if (groups == group).any()
+    ]
+    bare = axis("", showticklabels=False, showgrid=False)
+    layout = {"xaxis": bare, "yaxis": bare, "showlegend": True, "hovermode": "closest"}
+    return chart_of(traces, 400, f"Features {text}.", **layout)
+
+
+def landscape(found: Mapping[str, Any], losses: Sequence[Sequence[float]], images: str) -> Chart:
+    """Returns the loss over a plane through marked models.
+
+    Args:
+        found: the plane: ``x``, ``y``, and ``points`` with names.
+        losses: the loss by ``y`` and ``x``.
+        images: the images on which the loss is computed.
+    """
+    surface = {
+        "type": "contour",
+        "x": found["x"],
+        "y": found["y"],
+        "z": numpy.log10(numpy.maximum(losses, 1e-6)).round(4).tolist(),
+        "customdata": losses,
+        "hovertemplate": "loss %{customdata:.3g}<extra></extra>",
+        "colorscale": HEAT_COLOURS,
+        "showscale": False,
+        "contours": {"coloring": "heatmap"},
+        "line": {"width": 0.5, "color": "#ffffff"},
+    }
+    points = found["points"]
+    marks = markers_of(
+        [(point["x"], point["y"]) for point in points],
+        {"size": 10, "color": "#c8324b", "line": {"width": 1, "color": "#ffffff"}},
+        "%{text}<extra></extra>",
+        text=[label_of(point["name"]) for point in points],
+    )
+    tag = {"bgcolor": "rgba(255,255,255,0.8)", "showarrow": False, "yshift": 18}
+    names = [tag | {"x": p["x"], "y": p["y"], "text": label_of(p["name"])} for p in points]
+    distance = axis("distance in weights", showgrid=False)
+    caption = (
+        f"Loss on {images} over the plane through the marked models; logarithmic colours, dark is "
+        "high. Clients: after one more round of their own training."
+    )
+    layout = {"xaxis": distance, "yaxis": distance, "annotations": names, "showlegend": False}
+    return chart_of([surface, marks], 430, caption, **layout)
+
+
+def grey_histograms(names: Sequence[str], rows: Sequence[Sequence[float]], when: str) -> Chart:
+    """Returns histograms of grey levels, one line per client."""
+    lines = []
+    for name, shares, colour in zip(names, rows, cycle(COLOURS)):
+        width = 256 / len(shares)
+        points = [((index + 0.5) * width, round(share, 5)) for index, share in enumerate(shares)]
+        lines.append(line_of(points, label_of(name), colour, scale=100) | {"mode": "lines"})
+    caption = f"Grey levels of some clients' images {when} style transfer."
+    x, y = axis("grey level", range=[0, 256]), axis("share of pixels (%)", rangemode="tozero")
+    return line_chart(lines, caption, x, y)
+
+
+# The page.
+
+
+def _feature_maps(found: dict[str, Any]) -> list[Block]:
+    blocks: list[Block] = []
+    labels, domains = numpy.array(found["labels"]), numpy.array(found["of_domain"])
+    unseen = {found["domains"][d] for d, out in zip(domains, found["held_out"]) if out}
+    names = [f"{name} (unseen)" if name in unseen else name for name in found["domains"]]
+    for each in found["maps"]:
+        points = numpy.array(each["points"])
+        when = "before training" if each["round"] == 0 else f"after round {each['round']}"
+        by_class = feature_map(points, labels, found["classes"], f"{when}, by class")
+        blocks.append(Pair(by_class, feature_map(points, domains, names, f"{when}, by domain")))
+    text = (
+        "t-SNE maps of the features in front of the classifier: near points have similar "
+        "features, while far distances and the axes mean nothing. Classes should fall apart, "
+        "domains should mix."
+    )
+    return [*blocks, Prose(text)]
+
+
+def _landscapes(found: dict[str, Any]) -> list[Block]:
+    words = {"seen": "training images", "unseen": "images of unseen domains"}
+    return [landscape(found, losses, words.get(n, n)) for n, losses in found["losses"].items()]
+
+
+def _grey_levels(found: dict[str, Any]) -> list[Block]:
+    before = grey_histograms(found["clients"], found["before"], "before")
+    if any(after is None for after in found["after"]) or not found["after"]:
+        return [before, Prose("The method transfers no styles, so there is no after.")]
+    text = (
+        "Mean difference between two clients' histograms (total variation; 0 is the same, 100 "
+        f"nothing in common): {percent(overlap_gap(found['before']))} before, "
+        f"{percent(overlap_gap(found['after']))} after."
+    )
+    after = grey_histograms(found["clients"], found["after"], "after")
+    return [Pair(before, after), Prose(text)]
+
+
+def overlap_gap(histograms: Sequence[Sequence[float]]) -> float | None:
+    """Mean total variation distance over pairs of histograms, in [0, 1]; None for fewer than 2."""
+    shares = numpy.array(histograms)
+    pairs = [(i, j) for i in range(len(shares)) for j in range(i)]
+    if not pairs:
+        return None
+    return float(numpy.mean([numpy.abs(shares[i] - shares[j]).sum() / 2 for i, j in pairs]))
+
+
+def page_of(found: dict[str, Any], title: str) -> Page:
+    """Returns the page of :func:`figures`."""
+    return Page(
+        title,
+        "Features, losses and grey levels of a finished run.",
+        [],
+        [],
+        [
+            Section("Features", _feature_maps(found["features"])),
+            Section("Loss landscape", _landscapes(found["landscape"])),
+            Section("Grey levels of clients", _grey_levels(found["grey_levels"])),
+        ],
+    )
+
+
+def main() -> None:
+    """Writes the page of the run that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--beside", type=Path, help="a run whose model stands in the landscape")
+    parser.add_argument("--out", type=Path, help="the page to write")
+    asked = parser.parse_args()
+    page = page_of(figures(asked.run, beside=asked.beside), f"Figures of {asked.run.name}")
+    print(write_page(page, asked.out or asked.run / "figures.html"))
+
+
+if __name__ == "__main__":
+    main()

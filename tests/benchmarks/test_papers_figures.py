@@ -1,6 +1,6 @@
-"""On-demand analyses: the geometry by hand, the numbers against numpy, the page from a real run."""
+"""The papers' figures: geometry by hand, numbers against numpy, the page of a real run."""
 
-import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,14 +13,12 @@ from feddg.api import run
 from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.federation.local_training import load_weights
-from feddg.report import page_about
-from feddg.report.run_page import overlap_gap
-from feddg.report.tables import page_tables
-from feddg.runs import analyses as feature_maps
-from feddg.runs import analyses as loss_landscape
-from feddg.runs.analyses import Plane, analyse, grey_histogram, snapshots
+from feddg.report.page import render
 from feddg.runs.model import load_model
-from feddg.runs.reading import read_run
+from scripts import load_script
+
+drawing = load_script(Path(__file__).resolve().parents[2] / "benchmarks" / "papers" / "figures.py")
+Plane, grey_histogram, overlap_gap = drawing.Plane, drawing.grey_histogram, drawing.overlap_gap
 
 
 def model(*values):
@@ -69,12 +67,12 @@ def test_the_gap_between_histograms_by_hand():
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Two small runs, one with a snapshot and its analyses beside the other."""
+    """Two small runs, one with a snapshot, and its figures beside the other."""
     place = tmp_path_factory.mktemp("analyses")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_landscape, "GRID", 3)
-        patch.setattr(feature_maps, "PER_DOMAIN", 12)
-        patch.setattr(loss_landscape, "LANDSCAPE_IMAGES", 24)
+        patch.setattr(drawing, "GRID", 3)
+        patch.setattr(drawing, "PER_DOMAIN", 12)
+        patch.setattr(drawing, "LANDSCAPE_IMAGES", 24)
         folders = {}
         for method in ("ccst", "fedavg"):
             experiment = Experiment(
@@ -87,8 +85,8 @@ def finished(tmp_path_factory):
             folders[method] = run(
                 experiment, place, cache=place / "cache", report=False, snapshots=[1]
             ).folder
-        analyse(folders["ccst"], beside=folders["fedavg"], cache=place / "cache")
-    return SimpleNamespace(**folders, found=read_run(folders["ccst"]).analyses)
+        found = drawing.figures(folders["ccst"], beside=folders["fedavg"], cache=place / "cache")
+    return SimpleNamespace(**folders, found=found)
 
 
 def test_features_are_mapped_before_training_at_the_snapshot_and_at_the_end(finished):
@@ -107,7 +105,7 @@ def test_features_are_mapped_before_training_at_the_snapshot_and_at_the_end(fini
 
 def test_the_snapshot_is_that_round_s_model(finished):
     """It fits the network, and is not yet where the run ended."""
-    (kept,) = snapshots(finished.ccst).values()
+    (kept,) = drawing.snapshots(finished.ccst).values()
     ended = load_model(finished.ccst)
     assert set(kept) == set(ended.state_dict())
     moved = [not torch.equal(kept[name], tensor) for name, tensor in ended.state_dict().items()]
@@ -143,16 +141,15 @@ def test_grey_levels_of_every_client_before_and_after(finished):
 
 
 def test_the_page_shows_them(finished):
-    page = page_about([finished.ccst])
+    page = drawing.page_of(finished.found, "Figures")
     titles = [section.title for section in page.sections]
-    assert {"Features", "Loss landscape", "Grey levels of clients"} <= set(titles)
-    assert "Features" not in [section.title for section in page_about([finished.fedavg]).sections]
-    assert dict(page_tables(page))
+    assert titles == ["Features", "Loss landscape", "Grey levels of clients"]
+    assert "after round 2, by domain" in render(page)
 
 
 def test_another_network_and_an_empty_folder_are_refused(finished, tmp_path):
     with pytest.raises(RunError, match="holds no run"):
-        analyse(tmp_path)
+        drawing.figures(tmp_path)
     other = Experiment(
         data={"source": "digits", "image_size": 16},
         hold_out="sketch",
@@ -162,5 +159,4 @@ def test_another_network_and_an_empty_folder_are_refused(finished, tmp_path):
     )
     folder = run(other, tmp_path, cache=tmp_path / "cache", report=False).folder
     with pytest.raises(RunError, match="another network"):
-        analyse(finished.fedavg, beside=folder, cache=tmp_path / "cache")
-    assert json.loads((finished.ccst / "analyses.json").read_text()) == finished.found
+        drawing.figures(finished.fedavg, beside=folder, cache=tmp_path / "cache")
