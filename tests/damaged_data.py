@@ -18,7 +18,7 @@ from feddg import storage
 from feddg.comparison.plan import load_plan
 from feddg.data.images import from_folder
 from feddg.data.pixels import PixelStore, open_pixels
-from feddg.data.splits import from_csv
+from feddg.data.protocols import from_csv
 from feddg.experiment import load_experiment
 from feddg.models.backbones import read_weights
 

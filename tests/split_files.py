@@ -1,4 +1,4 @@
-"""Split files of the FedDG benchmark, written as its own are."""
+"""Split files of the FedDG benchmark, written as its own are, and tables to split."""
 
 import csv
 from pathlib import Path
@@ -11,6 +11,27 @@ from feddg.records import as_cell
 
 COLUMNS = ("", "split", "domain_remapped", "domain", "category", "y", "path")
 """The first one numbers the rows."""
+NAMES = ("photo", "art_painting", "cartoon", "sketch")
+
+
+def table_of(counts: np.ndarray, seed: int = 0) -> ImageTable:
+    """A table with these counts per domain and class, rows in random order."""
+    domains, labels = (np.repeat(ids.ravel(), counts.ravel()) for ids in np.indices(counts.shape))
+    order = np.random.default_rng(seed).permutation(len(domains))
+    domains, labels = domains[order], labels[order]
+    return ImageTable(
+        paths=tuple(
+            f"{NAMES[d]}/class{y}/{i}.jpg" for i, (d, y) in enumerate(zip(domains, labels))
+        ),
+        labels=labels,
+        domains=domains,
+        class_names=tuple(f"class{y}" for y in range(counts.shape[1])),
+        domain_names=NAMES[: counts.shape[0]],
+        root=Path("images"),
+    )
+
+
+PACS_LIKE = np.array([[189, 202, 432], [379, 255, 449], [389, 457, 405], [772, 80, 160]])
 
 
 def write_csv(table: ImageTable, splits: Splits, path: Path | str) -> None:

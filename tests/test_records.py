@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from damage import draw_images
 from feddg.data.images import from_folder
-from feddg.data.splits import from_csv, hold_out
+from feddg.data.protocols import from_csv
+from feddg.data.splits import hold_out
 from feddg.errors import RunError
 from feddg.records import (
     ADAPTATION_ROWS,

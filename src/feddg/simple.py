@@ -145,7 +145,7 @@ class Federation:
 
         network = built()
         defences = defences_for(settings, method, network)
-        workers = build_workers(settings, network, cache, built)
+        workers = build_workers(settings, network, cache, defences, built)
         for worker in workers:
             worker.task = task
         examples = _examples(held, start.classes)
@@ -171,7 +171,6 @@ class Federation:
             self.network,
             settings,
             defences=defences,
-            style_noise=worker.style_noise,
             hooks=[*means_of(settings, method, self.network), *hooks],
             **more,
         )

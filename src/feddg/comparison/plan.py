@@ -25,7 +25,7 @@ from feddg.clients.sampling import drawn_clients
 from feddg.clients.threads import available_cores
 from feddg.data.data_set import load_source, preset_of
 from feddg.data.partition import counts_clients
-from feddg.data.splits import known_domains, scenarios
+from feddg.data.protocols import known_domains, scenarios
 from feddg.errors import DataError, ExperimentError, RunError, field_fault, nearest
 from feddg.experiment import Experiment, expand
 from feddg.methods.composition import build_method, method_class

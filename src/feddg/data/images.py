@@ -13,10 +13,11 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 import numpy as np
-from PIL import Image, features
+from PIL import Image, ImageFile, features
 
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError, nearest
+from feddg.registry import Registry
 from feddg.storage import entries, open_file, stamp, why
 
 # Which files are taken for images, and what is said of those that are not.
@@ -91,6 +92,12 @@ must not be named as one of these.
 """
 
 
+FURTHER_FORMATS: Registry[type[ImageFile.ImageFile]] = Registry(
+    "image format", "feddg.data.formats", error=DataError
+)
+"""Readers of formats that Pillow does not know, by Pillow's name for them."""
+
+
 @dataclass(frozen=True)
 class ImageBytes:
     """An image file in memory.
@@ -162,9 +169,7 @@ def register_heif() -> None:
 @cache
 def register_dicom() -> None:
     """Registers DICOM with Pillow; needs the optional package."""
-    from feddg.data.dicom import DicomImage
-
-    Image.register_open(DicomImage.format, DicomImage)
+    Image.register_open("DICOM", FURTHER_FORMATS.find("DICOM"))
 
 
 IMAGE_SUFFIXES = frozenset(usable_formats())

@@ -42,7 +42,6 @@ from feddg.data.decoding import (
     quiet_pillow,
 )
 from feddg.data.images import ImageTable
-from feddg.data.inspection import Survey, survey
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError, first_names
 from feddg.storage import (
@@ -422,7 +421,7 @@ def open_pixels(
     progress: Progress | None = None,
     seen: Callable[[str], object] | None = None,
     reading: Reading = AS_IT_IS,
-    surveyed: Survey | None = None,
+    depths: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[ImageTable, PixelStore, list[BadImage]]:
     """Makes a table's pixels ready; each file is decoded at most once per resolution.
 
@@ -437,7 +436,8 @@ def open_pixels(
         seen: called with the path of each file right after it was decoded, from several threads.
         reading: which bands become colours, which values are black and white, and whether large
             images are cut into tiles, each a row of the returned table.
-        surveyed: how the images are stored; inspected here if None.
+        depths: bits used by values deeper than 8 bits, by domain; see ``survey`` in
+            :mod:`feddg.data.inspection`.
 
     Returns:
         The table without bad rows, a store with the same rows, and the skipped files, sorted by
@@ -454,7 +454,6 @@ def open_pixels(
     if reading.tile is not None and table.root is not None:
         with quiet_pillow(tiled=True):
             table = cut(table, reading.tile)
-    depths = (surveyed or survey(table)).depths if table.root is not None else {}
     files = DecodedFiles.of(table, size, resize, seen, reading, depths)
     needed = math.prod(files.shape)
     if tiled and needed > budget_bytes:

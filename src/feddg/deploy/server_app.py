@@ -334,7 +334,7 @@ def _prepared(
     method, network = build(experiment, len(classes))
     emit(*method.diagnostics(experiment))
     defences = defences_for(experiment, method, network)
-    worker = build_worker(experiment, network, cache)
+    worker = build_worker(experiment, network, cache, defences)
     return RunContext(
         method,
         worker,

@@ -30,6 +30,7 @@ from feddg.data.images import (
     from_class_folders,
     image_names,
 )
+from feddg.data.inspection import survey
 from feddg.data.pixels import PixelStore, open_pixels
 from feddg.deploy.setup import SITE_NAME
 from feddg.deploy.wire import CONTEXT, Payload, Registration, Request, explained
@@ -254,6 +255,7 @@ def load_pixels(
         reading=Reading.of(data),
         budget_bytes=int(data.pixel_budget_gb * 2**30),
         on_bad_image=data.on_bad_image,
+        depths={} if table.root is None else survey(table).depths,
     )
     return usable, pixels
 
@@ -421,7 +423,7 @@ class Site:
         """Evaluates the weights on the site's images, without training."""
         request = Request.read(payload)
         self._memory(request)
-        method, worker = self._build(len(request.classes))
+        method, worker, _ = self._build(len(request.classes))
         load_weights(worker.network, payload.part("weights").tensors)
         if not self.config.labels:
             # Their class is none of the federation's: the first stands for it, and counts nowhere.
@@ -448,7 +450,7 @@ class Site:
         """
         request = Request.read(payload)
         memory = self._memory(request)
-        method, worker = self._build(len(request.classes))
+        method, worker, defences = self._build(len(request.classes))
         context, frozen = without_frozen(self._context(request.context, payload, memory))
         load_weights(worker.network, frozen)
         extras = payload.part("extras")
@@ -464,17 +466,19 @@ class Site:
             extras=Message(on_device(extras.tensors, worker.device), extras.scalars),
             secrets=memory.secrets(request.round),
         )
-        yield client, method, defences_for(self.experiment, method, worker.network)
+        yield client, method, defences
         if client.memory:
             memory.keep(client.round, client.memory)
         memory.keep_secrets(client.round, client.secrets)
 
-    def _build(self, classes: int) -> tuple[Method, Worker]:
+    def _build(self, classes: int) -> tuple[Method, Worker, Defences]:
         # All weights come with the message: a site needs no pretrained ones.
         model = self.experiment.model.model_copy(update={"weights": None})
         bare = self.experiment.model_copy(update={"model": model})
         method, network = build(bare, classes)
-        return method, build_worker(self.experiment, network, self.config.cache_folder)
+        defences = defences_for(self.experiment, method, network)
+        worker = build_worker(self.experiment, network, self.config.cache_folder, defences)
+        return method, worker, defences
 
     def _context(self, digest: str, payload: Payload, memory: SiteMemory) -> Message | None:
         if not digest:

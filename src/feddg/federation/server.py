@@ -12,7 +12,6 @@ from feddg.errors import ClientError, NotEnoughUpdates, RunError
 from feddg.federation import averages
 from feddg.federation.head_start import SENDS as HEAD_SENDS
 from feddg.federation.head_start import HeadStart, check_head
-from feddg.federation.masked_rounds import MaskedRounds, OpenedSums
 from feddg.federation.transport import FROZEN, Ledger, Reply, Transport
 from feddg.federation.validation import ChangeSizes, MessageChecks
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights, joined, on_device
@@ -22,7 +21,6 @@ from feddg.models.network import Network
 from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.records import Groups, RoundRow
 from feddg.settings import ExperimentSettings, ServerSettings
-from feddg.styles.statistics import StyleNoise
 
 log = logging.getLogger("feddg")
 
@@ -180,7 +178,6 @@ class Server:
         ledger: the record of all messages.
         checks: checks of clients' messages against their schema.
         defences: the defences that updates pass through.
-        opened: masked sums that the run has opened.
         frozen: entries of the weights that are not trained.
         solves_head: whether training starts from a closed-form classifier.
         hooks: further hooks, run after the server's own.
@@ -190,7 +187,7 @@ class Server:
         groups: how the method grouped the clients in the setup phase, if it did.
         left_out: with a closed-form classifier: its accuracy at each client, by id, when solved
             without that client.
-        masked: trains the clients if the server sees only sums of updates; otherwise None.
+        carrier: trains the clients: the transport, or what a defence puts before it.
     """
 
     def __init__(
@@ -205,7 +202,6 @@ class Server:
         ledger: Ledger,
         checks: MessageChecks,
         defences: Defences = NO_DEFENCES,
-        opened: OpenedSums | None = None,
         frozen: Collection[str] = (),
         solves_head: bool = False,
         hooks: Iterable[RoundHook] = (),
@@ -213,12 +209,8 @@ class Server:
         self.method, self.state = method, state
         self.per_round, self.settings, self.seed = per_round, settings, seed
         self.ledger, self.checks, self.defences = ledger, checks, defences
-        self.transport, self._opened, self.masked = transport, opened, None
-        if defences.masking is not None:
-            self._opened = opened or OpenedSums()
-            self.masked = MaskedRounds(
-                transport, defences.masking, self._opened, settings.min_updates
-            )
+        self.transport = transport
+        self.carrier = defences.carrier(transport, settings.min_updates)
         self._secret_rate = defences.secret_rate
         # A secret draw may be of nobody, and nobody may know.
         self._fewest = 0 if self._secret_rate is not None else settings.min_updates
@@ -331,8 +323,7 @@ class Server:
         for round in self._attempts():
             with round.attempted():
                 sent = self.hooks.broadcast(self.method.broadcast(self.state), round)
-                carrier = self.masked or self.transport
-                updates = self.hooks.received(carrier.train(round.clients, sent), round)
+                updates = self.hooks.received(self.carrier.train(round.clients, sent), round)
                 state = self.method.aggregate(self.state.next(), updates)
                 self.state = self.hooks.completed(state, round)
         return round.row
@@ -380,11 +371,11 @@ class Server:
     def sample(self, round: int, attempt: int = 0) -> list[int]:
         """Returns the ids of a round's clients, ascending: see :mod:`feddg.clients.sampling`.
 
-        A round whose sum was opened is repeated with the same clients.
+        A defence may bind a round that is repeated to the same clients.
         """
-        opened = self._opened.clients(round) if self._opened is not None else None
-        if opened is not None:
-            return list(opened)
+        bound = self.defences.bound_to(round)
+        if bound is not None:
+            return list(bound)
         if self._secret_rate is not None:
             return secret_clients(self.transport.clients, self._secret_rate)
         return drawn_clients(self.transport.clients, self.per_round, self.seed, round, attempt)
@@ -407,7 +398,6 @@ def build_server(
     settings: ExperimentSettings,
     *,
     defences: Defences = NO_DEFENCES,
-    style_noise: StyleNoise | None = None,
     ledger: Ledger | None = None,
     state: State | None = None,
     **more: Any,
@@ -420,7 +410,6 @@ def build_server(
         network: the network to train.
         settings: settings of the experiment.
         defences: the defences that updates pass through.
-        style_noise: how styles are noised before they leave a client; None for no noise.
         ledger: the record of all messages; none by default.
         state: the start; by default before round 1, with a new network.
         **more: further arguments of :class:`Server`.
@@ -451,7 +440,7 @@ def build_server(
             also=defences.sends | (HEAD_SENDS if head else {}),
             registered=transport.registered,
             train=settings.train,
-            style_noise=style_noise,
+            style_noise=defences.style_noise,
         ),
         defences=defences,
         frozen=network.frozen,

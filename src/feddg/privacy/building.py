@@ -1,29 +1,30 @@
 """Builds the defences of a run, in order; refuses those that cannot hold."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from torch import nn
 
+from feddg.clients.client import RecordNoise
 from feddg.clients.sampling import Schedule
 from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, field_fault, need
 from feddg.messages import EntrySchema, Message, Update, Weights, under
 from feddg.methods.base import Method, local_names, shared_parameters
-from feddg.privacy.accounting import Account, require_meaning
 from feddg.privacy.defence import (
     DEFENCES,
     MEMORY,
     Defence,
     WeightNames,
     require_compatible,
-    require_styles,
     traits_of,
 )
-from feddg.privacy.noise import Clipping, NoisedRecords, NoisedStyles
-from feddg.privacy.secure_aggregation import SecureAggregation
 from feddg.settings import DefenceChoice, PrivacySettings
+from feddg.styles.statistics import StyleNoise
+
+T = TypeVar("T")
 
 # All defences of a run, as the clients call them; at the server each is a hook of the round.
 #
@@ -45,7 +46,7 @@ class Defences:
         for defence in self.defences:
             defence.facts = self.facts
 
-    def charge_to(self, account: Account) -> None:
+    def charge_to(self, account: Any) -> None:
         """Makes the defences record their privacy cost in an account."""
         for defence in self.defences:
             defence.account = account
@@ -92,9 +93,30 @@ class Defences:
         return update
 
     @property
-    def masking(self) -> SecureAggregation | None:
-        """Secure aggregation, if single updates are hidden from the server; otherwise None."""
-        return next((g for g in self.defences if isinstance(g, SecureAggregation)), None)
+    def masking(self) -> Defence | None:
+        """The defence that hides single updates from the server, if there is one."""
+        return next((defence for defence in self.defences if defence.sums), None)
+
+    @property
+    def style_noise(self) -> StyleNoise | None:
+        """How clients noise styles before they send them; None for not at all."""
+        return next((d.style_noise for d in self.defences if d.style_noise), None)
+
+    @property
+    def record_noise(self) -> RecordNoise | None:
+        """How clients noise the gradients of single images; None for not at all."""
+        return next((d.record_noise for d in self.defences if d.record_noise), None)
+
+    def carrier(self, transport: T, fewest: int) -> T:
+        """Returns what trains the clients: the transport, or what a defence puts before it."""
+        for defence in self.defences:
+            transport = defence.carrier(transport, fewest)
+        return transport
+
+    def bound_to(self, round: int) -> Sequence[int] | None:
+        """Returns the clients that a round must be done with; None for any."""
+        found = (defence.bound_to(round) for defence in self.defences)
+        return next((clients for clients in found if clients is not None), None)
 
     def answer(
         self, id: int, round: int, name: str, question: Message, secrets: Weights
@@ -181,21 +203,15 @@ def build_defences(
     """
     require_packages(privacy, choices)
     planned = schedule or Schedule(updates)
-    require_meaning(privacy, planned.clients)
-    defences: list[Defence] = [defence_of(choice) for choice in choices]
-    if privacy.clipping != "none":
-        defences.insert(0, Clipping(privacy, planned))
+    chosen = [defence_of(choice) for choice in choices]
     # What is masked last can still be changed before.
-    defences.sort(key=lambda defence: defence.sums)
+    defences = sorted(chosen, key=lambda defence: defence.sums)
+    if privacy != PrivacySettings():
+        kinds = DEFENCES.values()
+        asked = (kind.asked_for(privacy, method, planned, epochs) for kind in kinds)
+        defences = [*chain.from_iterable(asked), *defences]
     for defence in defences:
-        if isinstance(defence, SecureAggregation):
-            defence.alike = privacy.clipping != "none"
-            defence.steps = not method.sums
-    require_styles(privacy, method)
-    if privacy.style_epsilon is not None:
-        defences.insert(0, NoisedStyles(privacy))
-    if privacy.record_epsilon is not None:
-        defences.insert(0, NoisedRecords(privacy, planned, epochs))
+        defence.fit(privacy, method)
     seen_to = privacy.style_epsilon is not None or privacy.open_styles
     covered = type(method).noises if seen_to else frozenset[str]()
     traits = traits_of(
@@ -242,7 +258,7 @@ def resolved_choice(written: Any) -> dict[str, Any]:
             f"defences: write names, or a name with settings, not {written!r}; there are: "
             f"{DEFENCES.names()}"
         ) from None
-    if choice.name == Clipping.name:
+    if DEFENCES.find(choice.name).Settings is PrivacySettings:
         raise ExperimentError(
             "defences: clipping is asked for as `privacy: {clipping: fixed}` (or adaptive)"
         )

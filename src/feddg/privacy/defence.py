@@ -24,14 +24,16 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel
 from torch import nn
 
+from feddg.clients.client import RecordNoise
+from feddg.clients.sampling import Schedule
 from feddg.diagnostics import Diagnostic
 from feddg.errors import ClientError, ExperimentError
 from feddg.messages import Broadcast, EntrySchema, Message, Update, Weights, joined, under
 from feddg.methods.base import Method, RoundHook, State, local_names
 from feddg.models.normalization import statistics_names
-from feddg.privacy.accounting import Account
 from feddg.registry import Registry
 from feddg.settings import PrivacySettings, Settings
+from feddg.styles.statistics import StyleNoise
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,10 @@ class Defence(RoundHook):
             :meth:`answer`.
         aggregates: whether it replaces the aggregation of updates; only one defence can.
         extra: the extra of this package that brings what it needs; empty if it needs none.
+        style_noise: how clients noise styles before they send them; None for not at all.
+        record_noise: how clients noise the gradients of single images; None for not at all.
         facts: names of the weights; set when a run's defences are built.
-        account: the run's privacy account.
+        account: the run's :class:`feddg.privacy.accounting.Account`, of a defence that noises.
     """
 
     name: ClassVar[str]
@@ -81,10 +85,33 @@ class Defence(RoundHook):
     sees_updates: ClassVar[bool] = False
     sums: ClassVar[bool] = False
     extra: ClassVar[str] = ""
+    style_noise: StyleNoise | None = None
+    record_noise: RecordNoise | None = None
+    account: Any
 
     def __init__(self, settings: BaseModel | None = None) -> None:
         self.settings: Any = settings if settings is not None else self.Settings()
-        self.facts, self.account = WeightNames(), Account()
+        self.facts, self.account = WeightNames(), None
+
+    @classmethod
+    def asked_for(
+        cls, privacy: PrivacySettings, method: Method, schedule: Schedule, epochs: int
+    ) -> "Sequence[Defence]":
+        """Returns what ``privacy`` asks for, which needs no name of its own in an experiment.
+
+        Args:
+            privacy: what an experiment says of clipping and noise.
+            method: whose updates and styles are protected.
+            schedule: how often clients take part.
+            epochs: passes over a client's images per round.
+
+        Raises:
+            ExperimentError: it cannot be met.
+        """
+        return ()
+
+    def fit(self, privacy: PrivacySettings, method: Method) -> None:
+        """Learns with which settings and method it goes together; once, before round 1."""
 
     @property
     def plain_mean(self) -> str | None:
@@ -117,6 +144,19 @@ class Defence(RoundHook):
     @property
     def secret_rate(self) -> float | None:
         """The probability that a client takes part, if participation is secret."""
+        return None
+
+    def carrier(self, transport: Any, fewest: int) -> Any:
+        """At the server: returns what trains the clients: the transport, or what lies before it.
+
+        Args:
+            transport: see :class:`feddg.federation.transport.Transport`.
+            fewest: minimum number of updates of a round.
+        """
+        return transport
+
+    def bound_to(self, round: int) -> Sequence[int] | None:
+        """At the server: returns the clients that a round must be done with; None for any."""
         return None
 
     def affords(self, round: int, clients: Sequence[int]) -> bool:
@@ -316,15 +356,3 @@ def _conflict(one: Defence, other: Defence) -> str | None:
     if one.plain_mean is not None and other.aggregates:
         return f"{one.name} and {other.name} exclude each other: {one.plain_mean}"
     return None
-
-
-def require_styles(privacy: PrivacySettings, method: Method) -> None:
-    """Raises ExperimentError if style noise is requested but the method sends no such styles."""
-    if privacy.style_epsilon is None or (type(method).noises and method.has_setup):
-        return
-    more = [entry for entry in type(method).sends if not entry.startswith("update/")]
-    sent = f"{more[0]} ({type(method).sends[more[0]]}) cannot be noised" if more else "sends none"
-    raise ExperimentError(
-        f"privacy.style_epsilon is for methods whose styles can be noised, such as pardon and "
-        f"ccst; {method.name}: {sent}"
-    )

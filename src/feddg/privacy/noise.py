@@ -12,16 +12,18 @@ import torch
 from feddg.clients.client import RecordNoise
 from feddg.clients.sampling import Schedule
 from feddg.diagnostics import Diagnostic
-from feddg.errors import ClientError
+from feddg.errors import ClientError, ExperimentError
 from feddg.messages import Broadcast, EntrySchema, Message, Update, Weights
-from feddg.methods.base import Round, State
+from feddg.methods.base import Method, Round, State
 from feddg.privacy.accounting import (
     MOST_NOISE,
+    Account,
     Release,
     gaussian_epsilon,
     gaussian_noise,
     require_afforded,
     require_bearable,
+    require_meaning,
     rounded_up,
     sampled_epsilon,
     sampled_noise,
@@ -40,6 +42,7 @@ from feddg.privacy.defence import (
 from feddg.privacy.robust import distance, length, shrunk
 from feddg.rng import add_noise
 from feddg.settings import PrivacySettings
+from feddg.styles.statistics import StyleNoise
 
 log = logging.getLogger("feddg")
 
@@ -56,6 +59,7 @@ class Clipping(Defence):
     name = "clipping"
     summary = "clipped updates, noise on their mean (McMahan et al. 2018, Andrew et al. 2021)"
     Settings = PrivacySettings
+    account: Account
     _BREAKS: ClassVar[dict[str, str]] = {
         CLIENT_STATISTICS: _OPEN_UPDATES,
         EXTRAS: _OPEN_UPDATES,
@@ -70,8 +74,24 @@ class Clipping(Defence):
         self, settings: PrivacySettings | None = None, schedule: Schedule | None = None
     ) -> None:
         super().__init__(settings)
-        self._schedule = schedule or Schedule(1)
+        self._schedule, self.account = schedule or Schedule(1), Account()
         self._require_met()
+
+    @classmethod
+    def asked_for(
+        cls, privacy: PrivacySettings, method: Method, schedule: Schedule, epochs: int
+    ) -> Sequence[Defence]:
+        """Returns the noise of images, of styles, and clipping, in the order of a message's way."""
+        require_meaning(privacy, schedule.clients)
+        found: list[Defence] = []
+        if privacy.clipping != "none":
+            found.append(cls(privacy, schedule))
+        if privacy.style_epsilon is not None:
+            require_styles(privacy, method)
+            found.insert(0, NoisedStyles(privacy))
+        if privacy.record_epsilon is not None:
+            found.insert(0, NoisedRecords(privacy, schedule, epochs))
+        return found
 
     @property
     def breaks(self) -> dict[str, str]:  # type: ignore[override]
@@ -300,14 +320,6 @@ def _noised(trained: Weights, sent: Weights, facts: WeightNames, deviation: floa
 _OPEN_RECORDS = "which is taken from images without noise"
 
 
-def record_noise(privacy: PrivacySettings, schedule: Schedule, epochs: int) -> RecordNoise | None:
-    """Returns the noise of DP-SGD steps so that all planned epochs meet epsilon; None for none."""
-    if privacy.record_epsilon is None:
-        return None
-    once = gaussian_noise(privacy.record_epsilon, privacy.delta)
-    return RecordNoise(rounded_up(once * math.sqrt(schedule.most * epochs)), privacy.record_norm)
-
-
 class NoisedRecords(Defence):
     """Differential privacy of single images, by DP-SGD at the clients.
 
@@ -328,11 +340,16 @@ class NoisedRecords(Defence):
         "without, or set model.normalization to frozen",
     }
     noised = True
+    account: Account
+    record_noise: RecordNoise
 
     def __init__(self, settings: PrivacySettings, schedule: Schedule, epochs: int) -> None:
         super().__init__(settings)
-        self._epochs = epochs
-        self._noise = record_noise(settings, schedule, epochs) or RecordNoise(0.0, 1.0)
+        self._epochs, self.account = epochs, Account()
+        assert settings.record_epsilon is not None
+        once = gaussian_noise(settings.record_epsilon, settings.delta)
+        needed = rounded_up(once * math.sqrt(schedule.most * epochs))
+        self.record_noise = RecordNoise(needed, settings.record_norm)
 
     @property
     def diagnostic(self) -> Diagnostic:
@@ -340,12 +357,13 @@ class NoisedRecords(Defence):
         chosen = self.settings
         text = (
             f"Updates: epsilon {chosen.record_epsilon:g} at delta {chosen.delta:g} for an image, "
-            f"by noise of {self._noise.multiplier:g} times the norm in every step at the client."
+            f"by noise of {self.record_noise.multiplier:g} times the norm in every step at the "
+            "client."
         )
         return Diagnostic("image-privacy", "note", text)
 
     def _release(self, round: int, clients: Sequence[int]) -> Release:
-        noise, times = self._noise.multiplier, self._epochs
+        noise, times = self.record_noise.multiplier, self._epochs
         return Release("update", round, clients, noise, "image", "client", times=times)
 
     def affords(self, round: int, clients: Sequence[int]) -> bool:
@@ -375,11 +393,16 @@ class NoisedRecords(Defence):
 # once, before round 1.
 
 
-def style_multiplier(privacy: PrivacySettings) -> float:
-    """Returns the noise multiplier of a style; 0 if no noise is requested."""
-    if privacy.style_epsilon is None:
-        return 0.0
-    return rounded_up(gaussian_noise(privacy.style_epsilon, privacy.delta))
+def require_styles(privacy: PrivacySettings, method: Method) -> None:
+    """Raises ExperimentError if a method sends no styles that can be noised."""
+    if type(method).noises and method.has_setup:
+        return
+    more = [entry for entry in type(method).sends if not entry.startswith("update/")]
+    sent = f"{more[0]} ({type(method).sends[more[0]]}) cannot be noised" if more else "sends none"
+    raise ExperimentError(
+        f"privacy.style_epsilon is for methods whose styles can be noised, such as pardon and "
+        f"ccst; {method.name}: {sent}"
+    )
 
 
 class NoisedStyles(Defence):
@@ -388,6 +411,15 @@ class NoisedStyles(Defence):
     name = "noised_styles"
     summary = "styles from clipped and noised moments; asked for as privacy.style_epsilon"
     Settings = PrivacySettings
+    account: Account
+    style_noise: StyleNoise
+
+    def __init__(self, settings: PrivacySettings) -> None:
+        super().__init__(settings)
+        assert settings.style_epsilon is not None
+        self.account = Account()
+        multiplier = rounded_up(gaussian_noise(settings.style_epsilon, settings.delta))
+        self.style_noise = StyleNoise(multiplier, settings.style_unit, settings.style_norm)
 
     @property
     def diagnostic(self) -> Diagnostic:
@@ -396,7 +428,7 @@ class NoisedStyles(Defence):
         whom = "an image" if chosen.style_unit == "image" else "a client"
         text = (
             f"Styles: epsilon {chosen.style_epsilon:g} at delta {chosen.delta:g} for {whom}, by "
-            f"noise of {style_multiplier(chosen):g} times the sensitivity at the client."
+            f"noise of {self.style_noise.multiplier:g} times the sensitivity at the client."
         )
         return Diagnostic("style-privacy", "note", text)
 
@@ -406,7 +438,7 @@ class NoisedStyles(Defence):
         Raises:
             BudgetSpent: they have already sent them.
         """
-        chosen, noise = self.settings, style_multiplier(self.settings)
+        chosen, noise = self.settings, self.style_noise.multiplier
         where, unit = "client", chosen.style_unit
         release = Release("statistics", 0, clients, noise, unit, where)  # type: ignore[arg-type]
         self.account.charge(release, chosen.delta, chosen.style_epsilon)

@@ -133,7 +133,7 @@ def context_of(
     emit(*method.diagnostics(experiment))
     experiment = images.trained_by(experiment)
     defences = defences_for(experiment, method, network)
-    workers = build_workers(experiment, network, cache)
+    workers = build_workers(experiment, network, cache, defences)
     worker = workers[0]
 
     def draw(folder: Path, state: State) -> None:

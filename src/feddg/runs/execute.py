@@ -27,12 +27,12 @@ from feddg.evaluation.accuracy import (
 )
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.averages import averaged
-from feddg.federation.masked_rounds import OpenedSums
 from feddg.federation.server import Server, build_server
 from feddg.federation.transport import Ledger, Transport
 from feddg.methods.base import Round, RoundHook, State, has_global_model
 from feddg.privacy.accounting import Account
 from feddg.privacy.building import Defences, require_packages
+from feddg.privacy.secure_aggregation import OpenedSums, SecureAggregation
 from feddg.records import (
     ID_VAL,
     OPENED_SUM_ROWS,
@@ -493,6 +493,8 @@ class _Execution:
         beside = not found.remote and not defences.defences
         writer = Records(folder, found.transport, models, self.snapshots, beside=beside)
         defences.charge_to(open_account(folder, defences, done))
+        if isinstance(defences.masking, SecureAggregation):
+            defences.masking.opened = opened_sums(folder)
         if evaluation is not None:
             thin = about_support(evaluation.support(), found.clients.classes)
             # Whoever resumes a run was told when it began.
@@ -521,10 +523,8 @@ class _Execution:
             network,
             experiment,
             defences=defences,
-            style_noise=found.worker.style_noise,
             ledger=Ledger(writer.carried if found.remote else writer.ledger_rows.append, layouts),
             state=checkpoint.state.to(device) if checkpoint else None,
-            opened=opened_sums(folder) if defences.masking else None,
             hooks=[
                 *means_of(experiment, method, network),
                 Progress(self.observer),

@@ -46,7 +46,8 @@ from feddg.data.inspection import (
 from feddg.data.near_copies import about_near_copies
 from feddg.data.partition import Partition, counts_clients, held_alike, partition, partitioned_alike
 from feddg.data.pixels import ArrayPixels, BadImage, PixelStore, open_pixels
-from feddg.data.splits import Splits, from_csv, from_roles, hold_out
+from feddg.data.protocols import from_csv
+from feddg.data.splits import Splits, from_roles, hold_out
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError, WeightsError, first_names
 from feddg.evaluation.accuracy import Evaluation
@@ -58,8 +59,7 @@ from feddg.models.convolutions import use_fast_convolutions
 from feddg.models.network import Network
 from feddg.models.precision import autocast, choose_device, choose_precision
 from feddg.models.trained import trained_by
-from feddg.privacy.building import Defences, build_defences
-from feddg.privacy.noise import record_noise, style_multiplier
+from feddg.privacy.building import NO_DEFENCES, Defences, build_defences
 from feddg.records import BadImageRow, ClientRow, ClientsTable
 from feddg.runs.provenance import named_files
 from feddg.settings import (
@@ -70,7 +70,6 @@ from feddg.settings import (
     merge,
 )
 from feddg.storage import cache_folder as cache_folder
-from feddg.styles.statistics import StyleNoise
 
 # Pretrained weights that are expected and cannot be had: the network then learns from scratch.
 
@@ -197,7 +196,7 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
         progress=lambda done, total: progress("decoding images", done, total),
         seen=None if hashes is None else hashes.see,
         reading=reading,
-        surveyed=surveyed,
+        depths=surveyed.depths,
     )
     contents = images_file(table, hashes).model_copy(
         update={"depths": dict(surveyed.depths), "files": named_files(experiment)}
@@ -535,16 +534,18 @@ def _schedule(experiment: ExperimentSettings) -> Schedule:
     return Schedule(number, per_round, experiment.seed, experiment.train.rounds)
 
 
-def build_worker(experiment: ExperimentSettings, network: Network, cache: Path | None) -> Worker:
+def build_worker(
+    experiment: ExperimentSettings,
+    network: Network,
+    cache: Path | None,
+    defences: Defences = NO_DEFENCES,
+) -> Worker:
     """Puts the network on its device and returns a worker for clients."""
     device = choose_device(experiment.device)
     precision = choose_precision(experiment.precision, device)
     network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if device.type == "cpu":
         keep_memory()
-    privacy, style_noise = experiment.privacy, None
-    if privacy.style_epsilon is not None:
-        style_noise = StyleNoise(style_multiplier(privacy), privacy.style_unit, privacy.style_norm)
     return Worker(
         network,
         experiment.train,
@@ -557,8 +558,8 @@ def build_worker(experiment: ExperimentSettings, network: Network, cache: Path |
         experiment.model.normalization == "frozen",
         cache,
         threads=threads_for(network, device),
-        style_noise=style_noise,
-        record_noise=record_noise(privacy, _schedule(experiment), experiment.train.local_epochs),
+        style_noise=defences.style_noise,
+        record_noise=defences.record_noise,
     )
 
 
@@ -566,6 +567,7 @@ def build_workers(
     experiment: ExperimentSettings,
     network: Network,
     cache: Path | None,
+    defences: Defences = NO_DEFENCES,
     another: Callable[[], Network] | None = None,
 ) -> list[Worker]:
     """Returns the workers for the clients of one process; the first has ``network``.
@@ -574,10 +576,11 @@ def build_workers(
         experiment: the training settings.
         network: the network to train.
         cache: folder for results that are expensive to compute, or None.
+        defences: the defences that updates pass through.
         another: builds another network of the same kind; by default from the experiment.
     """
     another = another or (lambda: build(experiment, network.classes)[1])
-    first = build_worker(experiment, network, cache)
+    first = build_worker(experiment, network, cache, defences)
     if first.threads is not None:
         at_once = clients_at_once(first.threads)
     else:
@@ -587,7 +590,7 @@ def build_workers(
             _schedule(experiment).per_round or 1,
             lambda: training_memory(network, side, batch_size),
         )
-    others = [build_worker(experiment, another(), cache) for _ in range(at_once - 1)]
+    others = [build_worker(experiment, another(), cache, defences) for _ in range(at_once - 1)]
     return [first, *others]
 
 

@@ -17,7 +17,6 @@ from feddg.deploy.site import SiteMemory
 from feddg.errors import ClientError, NotEnoughUpdates, RunError
 from feddg.experiment import Experiment
 from feddg.federation.inprocess import InProcess
-from feddg.federation.masked_rounds import MaskedRounds, OpenedSums
 from feddg.messages import Message, Update
 from feddg.privacy import secure_aggregation as masking
 from feddg.privacy.secure_aggregation import (
@@ -26,6 +25,8 @@ from feddg.privacy.secure_aggregation import (
     MASKED,
     SHARES,
     UNMASK,
+    MaskedRounds,
+    OpenedSums,
     SecureAggregation,
     unmasked,
 )
@@ -716,7 +717,7 @@ def test_a_round_that_was_opened_is_of_the_same_clients_whatever_is_drawn():
     server = small.server
     opened = OpenedSums([OpenedSumRow(round=1, clients=other)])
     server._opened = opened
-    server.masked = MaskedRounds(small.transport, server.defences.masking, opened)
+    server.carrier = MaskedRounds(small.transport, server.defences.masking, opened)
     row = server.round()
     assert row.clients == other
     assert server.sample(1, attempt=1) == other

@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -22,6 +23,8 @@ from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, apply
 from pydicom.pixels.utils import pixel_array
 from pydicom.tag import Tag
 from pydicom.uid import UID, DeflatedExplicitVRLittleEndian
+
+from feddg.data.images import FURTHER_FORMATS
 
 PALETTE = "PALETTE COLOR"
 GREY = ("MONOCHROME1", "MONOCHROME2")
@@ -37,7 +40,7 @@ _TAGS = [
     *(f"Segmented{c}PaletteColorLookupTableData" for c in ("Red", "Green", "Blue")),
     *("ExtendedOffsetTable", "ExtendedOffsetTableLengths", "PixelData"),
 ]
-_SPEAKS = re.compile(r"(pydicom|feddg\.data\.dicom)\b")
+_SPEAKS = re.compile(r"(pydicom|feddg\.data\.formats\.dicom)\b")
 logging.getLogger("pydicom").setLevel(logging.CRITICAL)
 
 
@@ -45,6 +48,7 @@ class DicomError(ValueError):
     """Raised for a DICOM file that cannot be decoded; the message quotes none of its tags."""
 
 
+@partial(FURTHER_FORMATS.add, "DICOM")
 class DicomImage(ImageFile.ImageFile):
     """A DICOM file as Pillow's image of mode ``L`` or ``RGB``, decoded when it is loaded."""
 

@@ -1,0 +1,1 @@
+"""Image formats that Pillow does not know, a file each; read only where a file asks for one."""

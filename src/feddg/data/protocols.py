@@ -1,0 +1,111 @@
+"""What benchmarks fix: published split files, and which domains are held out in turn."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+
+from feddg.data.columns import read_columns
+from feddg.data.data_set import DATA_SETS
+from feddg.data.images import ImageTable, plain_name
+from feddg.data.splits import Splits, from_roles
+from feddg.errors import DataError, ExperimentError, first_names, nearest
+
+Scenario = dict[str, tuple[str, ...]]
+PROTOCOLS = {
+    "lodo": "leave one domain out: each is the test domain once",
+    "ltdo": "leave two domains out: each is the test domain once and the validation domain once",
+    "ltdo-all": "leave two domains out: every ordered pair",
+}
+
+
+def from_csv(table: ImageTable, csv_path: Path | str, skipped: Iterable[str] = ()) -> Splits:
+    """Reads a benchmark's split file and matches its rows to the table's by path.
+
+    Args:
+        table: all usable images.
+        csv_path: a file with at least the columns ``split`` and ``path``.
+        skipped: paths of unusable images, which may be missing in the table.
+
+    Raises:
+        DataError: the file cannot be read, lacks a column, has an unknown split, or its rows and
+            the table's do not match one to one.
+    """
+    csv_path = Path(csv_path).expanduser()
+    found = read_columns(
+        csv_path, ("split", "path"), remedy="A split file says both of each image."
+    )
+    role_of = _unique(csv_path, zip(found["path"], found["split"]))
+    paths, left_out = list(table.paths), set(skipped)
+    if not role_of.keys() >= set(paths):
+        # Copies spell folders differently (Real World, real_world): compare plain names.
+        role_of = _unique(csv_path, ((_plain_path(path), role) for path, role in role_of.items()))
+        paths, left_out = [_plain_path(p) for p in paths], {_plain_path(p) for p in left_out}
+    _check_match(csv_path, set(role_of), set(paths), left_out)
+    return from_roles(np.array([role_of[path] for path in paths]))
+
+
+def _unique(csv_path: Path, found: Iterable[tuple[str, str]]) -> dict[str, str]:
+    role_of: dict[str, str] = {}
+    for path, role in found:
+        if path in role_of:
+            raise DataError(f"Split file {csv_path} lists {path} twice.")
+        role_of[path] = role
+    return role_of
+
+
+def _plain_path(path: str) -> str:
+    *folders, name = path.split("/")
+    return "/".join((*map(plain_name, folders), name))
+
+
+def _check_match(csv_path: Path, listed: set[str], present: set[str], skipped: set[str]) -> None:
+    for paths, what in (
+        (listed - present - skipped, "lists {} images that are not in the data"),
+        (present - listed, "does not list {} images of the data"),
+    ):
+        if paths:
+            raise DataError(
+                f"Split file {csv_path} {what.format(len(paths))}: "
+                f"{first_names(sorted(paths), 3)}. Paths must read domain/class/file."
+            )
+
+
+def known_domains(*data_sets: str) -> tuple[str, ...]:
+    """Returns the domains of the first of these data sets that defines them.
+
+    So a benchmark can be planned without its images.
+    """
+    found = (DATA_SETS[name].domains for name in data_sets if name in DATA_SETS)
+    return next(filter(None, found), ())
+
+
+def scenarios(protocol: str, domains: Sequence[str], preset: str = "") -> list[Scenario]:
+    """Returns the scenarios of a protocol.
+
+    Args:
+        protocol: one of ``PROTOCOLS``.
+        domains: the data set's domains.
+        preset: the data set whose ``validated_by`` gives the validation domain for each test
+            domain; without one for these domains, the next in the list validates.
+
+    Raises:
+        ExperimentError: unknown protocol, or too few domains for it.
+    """
+    if protocol not in PROTOCOLS:
+        protocols = "; ".join(f"{name}: {text}" for name, text in PROTOCOLS.items())
+        raise ExperimentError(
+            f"unknown protocol {protocol!r}{nearest(protocol, PROTOCOLS)}; there are: {protocols}"
+        )
+    needed = 2 if protocol == "lodo" else 3
+    if len(domains) < needed:
+        raise ExperimentError(f"{protocol} needs {needed} domains or more, got {list(domains)}")
+    if protocol == "lodo":
+        return [{"test": (name,), "val": ()} for name in domains]
+    if protocol == "ltdo-all":
+        return [{"test": (test,), "val": (val,)} for val, test in permutations(domains, 2)]
+    validates: Mapping[str, str] = DATA_SETS[preset].validated_by if preset in DATA_SETS else {}
+    if set(validates) != set(domains):
+        validates = dict(zip(domains, (*domains[1:], domains[0])))
+    return [{"test": (name,), "val": (validates[name],)} for name in domains]
