@@ -372,7 +372,7 @@ def test_the_depth_is_that_of_the_domain_not_of_each_image(tmp_path):
     bright = tiff(tmp_path / "dark/x/9.tif", numbers(12)[:, :, 0])
     Image.new("L", (SIDE, SIDE), 7).save(tmp_path / "dark/x/plain.png")
     table = from_folder(tmp_path)
-    kept, store, _ = open_pixels(table, SIDE, cache=None)
+    kept, store, _ = open_pixels(table, SIDE, cache=None, depths=survey(table).depths)
     assert survey(table).depths == {"dark": 12}
     pixels = store.gather(range(len(kept))).permute(0, 2, 3, 1).numpy()
     assert pixels[kept.paths.index("dark/x/0.tif")].max() == 64  # 1023 of 4095
