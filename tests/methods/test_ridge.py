@@ -127,7 +127,7 @@ def test_real_features_under_secure_aggregation_are_off_by_its_rounding_alone(
         partitioned(embedded, 10, 0.5, monkeypatch, defences)
         for defences in ((), (("secure_aggregation", {}),))
     )
-    assert chosen.server.masked is not None
+    assert chosen.server.defences.masking is not None
     for name in (GRAM, CROSS):
         error = float((masked[name] - plain[name]).detach().abs().max())
         assert 0 < error <= 2.0**-27 * (1 + 1e-6)
@@ -181,7 +181,7 @@ def test_secure_aggregation_changes_the_sums_by_its_rounding_alone():
         chosen.run()
         found.append((chosen, sums))
     (plain, open_sums), (masked, opened) = found
-    assert masked.server.masked is not None
+    assert masked.server.defences.masking is not None
     for name in ("classifier.gram", "classifier.cross"):
         # Fixed point of 26 bits: each client's mean is off by half a step at most.
         error = (opened[name] - open_sums[name]).abs().max()
