@@ -25,7 +25,6 @@ from feddg.privacy.secure_aggregation import (
     MASKED,
     SHARES,
     UNMASK,
-    MaskedRounds,
     OpenedSums,
     SecureAggregation,
     unmasked,
@@ -717,7 +716,8 @@ def test_a_round_that_was_opened_is_of_the_same_clients_whatever_is_drawn():
     server = small.server
     opened = OpenedSums([OpenedSumRow(round=1, clients=other)])
     server._opened = opened
-    server.carrier = MaskedRounds(small.transport, server.defences.masking, opened)
+    server.defences.masking.opened = opened
+    server.carrier = server.defences.carrier(small.transport, 1)
     row = server.round()
     assert row.clients == other
     assert server.sample(1, attempt=1) == other
