@@ -715,7 +715,6 @@ def test_a_round_that_was_opened_is_of_the_same_clients_whatever_is_drawn():
     other = next(c for c in ([0, 1, 2], [2, 3, 4]) if c != small.server.sample(1))
     server = small.server
     opened = OpenedSums([OpenedSumRow(round=1, clients=other)])
-    server._opened = opened
     server.defences.masking.opened = opened
     server.carrier = server.defences.carrier(small.transport, 1)
     row = server.round()
