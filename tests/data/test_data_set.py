@@ -10,7 +10,7 @@ import pytest
 
 import feddg
 from feddg.data.data_set import DATA_SETS, DataSet, load_source, register_source
-from feddg.data.splits import PROTOCOLS, scenarios
+from feddg.data.protocols import PROTOCOLS, scenarios
 from feddg.errors import DataError
 from feddg.runs.reading import read_run
 from published_trees import LAYOUTS, Layout, office_home, one_image, write_tree
