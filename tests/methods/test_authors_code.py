@@ -1,6 +1,7 @@
 """What follows the authors' code by a setting, and what every method page says of differences."""
 
 import copy
+import math
 from pathlib import Path
 
 import pytest
@@ -121,13 +122,25 @@ def test_randconv_chains_its_versions() -> None:
 
 
 def test_csac_adds_kernels_and_layers_up_and_may_keep_its_first_model() -> None:
-    one, other = torch.randn(5, 3), torch.randn(5, 3) + 1
+    # What the authors' code gives above its value for a sample and itself.
+    rng = torch.Generator().manual_seed(0)
+    one = torch.randn(32, 128, generator=rng)
+    for shift, above in ((0.0, 0.2190), (0.3, 0.2841), (1.0, 0.9026)):
+        other = torch.randn(32, 128, generator=rng) + shift
+        found = mmd(one, other, summed=True) - mmd(one, one, summed=True)
+        assert float(found) == pytest.approx(above, abs=6e-5)
     points = torch.cat([one, other]).double()
-    squares = torch.cdist(points, points).square()
-    width = squares.sum() / 90  # pairs of different points
-    kernel = sum(torch.exp(-squares / (2 * width * 3.0**k)) for k in range(-3, 2))
-    expected = kernel[:5, :5].mean() + kernel[5:, 5:].mean() - 2 * kernel[:5, 5:].mean()
-    assert float(mmd(one, other, summed=True)) == pytest.approx(float(expected), rel=1e-4)
+    squares = [[float((a - b).square().sum()) for b in points] for a in points]
+    width = sum(map(sum, squares)) / 64**2
+    kernel = [
+        [sum(math.exp(-s / (2 * width * 3.0**k)) for k in range(-3, 2)) for s in row]
+        for row in squares
+    ]
+    pairs = [(a, b) for a in range(32) for b in range(32)]
+    within = sum(kernel[a][b] + kernel[a + 32][b + 32] for a, b in pairs if a != b) / (32 * 31)
+    across = sum(kernel[a][b + 32] for a, b in pairs) / 32**2
+    expected = within - 2 * across + 2 / 31
+    assert float(mmd(one, other, summed=True)) == pytest.approx(expected, rel=1e-4)
 
     kept = {}
     for private in ("last", "first"):

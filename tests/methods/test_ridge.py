@@ -288,6 +288,48 @@ def test_class_means_give_what_their_spread_says():
     numpy.testing.assert_allclose(share_of(chosen, "bias"), bias, atol=1e-4)
 
 
+def unit_rows(weight):
+    return weight / numpy.linalg.norm(weight, axis=1, keepdims=True)
+
+
+def test_class_means_solved_as_fedcof_published_it():
+    """Its code, loop by loop: no scatter between classes, 1 on the diagonal, rows of length 1."""
+    sizes = (40, 3, 57, 20, 60, 1)
+    chosen = federation_of(sizes, settings={"class_means": True, "solution": "published"})
+    chosen.run()
+    features, labels = features_of(chosen)
+    gram = numpy.zeros((features.shape[1],) * 2)
+    for c in range(CLASSES):
+        held = []
+        for client in range(len(sizes)):
+            own, classes = features_of(chosen, [client])
+            if (classes == c).any():
+                held.append(((classes == c).sum(), own[classes == c].mean(0)))
+        count = sum(n for n, _ in held)
+        middle = sum(n * mean for n, mean in held) / count
+        covariance = sum(n * numpy.outer(mean - middle, mean - middle) for n, mean in held)
+        covariance = covariance / (len(held) - 1) + numpy.eye(len(gram))
+        gram += (count - 1) * covariance
+    middle = features.mean(0)
+    gram += len(features) * numpy.outer(middle, middle)
+    weight = numpy.linalg.solve(gram, features.T @ numpy.eye(CLASSES)[labels]).T
+    numpy.testing.assert_allclose(share_of(chosen, "weight"), unit_rows(weight), atol=1e-5)
+    assert (share_of(chosen, "bias") == 0).all()
+
+
+def test_ridge_solved_as_fed3r_published_it():
+    chosen = federation_of((20, 30), settings={"solution": "published", "when_unknown": 0.5})
+    asked, ask = [], chosen.transport.ask
+    chosen.transport.ask = lambda *given: asked.append(given) or ask(*given)
+    chosen.run()
+    assert not asked
+    features, labels = features_of(chosen)
+    gram = features.T @ features + 0.5 * numpy.eye(features.shape[1])
+    weight = numpy.linalg.solve(gram, features.T @ numpy.eye(CLASSES)[labels]).T
+    numpy.testing.assert_allclose(share_of(chosen, "weight"), unit_rows(weight), atol=1e-5)
+    assert (share_of(chosen, "bias") == 0).all()
+
+
 def test_class_means_of_images_drawn_alike_have_their_covariance():
     """The estimate has no bias: over many clients of unequal sizes it is that of the images."""
     rng = numpy.random.default_rng(0)
@@ -441,6 +483,7 @@ def checked(**fields):
             "method.class_means",
         ),
         ({"method": {"name": "ridge", "penalties": [-1.0]}}, "method.penalties"),
+        ({"method": {"name": "ridge", "clip": 5.0, "solution": "published"}}, "method.solution"),
         (
             {
                 "method": {"name": "ridge+randconv", "clip": 5.0},

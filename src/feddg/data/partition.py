@@ -611,7 +611,8 @@ def _tastes(
     """Returns ``(clients, classes)`` label shares, one draw per client.
 
     With equally frequent classes this is the symmetric Dirichlet distribution of parameter alpha;
-    otherwise its mean is the global label shares.
+    otherwise its mean is the global label shares p: Dir(alpha C p), for C classes. Hsu et al. draw
+    Dir(alpha p), which is C times as uneven.
     """
     _, counts = np.unique(labels, return_counts=True)
     shares = counts / counts.sum()

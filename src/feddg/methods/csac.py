@@ -57,8 +57,8 @@ class CSACSettings(MethodSettings):
     )
     kernels: Literal["mean", "sum"] = Field(
         "mean",
-        description="of the five kernels; sum: added up, with the width taken over pairs of "
-        "different points, as Long et al.'s code does",
+        description="of the five kernels; sum: added up, on pairs of different images (authors' "
+        "code)",
     )
     layers: Literal["mean", "sum"] = Field("mean", description="of the distances of the layers")
     private: Literal["last", "first"] = Field(
@@ -223,16 +223,21 @@ def mmd(one: Tensor, other: Tensor, *, summed: bool = False) -> Tensor:
     Args:
         one: a sample, ``(n, d)``.
         other: another sample, ``(m, d)``.
-        summed: adds the kernels up, and takes the mean distance over pairs of different points
-            only.
+        summed: as the authors' code: adds the kernels up, leaves a point's pair with itself out of
+            the means within a sample, and adds 2 / (n - 1).
     """
     points = torch.cat([one, other])
     squares = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist").square()
     base = squares.detach().mean().clamp_min(torch.finfo(squares.dtype).tiny)
-    if summed:
-        base = base * len(points) / (len(points) - 1)
     kernels = torch.stack([torch.exp(-squares / (2 * width * base)) for width in BANDWIDTHS])
     kernel = kernels.sum(0) if summed else kernels.mean(0)
     count = len(one)
-    within = kernel[:count, :count].mean() + kernel[count:, count:].mean()
-    return within - 2 * kernel[:count, count:].mean()
+    samples = [kernel[:count, :count], kernel[count:, count:]]
+    if summed:
+        means = [
+            (part.sum() - part.trace() + len(part)) / max(1, len(part) * (len(part) - 1))
+            for part in samples
+        ]
+    else:
+        means = [part.mean() for part in samples]
+    return means[0] + means[1] - 2 * kernel[:count, count:].mean()

@@ -24,7 +24,9 @@ Leaves the client:
     The network, as in FedAvg.
 
 Published code:
-    Not read: it trains on one machine.
+    The authors' trainer for domain generalization (val-iisc/DART) has four models, each with SWAD,
+    that differ by the domains in a batch: half of it of one domain and a quarter of each other, or
+    all alike; they are replaced by their mean every so often. Here forms differ, not domains.
 
 Decisions:
     A client's form lasts for its turn, so that turns of a round go apart; p keeps images as they

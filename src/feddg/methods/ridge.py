@@ -30,6 +30,9 @@ Equations:
         V_c = sum_k n_kc (m_kc - m_c) (m_kc - m_c)^T / (K_c - 1)
         n S = sum_c (N_c - 1) V_c + N_c m_c m_c^T
         V_c is the covariance of class c on average, if its images are drawn alike at all clients.
+    As published (`solution: published`), without a bias, rows of W divided by their length, s = 1:
+        Fed3R:    W = (n S + lambda I)^-1 n C
+        FedCOF:   n S = sum_c (N_c - 1) (V_c + I) + n m m^T,   W = (n S)^-1 n C
 
 Leaves the client:
     A_k and B_k once, (d + 1)(d + 2) / 2 + (d + 1) C numbers in double precision; and, asked after
@@ -51,7 +54,7 @@ Decisions:
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -86,6 +89,7 @@ from feddg.models.closed_form import (
     left_out_schemas,
     packed,
     solved,
+    solved_as_published,
     sums_fault,
     unpacked,
 )
@@ -123,6 +127,12 @@ class RidgeSettings(MethodSettings):
         False,
         description="send class means alone, from which the server estimates the rest (FedCOF): "
         "for wide features and many clients",
+    )
+    solution: Literal["ours", "published"] = Field(
+        "ours",
+        description="how the server solves: centred, with a bias; or as Fed3R and, under "
+        "class_means, FedCOF (which drops the scatter between classes) do it, with lambda = "
+        "when_unknown and 0",
     )
 
 
@@ -201,7 +211,8 @@ class Ridge(Method):
     @property
     def asks(self) -> bool:
         """Whether clients are asked how classifiers do that they have no part in."""
-        return self.settings.clip is None and not self.settings.class_means
+        chosen = self.settings
+        return chosen.clip is None and not chosen.class_means and chosen.solution == "ours"
 
     def check(self, experiment: ExperimentSettings) -> None:
         """Refuses what is no single round over a featurizer that stays."""
@@ -228,6 +239,8 @@ class Ridge(Method):
                 f"privacy.record_epsilon and {self.name}: an image would be in the sums more than "
                 "once, and noise is made for once; choose ridge alone"
             )
+        if self.settings.solution == "published" and self.settings.clip is not None:
+            raise ExperimentError("method.solution: published knows no method.clip; leave one out")
         if self.settings.class_means and (private or self.settings.clip or experiment.defences):
             raise ExperimentError(
                 "method.class_means: the server needs every client's own means as they are; leave "
@@ -362,16 +375,23 @@ class Ridge(Method):
         state = super().aggregate(state, counted())
         state.extras[IMAGES] = torch.tensor(examples)
         if means:
-            state.extras[ESTIMATE] = packed(gram_of_means(means) / examples)
+            published = self.settings.solution == "published"
+            state.extras[ESTIMATE] = packed(gram_of_means(means, published=published) / examples)
         return state
 
     def after_round(self, state: State, ask: Ask) -> State:
         """Chooses lambda at clients left out, solves, and wipes the sums."""
         state = super().after_round(state, ask)
         sums = {name: state.weights[name] for name in (GRAM, CROSS) if name in state.weights}
-        gram = state.extras.pop(ESTIMATE) if self.settings.class_means else sums[GRAM]
+        chosen, images = self.settings, int(state.extras[IMAGES])
+        gram = unpacked(state.extras.pop(ESTIMATE) if chosen.class_means else sums[GRAM])
         choice = self._choice(state, ask)
-        weight, bias = next(solved(unpacked(gram), sums[CROSS], [choice.penalty]))
+        if chosen.solution == "published":
+            choice = Choice(0.0 if chosen.class_means else chosen.when_unknown, 1.0, [], [])
+            both = images * gram, images * sums[CROSS]
+            weight, bias = solved_as_published(*both, choice.penalty)
+        else:
+            weight, bias = next(solved(gram, sums[CROSS], [choice.penalty]))
         state.weights = state.weights | {
             **{name: each * 0 for name, each in sums.items()},
             WEIGHT: (choice.scale * weight).float(),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, normalize
 
 from feddg.errors import ClientError
 from feddg.messages import LARGEST, EntrySchema, Message
@@ -47,7 +47,7 @@ def means(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tenso
     return rows.T @ rows / len(rows), cross / len(rows)
 
 
-def gram_of_means(sums: Sequence[Tensor]) -> Tensor:
+def gram_of_means(sums: Sequence[Tensor], *, published: bool = False) -> Tensor:
     """Returns the sum of z z^T, ``(d + 1, d + 1)``, estimated from clients' sums of z y^T.
 
     A class's covariance is estimated from how its means differ between clients: FedCOF, see
@@ -55,6 +55,8 @@ def gram_of_means(sums: Sequence[Tensor]) -> Tensor:
 
     Args:
         sums: each client's, ``(d + 1, classes)`` float64; the last row counts images.
+        published: as FedCOF's code: every image counts as the mean of all, whatever its class, and
+            1 is added to the variances of features inside classes.
     """
     total = sums[0].new_zeros(len(sums[0]), len(sums[0]))
     for of_class in range(sums[0].shape[1]):
@@ -66,7 +68,13 @@ def gram_of_means(sums: Sequence[Tensor]) -> Tensor:
         if len(own) > 1:
             spread = own / count - count * all / all[-1]
             total += spread.T @ spread * ((all[-1] - 1).clamp(min=0) / (len(own) - 1))
-        total += torch.outer(all, all) / all[-1]
+        if published:
+            total.diagonal()[:-1].add_((all[-1] - 1).clamp(min=0))
+        else:
+            total += torch.outer(all, all) / all[-1]
+    if published:
+        every = torch.stack(list(sums)).sum((0, 2))
+        total += torch.outer(every, every) / every[-1]
     return total
 
 
@@ -125,6 +133,19 @@ def solved(gram: Tensor, cross: Tensor, penalties: Sequence[float]) -> Iterator[
             inverse = torch.where(held > least, 1 / held, 0.0)
             weight = vectors @ (inverse[:, None] * (vectors.T @ target))
         yield weight.T * one.sqrt(), (share - mean @ weight) * one.sqrt()
+
+
+def solved_as_published(gram: Tensor, cross: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
+    """Returns Fed3R's and FedCOF's classifier: rows of length 1, and a bias of 0.
+
+    Args:
+        gram: ``(d + 1, d + 1)`` float64, the sum of z z^T.
+        cross: ``(d + 1, classes)`` float64, the sum of z y^T.
+        penalty: what is added to the sum's diagonal.
+    """
+    held = gram[:-1, :-1] + penalty * torch.eye(len(gram) - 1).to(gram)
+    weight = torch.linalg.lstsq(held, cross[:-1], driver="gelsd").solution.T
+    return normalize(weight), weight.new_zeros(len(weight))
 
 
 def sums_fault(gram: Tensor, cross: Tensor, rounding: float = ROUNDING) -> str | None:
