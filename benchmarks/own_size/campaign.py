@@ -20,7 +20,7 @@ import yaml
 
 import feddg
 from feddg.comparison.results import read_results
-from feddg.comparison.statistics import Margin, mean_interval
+from feddg.comparison.statistics import Interval
 from feddg.runs.reading import Evaluations, SelectionRule, add_rule, final_round
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,13 +107,13 @@ def differences(name: str, method: str, key: str) -> dict[str, list[float]]:
     return by_domain
 
 
-def case(margin: Margin | None) -> str:
+def case(lead: Interval) -> str:
     """Which of the three cases of the rule holds, in its words."""
-    if margin is None or margin.low is None or margin.high is None:
+    if lead.low is None or lead.high is None:
         return "cannot be said yet"
-    if margin.low > 0:
+    if lead.low > 0:
         return "is there"
-    return "is not there" if margin.high < PRINTED_LEAD else "is undecided"
+    return "is not there" if lead.high < PRINTED_LEAD else "is undecided"
 
 
 def verdict(name: str = "pacs_64", methods: Sequence[str] = (*MAIN[1:], *REST)) -> list[str]:
@@ -122,16 +122,16 @@ def verdict(name: str = "pacs_64", methods: Sequence[str] = (*MAIN[1:], *REST)) 
     for method in methods:
         for key, words in (("last_ten", "mean of the last ten rounds"), ("ema", "EMA")):
             found = differences(name, method, key)
-            margin = mean_interval(fmean(values) for values in found.values())
-            if margin is None:
+            if not found:
                 continue
-            reach = "" if margin.low is None else f" ({margin.low:+.1f} to {margin.high:+.1f})"
+            lead = Interval.of(fmean(values) for values in found.values())
+            reach = "" if lead.low is None else f" ({lead.low:+.1f} to {lead.high:+.1f})"
             each = ", ".join(
                 f"{domain} {fmean(v):+.1f} of {len(v)}" for domain, v in sorted(found.items())
             )
             lines.append(
-                f"{method}, {words}: {margin.mean:+.1f}{reach} over {margin.pairs} domains; an "
-                f"advantage over FedAvg {case(margin)} ({each})"
+                f"{method}, {words}: {lead.mean:+.1f}{reach} over {lead.count} domains; an "
+                f"advantage over FedAvg {case(lead)} ({each})"
             )
     return lines
 

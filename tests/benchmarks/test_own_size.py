@@ -6,7 +6,7 @@ import pytest
 
 from feddg.comparison.plan import expand_plan, load_plan
 from feddg.comparison.results import ResultRow, add_rows
-from feddg.comparison.statistics import mean_interval
+from feddg.comparison.statistics import Interval
 from feddg.runs.reading import SELECTION_RULES
 from scripts import load_script
 
@@ -63,7 +63,7 @@ def test_the_mean_is_over_the_last_ten_rounds_and_nothing_else(campaign):
     ],
 )
 def test_one_of_three_cases_holds_over_domains(campaign, leads, case):
-    assert campaign.case(mean_interval(leads)) == case
+    assert campaign.case(Interval.of(leads)) == case
 
 
 def test_the_verdict_averages_seeds_before_domains(campaign, tmp_path, monkeypatch):
