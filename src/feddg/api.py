@@ -196,7 +196,7 @@ def preview(
     if chosen is not asked:
         given = merge(given, {"model": {"weights": None}})
     settings = explain(given, read_fields(experiment, given), str(experiment))
-    if chosen is not asked:
+    if chosen is not asked and chosen.data.features is None:
         settings["model.weights"] = Origin(None, "ImageNet's cannot be had here")
     folder = Path(out) / chosen.label
     state = "complete" if is_complete(folder) else "begun" if folder.is_dir() else "new"

@@ -115,6 +115,9 @@ class DataSettings(Settings):
     image_size: int = Field(
         128, ge=8, le=1024, description="side of the square training images, pixels"
     )
+    features: int | None = Field(
+        None, ge=1, description="numbers in a row of a table of features; by default as in the file"
+    )
     resize: Literal["squash", "crop", "pad"] = Field(
         "squash", description="how other shapes become square"
     )

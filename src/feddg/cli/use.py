@@ -83,7 +83,8 @@ def predict(
         )
     if done.continued:
         typer.echo(f"continued: {done.continued} images were done before")
-    typer.echo(f"{done.files - done.failed} of {done.files} images labelled: {done.out}")
+    what = "images" if done.classifier.description.features is None else "tables"
+    typer.echo(f"{done.files - done.failed} of {done.files} {what} labelled: {done.out}")
     if done.unlike is None:
         typer.echo("no out-of-distribution score: the run keeps no energy threshold for this model")
     else:

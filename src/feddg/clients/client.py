@@ -326,6 +326,8 @@ class Client:
                 features.new_empty(0), labels, positions, host_labels=labels_here, features=features
             )
         raw = self.training.images(positions, self.device)
+        if raw.dim() == 2:  # features without images, which nothing augments
+            return Batch(raw, labels, positions, host_labels=labels_here)
         drawn = draw(self.augmentation, len(positions), raw.shape[-1], generator).to(self.device)
         views = {
             name: apply(rows_of(view, positions.to(view.device)).to(self.device), drawn)

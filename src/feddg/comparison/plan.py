@@ -328,9 +328,13 @@ def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
         chosen = Experiment(**{**base, "method": name})
     except ExperimentError:
         return plan  # an axis may complete it; else its runs say what is wrong
-    if with_weights_at_hand(chosen) is chosen:
+    found = with_weights_at_hand(chosen)
+    if found is chosen:
         return plan
-    return plan.model_copy(update={"base": merge(plan.base, {"model": {"weights": None}})})
+    learnt = {"data": {"features": found.data.features}, "model": {"weights": None}}
+    if found.data.features is None:
+        del learnt["data"]
+    return plan.model_copy(update={"base": merge(plan.base, learnt)})
 
 
 # The cells of a plan: one experiment for each method, hold-out, value of an axis and seed.

@@ -202,7 +202,8 @@ class ImageTable:
         class_names: the classes, in the order of their labels.
         domain_names: the domains, in the order of their numbers.
         root: the folder the paths start from; ``None`` when ``images`` is given.
-        images: ``(n, height, width, 3)`` uint8 for rendered sources, otherwise ``None``.
+        images: ``(n, height, width, 3)`` uint8 for rendered sources, ``(n, d)`` float32 for
+            features without images, otherwise ``None``.
         split: ``(n,)`` strings from a benchmark's own file (``train``, ``val``, ``test``,
             ``id_val`` or ``id_test``), otherwise ``None``.
         clients: ``(n,)`` strings: who holds each image in reality, if known (a patient, a site, a

@@ -365,6 +365,26 @@ class ArrayPixels(PixelStore):
         self._positions = self._positions[:0]
 
 
+class Vectors(PixelStore):
+    """Features that somebody else's network has extracted, in place of pixels."""
+
+    def __init__(self, features: np.ndarray) -> None:
+        """Wraps an array ``(count, d)`` float32; ``size`` is d."""
+        super().__init__(features.shape[1], hash_of(features.shape, features))
+        self._features = {torch.device("cpu"): torch.from_numpy(features)}
+
+    def __len__(self) -> int:
+        return len(self._features[torch.device("cpu")])
+
+    def gather(self, rows: Rows, device: torch.device | None = None) -> Tensor:
+        """Returns the features of some rows, ``(len(rows), d)`` float32."""
+        host = self._features[torch.device("cpu")]
+        place = host.device if device is None else device
+        if place not in self._features:  # sent once
+            self._features[place] = host.to(place)
+        return self._features[place][torch.as_tensor(np.asarray(rows)).to(place)]
+
+
 class StreamingPixels(PixelStore):
     """Pixels decoded again at every gather, by a pool of threads."""
 
@@ -481,14 +501,18 @@ def open_pixels(
 
 
 def _rendered(images: np.ndarray, size: int, resize: Resize) -> PixelStore:
+    if images.ndim == 2:
+        return Vectors(images)
     if images.shape[1:3] != (size, size):
         images = np.stack([make_square(Image.fromarray(image), size, resize) for image in images])
     return ArrayPixels(images, fingerprint=hash_of(images.shape, images))
 
 
 def as_unit(images: Tensor, device: torch.device | str | None = None) -> Tensor:
-    """Returns uint8 images as RGB in [0, 1] on the device, channels last."""
+    """Returns uint8 images as RGB in [0, 1] on the device, channels last; features as they are."""
     moved = images if device is None else images.to(device)
+    if moved.is_floating_point():
+        return moved
     return (moved.float() / 255).contiguous(memory_format=torch.channels_last)
 
 

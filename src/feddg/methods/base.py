@@ -114,6 +114,7 @@ class Method:
         any_task: whether it can run a task other than classification; by default, if it works
             neither on embeddings nor on the network (:func:`feddg.methods.composition.runs`).
         moves_pixels: whether it moves pixels by itself, so that targets that are images lose them.
+        needs_images: whether it changes images, so that features alone are not enough.
     """
 
     name: ClassVar[str]
@@ -140,6 +141,7 @@ class Method:
     in_process_only: ClassVar[str] = ""
     any_task: ClassVar[bool | None] = None
     moves_pixels: ClassVar[bool] = False
+    needs_images: ClassVar[bool] = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Sets ``Settings`` from the annotation and, if there is none, ``title`` from the name."""

@@ -106,6 +106,7 @@ class Ccst(StyleExchange, Method):
     name = "ccst"
     title = "CCST"
     summary = "images stylized in other clients' styles (Chen et al. 2023)"
+    needs_images = True
     settings: CcstSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         name: _PARDON for name in ("pacs", "office_home", "iwildcam")

@@ -58,6 +58,7 @@ def compose(parts: tuple[type[Method], ...]) -> type[Method]:
         "noises": frozenset[str]().union(*(part.noises for part in parts)),
         "any_task": all(map(_runs_any_task, parts)),
         "moves_pixels": any(part.moves_pixels for part in parts),
+        "needs_images": any(part.needs_images for part in parts),
         "__doc__": f"The composition {name}.",
     }
     return type(name, parts, members)

@@ -68,6 +68,7 @@ class Dart(Method):
     title = "DART"
     summary = "one augmentation a client and round (after Jain et al. 2023)"
     any_task = True
+    needs_images = True
     settings: DartSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"server": {"averaging": "ema"}}}
 

@@ -70,6 +70,7 @@ class Elcfs(Method):
     aliases = ("feddg",)
     summary = "amplitude bank and episodic steps, FedDG (Liu et al. 2021)"
     any_task = True
+    needs_images = True
     settings: ElcfsSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {"digits": {"method": {"window": 0.05}}}
     sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {

@@ -94,6 +94,7 @@ class Jigen(Method):
     name = "jigen"
     title = "JiGen"
     summary = "jigsaw puzzles as a second task (Carlucci et al. 2019)"
+    needs_images = True
     settings: JigenSettings
 
     def network(self, network: Network) -> Network:

@@ -138,6 +138,7 @@ class L2d(Method):
     name = "l2d"
     title = "L2D"
     summary = "learned augmentation, contrast and likelihood (Wang et al. 2021)"
+    needs_images = True
     settings: L2dSettings
     excludes: ClassVar[dict[str, str]] = {
         "csac": "csac aligns a batch with itself, but l2d passes two versions; choose one",

@@ -57,6 +57,7 @@ class Outlines(Method):
     title = "Outlines"
     summary = "images and drawings of their edges, from a classifier solved on both (ours)"
     any_task = True
+    needs_images = True
     settings: OutlinesSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "*": {"server": {"averaging": "ema"}},

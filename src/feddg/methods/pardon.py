@@ -144,6 +144,7 @@ class Pardon(OneStyleEach):
     title = "PARDON"
     aliases = ("fisc",)
     summary = "one interpolation style, stylized copies and a triplet loss (Nguyen et al. 2025)"
+    needs_images = True
     settings: PardonSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "office_home": {"method": {"gamma2": 0.1}},

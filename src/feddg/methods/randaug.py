@@ -51,6 +51,7 @@ class RandAug(Method):
     name = "randaug"
     title = "RandAugment"
     summary = "RandAugment in place of colour jitter (Cubuk et al. 2020)"
+    needs_images = True
     moves_pixels = True
     settings: RandAugSettings
 

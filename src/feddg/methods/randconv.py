@@ -62,6 +62,7 @@ class RandConv(Method):
     title = "RandConv"
     summary = "random convolutions and consistency (Xu et al. 2021)"
     any_task = True
+    needs_images = True
     settings: RandConvSettings
     excludes: ClassVar[dict[str, str]] = {
         "csac": "csac aligns the one pass of a batch, but randconv makes several; choose one"

@@ -86,6 +86,7 @@ class Vista(OneStyleEach):
     title = "VISTA"
     summary = "views in all groups' styles under random convolutions, consistent (ours)"
     any_task = True
+    needs_images = True
     settings: VistaSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"server": {"averaging": "ema"}}}
     excludes: ClassVar[dict[str, str]] = {

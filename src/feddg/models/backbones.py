@@ -32,6 +32,18 @@ def register_backbone(name: str) -> Callable[[Callable[[], nn.Module]], Callable
     return add
 
 
+FEATURES = "features"
+"""The backbone of a network that is given features instead of images."""
+
+
+class Features(nn.Identity):
+    """No backbone: features ``(B, d)`` are what they are."""
+
+    def __init__(self, out_features: int) -> None:
+        super().__init__()
+        self.out_features = out_features
+
+
 class SmallCNN(nn.Module):
     """Three blocks of convolution, pooling, BatchNorm and ReLU, then a linear layer; for 32 pixels.
 
@@ -358,7 +370,7 @@ def backbone_names() -> list[str]:
     """Returns the names that :func:`build_network` accepts."""
     import timm
 
-    return sorted({*_OWN, *ALIASES, *_torchvision_names(), *timm.list_models()})
+    return sorted({FEATURES, *_OWN, *ALIASES, *_torchvision_names(), *timm.list_models()})
 
 
 def _torchvision_names() -> list[str]:
@@ -382,14 +394,16 @@ def build_network(
     Images are normalised as the pretrained weights expect, even if these are not loaded.
 
     Args:
-        backbone: ``cnn``, or a classification network by name, torchvision's (``resnet18``, ...)
-            before timm's (``convnext_atto``, ...); ``timm:NAME`` is timm's.
+        backbone: ``cnn``, ``features`` (none at all), or a classification network by name,
+            torchvision's (``resnet18``, ...) before timm's (``convnext_atto``, ...);
+            ``timm:NAME`` is timm's.
         classes: number of classes.
         weights: None, ``imagenet`` (from a package, or downloaded from timm or torchvision) or a
             ``.safetensors``/``.pth`` file.
         embedding: see :class:`Network`.
         seed: the experiment's seed; initial weights come from its stream ``("init")``.
-        image_size: side of the images in pixels, for networks with a fixed image size.
+        image_size: side of the images in pixels, for networks with a fixed image size; number of
+            features for ``features``.
 
     Raises:
         ExperimentError: the backbone is unknown, or does not accept such images.
@@ -410,7 +424,7 @@ def weights_license(backbone: str) -> str | None:
 
     None if unknown: for torchvision's networks, and networks without such weights.
     """
-    name = None if backbone in _OWN else _timm_name(backbone)
+    name = None if backbone in (FEATURES, *_OWN) else _timm_name(backbone)
     if name is None:
         return None
     from timm.models import get_pretrained_cfg
@@ -420,6 +434,8 @@ def weights_license(backbone: str) -> str | None:
 
 
 def _featurizer(backbone: str, image_size: int | None) -> nn.Module:
+    if backbone == FEATURES:
+        return Features(image_size or 0)
     if backbone in _OWN:
         return _OWN[backbone]()
     name = _timm_name(backbone)

@@ -74,7 +74,9 @@ class Network(nn.Module):
         self.scale, self.shift = 1 / deviations, -means / deviations
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Normalises RGB images in [0, 1] by :attr:`mean` and :attr:`std`."""
+        """Normalises RGB images in [0, 1] by :attr:`mean` and :attr:`std`; features stay."""
+        if images.dim() == 2:
+            return images
         return torch.addcmul(self.shift, images, self.scale)
 
     def denormalize(self, values: Tensor) -> Tensor:

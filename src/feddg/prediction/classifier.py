@@ -3,7 +3,7 @@
 import glob
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,14 @@ class ImagePreparation:
         reading: which bands become colours, which values are black and white, and whether large
             images are cut into tiles.
         bits: bits used by the values of the training images; 0 for 8-bit images.
+        columns: options of a table of features, if the model takes these instead of images.
     """
 
     size: int
     resize: Resize = "squash"
     reading: Reading = AS_IT_IS
     bits: int = 0
+    columns: Mapping[str, Any] | None = None
 
     def decode(self, source: ImageSource, most: int = MOST_PIXELS) -> numpy.ndarray:
         """Returns the pixels of a whole file, ``(size, size, 3)`` uint8.
@@ -89,6 +91,8 @@ class ModelDescription(ModelIdentity):
         bands: which bands become colours.
         tile: side of the tiles into which large images are cut; None for no tiles.
         bits: bits used by the values of the training images; 0 for 8-bit images.
+        features: numbers in a row, of a model that takes features instead of images.
+        columns: options of the table of features it was trained on.
         energy_threshold: images with a higher energy are unlike the training images; None if
             unknown.
         diagnostics: warnings about the model.
@@ -110,6 +114,8 @@ class ModelDescription(ModelIdentity):
     bands: tuple[int, ...] = ()
     tile: int | None = None
     bits: int = Field(0, ge=0, le=32)
+    features: int | None = Field(None, ge=1)
+    columns: dict[str, Any] = Field(default_factory=dict)
     energy_threshold: float | None = None
     diagnostics: tuple[Diagnostic, ...] = ()
     result: str = "The file does not say how good it was where nobody trained."
@@ -125,7 +131,8 @@ class ModelDescription(ModelIdentity):
     def preparation(self) -> ImagePreparation:
         """The preparation of files for the model."""
         reading = Reading(self.range, self.bands, self.tile)
-        return ImagePreparation(self.image_size, self.resize, reading, self.bits)
+        columns = None if self.features is None else self.columns
+        return ImagePreparation(self.image_size, self.resize, reading, self.bits, columns)
 
     def fields(self) -> dict[str, Any]:
         """Returns the known fields, ready for JSON."""
@@ -161,7 +168,11 @@ def describe_model(run: Path, trained: Trained) -> ModelDescription:
         bands=data.bands,
         tile=data.tile,
         bits=training_depth(run),
-        input=f"RGB images (batch, 3, {data.image_size}, {data.image_size}), uint8 in 0..255",
+        features=data.features,
+        columns=data.options if data.features else {},
+        input=f"features (batch, {data.features})"
+        if data.features
+        else f"RGB images (batch, 3, {data.image_size}, {data.image_size}), uint8 in 0..255",
         kept_by_clients=len(local_names(trained.method, trained.network)),
         diagnostics=about_model(run, trained.which, trained.round),
         result=result_sentence_of(run, trained.which, trained.round),
@@ -240,8 +251,17 @@ class RunClassifier(ImageClassifier):
         return isinstance(self._model, Predictor) and self._model.keeps_state
 
     def answer(self, pixels: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
-        """Maps ``(B, size, size, 3)`` uint8 to probabilities ``(B, C)`` and energies ``(B,)``."""
-        images = as_unit(torch.from_numpy(pixels).permute(0, 3, 1, 2), self.device)
+        """Maps ``(B, size, size, 3)`` uint8 to probabilities ``(B, C)`` and energies ``(B,)``.
+
+        A model that takes features maps ``(B, d)`` float32.
+
+        Raises:
+            DataError: there are more or fewer features than it was trained on.
+        """
+        raw, expected = torch.from_numpy(pixels), self.description.features
+        if expected not in (None, raw.shape[1]):
+            raise DataError(f"the rows have {raw.shape[1]} features, the model takes {expected}")
+        images = as_unit(raw if expected else raw.permute(0, 3, 1, 2), self.device)
         with torch.inference_mode():
             logits = plain = self._model(images).float().cpu()
             # The light is the trained model's, whatever is done to the images of today.

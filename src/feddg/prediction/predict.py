@@ -17,6 +17,7 @@ import numpy
 from feddg.clients.threads import available_cores
 from feddg.data.decoding import Tile, UnusableImageError, decode_parts, names_in, quiet_pillow
 from feddg.data.inspection import depth_of
+from feddg.data.sets.features import read_rows
 from feddg.diagnostics import emit
 from feddg.errors import DataError, MissingPackage, RunError, need
 from feddg.evaluation.travel import Estimate
@@ -104,8 +105,13 @@ class BatchPredictor:
         return self.batch_size if self.classifier.preparation.reading.tile is None else 1
 
     def decode(self, file: Path) -> Decoded:
-        """Returns a file's images, ``(size, size, 3)`` uint8, or the reason why it has none."""
+        """Returns a file's images, ``(size, size, 3)`` uint8, or the reason why it has none.
+
+        Of a table of features, returns the rows.
+        """
         look, name = self.classifier.preparation, _written(file)
+        if look.columns is not None:
+            return read_rows(file, look.columns)
         side = look.reading.tile
         names = [name] if side is None else names_in(file, name, side)
         boxes = [None] if side is None else [Tile.named(part).box for part in names]

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from feddg.data.pixels import as_unit
+from feddg.data.pixels import Vectors, as_unit
 from feddg.evaluation.accuracy import Evaluation
 from feddg.methods.base import Adapts, Method, State, Stylizes
 from feddg.models.network import Network
@@ -122,7 +122,7 @@ def draw_unseen(
 ) -> None:
     """Writes ``unseen.png``, some test images, and ``mistakes.png``, the most confident mistakes.
 
-    Without a test domain nothing is written; without mistakes only the first.
+    Without a test domain, or of features, nothing is written; without mistakes only the first.
 
     Args:
         folder: the folder to write to.
@@ -135,7 +135,7 @@ def draw_unseen(
         OSError: a figure cannot be written.
     """
     rows = evaluation.splits.get(TEST)
-    if rows is None:
+    if rows is None or isinstance(evaluation.pixels, Vectors):
         return
     order = torch.randperm(len(rows), generator=stream(seed, "unseen figure")).numpy()
     rows = rows[order[:LOOKED_AT]]

@@ -47,6 +47,7 @@ from feddg.data.near_copies import about_near_copies
 from feddg.data.partition import Partition, counts_clients, held_alike, partition, partitioned_alike
 from feddg.data.pixels import ArrayPixels, BadImage, PixelStore, open_pixels
 from feddg.data.protocols import from_csv
+from feddg.data.sets import features
 from feddg.data.splits import Splits, from_roles, hold_out
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError, WeightsError, first_names
@@ -54,7 +55,7 @@ from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment, explain
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
-from feddg.models.backbones import build_network, fetch_imagenet, weights_digest
+from feddg.models.backbones import FEATURES, build_network, fetch_imagenet, weights_digest
 from feddg.models.convolutions import use_fast_convolutions
 from feddg.models.network import Network
 from feddg.models.precision import autocast, choose_device, choose_precision
@@ -77,10 +78,16 @@ from feddg.storage import cache_folder as cache_folder
 def with_weights_at_hand(experiment: Experiment) -> Experiment:
     """Returns the experiment, without pretrained weights if a preset's cannot be downloaded.
 
+    Of a table of features, the number of features is filled in.
+
     Weights that the user names are kept, and raise an error later if missing. Training from scratch
     for lack of weights is reported in one line.
     """
-    if experiment.data.root is not None and not experiment.data.root.is_dir():
+    data = experiment.data
+    if data.source == features.SOURCE and data.features is None:
+        counted = {"data": {"features": features.count_features(data)}}
+        return Experiment(**merge(experiment.given, counted))
+    if data.root is not None and not data.root.is_dir():
         return experiment  # which is an error, and the one thing to say
     written = experiment.given
     named = written.get("preset") or {"weights", "backbone"} & {*written.get("model", {})}
@@ -460,6 +467,17 @@ def build(experiment: ExperimentSettings, classes: int) -> tuple[Method, Network
     """
     method = build_method(experiment.method.name, experiment.method.settings)
     method.check(experiment)
+    without_images = experiment.model.backbone == FEATURES
+    if without_images and method.needs_images:
+        raise ExperimentError(
+            f"{method.name} changes images, and a table of features has none: choose a method that "
+            "needs none, such as fedavg, fedprox or ridge"
+        )
+    if without_images != (experiment.data.source == features.SOURCE):
+        raise ExperimentError(
+            f"model.backbone {FEATURES} goes with data.source {features.SOURCE}, and no other with "
+            f"it; they are {experiment.model.backbone} and {experiment.data.source}"
+        )
     return method, untrained_network(experiment, method, classes)
 
 
@@ -476,7 +494,7 @@ def untrained_network(experiment: ExperimentSettings, method: Method, classes: i
         weights=model.weights,
         embedding=model.embedding,
         seed=experiment.seed,
-        image_size=experiment.data.image_size,
+        image_size=experiment.data.features or experiment.data.image_size,
     )
     statistics = model.normalization != "frozen"
     network = trained_by(network, method.network, experiment.train, statistics=statistics)

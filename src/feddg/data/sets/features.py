@@ -1,0 +1,189 @@
+"""The user's own table of features: one row an image, extracted by any network beforehand."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from feddg.data.columns import PARQUET
+from feddg.data.data_set import DATA_SETS, checked_options, define
+from feddg.data.images import ImageTable, positions, roles_of_domains
+from feddg.data.published import needs_root
+from feddg.data.sets.table_of_images import ROLES
+from feddg.errors import DataError, nearest
+from feddg.settings import DataSettings, Settings
+from feddg.storage import is_file, why
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+SOURCE = "features"
+ENDINGS = (".csv", *PARQUET, ".safetensors")
+
+
+class FeaturesOptions(Settings):
+    """The options of a table of features in ``data.options``: names of its columns."""
+
+    label: str = Field("label", description="column of the classes")
+    domain: str = Field("domain", description="column of the domains")
+    client: str = Field("client", description="column of who holds them, where there is one")
+    split: str = Field("split", description="column of train, val or test, where there is one")
+    path: str = Field("path", description="column of the images' names, where there is one")
+
+
+def list_features(root: Path | None, options: FeaturesOptions) -> ImageTable:
+    """Lists the rows of a table of features, each with class and domain.
+
+    Args:
+        root: a CSV, Parquet or safetensors file. Columns other than those of the options are
+            numbers, one feature each, or a single column holds lists of them. In safetensors,
+            every column is a tensor of ``n`` rows; ``(n, d)`` is d features.
+        options: names of its columns.
+
+    Raises:
+        DataError: a column is missing, or a row is wrong; the message names it.
+    """
+    file = needs_root(SOURCE, root)
+    frame = _frame(file)
+    for name in (options.label, options.domain):
+        if name not in frame:
+            raise DataError(
+                f"{file} has no column {name!r}{nearest(name, list(map(str, frame)))}. Say what it "
+                "is called: --set data.options.label=NAME, and domain, client, split, path so."
+            )
+    texts = {
+        name: _texts(frame, file, column)
+        for name, column in options.model_dump().items()
+        if column in frame
+    }
+    features, domains = _features(frame, file, options), texts["domain"]
+    class_names, domain_names = (sorted(set(texts[name])) for name in ("label", "domain"))
+    if len(class_names) < 2:
+        raise DataError(f"{file} holds the class {class_names[0]!r} only; nothing to tell apart.")
+    split = None
+    if "split" in texts:
+        roles = [ROLES.get(role.lower(), "") for role in texts["split"]]
+        if "" in roles:
+            row = roles.index("")
+            raise DataError(
+                f"row {row + 1} of {file.name} has {texts['split'][row]!r} as {options.split}; "
+                "expected train, val or test (or id_val, id_test)."
+            )
+        split = np.array(roles_of_domains(roles, domains))
+    return ImageTable(
+        tuple(texts.get("path") or (f"{file.name}#{row}" for row in range(1, len(frame) + 1))),
+        positions(texts["label"], class_names),
+        positions(domains, domain_names),
+        tuple(class_names),
+        tuple(domain_names),
+        images=features,
+        split=split,
+        clients=np.array(texts["client"]) if "client" in texts else None,
+    )
+
+
+def count_features(data: DataSettings) -> int:
+    """Returns the number of features in the file that an experiment names.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    file = needs_root(SOURCE, data.root)
+    options = checked_options(DATA_SETS.find(SOURCE), data.options)
+    return int(_features(_frame(file), file, options).shape[1])
+
+
+def read_rows(file: Path, options: Mapping[str, object]) -> list[tuple[str, np.ndarray]]:
+    """Returns name and features ``(d,)`` float32 of every row of a table without labels.
+
+    Args:
+        file: a table as :func:`list_features` reads it; class and domain may be missing.
+        options: the options of the run's own table.
+
+    Raises:
+        DataError: it cannot be read; the message names the row.
+    """
+    checked = checked_options(DATA_SETS.find(SOURCE), options)
+    assert isinstance(checked, FeaturesOptions)
+    frame = _frame(file)
+    names = [f"{file}#{row}" for row in range(1, len(frame) + 1)]
+    if checked.path in frame:
+        names = _texts(frame, file, checked.path)
+    return list(zip(names, _features(frame, file, checked)))
+
+
+def _frame(file: Path) -> "DataFrame":
+    import pandas
+
+    ending = file.suffix.lower()
+    if ending not in ENDINGS or not is_file(file):
+        raise DataError(
+            f"{file} is no table of features: a file that ends in {', '.join(ENDINGS)}."
+        )
+    try:
+        if ending == ".csv":
+            frame = pandas.read_csv(file)
+        elif ending in PARQUET:
+            frame = pandas.read_parquet(file)
+        else:
+            tensors = load_file(file)
+            frame = pandas.DataFrame({n: list(t) if t.ndim > 1 else t for n, t in tensors.items()})
+    except ImportError:
+        raise DataError(f"{file}: Parquet needs `pip install 'feddg[parquet]'`.") from None
+    except (OSError, ValueError, SafetensorError) as error:
+        raise DataError(f"Cannot read {file}: {why(error)}.") from None
+    if not len(frame):
+        raise DataError(f"{file} has no rows.")
+    return frame
+
+
+def _texts(frame: "DataFrame", file: Path, column: str) -> list[str]:
+    values = frame[column]
+    missing = np.flatnonzero(values.isna().to_numpy())
+    if len(missing):
+        raise DataError(f"row {missing[0] + 1} of {file.name} has no {column}; fill it in.")
+    return [str(value) for value in values]
+
+
+def _features(frame: "DataFrame", file: Path, options: Settings) -> np.ndarray:
+    """Returns the features ``(n, d)`` float32: columns in the order of their names, or one list."""
+    named = set(options.model_dump().values())
+    rest = sorted((str(name) for name in frame if name not in named), key=_natural)
+    if not rest:
+        raise DataError(f"{file} has no column of features besides {', '.join(map(str, frame))}.")
+    if len(rest) == 1 and frame[rest[0]].dtype == object:
+        lists = [np.asarray(one) for one in frame[rest[0]]]
+        odd = [row for row, one in enumerate(lists) if one.shape != lists[0].shape or one.ndim != 1]
+        if odd or not np.issubdtype(np.result_type(*lists), np.number):
+            row = odd[0] if odd else 0
+            raise DataError(
+                f"row {row + 1} of {file.name} has {lists[row].size} features as {rest[0]}, the "
+                f"first row {lists[0].size}; every row needs a list of as many numbers."
+            )
+        features = np.stack(lists)
+    else:
+        text = [name for name in rest if frame[name].dtype.kind not in "biuf"]
+        if text:
+            raise DataError(
+                f"{file} has the column {text[0]!r}, which holds no numbers. Take it out, or say "
+                "what it is: --set data.options.path=NAME, and label, domain, client, split so."
+            )
+        features = frame[rest].to_numpy()
+    features = features.astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(features).all(1))
+    if len(bad):
+        raise DataError(f"row {bad[0] + 1} of {file.name} has a feature that is NaN or infinite.")
+    return np.ascontiguousarray(features)
+
+
+def _natural(name: str) -> list[str]:
+    """Sorts names by the numbers in them: f2 before f10."""
+    return [part.zfill(12) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+define(SOURCE, list_features, FeaturesOptions)
