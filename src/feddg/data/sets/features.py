@@ -15,7 +15,7 @@ from feddg.data.data_set import DATA_SETS, checked_options, define
 from feddg.data.images import ImageTable, positions, roles_of_domains
 from feddg.data.published import needs_root
 from feddg.data.sets.table_of_images import ROLES
-from feddg.errors import DataError, nearest
+from feddg.errors import DataError, nearest, need
 from feddg.settings import DataSettings, Settings
 from feddg.storage import is_file, why
 
@@ -125,6 +125,8 @@ def _frame(file: Path) -> "DataFrame":
         raise DataError(
             f"{file} is no table of features: a file that ends in {', '.join(ENDINGS)}."
         )
+    if ending in PARQUET:
+        need("parquet", str(file), otherwise="write it as CSV")
     try:
         if ending == ".csv":
             frame = pandas.read_csv(file)
@@ -133,8 +135,6 @@ def _frame(file: Path) -> "DataFrame":
         else:
             tensors = load_file(file)
             frame = pandas.DataFrame({n: list(t) if t.ndim > 1 else t for n, t in tensors.items()})
-    except ImportError:
-        raise DataError(f"{file}: Parquet needs `pip install 'feddg[parquet]'`.") from None
     except (OSError, ValueError, SafetensorError) as error:
         raise DataError(f"Cannot read {file}: {why(error)}.") from None
     if not len(frame):
