@@ -2,7 +2,8 @@
 
 Its tensors hold CPU tensors and compute with them, so numbers are the CPU's; but as on a GPU,
 tensors of two devices do not mix, numpy and CPU generators have no part in it, and what needs its
-answer on the host is counted, as is what is sent to it.
+answer on the host is counted, as is what is sent to it, and whether the host waits for that: for
+every copy from memory that is not pinned.
 """
 
 from collections import Counter
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
 
 NAME = "pretended"
 aten = torch.ops.aten
@@ -46,6 +48,7 @@ class Traffic:
 
 
 _watching: list[Traffic] = []
+_pinned = WeakIdKeyDictionary()
 
 
 @contextmanager
@@ -104,9 +107,11 @@ def _waited(name: str) -> None:
         seen.waits[name] += 1
 
 
-def _sent(count: int) -> None:
+def _sent(tensor: Tensor, non_blocking: bool = False) -> None:
     for seen in _watching:
-        seen.sent.append(count)
+        seen.sent.append(tensor.nbytes)
+    if not (non_blocking and tensor in _pinned):
+        _waited("copy from memory that is not pinned")
 
 
 def _put(held: Tensor) -> OnDevice:
@@ -177,11 +182,14 @@ def _check(operation, args, leaves, tensors) -> None:
 def _count(operation, args, kwargs, tensors) -> None:
     if operation in COUNTED_ON_THE_HOST:
         _waited(str(operation))
-    elif operation in INDEXED and any(_here(x) and x.dtype == torch.bool for x in tensors):
-        _waited(f"{operation} by a mask")
+    elif operation in INDEXED:
+        if any(_here(x) and x.dtype == torch.bool for x in tensors):
+            _waited(f"{operation} by a mask")
+        for rows in (x for x in tensors if not _here(x) and x.dim()):
+            _sent(rows)
     elif operation is aten.copy_.default:
         if _here(args[0]) and not _here(args[1]):
-            _sent(args[1].nbytes)
+            _sent(args[1], kwargs.get("non_blocking", len(args) > 2 and args[2]))
         elif not _here(args[0]):
             _waited("copy to the host")
     elif operation is aten._to_copy.default and kwargs.get("device") == torch.device("cpu"):
@@ -200,6 +208,8 @@ def second_device() -> Iterator[str]:
         library.impl("empty.memory_format", _empty, "PrivateUse1")
         library.impl("empty_strided", _empty_strided, "PrivateUse1")
         library.impl("_copy_from", _copy_from, "PrivateUse1")
+        library.impl("is_pinned", lambda tensor, device=None: tensor in _pinned, "CPU")
+        library.impl("_pin_memory", _pin, "CPU")
         _libraries.append(library)
     with torch.autograd.set_multithreading_enabled(False):
         yield NAME
@@ -229,6 +239,12 @@ def _empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memor
 
 
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-    _sent(source.nbytes)
+    _sent(source, non_blocking)
     _taken(target).copy_(_taken(source))
     return target
+
+
+def _pin(tensor: Tensor, device: Any = None) -> Tensor:
+    pinned = tensor.clone()
+    _pinned[pinned] = True
+    return pinned

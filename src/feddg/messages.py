@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,9 +19,69 @@ SCALAR_BYTES = 8
 """Bytes of a number or flag in the ledger; a text counts its UTF-8 length."""
 
 
+ALIGNED = 64
+"""Bytes between whose multiples tensors begin in a shared buffer."""
+
+
+def view_in(
+    buffer: Tensor, start: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
+) -> Tensor:
+    """Returns the tensor that lies in a buffer of bytes from ``start`` on."""
+    size = math.prod(shape) * dtype.itemsize
+    return buffer[start : start + size].view(dtype).as_strided(shape, stride)
+
+
+def after(start: int, size: int) -> int:
+    """Returns where the next tensor may begin in a buffer after one of ``size`` bytes."""
+    return -(-(start + size) // ALIGNED) * ALIGNED
+
+
 def on_device(tensors: Weights, device: torch.device) -> Weights:
-    """Returns named tensors on ``device``, in a new dictionary."""
-    return {name: tensor.to(device) for name, tensor in tensors.items()}
+    """Returns named tensors on ``device``, in a new dictionary.
+
+    Those from the host's memory go to an accelerator together, in one copy from pinned memory: the
+    host waits for every copy from ordinary memory until the device has nothing left to do. They
+    keep their order in memory, and are views of one buffer there.
+    """
+    here = [n for n, t in tensors.items() if t.device.type == "cpu" and device.type != "cpu"]
+    if not here:
+        return {name: tensor.to(device) for name, tensor in tensors.items()}
+    places: dict[str, tuple[int, Tensor]] = {}
+    end = 0
+    for name in here:
+        like = torch.empty_like(tensors[name], device="meta")
+        places[name] = end, like
+        end = after(end, like.nbytes)
+    buffer = torch.empty(end, dtype=torch.uint8)
+
+    def part(flat: Tensor, name: str) -> Tensor:
+        start, like = places[name]
+        return view_in(flat, start, like.dtype, like.shape, like.stride())
+
+    for name in here:
+        part(buffer, name).copy_(tensors[name].detach())
+    there = buffer.pin_memory().to(device, non_blocking=True)
+    return {
+        name: part(there, name) if name in places else tensor.to(device)
+        for name, tensor in tensors.items()
+    }
+
+
+def sent_together(groups: Sequence[Weights], device: torch.device) -> list[Weights]:
+    """Returns groups of named tensors on ``device``, sent in one copy (:func:`on_device`)."""
+    named = {f"{place}/{n}": t for place, group in enumerate(groups) for n, t in group.items()}
+    sent = on_device(named, device)
+    return [{name: sent[f"{place}/{name}"] for name in own} for place, own in enumerate(groups)]
+
+
+def on_host(figures: Sequence[Tensor | float]) -> list[float]:
+    """Returns numbers, some of them tensors of one entry; the host waits for a device once."""
+    away = [f.detach() for f in figures if isinstance(f, Tensor) and f.device.type != "cpu"]
+    fetched = iter(torch.stack([f.double() for f in away]).tolist() if away else [])
+    return [
+        next(fetched) if isinstance(f, Tensor) and f.device.type != "cpu" else float(f)
+        for f in figures
+    ]
 
 
 @dataclass
@@ -175,16 +236,39 @@ class Refusal:
     reason: str
 
 
-def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
+def first_not_finite(tensors: Weights) -> str | None:
     """Returns the first name whose float tensor holds a NaN or infinity, or None."""
-    named = [(name, t) for name, t in tensors if t.is_floating_point() and t.numel()]
-    if not named:
-        return None
-    norm = torch.nn.utils.get_total_norm([tensor for _, tensor in named])
-    if torch.isfinite(norm):
-        return None
-    # The norm of finite float32 entries can overflow, so a bad one is confirmed entry by entry.
-    return next((name for name, tensor in named if not torch.isfinite(tensor).all()), None)
+    return first_fault([not_finite(tensors)])
+
+
+Check = tuple[Sequence[Tensor], Callable[[list[float]], str | None]]
+"""Figures of tensors, of one entry each, and what says by their numbers what is wrong, or None."""
+
+
+def not_finite(tensors: Weights) -> Check:
+    """Returns the check of :func:`first_not_finite`."""
+    named = {n: t for n, t in tensors.items() if t.is_floating_point() and t.numel()}
+
+    def first(norms: list[float]) -> str | None:
+        if all(math.isfinite(norm) for norm in norms):
+            return None
+        # The norm of finite float32 entries can overflow: a bad one is confirmed entry by entry.
+        return next((name for name, tensor in named.items() if not tensor.isfinite().all()), None)
+
+    return [torch.nn.utils.get_total_norm(list(named.values()))] if named else [], first
+
+
+def first_fault(checks: Iterable[Check]) -> str | None:
+    """Returns the first fault that checks find; the host waits for a device once for all."""
+    checks = list(checks)
+    numbers = iter(on_host([figure for figures, _ in checks for figure in figures]))
+    faults = (judge(list(islice(numbers, len(figures)))) for figures, judge in checks)
+    return next((fault for fault in faults if fault is not None), None)
+
+
+def found(fault: str | None) -> Check:
+    """Returns a check whose outcome is known."""
+    return (), lambda _: fault
 
 
 # Declared schemas: what a value from outside must be, checked before anybody works with it.
@@ -286,10 +370,10 @@ class EntrySchema:
     def __str__(self) -> str:
         return self.what
 
-    def tensor_fault(
+    def tensor_check(
         self, method: Any, context: SchemaContext, name: str, tensor: Tensor, bound: dict[str, int]
-    ) -> str | None:
-        """Returns what is wrong with a tensor, or None.
+    ) -> Check:
+        """Returns what finds out what is wrong with a tensor.
 
         Args:
             method: the method with this schema.
@@ -298,6 +382,12 @@ class EntrySchema:
             tensor: its content.
             bound: free dimensions seen so far in this message; extended.
         """
+        fault = self._form_fault(method, context, name, tensor, bound)
+        return found(fault) if fault else _range_check(tensor, *self._range(method, context, name))
+
+    def _form_fault(
+        self, method: Any, context: SchemaContext, name: str, tensor: Tensor, bound: dict[str, int]
+    ) -> str | None:
         shape = self._shape(method, context, name)
         if shape is None:
             return "must be a number, not a tensor"
@@ -312,12 +402,12 @@ class EntrySchema:
             return f"has {tensor.numel()} numbers, more than {MOST_NUMBERS}"
         if self.distinct and len(tensor.unique()) < tensor.numel():
             return "holds a number twice"
-        return _range_fault(tensor, *self._range(method, context, name))
+        return None
 
     def number_fault(
         self, method: Any, context: SchemaContext, name: str, value: object
     ) -> str | None:
-        """Returns what is wrong with a number, or None; see :meth:`tensor_fault`."""
+        """Returns what is wrong with a number, or None; see :meth:`tensor_check`."""
         if self.shape is not None:
             return "must be a tensor, not a number"
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -355,25 +445,38 @@ def _dimension(context: SchemaContext, name: str) -> int:
     return dimension
 
 
-def _range_fault(tensor: Tensor, low: float | Tensor, high: float | Tensor) -> str | None:
-    """Returns which values are outside their range, or None; NaN is outside."""
+def _range_check(tensor: Tensor, low: float | Tensor, high: float | Tensor) -> Check:
+    """Returns what finds values outside their range; NaN is outside."""
     if not tensor.numel():
-        return None
+        return found(None)
     if isinstance(low, Tensor) or isinstance(high, Tensor):
-        lows, highs = (torch.as_tensor(bound).to(tensor).expand_as(tensor) for bound in (low, high))
+        lows, highs = (_like(tensor, bound) for bound in (low, high))
         bad = ~((tensor >= lows) & (tensor <= highs) & torch.isfinite(tensor))
-        if not bad.any():
-            return None
-        value, least, most = (float(each[bad][0]) for each in (tensor, lows, highs))
-        if not math.isfinite(value):
+
+        def first(any_bad: list[float]) -> str | None:
+            if not any(any_bad):
+                return None
+            value, least, most = (float(each[bad][0]) for each in (tensor, lows, highs))
+            if not math.isfinite(value):
+                return _NOT_FINITE
+            return f"has a value of {value:g}, outside {least:g} .. {most:g}"
+
+        return [bad.any()], first
+
+    def outside(ends: list[float]) -> str | None:
+        smallest, largest = ends
+        if not (math.isfinite(smallest) and math.isfinite(largest)):
             return _NOT_FINITE
-        return f"has a value of {value:g}, outside {least:g} .. {most:g}"
-    smallest, largest = (float(value) for value in torch.aminmax(tensor))
-    if not (math.isfinite(smallest) and math.isfinite(largest)):
-        return _NOT_FINITE
-    if smallest >= low and largest <= high:
-        return None
-    return f"has values from {smallest:g} to {largest:g}, outside {low:g} .. {high:g}"
+        if smallest >= low and largest <= high:
+            return None
+        return f"has values from {smallest:g} to {largest:g}, outside {low:g} .. {high:g}"
+
+    return torch.aminmax(tensor), outside
+
+
+def _like(tensor: Tensor, bound: float | Tensor) -> Tensor:
+    sent = on_device({"bound": torch.as_tensor(bound, dtype=tensor.dtype)}, tensor.device)
+    return sent["bound"].expand_as(tensor)
 
 
 def plain_text(value: object, most: int = MOST_TEXT) -> str:

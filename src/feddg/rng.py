@@ -6,13 +6,18 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import numpy
 import torch
 from torch import Tensor
 
+from feddg.messages import on_device
+
 Name = str | int
+Generator = torch.Generator | numpy.random.Generator
 
 
 def derive_seed(seed: int, *names: Name) -> int:
@@ -40,6 +45,87 @@ def stream(seed: int, *names: Name) -> torch.Generator:
 def numpy_stream(seed: int, *names: Name) -> numpy.random.Generator:
     """Returns a fresh numpy generator for the stream ``names`` under ``seed``."""
     return numpy.random.default_rng(derive_seed(seed, *names))
+
+
+class Ahead:
+    """What each pass through a layer draws on the CPU, drawn before the step that it is part of.
+
+    So a device gets it with the step's batch, and waits for nothing inside the step. A step is
+    expected to draw what the step before drew, for its own number of images. A pass that nobody
+    expected draws when it comes, and what was drawn for one that does not come is put back: the
+    stream gives the same numbers in the same order as without looking ahead.
+
+    Args:
+        generator: where all draws come from, in the order of the passes.
+        draw: returns the tensors of a pass, on the CPU, from the generator and what :meth:`take`
+            is given.
+        before: whose expectations to take over.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        draw: Callable[..., Sequence[Tensor]],
+        before: "Ahead | None" = None,
+    ) -> None:
+        self._generator, self._draw = generator, draw
+        self._seen: list[tuple[Any, ...]] = list(before._seen) if before else []
+        self._images: int = before._images if before else 0
+        self._waiting: deque[tuple[tuple[Any, ...], Any, list[Tensor]]] = deque()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # a copy of the network goes on with its stream
+
+    def prepare(self, images: int) -> dict[str, Tensor]:
+        """Draws for the next step, of so many images, and returns what is to be sent."""
+        self._put_back()
+        for shape, *rest in self._seen:
+            key = ((shape[0] * images // self._images, *shape[1:]), *rest)
+            state = _state(self._generator)
+            self._waiting.append((key, state, list(self._draw(self._generator, *key))))
+        self._seen, self._images = [], images
+        return {
+            f"{number}/{place}": tensor
+            for number, (_, _, tensors) in enumerate(self._waiting)
+            for place, tensor in enumerate(tensors)
+        }
+
+    def arrived(self, sent: dict[str, Tensor]) -> None:
+        """Takes what :meth:`prepare` returned, on the device."""
+        for number, (_, _, tensors) in enumerate(self._waiting):
+            tensors[:] = [sent[f"{number}/{place}"] for place in range(len(tensors))]
+
+    def take(self, device: torch.device, shape: Sequence[int], *rest: Any) -> list[Tensor]:
+        """Returns the tensors of a pass.
+
+        Args:
+            device: where they are needed.
+            shape: of the pass, the number of images or a multiple of it first.
+            *rest: what else the draw depends on.
+        """
+        key = (tuple(shape), *rest)
+        if self._images:
+            self._seen.append(key)
+        if self._waiting and self._waiting[0][0] == key:
+            return self._waiting.popleft()[2]
+        self._put_back()
+        drawn = {str(n): t for n, t in enumerate(self._draw(self._generator, *key))}
+        return list(on_device(drawn, device).values())
+
+    def _put_back(self) -> None:
+        if self._waiting:
+            state = self._waiting[0][1]
+            if isinstance(self._generator, torch.Generator):
+                self._generator.set_state(state)
+            else:
+                self._generator.bit_generator.state = state
+            self._waiting.clear()
+
+
+def _state(generator: Generator) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    return generator.bit_generator.state
 
 
 # Gaussian noise that nobody can take off again: from the operating system's entropy, on a grid.

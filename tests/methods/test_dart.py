@@ -42,11 +42,13 @@ def test_grey_and_contrast_are_those_of_numpy():
 def test_a_random_convolution_is_one_for_all_images_of_a_step():
     network = federation().network
     network.normalize_by((0.0,) * 3, (1.0,) * 3)
-    got = dart.convolved_at_random(images(), network, stream(3, "test"))
     rng = stream(3, "test")
     size = (1, 3, 5, 7)[int(torch.randint(4, (), generator=rng))]
-    share = float(torch.rand((), generator=rng))
-    kernel = torch.randn(3, 3, size, size, generator=rng).double() / (3 * size**2) ** 0.5
+    share = torch.rand((), generator=rng)
+    kernel = torch.randn(3, 3, size, size, generator=rng) / (3 * size**2) ** 0.5
+    drawn = {"dart/kernel": kernel, "dart/share": share}
+    got = dart.convolved_at_random(images(), network, drawn)
+    share, kernel = float(share), kernel.double()
     for image, found in zip(images().double(), got):
         padded = numpy.pad(image.numpy(), ((0, 0), (size // 2,) * 2, (size // 2,) * 2))
         across = [correlate(padded, k, "valid", "direct")[0] for k in kernel.numpy()]

@@ -10,7 +10,7 @@ from feddg.federation.local_training import load_weights
 from feddg.messages import Message, Update
 from feddg.methods.base import State
 from feddg.methods.composition import build_method
-from feddg.methods.fpl import CLASSES, PROTOTYPES, clustered, prototype_terms
+from feddg.methods.fpl import CLASSES, PROTOTYPES, clustered, met, prototype_terms
 from feddg.settings import TrainSettings
 from federations import federation, same
 
@@ -37,7 +37,7 @@ def by_hand(temperature):
 
 @pytest.mark.parametrize("temperature", [0.02, 0.5])
 def test_six_vectors(temperature):
-    terms = prototype_terms(SIX, LABELS, PROTOTYPE_ROWS, PROTOTYPE_CLASSES, temperature)
+    terms = prototype_terms(SIX, *met(LABELS, PROTOTYPE_CLASSES), PROTOTYPE_ROWS, temperature)
     contrast, distance = by_hand(temperature)
     assert float(terms["prototype_contrast"]) == pytest.approx(contrast, rel=1e-4)
     assert float(terms["prototype_distance"]) == pytest.approx(distance, rel=1e-5)
@@ -45,33 +45,36 @@ def test_six_vectors(temperature):
 
 def test_images_of_a_class_without_prototypes_are_left_out():
     kept = PROTOTYPE_CLASSES != 2
-    terms = prototype_terms(SIX, LABELS, PROTOTYPE_ROWS[kept], PROTOTYPE_CLASSES[kept], 0.5)
+    terms = prototype_terms(SIX, *met(LABELS, PROTOTYPE_CLASSES[kept]), PROTOTYPE_ROWS[kept], 0.5)
     known = LABELS != 2
     alone = prototype_terms(
         SIX[known], LABELS[known], PROTOTYPE_ROWS[kept], PROTOTYPE_CLASSES[kept], 0.5
     )
     assert terms == alone
-    assert prototype_terms(SIX, torch.full((6,), 7), PROTOTYPE_ROWS, PROTOTYPE_CLASSES, 0.5) == {}
+    assert (
+        prototype_terms(SIX, *met(torch.full((6,), 7), PROTOTYPE_CLASSES), PROTOTYPE_ROWS, 0.5)
+        == {}
+    )
 
 
 def test_one_class_has_no_contrast():
     zeros = torch.zeros(6, dtype=torch.int64)
-    terms = prototype_terms(SIX, zeros, PROTOTYPE_ROWS[:2], torch.tensor([0, 0]), 0.02)
+    terms = prototype_terms(SIX, *met(zeros, torch.tensor([0, 0])), PROTOTYPE_ROWS[:2], 0.02)
     assert float(terms["prototype_contrast"]) == pytest.approx(0, abs=1e-5)
 
 
 def test_gradients_are_finite_at_the_smallest_temperature_and_at_zero():
     embeddings = torch.cat([SIX, torch.zeros(1, 2)]).requires_grad_()
     labels = torch.cat([LABELS, torch.tensor([1])])
-    terms = prototype_terms(embeddings, labels, PROTOTYPE_ROWS, PROTOTYPE_CLASSES, 0.02)
+    terms = prototype_terms(embeddings, *met(labels, PROTOTYPE_CLASSES), PROTOTYPE_ROWS, 0.02)
     sum(terms.values()).backward()
     assert torch.isfinite(embeddings.grad).all()
 
 
 def test_mixed_precision_leaves_the_contrast_in_float32():
-    exact = prototype_terms(SIX, LABELS, PROTOTYPE_ROWS, PROTOTYPE_CLASSES, 0.02)
+    exact = prototype_terms(SIX, *met(LABELS, PROTOTYPE_CLASSES), PROTOTYPE_ROWS, 0.02)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = prototype_terms(SIX, LABELS, PROTOTYPE_ROWS, PROTOTYPE_CLASSES, 0.02)
+        mixed = prototype_terms(SIX, *met(LABELS, PROTOTYPE_CLASSES), PROTOTYPE_ROWS, 0.02)
     assert mixed == exact
 
 

@@ -66,12 +66,12 @@ def test_discrepancy_is_the_kernel_two_sample_statistic():
 
 def test_equal_views_have_no_discrepancy_and_its_gradient_is_finite():
     z = drawn(4, 3).requires_grad_()
-    labels = torch.tensor([0, 0, 1, 2])
-    result = class_discrepancy(z, z.detach(), labels)
+    rows = [torch.tensor(own) for own in ([0, 1], [2], [3])]
+    result = class_discrepancy(z, z.detach(), rows)
     result.backward()
     assert result.item() == pytest.approx(0, abs=1e-6)
     assert z.grad.isfinite().all()
-    far = class_discrepancy(drawn(4, 3), drawn(4, 3) + 3, labels)
+    far = class_discrepancy(drawn(4, 3), drawn(4, 3) + 3, rows)
     assert far.item() > 0.5
 
 
@@ -82,8 +82,8 @@ def test_the_augmenter_keeps_the_size_and_leaves_out_what_does_not_fit(size):
     for side in (size, size - 2):  # a method in front may crop
         images = drawn(2, 3, side, side)
         one, again, other = (
-            augmenter(images, torch.Generator().manual_seed(s), random_mixture=True)
-            for s in (1, 1, 2)
+            augmenter(images, augmenter.draws(2, side, rng, random_mixture=True))
+            for rng in (torch.Generator().manual_seed(s) for s in (1, 1, 2))
         )
         assert one.shape == images.shape
         assert torch.equal(one, again)
@@ -110,7 +110,7 @@ def test_the_loss_has_every_term_of_both_versions():
     mean = torch.nn.functional.leaky_relu(features @ head.mean.weight.T + head.mean.bias)
     spread = torch.relu(features @ head.spread.weight.T + head.spread.bias)
     rng = client.stream("l2d", 0)
-    client.scratch["l2d"](drawn(8, 3, 16, 16), rng, random_mixture=True)  # draws as many
+    client.scratch["l2d"].draws(8, 16, rng, random_mixture=True)
     noise = torch.randn(mean.shape, generator=rng)
     z = mean + 0.2 * spread.exp().sqrt() * noise
     logits = small.network.classifier(z)
@@ -133,13 +133,15 @@ def test_the_augmented_image_is_the_blend_and_share_zero_the_image():
     small = federation("l2d", sizes=(8,), settings={"augmented_share": 0.25})
     client, batch = client_and_batch(small)
     normal = small.network.normalize(batch.images)
-    raw = client.scratch["l2d"](normal, torch.Generator().manual_seed(3), random_mixture=False)
     rng = torch.Generator().manual_seed(3)
-    varied = small.method._varied(client, batch.images, rng, random_mixture=False)
+    own = client.scratch["l2d"].draws(8, 16, rng, random_mixture=False)
+    raw = client.scratch["l2d"](normal, own)
+    varied = small.method._varied(client, batch.images, own)
     torch.testing.assert_close(varied, 0.25 / (1 + (-raw).exp()) + 0.75 * batch.images)
     same_image = federation("l2d", settings={"augmented_share": 0.0})
     client, batch = client_and_batch(same_image)
-    still = same_image.method._varied(client, batch.images, rng, random_mixture=True)
+    own = client.scratch["l2d"].draws(len(batch), 16, rng, random_mixture=True)
+    still = same_image.method._varied(client, batch.images, own)
     assert torch.equal(still, batch.images)
 
 
@@ -155,14 +157,17 @@ def test_the_augmenters_step_goes_down_its_objective_and_moves_nothing_else():
         """The augmenter's objective under the first step's draws."""
         rng = client.stream("l2d", "augmenter", 1)
         fixed = client.lasting_stream("l2d", "convolutions")
-        varied = small.method._varied(client, batch.images, fixed, random_mixture=False)
+        own = client.scratch["l2d"].draws(8, 16, fixed, random_mixture=False)
+        varied = small.method._varied(client, batch.images, own)
+        noise = torch.randn(16, client.network.features_dimension, generator=rng)
         (z, stylized), _, (mean, spread) = small.method._embedded(
-            client.network, batch.images, varied, rng
+            client.network, batch.images, varied, noise
         )
         others = torch.randperm(8, generator=rng)
         distance = (mean - z[others]).square() - (mean - z).square()
         club = (distance / spread.exp()).sum(1).mean() / 2
-        return class_discrepancy(z, stylized, batch.labels) + 0.1 * club
+        rows = [(batch.labels == c).nonzero().squeeze(1) for c in batch.labels.unique()]
+        return class_discrepancy(z, stylized, rows) + 0.1 * club
 
     at_start = objective()
     gradients = torch.autograd.grad(at_start, list(client.scratch["l2d"].parameters()))

@@ -12,7 +12,15 @@ from feddg.data.data_set import find_augmentation
 from feddg.errors import ExperimentError
 from feddg.messages import Message
 from feddg.methods.composition import build_method, method_class
-from feddg.methods.pardon import ABLATIONS, RELEASED, nearest_of_class, regularizer, triplet
+from feddg.methods.pardon import (
+    ABLATIONS,
+    RELEASED,
+    nearest_of_class,
+    negatives,
+    partners,
+    regularizer,
+    triplet,
+)
 from feddg.settings import TrainSettings
 from feddg.styles.codec import adain, load_codec, transfer
 from federations import federation, same
@@ -52,7 +60,8 @@ def test_the_triplet_loss_is_an_explicit_loop():
         losses.append(max(0, near - far + 0.3))
     assert min(losses) == 0 < max(losses)  # both sides of the hinge
     rng = torch.Generator().manual_seed(0)
-    result = triplet(z, positives, stylized, torch.tensor(labels), 0.3, rng).item()
+    chosen = negatives(torch.tensor(labels), rng)
+    result = triplet(z, positives, stylized, *chosen, 0.3).item()
     assert result == pytest.approx(numpy.mean(losses), rel=1e-5)
 
 
@@ -62,7 +71,8 @@ def test_negatives_are_drawn_evenly_from_the_other_classes_only():
     labels = torch.tensor([0, 0, 1, 2])
     rng = torch.Generator().manual_seed(0)
     anchored = torch.tensor([True, False, False, False])
-    seen = [triplet(points, points, points, labels, 2.0, rng, anchored).item() for _ in range(400)]
+    drawn = [negatives(labels, rng, anchored) for _ in range(400)]
+    seen = [triplet(points, points, points, *chosen, 2.0).item() for chosen in drawn]
     chords = [2.0 - 2 * numpy.sin(angle / 2) for angle in (1.0, 1.5)]
     counts = [sum(value == pytest.approx(chord, abs=1e-4) for value in seen) for chord in chords]
     assert sum(counts) == 400
@@ -72,14 +82,14 @@ def test_negatives_are_drawn_evenly_from_the_other_classes_only():
 def test_anchors_without_a_negative_are_left_out_and_one_class_gives_zero():
     z = drawn(4, 3).requires_grad_()
     for labels, anchored in ((torch.zeros(4), None), (torch.arange(4), torch.zeros(4).bool())):
-        loss = triplet(z, z * 2, z, labels, 0.3, torch.Generator(), anchored)
+        loss = triplet(z, z * 2, z, *negatives(labels, torch.Generator(), anchored), 0.3)
         assert loss.item() == 0
         assert torch.autograd.grad(loss, z)[0].eq(0).all()
 
 
 def test_equal_embeddings_have_a_finite_gradient():
     z = torch.ones(4, 3).requires_grad_()
-    triplet(z, z, z, torch.arange(4), 0.3, torch.Generator()).backward()
+    triplet(z, z, z, *negatives(torch.arange(4), torch.Generator()), 0.3).backward()
     assert z.grad.isfinite().all()
 
 
@@ -100,9 +110,9 @@ def test_the_nearest_of_a_class_by_hand():
     lengths = torch.tensor([1.0, 9.0, 0.1, 2.0, 1.0])[:, None]
     z = lengths * torch.stack([radians.cos(), radians.sin()], 1)
     labels = torch.tensor([0, 0, 0, 1, 2])  # 12 degrees is nearest to 10, but of another class
-    positives, has = nearest_of_class(z, labels)
-    assert has.tolist() == [True, True, True, False, False]
-    assert torch.equal(positives, z[[1, 0, 1, 3, 4]])
+    partner = partners(labels)
+    assert partner.any(1).tolist() == [True, True, True, False, False]
+    assert torch.equal(nearest_of_class(z, partner), z[[1, 0, 1, 3, 4]])
 
 
 def naive_finch(vectors):
@@ -249,7 +259,7 @@ def test_the_loss_is_equation_nine_from_two_forward_passes():
         "cross_entropy": torch.nn.functional.cross_entropy(
             small.network.classifier(z), batch.labels
         ),
-        "triplet": 0.75 * triplet(z, z_stylized, z_stylized, batch.labels, 0.3, rng),
+        "triplet": 0.75 * triplet(z, z_stylized, z_stylized, *negatives(batch.labels, rng), 0.3),
         "regularizer": 0.2 * (z.square() + z_stylized.square()).mean(),
     }
     assert terms.keys() == expected.keys()

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feddg.messages import LARGEST, Message, SchemaContext
+from feddg.messages import LARGEST, Message, SchemaContext, first_fault
 from feddg.models.closed_form import (
     CONFIDENCES,
     CORRECT,
@@ -52,7 +52,8 @@ def test_a_classifier_that_is_far_off_has_a_loss_that_may_be_sent():
     assert float(answer.tensors[LOSSES].max()) == LARGEST
     schema = left_out_schemas(lambda method: 1)[f"answer:{QUESTION}/{LOSSES}"]
     context = SchemaContext(2, 2, 3)
-    assert schema.tensor_fault(None, context, LOSSES, answer.tensors[LOSSES], {}) is None
+    check = schema.tensor_check(None, context, LOSSES, answer.tensors[LOSSES], {})
+    assert first_fault([check]) is None
 
 
 def answers_of(correct):

@@ -11,10 +11,10 @@ import numpy
 import torch
 from torch import Tensor
 
-from feddg.clients.client import Examples, Pixels, Worker
+from feddg.clients.client import Examples, Worker
 from feddg.data.data_set import find_augmentation
 from feddg.data.images import ImageTable
-from feddg.data.pixels import as_unit
+from feddg.data.pixels import Pixels, as_unit
 from feddg.errors import ExperimentError, RunError, nearest
 from feddg.federation.inprocess import InProcess
 from feddg.federation.server import Hooks
@@ -323,7 +323,7 @@ MOST_STEPS = 16
 """Most training steps of a simulated client, of which there are hundreds."""
 
 
-class ImageStack:
+class ImageStack(Pixels):
     """Images in memory, with the interface of a pixel store.
 
     Attributes:
@@ -331,7 +331,7 @@ class ImageStack:
     """
 
     def __init__(self, images: Tensor) -> None:
-        self.images = images
+        self.images, self.size = images, images.shape[-1]
 
     def __len__(self) -> int:
         return len(self.images)

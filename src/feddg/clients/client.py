@@ -4,10 +4,10 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
-from typing import Any, Protocol
+from typing import Any
 
 import numpy
 import torch
@@ -15,28 +15,20 @@ from torch import Tensor, nn
 
 from feddg.clients.optim import Optimization, in_round
 from feddg.data.augment import AugmentSettings, apply, draw, moved
-from feddg.data.pixels import as_unit, fits
+from feddg.data.pixels import Parcel, Pixels, as_unit, fits
 from feddg.errors import ClientError
-from feddg.messages import Message, Weights
+from feddg.messages import Check, Message, Weights, on_device, on_host, sent_together
 from feddg.models.network import Network
 from feddg.models.normalization import freeze_statistics
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.models.trained import digest_of
 from feddg.records import client_name
-from feddg.rng import numpy_stream, stream
+from feddg.rng import Ahead, numpy_stream, stream
 from feddg.settings import TrainSettings
 from feddg.storage import kept_array
 from feddg.styles.statistics import StyleNoise
 
 # The images a client holds, and the mini-batches that it makes of them.
-
-
-class Pixels(Protocol):
-    """Images by row: uint8 ``(B, 3, H, W)``."""
-
-    def gather(self, rows: Tensor, device: torch.device | None = None) -> Tensor:
-        """Returns the images of ``rows`` on a device, by default the CPU."""
-        ...
 
 
 @dataclass
@@ -75,6 +67,10 @@ class Examples:
         rows = self.rows if positions is None else self.rows[positions]
         return self.pixels.gather(rows, device)
 
+    def parcel(self, positions: Tensor, device: torch.device) -> Parcel:
+        """Returns what must be sent to a device for some images, see :class:`Pixels`."""
+        return self.pixels.parcel(self.rows[positions], device)
+
 
 @dataclass
 class Batch:
@@ -87,6 +83,7 @@ class Batch:
         positions: ``(B,)`` positions among the client's images.
         views: other versions of the same images under the same augmentation draw, by name.
         targets: further labels of the same images, ``(B,)`` each, by name.
+        drawn: what the method drew for this batch (``Method.draws``), by name.
         host_labels: ``labels`` on the CPU, for decisions on the host; see :attr:`labels_here`.
         features: outputs of the frozen featurizer, ``(B, features)``, if they were computed before;
             then there are no images.
@@ -99,6 +96,7 @@ class Batch:
     targets: dict[str, Tensor] = field(default_factory=dict)
     host_labels: Tensor | None = None
     features: Tensor | None = None
+    drawn: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def labels_here(self) -> Tensor:
@@ -298,44 +296,85 @@ class Client:
         if self.trains_heads_only or self.worker.train.trainable in ("head", "lora"):
             self.network.featurizer.eval()
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self, draws: "Draws | None" = None) -> Iterator[Batch]:
         """Yields this round's mini-batches in the client's own random order, augmented.
 
         A last batch of one joins the batch before it: statistics over one example are undefined.
+
+        Args:
+            draws: what else each batch holds, see :meth:`batch`.
         """
         order, augmentation = self.stream("order"), self.stream("augment")
-        for name, view in self.views.items():
-            if fits(view.nbytes, self.device):
-                self.views[name] = view.to(self.device)
+        small = {n: view for n, view in self.views.items() if fits(view.nbytes, self.device)}
+        self.views |= on_device(small, self.device)
         train, steps = self.worker.train, 0
         for _ in itertools.count() if train.local_steps else range(train.local_epochs):
             drawn = torch.randperm(len(self.training), generator=order)
             for positions in split_batches(drawn, train.batch_size):
-                yield self.batch(positions, augmentation)
+                yield self.batch(positions, augmentation, draws)
                 steps += 1
                 if steps == train.local_steps:
                     return
 
-    def batch(self, positions: Tensor, generator: torch.Generator) -> Batch:
-        """Returns the images at ``positions`` on the device, augmented by random draws."""
-        labels_here = self.training.labels[positions]
-        labels = labels_here.to(self.device)
+    def batch(
+        self, positions: Tensor, generator: torch.Generator, draws: "Draws | None" = None
+    ) -> Batch:
+        """Returns the images at ``positions`` on the device, augmented by random draws.
+
+        All that the device does not have yet goes there in one copy for which nobody waits: while
+        the device is busy with the step before, the host prepares this one.
+
+        Args:
+            positions: ``(B,)`` positions among its training images.
+            generator: draws the augmentation.
+            draws: returns what the method needs from the host for this batch, by name, from
+                ``positions`` and their labels.
+        """
+        device, labels = self.device, self.training.labels[positions]
+        drawn = draws(positions, labels) if draws is not None else {}
         if self.features is not None:
-            features = self.features[positions].to(self.device)
+            own = {"labels": labels, "features": self.features[positions]}
+            own, drawn = sent_together([own, drawn], device)
+            features = own["features"]
             return Batch(
-                features.new_empty(0), labels, positions, host_labels=labels_here, features=features
+                *(features.new_empty(0), own["labels"], positions),
+                host_labels=labels,
+                features=features,
+                drawn=drawn,
             )
-        raw = self.training.images(positions, self.device)
-        if raw.dim() == 2:  # features without images, which nothing augments
-            return Batch(raw, labels, positions, host_labels=labels_here)
-        drawn = draw(self.augmentation, len(positions), raw.shape[-1], generator).to(self.device)
+        needed, images = self.training.parcel(positions, device)
+        if "images" in needed and needed["images"].dim() == 2:  # features without images, never augmented
+            own, needed, drawn = sent_together([{"labels": labels}, needed, drawn], device)
+            raw = images(needed)
+            return Batch(raw, own["labels"], positions, host_labels=labels, drawn=drawn)
+        choices = draw(self.augmentation, len(positions), self.training.pixels.size, generator)
         views = {
-            name: apply(rows_of(view, positions.to(view.device)).to(self.device), drawn)
+            name: rows_of(view, positions) if view.device.type == "cpu" else positions
             for name, view in self.views.items()
         }
-        if labels.dim() > 2 and labels.shape[-2:] == raw.shape[-2:]:
-            return Batch(apply(raw, drawn), moved(labels, drawn), positions, views)
-        return Batch(apply(raw, drawn), labels, positions, views, host_labels=labels_here)
+        ahead = list({id(one): one for one in self.ahead}.values()) if device.type != "cpu" else []
+        groups = [{"labels": labels}, needed, choices.tensors, views, drawn]
+        groups += [one.prepare(len(positions)) for one in ahead]
+        own, needed, chosen, views, drawn, *passes = sent_together(groups, device)
+        for one, tensors in zip(ahead, passes):
+            one.arrived(tensors)
+        choices = replace(choices, **chosen)
+        for name, view in self.views.items():
+            rows = views[name] if view.device.type == "cpu" else rows_of(view, views[name])
+            views[name] = apply(rows, choices)
+        raw, targets = images(needed), own["labels"]
+        here: Tensor | None = labels
+        if targets.dim() > 2 and targets.shape[-2:] == raw.shape[-2:]:
+            targets, here = moved(targets, choices), None
+        return Batch(
+            *(apply(raw, choices), targets, positions, views), host_labels=here, drawn=drawn
+        )
+
+    @property
+    def ahead(self) -> Iterator[Ahead]:
+        """What layers of the network draw in every pass."""
+        found = (getattr(layer, "ahead", None) for layer in self.network.modules())
+        return (one for one in found if isinstance(one, Ahead))
 
     def plain_batches(
         self, batch_size: int = 64, examples: Examples | None = None
@@ -348,9 +387,10 @@ class Client:
         """
         chosen = self.examples if examples is None else examples
         for positions in torch.split(torch.arange(len(chosen)), batch_size):
-            images = as_unit(chosen.images(positions, self.device))
+            needed, images = chosen.parcel(positions, self.device)
             labels = chosen.labels[positions]
-            yield Batch(images, labels.to(self.device), positions, host_labels=labels)
+            own, needed = sent_together([{"labels": labels}, needed], self.device)
+            yield Batch(as_unit(images(needed)), own["labels"], positions, host_labels=labels)
 
     def embeddings(self, batch: Batch) -> Tensor:
         """Returns a batch's embeddings ``(B, d)``, from cached features if there are any."""
@@ -451,21 +491,25 @@ class Client:
             value = term.detach().float()
             self._terms[name] = self._terms[name] + value if name in self._terms else value
 
-    def mean_terms(self) -> dict[str, float]:
-        """Returns the mean of each loss term over the steps taken.
+    def mean_terms(self, also: Check = ((), lambda _: None)) -> tuple[dict[str, float], str | None]:
+        """Returns the mean of each loss term over the steps taken, and what a check finds.
+
+        Args:
+            also: the check; the host waits for the device once for all.
 
         Raises:
             ClientError: a term is not finite.
         """
-        means = {}
-        for name, total in self._terms.items():
-            mean = means[name] = float(total) / max(self.steps, 1)
+        figures, judge = also
+        numbers = on_host([*self._terms.values(), *figures])
+        means = {n: total / max(self.steps, 1) for n, total in zip(self._terms, numbers)}
+        for name, mean in means.items():
             if not math.isfinite(mean):
                 raise ClientError(
                     f"loss term {name!r} became {mean} in round {self.round}; "
                     f"lower train.lr (now {self.worker.train.lr:g}) or look at the client's images"
                 )
-        return means
+        return means, judge(numbers[len(means) :])
 
     def cached(self, key: str, compute: Callable[[], Tensor]) -> Tensor:
         """Returns ``compute()``, cached on disk under ``key`` and the identity of its images.
@@ -480,6 +524,7 @@ class Client:
         return torch.from_numpy(kept_array(file, lambda: compute().cpu().numpy()))
 
 
+Draws = Callable[[Tensor, Tensor], dict[str, Tensor]]
 _NO_OPTIMIZER = "steps are for training; questions have no optimizer"
 
 

@@ -1,5 +1,6 @@
 """Augmentation of training images, in batches: every image gets its own random draw."""
 
+import functools
 import math
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
@@ -10,6 +11,7 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from feddg.errors import ExperimentError
+from feddg.messages import on_device
 from feddg.registry import Registry
 from feddg.settings import Fraction, Settings
 
@@ -153,10 +155,15 @@ class Draw:
     transposed: Tensor | None = None
     hue: Tensor | None = None
 
-    def to(self, device: torch.device | str) -> "Draw":
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The choices that were made, by name."""
+        made = {part.name: getattr(self, part.name) for part in fields(self)}
+        return {name: tensor for name, tensor in made.items() if tensor is not None}
+
+    def to(self, device: torch.device) -> "Draw":
         """Returns the same choices on another device."""
-        tensors = {part.name: getattr(self, part.name) for part in fields(self)}
-        return replace(self, **{n: one.to(device) for n, one in tensors.items() if one is not None})
+        return replace(self, **on_device(self.tensors, device))
 
 
 def draw(settings: AugmentSettings, count: int, size: int, generator: Generator) -> Draw:
@@ -374,9 +381,15 @@ def _pick(lines: Tensor, centers: Tensor) -> Tensor:
     return taken.view(lines.shape)
 
 
+@functools.cache
+def _luma_on(device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return _TO_GRAY[0].to(device)
+
+
 def _recolor(images: Tensor, colors: Tensor, contrast: Tensor) -> Tensor:
     """Maps the colours of ``(B, 3, size, size)`` images in 0..255 to channels-last [0, 1]."""
-    mean_gray = images.mean(dim=(2, 3)) @ _TO_GRAY[0].to(images.device)
+    mean_gray = images.mean(dim=(2, 3)) @ _luma_on(images.device)
     offset = (contrast * mean_gray / 255)[:, None, None]
     colored = torch.bmm(colors / 255, images.flatten(2)).add_(offset).clamp_(0, 1)
     return colored.view_as(images).contiguous(memory_format=torch.channels_last)

@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 import PIL
@@ -44,6 +44,7 @@ from feddg.data.decoding import (
 from feddg.data.images import ImageTable
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError, first_names
+from feddg.messages import Weights, on_device
 from feddg.storage import (
     open_array,
     open_file,
@@ -268,9 +269,29 @@ BUDGET_BYTES = 16 * 2**30
 """Default limit of one cache file: PACS at 224 pixels needs 1.5 GB."""
 
 Rows = Tensor | np.ndarray | Sequence[int]
+Parcel = tuple[Weights, Callable[[Weights], Tensor]]
+"""What must be sent to a device, and what makes images of it there."""
 
 
-class PixelStore(ABC):
+class Pixels(Protocol):
+    """Images by row, ``(B, 3, size, size)`` uint8.
+
+    Attributes:
+        size: side of every image in pixels.
+    """
+
+    size: int
+
+    def gather(self, rows: Tensor, device: torch.device | None = None) -> Tensor:
+        """Returns the images of ``rows`` on a device, by default the CPU."""
+        ...
+
+    def parcel(self, rows: Tensor, device: torch.device) -> Parcel:
+        """Returns what must be sent to a device for the images of ``rows``: here the images."""
+        return {"images": self.gather(rows)}, lambda sent: sent["images"]
+
+
+class PixelStore(Pixels, ABC):
     """The pixels of a table, gathered by row number of that table.
 
     Attributes:
@@ -302,7 +323,7 @@ class PixelStore(ABC):
             IndexError: for a row beyond the table.
         """
 
-    def close(self) -> None:  # noqa: B027 - nothing to free is the common case
+    def close(self) -> None:
         """Frees the memory; nothing can be gathered afterwards."""
 
 
@@ -332,31 +353,45 @@ class ArrayPixels(PixelStore):
         return len(self._positions)
 
     def gather(self, rows: Rows, device: torch.device | None = None) -> Tensor:
-        """Returns the pixels of some rows; on a device they stay if there is room for all.
-
-        An image is sent once, when it is first needed. A copy from ordinary memory with every batch
-        would make the host wait for the device and leave the device idle between steps.
-        """
-        places = self._positions[np.asarray(rows, dtype=np.int64)]
+        """Returns the pixels of some rows; on a device they stay if there is room for all."""
         if device is None or device.type == "cpu":
-            return _channels_last(np.take(self._pixels, places, axis=0))
-        if device not in self._on_device:
+            return self._taken(self._places(rows))
+        needed, images = self.parcel(rows, device)
+        return images(on_device(needed, device))
+
+    def parcel(self, rows: Rows, device: torch.device) -> Parcel:
+        """Returns row numbers, and the images that are needed there for the first time."""
+        places = self._places(rows)
+        if device.type != "cpu" and device not in self._on_device:
             self._on_device[device] = None
             if fits(self._pixels.nbytes, device):
                 with torch.inference_mode(False):  # who evaluates first is not the only writer
                     pixels = torch.empty(self._pixels.shape, dtype=torch.uint8, device=device)
                 self._on_device[device] = pixels, np.zeros(len(pixels), dtype=bool)
-        held = self._on_device[device]
+        held = self._on_device.get(device)
         if held is None:
-            return _channels_last(np.take(self._pixels, places, axis=0)).to(device)
-        pixels, sent = held
-        new = np.unique(places[~sent[places]])
+            return {"images": self._taken(places)}, lambda sent: sent["images"]
+        pixels, known = held
+        needed = {"places": torch.from_numpy(places)}
+        new = np.unique(places[~known[places]])
         if len(new):
-            added = torch.from_numpy(np.take(self._pixels, new, axis=0))
-            pixels[torch.from_numpy(new).to(device)] = added.to(device)
-            sent[new] = True
-        chosen = pixels.index_select(0, torch.from_numpy(places).to(device))
-        return chosen.permute(0, 3, 1, 2)
+            needed["new"] = torch.from_numpy(new)
+            needed["pixels"] = torch.from_numpy(np.take(self._pixels, new, axis=0))
+            known[new] = True
+
+        def images(sent: Weights) -> Tensor:
+            if "new" in sent:
+                pixels[sent["new"]] = sent["pixels"]
+            return pixels.index_select(0, sent["places"]).permute(0, 3, 1, 2)
+
+        return needed, images
+
+    def _places(self, rows: Rows) -> np.ndarray:
+        found: np.ndarray = self._positions[np.asarray(rows, dtype=np.int64)]
+        return found
+
+    def _taken(self, places: np.ndarray) -> Tensor:
+        return _channels_last(np.take(self._pixels, places, axis=0))
 
     def close(self) -> None:
         """Releases the array or memory map, and the copies on devices."""

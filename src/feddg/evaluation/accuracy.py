@@ -10,8 +10,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from feddg.clients.client import Pixels
-from feddg.data.pixels import as_unit
+from feddg.data.pixels import Pixels, as_unit
 from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, first_names
 from feddg.evaluation.metrics import Predictions, area_under_roc, measure
@@ -244,10 +243,10 @@ class Evaluation:
             batches = order.tensor_split(-(-len(rows) // self.batch_size))
         with torch.inference_mode(), self.autocast():
             parts = [
-                predictor(as_unit(self.pixels.gather(part, self.device))).float().cpu()
+                predictor(as_unit(self.pixels.gather(part, self.device))).float()
                 for part in (torch.from_numpy(rows)[batch] for batch in batches)
             ]
-        return torch.cat(parts)[order.argsort()]
+        return torch.cat(parts).cpu()[order.argsort()]
 
 
 # How many images of each class the numbers rest on, and a warning where they are few.

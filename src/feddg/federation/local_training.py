@@ -1,5 +1,6 @@
 """What a client does under any transport: sends statistics, trains, answers questions."""
 
+import functools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from feddg.clients.client import Batch, Client, RecordNoise, counted_forwards
 from feddg.clients.threads import threads
 from feddg.errors import ClientError
 from feddg.federation.head_start import head_sums, left_out
-from feddg.messages import Message, Update, Weights, first_not_finite, joined
+from feddg.messages import Message, Update, Weights, joined, not_finite
 from feddg.methods.base import Method, local_names
 from feddg.models.closed_form import QUESTION
 from feddg.models.dropout import draw_dropout_from
@@ -175,7 +176,7 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
         with client.worker.autocast():
             if method.trains_on_features(client):
                 client.features = client.frozen_features()
-            for batch in client.batches():
+            for batch in client.batches(functools.partial(method.draws, client)):
                 if client.worker.stopped.is_set():
                     raise ClientError("the round ended before it was done")
                 if client.worker.record_noise is not None and not method.sums:
@@ -187,12 +188,15 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
                     selection.step()
             if selection is not None:
                 selection.restore()
-            terms = client.mean_terms()
-            extras = method.report(client)
+            try:
+                extras = method.report(client)
+            except Exception:
+                client.mean_terms()  # a loss that is not finite is the cause, and says so
+                raise
     client.worker.optimization.keep(client.optimizer)
     state = client.network.state_dict()
     client.memory.update({name: state[name].detach().clone() for name in local})
-    spoiled = first_not_finite(client.memory.items()) if client.memory else None
+    terms, spoiled = client.mean_terms(not_finite(client.memory))
     if spoiled is not None:
         raise ClientError(
             f"{spoiled!r} became infinite or NaN in round {client.round}; "

@@ -2,9 +2,10 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,13 +13,16 @@ from torch import Tensor
 from feddg.clients.optim import in_round
 from feddg.errors import ClientError
 from feddg.messages import (
+    Check,
     EntrySchema,
     Message,
     Refusal,
     SchemaContext,
     Update,
     Weights,
+    first_fault,
     first_not_finite,
+    found,
     plain_text,
 )
 from feddg.methods.base import FoundOut, Method, Round, RoundHook, State, has_global_model
@@ -68,7 +72,7 @@ class ChangeSizes(RoundHook):
         # Of an honest client, a rate is the likely reason at first; later it trained with it.
         rate = "" if medians or self._lr is None else f"; lower train.lr (now {self._lr:g})"
         if not math.isfinite(far):
-            bad = first_not_finite(update.weights.items())
+            bad = first_not_finite(update.weights)
             if bad is not None:
                 raise ClientError(f"weight {bad!r} is not finite (NaN or infinite){rate}")
         if self._times is not None and medians:
@@ -76,7 +80,10 @@ class ChangeSizes(RoundHook):
             limit = times * statistics.median(medians)
             beside = f"{times:g} times the median change of the last rounds"
         elif self._times is not None:
-            own = length(sent, [n for n, t in sent.items() if t.is_floating_point()])
+            own = round.scratch[ChangeSizes].get("sent")
+            if own is None:  # the same for every update of the round
+                own = length(sent, [n for n, t in sent.items() if t.is_floating_point()])
+                round.scratch[ChangeSizes]["sent"] = own
             scale = LARGEST_FIRST_MEAN if update.members else LARGEST_FIRST
             limit, beside = scale * (own + 1), "training can"
         else:
@@ -221,11 +228,13 @@ class MessageChecks(RoundHook):
             if registered is not None and count != registered:
                 return f"reports {count} examples, but registered with {registered}"
         fault = layout_fault(update.weights, self._weights)
-        fault = fault or self._statistics_fault(update, state.weights if state else {})
-        extras = update.extras
-        if fault or update.members or not ("update" in self._schemas or extras):
+        if fault:
             return fault
-        return self._message_fault("update", extras, self._context_of(update, state))
+        checks = list(self._statistics_checks(update, state.weights if state else {}))
+        if not update.members and ("update" in self._schemas or update.extras):
+            context = self._context_of(update, state)
+            checks += self._message_checks("update", update.extras, context)
+        return first_fault(checks)
 
     def message_fault(
         self, purpose: str, message: Message, client: int | None = None
@@ -238,7 +247,8 @@ class MessageChecks(RoundHook):
             client: the id of its client, if known.
         """
         images = None if client is None else self._registered.get(client)
-        return self._message_fault(purpose, message, replace(self._context, images=images))
+        context = replace(self._context, images=images)
+        return first_fault(self._message_checks(purpose, message, context))
 
     def _context_of(self, update: Update, state: State | None) -> SchemaContext:
         """Returns what is known of an update's sender and round."""
@@ -260,8 +270,8 @@ class MessageChecks(RoundHook):
 
         return replace(context, gradients=gradients)
 
-    def _statistics_fault(self, update: Update, sent: Weights) -> str | None:
-        """Returns which variance or counter is invalid, or None.
+    def _statistics_checks(self, update: Update, sent: Weights) -> Iterator[Check]:
+        """Yields what finds an invalid variance or counter.
 
         A value below 0 could make the mean unusable for every network, and then honest clients
         would be refused.
@@ -269,36 +279,48 @@ class MessageChecks(RoundHook):
         lowest = -LARGEST_ROUNDING if update.members else 0.0
         for name in self._never_negative:
             tensor = update.weights[name].detach()
-            if not tensor.numel():
-                continue
-            least, most = map(float, torch.aminmax(tensor))
-            if least < lowest:
-                return f"weight {name!r} holds {least:g}; a variance or a counter is never below 0"
-            if tensor.is_floating_point():
-                continue
-            before = float(sent[name].max()) if name in sent else 0.0
-            if most > before + MOST_BATCHES:
-                return f"weight {name!r} holds {most:g}, more batches than there can have been"
-        return None
+            if tensor.numel():
+                counts = not tensor.is_floating_point()
+                before = [sent[name].max()] if counts and name in sent else []
+                judge = partial(_statistics_fault, name, counts, lowest)
+                yield [*torch.aminmax(tensor), *before], judge
 
-    def _message_fault(self, purpose: str, message: Message, context: SchemaContext) -> str | None:
+    def _message_checks(
+        self, purpose: str, message: Message, context: SchemaContext
+    ) -> Iterator[Check]:
         declared = self._schemas.get(purpose, {})
         bound: dict[str, int] = {}
         met: set[str] = set()
         for name, value in (*message.tensors.items(), *message.scalars.items()):
             key = next((key for key in declared if fnmatchcase(name, key)), None)
             if key is None:
-                return f"has an undeclared entry {plain_text(name, 60)!r}"
+                yield found(f"has an undeclared entry {plain_text(name, 60)!r}")
+                return
             met.add(key)
             schema = declared[key]
             if isinstance(value, Tensor):
-                fault = schema.tensor_fault(self._method, context, name, value, bound)
+                figures, judge = schema.tensor_check(self._method, context, name, value, bound)
             else:
-                fault = schema.number_fault(self._method, context, name, value)
-            if fault is not None:
-                return f"its {plain_text(name, 60)!r} {fault}"
+                figures, judge = found(schema.number_fault(self._method, context, name, value))
+            yield figures, partial(_named, plain_text(name, 60), judge)
         missing = sorted(declared.keys() - met)
-        return f"lacks {missing[0]!r}" if missing else None
+        yield found(f"lacks {missing[0]!r}" if missing else None)
+
+
+def _named(
+    name: str, judge: Callable[[list[float]], str | None], figures: list[float]
+) -> str | None:
+    fault = judge(figures)
+    return None if fault is None else f"its {name!r} {fault}"
+
+
+def _statistics_fault(name: str, counts: bool, lowest: float, figures: list[float]) -> str | None:
+    least, most, *before = figures
+    if least < lowest:
+        return f"weight {name!r} holds {least:g}; a variance or a counter is never below 0"
+    if counts and most > sum(before) + MOST_BATCHES:
+        return f"weight {name!r} holds {most:g}, more batches than there can have been"
+    return None
 
 
 def layout_fault(weights: Weights, expected: Mapping[str, Tensor]) -> str | None:

@@ -11,7 +11,6 @@ Nothing is pickled: a message is sent as a header (JSON), one flat buffer for te
 """
 
 import json
-import math
 import threading
 import time
 from collections import deque
@@ -29,14 +28,24 @@ from torch import Tensor, nn
 from feddg.errors import WorkerLost
 from feddg.evaluation.accuracy import Evaluation, sees_batches
 from feddg.federation.inprocess import TRAIN, Answer, InProcess, Result
-from feddg.messages import Broadcast, Message, Refusal, Update, Weights, joined, prefixed, under
+from feddg.messages import (
+    Broadcast,
+    Message,
+    Refusal,
+    Update,
+    Weights,
+    after,
+    joined,
+    prefixed,
+    under,
+    view_in,
+)
 from feddg.models.network import Network
 
 AHEAD = 2**28
 """Most bytes of updates that a process may produce before the server takes them."""
 SERVER = 0.2
 """The server's work per update, in batches: measured with a small CNN and ResNet-18."""
-ALIGNED = 64
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_TO_LEAVE = 10.0
 CONTEXT, PREDICT = "context", "predict"
@@ -61,34 +70,27 @@ def buffers_of(message: Message) -> list[Tensor]:
         dtype = str(tensor.dtype).removeprefix("torch.")
         entries.append([name, dtype, list(like.shape), list(like.stride()), on_device, start])
         places.append((tensor.detach(), like, start))
-        ends[on_device] = -(-(start + like.nbytes) // ALIGNED) * ALIGNED
+        ends[on_device] = after(start, like.nbytes)
     header = json.dumps([message.scalars, entries]).encode()
-    first = -(-len(header) // ALIGNED) * ALIGNED
+    first = after(0, len(header))
     here = torch.empty(first + ends[0], dtype=torch.uint8)
     here[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
     there = torch.empty(ends[1], dtype=torch.uint8, device=device)
     for tensor, like, start in places:
         flat = here[first:] if tensor.device.type == "cpu" else there
-        _view(flat, start, like.dtype, like.shape, like.stride()).copy_(tensor)
+        view_in(flat, start, like.dtype, like.shape, like.stride()).copy_(tensor)
     sizes = torch.tensor([len(header), len(here), len(there)])
     return [sizes, here, *([there] if len(there) else [])]
-
-
-def _view(
-    flat: Tensor, start: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
-) -> Tensor:
-    size = math.prod(shape) * dtype.itemsize
-    return flat[start : start + size].view(dtype).as_strided(shape, stride)
 
 
 def message_in(header_length: int, here: Tensor, there: Tensor | None) -> Message:
     """Reads what :func:`buffers_of` wrote; the tensors are views of the buffers."""
     scalars, entries = json.loads(here[:header_length].numpy().tobytes())
-    flat = [here[-(-header_length // ALIGNED) * ALIGNED :], there]
+    flat = [here[after(0, header_length) :], there]
     tensors: Weights = {}
     for name, dtype, shape, stride, on_device, start in entries:
         part = cast(Tensor, flat[on_device])
-        tensors[name] = _view(part, start, getattr(torch, dtype), shape, stride)
+        tensors[name] = view_in(part, start, getattr(torch, dtype), shape, stride)
     return Message(tensors, scalars)
 
 

@@ -213,6 +213,26 @@ class Method:
     def begin(self, client: Client) -> None:
         """Prepares the client's round; ``client.network`` holds the weights it starts from."""
 
+    def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
+        """Returns what the next step needs from the host, such as random numbers, by name.
+
+        It goes to the device with the batch, in one copy that is under way while the step before
+        runs; :meth:`drawn` finds it there. A copy inside a step would make the device wait.
+
+        Args:
+            client: the client; ``client.steps`` is the number of the step.
+            positions: ``(B,)`` of the batch's images among its training images, on the CPU.
+            labels: ``(B,)``, on the CPU.
+        """
+        return {}
+
+    def drawn(self, client: Client, batch: Batch) -> Weights:
+        """Returns what :meth:`draws` gave for a batch, on its device."""
+        if not batch.drawn:  # a batch made by hand, or a part of one
+            own = self.draws(client, batch.positions, batch.labels_here)
+            batch.drawn = on_device(own, batch.labels.device)
+        return batch.drawn
+
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Returns named, already weighted loss terms; their sum is minimised.
 

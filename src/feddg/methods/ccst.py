@@ -35,7 +35,7 @@ Decisions:
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -43,6 +43,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from feddg.clients.client import Batch, Client
+from feddg.data.pixels import Pixels
 from feddg.errors import ExperimentError
 from feddg.messages import EntrySchema, Message, SchemaContext, joined
 from feddg.methods.base import Method, register
@@ -83,14 +84,19 @@ class CcstSettings(StyleSettings):
 
 
 @dataclass
-class Versions:
+class Versions(Pixels):
     """Images in several versions: row ``v n + i`` is version v of image i, for n images.
 
     Attributes:
         views: K tensors, uint8 ``(n, H, W, 3)``.
+        size: H and W.
     """
 
     views: list[Tensor]
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.size = self.views[0].shape[1]
 
     def gather(self, rows: Tensor, device: torch.device | None = None) -> Tensor:
         """Returns the images of ``rows``, ``(B, 3, H, W)``, on a device."""

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
 from feddg.errors import ClientError, ExperimentError
-from feddg.messages import EntrySchema, Message, Update, Weights, joined
+from feddg.messages import EntrySchema, Message, Update, Weights, joined, on_device
 from feddg.methods.base import Method, MethodSettings, State, register, weighted_mean
 from feddg.models.network import Heads, MeanOverHeads, Network
 from feddg.models.normalization import gates_apart, mix_instance_statistics
@@ -131,12 +131,13 @@ class COPA(Method):
         """Loads the classifier of the client's domain into the network."""
         super().begin(client)
         head, heads = self.head(client), heads_of(client.network)
-        if heads.trained[head]:
+        trained = heads.trained.cpu().clone()
+        if trained[head]:
             own = {"weight": heads.weight[head], "bias": heads.bias[head]}
             client.network.classifier.load_state_dict(own)
-        others = heads.trained.cpu().clone()
-        others[head] = False
-        client.scratch[HEAD] = others.nonzero().squeeze(1).to(client.device)
+        trained[head] = False
+        others = {HEAD: trained.nonzero().squeeze(1)}
+        client.scratch |= on_device(others, client.device)
 
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
         """Gives the gates their own learning rate, and keeps them in [0, 1]."""

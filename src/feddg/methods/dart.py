@@ -39,11 +39,12 @@ from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from pydantic import Field
-from torch import Generator, Tensor
+from torch import Tensor
 
 from feddg.clients.client import Batch, Client
+from feddg.messages import Weights
 from feddg.methods.base import Method, MethodSettings, register
-from feddg.methods.outlines import outlines, partly
+from feddg.methods.outlines import outlines, partly, some
 from feddg.methods.randconv import KERNELS, convolved, random_kernel
 from feddg.models.network import Network
 from feddg.settings import Fraction
@@ -72,20 +73,31 @@ class Dart(Method):
     settings: DartSettings
     presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"server": {"averaging": "ema"}}}
 
+    def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
+        """Adds which images take the client's form, and what the form draws."""
+        rng = client.stream("half", client.steps)
+        own = {"dart": some(len(labels), self.settings.form_probability, rng)}
+        if self.form(client) == "convolved":
+            size = KERNELS[int(torch.randint(len(KERNELS), (), generator=rng))]
+            share = torch.rand((), generator=rng)
+            own |= {"dart/share": share, "dart/kernel": random_kernel(size, rng)}
+        return super().draws(client, positions, labels) | own
+
+    def form(self, client: Client) -> Form:
+        """Returns the form of a client's turn."""
+        forms = self.settings.forms
+        return forms[int(torch.randint(len(forms), (), generator=client.stream("form")))]
+
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """The loss of a batch of which some images are in the client's form."""
-        forms, share = self.settings.forms, self.settings.form_probability
-        drawn = torch.randint(len(forms), (), generator=client.stream("form"))
-        form, rng = FORMS[forms[int(drawn)]], client.stream("half", client.steps)
-        images = partly(batch.images, share, rng, lambda own: form(own, client.network, rng))
+        drawn, form = self.drawn(client, batch), FORMS[self.form(client)]
+        images = partly(batch.images, drawn["dart"], lambda own: form(own, client.network, drawn))
         return self.head_loss(client, batch, client.network.features(images))
 
 
-def convolved_at_random(images: Tensor, network: Network, rng: Generator) -> Tensor:
+def convolved_at_random(images: Tensor, network: Network, drawn: Weights) -> Tensor:
     """Returns images ``(B, 3, H, W)`` in [0, 1] mixed with one random convolution of them."""
-    size = KERNELS[int(torch.randint(len(KERNELS), (), generator=rng))]
-    share = float(torch.rand((), generator=rng))
-    return convolved(network, images, random_kernel(size, rng), share)
+    return convolved(network, images, drawn["dart/kernel"], drawn["dart/share"])
 
 
 def grey(images: Tensor) -> Tensor:
@@ -99,10 +111,10 @@ def contrasted(images: Tensor) -> Tensor:
     return (middle + 2 * (images - middle)).clamp(0, 1)
 
 
-FORMS: dict[Form, Callable[[Tensor, Network, Generator], Tensor]] = {
-    "plain": lambda images, network, rng: images,
-    "outlines": lambda images, network, rng: outlines(images),
+FORMS: dict[Form, Callable[[Tensor, Network, Weights], Tensor]] = {
+    "plain": lambda images, network, drawn: images,
+    "outlines": lambda images, network, drawn: outlines(images),
     "convolved": convolved_at_random,
-    "grey": lambda images, network, rng: grey(images),
-    "contrast": lambda images, network, rng: contrasted(images),
+    "grey": lambda images, network, drawn: grey(images),
+    "contrast": lambda images, network, drawn: contrasted(images),
 }

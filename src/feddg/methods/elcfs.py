@@ -41,7 +41,7 @@ from torch.func import functional_call
 
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
-from feddg.messages import EntrySchema, Message, joined
+from feddg.messages import EntrySchema, Message, Weights, joined
 from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.backbones import use_plain_attention
 from feddg.models.network import Network
@@ -133,13 +133,28 @@ class Elcfs(Method):
         )
         return joined(super().aggregate_statistics(client_statistics), bank)
 
+    def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
+        """Adds the amplitudes of one random other image for each, and how far to go to them."""
+        assert client.context is not None, "the server broadcasts the bank before round 1"
+        bank, owners = (client.context.tensors[n] for n in ("amplitudes", "amplitude_owners"))
+        others = (owners != client.id).nonzero().squeeze(1)
+        if not len(others):
+            others = torch.arange(len(owners))
+        rng = client.stream("elcfs", client.steps)
+        drawn = torch.randint(len(others), (len(labels),), generator=rng)
+        shares = torch.rand(len(labels), generator=rng)
+        if self.settings.mixing == "full":
+            shares = torch.ones_like(shares)
+        own = {"elcfs/amplitudes": bank[others[drawn]], "elcfs/shares": shares}
+        return super().draws(client, positions, labels) | own
+
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Returns the loss of the batch, and the loss of its mixed images after a trial step."""
         plain = super().loss
         terms = plain(client, batch)
         trial = self._trial_step(client.network, torch.stack(list(terms.values())).sum())
         episode = _Episode(client.network, plain)
-        mixed_batch = replace(batch, images=self._mixed(client, batch.images))
+        mixed_batch = replace(batch, images=self._mixed(client, batch))
         after = functional_call(episode, trial, (client, mixed_batch))
         return terms | {f"episodic_{name}": term for name, term in after.items()}
 
@@ -158,20 +173,11 @@ class Elcfs(Method):
             for (name, parameter), gradient in zip(named.items(), gradients)
         }
 
-    def _mixed(self, client: Client, images: Tensor) -> Tensor:
-        """Mixes amplitudes of other clients into images, one random other image for each."""
-        assert client.context is not None, "the server broadcasts the bank before round 1"
-        bank, owners = (client.context.tensors[n] for n in ("amplitudes", "amplitude_owners"))
-        others = (owners != client.id).nonzero().squeeze(1)
-        if not len(others):
-            others = torch.arange(len(owners), device=owners.device)
-        rng = client.stream("elcfs", client.steps)
-        drawn = torch.randint(len(others), (len(images),), generator=rng)
-        shares = torch.rand(len(images), generator=rng)
-        if self.settings.mixing == "full":
-            shares = torch.ones_like(shares)
-        foreign = bank[others[drawn.to(others.device)]].to(images)
-        return mix_amplitudes(images, foreign, shares.to(images))
+    def _mixed(self, client: Client, batch: Batch) -> Tensor:
+        """Mixes amplitudes of other clients into a batch's images."""
+        images, drawn = batch.images, self.drawn(client, batch)
+        foreign, shares = (drawn[f"elcfs/{n}"].to(images) for n in ("amplitudes", "shares"))
+        return mix_amplitudes(images, foreign, shares)
 
 
 class _Episode(nn.Module):

@@ -44,7 +44,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from feddg.clients.client import Batch, Client
@@ -150,6 +150,12 @@ class FedIG(SiloBN):
         gates_apart(optimizer, client.network, client.train, self.settings.instance_gate_lr)
         return optimizer
 
+    def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
+        """Adds u for every channel of every layer that may ask for it."""
+        channels = sum(layer.num_features for layer in client.scratch[GLOBAL])
+        own = torch.rand(channels, generator=client.stream("fedig", client.steps))
+        return super().draws(client, positions, labels) | {"fedig": own}
+
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Adds the two client-agnostic terms."""
         terms = super().head_loss(client, batch, embeddings)
@@ -171,8 +177,8 @@ class FedIG(SiloBN):
 
     def _varied(self, client: Client, batch: Batch) -> Tensor:
         """Embeds the batch under mixed moments."""
-        rng = client.stream("fedig", client.steps)
-        rule = mixed(client.scratch[GLOBAL], self.settings.mixing, rng)
+        drawn = self.drawn(client, batch)["fedig"]
+        rule = mixed(client.scratch[GLOBAL], self.settings.mixing, drawn)
         with normalised_by(client.network, rule):
             return client.network.features(batch.images)
 
@@ -192,23 +198,25 @@ class FedIG(SiloBN):
         return state
 
 
-def mixed(
-    statistics: dict[_BatchNorm, Stored], mixing: tuple[float, float], rng: Generator
-) -> Rule:
+def mixed(statistics: dict[_BatchNorm, Stored], mixing: tuple[float, float], drawn: Tensor) -> Rule:
     """Returns MixIG (Eq. 3) as a rule, with one u per channel for every pass through a layer.
 
     Args:
         statistics: the federation's statistics, by layer.
         mixing: the range of u.
-        rng: generator of u.
+        drawn: uniform in [0, 1], what u is made of, in the order of the passes: as many as the
+            layers have channels.
     """
     low, high = mixing
+    used = 0
 
     def rule(layer: _BatchNorm, inputs: Tensor) -> Tensor:
+        nonlocal used
         ours = statistics[layer]
         if not has_map(inputs):
             return normalize_stored(layer, inputs, ours)
-        u = low + (high - low) * torch.rand(layer.num_features, generator=rng)
+        u = low + (high - low) * drawn[used : used + layer.num_features]
+        used += layer.num_features
         image = instance_moments(inputs, layer.eps)
         return normalize(layer, inputs, ours.moments(layer.eps).mixed(image, u.to(image.mean)))
 

@@ -39,6 +39,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
 from feddg.clients.optim import rate_share
+from feddg.messages import Weights
 from feddg.methods.base import MethodSettings, register
 from feddg.methods.fedig import GLOBAL, FedIG, FedIGSettings
 from feddg.models.network import Network
@@ -114,6 +115,13 @@ class FedIGA(FedIG):
         client.scratch[OPTIMIZER] = torch.optim.SGD(parameters, own_lr, chosen.adapter_momentum)
         return optimizer
 
+    def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
+        """Adds the noise of every layer's alpha."""
+        layers = self.adapter(client.network)
+        rng = client.stream("fedig-a", client.steps + 1)  # after the step of the network
+        noise = torch.stack([torch.randn(len(labels), generator=rng) for _ in layers])
+        return super().draws(client, positions, labels) | {"fedig-a": noise}
+
     def step(self, client: Client, batch: Batch) -> None:
         """Takes one step of the network, then one of the adapters, on the same batch."""
         super().step(client, batch)
@@ -130,8 +138,7 @@ class FedIGA(FedIG):
 
     def adapter_loss(self, client: Client, batch: Batch) -> Tensor:
         """Returns the cross-entropy under sampled alpha (Eq. 8)."""
-        rng = client.stream("fedig-a", client.steps)
-        share = self.adapter(client.network).share(rng)
+        share = self.adapter(client.network).share(self.drawn(client, batch)["fedig-a"])
         rule = interpolated(client.network, share, client.scratch[GLOBAL].__getitem__)
         with normalised_by(client.network, rule):
             return client.task_loss(client.network(batch.images), batch.labels)

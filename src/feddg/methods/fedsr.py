@@ -124,7 +124,7 @@ class FedSR(Method):
     def begin(self, client: Client) -> None:
         """Sets the client's random stream for the noise."""
         super().begin(client)
-        embedding_of(client.network).rng = client.stream("fedsr")
+        embedding_of(client.network).draw_from(client.stream("fedsr"))
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Adds the embedding's length and its divergence from the class reference."""

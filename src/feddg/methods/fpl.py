@@ -37,13 +37,14 @@ from torch import Tensor
 from torch.nn.functional import mse_loss, normalize
 
 from feddg.clients.client import Batch, Client
-from feddg.messages import Broadcast, EntrySchema, Message, Update, joined
+from feddg.messages import Broadcast, EntrySchema, Message, Update, Weights, joined, on_device
 from feddg.methods.base import Method, MethodSettings, State, register
 from feddg.settings import Positive
 from feddg.styles.statistics import finch
 
 PROTOTYPES, CLASSES = "fpl/prototypes", "fpl/classes"
 EMBEDDINGS = "fpl/embeddings"
+SEEN = "fpl/seen"
 LARGEST = 10.0
 """Largest allowed ratio of a client's largest prototype entry to the round's median."""
 
@@ -103,23 +104,33 @@ class FPL(Method):
         super().begin(client)
         shape = (len(client.training), client.network.features_dimension)
         client.scratch[EMBEDDINGS] = torch.full(shape, torch.nan, device=client.device)
+        client.scratch[SEEN] = torch.zeros(shape[0], dtype=torch.bool)
         if CLASSES in client.extras.tensors:
             client.scratch[CLASSES] = client.extras.tensors[CLASSES].cpu()
+
+    def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
+        """Adds the images' positions, and which prototypes are of their classes."""
+        own = {"fpl/positions": positions}
+        if PROTOTYPES in client.extras.tensors:
+            known, of_class = met(labels, client.scratch[CLASSES])
+            own |= {"fpl/known": known, "fpl/own": of_class}
+        return super().draws(client, positions, labels) | own
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Adds the contrast with all prototypes, and the distance to the mean of its class."""
         terms = super().head_loss(client, batch, embeddings)
-        positions = batch.positions.to(client.device)
-        client.scratch[EMBEDDINGS][positions] = embeddings.detach().float()
+        drawn = self.drawn(client, batch)
+        client.scratch[EMBEDDINGS][drawn["fpl/positions"]] = embeddings.detach().float()
+        client.scratch[SEEN][batch.positions] = True
         received = client.extras.tensors
         if PROTOTYPES not in received:
             return terms
         labels, classes = batch.labels_here, client.scratch[CLASSES]
         own = prototype_terms(
             embeddings.float(),
-            labels,
+            drawn["fpl/known"],
+            drawn["fpl/own"],
             received[PROTOTYPES].to(client.device),
-            classes,
             self.settings.temperature,
         )
         if self.settings.contrast_over == "batch":
@@ -130,10 +141,10 @@ class FPL(Method):
     def report(self, client: Client) -> Message:
         """Adds the client's prototypes."""
         embeddings, labels = client.scratch[EMBEDDINGS], client.training.labels
-        seen = ~embeddings[:, 0].isnan().cpu()
+        seen = client.scratch[SEEN]
         classes = torch.unique(labels[seen])
-        rows = [(seen & (labels == c)).nonzero().squeeze(1) for c in classes]
-        means = [embeddings[own.to(embeddings.device)].mean(0) for own in rows]
+        rows = {str(c): (seen & (labels == c)).nonzero().squeeze(1) for c in classes.tolist()}
+        means = [embeddings[own].mean(0) for own in on_device(rows, client.device).values()]
         own = {PROTOTYPES: torch.stack(means), CLASSES: classes}
         return joined(super().report(client), Message(own))
 
@@ -197,23 +208,36 @@ def clustered(prototypes: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(means), torch.tensor(labels, device=classes.device)
 
 
+def met(labels: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns which images have prototypes of their class, and which those are.
+
+    Args:
+        labels: ``(B,)`` class ids, on the CPU.
+        classes: ``(P,)`` class ids of the prototypes, on the CPU.
+
+    Returns:
+        ``(K,)`` rows of images, and ``(K, P)`` bool.
+    """
+    own = labels[:, None] == classes[None, :]
+    known = own.any(1).nonzero().squeeze(1)
+    return known, own[known]
+
+
 def prototype_terms(
-    embeddings: Tensor, labels: Tensor, prototypes: Tensor, classes: Tensor, temperature: float
+    embeddings: Tensor, known: Tensor, own: Tensor, prototypes: Tensor, temperature: float
 ) -> dict[str, Tensor]:
     """Returns CPCL and UPCR; nothing if no image's class has a prototype.
 
     Args:
         embeddings: ``(B, d)``.
-        labels: ``(B,)`` class ids, on the CPU.
+        known: ``(K,)`` rows of images with prototypes of their class.
+        own: ``(K, P)`` bool, which prototypes are of an image's class.
         prototypes: ``(P, d)`` cluster prototypes of all classes.
-        classes: ``(P,)`` their class ids, on the CPU.
         temperature: tau.
     """
-    own = labels[:, None] == classes[None, :]
-    known = own.any(1).nonzero().squeeze(1)
     if not len(known):
         return {}
-    own, embeddings = own[known].to(embeddings.device), embeddings[known.to(embeddings.device)]
+    embeddings = embeddings[known]
     shares = own.float() / own.sum(1, keepdim=True)
     # At a temperature of 0.02 half precision would be too coarse.
     with torch.autocast(embeddings.device.type, enabled=False):

@@ -35,6 +35,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
+from feddg.messages import Weights
 from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.network import Network
 from feddg.settings import Fraction
@@ -80,7 +81,7 @@ def shuffled(images: Tensor, orders: Tensor) -> Tensor:
     across, down = slice(left, left + GRID * width), slice(top, top + GRID * height)
     tiles = images[..., down, across].reshape(count, channels, GRID, height, GRID, width)
     tiles = tiles.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
-    tiles = tiles[torch.arange(count, device=images.device)[:, None], orders.to(images.device)]
+    tiles = tiles[torch.arange(count, device=images.device)[:, None], orders]
     tiles = tiles.view(count, GRID, GRID, channels, height, width).permute(0, 3, 1, 4, 2, 5)
     result = images.contiguous(memory_format=torch.channels_last).clone()
     result[..., down, across] = tiles.reshape(count, channels, GRID * height, GRID * width)
@@ -104,19 +105,24 @@ class Jigen(Method):
         network.heads["jigsaw"] = network.initialised("jigsaw", lambda: nn.Linear(*size))
         return network
 
+    def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
+        """Adds each image's puzzle, and the order of its tiles."""
+        count, rng = self.settings.permutations, client.stream("jigsaw", client.steps)
+        whole = torch.rand(len(labels), generator=rng) < self.settings.whole_share
+        puzzles = torch.randint(count + 1, (len(labels),), generator=rng).masked_fill(whole, 0)
+        orders = distant_permutations(count)[puzzles]
+        own = {"jigsaw/puzzles": puzzles, "jigsaw/orders": orders}
+        return super().draws(client, positions, labels) | own
+
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Shuffles some images, and their views in the same way."""
-        chosen = self.settings
-        rng = client.stream("jigsaw", client.steps)
-        whole = torch.rand(len(batch), generator=rng) < chosen.whole_share
-        puzzles = torch.randint(chosen.permutations + 1, (len(batch),), generator=rng)
-        puzzles = puzzles.masked_fill(whole, 0)
-        orders = distant_permutations(chosen.permutations)[puzzles]
+        drawn = self.drawn(client, batch)
+        orders = drawn["jigsaw/orders"]
         puzzled = replace(
             batch,
             images=shuffled(batch.images, orders),
             views={name: shuffled(view, orders) for name, view in batch.views.items()},
-            targets=batch.targets | {"jigsaw": puzzles.to(batch.labels.device)},
+            targets=batch.targets | {"jigsaw": drawn["jigsaw/puzzles"]},
         )
         return super().loss(client, puzzled)
 

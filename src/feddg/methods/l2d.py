@@ -31,6 +31,7 @@ Decisions:
 """
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -39,7 +40,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from feddg.clients.client import Batch, Client
-from feddg.messages import Message
+from feddg.messages import Message, Weights, joined, on_device, prefixed, under
 from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
@@ -82,31 +83,46 @@ class Augmenter(nn.Module):
             self.scales[str(kernel)] = 1 + 0.1 * torch.randn(shape, generator=rng)
             self.shifts[str(kernel)] = 0.1 * torch.randn(shape, generator=rng)
 
-    def forward(self, images: Tensor, rng: Generator, *, random_mixture: bool) -> Tensor:
-        """Returns logits of stylized images ``(B, 3, H, W)``; their sigmoid is RGB in [0, 1].
+    def draws(self, count: int, side: int, rng: Generator, *, random_mixture: bool) -> Weights:
+        """Draws what a pass of so many images of a side needs, on the CPU.
 
         Args:
-            images: normalised; may be smaller than ``size``.
+            count: number of images.
+            side: theirs, in pixels; may be smaller than ``size``.
             rng: generator of the noise, convolutions and mixture.
             random_mixture: whether the branches get random weights.
         """
-        images = images + 0.01 * self.noise * _randn(images.shape, rng, images)
-        branches = [torch.tanh(functional.conv2d(images, _kernel(1, rng, images)))]
+        drawn = {"noise": torch.randn(count, 3, side, side, generator=rng), "1": _kernel(1, rng)}
+        sizes = [int(name) for name in self.scales if int(name) < side]
+        for size in sizes:
+            drawn |= {f"{size}/{way}": _kernel(size, rng) for way in ("down", "up")}
+        weights = torch.ones(1 + len(sizes))
+        if random_mixture:
+            weights = torch.randn(1 + len(sizes), generator=rng).abs()
+        return drawn | {"weights": weights / weights.sum()}
+
+    def forward(self, images: Tensor, drawn: Weights) -> Tensor:
+        """Returns logits of stylized images ``(B, 3, H, W)``; their sigmoid is RGB in [0, 1].
+
+        Args:
+            images: normalised.
+            drawn: see :meth:`draws`.
+        """
+        drawn = {name: tensor.to(images) for name, tensor in drawn.items()}
+        images = images + 0.01 * self.noise * drawn["noise"]
+        branches = [torch.tanh(functional.conv2d(images, drawn["1"]))]
         for size in (int(name) for name in self.scales):
             if size < images.shape[-1]:
-                branches.append(torch.tanh(self._branch(images, size, rng)))
-        weights = torch.ones(len(branches))
-        if random_mixture:
-            weights = torch.randn(len(branches), generator=rng).abs()
-        weights = (weights / weights.sum()).to(images)
-        return torch.einsum("k,kbchw->bchw", weights, torch.stack(branches))
+                down, up = drawn[f"{size}/down"], drawn[f"{size}/up"]
+                branches.append(torch.tanh(self._branch(images, size, down, up)))
+        return torch.einsum("k,kbchw->bchw", drawn["weights"], torch.stack(branches))
 
-    def _branch(self, images: Tensor, size: int, rng: Generator) -> Tensor:
-        down = convolution(images, _kernel(size, rng, images))
-        height, width = down.shape[-2:]
+    def _branch(self, images: Tensor, size: int, down: Tensor, up: Tensor) -> Tensor:
+        smaller = convolution(images, down)
+        height, width = smaller.shape[-2:]
         scale, shift = (part[str(size)][:, :height, :width] for part in (self.scales, self.shifts))
-        styled = scale * functional.instance_norm(down) + shift
-        return transposed_convolution(styled, _kernel(size, rng, images))
+        styled = scale * functional.instance_norm(smaller) + shift
+        return transposed_convolution(styled, up)
 
 
 class LogVarianceEmbedding(nn.Module):
@@ -155,29 +171,47 @@ class L2d(Method):
     def begin(self, client: Client) -> None:
         """Restores the client's augmenter, or creates it."""
         super().begin(client)
-        size = client.examples.images(torch.tensor([0])).shape[-1]
+        size = client.examples.pixels.size
         rng = client.lasting_stream("l2d", "augmenter")
         if self.settings.augmenter == "fresh":
             rng = client.stream("l2d", "augmenter")
         augmenter = Augmenter(size, rng)
         kept = {n.removeprefix(_KEPT): t for n, t in client.memory.items() if n.startswith(_KEPT)}
-        if kept:
-            augmenter.load_state_dict(kept)
-        client.scratch["l2d"] = augmenter.to(client.device)
+        own = {name: tensor.clone() for name, tensor in (kept or augmenter.state_dict()).items()}
+        augmenter.load_state_dict(on_device(own, client.device), assign=True)
+        client.scratch["l2d"] = augmenter
 
     def report(self, client: Client) -> Message:
         """Stores the augmenter at the client; it is not sent."""
         if self.settings.augmenter == "kept":
             state = client.scratch["l2d"].state_dict()
-            client.memory.update({_KEPT + n: t.detach().cpu().clone() for n, t in state.items()})
+            client.memory.update({_KEPT + n: t.detach().clone() for n, t in state.items()})
         return super().report(client)
+
+    def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
+        """Adds what both steps draw, and the batch's rows by class."""
+        count, side = len(labels), client.training.pixels.size
+        shape, augmenter = (2 * count, client.network.features_dimension), client.scratch["l2d"]
+        rng = client.stream("l2d", client.steps)
+        own = prefixed("task/", Message(augmenter.draws(count, side, rng, random_mixture=True)))
+        own.tensors["task/embedding"] = torch.randn(shape, generator=rng)
+        rng = client.stream("l2d", "augmenter", client.steps + 1)  # after the task's step
+        fixed = client.lasting_stream("l2d", "convolutions")
+        drawn = Message(augmenter.draws(count, side, fixed, random_mixture=False))
+        own = joined(own, prefixed("augmenter/", drawn))
+        own.tensors["augmenter/embedding"] = torch.randn(shape, generator=rng)
+        own.tensors["others"] = torch.randperm(count, generator=rng)
+        for c in torch.unique(labels).tolist():
+            own.tensors[f"class/{c}"] = (labels == c).nonzero().squeeze(1)
+        return super().draws(client, positions, labels) | prefixed("l2d/", own).tensors
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Returns the task's loss on the images and their augmented versions."""
-        chosen, rng = self.settings, client.stream("l2d", client.steps)
+        chosen, drawn = self.settings, self._own(client, batch, "task/")
         with torch.no_grad():
-            varied = self._varied(client, batch.images, rng, random_mixture=True)
-        (z, stylized), judged, moments = self._embedded(client.network, batch.images, varied, rng)
+            varied = self._varied(client, batch.images, drawn)
+        network, noise = client.network, drawn["embedding"]
+        (z, stylized), judged, moments = self._embedded(network, batch.images, varied, noise)
         terms = {n: term / 2 for n, term in self.head_loss(client, batch, z).items()}
         on_stylized = self.head_loss(client, batch, stylized)
         contrast = supervised_contrast(z, stylized, batch.labels, chosen.contrast_temperature)
@@ -191,13 +225,14 @@ class L2d(Method):
     def step(self, client: Client, batch: Batch) -> None:
         """Takes one step of the task, then one of the augmenter."""
         super().step(client, batch)
-        rng = client.stream("l2d", "augmenter", client.steps)
-        fixed = client.lasting_stream("l2d", "convolutions")
-        varied = self._varied(client, batch.images, fixed, random_mixture=False)
-        (z, stylized), judged, moments = self._embedded(client.network, batch.images, varied, rng)
-        others = torch.randperm(len(batch), generator=rng)
+        drawn = self._own(client, batch, "augmenter/")
+        varied = self._varied(client, batch.images, drawn)
+        network, noise = client.network, drawn["embedding"]
+        (z, stylized), judged, moments = self._embedded(network, batch.images, varied, noise)
+        others = self.drawn(client, batch)["l2d/others"]
         information = log_density(judged, *moments) - log_density(judged[others], *moments)
-        objective = class_discrepancy(z, stylized, batch.labels_here)
+        rows = list(self._own(client, batch, "class/").values())
+        objective = class_discrepancy(z, stylized, rows)
         objective = objective + self.settings.information_weight * information.sum(1).mean() / 2
         parameters = list(client.scratch["l2d"].parameters())
         gradients = torch.autograd.grad(objective, parameters, allow_unused=True)
@@ -206,16 +241,17 @@ class L2d(Method):
                 if gradient is not None:
                     parameter -= self.settings.augmenter_lr * gradient
 
-    def _varied(
-        self, client: Client, images: Tensor, rng: Generator, *, random_mixture: bool
-    ) -> Tensor:
+    def _own(self, client: Client, batch: Batch, purpose: str) -> Weights:
+        return under(f"l2d/{purpose}", Message(self.drawn(client, batch))).tensors
+
+    def _varied(self, client: Client, images: Tensor, drawn: Weights) -> Tensor:
         share, normal = self.settings.augmented_share, client.network.normalize(images)
-        drawn = client.scratch["l2d"](normal, rng, random_mixture=random_mixture).sigmoid()
-        blend: Tensor = share * drawn + (1 - share) * images
+        made = client.scratch["l2d"](normal, drawn).sigmoid()
+        blend: Tensor = share * made + (1 - share) * images
         return blend
 
     def _embedded(
-        self, network: Network, images: Tensor, varied: Tensor, rng: Generator
+        self, network: Network, images: Tensor, varied: Tensor, noise: Tensor
     ) -> tuple[tuple[Tensor, ...], Tensor, tuple[Tensor, Tensor]]:
         """Embeds both versions in one batch.
 
@@ -226,7 +262,7 @@ class L2d(Method):
         features = network.featurizer(network.normalize(torch.cat([images, varied])))
         assert isinstance(network.embedding, LogVarianceEmbedding)
         mean, spread = network.embedding.moments(features)
-        noise = self.settings.embedding_noise * _randn(mean.shape, rng, mean)
+        noise = self.settings.embedding_noise * noise.to(mean)
         embeddings = mean + (spread / 2).exp() * noise
         both, judge = embeddings.chunk(2), int(self.settings.condition == "augmented")
         return both, both[1 - judge], (mean.chunk(2)[judge], spread.chunk(2)[judge])
@@ -235,14 +271,10 @@ class L2d(Method):
 _KEPT = "l2d/"
 
 
-def _randn(shape: torch.Size, rng: Generator, like: Tensor) -> Tensor:
-    return torch.randn(shape, generator=rng).to(like)
-
-
-def _kernel(size: int, rng: Generator, like: Tensor) -> Tensor:
+def _kernel(size: int, rng: Generator) -> Tensor:
     """Draws convolution weights like torch's default: uniform up to 1 / sqrt(fan in)."""
     uniform = 2 * torch.rand(3, 3, size, size, generator=rng) - 1
-    return (uniform / math.sqrt(3 * size**2)).to(like)
+    return uniform / math.sqrt(3 * size**2)
 
 
 def convolution(images: Tensor, kernel: Tensor) -> Tensor:
@@ -317,15 +349,14 @@ def supervised_contrast(z: Tensor, stylized: Tensor, labels: Tensor, temperature
     return -closeness.mean()
 
 
-def class_discrepancy(z: Tensor, stylized: Tensor, labels: Tensor) -> Tensor:
+def class_discrepancy(z: Tensor, stylized: Tensor, rows: Sequence[Tensor]) -> Tensor:
     """Returns the squared MMD between two views, class by class, averaged over the classes.
 
     Args:
         z: ``(B, d)``.
         stylized: ``(B, d)``.
-        labels: ``(B,)``, on the CPU, so that counting classes does not wait for the device.
+        rows: of the images of each class.
     """
-    rows = [(labels == c).nonzero().squeeze(1).to(z.device) for c in torch.unique(labels)]
     return torch.stack([discrepancy(z[own], stylized[own]) for own in rows]).mean()
 
 

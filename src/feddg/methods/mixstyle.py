@@ -26,7 +26,7 @@ Decisions:
     client's batch (inference: a client cannot see others' features). A batch of one is left alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy
@@ -38,6 +38,7 @@ from feddg.clients.client import Client
 from feddg.errors import ExperimentError
 from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.network import Network
+from feddg.rng import Ahead
 from feddg.settings import Fraction, Positive
 
 VARIANCE_FLOOR = 1e-6
@@ -60,23 +61,33 @@ class StyleMixer(nn.Module):
         alpha: parameter of the Beta distribution of mixing weights.
 
     Attributes:
-        rng: random generator; without it, and outside training, nothing is mixed.
+        ahead: what the passes draw; without it, and outside training, nothing is mixed.
     """
 
     def __init__(self, probability: float, alpha: float) -> None:
         super().__init__()
         self.probability, self.alpha = probability, alpha
-        self.rng: numpy.random.Generator | None = None
+        self.ahead: Ahead | None = None
+
+    def draw_from(self, rng: numpy.random.Generator) -> None:
+        """Sets the random generator of the passes from now on."""
+        self.ahead = Ahead(rng, self._drawn, self.ahead)
+
+    def _drawn(self, rng: numpy.random.Generator, shape: Sequence[int]) -> list[Tensor]:
+        if rng.random() >= self.probability:
+            return []
+        shares = rng.beta(self.alpha, self.alpha, shape[0])
+        return [torch.from_numpy(drawn) for drawn in (rng.permutation(shape[0]), shares)]
 
     def after_stage(self, stage: nn.Module, inputs: Any, maps: Tensor) -> Tensor | None:
         """Forward hook: returns the replacement of a stage's output ``(B, C, h, w)``."""
-        if not self.training or self.rng is None or len(maps) < 2:
+        if not self.training or self.ahead is None or len(maps) < 2:
             return None
-        if self.rng.random() >= self.probability:
+        drawn = self.ahead.take(maps.device, maps.shape[:1])
+        if not drawn:
             return None
-        shares = self.rng.beta(self.alpha, self.alpha, len(maps))
-        partners = torch.from_numpy(self.rng.permutation(len(maps)))
-        return mixed(maps, partners.to(maps.device), torch.from_numpy(shares).to(maps))
+        partners, shares = drawn
+        return mixed(maps, partners, shares.to(maps))
 
 
 def mixed(maps: Tensor, partners: Tensor, shares: Tensor) -> Tensor:
@@ -132,4 +143,4 @@ class MixStyle(Method):
         """Gives each mixer the client's random stream of this round."""
         super().begin(client)
         for stage, mixer in enumerate(mixers(client.network)):
-            mixer.rng = client.numpy_stream("mixstyle", stage)
+            mixer.draw_from(client.numpy_stream("mixstyle", stage))

@@ -36,6 +36,7 @@ from pydantic import Field
 from torch import Generator, Tensor, nn
 
 from feddg.clients.client import Batch, Client
+from feddg.messages import Weights
 from feddg.methods.base import Method, MethodSettings, register
 from feddg.settings import Fraction
 
@@ -69,22 +70,25 @@ class Outlines(Method):
         """Images as they are, and their outlines."""
         return *super().head_images(images), outlines(images)
 
+    def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
+        """Adds which images become outlines."""
+        rng, share = client.stream("outlines", client.steps), self.settings.outline_probability
+        own = {"outlines": some(len(labels), share, rng)}
+        return super().draws(client, positions, labels) | own
+
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """The loss of a batch of which some images are outlines."""
-        stream = client.stream("outlines", client.steps)
-        share = self.settings.outline_probability
-        images = partly(batch.images, share, stream, outlines)
+        images = partly(batch.images, self.drawn(client, batch)["outlines"], outlines)
         return self.head_loss(client, batch, client.network.features(images))
 
 
-def partly(
-    images: Tensor, share: float, rng: Generator, changed: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """Returns a copy of images ``(B, 3, H, W)``, each of them changed with probability ``share``.
+def some(count: int, share: float, rng: Generator) -> Tensor:
+    """Returns which of so many images are chosen, each with probability ``share``, ascending."""
+    return (torch.rand(count, generator=rng) < share).nonzero().squeeze(1)
 
-    Whether it is, is drawn for all images before ``changed`` is asked for those that are.
-    """
-    chosen = torch.rand(len(images), generator=rng) < share
+
+def partly(images: Tensor, chosen: Tensor, changed: Callable[[Tensor], Tensor]) -> Tensor:
+    """Returns a copy of images ``(B, 3, H, W)`` in which the ``chosen`` ones are changed."""
     images = images.clone()
     images[chosen] = changed(images[chosen]).to(images)
     return images

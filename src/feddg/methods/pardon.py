@@ -43,7 +43,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
-from feddg.messages import Message, SchemaContext, joined
+from feddg.messages import Message, SchemaContext, Weights, joined, on_device
 from feddg.methods.base import (
     register,
 )
@@ -63,6 +63,8 @@ from feddg.styles.statistics import (
     interpolation_style,
     perturb,
 )
+
+STYLE = "pardon/style"
 
 
 class PardonSettings(StyleSettings):
@@ -232,7 +234,20 @@ class Pardon(OneStyleEach):
     def _stylized(self, client: Client, batch: Batch) -> Tensor:
         if self.settings.stylized == "cached":
             return batch.views["stylized"]
-        return self.stylize(batch, self._style(client.context))
+        if STYLE not in client.scratch:
+            client.scratch |= on_device({STYLE: self._style(client.context)}, client.device)
+        return self.stylize(batch, client.scratch[STYLE])
+
+    def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
+        """Adds each anchor's negative, and for ordinary triplets who may be whose positive."""
+        own, chosen, partner = {}, self.settings.contrastive, None
+        if chosen == "ordinary":
+            partner = own["pardon/partner"] = partners(labels)
+        if chosen == "ordinary" or (chosen == "transferred" and self.exchanges):
+            rng = client.stream("negatives", client.steps)
+            anchored = None if partner is None else partner.any(1)
+            own["pardon/rows"], own["pardon/negatives"] = negatives(labels, rng, anchored)
+        return super().draws(client, positions, labels) | own
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Returns cross-entropy, triplet loss and regulariser (Eq. 7-9) of images and copies."""
@@ -244,21 +259,17 @@ class Pardon(OneStyleEach):
         if stylized is not None and chosen.stylized_cross_entropy:
             on_stylized = self.head_loss(client, batch, stylized)
             terms |= {f"stylized_{name}": term for name, term in on_stylized.items()}
-        rng = client.stream("negatives", client.steps)
+        drawn = self.drawn(client, batch)
         if chosen.contrastive == "transferred" and stylized is not None:
+            anchors, negative = drawn["pardon/rows"], drawn["pardon/negatives"]
             terms["triplet"] = chosen.gamma1 * triplet(
-                embeddings, stylized, stylized, batch.labels_here, chosen.margin, rng
+                embeddings, stylized, stylized, anchors, negative, chosen.margin
             )
         elif chosen.contrastive == "ordinary":
-            positives, anchored = nearest_of_class(embeddings, batch.labels_here)
+            anchors, negative = drawn["pardon/rows"], drawn["pardon/negatives"]
+            positives = nearest_of_class(embeddings, drawn["pardon/partner"])
             terms["triplet"] = chosen.gamma1 * triplet(
-                embeddings,
-                positives,
-                embeddings,
-                batch.labels_here,
-                chosen.margin,
-                rng,
-                anchored,
+                embeddings, positives, embeddings, anchors, negative, chosen.margin
             )
         if chosen.gamma2:
             terms["regularizer"] = chosen.gamma2 * regularizer(
@@ -273,38 +284,51 @@ class Pardon(OneStyleEach):
         return self.transferred(images, self._style(context))
 
 
-def triplet(
-    anchors: Tensor,
-    positives: Tensor,
-    candidates: Tensor,
-    labels: Tensor,
-    margin: float,
-    rng: torch.Generator,
-    anchored: Tensor | None = None,
-) -> Tensor:
-    """Returns PARDON's triplet loss (Eq. 7) on L2-normalised embeddings, Euclidean distance.
-
-    Each anchor's negative is one random candidate of another class. Anchors without a candidate are
-    left out; without anchors the loss is 0.
+def negatives(
+    labels: Tensor, rng: torch.Generator, anchored: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Draws a negative for each anchor: one random image of another class.
 
     Args:
-        anchors: ``(B, d)`` embeddings.
-        positives: ``(B, d)``, one for each anchor.
-        candidates: ``(B, d)`` embeddings to draw negatives from, with the anchors' labels.
-        labels: ``(B,)``, on the CPU, where negatives are drawn.
-        margin: alpha of Eq. 7.
+        labels: ``(B,)``, on the CPU.
         rng: CPU generator for the draw.
-        anchored: ``(B,)`` bool on the CPU, the anchors to use; all by default.
+        anchored: ``(B,)`` bool, the anchors to use; all by default.
+
+    Returns:
+        The anchors' rows, without those that have no image of another class, and their negatives'.
     """
     allowed = labels[:, None] != labels[None, :]
     has_negative = allowed.any(1)
     if anchored is not None:
         has_negative &= anchored
     if not has_negative.any():
-        return anchors.sum() * 0.0
+        return (torch.empty(0, dtype=torch.int64),) * 2
     drawn = torch.multinomial(allowed[has_negative].float(), 1, generator=rng).squeeze(1)
-    # Row numbers, found here: a mask would have to come back from the device to be counted.
-    rows, negatives = has_negative.nonzero().squeeze(1).to(anchors.device), drawn.to(anchors.device)
+    return has_negative.nonzero().squeeze(1), drawn
+
+
+def triplet(
+    anchors: Tensor,
+    positives: Tensor,
+    candidates: Tensor,
+    rows: Tensor,
+    negatives: Tensor,
+    margin: float,
+) -> Tensor:
+    """Returns PARDON's triplet loss (Eq. 7) on L2-normalised embeddings, Euclidean distance.
+
+    Without anchors the loss is 0.
+
+    Args:
+        anchors: ``(B, d)`` embeddings.
+        positives: ``(B, d)``, one for each anchor.
+        candidates: ``(B, d)`` embeddings of which negatives are.
+        rows: ``(A,)``, the anchors that are used.
+        negatives: ``(A,)``, the candidate that is each one's negative.
+        margin: alpha of Eq. 7.
+    """
+    if not len(rows):
+        return anchors.sum() * 0.0
     anchor, positive = _unit(anchors)[rows], _unit(positives)[rows]
     return nn.functional.triplet_margin_loss(
         anchor, positive, _unit(candidates)[negatives], margin=margin, eps=1e-7
@@ -315,23 +339,25 @@ def _unit(embeddings: Tensor) -> Tensor:
     return nn.functional.normalize(embeddings.float(), dim=1)
 
 
-def nearest_of_class(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the nearest other embedding of the same class, and where there is one.
+def partners(labels: Tensor) -> Tensor:
+    """Returns ``(B, B)`` bool: which other images are of an image's class."""
+    return (labels[:, None] == labels[None, :]).fill_diagonal_(False)
+
+
+def nearest_of_class(embeddings: Tensor, partner: Tensor) -> Tensor:
+    """Returns the nearest other embedding of the same class.
 
     Args:
         embeddings: ``(B, d)``.
-        labels: ``(B,)``, on the CPU.
+        partner: see :func:`partners`.
 
     Returns:
-        ``(B, d)`` positives (the anchor itself if it has none) and ``(B,)`` bool on the CPU.
+        ``(B, d)`` positives; the anchor itself if it has none.
     """
-    unit, device = _unit(embeddings.detach()), embeddings.device
-    partner = (labels[:, None] == labels[None, :]).fill_diagonal_(False)
-    similarity = (unit @ unit.T).masked_fill(~partner.to(device), -torch.inf)
-    has_partner = partner.any(1)
-    own = torch.arange(len(labels), device=device)
-    nearest = torch.where(has_partner.to(device), similarity.argmax(1), own)
-    return embeddings[nearest], has_partner
+    unit = _unit(embeddings.detach())
+    similarity = (unit @ unit.T).masked_fill(~partner, -torch.inf)
+    own = torch.arange(len(unit), device=unit.device)
+    return embeddings[torch.where(partner.any(1), similarity.argmax(1), own)]
 
 
 def regularizer(

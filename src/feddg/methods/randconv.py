@@ -35,6 +35,7 @@ from pydantic import Field
 from torch import Generator, Tensor, nn
 
 from feddg.clients.client import Batch, Client
+from feddg.messages import Weights
 from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.network import Network
 from feddg.settings import Fraction
@@ -68,15 +69,32 @@ class RandConv(Method):
         "csac": "csac aligns the one pass of a batch, but randconv makes several; choose one"
     }
 
+    def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
+        """Adds the kernel of each version, and its share."""
+        rng, own = client.stream("randconv", client.steps), {}
+        for version in range(self.versions):
+            share, size, still = torch.rand(3, generator=rng)
+            own[f"randconv/{version}"] = random_kernel(KERNELS[int(size * len(KERNELS))], rng)
+            if self.settings.convolution == "image":
+                share = (still >= self.settings.identity_probability).float()
+            own[f"randconv/{version}/share"] = share
+        return super().draws(client, positions, labels) | own
+
+    @property
+    def versions(self) -> int:
+        """How many versions of each image a step shows."""
+        return self.settings.versions if self.settings.consistency_weight else 1
+
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Returns the loss of the first version, and the divergence of all from their mean."""
         network, weight = client.network, self.settings.consistency_weight
-        rng = client.stream("randconv", client.steps)
-        versions = self.settings.versions if weight else 1
+        versions, drawn = self.versions, self.drawn(client, batch)
         made: list[Tensor] = []
-        for _ in range(versions):
+        for version in range(versions):
             chained = made and self.settings.version_of == "last_version"
-            made.append(self._version(network, made[-1] if chained else batch.images, rng))
+            kernel, share = drawn[f"randconv/{version}"], drawn[f"randconv/{version}/share"]
+            images = made[-1] if chained else batch.images
+            made.append(convolved(network, images, kernel, share))
         embeddings = network.features_of(made)
         terms = self.head_loss(client, batch, embeddings[0])
         if versions == 1:
@@ -84,27 +102,21 @@ class RandConv(Method):
         logits = torch.stack([network.classifier(z) for z in embeddings])
         return terms | {"consistency": weight * client.worker.task.divergence(logits)}
 
-    def _version(self, network: Network, images: Tensor, rng: Generator) -> Tensor:
-        share, size, still = torch.rand(3, generator=rng).tolist()
-        kernel = random_kernel(KERNELS[int(size * len(KERNELS))], rng)
-        if self.settings.convolution == "image":
-            share = float(still >= self.settings.identity_probability)
-        return convolved(network, images, kernel, share)
-
 
 def random_kernel(size: int, rng: Generator) -> Tensor:
     """Draws weights ``(3, 3, size, size)`` of a convolution that preserves an image's variance."""
     return torch.randn(3, 3, size, size, generator=rng) / math.sqrt(3 * size**2)
 
 
-def convolved(network: Network, images: Tensor, kernel: Tensor, share: float) -> Tensor:
+def convolved(network: Network, images: Tensor, kernel: Tensor, share: Tensor) -> Tensor:
     """Returns images mixed with the convolution of the normalised images.
 
     Args:
         network: provides the normalisation of ``(B, 3, H, W)`` images in [0, 1].
         images: RGB in [0, 1].
         kernel: ``(3, 3, k, k)``, k odd.
-        share: 0 returns the images, 1 only the convolution. The result is not clamped to [0, 1].
+        share: a number: 0 returns the images, 1 only the convolution; the result is not clamped to
+            [0, 1].
     """
     kernel = kernel.to(images)
     filtered = nn.functional.conv2d(network.normalize(images), kernel, padding="same")

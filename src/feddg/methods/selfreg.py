@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from feddg.clients.client import Batch, Client
+from feddg.messages import Weights
 from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.network import Network
 from feddg.settings import Positive
@@ -62,16 +63,21 @@ class SelfReg(Method):
         network.heads["projector"] = network.initialised("projector", lambda: projector(size))
         return network
 
+    def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
+        """Adds two partners of each image's class."""
+        rng = client.stream("selfreg", client.steps)
+        own = {f"selfreg/{place}": same_class_partners(labels, rng) for place in range(2)}
+        return super().draws(client, positions, labels) | own
+
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Adds the individual and the mixed term, for logits and for features."""
         terms = super().head_loss(client, batch, embeddings)
         if len(batch) < 2:
             return terms
-        rng = client.stream("selfreg", client.steps)
         alpha = self.settings.mixture_alpha
         share = float(client.numpy_stream("selfreg", client.steps).beta(alpha, alpha))
-        partners = [same_class_partners(batch.labels_here, rng) for _ in range(2)]
-        first, second = (chosen.to(batch.labels.device) for chosen in partners)
+        drawn = self.drawn(client, batch)
+        first, second = drawn["selfreg/0"], drawn["selfreg/1"]
         logits = client.network.classifier(embeddings)
         projected = client.network.heads["projector"](embeddings)
         scale = self.settings.regularization * _total(terms).clamp(max=1)

@@ -34,6 +34,7 @@ from pydantic import Field
 from torch import Generator, Tensor
 
 from feddg.clients.client import Batch, Client
+from feddg.messages import Weights, on_device
 from feddg.methods.base import Method, MethodSettings, register
 from feddg.settings import Fraction
 
@@ -57,6 +58,12 @@ class Sfa(Method):
     summary = "Gaussian noise on the embedding (Li et al. 2021)"
     settings: SfaSettings
 
+    def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
+        """Adds the noise that scales and the noise that shifts each embedding."""
+        shape = 2, len(labels), client.network.features_dimension
+        own = {"sfa": torch.randn(shape, generator=client.stream("sfa", client.steps))}
+        return super().draws(client, positions, labels) | own
+
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Returns half the loss of the clean embeddings plus half that of noisy ones."""
         clean = super().head_loss(client, batch, embeddings)
@@ -66,13 +73,15 @@ class Sfa(Method):
         }
 
     def _perturbed(self, client: Client, batch: Batch, embeddings: Tensor) -> Tensor:
-        chosen, rng = self.settings, client.stream("sfa", client.steps)
-        a, b = torch.randn(2, *embeddings.shape, generator=rng).to(embeddings)
+        chosen = self.settings
+        a, b = self.drawn(client, batch)["sfa"].to(embeddings)
         shift = chosen.shift_noise * b
         if chosen.noise == "adaptive":
             window = client.scratch.setdefault("sfa", deque(maxlen=chosen.recent_batches))
             window.append((embeddings.detach().float(), batch.labels))
             seen, classes = (torch.cat(part) for part in zip(*window))
+            rng = client.stream("sfa", client.steps)
+            torch.randn(2, *embeddings.shape, generator=rng)  # drawn before, see `draws`
             along, known = class_noise(batch.labels, seen, classes, chosen.shrinkage, rng)
             shift = torch.where(known[:, None], along.to(shift), shift)
         perturbed: Tensor = embeddings * (1 + chosen.scale_noise * a) + shift
@@ -94,14 +103,14 @@ def class_noise(
     Returns:
         ``(B, d)`` noise, and ``(B,)`` whether the class has at least two embeddings.
     """
-    device = seen.device
     member = (classes[:, None] == classes[None, :]).float()
     centered = seen - member @ seen / member.sum(1, keepdim=True)
     mine = (labels[:, None] == classes[None, :]).float()
     counts = mine.sum(1).clamp(min=1)
-    draws = torch.randn(len(labels), len(seen), generator=rng).to(device)
-    along = (draws * mine) @ centered / counts[:, None].sqrt()
+    shapes = {"along": len(seen), "around": seen.shape[1]}
+    drawn = {n: torch.randn(len(labels), size, generator=rng) for n, size in shapes.items()}
+    sent = on_device(drawn, seen.device)
+    along = (sent["along"] * mine) @ centered / counts[:, None].sqrt()
     variance = mine @ centered.square().mean(1) / counts  # tr(S_y) / d
-    around = torch.randn(len(labels), seen.shape[1], generator=rng).to(device)
-    around = around * variance[:, None].sqrt()
+    around = sent["around"] * variance[:, None].sqrt()
     return (1 - shrinkage) ** 0.5 * along + shrinkage**0.5 * around, counts > 1

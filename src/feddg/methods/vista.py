@@ -46,10 +46,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Generator, Tensor
+from torch import Tensor
 
 from feddg.clients.client import Batch, Client
-from feddg.messages import Message, joined
+from feddg.messages import Message, Weights, joined
 from feddg.methods.base import register
 from feddg.methods.randconv import KERNELS, convolved, random_kernel
 from feddg.methods.style_exchange import (
@@ -127,12 +127,28 @@ class Vista(OneStyleEach):
         _, labels, _ = _grouped(client_statistics)
         return others | {"style": members((id for id, _ in client_statistics), labels)}
 
+    def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
+        """Adds what makes each version: styles, how far to go to them, a kernel, its share."""
+        chosen, own = self.settings, {}
+        rng = client.stream("vista", client.steps)
+        for version in range(chosen.versions):
+            name = f"vista/{version}/"
+            styled, filtered, share, size = torch.rand(4, generator=rng)
+            if client.context is not None and styled < chosen.style_probability:
+                styles = client.context.tensors["styles"]
+                drawn = torch.randint(len(styles), (len(labels),), generator=rng)
+                own[name + "styles"] = styles[drawn]
+                own[name + "far"] = torch.rand(len(labels), 1, 1, 1, generator=rng)
+            if filtered < chosen.convolution_probability:
+                own[name + "kernel"] = random_kernel(KERNELS[int(size * len(KERNELS))], rng)
+                own[name + "share"] = share
+        return super().draws(client, positions, labels) | own
+
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Returns the cross-entropy of all versions and their divergence (Eq. 5)."""
         network, chosen, task = client.network, self.settings, client.worker.task
-        rng = client.stream("vista", client.steps)
         embeddings = network.features_of(
-            [self._version(client, batch.images, rng) for _ in range(chosen.versions)]
+            [self._version(client, batch, version) for version in range(chosen.versions)]
         )
         terms = self.head_loss(client, batch, embeddings[0])
         if len(embeddings) == 1:
@@ -144,23 +160,20 @@ class Vista(OneStyleEach):
             terms["consistency"] = chosen.consistency_weight * task.divergence(logits)
         return terms
 
-    def _version(self, client: Client, images: Tensor, rng: Generator) -> Tensor:
-        chosen = self.settings
-        styled, filtered, share, size = torch.rand(4, generator=rng).tolist()
-        if client.context is not None and styled < chosen.style_probability:
-            images = self._restyled(images, client.context.tensors["styles"], rng)
-        if filtered < chosen.convolution_probability:
-            kernel = random_kernel(KERNELS[int(size * len(KERNELS))], rng)
-            images = convolved(client.network, images, kernel, share)
+    def _version(self, client: Client, batch: Batch, version: int) -> Tensor:
+        images, drawn = batch.images, self.drawn(client, batch)
+        own = {n: drawn.get(f"vista/{version}/{n}") for n in ("styles", "far", "kernel", "share")}
+        if own["styles"] is not None and own["far"] is not None:
+            images = self._restyled(images, own["styles"], own["far"])
+        if own["kernel"] is not None and own["share"] is not None:
+            images = convolved(client.network, images, own["kernel"], own["share"])
         return images
 
-    def _restyled(self, images: Tensor, styles: Tensor, rng: Generator) -> Tensor:
-        """Moves each image by a random amount towards the style of a random group (Eq. 3)."""
-        drawn = torch.randint(len(styles), (len(images),), generator=rng)
-        share = torch.rand(len(images), 1, 1, 1, generator=rng) * self.settings.strength
-        codec = self.codec(images.device)
+    def _restyled(self, images: Tensor, styles: Tensor, far: Tensor) -> Tensor:
+        """Moves each image some way towards a style of its own (Eq. 3)."""
+        codec, share = self.codec(images.device), far * self.settings.strength
         with torch.no_grad():
-            maps = adain(codec.encode(images), styles.to(images.device)[drawn.to(images.device)])
+            maps = adain(codec.encode(images), styles)
             stylized = codec.decode(maps, (images.shape[-2], images.shape[-1]))
             return images.lerp(stylized.to(images), share.to(images))
 

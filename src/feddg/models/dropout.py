@@ -5,11 +5,13 @@ would give different weights each time. Layers are found by type; a network with
 changed.
 """
 
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from feddg.rng import Ahead
 
 _WHOLE = -1
 _AXES: Mapping[type[nn.Module], tuple[int, int]] = {
@@ -25,24 +27,10 @@ package must be installed.
 """
 
 
-class Source:
-    """The random source of a network's dropout, shared by copies of the network.
-
-    Attributes:
-        generator: on the CPU, so that every device gets the same draws.
-    """
-
-    def __init__(self, generator: torch.Generator) -> None:
-        self.generator = generator
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
-
-
 class Drawn(nn.Module):
-    """Mixed in before a layer's own class; makes it draw from ``source``."""
+    """Mixed in before a layer's own class; makes it draw from ``ahead``."""
 
-    source: Source
+    ahead: Ahead
 
     def forward(self, input: Tensor) -> Tensor:
         """Sets random parts of the input to zero and scales the others, in training."""
@@ -50,7 +38,7 @@ class Drawn(nn.Module):
         if not self.training or axes is None or not 0 < rate < 1:
             plain: Tensor = super().forward(input)  # type: ignore[misc]
             return plain
-        mask: Tensor = _Mask.apply(input.detach(), self.source.generator, 1 - rate, axes)  # type: ignore[no-untyped-call]
+        mask: Tensor = _Mask.apply(input.detach(), self.ahead, 1 - rate, axes)  # type: ignore[no-untyped-call]
         if getattr(self, "scale_by_keep", True):
             mask = mask / (1 - rate)
         return input * mask
@@ -60,9 +48,9 @@ class _Mask(torch.autograd.Function):
     """A mask of zeros and ones for the first axes of a tensor; under ``vmap`` one per image."""
 
     @staticmethod
-    def forward(like: Tensor, generator: torch.Generator, keep: float, axes: int) -> Tensor:
+    def forward(like: Tensor, ahead: Ahead, keep: float, axes: int) -> Tensor:
         shape = [*like.shape[:axes], *[1] * (like.dim() - axes)]
-        drawn = torch.empty(shape).bernoulli_(keep, generator=generator)
+        (drawn,) = ahead.take(like.device, shape, keep)
         return drawn.to(like)
 
     @staticmethod
@@ -74,13 +62,13 @@ class _Mask(torch.autograd.Function):
         info: Any,
         in_dims: tuple[int | None, ...],
         like: Tensor,
-        generator: torch.Generator,
+        ahead: Ahead,
         keep: float,
         axes: int,
     ) -> tuple[Tensor, int]:
         assert in_dims[0] is not None
         images = like.movedim(in_dims[0], 0)
-        return _Mask.apply(images, generator, keep, axes + 1), 0  # type: ignore[no-untyped-call]
+        return _Mask.apply(images, ahead, keep, axes + 1), 0  # type: ignore[no-untyped-call]
 
 
 def draw_dropout_from(network: nn.Module, generator: torch.Generator) -> None:
@@ -88,12 +76,17 @@ def draw_dropout_from(network: nn.Module, generator: torch.Generator) -> None:
 
     Layers with rate 0 are not changed, and neither are calls of the dropout function.
     """
-    source = Source(generator)
+    before = next((one.ahead for one in network.modules() if isinstance(one, Drawn)), None)
+    ahead = Ahead(generator, _mask, before)
     for layer in network.modules():
         if (type(layer) in _AXES or type(layer).__name__ in _PATHS) and _rate(layer) > 0:
             layer.__class__ = _drawn_class(type(layer))
         if isinstance(layer, Drawn):
-            layer.source = source
+            layer.ahead = ahead
+
+
+def _mask(generator: torch.Generator, shape: Sequence[int], keep: float) -> list[Tensor]:
+    return [torch.empty(shape).bernoulli_(keep, generator=generator)]
 
 
 _drawn: dict[type[nn.Module], type[nn.Module]] = {}

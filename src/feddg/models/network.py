@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from feddg.rng import derive_seed, stream
+from feddg.rng import Ahead, derive_seed, stream
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -230,7 +230,7 @@ class GaussianEmbedding(nn.Module):
     """Maps features to a Gaussian; returns a sample of it in training, otherwise its mean.
 
     Attributes:
-        rng: generator of the training samples; None returns the mean.
+        ahead: the draws of the training samples; None returns the mean.
         last: mean and deviation, ``(B, d)`` each, of the last forward pass.
     """
 
@@ -240,7 +240,7 @@ class GaussianEmbedding(nn.Module):
         super().__init__()
         self.inner = inner
         self.moments = nn.Linear(dimension, 2 * dimension)
-        self.rng: torch.Generator | None = None
+        self.ahead: Ahead | None = None
 
     def distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Returns mean and standard deviation, ``(B, d)`` each, in float32."""
@@ -250,9 +250,18 @@ class GaussianEmbedding(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Returns ``(B, d)`` embeddings."""
         mean, deviation = self.last = self.distribution(features)
-        if not self.training or self.rng is None:
+        if not self.training or self.ahead is None:
             return mean
-        return mean + deviation * torch.randn(mean.shape, generator=self.rng).to(mean)
+        (noise,) = self.ahead.take(mean.device, mean.shape)
+        return mean + deviation * noise
+
+    def draw_from(self, generator: torch.Generator | None) -> None:
+        """Draws the training samples from a generator; None returns the mean from now on."""
+        self.ahead = None if generator is None else Ahead(generator, _normal, self.ahead)
+
+
+def _normal(generator: torch.Generator, shape: Sequence[int]) -> list[Tensor]:
+    return [torch.randn(shape, generator=generator)]
 
 
 def embedding_of(network: Network) -> GaussianEmbedding:

@@ -368,13 +368,18 @@ class LayerAdapter(nn.Module):
 class ZeroShotAdapter(nn.ModuleList):
     """One :class:`LayerAdapter` for each layer of feature maps, in the network's order."""
 
-    def share(self, noise: torch.Generator | None = None) -> Share:
-        """Returns the function that gives alpha: its mean, or with ``noise`` a sample."""
+    def share(self, noise: Tensor | None = None) -> Share:
+        """Returns the function that gives alpha: its mean, or a sample.
+
+        Args:
+            noise: ``(layers, B)`` standard normal, a row for each pass in its turn.
+        """
+        rows = None if noise is None else iter(noise)
 
         def alpha(number: int, layer: _BatchNorm, ours: Moments, image: Moments) -> Tensor:
             spread, mean = self[number](ours, image)
-            if noise is not None:
-                mean = mean + spread * torch.randn(len(mean), generator=noise).to(mean)
+            if rows is not None:
+                mean = mean + spread * next(rows)
             clamped: Tensor = mean.clamp(0, 1)
             return clamped
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from feddg.errors import ClientError, NotEnoughUpdates
-from feddg.messages import Update, Weights
+from feddg.messages import Update, Weights, on_host
 from feddg.methods.base import Round
 from feddg.privacy.defence import AGGREGATION, EXTRAS, Defence, register
 from feddg.settings import Positive, Settings
@@ -24,13 +24,13 @@ _BLOCK = 1 << 18
 def length(weights: Weights, names: Iterable[str]) -> float:
     """Returns the Euclidean norm of the named entries together."""
     sums = _Sums()
-    return math.sqrt(sum(sums.squared(weights[name]) for name in names))
+    return math.sqrt(sum(on_host([sums.squared(weights[name]) for name in names])))
 
 
 def distance(one: Weights, other: Weights, names: Iterable[str]) -> float:
     """Returns the Euclidean distance of two sets of weights over the named entries."""
     sums = _Sums()
-    return math.sqrt(sum(sums.squared(one[name], other[name]) for name in names))
+    return math.sqrt(sum(on_host([sums.squared(one[name], other[name]) for name in names])))
 
 
 def moved(weights: Weights, sent: Weights) -> float:
@@ -61,10 +61,13 @@ class _Sums:
     _wide = torch.empty(0, dtype=torch.float64)
 
     @torch.no_grad()
-    def squared(self, one: Tensor, other: Tensor | None = None) -> float:
-        """Returns the sum of squares of a tensor, or of the difference of two tensors."""
+    def squared(self, one: Tensor, other: Tensor | None = None) -> float | Tensor:
+        """Returns the sum of squares of a tensor, or of the difference of two tensors.
+
+        A tensor of one number where they are on a device.
+        """
         if one.dtype != torch.float32 or one.device.type != "cpu":
-            return float(squared(one if other is None else one - other.to(one)))
+            return squared(one if other is None else one - other.to(one))
         size = min(one.numel(), _BLOCK)
         if self._wide.numel() < size:
             self._narrow, self._wide = torch.empty(size), torch.empty(size, dtype=torch.float64)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from feddg.errors import WeightsError
+from feddg.messages import on_device
 from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD
 from feddg.registry import Registry
 from feddg.storage import Stamp, stamp
@@ -118,7 +119,7 @@ class Codec(nn.Module, ABC):
         Args:
             images: ``(B, 3, H, W)`` uint8, or floating-point numbers in [0, 1] already.
         """
-        values = images.to(self.unit)
+        values = on_device({"images": images}, self.unit.device)["images"].to(self.unit)
         return values if images.is_floating_point() else values / 255
 
     def fingerprint(self) -> str:
@@ -294,8 +295,9 @@ def transfer(
     """
     size = (images.shape[-2], images.shape[-1])
     batch_size = batch_size or images_at_once(images, codec.unit.device)
-    stylized = torch.empty_like(images, memory_format=torch.contiguous_format)
-    style = style.to(codec.unit.device)
+    # All stay there until the end: the host waits for the device once, not for every part.
+    stylized = torch.empty(images.shape, dtype=images.dtype, device=codec.unit.device)
+    style = on_device({"style": style}, codec.unit.device)["style"]
     with torch.inference_mode():
         for start in range(0, len(images), batch_size):
             part = slice(start, start + batch_size)
@@ -304,4 +306,4 @@ def transfer(
             restyled = adain(features, wanted, strength, correction=correction)
             drawn = codec.decode(restyled, size).clamp(0, 1)
             stylized[part] = (drawn * 255).round().to(torch.uint8)
-    return stylized
+    return stylized.to(images.device)
