@@ -2,6 +2,7 @@
 
 import cmath
 import math
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -125,10 +126,10 @@ def test_only_other_clients_amplitudes_are_drawn_and_a_lone_client_draws_its_own
     owners = torch.tensor([0, 0, 1])
     small, client, batch = ready({"window": 0.0, "mixing": "full"})
     client.context = Message({"amplitudes": bank, "amplitude_owners": owners})
-    mixed = small.method._mixed(client, batch.images * 0.1 + 0.4)
+    mixed = small.method._mixed(client, replace(batch, images=batch.images * 0.1 + 0.4, drawn={}))
     assert mixed.mean((2, 3)) == pytest.approx(numpy.full((6, 3), 0.1), abs=0.02)
     client.context = Message({"amplitudes": bank[:2], "amplitude_owners": owners[:2]})
-    mixed = small.method._mixed(client, batch.images * 0.1 + 0.4)
+    mixed = small.method._mixed(client, replace(batch, images=batch.images * 0.1 + 0.4, drawn={}))
     assert mixed.mean((2, 3)) == pytest.approx(numpy.full((6, 3), 0.9), abs=0.02)
 
 
@@ -142,7 +143,7 @@ def test_the_episode_is_a_step_on_the_own_images_then_the_loss_on_the_mixed(orde
     terms = small.method.loss(client, batch)
     with torch.no_grad():
         z = network.features(batch.images).double()
-        mixed = network.features(small.method._mixed(client, batch.images)).double()
+        mixed = network.features(small.method._mixed(client, batch)).double()
     w, b = (p.detach().double().requires_grad_() for p in (head.weight, head.bias))
     one_hot = torch.nn.functional.one_hot(batch.labels, 3).double()
 

@@ -47,14 +47,10 @@ def test_images_of_a_class_without_prototypes_are_left_out():
     kept = PROTOTYPE_CLASSES != 2
     terms = prototype_terms(SIX, *met(LABELS, PROTOTYPE_CLASSES[kept]), PROTOTYPE_ROWS[kept], 0.5)
     known = LABELS != 2
-    alone = prototype_terms(
-        SIX[known], LABELS[known], PROTOTYPE_ROWS[kept], PROTOTYPE_CLASSES[kept], 0.5
-    )
-    assert terms == alone
-    assert (
-        prototype_terms(SIX, *met(torch.full((6,), 7), PROTOTYPE_CLASSES), PROTOTYPE_ROWS, 0.5)
-        == {}
-    )
+    both = met(LABELS[known], PROTOTYPE_CLASSES[kept])
+    assert terms == prototype_terms(SIX[known], *both, PROTOTYPE_ROWS[kept], 0.5)
+    unknown = met(torch.full((6,), 7), PROTOTYPE_CLASSES)
+    assert prototype_terms(SIX, *unknown, PROTOTYPE_ROWS, 0.5) == {}
 
 
 def test_one_class_has_no_contrast():

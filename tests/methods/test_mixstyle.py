@@ -58,7 +58,7 @@ def test_moments_are_constants_of_the_gradient():
 
 def test_a_mixer_draws_permutation_and_beta_from_its_own_generator():
     mixer = StyleMixer(1.0, 0.1)
-    mixer.rng = numpy.random.default_rng(3)
+    mixer.draw_from(numpy.random.default_rng(3))
     result = mixer.after_stage(mixer, (), maps())
     again = numpy.random.default_rng(3)
     again.random()
@@ -69,7 +69,7 @@ def test_a_mixer_draws_permutation_and_beta_from_its_own_generator():
 
 def test_the_share_of_mixing_passes_is_the_probability():
     mixer = StyleMixer(0.3, 0.1)
-    mixer.rng = numpy.random.default_rng(0)
+    mixer.draw_from(numpy.random.default_rng(0))
     tiny = maps(2, 1, 1)
     count = sum(mixer.after_stage(mixer, (), tiny) is not None for _ in range(2000))
     assert 520 < count < 680  # 600 +- 4 standard deviations
@@ -78,7 +78,8 @@ def test_the_share_of_mixing_passes_is_the_probability():
 @pytest.mark.parametrize("state", ["eval", "no generator", "batch of one"])
 def test_it_leaves_maps_alone(state):
     mixer = StyleMixer(1.0, 0.1)
-    mixer.rng = None if state == "no generator" else numpy.random.default_rng(0)
+    if state != "no generator":
+        mixer.draw_from(numpy.random.default_rng(0))
     mixer.train(state != "eval")
     assert mixer.after_stage(mixer, (), maps(1 if state == "batch of one" else 4)) is None
 
@@ -108,7 +109,7 @@ def test_a_copied_network_mixes_with_its_own_mixers():
     )
     twin = copy.deepcopy(network).train()
     for mixer in mixers(network):
-        mixer.rng = numpy.random.default_rng(0)
+        mixer.draw_from(numpy.random.default_rng(0))
     images = torch.rand(4, 3, 16, 16)
     stage, copied = network.stages[0], twin.stages[0]
     hidden = torch.rand(4, 3, 16, 16)

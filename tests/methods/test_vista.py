@@ -5,6 +5,7 @@ import pytest
 import torch
 from scipy.special import log_softmax, rel_entr, softmax
 
+from feddg.clients.client import Batch
 from feddg.errors import ExperimentError
 from feddg.methods.composition import method_class
 from feddg.styles.statistics import finch
@@ -69,7 +70,8 @@ def test_a_restyled_image_lies_between_itself_and_its_groups_colours():
     small, context = set_up({"convolution_probability": 0.0, "style_probability": 1.0})
     client = begun(small)
     images = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(1)) / 4 + 0.4
-    version = small.method._version(client, images, client.stream("vista", 0))
+    batch = Batch(images, torch.zeros(6), torch.arange(6))
+    version = small.method._version(client, batch, 0)
     # The same draws, by the documented order: four of the version, a group and a share each.
     rng = client.stream("vista", 0)
     torch.rand(4, generator=rng)
