@@ -343,7 +343,7 @@ class Client:
                 drawn=drawn,
             )
         needed, images = self.training.parcel(positions, device)
-        if "images" in needed and needed["images"].dim() == 2:  # features without images, never augmented
+        if "images" in needed and needed["images"].dim() == 2:  # features, never augmented
             own, needed, drawn = sent_together([{"labels": labels}, needed, drawn], device)
             raw = images(needed)
             return Batch(raw, own["labels"], positions, host_labels=labels, drawn=drawn)
