@@ -35,6 +35,7 @@ STAGES: tuple[tuple[str, tuple[str, ...], list[int]], ...] = (
     ("pacs_64", MAIN, [0]),
     ("pacs_64", MAIN, [1]),
     ("pacs_64", MAIN, [2]),
+    ("sketch_64_rounds", MAIN[1:], [0]),
     ("sketch_224", MAIN[:2], [0]),
     ("pacs_160", MAIN, [0]),
     ("pacs_64", REST, [0]),
@@ -73,7 +74,7 @@ def plan_of(name: str, methods: Sequence[str], seeds: list[int]) -> dict[str, An
     fields = yaml.safe_load((PLANS / f"{name}.yaml").read_text("utf-8"))
     if "extends" in fields:
         base = plan_of(Path(fields.pop("extends")).stem, methods, seeds)
-        data = base["base"]["data"] | fields.pop("base")["data"]
+        data = base["base"]["data"] | fields.pop("base", {}).get("data", {})
         fields = base | fields | {"base": base["base"] | {"data": data}}
     chosen = [method for method in fields["methods"] if method["label"] in methods]
     return fields | {"methods": chosen, "seeds": seeds}

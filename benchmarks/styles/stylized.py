@@ -21,14 +21,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from feddg.clients.client import Batch
 from feddg.data.pixels import as_unit
 from feddg.experiment import load_experiment
+from feddg.methods.composition import build_method
 from feddg.methods.pardon import Pardon
 from feddg.models.network import Network
 from feddg.runs.folder import EXPERIMENT, RunFolder
 from feddg.runs.model import load_trained
 from feddg.runs.prepare import build, cache_folder, load_images
-from feddg.styles.codec import transfer
 
 HEADER = (
     "| model | strength | accuracy on images | on copies | distance to copy | to copies of other "
@@ -58,7 +59,11 @@ def main() -> None:
     originals = images.pixels.gather(held)
     labels = torch.from_numpy(images.table.labels)[held]
     style = checkpoint.state.context.tensors["style"]
-    stylized = {s: transfer(method.codec(), originals, style, s) for s in options.strengths}
+    chosen = experiment.method.settings
+    stylized = {
+        s: drawn_by(build_method("pardon", chosen | {"strength": s}), originals, style)
+        for s in options.strengths
+    }
     networks = {"before training": network.eval()}
     for run in options.runs:
         trained = load_trained(run)
@@ -73,10 +78,18 @@ def main() -> None:
             print(f"| {name} | {strength:g} | " + " | ".join(cells) + " |")
 
 
+def drawn_by(method: Pardon, originals: Tensor, style: Tensor) -> Tensor:
+    """Returns the copies ``(N, 3, H, W)`` of uint8 images as a network is given them, RGB."""
+    nothing = torch.empty(0, dtype=torch.int64)
+    parts = (Batch(as_unit(part), nothing, nothing) for part in originals.split(64))
+    with torch.inference_mode():
+        return torch.cat([method.stylize(part, style) for part in parts])
+
+
 def compare(
     network: Network, originals: Tensor, stylized: Tensor, labels: Tensor, margin: float
 ) -> list[str]:
-    """Returns one row's cells for uint8 images and their stylized copies, both ``(N, 3, H, W)``."""
+    """Returns one row's cells for uint8 images and their stylized copies, ``(N, 3, H, W)`` each."""
     (own, on_images), (other, on_stylized) = seen(network, originals), seen(network, stylized)
     distances = torch.cdist(own, other)
     to_twin = distances.diagonal()
@@ -93,10 +106,14 @@ def compare(
 
 
 def seen(network: Network, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns embeddings of unit length ``(N, d)`` and predicted classes ``(N,)``."""
+    """Returns embeddings of unit length ``(N, d)`` and predicted classes ``(N,)``.
+
+    Images are uint8, or RGB in floating point.
+    """
     device = next(network.parameters()).device
+    unit = images if images.is_floating_point() else as_unit(images)
     with torch.inference_mode():
-        parts = [network.features(as_unit(part, device)).cpu() for part in images.split(256)]
+        parts = [network.features(part.to(device)).cpu() for part in unit.split(256)]
         embeddings = torch.cat(parts)
         predicted = network.classifier(embeddings.to(device)).argmax(1).cpu()
     return torch.nn.functional.normalize(embeddings, dim=1), predicted

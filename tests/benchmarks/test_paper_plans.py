@@ -84,6 +84,7 @@ OUR_OWN = {
     "own_size/pacs_64": 8 * 4 * 3,
     "own_size/pacs_160": 8 * 2,
     "own_size/sketch_224": 8,
+    "own_size/sketch_64_rounds": 8 * 2,
     "own_size/three_clients_160": 1,
     "serving/digits": 10 * 4 * 5,
     "serving/equal_images": 2 * 4 * 5,
