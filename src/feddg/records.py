@@ -215,7 +215,7 @@ class RoundRow(Row):
         examples: training images of the used updates.
         images: images of the used updates' training steps, counted once per step however often a
             method passes them through the network.
-        passes: images through clients' networks, counted once per pass; 0 if not counted, as at
+        forwards: images through clients' networks, counted once per pass; 0 if not counted, as at
             sites.
         seconds: wall time by activity: ``train`` (spent in clients), ``aggregate`` (the rest of the
             round), ``evaluate``.
@@ -372,7 +372,7 @@ class PrivacyRow(Row):
     even if the round failed.
 
     Attributes:
-        message: the kind of message, as the ledger's purposes: ``update``, ``client_statistics``.
+        message: the kind of message, as the ledger's purposes: ``update``, ``statistics``.
         round: the round it belongs to; 0 before the first.
         clients: ids of the clients whose data it contains.
         unit: what is protected: a ``client``'s participation with all its data, or an ``image``.

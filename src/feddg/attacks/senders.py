@@ -59,7 +59,7 @@ class SentEntry:
 
     @property
     def purpose(self) -> str:
-        """The message that contains it: ``client_statistics`` or ``update``."""
+        """The message that contains it: ``statistics`` or ``update``."""
         return self.key.partition("/")[0]
 
     @property
@@ -345,7 +345,7 @@ class Senders:
     """Computes what clients of a finished run, or simulated ones, would send.
 
     Args:
-        subject: the run.
+        loaded: the run.
     """
 
     def __init__(self, loaded: LoadedRun) -> None:

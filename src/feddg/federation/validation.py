@@ -242,7 +242,7 @@ class MessageChecks(RoundHook):
         """Returns what is wrong with a message or an update's extras, or None.
 
         Args:
-            purpose: as in the ledger: ``client_statistics``, ``update``, ``answer:...``.
+            purpose: as in the ledger: ``statistics``, ``update``, ``answer:...``.
             message: its content.
             client: the id of its client, if known.
         """

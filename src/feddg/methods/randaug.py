@@ -15,8 +15,7 @@ Leaves the client:
 
 Decisions:
     It comes after the experiment's crop and flip, and takes the place of its colour jitter and
-    grayscale. All views of an image (a style-transferred stylized copy) get the operations of the
-    original.
+    grayscale. All views of an image, such as a stylized copy, get the operations of the original.
 """
 
 from dataclasses import replace

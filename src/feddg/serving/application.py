@@ -312,7 +312,6 @@ class ImageAnswer(BaseModel):
         probabilities: of all classes, by name.
         energy: higher for images less like the training images; None without an out-of-distribution
             score.
-        out-of-distribution score.
         unlike_training: whether the image is out of distribution; None without a score.
         reason: why the file cannot be used.
     """
