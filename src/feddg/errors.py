@@ -52,12 +52,20 @@ class NotEnoughUpdates(RunError):
     """Raised for a round with too few good updates; it is tried again with other clients."""
 
 
+class TrainingDiverged(NotEnoughUpdates):
+    """Raised for such a round if numbers of a client's training ran away."""
+
+
 class BudgetSpent(RunError):
     """Raised before a release that would exceed the privacy budget; the run then ends."""
 
 
 class ClientError(FeddgError):
     """Raised if a client cannot take part in this round; the round may continue without it."""
+
+
+class Diverged(ClientError):
+    """Raised if numbers of a client's training ran away; a lower learning rate may help."""
 
 
 class MissingPackage(FeddgError):

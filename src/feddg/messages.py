@@ -230,10 +230,11 @@ class Update:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A client without a usable message, and the reason."""
+    """A client without a usable message, the reason, and whether its training ran away."""
 
     client: int
     reason: str
+    diverged: bool = False
 
 
 def first_not_finite(tensors: Weights) -> str | None:

@@ -26,6 +26,7 @@ from feddg.report.run_page import (
     run_steps,
     verdict,
 )
+from feddg.runs.diagnostics import about_divergence
 from feddg.runs.reading import read_run
 from feddg.settings import leaves
 from feddg.text import MISSING, number, percent, percent_sign
@@ -238,7 +239,8 @@ def test_after_too_large_a_rate_a_smaller_one_is_proposed(tmp_path, parsed, fail
     maker = Told(tmp_path, tmp_path / "pictures", "nothing", lr=100.0)
     folder = maker.write()
     if failed:
-        summary = SummaryFile(status="failed", error="client 0: nan; lower train.lr (now 100)")
+        why = about_divergence()
+        summary = SummaryFile(status="failed", error="client 0: nan", diagnostics=[why])
         (folder / "summary.json").write_text(summary.to_text())
     calls = [parsed(line) for line in _commands(folder)]
     assert [call[0] for call in calls] == ["inspect_data"] * (not failed) + ["run"]

@@ -19,6 +19,7 @@ from feddg.clients.threads import threads
 from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.runs import folder as folder_module
+from feddg.runs.diagnostics import DIVERGED
 from feddg.runs.folder import RunFolder
 from feddg.runs.observer import Observer
 from feddg.runs.reading import read_rows, read_run
@@ -262,6 +263,7 @@ def test_a_loss_that_explodes_fails_with_the_client_and_the_remedy(tmp_path, cac
     record = read_run(tmp_path / wild.label)
     assert record.status == "failed"
     assert "lower train.lr" in record.error
+    assert DIVERGED in [one.code for one in record.summary.diagnostics]
 
 
 @pytest.mark.parametrize("fault", [errno.ENOSPC, errno.EROFS])

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from feddg.clients.optim import Optimization, in_round
 from feddg.data.augment import AugmentSettings, apply, draw, moved
 from feddg.data.pixels import Parcel, Pixels, as_unit, fits
-from feddg.errors import ClientError
+from feddg.errors import Diverged
 from feddg.messages import Check, Message, Weights, on_device, on_host, sent_together
 from feddg.models.network import Network
 from feddg.models.normalization import freeze_statistics
@@ -505,7 +505,7 @@ class Client:
         means = {n: total / max(self.steps, 1) for n, total in zip(self._terms, numbers)}
         for name, mean in means.items():
             if not math.isfinite(mean):
-                raise ClientError(
+                raise Diverged(
                     f"loss term {name!r} became {mean} in round {self.round}; "
                     f"lower train.lr (now {self.worker.train.lr:g}) or look at the client's images"
                 )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -35,7 +35,7 @@ from feddg.comparison.statistics import (
     spread,
 )
 from feddg.data.fingerprint import ImagesFile
-from feddg.diagnostics import Diagnostic, Severity, emit, gravest_first
+from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, emit
 from feddg.errors import DataError, RunError, field_fault
 from feddg.evaluation.metrics import METRICS
 from feddg.experiment import Experiment
@@ -54,6 +54,8 @@ from feddg.records import (
     from_cell,
 )
 from feddg.runs.diagnostics import (
+    CONSTANT_ANSWER,
+    IN_WORDS,
     MAJORITY,
     STILL_RISING,
     about_accuracy,
@@ -156,8 +158,8 @@ class TuningFile(JsonFile):
             where = f"{row.method}{f', {row.held_out} held out' if row.held_out else ''}"
             if row.constant:
                 text = (
-                    f"{where}: with the picked values the model is no better than always answering "
-                    f"the most frequent class in {row.constant} of {row.trials} trials, so that "
+                    f"{where}: with the picked values the model is {IN_WORDS[MAJORITY]} in "
+                    f"{row.constant} of {row.trials} trials, so that "
                     "the choice says little."
                 )
                 advice = (
@@ -1162,8 +1164,8 @@ def about_fitness(results: Results) -> Diagnostic | None:
     share = max((value for value in constants if value is not None), default=None)
     right = f" ({100 * share:.1f} % right)" if share is not None else ""
     text = (
-        f"No method here is fit to use: none of them beats always answering the most frequent "
-        f"class{right} by more than chance explains."
+        f"No method here is fit to use: none of them beats {CONSTANT_ANSWER}{right} by more than "
+        "chance explains."
     )
     return Diagnostic("no-method-fit", "warning", text, _remedy(results.runs()))
 
@@ -1173,8 +1175,8 @@ def _remedy(runs: Sequence[Run]) -> str:
     if not runs:
         return "Train longer, on more images, or from pretrained weights (--weights imagenet)."
     causes = [causes_of_failure(run) for run in runs]
-    likeliest = Counter(own[0].text.partition(" (")[0] for own in causes).most_common(1)[0][0]
-    run, found = next((r, c) for r, c in zip(runs, causes) if c[0].text.startswith(likeliest))
+    likeliest = Counter(own[0].reason for own in causes).most_common(1)[0][0]
+    run, found = next((r, c) for r, c in zip(runs, causes) if c[0].reason == likeliest)
     first, *others = (cause.text for cause in found)
     also = f" Next in line: {', then '.join(others)}." if others else ""
     flags = next(cause.flags for cause in found if cause.flags)
@@ -1187,11 +1189,25 @@ def _remedy(runs: Sequence[Run]) -> str:
     return f"Most likely: {first}.{also} Try `{shlex.join(['feddg', *again, *flags])}`."
 
 
-def about_method(results: Results, method: str) -> list[Diagnostic]:
-    """Returns the warnings of a method's runs, and in how many, the most serious first.
+class FoundInRuns(NamedTuple):
+    """What was found in some of a method's runs.
 
-    The text is ``no better than majority class in 2 of 6 runs``.
+    Attributes:
+        code: of the diagnostic.
+        severity: of the diagnostic.
+        where: `` in 2 of 6 runs``; empty for a single run.
     """
+
+    code: str
+    severity: Severity
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.code.replace('-', ' ')}{self.where}"
+
+
+def about_method(results: Results, method: str) -> list[FoundInRuns]:
+    """Returns what was found in a method's runs, and in how many, the most serious first."""
     rows = results.of(method)
     runs = {row.run.folder if row.run else row.folder or row.key: row for row in rows}.values()
     counts = Counter(found for row in runs for found in _found_in(row, results.default_rule))
@@ -1199,8 +1215,8 @@ def about_method(results: Results, method: str) -> list[Diagnostic]:
     for (code, severity), count in counts.most_common():
         often = "all" if count == len(runs) else str(count)
         where = f" in {often} of {len(runs)} runs" if len(runs) > 1 else ""
-        gathered.append(Diagnostic(code, severity, f"{code.replace('-', ' ')}{where}"))
-    return gravest_first(gathered)
+        gathered.append(FoundInRuns(code, severity, where))
+    return sorted(gathered, key=lambda one: SEVERITIES.index(one.severity))
 
 
 def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]:

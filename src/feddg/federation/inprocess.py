@@ -9,7 +9,7 @@ from itertools import islice
 
 from feddg.clients.client import Client, Examples, Worker
 from feddg.clients.threads import share_of_client, share_of_process, side_by_side, threads
-from feddg.errors import ClientError
+from feddg.errors import ClientError, Diverged
 from feddg.federation.local_training import answer, client_statistics, load_weights, train
 from feddg.federation.transport import Ledger, Reply, without_frozen
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights, on_device
@@ -199,7 +199,7 @@ class InProcess:
         try:
             reply = done()
         except ClientError as error:
-            return Refusal(client.id, str(error)), None
+            return Refusal(client.id, str(error), isinstance(error, Diverged)), None
         remembers = client.memory or client.id in self.memories
         return reply, client.memory if remembers else None
 

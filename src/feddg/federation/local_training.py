@@ -11,7 +11,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from feddg.clients.client import Batch, Client, RecordNoise, counted_forwards
 from feddg.clients.threads import threads
-from feddg.errors import ClientError
+from feddg.errors import ClientError, Diverged
 from feddg.federation.head_start import head_sums, left_out
 from feddg.messages import Message, Update, Weights, joined, not_finite
 from feddg.methods.base import Method, local_names
@@ -198,7 +198,7 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
     client.memory.update({name: state[name].detach().clone() for name in local})
     terms, spoiled = client.mean_terms(not_finite(client.memory))
     if spoiled is not None:
-        raise ClientError(
+        raise Diverged(
             f"{spoiled!r} became infinite or NaN in round {client.round}; "
             f"lower train.lr (now {client.worker.train.lr:g})"
         )

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from feddg.clients.sampling import drawn_clients, secret_clients
-from feddg.errors import ClientError, NotEnoughUpdates, RunError
+from feddg.errors import ClientError, Diverged, NotEnoughUpdates, RunError
 from feddg.federation import averages
 from feddg.federation.head_start import SENDS as HEAD_SENDS
 from feddg.federation.head_start import HeadStart, check_head
@@ -75,7 +75,8 @@ class Hooks:
                             f"{name_clients(reply.members)} is refused: {error}; whose update is "
                             "wrong cannot be told, since only their sum can be read"
                         ) from None
-                    reply = Refusal(reply.client, f"update refused: {error}")
+                    reason = f"update refused: {error}"
+                    reply = Refusal(reply.client, reason, isinstance(error, Diverged))
             if isinstance(reply, Refusal):
                 round.refused.append(reply)
                 for hook in self._refused:

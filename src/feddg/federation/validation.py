@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from feddg.clients.optim import in_round
-from feddg.errors import ClientError
+from feddg.errors import ClientError, Diverged
 from feddg.messages import (
     Check,
     EntrySchema,
@@ -74,7 +74,7 @@ class ChangeSizes(RoundHook):
         if not math.isfinite(far):
             bad = first_not_finite(update.weights)
             if bad is not None:
-                raise ClientError(f"weight {bad!r} is not finite (NaN or infinite){rate}")
+                raise Diverged(f"weight {bad!r} is not finite (NaN or infinite){rate}")
         if self._times is not None and medians:
             times = self._times * (OF_MEANS if update.members else 1)
             limit = times * statistics.median(medians)
@@ -89,7 +89,7 @@ class ChangeSizes(RoundHook):
         else:
             limit, beside = math.inf, ""
         if not far <= limit:
-            raise ClientError(
+            raise Diverged(
                 f"it moved the weights by {far:.3g}, more than {beside} ({limit:.3g}){rate}"
             )
         round.scratch[self][str(update.client)] = far

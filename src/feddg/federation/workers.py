@@ -368,7 +368,7 @@ def _reply(reply: Answer, memory: Weights | None) -> Message:
     whole = _parts(**parts)
     whole.scalars["remembers"] = memory is not None
     if isinstance(reply, Refusal):
-        whole.scalars["refusal"] = reply.reason
+        whole.scalars |= {"refusal": reply.reason, "diverged": reply.diverged}
     return whole
 
 
@@ -378,7 +378,9 @@ def _result(id: int, purpose: str, message: Message) -> Result:
     if message.scalars["remembers"]:  # a copy: the buffer holds the weights, too
         memory = under("memory/", message).keep().tensors
     if "refusal" in message.scalars:
-        return Refusal(id, str(message.scalars["refusal"])), memory
+        return Refusal(
+            id, str(message.scalars["refusal"]), bool(message.scalars["diverged"])
+        ), memory
     extras = under("extras/", message)
     if purpose != TRAIN:
         return extras, memory

@@ -22,6 +22,7 @@ from feddg.errors import (
     FeddgError,
     NotEnoughUpdates,
     RunError,
+    TrainingDiverged,
     field_fault,
     first_names,
 )
@@ -406,7 +407,8 @@ class Round:
     def too_few(self, good: int) -> NotEnoughUpdates:
         """Returns the error to raise if only ``good`` updates are usable."""
         why = "; client {0.client}: {0.reason}".format(self.refused[0]) if self.refused else ""
-        return NotEnoughUpdates(
+        kind = TrainingDiverged if self.refused and self.refused[0].diverged else NotEnoughUpdates
+        return kind(
             f"round {self.number}: {good} good updates of {len(self.clients)}, but "
             f"server.min_updates is {self.fewest}{why}"
         )

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from feddg.errors import ClientError, NotEnoughUpdates
+from feddg.errors import Diverged, NotEnoughUpdates
 from feddg.messages import Update, Weights, on_host
 from feddg.methods.base import Round
 from feddg.privacy.defence import AGGREGATION, EXTRAS, Defence, register
@@ -104,7 +104,7 @@ def shrunk(trained: Weights, sent: Weights, names: Iterable[str], norm: float) -
     names = sorted(names)
     found = distance(trained, sent, names)
     if not math.isfinite(found):
-        raise ClientError("its change became infinite or NaN in training; lower train.lr")
+        raise Diverged("its change became infinite or NaN in training; lower train.lr")
     if not found > norm:
         return None
     moved = {n: sent[n].to(trained[n]) for n in names}

@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from feddg.diagnostics import Diagnostic
-from feddg.errors import ClientError, NotEnoughUpdates
+from feddg.errors import ClientError, Diverged, NotEnoughUpdates
 from feddg.messages import Broadcast, EntrySchema, Message, Refusal, Update, Weights
 from feddg.methods.base import Method, Round, name_clients
 from feddg.privacy.defence import AGGREGATION, CLIENT_STATISTICS, EXTRAS, Defence, register
@@ -192,7 +192,7 @@ def encoded(update: Update, received: Weights, count: int, clients: int) -> nump
     flat = torch.cat([part.flatten().cpu() for part in parts]) if parts else torch.zeros(0)
     largest = float(flat.abs().max()) * count if len(flat) else 0.0
     if not largest <= _LARGEST / clients:
-        raise ClientError("its change is not finite, or too large to be summed; lower train.lr")
+        raise Diverged("its change is not finite, or too large to be summed; lower train.lr")
     values = torch.cat([flat.to(torch.int64) * count, torch.tensor([count])])
     found: numpy.ndarray = values.numpy().view(numpy.uint64)
     return found

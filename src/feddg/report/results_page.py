@@ -27,7 +27,7 @@ from feddg.report.tables import (
     tuning_table,
 )
 from feddg.report.text import spelled
-from feddg.runs.diagnostics import STILL_RISING
+from feddg.runs.diagnostics import CONSTANT_ANSWER, STILL_RISING
 from feddg.runs.reading import BEST_IN_DOMAIN, EMA_MEAN, FINAL, SWA_MEAN, SelectionRule
 from feddg.storage import read_text
 from feddg.text import MISSING, counted, percent, readable
@@ -115,8 +115,8 @@ def _about_rows(results: Results) -> Iterator[Diagnostic]:
     silent = len(results.rows) - sum(map(len, results.values("constant", FINAL.name).values()))
     if silent:
         text = (
-            "Whether the model beats always answering the most frequent class is not on record "
-            f"for {counted(silent, 'run')} (an earlier version kept them)."
+            f"Whether the model beats {CONSTANT_ANSWER} is not on record for "
+            f"{counted(silent, 'run')} (an earlier version kept them)."
         )
         yield Diagnostic("majority-class-unknown", "note", text)
 

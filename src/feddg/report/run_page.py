@@ -60,6 +60,8 @@ from feddg.report.text import (
     warning_words,
 )
 from feddg.runs.diagnostics import (
+    CONSTANT_ANSWER,
+    DIVERGED,
     LEARNED_NOTHING,
     STILL_RISING,
     SplitAccuracy,
@@ -358,7 +360,7 @@ def _reference_words(at: SplitAccuracy) -> str:
     parts = []
     if at.constant is not None:
         share = percent_sign(at.constant)
-        parts.append(f"always answering the most frequent class is right for {share}")
+        parts.append(f"{CONSTANT_ANSWER} is right for {share}")
     if at.balanced is not None:
         guessing = "" if at.guessing is None else f" (guessing: {percent_sign(at.guessing)})"
         parts.append(f"balanced accuracy is {percent_sign(at.balanced)}{guessing}")
@@ -974,7 +976,7 @@ def run_steps(run: Run) -> Section | None:
 
 def _steps(run: Run) -> Iterator[Step]:
     # A rate that failed would fail again.
-    again = run.status == "failed" and "lower train.lr" in (run.error or "")
+    again = run.status == "failed" and DIVERGED in {one.code for one in about_run(run)}
     if run.status not in ("completed", "damaged") and not again:
         yield "Go on from the last completed round:", command("resume", str(run.folder))
     try:

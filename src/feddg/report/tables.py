@@ -45,11 +45,9 @@ from feddg.report.blocks import (
 )
 from feddg.report.text import AGGREGATE_WORDS, metric_title, one_model, spelled, split_heading
 from feddg.runs.diagnostics import (
-    FAR_BELOW_SEEN,
+    IN_WORDS,
     MAJORITY,
-    ONE_CLASS,
     STILL_RISING,
-    UNTRAINED,
 )
 from feddg.runs.reading import FINAL, SELECTION_RULES, SelectionRule
 from feddg.text import (
@@ -67,9 +65,9 @@ from feddg.text import (
 MARK = " †"
 """Marks a number or a method if one of its models is no better than the majority class."""
 MEANING = (
-    f"{MARK.strip()} In at least one run the model is no better than always answering the most "
-    "frequent class: by the share of images, or by the mean over classes, the difference is no "
-    "more than chance explains. Such a number says nothing about a method."
+    f"{MARK.strip()} In at least one run the model is {IN_WORDS[MAJORITY]}: by the share of "
+    "images, or by the mean over classes, the difference is no more than chance explains. Such a "
+    "number says nothing about a method."
 )
 MethodColumn = MadeColumn[str]
 
@@ -211,7 +209,7 @@ def method_warnings(results: Results, method: str) -> str:
     If no method is fit to use, a general statement already covers all.
     """
     found = about_method(results, method) if results.no_method_fit is None else ()
-    return "; ".join(one.text for one in found if one.severity == "warning")
+    return "; ".join(str(one) for one in found if one.severity == "warning")
 
 
 def spread_text(found: Spread | None) -> str:
@@ -621,12 +619,13 @@ def about_results(results: Results) -> list[Diagnostic]:
             # Where no method is fit, that says the gravest of all of them.
             if results.no_method_fit is None or one.severity != "warning":
                 often = findings.setdefault((one.code, one.severity), {})
-                often.setdefault(one.text.removeprefix(one.short), []).append(spelled(method))
+                often.setdefault(one.where, []).append(spelled(method))
     found = []
     for (code, severity), often in findings.items():
         where = ", ".join(f"{listed(own)}{in_runs}" for in_runs, own in often.items())
-        words = FINDINGS.get(code, code.replace("-", " ").capitalize())
-        found.append(Diagnostic(code, severity, f"{words}: {where}.", ADVICE.get(code, "")))
+        words = IN_WORDS.get(code, code.replace("-", " "))
+        text = f"{words[0].upper()}{words[1:]}: {where}."
+        found.append(Diagnostic(code, severity, text, ADVICE.get(code, "")))
     found += about_budgets(results)
     best = leader_of(results)
     found += about_margin(results, best.method) if best is not None else ()
@@ -636,14 +635,6 @@ def about_results(results: Results) -> list[Diagnostic]:
     return [*_left_out(results), *gravest_first(found)]
 
 
-FINDINGS = {
-    MAJORITY: "No better than always answering the most frequent class",
-    ONE_CLASS: "Nearly all predictions are one class",
-    UNTRAINED: "Worse than before training",
-    STILL_RISING: "Accuracy was still rising when training ended",
-    FAR_BELOW_SEEN: "Far worse on the unseen domain than on those of training",
-}
-"""Findings shared by several methods' runs, in words, by code."""
 ADVICE = {STILL_RISING: "Train longer."}
 
 

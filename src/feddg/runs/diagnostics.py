@@ -116,12 +116,22 @@ MAJORITY: Final = "no-better-than-majority-class"
 ONE_CLASS: Final = "nearly-always-one-class"
 UNTRAINED: Final = "worse-than-untrained"
 STILL_RISING: Final = "still-rising"
+DIVERGED: Final = "training-diverged"
 TOO_LARGE: Final = "learning-rate-too-large"
 FAR_BELOW_SEEN: Final = "unseen-far-below-seen"
 LEAST_GAP: Final = 0.35
 """Difference of accuracy between seen and unseen domains above which it is reported."""
 DOMAIN_AT_CHANCE: Final = "domain-at-chance"
 LEARNED_NOTHING: Final = frozenset({MAJORITY, ONE_CLASS, UNTRAINED})
+CONSTANT_ANSWER: Final = "always answering the most frequent class"
+IN_WORDS: Final = {
+    MAJORITY: f"no better than {CONSTANT_ANSWER}",
+    ONE_CLASS: "nearly all predictions are one class",
+    UNTRAINED: "worse than before training",
+    STILL_RISING: "accuracy was still rising when training ended",
+    FAR_BELOW_SEEN: "far worse on the unseen domain than on those of training",
+}
+"""What is found in runs, by code, where several are spoken of together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,10 +278,9 @@ def _majority(found: SplitAccuracy) -> Iterator[Diagnostic]:
         yield Diagnostic(
             MAJORITY,
             "warning",
-            "The model is no better than always answering the most frequent class: that is right "
-            f"for {found.constant:.1%} of the held-out images, the model for "
-            f"{found.accuracy.share:.1%}, and chance explains the difference in images or in "
-            "balanced accuracy.",
+            f"The model is {IN_WORDS[MAJORITY]}: that is right for {found.constant:.1%} of the "
+            f"held-out images, the model for {found.accuracy.share:.1%}, and chance explains the "
+            "difference in images or in balanced accuracy.",
             "Its labels mean nothing: train longer or with another learning rate, and look at the "
             "images.",
         )
@@ -453,12 +462,19 @@ class Cause(NamedTuple):
     """A possible reason why a model did not learn.
 
     Attributes:
-        text: the reason with its evidence, in a few words.
+        reason: in a few words.
+        evidence: what speaks for it; empty if the reason says it.
         flags: command-line flags that may remove it; empty if only other images can.
     """
 
-    text: str
+    reason: str
+    evidence: str
     flags: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The reason with its evidence."""
+        return f"{self.reason} ({self.evidence})" if self.evidence else self.reason
 
 
 def usual_rate(run: Run) -> float | None:
@@ -511,7 +527,7 @@ def about_rate(run: Run) -> Iterator[Diagnostic]:
 def causes_of_failure(run: Run) -> list[Cause]:
     """Returns likely reasons why a run's model learned nothing, likeliest first; never empty."""
     if signs := _signs_of_a_large_rate(run):  # then nothing else is worth a try
-        return [Cause(f"too large a learning rate ({signs})", ("--lr", f"{lower_rate(run):g}"))]
+        return [Cause("too large a learning rate", signs, ("--lr", f"{lower_rate(run):g}"))]
     model = run.settings.get("model") or {}
     backbone, rounds = str(model.get("backbone") or ""), run.rounds_done
     own = backbone if backbone.startswith("resnet") else "resnet18"
@@ -520,21 +536,20 @@ def causes_of_failure(run: Run) -> list[Cause]:
     losses = [math.fsum(row.terms.values()) for row in run.metrics.rounds if row.terms]
     found = []
     if rounds <= FEW_ROUNDS and _still_falls(losses):
-        text = f"too few rounds (the training loss still fell after {counted(rounds, 'round')})"
-        found.append(Cause(text, ("--rounds", str(max(10, 4 * rounds)))))
+        evidence = f"the training loss still fell after {counted(rounds, 'round')}"
+        found.append(Cause("too few rounds", evidence, ("--rounds", str(max(10, 4 * rounds)))))
     counts = [client.classes for client in run.clients.clients] if run.clients else []
     images = float(numpy.median(numpy.sum(counts, axis=0))) if counts else math.inf
     if images < FEW_TO_LEARN_FROM:
-        text = f"too few images ({images:.0f} of a class to train on, all clients together)"
-        found.append(Cause(text, pretrained if lacks_weights else ()))
+        evidence = f"{images:.0f} of a class to train on, all clients together"
+        found.append(Cause("too few images", evidence, pretrained if lacks_weights else ()))
     if lacks_weights:
-        found.append(Cause("no pretrained weights", pretrained))
+        found.append(Cause("no pretrained weights", "", pretrained))
     rate = _rate(run)
     ends = len(losses) > 1 and losses[-1] < losses[0]
     word, factor = ("small", 10.0) if ends else ("large", 0.1)
-    found.append(
-        Cause(f"too {word} a learning rate ({rate:g})", ("--lr", f"{factor * rate:g}")),
-    )
+    flags = ("--lr", f"{factor * rate:g}")
+    found.append(Cause(f"too {word} a learning rate", f"{rate:g}", flags))
     return found
 
 
@@ -594,6 +609,12 @@ def about_end(run: Run) -> Iterator[Diagnostic]:
         "will serve.",
         f"`{command('resume', str(run.folder))}` goes on.",
     )
+
+
+def about_divergence() -> Diagnostic:
+    """Returns the warning about a run that ended because its training ran away."""
+    text = "The numbers of the training became infinite, or far too large."
+    return Diagnostic(DIVERGED, "warning", text, "Lower train.lr.")
 
 
 def about_model(run: Path | str, which: str, round_: int) -> tuple[Diagnostic, ...]:

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import nn
 
 from feddg.diagnostics import Diagnostic, collected, emit
-from feddg.errors import BudgetSpent, FeddgError, RunError, in_words, need
+from feddg.errors import BudgetSpent, FeddgError, RunError, TrainingDiverged, in_words, need
 from feddg.evaluation.accuracy import (
     INSIDE_SHARE,
     Evaluation,
@@ -56,7 +56,7 @@ from feddg.runs.context import (
     in_process,
     predictor,
 )
-from feddg.runs.diagnostics import about_end, about_result, about_training
+from feddg.runs.diagnostics import about_divergence, about_end, about_result, about_training
 from feddg.runs.figures import draw_unseen, write_alphas
 from feddg.runs.folder import (
     EXPERIMENT,
@@ -464,6 +464,8 @@ class _Execution:
             self._end("interrupted", None)
             raise
         except BaseException as error:
+            if isinstance(error, TrainingDiverged):
+                self.diagnostics.append(about_divergence())
             kind = f"{type(error).__name__}: " if isinstance(error, FeddgError) else ""
             self._end("failed", kind + in_words(error))
             raise
