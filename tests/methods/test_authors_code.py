@@ -10,6 +10,7 @@ import yaml
 
 from feddg.evaluation.adaptation import adapt
 from feddg.experiment import Experiment
+from feddg.methods import randconv
 from feddg.methods.base import methods
 from feddg.methods.composition import method_class
 from feddg.methods.csac import mmd
@@ -78,7 +79,7 @@ def test_l2d_judges_the_augmented_embedding_by_the_originals_gaussian() -> None:
     hook.remove()
     mean, spread = small.network.embedding.moments(features[0])
     rng = client.stream("l2d", 0)
-    client.scratch["l2d"](torch.zeros_like(batch.images), rng, random_mixture=True)
+    client.scratch["l2d"].draws(8, batch.images.shape[-1], rng, random_mixture=True)
     z = mean + 0.2 * (spread / 2).exp() * torch.randn(mean.shape, generator=rng)
     normal = (mean[:8] - z[8:]) ** 2 / spread[:8].exp() + spread[:8]
     torch.testing.assert_close(terms["likelihood"], normal.mean())
@@ -102,18 +103,17 @@ def test_fpl_averages_both_terms_over_the_whole_batch() -> None:
         torch.testing.assert_close(found["batch"][term], found["known"][term] * share)
 
 
-def test_randconv_chains_its_versions() -> None:
-    seen = {}
+def test_randconv_chains_its_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, convolved = {}, randconv.convolved
     for source in ("image", "last_version"):
         small, client, batch = begun("randconv", version_of=source)
         made: list[torch.Tensor] = []
-        version = small.method._version
 
-        def kept(network, images, rng, version=version, made=made):
-            made += [images, version(network, images, rng)]
+        def kept(network, images, kernel, share, made=made):
+            made += [images, convolved(network, images, kernel, share)]
             return made[-1]
 
-        small.method._version = kept
+        monkeypatch.setattr(randconv, "convolved", kept)
         small.method.loss(client, batch)
         seen[source] = made
     assert all(torch.equal(x, batch.images) for x in seen["image"][::2])
