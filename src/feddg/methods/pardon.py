@@ -31,11 +31,10 @@ Decisions:
     codec's range limits (``feddg.styles.ranges``). Limiting styles to the others' range would also
     change honest runs: with five clients and three domains of PACS, 2 to 6 % of the fifth client's
     values lie outside the range of the first four.
-    Copies are images by default, drawn and clamped as such. Then few triplets are inside the margin:
-    7 % of all on photographs, drawings and paintings of PACS, where copies of the released code
-    have 77 % (``benchmarks/papers/README.md``; ``stylization: released`` draws those). Which does
-    better on unseen domains is open, and nothing was chosen by looking at them
-    (``benchmarks/own_size`` is the plan that will tell).
+    Copies are images by default, drawn and clamped as such. Then few triplets are inside the
+    margin: 7 % on PACS, where copies of the released code (``stylization: released``) have 77 %
+    (``benchmarks/papers/README.md``). Which do better on unseen domains is open: no domain has been
+    looked at to choose, and ``benchmarks/own_size`` is the plan that will tell.
     Under ``privacy.style_epsilon`` a client sends the noised style of all its images together,
     without clusters, since one image can change them.
 """
