@@ -16,9 +16,9 @@ from feddg.experiment import load_stored
 from feddg.prediction.classifier import image_files
 from feddg.prediction.predict import predict, predict_files
 from feddg.runs.execute import OOD_SCORE, read_energy_threshold
-from feddg.runs.folder import EXPERIMENT
 from feddg.runs.model import load_model
 from feddg.runs.prepare import load_images
+from feddg.runs.reading import EXPERIMENT
 from trained_runs import read_csv, write_images
 
 

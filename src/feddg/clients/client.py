@@ -1,5 +1,6 @@
 """A client as a method sees it: its images, its network, and its memory between rounds."""
 
+import hashlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from feddg.clients.optim import Optimization, in_round
 from feddg.data.augment import AugmentSettings, apply, draw, moved
-from feddg.data.pixels import Parcel, Pixels, as_unit, fits
+from feddg.data.pixels import Parcel, Pixels, PixelStore, as_unit, fits
 from feddg.errors import Diverged
 from feddg.messages import Check, Message, Weights, on_device, on_host, sent_together
 from feddg.models.network import Network
@@ -53,6 +54,15 @@ class Examples:
     classes: int
     cache_key: str = ""
     validation: "Examples | None" = None
+
+    @classmethod
+    def of(
+        cls, pixels: PixelStore, rows: Tensor, labels: Tensor, domains: Tensor, classes: int
+    ) -> "Examples":
+        """Returns examples whose cache key tells the store's content and the rows."""
+        digest = hashlib.blake2b(pixels.fingerprint.encode(), digest_size=12)
+        digest.update(rows.numpy().tobytes())
+        return cls(pixels, rows, labels, domains, classes, digest.hexdigest())
 
     def __len__(self) -> int:
         return len(self.rows)

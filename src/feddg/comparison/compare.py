@@ -26,10 +26,10 @@ from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError, RunError, first_names
 from feddg.experiment import Experiment
 from feddg.runs.execute import is_complete, require_installed
-from feddg.runs.folder import EXPERIMENT, drop_weights
+from feddg.runs.folder import drop_weights
 from feddg.runs.prepare import Progress, cache_folder, load_table
 from feddg.runs.provenance import ImagesNow, find_folder, has_begun
-from feddg.runs.reading import read_run
+from feddg.runs.reading import EXPERIMENT, read_run
 from feddg.settings import IMAGENET
 from feddg.storage import entries, is_file, replace_text, why
 from feddg.views import Shown

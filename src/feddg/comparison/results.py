@@ -67,7 +67,7 @@ from feddg.runs.diagnostics import (
 from feddg.runs.provenance import IMAGES, ImagesNow, named_files
 from feddg.runs.reading import (
     AGGREGATES,
-    EXPERIMENT_FILE,
+    EXPERIMENT,
     FINAL,
     SELECTION_RULES,
     Evaluations,
@@ -1184,7 +1184,7 @@ def _remedy(runs: Sequence[Run]) -> str:
     again = (
         ["compare", str(plan), "--out", out]
         if is_file(plan)
-        else ["run", str(run.folder / EXPERIMENT_FILE)]
+        else ["run", str(run.folder / EXPERIMENT)]
     )
     return f"Most likely: {first}.{also} Try `{shlex.join(['feddg', *again, *flags])}`."
 

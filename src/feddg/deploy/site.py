@@ -1,7 +1,6 @@
 """A site: its image folder, device, cache and memory."""
 
 import functools
-import hashlib
 import logging
 import re
 import zlib
@@ -533,16 +532,12 @@ class Site:
 
     def _examples(self, classes: list[str], domains: list[str]) -> Examples:
         table = positions(self.table, classes, domains)
-        rows = torch.arange(len(table))
-        digest = hashlib.blake2b(self.pixels.fingerprint.encode(), digest_size=12)
-        digest.update(rows.numpy().tobytes())
-        return Examples(
+        return Examples.of(
             self.pixels,
-            rows,
+            torch.arange(len(table)),
             torch.from_numpy(table.labels),
             torch.from_numpy(table.domains),
             len(classes),
-            digest.hexdigest(),
         )
 
 

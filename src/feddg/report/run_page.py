@@ -75,7 +75,7 @@ from feddg.runs.diagnostics import (
 )
 from feddg.runs.execute import summarize
 from feddg.runs.reading import (
-    EXPERIMENT_FILE,
+    EXPERIMENT,
     FINAL,
     Run,
     SelectionRule,
@@ -980,7 +980,7 @@ def _steps(run: Run) -> Iterator[Step]:
     if run.status not in ("completed", "damaged") and not again:
         yield "Go on from the last completed round:", command("resume", str(run.folder))
     try:
-        experiment = load_experiment(run.folder / EXPERIMENT_FILE)
+        experiment = load_experiment(run.folder / EXPERIMENT)
     except FeddgError:
         return  # of another version, or of a package that is not here: it cannot be changed
     codes = {one.code for one in about_result(run)}
@@ -1003,7 +1003,7 @@ def _steps(run: Run) -> Iterator[Step]:
 
 def _again(run: Run, why: str, *flags: str) -> Iterator[Step]:
     """The command to repeat the run with other flags; nothing if that run already exists."""
-    file, out = run.folder / EXPERIMENT_FILE, run.folder.parent
+    file, out = run.folder / EXPERIMENT, run.folder.parent
     change = dict(zip([flag.removeprefix("--") for flag in flags[::2]], flags[1::2]))
     if not (out / load_experiment(file, change).label).exists():
         yield why, command("run", str(file), *flags, "--out", str(out))

@@ -59,14 +59,10 @@ from feddg.runs.context import (
 from feddg.runs.diagnostics import about_divergence, about_end, about_result, about_training
 from feddg.runs.figures import draw_unseen, write_alphas
 from feddg.runs.folder import (
-    EXPERIMENT,
     FIGURES,
-    LEDGER,
-    METRICS,
     OPENED_SUMS,
     PRIVACY,
     SNAPSHOTS,
-    SUMMARY,
     KeptModels,
     RunFolder,
     means_of,
@@ -76,7 +72,13 @@ from feddg.runs.prepare import cache_folder, environment, give_memory_back, peak
 from feddg.runs.provenance import IMAGES, check_identity, check_images
 from feddg.runs.reading import (
     AGGREGATES,
+    CLIENTS,
+    ENVIRONMENT,
+    EXPERIMENT,
+    LEDGER,
+    METRICS_FILE,
     SELECTION_RULES,
+    SUMMARY,
     Evaluations,
     Run,
     SelectionRule,
@@ -130,7 +132,7 @@ class Records(RoundHook):
 
     def keep(self, state: State, rows: Sequence[MetricsRow]) -> None:
         """Writes metrics, ledger and checkpoint of the round in ``state``."""
-        self._folder.append(METRICS, rows)
+        self._folder.append(METRICS_FILE, rows)
         self._folder.append(LEDGER, self.ledger_rows)
         self.ledger_rows.clear()
         if state.round in self._snapshots:
@@ -548,8 +550,8 @@ class _Execution:
     ) -> None:
         """Records the environment and clients, runs the setup, and evaluates round 0."""
         about = environment(self.experiment, found.worker) | {"workers": found.workers}
-        self.folder.write_json("environment.json", about)
-        self.folder.write_json("clients.json", found.clients)
+        self.folder.write_json(ENVIRONMENT, about)
+        self.folder.write_json(CLIENTS, found.clients)
         if found.contents is not None:
             self.folder.write_json(IMAGES, found.contents)
         with self.timed("setup"):

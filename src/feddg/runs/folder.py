@@ -29,7 +29,10 @@ from feddg.methods.base import Method, State
 from feddg.models.network import Network
 from feddg.records import ID_VAL, LAST, VAL, WISE_FT, EvaluationRow, JsonFile, MetricsRow, Row
 from feddg.runs.reading import (
+    EXPERIMENT,
     FINAL,
+    LEDGER,
+    METRICS_FILE,
     SELECTION_RULES,
     Evaluations,
     SelectionRule,
@@ -49,9 +52,7 @@ from feddg.storage import (
 )
 from feddg.text import command
 
-EXPERIMENT, SUMMARY = "experiment.yaml", "summary.json"
 SNAPSHOTS, FIGURES, MODELS = "snapshots", "figures", "models"
-METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
 PRIVACY, OPENED_SUMS = "privacy.jsonl", "opened_sums.jsonl"
 """Privacy costs, and clients whose masked sums were opened; rows are never removed."""
 CHECKPOINTS, NEWEST = "checkpoint", "checkpoint.json"
@@ -347,7 +348,7 @@ class RunFolder:
         their round failed.
         """
         layouts: set[str] = set()
-        for name in (METRICS, LEDGER):
+        for name in (METRICS_FILE, LEDGER):
             # As they are: what another version of this program wrote is kept whole.
             last = math.inf if keep_ledger and name == LEDGER else last_round
             rows = read_rows(self.path / name) if last >= 0 else self._begun_again(name)
@@ -361,7 +362,7 @@ class RunFolder:
     def _begun_again(self, name: str) -> list[dict[str, Any]]:
         """Reports recorded rounds that no checkpoint contains."""
         with suppress(RunError):  # a damaged file is dropped as well
-            rows = read_rows(self.path / name) if name == METRICS else []
+            rows = read_rows(self.path / name) if name == METRICS_FILE else []
             if any(row.get("kind") == "round" for row in rows):
                 text = (
                     f"There is no checkpoint in {self.path}, though rounds were recorded; it "
@@ -372,7 +373,7 @@ class RunFolder:
 
     def _warn_of_missing(self, name: str, rows: list[dict[str, Any]], last_round: int) -> None:
         """Reports rounds of the checkpoint that have no row."""
-        kind = "round" if name == METRICS else "message"
+        kind = "round" if name == METRICS_FILE else "message"
         found = {row.get("round") for row in rows if row.get("kind") == kind}
         missing = [round for round in range(1, last_round + 1) if round not in found]
         if missing:

@@ -18,10 +18,10 @@ from feddg.messages import Weights, on_device
 from feddg.methods.base import Method, State, has_global_model, local_names
 from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD, Network
 from feddg.models.precision import choose_device
-from feddg.runs.folder import EXPERIMENT, RunFolder, checkpoint_memories, kept_weights
+from feddg.runs.folder import RunFolder, checkpoint_memories, kept_weights
 from feddg.runs.prepare import Images, Progress, build, build_worker, load_images
 from feddg.runs.provenance import check_images
-from feddg.runs.reading import find_rule, read_run, require_run
+from feddg.runs.reading import EXPERIMENT, find_rule, read_run, require_run
 from feddg.runs.shared import at_hand, is_shared, load_shared
 
 

@@ -1,7 +1,6 @@
 """Prepares a run from its experiment: images, splits, clients, network, method."""
 
 import ctypes
-import hashlib
 import math
 import os
 import platform
@@ -309,16 +308,12 @@ class Images:
         return replace(own, validation=self._held(self.splits.id_val[self._validation[client]]))
 
     def _held(self, rows: numpy.ndarray) -> Examples:
-        # What is kept on disk of these images is found by the store's content and its rows.
-        digest = hashlib.blake2b(self.pixels.fingerprint.encode(), digest_size=12)
-        digest.update(rows.tobytes())
-        return Examples(
+        return Examples.of(
             self.pixels,
             torch.from_numpy(rows),
             torch.from_numpy(self.table.labels[rows]),
             torch.from_numpy(self.table.domains[rows]),
             len(self.table.class_names),
-            digest.hexdigest(),
         )
 
     @cached_property

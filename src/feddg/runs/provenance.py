@@ -20,7 +20,8 @@ from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.methods.composition import build_method
-from feddg.runs.folder import CHECKPOINTS, EXPERIMENT, NEWEST, CheckpointIndex
+from feddg.runs.folder import CHECKPOINTS, NEWEST, CheckpointIndex
+from feddg.runs.reading import EXPERIMENT
 from feddg.settings import DataSettings
 from feddg.storage import Stamp, cache_folder, stamp
 from feddg.text import command

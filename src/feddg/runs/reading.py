@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -48,6 +48,7 @@ from feddg.records import (
     from_cell,
 )
 from feddg.registry import Registry
+from feddg.settings import leaves
 from feddg.storage import entries, is_file, parse_fields, read_text
 from feddg.views import Shown
 
@@ -383,10 +384,11 @@ WISE_FT_RULE: Final = add_rule(
 )
 
 
-EXPERIMENT_FILE: Final = "experiment.yaml"
-_METRICS, _LEDGER, _CLIENTS = "metrics.jsonl", "ledger.jsonl", "clients.json"
-_ENVIRONMENT = "environment.json"
-_WHOLE_FILES = (_CLIENTS, _ENVIRONMENT, _METRICS, _LEDGER)
+EXPERIMENT: Final = "experiment.yaml"
+SUMMARY: Final = "summary.json"
+METRICS_FILE, LEDGER, CLIENTS = "metrics.jsonl", "ledger.jsonl", "clients.json"
+ENVIRONMENT = "environment.json"
+_WHOLE_FILES = (CLIENTS, ENVIRONMENT, METRICS_FILE, LEDGER)
 """Files that a run writes, besides its summary, by the end of its last round."""
 _FEWER_ROUNDS = {"budget-spent", "rounds-missing"}
 """Diagnostics of a run that ended with fewer rounds than planned, and recorded it."""
@@ -471,7 +473,7 @@ class Run(Shown):
     @cached_property
     def experiment(self) -> Experiment:
         """The complete experiment."""
-        return load_stored(self.folder / EXPERIMENT_FILE)
+        return load_stored(self.folder / EXPERIMENT)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -479,27 +481,27 @@ class Run(Shown):
         try:
             return parse_fields(self.experiment_text)
         except ValueError as error:
-            raise RunError(f"{self.folder / EXPERIMENT_FILE} is damaged: it {error}.") from None
+            raise RunError(f"{self.folder / EXPERIMENT} is damaged: it {error}.") from None
 
     @cached_property
     def environment(self) -> dict[str, Any]:
         """Versions, machine and command; empty if not written yet."""
-        return _read_optional(self.folder / _ENVIRONMENT) or {}
+        return _read_optional(self.folder / ENVIRONMENT) or {}
 
     @cached_property
     def summary(self) -> SummaryFile | None:
         """The summary, or None if the run has not ended."""
-        return SummaryFile.read(self.folder / "summary.json")
+        return SummaryFile.read(self.folder / SUMMARY)
 
     @cached_property
     def clients(self) -> ClientsTable | None:
         """The clients' data, or None if the run stopped before images were partitioned."""
-        return ClientsTable.read(self.folder / _CLIENTS)
+        return ClientsTable.read(self.folder / CLIENTS)
 
     @cached_property
     def metrics(self) -> Metrics:
         """Everything in ``metrics.jsonl``."""
-        return Metrics(METRICS_ROWS.read(self.folder / _METRICS))
+        return Metrics(METRICS_ROWS.read(self.folder / METRICS_FILE))
 
     @cached_property
     def spent(self) -> dict[int, Spent]:
@@ -549,7 +551,7 @@ class Run(Shown):
     @cached_property
     def ledger(self) -> LedgerRecord:
         """Everything in ``ledger.jsonl``."""
-        return LedgerRecord(LEDGER_ROWS.read(self.folder / _LEDGER))
+        return LedgerRecord(LEDGER_ROWS.read(self.folder / LEDGER))
 
     @cached_property
     def privacy(self) -> dict[tuple[Any, ...], PrivacyRow]:
@@ -656,7 +658,7 @@ class Run(Shown):
     @cached_property
     def experiment_text(self) -> str:
         """The text of ``experiment.yaml``."""
-        return read_text(self.folder / EXPERIMENT_FILE)
+        return read_text(self.folder / EXPERIMENT)
 
     @property
     def name(self) -> str:
@@ -701,7 +703,7 @@ class Run(Shown):
         codes = {one.code for one in self.summary.diagnostics} & _FEWER_ROUNDS
         wanted = self.summary.rounds if codes else self.rounds_planned or 0
         if self.rounds_done < wanted:
-            return f"{_METRICS} has {self.rounds_done} of {wanted} rounds"
+            return f"{METRICS_FILE} has {self.rounds_done} of {wanted} rounds"
         return None
 
     @property
@@ -755,7 +757,7 @@ def common_rule(runs: Iterable[Run]) -> SelectionRule:
 
 def is_run(folder: Path) -> bool:
     """Returns whether a folder is a run folder."""
-    return is_file(folder / EXPERIMENT_FILE)
+    return is_file(folder / EXPERIMENT)
 
 
 def read_run(folder: Path) -> Run:
@@ -782,25 +784,23 @@ def require_run(folder: Path) -> None:
     if not folder.is_dir():
         raise RunError(f"There is no run folder {folder}. Check the path.")
     inside = sum(
-        (folder / entry.name / EXPERIMENT_FILE).is_file() for entry in entries(folder, RunError)
+        (folder / entry.name / EXPERIMENT).is_file() for entry in entries(folder, RunError)
     )
     hint = (
         f"It holds {inside} run folder{'s' if inside > 1 else ''}: name one of them."
         if inside
         else "Name a folder that `feddg run` wrote."
     )
-    raise RunError(f"{folder} holds no run: there is no {EXPERIMENT_FILE} in it. {hint}")
+    raise RunError(f"{folder} holds no run: there is no {EXPERIMENT} in it. {hint}")
 
 
-def flatten(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+def flatten(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields nested settings as dotted names with their values as text."""
-    if isinstance(settings, dict):
-        for key, value in settings.items():
-            yield from flatten(value, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(settings, list):
-        yield prefix, ", ".join(str(value) for value in settings) or "none"
-    else:
-        yield prefix, "none" if settings is None else str(settings)
+    for name, value in leaves(settings).items():
+        if isinstance(value, list):
+            yield name, ", ".join(map(str, value)) or "none"
+        elif value != {}:
+            yield name, "none" if value is None else str(value)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
