@@ -21,13 +21,16 @@ from feddg.comparison.statistics import (
 )
 from feddg.evaluation.travel import ESTIMATORS
 from feddg.prediction.travel import FAR
-from feddg.records import ID_TEST, TEST
-from feddg.report.results_page import between_marks, search_table
+from feddg.records import ID_TEST, TEST, VAL
+from feddg.report.results_page import between_marks
 from feddg.report.tables import (
+    accuracy_columns,
+    by_method,
     detectable_text,
     interval_text,
     margin_text,
     spread_text,
+    to_markdown,
     unseen,
 )
 from feddg.report.text import spelled
@@ -753,6 +756,24 @@ def travel_objects() -> str:
     head = [f"{TRAVEL_IMAGES[own]}" for own in ("pacs-lite0", "pacs-resnet18")]
     columns = [cell for own in head for cell in (f"{own}: do not use", "estimated / true, %")]
     return markdown(["images", *columns], body)
+
+
+def search_table(results: Results) -> str:
+    """Returns a search's table: held-out validation after the final round, as Markdown."""
+    found = results.accuracies(FINAL, VAL)
+    groups: dict[str, Sequence[str]] = {
+        f"tested on {readable(name)}": [name] for name in results.columns
+    }
+    groups["average"] = results.columns
+    columns = accuracy_columns(results, FINAL, VAL, groups, published=True)
+
+    def rank(method: str) -> tuple[int, float]:
+        """Sorts methods with missing columns last, since their means are not comparable."""
+        values = found[method]
+        lacks = len(results.columns) - len({name for name, _ in values})
+        return lacks, -sum(values.values()) / len(values)
+
+    return to_markdown(by_method(sorted(found, key=rank), columns)).strip()
 
 
 def parts(columns: Sequence[str]) -> list[Sequence[str]]:

@@ -10,23 +10,49 @@ of each; ``runs/papers/NAME.md`` every selection rule, margin, and the cells tha
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from feddg.comparison.plan import Plan, load_plan
-from feddg.comparison.results import Results, TuningFile
+from feddg.comparison.plan import Plan, load_plan, table_cells
+from feddg.comparison.results import Results, TuningFile, read_results
 from feddg.comparison.statistics import Margin, average_over_columns
-from feddg.records import TEST
-from feddg.report.results_page import BEGIN, END, REFERENCE, between_marks, cells_run, remade
-from feddg.report.tables import interval_text, mark, points, spread_text
+from feddg.records import SPLITS, TEST
+from feddg.report.results_page import (
+    BEGIN,
+    END,
+    REFERENCE,
+    about_rows,
+    between_marks,
+    by_budget,
+    fluctuation_column,
+    machines,
+    marked,
+    together,
+    with_caption,
+)
+from feddg.report.tables import (
+    about_tuning,
+    accuracy_columns,
+    by_method,
+    interval_text,
+    margin_table,
+    mark,
+    paper_table,
+    points,
+    spread_text,
+    to_markdown,
+    tuning_table,
+)
 from feddg.report.text import spelled
-from feddg.runs.reading import FINAL, SWA_MEAN
-from feddg.text import readable
+from feddg.runs.reading import BEST_IN_DOMAIN, FINAL, SWA_MEAN, SelectionRule
+from feddg.text import counted, readable
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANS = Path("benchmarks/papers/short")
 DATA = Path("docs/results/data/papers")
 PAGES = Path("runs/papers")
 INDEX = Path("docs/results/papers.md")
+NOT_RUN = "not run"
 LEADS = ("minus FedAvg, final", "minus FedAvg, SWA")
 
 
@@ -38,7 +64,10 @@ def make(names: Sequence[str] = (), root: Path = ROOT) -> list[Path]:
         path = root / PAGES / f"{name}.md"
         page = path.read_text("utf-8") if path.is_file() else new_page(name, plan)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(remade(page, results_of(name, plan, root), tuning_of(name, root)), "utf-8")
+        results, tuning = results_of(name, plan, root), tuning_of(name, root)
+        rows = read_results(root / DATA / f"{name}.csv")
+        made = planned_tables(results, plan, len(rows) - len(results.rows), tuning)
+        path.write_text(between_marks(page, made), "utf-8")
         written.append(path)
     index = root / INDEX
     list_of_all = listing(tables((), root), root)
@@ -77,6 +106,93 @@ def new_page(name: str, plan: Plan) -> str:
         "The first command runs what is missing, the second makes this page from the file."
         f"\n\n{BEGIN}\n\n{END}\n"
     )
+
+
+def planned_tables(
+    results: Results, plan: Plan, strangers: int = 0, tuning: TuningFile | None = None
+) -> str:
+    """Returns all tables of a plan's results, as Markdown.
+
+    Args:
+        results: results in the plan's cells.
+        plan: the plan.
+        strangers: number of rows of the file that are in no cell.
+        tuning: the trials of each method, if there were any.
+    """
+    every, results = results, results.at_largest
+    parts = [by_budget(every)]
+    if results.rows:
+        rules = (FINAL, SWA_MEAN, BEST_IN_DOMAIN)
+        parts += [accuracy(results, rule) for rule in rules]
+        parts += [margins_of(results, rule) for rule in rules[:2]]
+    parts += beside_the_paper(results)
+    if tuning is not None:
+        parts += [*about_tuning(tuning), to_markdown(tuning_table(tuning))]
+    if results.differences:
+        differences = "\n".join(f"- {one}" for one in results.differences)
+        parts.append(f"How this differs from the paper's setting:\n\n{differences}")
+    return together(coverage(every, plan, strangers), *parts)
+
+
+def cells_run(results: Results) -> str:
+    """Returns how much of the plan has been run, such as ``12 of 84``."""
+    return f"{len(results.rows)} of {len(results.planned)}"
+
+
+def exact(results: Results, plan: Plan) -> int:
+    """Returns the number of rows whose settings match the plan for any tried value."""
+    tuned = table_cells(plan) if plan.tune is not None else None
+    wanted = {c.portable_id for c in tuned} if tuned else {c.experiment for c in results.planned}
+    return sum(row.experiment in wanted for row in results.rows)
+
+
+def coverage(results: Results, plan: Plan, strangers: int) -> str:
+    """Returns which cells of the plan are run, and with what."""
+    lines = [f"**{cells_run(results)} cells are run.**"]
+    if results.rows:
+        seeds = ", ".join(map(str, sorted(results.seeds_run)))
+        lines.append(f"Seeds: {seeds}. Machines: {machines(results) or 'not recorded'}.")
+    other = len(results.rows) - exact(results, plan)
+    if other:
+        lines.append(
+            f"{counted(other, 'cell')} ran with another experiment than the plan's to the letter: "
+            "flags were added, or the plan was another one then."
+        )
+    if strangers:
+        verb = "belongs" if strangers == 1 else "belong"
+        lines.append(f"{counted(strangers, 'row')} of the file {verb} to no cell: left out.")
+    return "\n".join([*lines, *map(str, about_rows(results))])
+
+
+def accuracy(results: Results, rule: SelectionRule) -> str:
+    """Returns accuracy by column under one rule; cells with missing seeds are marked."""
+    columns = accuracy_columns(results, rule, missing=NOT_RUN, published=True)
+    columns.append(fluctuation_column(results, "Fluctuation", "last"))
+    caption = (
+        f"**{rule.name}.** Accuracy on the unseen domain {rule.when}, percent, mean ± standard "
+        "deviation over seeds. Fluctuation: mean change of the last weights between neighbouring "
+        "evaluated rounds of the second half."
+    )
+    return with_caption(caption, by_method(results.methods, columns))
+
+
+def margins_of(results: Results, rule: SelectionRule) -> str:
+    """Returns every method against FedAvg, or the best other one without; empty for one method."""
+    caption = f"**Margins, {rule.name.lower()}.** Over the cells that both have."
+    base = REFERENCE if REFERENCE in results.accuracies(rule) else ""
+    named = partial(marked, results, [rule])
+    return with_caption(caption, margin_table(results, rule, base, named))
+
+
+def beside_the_paper(results: Results) -> list[str]:
+    """Returns our numbers beside the paper's, by split, and the notes on them."""
+    if results.paper is None:
+        return []
+    made = [paper_table(results, split, missing=NOT_RUN) for split in SPLITS]
+    parts = [to_markdown(one) for one in made if one is not None]
+    if not parts:
+        parts = [f"{results.paper['source']} prints no numbers that could stand beside these."]
+    return [*parts, "\n".join(f"- {note}" for note in results.paper.get("notes", ()))]
 
 
 def listing(names: Sequence[str], root: Path = ROOT) -> str:

@@ -1,4 +1,4 @@
-"""How objects of this package are shown in a notebook.
+"""How objects of this package are shown in a notebook, and printed.
 
 Pages and progress bars come from higher packages than the objects shown. So they are named here as
 text, and imported only when a notebook asks.
@@ -12,7 +12,15 @@ _PAGES, _PROGRESS = "feddg.report.notebook", "feddg.cli.progress"
 
 
 class Shown:
-    """An object that a notebook shows as tables, curves and pictures."""
+    """An object that a notebook shows as tables and curves, and ``print`` in a few lines."""
+
+    def __repr__(self) -> str:
+        from feddg.errors import FeddgError
+
+        try:
+            return str(import_module(_PAGES).text_of(self))
+        except (FeddgError, OSError) as error:  # a run folder that is gone, or damaged
+            return f"{type(self).__name__}: {error}"
 
     def _repr_html_(self) -> str | None:
         """Returns HTML without scripts; None if it cannot be made, so that text is shown."""

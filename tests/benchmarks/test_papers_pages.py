@@ -188,7 +188,7 @@ def test_a_file_that_does_not_fit_its_plan_is_said(folder, pages):
     with pytest.raises(RunError, match=r"fedavg, photo, seed 0 stands there twice.*deadbeef"):
         Results.of_rows([*results, again], plan)
     with pytest.raises(RunError, match="needs the marks"):
-        pages.remade("# No marks\n", Results.of_rows(results, plan))
+        pages.between_marks("# No marks\n", "")
     with pytest.raises(SystemExit, match="no plan pardon_table9"):
         pages.make(["pardon_table9"], folder)
 

@@ -4,6 +4,7 @@ import csv
 import itertools
 import re
 import shutil
+from functools import partial
 
 import pytest
 import yaml
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 from feddg.api import compare
 from feddg.cli import app
 from feddg.comparison.compare import prepare_comparison
-from feddg.comparison.plan import load_plan
+from feddg.comparison.plan import expand_plan, load_plan
 from feddg.comparison.results import (
     ResultRow,
     Results,
@@ -33,8 +34,8 @@ from feddg.data.fingerprint import ImagesFile
 from feddg.errors import RunError
 from feddg.records import EvaluationRow
 from feddg.report.charts import accuracy_against
-from feddg.report.results_page import planned_tables, tables
-from feddg.report.tables import budget_table
+from feddg.report.results_page import marked, tables
+from feddg.report.tables import accuracy_columns, budget_table, by_method, margin_table
 from feddg.runs.reading import FINAL, SWA_MEAN, Evaluations, read_rows, read_run
 from feddg.text import percent
 
@@ -331,7 +332,8 @@ def test_a_result_is_found_wherever_the_same_images_and_weights_lie(tmp_path, mo
     for cell, old, new in zip(done.cells, ran, read_results(own)):
         assert new.conditions == dict(cell.conditions) != old.conditions
         assert new.model_copy(update={"conditions": old.conditions}) == old  # a is a, b is b
-    assert Results.read(own, load_plan(plan(there))).exact == 2
+    ids = [cell.portable_id for cell in expand_plan(load_plan(plan(there)))]
+    assert [row.experiment for row in Results.read(own, load_plan(plan(there))).rows] == ids
     # one more seed is all that is missing; what was there stays as it was
     more = {"seeds": [0, 1]} | plan(there)
     work = prepare_comparison(
@@ -512,15 +514,17 @@ def test_a_model_that_learned_nothing_is_marked_wherever_its_number_stands(tmp_p
     assert "†" not in costs
     assert not any("†" in line for line in shown.splitlines() if line.startswith("| FedProx"))
     assert "† In at least one run the model is no better than always answering the most" in shown
-    planned = planned_tables(Results.read(file, load_plan(plan)))
-    rows = [line for line in planned.splitlines() if line.startswith("| Still")]
-    assert sum("†" in row for row in rows) == len(rows), "accuracy by three rules, two of margins"
-    assert "| FedProx | " in planned
+    planned = Results.read(file, load_plan(plan))
+    for rule in (FINAL, SWA_MEAN):
+        columns = accuracy_columns(planned, rule, published=True)
+        rows = by_method(planned.methods, columns).rows
+        assert [("†" in row[-1].text) for row in rows] == [False, True]
+        named = margin_table(planned, rule, named=partial(marked, planned, [rule]))
+        assert [("†" in row[0].text) for row in named.rows] == [False, True]
 
     for result in read_results(file):
         silent = {n: v for n, v in result.numbers.items() if not n.startswith("constant")}
-        before = Results.of_rows([result.model_copy(update={"numbers": silent})], load_plan(plan))
-        page = planned_tables(before)
+        page = tables(Results.of_rows([result.model_copy(update={"numbers": silent})]))
         assert "no better" not in page
         assert "most frequent class is not on record for 1 run" in page
 

@@ -374,16 +374,16 @@ def test_a_constant_model_that_wins_is_never_named_without_the_warning(tmp_path,
         for seed in range(3)
     ]
     results = results_of([maker.write() for maker in folders])
-    warning = "(but no better than majority class in all of 3 runs)"
+    warning = "(but no better than majority class in all 3 runs)"
     text = conclusion(results).text
     assert text.startswith("FedAvg recognised 60.0")
     assert warning in text
     assert "1 domain says nothing about others." in text
     assert "more than chance" not in text
     page = comparison_page(results)
-    assert "most frequent class: FedAvg in all of 3 runs." in page.opening[0].text
+    assert "most frequent class: FedAvg in all 3 runs." in page.opening[0].text
     rows = texts(accuracy_table(results, FINAL))
-    assert "FedAvg (no better than majority class in all of 3 runs)" in rows
+    assert "FedAvg (no better than majority class in all 3 runs)" in rows
     assert "PARDON" in rows
     (facts,) = [block for block in page.opening if isinstance(block, Facts)]
     assert not any(fact.accent for fact in facts.facts)
@@ -696,8 +696,7 @@ def test_a_run_page_is_of_one_model_which_its_top_names(tmp_path):
     page = run_page(run)
     top = [one.text for one in page.opening if isinstance(one, Prose)]
     assert any(
-        "one model, “mean of the last rounds” (round 6): the experiment asks for it "
-        "(server.averaging: swa)" in text
+        "one model, “mean of the last rounds” (round 6): set by server.averaging: swa" in text
         for text in top
     )
     own = percent(33 / 39)

@@ -1,6 +1,7 @@
 """What a notebook shows: whole, escaped, without scripts, and never an error."""
 
 import base64
+import json
 import re
 import types
 from xml.etree import ElementTree
@@ -98,8 +99,38 @@ def test_a_comparison_names_its_failures(tmp_path):
         '{"name": "n", "title": null, "question": null, "differences": null, "paper": null,'
         ' "cells": []}'
     )
-    page = Comparison(load_plan({}), tmp_path, [], [], outcomes=[outcome])._repr_html_()
-    assert "no &lt;b&gt; space" in page
+    shown = Comparison(load_plan({}), tmp_path, [], [], outcomes=[outcome])
+    assert "no &lt;b&gt; space" in shown._repr_html_()
+    assert str(shown).splitlines() == [
+        "n",
+        f"0 runs, 1 failed; folder: {tmp_path}",
+        "No method has a result in every column yet.",
+    ]
+
+
+def test_a_run_and_predictions_print_as_a_few_lines_that_end_in_a_sentence(folder_maker, tmp_path):
+    folder = folder_maker().write()
+    title, place, sentence = repr(read_run(folder)).splitlines()
+    assert (title, place) == ("PARDON, tested on photo", f"folder: {folder}")
+    assert "the shared model recognised " in sentence
+    assert sentence.endswith(".")
+    (folder / "metrics.jsonl").write_text("damaged\ndamaged\n")
+    assert repr(read_run(folder)).startswith("Run: ")
+    found = PredictedImages(iter([Prediction("a.png", "cat", 0.9)]))
+    assert repr(found).endswith("as you loop over them.")
+    assert len(list(found)) == 1
+
+
+def test_a_comparison_prints_its_conclusion(folder_maker):
+    rows = []
+    for method in ("fedavg", "pardon"):
+        folder = folder_maker(method, method=method).write().parent
+        rows.append({"method": method, "held_out": "photo", "seed": 0, "folder": method})
+    (folder / "comparison.json").write_text(json.dumps({"name": "mine", "cells": rows}))
+    shown = repr(Comparison(load_plan({}), folder, [], []))
+    assert len(shown) < 1000
+    assert shown.startswith("mine\n")
+    assert shown.endswith("1 domain says nothing about others.")
 
 
 def test_other_things_are_refused():

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-@dataclass
+@dataclass(repr=False)
 class Comparison(Shown):
     """A plan in a folder: what has been run, what is missing, and how this call's runs ended.
 

@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from feddg.comparison.plan import VALIDATED_ON, Cell, Plan, expand_plan, table_cells
+from feddg.comparison.plan import VALIDATED_ON, Cell, Plan, expand_plan
 from feddg.comparison.statistics import (
     Accuracies,
     Key,
@@ -778,8 +778,6 @@ class Results:
         paper: the paper's numbers, as in a plan's ``paper``.
         planned: all places, with or without results.
         tuning: the trials of each method, if there were any.
-        plan: the plan that a results file was read with, if any.
-        strangers: number of rows of the file that are in no cell of the plan.
     """
 
     name: str
@@ -791,8 +789,6 @@ class Results:
     paper: Mapping[str, Any] | None = None
     planned: Sequence[ResultRow] = ()
     tuning: TuningFile | None = None
-    plan: Plan | None = None
-    strangers: int = 0
 
     @classmethod
     def read(cls, path: Path, plan: Plan | None = None) -> "Results":
@@ -826,15 +822,7 @@ class Results:
         cells = [row for cell in expand_plan(plan) for row in ResultRow.all_of(cell)]
         content = ComparisonFile.of(plan, cells)
         placed = [found[cell.place] for cell in content.cells if cell.place in found]
-        return content.results(placed, plan=plan, strangers=len(found) - len(placed))
-
-    @property
-    def exact(self) -> int:
-        """The number of rows whose settings match the plan for any tried value."""
-        assert self.plan is not None
-        tuned = table_cells(self.plan) if self.plan.tune is not None else None
-        wanted = {c.portable_id for c in tuned} if tuned else {c.experiment for c in self.planned}
-        return sum(row.experiment in wanted for row in self.rows)
+        return content.results(placed)
 
     @cached_property
     def default_rule(self) -> SelectionRule:
@@ -1213,10 +1201,16 @@ def about_method(results: Results, method: str) -> list[FoundInRuns]:
     counts = Counter(found for row in runs for found in _found_in(row, results.default_rule))
     gathered = []
     for (code, severity), count in counts.most_common():
-        often = "all" if count == len(runs) else str(count)
-        where = f" in {often} of {len(runs)} runs" if len(runs) > 1 else ""
+        where = f" in {share_of_runs(count, len(runs))}" if len(runs) > 1 else ""
         gathered.append(FoundInRuns(code, severity, where))
     return sorted(gathered, key=lambda one: SEVERITIES.index(one.severity))
+
+
+def share_of_runs(count: int, runs: int) -> str:
+    """Returns ``2 of 6 runs``, ``both runs`` or ``all 6 runs``."""
+    if count < runs:
+        return f"{count} of {counted(runs, 'run')}"
+    return "both runs" if runs == 2 else f"all {counted(runs, 'run')}"
 
 
 def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]:

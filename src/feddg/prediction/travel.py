@@ -727,15 +727,15 @@ def _diagnostics(
         yield Diagnostic(
             "travel-few-sites",
             "note",
-            f"The interval is wide because {sites} cannot say more.",
+            f"With only {sites} the interval stays wide.",
             "Labels of some of these images narrow it most.",
         )
 
 
 _LEFT_OUT: Final = {
     "features": "{sites} that trained, each left out in turn of a classifier on the same features",
-    "first features": "{sites} that trained, each left out in turn of a classifier on the features "
-    "that training began from, as the model's own have seen them",
+    "first features": "{sites} that trained, each left out in turn of a classifier on the "
+    "pretrained features, standing in for this model",
     "runs": "{sites} that runs like it held out",
     "none": "no site",
 }

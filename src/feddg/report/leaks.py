@@ -144,7 +144,7 @@ def _entries_table(run: Run, entries: Sequence[_Entry]) -> Table:
     def readers(entry: _Entry) -> str:
         if entry.passed_on:
             return "the server, and every site as it came"
-        return "the server; sites see what it makes of all"
+        return "the server; sites see only the aggregate"
 
     columns: list[MadeColumn[_Entry]] = [
         text_column("What", lambda one: OWN_NAMES.get(one.name, one.name)),
@@ -188,8 +188,8 @@ def _for_the_officer(run: Run, entries: Sequence[_Entry]) -> str:
     bound = (
         "Differential privacy bounds what anybody can learn from some of it (column Epsilon)."
         if any(_epsilon(run, one.purpose) for one in entries)
-        else "Differential privacy was not used, so nothing bounds what somebody with more means "
-        "could learn."
+        else "Differential privacy was not used, so there is no limit on what a stronger "
+        "attacker could learn."
     )
     return (
         f"For a data-protection record: images stayed where they were; each of {sites} sent "

@@ -23,7 +23,7 @@ from feddg.report.tables import (
 from feddg.report.text import spelled
 from feddg.runs.diagnostics import about_run
 from feddg.runs.reading import Run
-from feddg.text import percent_sign, readable, shortened
+from feddg.text import counted, percent_sign, readable, shortened
 
 MOST_SHOWN = 12
 THUMBNAIL = 96
@@ -46,11 +46,35 @@ def html_of(thing: Any) -> str:
     raise TypeError(f"a notebook cannot be shown a {type(thing).__name__}")
 
 
+def text_of(thing: Any) -> str:
+    """Returns an object as a few lines of text that end in a sentence; see :func:`html_of`."""
+    if isinstance(thing, Run):
+        return "\n".join((_title_of(thing), f"folder: {thing.folder}", _lead_of(thing)))
+    if isinstance(thing, Comparison):
+        failed = f", {len(thing.failures)} failed" if thing.failures else ""
+        runs = f"{counted(len(thing.folders), 'run')}{failed}; folder: {thing.folder}"
+        return "\n".join((_title_of(thing), runs, _lead_of(thing)))
+    return f"{type(thing).__name__}: made one by one, as you loop over them."
+
+
+def _title_of(thing: Run | Comparison) -> str:
+    if isinstance(thing, Run):
+        return f"{spelled(thing.method)}{tested_on(thing)}"
+    return thing.results.title
+
+
+def _lead_of(thing: Run | Comparison) -> str:
+    if isinstance(thing, Run):
+        evaluated = bool(thing.evaluations.rounds)
+        return result_sentence(thing) if evaluated else "Nothing has been measured yet."
+    return f"{budget_words(thing.results)}{conclusion(thing.results.at_largest)}"
+
+
 def _run(run: Run) -> str:
     evaluated = bool(run.evaluations.rounds)
     return _page(
-        title=f"{spelled(run.method)}{tested_on(run)}",
-        lead=result_sentence(run) if evaluated else "Nothing has been measured yet.",
+        title=_title_of(run),
+        lead=_lead_of(run),
         notices=[str(one) for one in about_run(run)] if evaluated else [],
         tables=[final_table(run)] if evaluated else [],
         curves=accuracy_curves(run) if len(run.evaluations.rounds) > 1 else None,
@@ -65,8 +89,8 @@ def _comparison(comparison: Comparison) -> str:
     tables = [budget_table(every)]
     tables += [accuracy_table(results, rule), margin_table(results, rule)] if results.rows else []
     return _page(
-        title=results.title,
-        lead=f"{budget_words(every)}{conclusion(results)}",
+        title=_title_of(comparison),
+        lead=_lead_of(comparison),
         notices=[*failed, *map(str, about_results(results))],
         tables=[table for table in tables if table is not None],
         curves=learning_curves(results) if results.rows else None,

@@ -163,7 +163,8 @@ def estimates_table(found: Travel) -> Table:
             text_column("source", lambda pair: ESTIMATORS[pair[0]].source),
             column("accuracy", lambda pair: percent(pair[1])),
         ],
-        "What single estimators say of these images, in percent, before the sites put it right.",
+        "What each estimator says about these images, in percent, before correction by the "
+        "left-out sites.",
     )
 
 
@@ -175,11 +176,12 @@ def classes_table(found: Travel) -> Table:
             text_column("answer", lambda one: one.name),
             column("images", lambda one: one.answers),
             column(
-                "thought right", lambda one: MISSING if one.right is None else percent(one.right)
+                "estimated correct",
+                lambda one: MISSING if one.right is None else percent(one.right),
             ),
         ],
-        "Of the images that are taken for a class, how many in a hundred are thought to be of it; "
-        "nothing is said where they are few.",
+        "Of the images that are taken for a class, how many in a hundred are estimated to be of "
+        "it; no estimate where they are few.",
     )
 
 

@@ -194,11 +194,11 @@ def model_sentence(run: Run) -> str:
     asked = [f"server.{name}: {server.get(name) or 'none'}" for name in ("wise_ft", "averaging")]
     setting = next((one for one in asked if not one.endswith(": none")), "")
     if not setting:
-        why = "the experiment asks for no averaging"
+        why = "no averaging is set"
     elif rule is FINAL:
-        why = f"what the experiment asks for ({setting}) is not measured yet"
+        why = f"{setting} is set, and not measured yet"
     else:
-        why = f"the experiment asks for it ({setting})"
+        why = f"set by {setting}"
     return one_model(f"one model, “{rule.name.lower()}” (round {run.served_round})", why)
 
 
@@ -644,14 +644,14 @@ def _class_table(counts: charts.Counts, classes: Sequence[str], name: str) -> Fo
         text_column("Class", lambda index: readable(classes[index])),
         column("Images", lambda index: float(support[index])),
         column("Recall", lambda index: share(support, index), "of its images, %"),
-        column("Precision", lambda index: share(named, index), "of what got its name, %"),
+        column("Precision", lambda index: share(named, index), "of its predictions, %"),
         column("Predicted", lambda index: float(named[index]), "times"),
         text_column("Mostly taken for", mostly, "its images, %"),
     ]
     caption = (
-        "Recall: how many images of the class were recognised. Precision: how many of the images "
-        "given its name are of it; a class that was never named has none. Few images make both "
-        "uncertain."
+        "Recall: share of the class's images that were recognised. Precision: share of its "
+        "predictions that are correct; a class that was never predicted has none. With few images "
+        "both are uncertain."
     )
     title = f"{counted(len(classes), 'class', 'classes')} of {name}, one by one"
     return Fold(title, [table_of(range(len(classes)), columns, caption)])
@@ -1040,4 +1040,4 @@ def _after_nothing(run: Run, experiment: Experiment) -> Iterator[Step]:
         )
     for cause in causes_of_failure(run):
         if cause.flags:
-            yield from _again(run, f"If it is {cause.text}:", *cause.flags)
+            yield from _again(run, f"If the cause is {cause.text}:", *cause.flags)

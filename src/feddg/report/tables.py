@@ -624,7 +624,12 @@ def about_results(results: Results) -> list[Diagnostic]:
     for (code, severity), often in findings.items():
         where = ", ".join(f"{listed(own)}{in_runs}" for in_runs, own in often.items())
         words = IN_WORDS.get(code, code.replace("-", " "))
-        text = f"{words[0].upper()}{words[1:]}: {where}."
+        words = words[0].upper() + words[1:]
+        (in_runs, alike), *others = often.items()
+        if in_runs and not others and len(alike) == len(results.methods) > 1:
+            text = f"{words}{in_runs} of every method."
+        else:
+            text = f"{words}: {where}."
         found.append(Diagnostic(code, severity, text, ADVICE.get(code, "")))
     found += about_budgets(results)
     best = leader_of(results)

@@ -38,7 +38,7 @@ def spelled(method: str) -> str:
 
 def one_model(name: str, why: str) -> str:
     """Returns the sentence at the top of a page that says which model its numbers belong to."""
-    return f"All numbers here are of {name}: {why}. Numbers of other models say of which."
+    return f"All numbers here are of {name}: {why}. Figures for any other model are labelled."
 
 
 def metric_title(name: str) -> str:

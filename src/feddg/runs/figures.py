@@ -162,8 +162,8 @@ def draw_unseen(
         "mistakes.png",
         _picture(evaluation, rows[wrong.numpy()]),
         f"The images of the unseen domain that the model is most surely wrong about{among}, row by "
-        f"row, with the probability it gave: {'; '.join(texts)}. Where the label is what is wrong, "
-        "mend it.",
+        f"row, with the probability it gave: {'; '.join(texts)}. If the label is wrong, "
+        "correct it.",
     )
 
 

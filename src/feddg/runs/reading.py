@@ -458,7 +458,7 @@ class Spent(NamedTuple):
     seconds: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run(Shown):
     """A run; each part of its folder is read at first use.
 
