@@ -13,6 +13,7 @@ from pathlib import Path
 
 from feddg.comparison.results import Results, read_results
 from feddg.comparison.statistics import (
+    Accuracies,
     Key,
     Margin,
     average_over_columns,
@@ -93,7 +94,7 @@ CAMPAIGNS: Mapping[str, Campaign] = {
 """The tables of methods, by name."""
 BOTH = ("serving_digits", "serving_pacs")
 """What README and "Which method" show in short."""
-IN_SHORT = ("fedavg", "outlines", "vista", "randconv", "mixstyle", "pardon")
+IN_SHORT = ("fedavg", "dart", "outlines", "vista", "randconv", "mixstyle", "pardon")
 """The methods of README's table: the most different ones, plain averaging first."""
 SEARCHES = ("vista_search", "vista_search_pacs")
 TESTED = ("sketch", "cartoon", "art_painting", "photo")
@@ -175,19 +176,35 @@ def in_short(methods: Sequence[str]) -> str:
         results = Results.read(DATA / f"{name}.csv")
         found = results.accuracies(EMA_MEAN)
         leads = results.margins(EMA_MEAN, "fedavg")
+        run = [method for method in methods if method in found]
         for row, method in zip(body, methods):
-            mean = average_over_columns(found[method], results.columns)
-            accuracy = f"{100 * mean.mean:.1f}" if mean else ""
-            row.append(accuracy + (f", {lead(leads[method])}" if method != "fedavg" else ""))
-        seen = max(results.mean(m, "images") or 0 for m in methods) * CAMPAIGNS[name].rounds
-        seeds = sorted({len({row.seed for row in results.of(m)}) for m in methods})
+            row.append(accuracy_and_lead(results, found, leads, method))
+        seen = max(results.mean(m, "images") or 0 for m in run) * CAMPAIGNS[name].rounds
+        seeds = sorted({len({row.seed for row in results.of(m)}) for m in run})
         body[-1].append(f"{seen / 1000:.0f}k; {' or '.join(map(str, seeds))}")
         plain = results.mean("fedavg", "seconds")
-        times = [f"{results.mean(method, 'seconds') / plain:.1f}" for method in methods]
-        for row, time in zip(body, [*times, ""]):
-            row.append(time)
-    head = ["method", "digits, lead", "time", "PACS, lead", "time"]
-    return markdown(head, body)
+        times = {method: f"{results.mean(method, 'seconds') / plain:.1f}" for method in run}
+        for row, method in zip(body, [*methods, ""]):
+            row.append(times.get(method, ""))
+    spent = Results.read(DATA / "budget_pacs.csv").at_largest
+    found, leads = spent.accuracies(EMA_MEAN), spent.margins(EMA_MEAN, "fedavg")
+    for row, method in zip(body, methods):
+        row.append(accuracy_and_lead(spent, found, leads, method))
+    body[-1].append(f"{spent.rows[0].budget // 1000}k; {len(spent.seeds)}")
+    places = ("digits", "time", "PACS, 96 pixels", "time", "PACS, 64 pixels")
+    return markdown(["method: accuracy, lead", *places], body)
+
+
+def accuracy_and_lead(
+    results: Results,
+    found: Mapping[str, Accuracies],
+    leads: Mapping[str, Margin],
+    method: str,
+) -> str:
+    """Returns a method's accuracy and its lead over plain averaging; empty if it was not run."""
+    mean = average_over_columns(found.get(method, {}), results.columns)
+    parts = [f"{100 * mean.mean:.1f}" if mean else "", lead(leads.get(method))]
+    return ", ".join(filter(None, parts))
 
 
 def advice() -> str:

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -14,8 +15,16 @@ import torch
 from safetensors.torch import load_file
 
 from feddg.comparison.compare import carry_out_comparison, prepare_comparison
-from feddg.comparison.pool import LAUNCHERS, Launcher, Outcome, Watcher, register_launcher
+from feddg.comparison.pool import (
+    LAUNCHERS,
+    Launcher,
+    Outcome,
+    Watcher,
+    register_launcher,
+    run_here,
+)
 from feddg.comparison.process import answer_to
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError
 from feddg.runs.execute import is_complete
 
@@ -257,3 +266,15 @@ def test_two_nodes_of_a_ray_cluster_make_the_same_runs(alone, tmp_path, monkeypa
     assert notes.ends == ["completed", "completed"]
     assert not again.outcomes
     require_alike(alone, done)
+
+
+def test_a_warning_of_every_run_of_a_comparison_is_said_once(monkeypatch, caplog):
+    def carried_out(folder, experiment, **more):
+        emit(Diagnostic("few", "warning", "Few images."), Diagnostic("own", "warning", folder))
+
+    monkeypatch.setattr("feddg.comparison.pool.carry_out", carried_out)
+    cells = [SimpleNamespace(folder=name, experiment=None) for name in ("first", "second")]
+    assert [one.status for one in run_here(cells, Path(), Watcher())] == ["completed"] * 2
+    assert [one.getMessage() for one in caplog.records] == ["Few images.", "first", "second"]
+    emit(Diagnostic("few", "warning", "Few images."))
+    assert caplog.records[-1].getMessage() == "Few images.", "of what comes after, too"

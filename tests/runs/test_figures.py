@@ -50,13 +50,20 @@ def test_the_pictures_show_the_images_that_the_captions_name(tmp_path):
     found = evaluation([0, 0, 1, 1], [10, 250, 240, 20])
     draw_unseen(tmp_path, found, ByBrightness(), ("dark<", "bright"), seed=1)
     captions = json.loads((tmp_path / "captions.json").read_text())
-    assert list(captions) == ["unseen.png", "mistakes.png"]
+    assert list(captions) == ["unseen.png", "mistake-01.png", "mistake-02.png"]
     assert "sketch, which no client trained on" in captions["unseen.png"]
-    told = captions["mistakes.png"]
-    assert told.index("dark< taken for bright (100%)") < told.index("bright taken for dark< (100%)")
-    picture = np.asarray(Image.open(tmp_path / "mistakes.png").convert("L"))
-    middle = picture.shape[0] // 2
-    assert [picture[middle, picture.shape[1] // 4], picture[middle, -10]] == [250, 20]
+    told = [captions[f"mistake-0{place}.png"] for place in (1, 2)]
+    assert told == ["dark< taken for bright (100%)", "bright taken for dark< (100%)"]
+    pictures = [Image.open(tmp_path / f"mistake-0{place}.png").convert("L") for place in (1, 2)]
+    assert [np.asarray(picture).mean() for picture in pictures] == [250, 20]
+
+
+def test_pictures_of_earlier_mistakes_go(tmp_path):
+    for labels in ([0, 0, 1, 1], [0, 1, 1, 1]):
+        draw_unseen(
+            tmp_path, evaluation(labels, [10, 250, 240, 20]), ByBrightness(), ("a", "b"), seed=1
+        )
+    assert {path.name for path in tmp_path.glob("*.png")} == {"unseen.png", "mistake-01.png"}
 
 
 def test_without_a_test_domain_or_a_mistake_there_is_no_such_picture(tmp_path):

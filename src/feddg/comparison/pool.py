@@ -71,9 +71,18 @@ def run_here(cells: Sequence[Cell], cache: Path, watcher: Watcher) -> Iterator[O
     Yields:
         How each ended. KeyboardInterrupt is passed on; the run's folder can be continued.
     """
+    said: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        """Whether no run before has warned of the same."""
+        text, known = record.getMessage(), len(said)
+        said.add(text)
+        return len(said) > known or record.levelno < logging.WARNING
+
     for cell in cells:
         reporter = Reporter(functools.partial(watcher.news, cell))
         outcome = Outcome(cell, "completed")
+        log.addFilter(is_new)
         try:
             carry_out(
                 cell.folder, cell.experiment, observer=reporter, cache=cache, keep_unstarted=True
@@ -81,6 +90,8 @@ def run_here(cells: Sequence[Cell], cache: Path, watcher: Watcher) -> Iterator[O
         except Exception as error:
             log.debug("run %s", cell.folder, exc_info=True)
             outcome = Outcome(cell, "failed", in_words(error))
+        finally:
+            log.removeFilter(is_new)
         watcher.ended(outcome)
         yield outcome
 

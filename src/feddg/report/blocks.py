@@ -125,9 +125,10 @@ class Pair(Block):
 
 @dataclass(frozen=True)
 class Gallery(Block):
-    """Picture files with their captions."""
+    """Picture files with their captions; small ones may stand side by side."""
 
     pictures: Sequence[tuple[Path, str]]
+    small: bool = False
 
 
 @dataclass(frozen=True)

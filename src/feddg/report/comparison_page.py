@@ -43,6 +43,7 @@ from feddg.report.run_page import (
     Step,
     cost_of,
     data_tags,
+    notices_of,
     on_data,
     steps_section,
 )
@@ -108,9 +109,10 @@ def comparison_page(results: Results) -> Page:
         steps_section(list(_steps(results))),
     ]
     verdict = tables.conclusion(results)
-    notices: list[Block] = [Prose(str(one), notice=is_fit) for one in tables.about_results(results)]
+    known = tables.about_results(results)
+    notices = notices_of(known)
     if not is_fit:
-        also = [Fold("Also to know", notices)] if notices else []
+        also = [Fold("Also to know", [Prose(str(one)) for one in known])] if known else []
         notices = [Prose(verdict.advice, notice=True), *also]
     runs = counted(len({row.run.folder if row.run else row.key for row in results.rows}), "run")
     return Page(

@@ -40,6 +40,7 @@ class Thumbnail:
         file: the file as it was named or found.
         label: the predicted class.
         share: confidence or risk, in [0, 1].
+        number: the share in words.
         unlike_training: whether the image is unlike the training images.
         source: the picture as a ``data:`` address; None if the file does not exist any more.
     """
@@ -47,6 +48,7 @@ class Thumbnail:
     file: str
     label: str
     share: float
+    number: str
     unlike_training: bool
     source: str | None
 
@@ -54,11 +56,6 @@ class Thumbnail:
     def name(self) -> str:
         """The file name without folders."""
         return os.path.basename(self.file)
-
-    @property
-    def number(self) -> str:
-        """The confidence or risk in percent."""
-        return f"{self.share:.1%}"
 
 
 def write_predictions_page(
@@ -132,7 +129,7 @@ def write_travel_page(found: Travel, out: Path) -> Path:
         tags,
         expectation(found.expected),
         blocks,
-        list(_by_risk(_thumbnails(rows, found.model.preparation))),
+        list(_by_risk(_thumbnails(rows, found.model.preparation, "{:.0%} likely wrong"))),
         found.model.diagnostics,
     )
 
@@ -149,8 +146,9 @@ def sites_table(found: Travel) -> Table:
             column("distance", lambda site: f"{site.signals.distance:.2f}"),
         ],
         "Accuracy at sites that a model has no part of, in percent: as it is estimated without "
-        f"their labels, and as it is. These images: {percent(found.signals.combined)} estimated, "
-        f"at a distance of {found.signals.distance:.2f}.",
+        f"their labels, and as it is. Before correction by these sites the estimate for the new "
+        f"images is {percent(found.signals.combined)}, at a distance of "
+        f"{found.signals.distance:.2f}; the expected accuracy above is after it.",
     )
 
 
@@ -228,16 +226,20 @@ def _by_risk(thumbnails: Sequence[Thumbnail]) -> Iterator[tuple[str, list[Thumbn
         part = [one for one in thumbnails if low <= one.share < high]
         if part:
             words = f"{low:.0%} and more" if high > 1 else f"{max(low, 0):.0%} to {high:.0%}"
-            yield f"Probably wrong: {words}", part
+            yield f"Chance of being wrong: {words}", part
         high = low
 
 
 def _thumbnails(
-    rows: Sequence[tuple[str, str, float, bool | None]], preparation: ImagePreparation
+    rows: Sequence[tuple[str, str, float, bool | None]],
+    preparation: ImagePreparation,
+    number: str = "{:.1%}",
 ) -> list[Thumbnail]:
     with quiet_pillow(tiled=preparation.reading.tile is not None):
         return [
-            Thumbnail(file, label, share, bool(unlike), _picture(file, preparation))
+            Thumbnail(
+                file, label, share, number.format(share), bool(unlike), _picture(file, preparation)
+            )
             for file, label, share, unlike in rows
         ]
 

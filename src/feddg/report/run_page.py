@@ -10,6 +10,7 @@ import numpy as np
 
 from feddg.comparison.results import more_metrics
 from feddg.data.partition import in_words, skew_of
+from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError
 from feddg.evaluation.accuracy import FEW, FEW_IMAGES, about_support
 from feddg.experiment import Experiment, command_words, fewest_fields, load_experiment
@@ -77,6 +78,7 @@ from feddg.runs.execute import summarize
 from feddg.runs.reading import (
     EXPERIMENT,
     FINAL,
+    MISTAKE,
     Run,
     SelectionRule,
     find_rule,
@@ -124,7 +126,7 @@ def run_page(run: Run) -> Page:
         run_steps(run),
     ]
     # Of few images the metrics' own section speaks.
-    notices = [Prose(str(o), notice=True) for o in about_run(run) if o.code != FEW_IMAGES]
+    notices = notices_of([one for one in about_run(run) if one.code != FEW_IMAGES])
     model, answers = model_sentence(run), verdict(run)
     return Page(
         title=f"{spelled(run.method)}{on_data([run])}{tested_on(run)}",
@@ -141,6 +143,13 @@ def run_page(run: Run) -> Page:
 
 
 # The top of the page: the result in plain words, and the numbers a reader looks for first.
+
+
+def notices_of(found: Sequence[Diagnostic]) -> list[Block]:
+    """The gravest two in boxes, the others folded."""
+    boxes: list[Block] = [Prose(str(one), notice=True) for one in found[:MOST_BOXES]]
+    more = [Prose(str(one)) for one in found[MOST_BOXES:]]
+    return [*boxes, Fold(f"{counted(len(more), 'further note')}", more)] if more else boxes
 
 
 def tested_on(run: Run) -> str:
@@ -225,6 +234,7 @@ def result_sentence(run: Run) -> str:
 REFERENCES: Final = {"local": "each site alone", "centralised": "all images in one place"}
 """Methods that runs are compared with, and what they stand for."""
 FEW_SITES: Final = 5
+MOST_BOXES: Final = 2
 FAR_BELOW, SCARCE = 0.2, 0.5
 """A class's recall is low this far below the mean; it is rare below this share of mean images."""
 
@@ -659,7 +669,17 @@ def _class_table(counts: charts.Counts, classes: Sequence[str], name: str) -> Fo
 
 def _pictures_section(run: Run) -> Section | None:
     pictures = run.pictures()
-    return Section("Pictures", [Gallery(pictures)]) if pictures else None
+    mistakes = [one for one in pictures if one[0].name.startswith(MISTAKE)]
+    others = [one for one in pictures if one not in mistakes]
+    words = (
+        "The images of the unseen domain that the model is most confidently wrong about, with the "
+        "probability it gave. If a label is wrong, correct it."
+    )
+    return section_of(
+        "Pictures",
+        Gallery(others) if others else None,
+        *((Prose(words), Gallery(mistakes, small=True)) if mistakes else ()),
+    )
 
 
 # Test-time adaptation: accuracy under each one that was tried, and alpha layer by layer.

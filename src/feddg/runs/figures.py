@@ -18,7 +18,7 @@ from feddg.records import TEST, as_cell
 from feddg.rng import stream
 from feddg.runs.folder import RunFolder
 from feddg.runs.prepare import Images
-from feddg.runs.reading import ALPHA_COLUMNS, ALPHAS, CAPTIONS, read_captions
+from feddg.runs.reading import ALPHA_COLUMNS, ALPHAS, CAPTIONS, MISTAKE, read_captions
 from feddg.storage import replace_file, replace_text
 
 PER_DOMAIN, WIDE, GAP, SCALE_TO = 4, 6, 2, 96
@@ -120,7 +120,7 @@ LOOKED_AT = 4000
 def draw_unseen(
     folder: Path, evaluation: Evaluation, model: nn.Module, classes: tuple[str, ...], seed: int
 ) -> None:
-    """Writes ``unseen.png``, some test images, and ``mistakes.png``, the most confident mistakes.
+    """Writes ``unseen.png``, some test images, and the most confident mistakes, each a picture.
 
     Without a test domain, or of features, nothing is written; without mistakes only the first.
 
@@ -150,21 +150,17 @@ def draw_unseen(
     )
     logits = evaluation.predict(model.eval(), rows)
     wrong, sureness, taken = surest_mistakes(logits, torch.from_numpy(evaluation.labels[rows]))
-    if not len(wrong):
-        return
-    texts = [
-        f"{classes[evaluation.labels[row]]} taken for {classes[label]} ({share:.0%})"
-        for row, label, share in zip(rows[wrong.numpy()], taken.tolist(), sureness.tolist())
-    ]
-    among = "" if len(order) <= LOOKED_AT else f" among {LOOKED_AT:,} drawn images"
-    add_figure(
-        folder,
-        "mistakes.png",
-        _picture(evaluation, rows[wrong.numpy()]),
-        f"The images of the unseen domain that the model is most surely wrong about{among}, row by "
-        f"row, with the probability it gave: {'; '.join(texts)}. If the label is wrong, "
-        "correct it.",
-    )
+    for earlier in folder.glob(f"{MISTAKE}*.png"):
+        earlier.unlink()
+    for place, (row, label, share) in enumerate(
+        zip(rows[wrong.numpy()], taken.tolist(), sureness.tolist()), start=1
+    ):
+        add_figure(
+            folder,
+            f"{MISTAKE}{place:02}.png",
+            _picture(evaluation, numpy.array([row])),
+            f"{classes[evaluation.labels[row]]} taken for {classes[label]} ({share:.0%})",
+        )
 
 
 def surest_mistakes(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:

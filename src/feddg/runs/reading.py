@@ -393,6 +393,8 @@ _WHOLE_FILES = (CLIENTS, ENVIRONMENT, METRICS_FILE, LEDGER)
 _FEWER_ROUNDS = {"budget-spent", "rounds-missing"}
 """Diagnostics of a run that ended with fewer rounds than planned, and recorded it."""
 CAPTIONS: Final = "captions.json"
+MISTAKE = "mistake-"
+"""Start of the names of pictures that show a mistake each."""
 ATTACKS: Final = "attacks.jsonl"
 
 _PLAIN_ROWS = RowFile[dict[str, Any]](dict[str, Any])
