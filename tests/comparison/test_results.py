@@ -261,7 +261,7 @@ def test_a_result_says_what_it_was_made_with_and_one_that_does_not_is_warned_abo
     assert images.model_copy(update={"labels": "other"}).fingerprint() != images.fingerprint()
     path.write_text(to_text([result.model_copy(update={"hashes": {}})]))
     assert not prepare_comparison(plan, tmp_path / "other", cache=cache, results=[path]).missing
-    assert "does not say of 1 of its results which images" in caplog.text
+    assert "does not record for 1 of its results which images" in caplog.text
 
 
 def test_results_of_images_that_changed_are_not_taken_for_new_ones(tmp_path, caplog):
@@ -273,12 +273,14 @@ def test_results_of_images_that_changed_are_not_taken_for_new_ones(tmp_path, cap
     shutil.rmtree(tmp_path / "first")
 
     painted(root, shade=90)
-    with pytest.raises(RunError, match=r"1 of its results came from other files.*images of fedavg"):
+    with pytest.raises(
+        RunError, match=r"1 of its results were made with files that have changed.*images of fedavg"
+    ):
         prepare_comparison(plan, out, cache=cache, results=[path])
     done = compare(plan, tmp_path / "other", cache=cache, report=False, results=[own, path])
     assert [outcome.status for outcome in done.outcomes] == ["completed"]
-    assert "kept.csv: 1 of its results came from other files" in caplog.text
-    assert "they are not taken" in caplog.text
+    assert "kept.csv: 1 of its results were made with files that have changed" in caplog.text
+    assert "they are not used" in caplog.text
     assert path.read_text() == before
     (new,) = read_results(own)
     assert (old.experiment, old.place) == (new.experiment, new.place)
@@ -346,7 +348,9 @@ def test_a_result_is_found_wherever_the_same_images_and_weights_lie(tmp_path, mo
     there.joinpath("a.safetensors").rename(there / "c")
     there.joinpath("b.safetensors").rename(there / "a.safetensors")
     there.joinpath("c").rename(there / "b.safetensors")
-    with pytest.raises(RunError, match=r"2 of its results came from other files.*model\.weights"):
+    with pytest.raises(
+        RunError, match=r"2 of its results were made with files that have changed.*model\.weights"
+    ):
         prepare_comparison(plan(there), tmp_path / "third", cache=tmp_path / "other", results=[own])
     done = prepare_comparison(
         plan(there),
@@ -549,7 +553,7 @@ def test_a_page_of_kept_results_overwrites_nothing(tmp_path):
 def test_two_results_for_a_cell_are_refused_where_tables_would_mix_them(tmp_path):
     text = HEADS + GOOD + GOOD.replace("0123abcd", "deadbeef")
     path = results_file(tmp_path, text=text)
-    with pytest.raises(RunError, match=r"kept\.csv: fedavg, sketch, seed 0 stands there twice"):
+    with pytest.raises(RunError, match=r"kept\.csv: fedavg, sketch, seed 0 is there twice"):
         Results.read(path)
 
 
@@ -668,7 +672,7 @@ def test_a_run_that_ends_below_a_budget_is_told_of(folder_maker):
     results = Results("mine", "mine", rows)
     assert not list(about_budgets(results.at(seen)))
     (found,) = about_budgets(results)
-    assert "1 run ended below 1.561k images seen in training, with 1.56k, " in found.text
+    assert "1 run ended below the budget of 1.561k images, with 1.56k, " in found.text
 
 
 def test_a_results_file_of_before_has_no_budgets(tmp_path):

@@ -133,7 +133,7 @@ def test_a_choice_at_the_end_of_its_grid_and_a_tie_are_warned_about():
     file = TuningFile(rule="Final round", seeds=(0,), tried=tried)
     assert list(map(str, file.diagnostics())) == [
         "fedavg, ink held out: lr 0.003 is the highest that was tried. Try a higher one, too.",
-        "fedprox, ink held out: 2 combinations do equally well; the first counts.",
+        "fedprox, ink held out: 2 combinations do equally well; the first is used.",
     ]
     section = tuning_section(file)
     assert "is the highest that was tried" in section.blocks[1].text

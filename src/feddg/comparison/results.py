@@ -159,8 +159,7 @@ class TuningFile(JsonFile):
             if row.constant:
                 text = (
                     f"{where}: with the picked values the model is {IN_WORDS[MAJORITY]} in "
-                    f"{row.constant} of {row.trials} trials, so that "
-                    "the choice says little."
+                    f"{row.constant} of {row.trials} trials, so that the choice means little."
                 )
                 advice = (
                     "Give trials more rounds (tune.rounds), pretrained weights, or other values."
@@ -170,7 +169,7 @@ class TuningFile(JsonFile):
                 found.append(Diagnostic("edge-of-the-grid", "warning", f"{where}: {text}", advice))
             equal = sum(other.score == row.score for other in rows)
             if equal > 1:
-                text = f"{where}: {equal} combinations do equally well; the first counts."
+                text = f"{where}: {equal} combinations do equally well; the first is used."
                 found.append(Diagnostic("tuning-tie", "warning", text))
         return found
 
@@ -528,7 +527,7 @@ def read_results(path: Path) -> list[ResultRow]:
         if first != line:
             raise RunError(
                 f"{path}, line {line}: {row.method}, {row.heading}, seed {row.seed} of "
-                f"experiment {row.experiment} stands in line {first}, too; leave one"
+                f"experiment {row.experiment} is in line {first}, too; keep one"
             )
     return found
 
@@ -560,8 +559,8 @@ def changing(path: Path) -> Iterator[None]:
         RunError: it cannot be written, or another process does not release it.
     """
     busy = RunError(
-        f"{path} is being written by another process that does not end; stop that, then give the "
-        "command again: what is complete is added then"
+        f"{path} is being written by another process that does not finish; stop it and repeat the "
+        "command: complete runs are added then"
     )
     try:
         private_folder(path.parent)
@@ -708,19 +707,21 @@ def find_rows(
             found[id] = there
     if silent:
         text = (
-            f"{path} does not say of {silent} of its results which images and files they were made "
-            "with; they are taken to be the same."
+            f"{path} does not record for {silent} of its results which images and files they were "
+            "made with; they are assumed to be the same."
         )
         emit(Diagnostic("images-unknown", "warning", text))
     if changed and not again:
         first, names = changed[0]
         fault = (
-            f"{path}: {len(changed)} of its results came from other files than are there now "
+            f"{path}: {len(changed)} of its results were made with files that have changed since "
             f"({', '.join(sorted(names))} of {first.method}, {first.heading}, seed {first.seed}); "
         )
         if own:
-            raise RunError(f"{fault}put them back, or --again runs anew and replaces them")
-        emit(Diagnostic("other-files", "warning", f"{fault}they are not taken."))
+            raise RunError(
+                f"{fault}put them back, or use --again to run them anew and replace them"
+            )
+        emit(Diagnostic("other-files", "warning", f"{fault}they are not used."))
     return found, [row for row, _ in changed] if own else []
 
 
@@ -814,8 +815,8 @@ class Results:
             there = found.setdefault(row.place, row)
             if there is not row:
                 raise RunError(
-                    f"{name}: {row.method}, {row.heading}, seed {row.seed} stands "
-                    f"there twice, as {there.experiment} and as {row.experiment}; leave one"
+                    f"{name}: {row.method}, {row.heading}, seed {row.seed} is "
+                    f"there twice, as {there.experiment} and as {row.experiment}; keep one"
                 )
         if plan is None:
             return cls(name, name, rows)
@@ -1153,7 +1154,7 @@ def about_fitness(results: Results) -> Diagnostic | None:
     right = f" ({100 * share:.1f} % right)" if share is not None else ""
     text = (
         f"No method here is fit to use: none of them beats {CONSTANT_ANSWER}{right} by more than "
-        "chance explains."
+        "chance."
     )
     return Diagnostic("no-method-fit", "warning", text, _remedy(results.runs()))
 
@@ -1237,9 +1238,9 @@ def about_budgets(results: Results) -> Iterator[Diagnostic]:
     if below:
         images, budget = min(below)
         text = (
-            f"{counted(len(below), 'run')} ended below {short(budget)} images seen in training, "
-            f"with {short(images)}, as batches were not full or updates were refused: the last "
-            "round counts."
+            f"{counted(len(below), 'run')} ended below the budget of {short(budget)} images, with "
+            f"{short(images)}, because batches were not full or updates were refused: the last "
+            "round is used."
         )
         yield Diagnostic("budget-not-reached", "warning", text)
 

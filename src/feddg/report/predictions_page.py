@@ -129,7 +129,7 @@ def write_travel_page(found: Travel, out: Path) -> Path:
         tags,
         expectation(found.expected),
         blocks,
-        list(_by_risk(_thumbnails(rows, found.model.preparation, "{:.0%} likely wrong"))),
+        list(_by_risk(_thumbnails(rows, found.model.preparation, "{:.1%} likely wrong"))),
         found.model.diagnostics,
     )
 

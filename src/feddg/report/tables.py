@@ -65,9 +65,8 @@ from feddg.text import (
 MARK = " †"
 """Marks a number or a method if one of its models is no better than the majority class."""
 MEANING = (
-    f"{MARK.strip()} In at least one run the model is {IN_WORDS[MAJORITY]}: by the share of "
-    "images, or by the mean over classes, the difference is no more than chance explains. Such a "
-    "number says nothing about a method."
+    f"{MARK.strip()} In at least one run the model is {IN_WORDS[MAJORITY]}: by images or by the "
+    "mean over classes, the difference is within chance. Such a number says nothing about a method."
 )
 MethodColumn = MadeColumn[str]
 
@@ -470,7 +469,7 @@ def about_tuning(tuning: TuningFile) -> list[str]:
     how = (
         "Before these runs, each of these combinations was tried, without the domains that are "
         f"held out ({counted(len(tuning.seeds), 'seed')}{rounds}). For each method and each "
-        "hold-out, by its own trials, that was picked which did best on in-domain validation: "
+        "hold-out, the one that did best on in-domain validation in its own trials was picked: "
         f"{' or '.join(sorted(metrics))}, {tuning.rule.lower()}, mean over trials."
     )
     return [text for text in (how, " ".join(map(str, tuning.diagnostics()))) if text]
@@ -656,7 +655,7 @@ def _left_out(results: Results) -> Iterator[Diagnostic]:
     """Reports incomplete runs, which the numbers leave out, and runs without a folder here."""
     if results.open:
         names = first_names([f"{name} ({state})" for name, state in results.open], 5)
-        text = f"Not complete, and left out: {names}."
+        text = f"Incomplete, and left out: {names}."
         yield Diagnostic("runs-unfinished", "warning", text)
     if count := len({row.folder or row.key for row in results.rows if row.run is None}):
         text = (
