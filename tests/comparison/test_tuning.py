@@ -330,7 +330,7 @@ def test_trials_and_results_of_images_that_changed_are_said_before_any_trial_is_
     for there in (True, False):
         if not there:
             trials.unlink()
-        with pytest.raises(RunError, match=r"table\.csv: 1 of its results came from other files"):
+        with pytest.raises(RunError, match=r"table\.csv: 1 of its results were made with files"):
             compare(fields, tmp_path / "b", watcher=watcher, **where)
     assert not watcher.begun
     trials.write_text(before, "utf-8")

@@ -469,7 +469,7 @@ def about_tuning(tuning: TuningFile) -> list[str]:
     how = (
         "Before these runs, each of these combinations was tried, without the domains that are "
         f"held out ({counted(len(tuning.seeds), 'seed')}{rounds}). For each method and each "
-        "hold-out, the one that did best on in-domain validation in its own trials was picked: "
+        "hold-out, the pick is what did best in its own trials on in-domain validation: "
         f"{' or '.join(sorted(metrics))}, {tuning.rule.lower()}, mean over trials."
     )
     return [text for text in (how, " ".join(map(str, tuning.diagnostics()))) if text]
