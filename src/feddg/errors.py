@@ -19,6 +19,28 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
+EXTRAS = {
+    "attacks": ("torchmetrics", "torch_fidelity", "lpips", "sklearn"),
+    "dicom": ("pydicom",),
+    "export": ("onnx", "onnxruntime", "onnxscript"),
+    "flower": ("flwr", "httpx"),
+    "heic": ("pillow_heif",),
+    "huggingface": ("datasets",),
+    "lora": ("peft",),
+    "mlflow": ("mlflow",),
+    "parquet": ("pyarrow",),
+    "partitioners": ("flwr_datasets",),
+    "privacy": ("dp_accounting",),
+    "ray": ("ray",),
+    "secure": ("cryptography",),
+    "serve": ("fastapi", "python_multipart", "uvicorn"),
+    "slurm": ("submitit",),
+    "tensorboard": ("tensorboard",),
+    "tiff": ("tifffile", "imagecodecs"),
+    "wandb": ("wandb",),
+}
+"""The modules that each extra of the package brings; ``pyproject.toml`` has their versions."""
+
 
 class FeddgError(Exception):
     """A mistake or fault that a user can fix; its message names the cause and what to do."""
@@ -70,29 +92,6 @@ class Diverged(ClientError):
 
 class MissingPackage(FeddgError):
     """Raised, before anything is computed, for a package that an extra of feddg brings."""
-
-
-EXTRAS = {
-    "attacks": ("torchmetrics", "torch_fidelity", "lpips", "sklearn"),
-    "dicom": ("pydicom",),
-    "export": ("onnx", "onnxruntime", "onnxscript"),
-    "flower": ("flwr", "httpx"),
-    "heic": ("pillow_heif",),
-    "huggingface": ("datasets",),
-    "lora": ("peft",),
-    "mlflow": ("mlflow",),
-    "parquet": ("pyarrow",),
-    "partitioners": ("flwr_datasets",),
-    "privacy": ("dp_accounting",),
-    "ray": ("ray",),
-    "secure": ("cryptography",),
-    "serve": ("fastapi", "python_multipart", "uvicorn"),
-    "slurm": ("submitit",),
-    "tensorboard": ("tensorboard",),
-    "tiff": ("tifffile", "imagecodecs"),
-    "wandb": ("wandb",),
-}
-"""The modules that each extra of the package brings; ``pyproject.toml`` has their versions."""
 
 
 def is_installed(module: str) -> bool:

@@ -59,6 +59,11 @@ _PARTS = {
     for name, field in ExperimentSettings.model_fields.items()
     if isinstance(field.default, Settings)
 }
+ONE_ROUND = {"train": {"rounds": 1, "local_epochs": 1, "local_steps": None, "select_every": None}}
+"""How a method of one round trains, whatever is said for others beside it: one pass."""
+DEFAULT = "default"
+_FLAGGED = ("seed", "precision", "device", "name", "preset")
+"""Fields with a flag of their own name, besides the shorthands."""
 
 
 def _changed(settings: BaseModel) -> dict[str, Any]:
@@ -323,10 +328,6 @@ def _plain(value: Any) -> Any:
     return value.model_dump() if isinstance(value, Settings) else value
 
 
-ONE_ROUND = {"train": {"rounds": 1, "local_epochs": 1, "local_steps": None, "select_every": None}}
-"""How a method of one round trains, whatever is said for others beside it: one pass."""
-
-
 def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fills in missing values from the presets.
 
@@ -474,12 +475,6 @@ def _explain(error: ValidationError) -> str:
     return f"unknown field {where!r}{near}; there are: {', '.join(fields)}"
 
 
-# Where every setting of an experiment comes from.
-
-
-DEFAULT = "default"
-
-
 @dataclass(frozen=True)
 class Origin:
     """A setting of an experiment.
@@ -536,9 +531,6 @@ def _source(path: str, value: Any, source: str, wanted: Any) -> str:
     return "follows from data.source" if path == "preset" and wanted is None else source
 
 
-# An experiment as a command line: what its presets do not say.
-
-
 def fewest_fields(experiment: Experiment) -> dict[str, Any]:
     """Returns the smallest set of fields that completes to this experiment.
 
@@ -582,10 +574,6 @@ def command_words(fields: Mapping[str, Any], unflagged: Collection[str] = ()) ->
         return [*words, *chain(*odd)]
     roles = [f"{role}={','.join(names)}" for role, names in held.items() if names]
     return [*words, "--hold-out", ",".join(roles)] if roles else words
-
-
-_FLAGGED = ("seed", "precision", "device", "name", "preset")
-"""Fields with a flag of their own name, besides the shorthands."""
 
 
 def _as_yaml(value: Any) -> str:

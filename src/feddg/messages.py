@@ -21,6 +21,18 @@ SCALAR_BYTES = 8
 
 ALIGNED = 64
 """Bytes between whose multiples tensors begin in a shared buffer."""
+MOST_ROWS = 1_000_000
+"""Largest dimension that only the sender knows (a number of images or styles)."""
+MOST_NUMBERS = 2**28
+"""Largest number of entries of one declared tensor: 1 GB in float32."""
+MOST_TEXT = 500
+"""Most characters kept of a text from outside."""
+_NOT_FINITE = "is not finite (NaN or infinite)"
+LARGEST = 1e6
+"""Largest absolute value of a number whose schema has no range.
+
+Sums, squares and products over a million clients stay finite in float32.
+"""
 
 
 def view_in(
@@ -278,20 +290,6 @@ def found(fault: str | None) -> Check:
 # shapes, types, ranges and sizes. A fault is one sentence that says what is wrong; it holds
 # nothing of the value but short, harmless text.
 
-
-MOST_ROWS = 1_000_000
-"""Largest dimension that only the sender knows (a number of images or styles)."""
-MOST_NUMBERS = 2**28
-"""Largest number of entries of one declared tensor: 1 GB in float32."""
-MOST_TEXT = 500
-"""Most characters kept of a text from outside."""
-
-_NOT_FINITE = "is not finite (NaN or infinite)"
-LARGEST = 1e6
-"""Largest absolute value of a number whose schema has no range.
-
-Sums, squares and products over a million clients stay finite in float32.
-"""
 
 Dimension = int | str
 """A length, or the name of a known dimension or of one that only the sender knows."""

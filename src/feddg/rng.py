@@ -18,6 +18,11 @@ from feddg.messages import on_device
 
 Name = str | int
 Generator = torch.Generator | numpy.random.Generator
+FINENESS = 24
+"""The grid step of noise is the deviation times 2 to the minus this."""
+_COARSE = 4
+_CHUNK = 1 << 18
+_BYTES = 8 + 8 + 4
 
 
 def derive_seed(seed: int, *names: Name) -> int:
@@ -153,13 +158,6 @@ def _state(generator: Generator) -> Any:
 #
 # Why this and not the sum of several floating-point Gaussians (Holohan and Braghin 2021, Opacus'
 # secure mode): that makes the attack expensive, this makes it impossible, at the same price.
-
-
-FINENESS = 24
-"""The grid step of noise is the deviation times 2 to the minus this."""
-_COARSE = 4
-_CHUNK = 1 << 18
-_BYTES = 8 + 8 + 4
 
 
 def add_noise(values: Tensor, deviation: float) -> Tensor:

@@ -19,6 +19,40 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+IMAGENET: Final = "imagenet"
+"""Value of ``model.weights`` for ImageNet weights from a package, timm or torchvision."""
+SHORTHANDS = {
+    "method": "method.name",
+    "data": "data.source",
+    "clients": "clients.number",
+    "root": "data.root",
+    "split_file": "data.split_file",
+    "image_size": "data.image_size",
+    "clients_per_round": "clients.per_round",
+    "heterogeneity": "clients.heterogeneity",
+    "alpha": "clients.alpha",
+    "partition": "clients.partition",
+    "shards": "clients.shards",
+    "quantity_alpha": "clients.quantity_alpha",
+    "rounds": "train.rounds",
+    "local_epochs": "train.local_epochs",
+    "local_steps": "train.local_steps",
+    "batch_size": "train.batch_size",
+    "optimizer": "train.optimizer",
+    "lr": "train.lr",
+    "schedule": "train.schedule",
+    "augmentation": "train.augmentation",
+    "backbone": "model.backbone",
+    "weights": "model.weights",
+    "embedding": "model.embedding",
+    "normalization": "model.normalization",
+    "averaging": "server.averaging",
+    "eval_every": "evaluate.every",
+}
+"""Short names of fields, by dotted path: used in Python and files, and as command-line flags. The
+first three are also parts of an experiment, which may be given in full instead.
+"""
+
 
 def _finite(value: float) -> float:
     if value != value or value in (float("inf"), float("-inf")):
@@ -210,10 +244,6 @@ class ClientSettings(Settings):
     rounding: Literal["strict", "official"] = Field(
         "strict", description="who gets a domain's leftover images"
     )
-
-
-IMAGENET: Final = "imagenet"
-"""Value of ``model.weights`` for ImageNet weights from a package, timm or torchvision."""
 
 
 class ModelSettings(Settings):
@@ -569,39 +599,6 @@ class ExperimentSettings(Settings):
         description="numbers used in training; auto: bfloat16 where the device is fast at it",
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...; all: every GPU")
-
-
-SHORTHANDS = {
-    "method": "method.name",
-    "data": "data.source",
-    "clients": "clients.number",
-    "root": "data.root",
-    "split_file": "data.split_file",
-    "image_size": "data.image_size",
-    "clients_per_round": "clients.per_round",
-    "heterogeneity": "clients.heterogeneity",
-    "alpha": "clients.alpha",
-    "partition": "clients.partition",
-    "shards": "clients.shards",
-    "quantity_alpha": "clients.quantity_alpha",
-    "rounds": "train.rounds",
-    "local_epochs": "train.local_epochs",
-    "local_steps": "train.local_steps",
-    "batch_size": "train.batch_size",
-    "optimizer": "train.optimizer",
-    "lr": "train.lr",
-    "schedule": "train.schedule",
-    "augmentation": "train.augmentation",
-    "backbone": "model.backbone",
-    "weights": "model.weights",
-    "embedding": "model.embedding",
-    "normalization": "model.normalization",
-    "averaging": "server.averaging",
-    "eval_every": "evaluate.every",
-}
-"""Short names of fields, by dotted path: used in Python and files, and as command-line flags. The
-first three are also parts of an experiment, which may be given in full instead.
-"""
 
 
 def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,32 @@ _CHUNK = 1 << 20
 _WINDOWS = os.name == "nt"
 # Windows waits for no writer, but changes bytes unless told otherwise.
 _READ_PLAINLY = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+KINDS = {
+    "pixels": "decoded images",
+    "checks": "which image files cannot be used",
+    "drawn": "images read or drawn from a data set's own files, as FEMNIST's",
+    "taken": "images taken out of Hugging Face data sets",
+    "hashes": "hashes of image files, to notice changes",
+    "stylized": "images stylized in other styles, and what else methods compute once",
+    "partial": "left behind by processes that were killed, or being written",
+}
+OTHER = "other"
+"""Kind of all other entries in the folder: counted, never removed."""
+_NAMES = {
+    "pixels": re.compile(r"pixels-[0-9a-f]{32}(\.npy)?"),
+    "checks": re.compile(r"checked-[0-9a-f]{32}\.json"),
+    "drawn": re.compile(r"drawn-[0-9a-f]{32}-(images|facts)\.npy"),
+    "taken": re.compile(r"taken-[0-9a-f]{32}"),
+    "hashes": re.compile(r"hashes-[0-9a-f]{32}\.json"),
+    "stylized": re.compile(r"[0-9a-f]{24}-.+\.npy"),
+    "partial": re.compile(
+        r"partial-[0-9a-f]{32}|\.([0-9a-f]{24}-|pixels-|checked-|hashes-|drawn-).+\.\d+\.\d+"
+    ),
+}
+MOST_VALUES = 100_000
+"""Most values in a file with aliases expanded, because aliases can double them with every line."""
+DEEPEST = 50
+"""Largest nesting depth of values."""
 
 
 def private_folder(path: Path) -> Path:
@@ -271,9 +297,6 @@ def entries(folder: Path, fault: type[FeddgError]) -> Collection[os.DirEntry[str
         raise fault(f"Cannot read the folder {folder}: {why(error)}.") from None
 
 
-# Arrays kept on disk between runs, in numpy's own format; each file is replaced whole.
-
-
 _unwritable: set[Path] = set()
 
 
@@ -336,30 +359,6 @@ def kept_array(path: Path, compute: Callable[[], numpy.ndarray]) -> numpy.ndarra
 #
 # Decoded pixels are written by :mod:`feddg.data.pixels`, stylized images and whatever else
 # methods compute once by :meth:`feddg.clients.client.Client.cached`.
-
-
-KINDS = {
-    "pixels": "decoded images",
-    "checks": "which image files cannot be used",
-    "drawn": "images read or drawn from a data set's own files, as FEMNIST's",
-    "taken": "images taken out of Hugging Face data sets",
-    "hashes": "hashes of image files, to notice changes",
-    "stylized": "images stylized in other styles, and what else methods compute once",
-    "partial": "left behind by processes that were killed, or being written",
-}
-OTHER = "other"
-"""Kind of all other entries in the folder: counted, never removed."""
-_NAMES = {
-    "pixels": re.compile(r"pixels-[0-9a-f]{32}(\.npy)?"),
-    "checks": re.compile(r"checked-[0-9a-f]{32}\.json"),
-    "drawn": re.compile(r"drawn-[0-9a-f]{32}-(images|facts)\.npy"),
-    "taken": re.compile(r"taken-[0-9a-f]{32}"),
-    "hashes": re.compile(r"hashes-[0-9a-f]{32}\.json"),
-    "stylized": re.compile(r"[0-9a-f]{24}-.+\.npy"),
-    "partial": re.compile(
-        r"partial-[0-9a-f]{32}|\.([0-9a-f]{24}-|pixels-|checked-|hashes-|drawn-).+\.\d+\.\d+"
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -435,14 +434,7 @@ def _size(path: Path) -> int:
         return 0  # gone meanwhile, or not ours to read
 
 
-# YAML from outside, read into fields; whatever is wrong with it ends in one clear line.
-
-
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-MOST_VALUES = 100_000
-"""Most values in a file with aliases expanded, because aliases can double them with every line."""
-DEEPEST = 50
-"""Largest nesting depth of values."""
 
 
 class _Loader(_Base):  # type: ignore[misc]

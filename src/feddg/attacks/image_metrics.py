@@ -43,6 +43,10 @@ PARTS = ("weight", "bias")
 
 Images = Tensor
 """``(n, 3, H, W)``, RGB in [0, 1]."""
+FEWEST_OF_COLLECTION = 8
+"""Fewest images on each side for a distance between collections."""
+SUBSETS, SUBSET = 50, 100
+"""Kernel distance: number of subsets, and largest size of a subset."""
 
 
 @dataclass(frozen=True)
@@ -229,12 +233,6 @@ def _enlarged(images: Images) -> Images:
         return images
     large: Tensor = interpolate(images, (side, side), mode="bilinear", antialias=True)
     return large
-
-
-FEWEST_OF_COLLECTION = 8
-"""Fewest images on each side for a distance between collections."""
-SUBSETS, SUBSET = 50, 100
-"""Kernel distance: number of subsets, and largest size of a subset."""
 
 
 @dataclass(frozen=True)

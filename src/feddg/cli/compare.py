@@ -132,9 +132,6 @@ def report(
         typer.echo(api.report(folders, out, tables=tables))
 
 
-# ``feddg paired``: two runs, image by image.
-
-
 @app.command()
 def paired(
     first: Annotated[Path, typer.Argument(help="a run's folder")],

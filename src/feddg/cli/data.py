@@ -92,9 +92,6 @@ def inspect_data(
         typer.echo(f"written: {croissant}, {croissant.with_suffix('.csv')}", err=as_json)
 
 
-# ``feddg cache``: what is kept between runs, and getting rid of it.
-
-
 cache_app = typer.Typer(help="Show, or clear, the cache of decoded images.", suggest_commands=False)
 
 

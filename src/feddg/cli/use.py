@@ -203,9 +203,6 @@ def export(
     show_warnings(done.diagnostics)
 
 
-# ``feddg hub``: a model on the Hugging Face hub.
-
-
 hub_app = typer.Typer(no_args_is_help=True, suggest_commands=False)
 
 
@@ -247,9 +244,6 @@ def show_warnings(found: "Sequence[Diagnostic]") -> None:
         text = Text("\n".join(map(str, found)))
         panel = Panel(text, title="DO NOT RELY ON THIS MODEL", border_style="bold red")
         Console(stderr=True).print(panel)
-
-
-# ``feddg serve``: a model behind a page and an interface, on this machine.
 
 
 @app.command()
@@ -302,9 +296,6 @@ def serve(
         strict=strict,
         ready=ready,
     )
-
-
-# Commands about methods and test-time adaptations, and what a finished run is worth under them.
 
 
 @app.command()
@@ -395,9 +386,6 @@ def adaptations() -> None:
     Console().print(table)
 
 
-# ``feddg privacy``: what can be learned of images from what left the sites.
-
-
 privacy_app = typer.Typer(no_args_is_help=True, suggest_commands=False)
 
 
@@ -486,9 +474,6 @@ def attack(
         return
     print_attack(rows)
     typer.echo(f"report: {(folder / 'report.html').resolve()}")
-
-
-# ``feddg style``: train a style codec, or stylize images with one.
 
 
 style_app = typer.Typer(

@@ -29,7 +29,7 @@ from feddg.settings import TrainSettings
 from feddg.storage import kept_array
 from feddg.styles.statistics import StyleNoise
 
-# The images a client holds, and the mini-batches that it makes of them.
+_NO_OPTIMIZER = "steps are for training; questions have no optimizer"
 
 
 @dataclass
@@ -142,9 +142,6 @@ def split_batches(order: Tensor, batch_size: int) -> list[Tensor]:
     if len(batches) > 1 and len(batches[-1]) == 1 and batch_size > 1:
         batches[-2:] = [torch.cat(batches[-2:])]
     return batches
-
-
-# The machinery that clients take turns to use.
 
 
 @dataclass(frozen=True)
@@ -535,14 +532,10 @@ class Client:
 
 
 Draws = Callable[[Tensor, Tensor], dict[str, Tensor]]
-_NO_OPTIMIZER = "steps are for training; questions have no optimizer"
 
 
 def _total(terms: dict[str, Tensor]) -> Tensor:
     return torch.stack([term.float() for term in terms.values()]).sum()
-
-
-# How many images go through a client's network in a turn, each as often as it does.
 
 
 @contextmanager

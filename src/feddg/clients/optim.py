@@ -13,6 +13,9 @@ from feddg.errors import ClientError, ExperimentError
 from feddg.models.normalization import norms_and_biases
 from feddg.settings import TrainSettings
 
+PENDING_BYTES = 4 * 2**20
+"""Bytes of gradients that may wait for their step during a backward pass."""
+
 
 def rate_share(train: TrainSettings, round: int) -> float:
     """Returns the learning rate of a round, as a share of ``train.lr``.
@@ -217,13 +220,6 @@ def _refusal(parameter: Tensor, fault: str, remedy: str) -> ClientError:
         f"a trained parameter of shape {tuple(parameter.shape)} {fault}; {remedy}, or have the "
         "method's own optimizer hook return another optimizer"
     )
-
-
-# How a client steps: which optimizer, when it steps, whose memory it uses.
-
-
-PENDING_BYTES = 4 * 2**20
-"""Bytes of gradients that may wait for their step during a backward pass."""
 
 
 class Optimization:

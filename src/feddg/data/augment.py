@@ -26,6 +26,16 @@ from feddg.settings import Fraction, Settings
 
 Strength = Annotated[float, Field(ge=0)]
 HueStrength = Annotated[float, Field(ge=0, le=0.5)]
+_CROP_TRIES = 10
+_LUMA = (0.299, 0.587, 0.114)
+_RGB_TO_YIQ = torch.tensor([_LUMA, (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112)])
+_TO_GRAY = torch.tensor([_LUMA] * 3)
+_TO_CHROMA = torch.eye(3) - _TO_GRAY
+_QUARTER_TURN = (  # of the chroma, at constant luma
+    torch.linalg.inv(_RGB_TO_YIQ)
+    @ torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, -1.0, 0.0]])
+    @ _RGB_TO_YIQ
+)
 
 
 class AugmentSettings(Settings):
@@ -119,18 +129,6 @@ register_augmentation(
         quarter_turns=True,
         color_jitter=(0.2, 0.2, 0.2, 0.05),
     ),
-)
-
-
-_CROP_TRIES = 10
-_LUMA = (0.299, 0.587, 0.114)
-_RGB_TO_YIQ = torch.tensor([_LUMA, (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112)])
-_TO_GRAY = torch.tensor([_LUMA] * 3)
-_TO_CHROMA = torch.eye(3) - _TO_GRAY
-_QUARTER_TURN = (  # of the chroma, at constant luma
-    torch.linalg.inv(_RGB_TO_YIQ)
-    @ torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, -1.0, 0.0]])
-    @ _RGB_TO_YIQ
 )
 
 

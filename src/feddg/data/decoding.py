@@ -27,14 +27,34 @@ from feddg.data.images import (
 from feddg.errors import MissingPackage, need
 from feddg.settings import DataSettings
 
-# Large images cut into tiles: each tile a row, named after its image and its place in it.
-
-
 MOST_TILED_PIXELS = 2**30
 """Images larger than this are refused even if they are cut into tiles: 3 GB as RGB."""
 
 _NAME = re.compile(r"(.+)#x(\d+)y(\d+)w(\d+)h(\d+)")
 Box = tuple[int, int, int, int]
+DEPTHS = (8, 10, 11, 12, 14, 16, 24, 32)
+"""Bit depths of common sensors."""
+PERCENTILES = (1, 99)
+_BITS, _SAMPLES, _EXTRA = 258, 277, 338
+_ALPHA = (1, 2)
+_PLAIN_MODES = frozenset(
+    ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
+)
+MOST_PIXELS = 89_478_485
+"""Larger images (Pillow's own limit, 268 MB as RGB) are refused as decompression bombs."""
+_PILLOW = logging.getLogger("PIL")
+_ONE_HUGE_IMAGE = Lock()
+"""Large images that are cut into tiles are decoded one at a time."""
+_ORIENTATIONS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_ORIENTATION_TAG, _LYING = 0x0112, (5, 6, 7, 8)
 
 
 @dataclass(frozen=True)
@@ -134,16 +154,6 @@ ValueRange = Literal["auto", "full", "percentile"]
 domain's images use. ``full``: from 0 to the largest value that the file could hold. ``percentile``:
 in each image and band from the 1st to the 99th percentile.
 """
-
-DEPTHS = (8, 10, 11, 12, 14, 16, 24, 32)
-"""Bit depths of common sensors."""
-PERCENTILES = (1, 99)
-
-_BITS, _SAMPLES, _EXTRA = 258, 277, 338
-_ALPHA = (1, 2)
-_PLAIN_MODES = frozenset(
-    ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
-)
 
 
 @dataclass(frozen=True)
@@ -369,23 +379,8 @@ Resize = Literal["squash", "crop", "pad"]
 short side and cuts the centre out; ``pad`` scales the long side and adds black bars.
 """
 
-MOST_PIXELS = 89_478_485
-"""Larger images (Pillow's own limit, 268 MB as RGB) are refused as decompression bombs."""
 
-_PILLOW = logging.getLogger("PIL")
 AS_IT_IS = Reading()
-_ONE_HUGE_IMAGE = Lock()
-"""Large images that are cut into tiles are decoded one at a time."""
-_ORIENTATIONS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-_ORIENTATION_TAG, _LYING = 0x0112, (5, 6, 7, 8)
 
 
 def decode_image(

@@ -20,9 +20,6 @@ from feddg.errors import DataError, nearest
 from feddg.registry import Registry
 from feddg.storage import entries, open_file, stamp, why
 
-# Which files are taken for images, and what is said of those that are not.
-
-
 _ALWAYS = {
     ".jpg": "JPEG",
     ".jpeg": "JPEG",
@@ -61,6 +58,11 @@ _REMEDIES = {
 }
 REMEDIES = {suffix: remedy for remedy, suffixes in _REMEDIES.items() for suffix in suffixes}
 """What to do about files with images in formats that are not read, by suffix."""
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Control characters, line ends, and bytes that are not UTF-8; none of our files could hold them.
+"""
+_COLUMNS = ("labels", "domains", "images", "split", "clients", "listed_rows", "held_back")
+LAYOUT = "<root>/<domain>/<class>/<image>, for example images/sketch/dog/0001.jpg"
 
 
 def heif_is_known() -> bool:
@@ -181,13 +183,6 @@ def endings() -> str:
         f"{name} {REMEDIES[name]}" for name in (".heic", ".dcm") if name not in IMAGE_SUFFIXES
     ]
     return "; ".join([", ".join(sorted(IMAGE_SUFFIXES)), *others])
-
-
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Control characters, line ends, and bytes that are not UTF-8; none of our files could hold them.
-"""
-_COLUMNS = ("labels", "domains", "images", "split", "clients", "listed_rows", "held_back")
-LAYOUT = "<root>/<domain>/<class>/<image>, for example images/sketch/dog/0001.jpg"
 
 
 @dataclass(frozen=True, eq=False)

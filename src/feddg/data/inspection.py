@@ -57,6 +57,16 @@ COPIES: dict[str, tuple[Severity, str]] = {
     "one-class": ("note", "the same class of the same domain"),
 }
 REMOVE = "Remove them, or confirm with data.duplicates: warn."
+DEEPER, OUTSIDE, LEFT_OUT = "in deeper folders", "outside a class folder", "of folders left out"
+UNLISTED = "images that are not in"
+UNNAMED_DICOM = "that are DICOM and not named so"
+_LEVELS = 2
+"""Folders above an image: domain and class."""
+SAMPLE = 24
+"""Number of images of a domain whose bit depth is looked at."""
+_MAYBE_DEEP = (".tif", ".tiff", ".png", ".jp2", ".j2k")
+_SEE_THROUGH = 0.5
+"""Share of half-transparent pixels above which a fourth band is probably not transparency."""
 
 
 def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnostic]:
@@ -318,16 +328,6 @@ def _pair(files: Sequence[str], groups: list[list[int]]) -> str:
     return f"{files[one]} = {files[other]}"
 
 
-# What lies in a folder of images and is no part of the table: counted by kind, said once.
-
-
-DEEPER, OUTSIDE, LEFT_OUT = "in deeper folders", "outside a class folder", "of folders left out"
-UNLISTED = "images that are not in"
-UNNAMED_DICOM = "that are DICOM and not named so"
-_LEVELS = 2
-"""Folders above an image: domain and class."""
-
-
 def ignored_files(table: ImageTable) -> dict[str, list[str]]:
     """Finds the files below a table's root that are not in the table, without hidden ones.
 
@@ -394,9 +394,6 @@ def _files_text(paths: Sequence[str]) -> str:
     return f"{len(paths):,} {files} ({', '.join(paths[:SHOWN])}{more})"
 
 
-# What a table of images holds, in plain numbers and names.
-
-
 def inspect(table: ImageTable) -> dict[str, Any]:
     """Returns a summary that can be written as JSON.
 
@@ -427,17 +424,6 @@ def inspect(table: ImageTable) -> dict[str, Any]:
         "similar_classes": similar(names),
         "split": None if table.split is None else dict(Counter(table.split.tolist())),
     }
-
-
-# A look at some images of every domain: how they are stored, before they become 8-bit colours.
-
-
-SAMPLE = 24
-"""Number of images of a domain whose bit depth is looked at."""
-
-_MAYBE_DEEP = (".tif", ".tiff", ".png", ".jp2", ".j2k")
-_SEE_THROUGH = 0.5
-"""Share of half-transparent pixels above which a fourth band is probably not transparency."""
 
 
 @dataclass(frozen=True)
@@ -572,9 +558,6 @@ def _wide_samples(path: Path) -> Samples | None:
 def _half_transparent(alpha: np.ndarray) -> bool:
     most = 255 if alpha.dtype == np.uint8 else 2**16 - 1
     return bool(((alpha > 0) & (alpha < most)).mean() > _SEE_THROUGH)
-
-
-# How the images of each domain are stored: sizes, kinds, bit depths and values.
 
 
 def stored_images(table: ImageTable) -> dict[str, dict[str, Any]]:

@@ -20,6 +20,10 @@ from feddg.rng import numpy_stream
 Rounding = Literal["strict", "official"]
 Kind = Literal["domains", "sizes", "labels", "whole"]
 _KINDS: tuple[Kind, ...] = ("domains", "sizes", "labels", "whole")
+SETTING_RULES = {"alpha": "dirichlet", "shards": "shards", "quantity_alpha": "quantity"}
+"""The rule that a setting implies if no rule that reads it is named."""
+EVERYWHERE = "iid"
+"""The default rule for domains."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,11 +292,6 @@ PARTITIONS: Registry[PartitionRule] = Registry(
     adopt=lambda name, loaded: is_called(name, loaded, PartitionRule, ExperimentError),
 )
 """All rules by name; several can be joined by ``+``."""
-
-SETTING_RULES = {"alpha": "dirichlet", "shards": "shards", "quantity_alpha": "quantity"}
-"""The rule that a setting implies if no rule that reads it is named."""
-EVERYWHERE = "iid"
-"""The default rule for domains."""
 
 
 def register_partition(rule: PartitionRule) -> PartitionRule:
@@ -767,9 +766,6 @@ def _weights(dealing: Dealing) -> np.ndarray:
     return weights
 
 
-# By nature: a client is who really holds the data: a patient, a site, a writer, a camera.
-
-
 def _holders(dealing: Dealing) -> np.ndarray:
     if dealing.holders is None:
         raise DataError(
@@ -789,9 +785,6 @@ def _holders(dealing: Dealing) -> np.ndarray:
 def _natural_owners(dealing: Dealing) -> np.ndarray:
     owners: np.ndarray = np.unique(_holders(dealing), return_inverse=True)[1]
     return owners.astype(np.int64)
-
-
-# How unlike clients are: one number for each kind of skew, beside what chance alone would make.
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ _LAYOUT_FOLDERS = {"train", "test", "val", "alldata", "images", "patches", "raw"
 """Folder names that layouts themselves use; never skipped as wrappers."""
 _LITTER = ("__MACOSX", "Thumbs.db", "desktop.ini")
 """Files left by operating systems and archivers."""
+_RANK = ("", "train", "id_val", "val", "id_test", "test")
+LISTING = ".paths.json"
 
 
 def needs_root(source: str, root: Path | None) -> Path:
@@ -184,9 +186,6 @@ def compare_counts(
         emit(Diagnostic("other-count", "warning", text))
 
 
-_RANK = ("", "train", "id_val", "val", "id_test", "test")
-
-
 def _from_parts(folder: Path, domains: Collection[str], definition: DataSet) -> ImageTable:
     """Lists images that lie as ``domain/part/class/image``, each once.
 
@@ -273,9 +272,6 @@ def _places(definition: DataSet, found: Sequence[str], names: Sequence[str]) -> 
     )
 
 
-# Data sets that a file lists, as those of WILDS: ``metadata.csv``, and the images below it.
-
-
 def read_metadata(
     definition: DataSet,
     root: Path | None,
@@ -305,9 +301,6 @@ def read_metadata(
         )
     file = next(folder / name for name in files if (folder / name).is_file())
     return read_columns(file, wanted, optional)
-
-
-# Images that a data set's files hold as numbers: read or drawn once, then kept in the cache.
 
 
 Drawn = tuple[np.ndarray, np.ndarray]
@@ -365,12 +358,6 @@ def rendered_table(
         split=split,
         clients=clients,
     )
-
-
-# Images taken out of a data set that holds their bytes, kept in the cache as files.
-
-
-LISTING = ".paths.json"
 
 
 def taken_images(

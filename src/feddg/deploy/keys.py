@@ -38,6 +38,8 @@ from feddg.storage import replace_bytes, replace_text
 
 BUNDLE, SIGNATURE = "signed/app.fab", "signed/signature.json"
 KEY, TRUSTED = "keys/signing", "keys/trusted.yaml"
+CONNECTION, HOME, DATABASE = "feddg", "flower-home", "superlink.db"
+APP = "@feddg/feddg-deployment"
 
 
 @dataclass(frozen=True)
@@ -171,10 +173,6 @@ def _trusted(file: Path) -> dict[str, Ed25519PublicKey]:
 # What the coordinator asks of its own SuperLink: to register a site's key, to run the signed app.
 #
 # Nothing here passes through the proxy: it needs the coordinator's machine.
-
-
-CONNECTION, HOME, DATABASE = "feddg", "flower-home", "superlink.db"
-APP = "@feddg/feddg-deployment"
 
 
 def register_site(folder: Path, site: str, key: Path) -> None:

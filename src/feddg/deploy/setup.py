@@ -28,6 +28,41 @@ from feddg.storage import parse_fields, private_folder
 
 JOIN = "join.json"
 SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
+FLEET_METHODS = (
+    "activate-node",
+    "deactivate-node",
+    "send-node-heartbeat",
+    "pull-messages",
+    "push-messages",
+    "get-run",
+    "get-fab",
+    "push-object",
+    "pull-object",
+    "confirm-message-received",
+)
+"""Methods of Flower's Fleet service for sites with a registered key; ``register-node`` is not among
+them, because a key could register itself with it.
+"""
+COORDINATOR = {
+    "pyproject.toml": "pyproject.toml.j2",
+    "LICENSE": "LICENSE.j2",
+    "START.md": "START.md.j2",
+    "make_keys.sh": "make_keys.sh.j2",
+    "compose.yaml": "compose.yaml.j2",
+    "Dockerfile": "Dockerfile.j2",
+    "flower-home/config.toml": "config.toml.j2",
+    "proxy/nginx.conf": "nginx.conf.j2",
+    "systemd/feddg-superlink.service": "superlink.service.j2",
+    "systemd/feddg-proxy.service": "proxy.service.j2",
+}
+SITE = {
+    "make_key.sh": "site/make_key.sh.j2",
+    "compose.yaml": "site/compose.yaml.j2",
+    "Dockerfile": "Dockerfile.j2",
+    "feddg-site.service": "site/site.service.j2",
+}
+REGISTERED = "proxy/sites.map"
+"""The proxy's list of registered keys, one per line."""
 
 
 class JoinFile(JsonFile):
@@ -117,44 +152,6 @@ def _known_classes(experiment: Experiment, test: str) -> Sequence[str]:
     if source == "digits":
         return load_source("digits").class_names
     return DATA_SETS.find(source).classes
-
-
-FLEET_METHODS = (
-    "activate-node",
-    "deactivate-node",
-    "send-node-heartbeat",
-    "pull-messages",
-    "push-messages",
-    "get-run",
-    "get-fab",
-    "push-object",
-    "pull-object",
-    "confirm-message-received",
-)
-"""Methods of Flower's Fleet service for sites with a registered key; ``register-node`` is not among
-them, because a key could register itself with it.
-"""
-
-COORDINATOR = {
-    "pyproject.toml": "pyproject.toml.j2",
-    "LICENSE": "LICENSE.j2",
-    "START.md": "START.md.j2",
-    "make_keys.sh": "make_keys.sh.j2",
-    "compose.yaml": "compose.yaml.j2",
-    "Dockerfile": "Dockerfile.j2",
-    "flower-home/config.toml": "config.toml.j2",
-    "proxy/nginx.conf": "nginx.conf.j2",
-    "systemd/feddg-superlink.service": "superlink.service.j2",
-    "systemd/feddg-proxy.service": "proxy.service.j2",
-}
-SITE = {
-    "make_key.sh": "site/make_key.sh.j2",
-    "compose.yaml": "site/compose.yaml.j2",
-    "Dockerfile": "Dockerfile.j2",
-    "feddg-site.service": "site/site.service.j2",
-}
-REGISTERED = "proxy/sites.map"
-"""The proxy's list of registered keys, one per line."""
 
 
 def deployment_fields(sites: Sequence[str]) -> dict[str, Any]:

@@ -18,6 +18,16 @@ from feddg.models.task import CLASSIFICATION, Task
 from feddg.records import LAST, EvaluationRow
 from feddg.rng import stream
 
+ONE_IMAGE = "one image"
+"""What a predictor needs whose answer depends on nothing but the image."""
+FEW_IMAGES = "few-images-of-a-class"
+FEW = 20
+"""With fewer images of a class, its recall changes by more than 5 points with each image."""
+INSIDE_SHARE = 0.95
+"""Share of in-domain validation images at or below the threshold."""
+FLAT = 1e-3
+"""Smaller differences between energies are rounding: the model gives log-probabilities."""
+
 
 @runtime_checkable
 class Resettable(Protocol):
@@ -26,10 +36,6 @@ class Resettable(Protocol):
     def reset(self) -> None:
         """Forgets the images seen so far."""
         ...
-
-
-ONE_IMAGE = "one image"
-"""What a predictor needs whose answer depends on nothing but the image."""
 
 
 def sees_batches(predictor: nn.Module) -> bool:
@@ -249,14 +255,6 @@ class Evaluation:
         return torch.cat(parts).cpu()[order.argsort()]
 
 
-# How many images of each class the numbers rest on, and a warning where they are few.
-
-
-FEW_IMAGES = "few-images-of-a-class"
-FEW = 20
-"""With fewer images of a class, its recall changes by more than 5 points with each image."""
-
-
 def about_support(
     parts: Iterable[tuple[str, str, Sequence[int]]], class_names: Sequence[str]
 ) -> Iterator[Diagnostic]:
@@ -282,15 +280,6 @@ def about_support(
             "Balanced accuracy, macro-F1 and AUROC are uncertain there, and leave out classes "
             "without images.",
         )
-
-
-# Energy: how unlike the training images an image is, by the model's own logits.
-
-
-INSIDE_SHARE = 0.95
-"""Share of in-domain validation images at or below the threshold."""
-FLAT = 1e-3
-"""Smaller differences between energies are rounding: the model gives log-probabilities."""
 
 
 def energy(logits: Tensor) -> Tensor:

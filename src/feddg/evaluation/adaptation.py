@@ -56,6 +56,7 @@ from feddg.settings import Fraction, Positive, Settings
 
 
 Need = Literal["one image", "a batch", "a stream"]
+CROPS, CROP_SHARE = 3, (0.8, 1.0)
 
 
 @dataclass(frozen=True)
@@ -217,9 +218,6 @@ def _number(text: str) -> Any:
         return text
 
 
-# No adaptation at all, under the name that tables compare with.
-
-
 @register_adaptation
 class Global(Predictor):
     """No adaptation: running statistics, even if the model has an adapter or gates."""
@@ -234,9 +232,6 @@ class Global(Predictor):
     def rule(self, images: Tensor) -> Rule:
         """Returns the rule that uses the running statistics."""
         return by_running_statistics
-
-
-# A share of the image's own moments that nobody learned: one number, or drawn at random.
 
 
 class FixedSettings(Settings):
@@ -302,9 +297,6 @@ class Random(Predictor):
         return interpolated(self.model, share)
 
 
-# Shares of the image's own moments that were learned in training: adapters, and gates.
-
-
 @register_adaptation
 class Adapter(Predictor):
     """The adapter trained by FedIG-A: a share for each layer and image."""
@@ -353,9 +345,6 @@ class BatchInstance(Predictor):
         return lambda layer, inputs: type(layer).forward(layer, inputs)
 
 
-# The clients' own normalisations, all asked and averaged.
-
-
 @register_adaptation
 class ClientEnsemble(Predictor):
     """The mean of the predictions with each client's own normalisation (Seo et al. 2020)."""
@@ -394,9 +383,6 @@ class ClientEnsemble(Predictor):
             members = [functional_call(self.model, part, (images,)) for part in self._members]
         logs = torch.stack(members).float().log_softmax(-1)
         return logs.logsumexp(0) - math.log(len(logs))
-
-
-# IABN: instance-aware batch normalisation.
 
 
 class IABNSettings(Settings):
@@ -444,12 +430,6 @@ class InstanceAware(Predictor):
 def soft(values: Tensor, threshold: Tensor) -> Tensor:
     """Returns ``values`` moved towards zero by ``threshold``, at most to zero."""
     return values.sign() * (values.abs() - threshold).clamp_min(0)
-
-
-# MixNorm: moments pooled over an image and four views of it.
-
-
-CROPS, CROP_SHARE = 3, (0.8, 1.0)
 
 
 class MixNormSettings(Settings):
@@ -554,9 +534,6 @@ def pooled(inputs: Tensor, views: int) -> Stored:
     return Stored(means.mean(0), variances.mean(0) + means.var(0, correction=0))
 
 
-# Tent: scales and shifts are trained to make predictions certain.
-
-
 class TentSettings(Settings):
     """Settings of ``tent``."""
 
@@ -626,9 +603,6 @@ class Tent(Predictor):
                     parameter.grad = gradient
                 self._optimizer.step()
         return logits.detach()
-
-
-# TsmoBN: the statistics follow the stream of test batches.
 
 
 class TsmoBNSettings(Settings):

@@ -11,6 +11,9 @@ from torch import Tensor
 from feddg.errors import FeddgError
 from feddg.registry import Registry, is_called
 
+BINS = 15
+"""Number of bins of equal width, as in the paper's tables."""
+
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
@@ -87,13 +90,6 @@ def measure(predictions: Predictions) -> dict[str, float]:
     }
 
 
-# Whether a model's confidence says how often it is right.
-
-
-BINS = 15
-"""Number of bins of equal width, as in the paper's tables."""
-
-
 def _expected_calibration_error(predictions: Predictions) -> float | None:
     """Expected calibration error: Guo et al., "On Calibration of ..." (ICML 2017), equation 3.
 
@@ -124,9 +120,6 @@ register_metric(
         order=40,
     )
 )
-
-
-# Metrics that follow from who was taken for whom.
 
 
 def _accuracy(predictions: Predictions) -> float | None:
@@ -192,9 +185,6 @@ register_metric(
         order=90,
     )
 )
-
-
-# How well a model's probabilities rank the images: the area under the ROC curve.
 
 
 def _auroc(predictions: Predictions) -> float | None:

@@ -18,6 +18,8 @@ from feddg.records import Direction, LayoutRow, LedgerRow, MessageRow, RefusalRo
 
 Shape = tuple[str, tuple[int, ...], str, int]
 Shapes = tuple[tuple[Shape, ...], tuple[str, ...]]
+FROZEN = "frozen/"
+"""Prefix of frozen weights in the message that carries the shared context."""
 
 
 class Ledger:
@@ -133,10 +135,6 @@ def _new_layout(shapes: tuple[Shape, ...], scalars: tuple[str, ...]) -> LayoutRo
 
 Reply = tuple[int, Message | Refusal]
 """A client's id with its message, or with the reason why there is none."""
-
-
-FROZEN = "frozen/"
-"""Prefix of frozen weights in the message that carries the shared context."""
 
 
 def without_frozen(message: Message | None) -> tuple[Message | None, Weights]:

@@ -32,9 +32,6 @@ from feddg.privacy.robust import length, moved
 from feddg.settings import TrainSettings
 from feddg.styles.statistics import StyleNoise
 
-# How far clients move the weights.
-
-
 CHANGES = "server/changes"
 """Name of the stored medians in the state's extras."""
 REMEMBERED = 20
@@ -46,6 +43,15 @@ LARGEST_FIRST_MEAN = 100.0
 OF_MEANS = 0.1
 """Limit for a mean of unseen updates, as a share of the limit for one update, both relative to the
 median change.
+"""
+MOST_BATCHES = 2**32
+"""Most batches a client can see in a round. A counter is compared with the one that was sent: with
+an absolute limit, one site could send the limit and get all others refused, who count on from
+there.
+"""
+LARGEST_ROUNDING = 1e-6
+"""How far below 0 rounding of a masked sum may move a variance; far less than the epsilon that
+normalisation adds.
 """
 
 
@@ -142,21 +148,6 @@ class ChangeSizes(RoundHook):
 def _medians(state: State) -> list[float]:
     lengths = state.extras.get(CHANGES)
     return [] if lengths is None else lengths.tolist()
-
-
-# What a message says, beside its declared schema.
-
-
-MOST_BATCHES = 2**32
-"""Most batches a client can see in a round. A counter is compared with the one that was sent: with
-an absolute limit, one site could send the limit and get all others refused, who count on from
-there.
-"""
-
-LARGEST_ROUNDING = 1e-6
-"""How far below 0 rounding of a masked sum may move a variance; far less than the epsilon that
-normalisation adds.
-"""
 
 
 class MessageChecks(RoundHook):

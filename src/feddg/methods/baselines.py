@@ -20,6 +20,9 @@ from feddg.methods.base import (
 from feddg.models.network import Network
 from feddg.settings import ExperimentSettings
 
+STARTED = "local/started"
+"""Name, in the state's extras, of the mask of clients that have a model of their own."""
+
 
 @register
 class FedAvg(Method):
@@ -104,9 +107,6 @@ class FedProx(Method):
         return terms | {"proximal": self.settings.mu / 2 * distance}
 
 
-# What the reference lines around a federation have in common: they are none themselves.
-
-
 def refuse_defences(experiment: ExperimentSettings, method: str, reason: str) -> None:
     """Raises an error if the experiment asks for defences or update privacy.
 
@@ -173,10 +173,6 @@ class Centralised(Method):
                 f"{experiment.server.min_updates})"
             )
         super().check(experiment)
-
-
-STARTED = "local/started"
-"""Name, in the state's extras, of the mask of clients that have a model of their own."""
 
 
 @register

@@ -46,6 +46,7 @@ from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 
 KERNELS = (5, 9, 13, 17)
+_KEPT = "l2d/"
 
 
 class L2dSettings(MethodSettings):
@@ -266,9 +267,6 @@ class L2d(Method):
         embeddings = mean + (spread / 2).exp() * noise
         both, judge = embeddings.chunk(2), int(self.settings.condition == "augmented")
         return both, both[1 - judge], (mean.chunk(2)[judge], spread.chunk(2)[judge])
-
-
-_KEPT = "l2d/"
 
 
 def _kernel(size: int, rng: Generator) -> Tensor:

@@ -69,6 +69,21 @@ from feddg.styles.statistics import (
 )
 
 STYLE = "pardon/style"
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "v1": {"local_clustering": False},
+    "v2": {"server_clustering": False},
+    "v3": {"contrastive": "none", "stylized_cross_entropy": True},
+    "v4": {"contrastive": "ordinary"},
+    "v5": {},
+}
+"""The rows of FISC's ablation table as settings; v5 is the full method."""
+RELEASED: dict[str, Any] = {
+    "stylization": "released",
+    "local_features": "flatten",
+    "combine": "mixture",
+    "median": "lower",
+}
+"""All settings by which styles and copies are those of the released code."""
 
 
 class PardonSettings(StyleSettings):
@@ -123,23 +138,6 @@ class PardonSettings(StyleSettings):
         0.0, ge=0, description="s of the style perturbation (FISC, Table 10)"
     )
     noise_coefficient: Fraction = Field(0.0, description="p of the style perturbation")
-
-
-ABLATIONS: dict[str, dict[str, Any]] = {
-    "v1": {"local_clustering": False},
-    "v2": {"server_clustering": False},
-    "v3": {"contrastive": "none", "stylized_cross_entropy": True},
-    "v4": {"contrastive": "ordinary"},
-    "v5": {},
-}
-"""The rows of FISC's ablation table as settings; v5 is the full method."""
-RELEASED: dict[str, Any] = {
-    "stylization": "released",
-    "local_features": "flatten",
-    "combine": "mixture",
-    "median": "lower",
-}
-"""All settings by which styles and copies are those of the released code."""
 
 
 @register

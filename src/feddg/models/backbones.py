@@ -20,6 +20,14 @@ from feddg.storage import is_file, why
 
 HEAD_NAMES = ("fc", "classifier", "heads", "head")
 _OWN: dict[str, Callable[[], nn.Module]] = {}
+FEATURES = "features"
+"""The backbone of a network that is given features instead of images."""
+STEMS = ("act", "bn", "conv", "stem")
+"""Prefixes of timm's names for layers before the first block."""
+WITHOUT_NETWORK = (
+    "Without a network, give a weights file (--weights FILE.safetensors) or train from scratch "
+    "(--weights none, which chooses a small network, image size and learning rate that learn)"
+)
 
 
 def register_backbone(name: str) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
@@ -30,10 +38,6 @@ def register_backbone(name: str) -> Callable[[Callable[[], nn.Module]], Callable
         return build
 
     return add
-
-
-FEATURES = "features"
-"""The backbone of a network that is given features instead of images."""
 
 
 class Features(nn.Identity):
@@ -244,10 +248,6 @@ class TimmTrunk(nn.Module):
         """Maps ``(B, 3, H, W)`` to ``(B, out_features)``."""
         features: Tensor = self.model(images)
         return features
-
-
-STEMS = ("act", "bn", "conv", "stem")
-"""Prefixes of timm's names for layers before the first block."""
 
 
 def _timm_model(name: str, size: int | None, pretrained: bool = False) -> nn.Module:
@@ -568,12 +568,6 @@ def require_weights(backbone: str, weights: str | None) -> None:
         fetch_imagenet(backbone)
     elif weights is not None:
         read_weights(Path(weights))
-
-
-WITHOUT_NETWORK = (
-    "Without a network, give a weights file (--weights FILE.safetensors) or train from scratch "
-    "(--weights none, which chooses a small network, image size and learning rate that learn)"
-)
 
 
 def _imagenet(backbone: str) -> dict[str, Tensor]:

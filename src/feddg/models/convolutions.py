@@ -15,6 +15,19 @@ from torch.nn import functional
 from feddg.models.normalization import activated
 from feddg.models.precision import multiplies_tiles
 
+MOST_PLACES = {torch.float32: 9, torch.bfloat16: 16 if multiplies_tiles() else 4}
+"""Largest number of result places for which a matrix product is faster, by arithmetic type."""
+IN_ORDER = (
+    "ConvBnAct",
+    "ConvNormAct",
+    "DepthwiseSeparableConv",
+    "EdgeResidual",
+    "EfficientNet",
+    "InvertedResidual",
+    "MobileNetV3",
+)
+"""timm's modules in which a convolution is normalised by the next layer in order."""
+
 
 def use_fast_convolutions(network: nn.Module) -> None:
     """Replaces the network's convolutions by faster ones on a CPU, in place.
@@ -53,10 +66,6 @@ def _arithmetic(input: Tensor) -> torch.dtype:
 # CPU's convolution kernels spend most of their time moving weights: written as a matrix product
 # over the windows of the map, the same sum takes a fifth to two thirds of the time
 # (``docs/benchmarks.md``).
-
-
-MOST_PLACES = {torch.float32: 9, torch.bfloat16: 16 if multiplies_tiles() else 4}
-"""Largest number of result places for which a matrix product is faster, by arithmetic type."""
 
 
 class SmallMapConv2d(nn.Conv2d):
@@ -289,18 +298,6 @@ def _convolved(layer: nn.Conv2d, input: Tensor, weight: Tensor, bias: Tensor | N
 def _pads_itself(layer: nn.Module) -> bool:
     """Returns whether a layer has timm's TensorFlow padding, which depends on the input size."""
     return any(kind.__name__ == "Conv2dSame" for kind in type(layer).__mro__)
-
-
-IN_ORDER = (
-    "ConvBnAct",
-    "ConvNormAct",
-    "DepthwiseSeparableConv",
-    "EdgeResidual",
-    "EfficientNet",
-    "InvertedResidual",
-    "MobileNetV3",
-)
-"""timm's modules in which a convolution is normalised by the next layer in order."""
 
 
 def _use_separable_convolutions(network: nn.Module) -> None:

@@ -15,6 +15,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 Embedding = Literal["none", "linear", "bottleneck"]
 Layer = TypeVar("Layer", bound=nn.Module)
+SMALLEST_DEVIATION = 1e-6
 
 
 class Network(nn.Module):
@@ -133,9 +134,6 @@ def _embedding(kind: Embedding, features: int) -> tuple[nn.Module, int]:
     return nn.Identity(), features
 
 
-# An ensemble of linear classifiers on one embedding.
-
-
 class Heads(nn.Module):
     """Frozen classifiers, one for each domain or client.
 
@@ -218,12 +216,6 @@ class MeanOverAllHeads(nn.Module):
         logits = torch.einsum("bd,hcd->hbc", embeddings, self.weight) + self.bias[:, None]
         shares = logits.float().log_softmax(-1)
         return shares.logsumexp(0) - math.log(len(self.weight))
-
-
-# A Gaussian embedding: sampled in training; predictions are averaged over samples.
-
-
-SMALLEST_DEVIATION = 1e-6
 
 
 class GaussianEmbedding(nn.Module):

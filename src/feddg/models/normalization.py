@@ -12,6 +12,7 @@ from feddg.models.network import Network
 from feddg.settings import TrainSettings
 
 NORMALISATION = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+HEAD = "zero_shot_adapter"
 
 
 def batch_norms(module: nn.Module) -> dict[str, _BatchNorm]:
@@ -324,7 +325,6 @@ def _like(layer: nn.BatchNorm2d, gate: float) -> BatchInstanceNorm2d:
 # Eq. 7 and 9).
 
 
-HEAD = "zero_shot_adapter"
 Statistics = Callable[[_BatchNorm], Stored]
 Share = Callable[[int, _BatchNorm, Moments, Moments], Tensor]
 """Maps a layer's number, the layer, global and instance moments to alpha ``(B,)``."""

@@ -19,6 +19,11 @@ MOST_NOISE = 1e4
 _DIGITS = 4
 _FINEST, _RELATIVE = 1e-4, 2.5e-5
 """Grid step of the privacy-loss distribution: absolute, and as a share of epsilon."""
+_ROUNDING = 1 + 1e-6
+WEAKEST = 50.0
+"""An epsilon above this protects nothing: an output may be e^50 times as likely."""
+MOST_STYLE_NOISE = 1e3
+"""Noise above this multiple of the sensitivity hides even a style of thousands of images."""
 
 
 def gaussian_delta(epsilon: float, noise: float) -> float:
@@ -162,7 +167,6 @@ def _bisected(
 
 
 Unit = Literal["client", "image"]
-_ROUNDING = 1 + 1e-6
 
 
 @dataclass(frozen=True)
@@ -279,15 +283,6 @@ class Account:
             return
         for id in row.clients:
             self._known[key].setdefault(id, []).append(row.noise)
-
-
-# Whether an epsilon can be kept, and means anything: asked before round 1.
-
-
-WEAKEST = 50.0
-"""An epsilon above this protects nothing: an output may be e^50 times as likely."""
-MOST_STYLE_NOISE = 1e3
-"""Noise above this multiple of the sensitivity hides even a style of thousands of images."""
 
 
 def require_meaning(privacy: PrivacySettings, clients: int) -> None:

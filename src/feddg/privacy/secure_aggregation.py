@@ -40,6 +40,16 @@ SEALED = 12 + 2 * SECRET + 16
 """Bytes of two encrypted shares: nonce, content, tag."""
 PRIME = 2**256 - 189
 """The largest prime that 32 bytes hold; secrets are shared in its field."""
+_SCALE = 2.0**26
+_LARGEST = 2.0**62
+MASKED = "secure_aggregation/masked"
+FEWEST = 3
+"""Minimum number of clients in a sum; with two, each would learn the other's update."""
+LARGEST_STEP = 10.0
+"""Largest change of a mean's entry, as a multiple of its tensor's largest entry (at least 1)."""
+KNOWN = "known/"
+"""Prefix of what a client stores beyond a round."""
+_TRIED = KNOWN + "tried/"
 
 
 def new_secret() -> bytes:
@@ -166,13 +176,6 @@ def _label(way: Sequence[int]) -> bytes:
     return "/".join(map(str, way)).encode()
 
 
-# Updates as whole numbers that can be masked and summed, and their sum without the masks.
-
-
-_SCALE = 2.0**26
-_LARGEST = 2.0**62
-
-
 def encoded(update: Update, received: Weights, count: int, clients: int) -> numpy.ndarray:
     """Returns an update's change as integers modulo 2^64, uint64, with its weight at the end.
 
@@ -250,13 +253,6 @@ def unmasked(
 KEYS, SHARES, CHECK, UNMASK = (
     f"secure_aggregation:{step}" for step in ("keys", "shares", "check", "unmask")
 )
-MASKED = "secure_aggregation/masked"
-FEWEST = 3
-"""Minimum number of clients in a sum; with two, each would learn the other's update."""
-LARGEST_STEP = 10.0
-"""Largest change of a mean's entry, as a multiple of its tensor's largest entry (at least 1)."""
-KNOWN = "known/"
-"""Prefix of what a client stores beyond a round."""
 
 
 class OpenedSums:
@@ -545,9 +541,6 @@ class SecureAggregation(Defence):
             raise ClientError("was told of too few clients that are left, or of strange ones")
 
 
-_TRIED = KNOWN + "tried/"
-
-
 def _tried(round: int) -> str:
     return f"{_TRIED}{round}/"
 
@@ -578,8 +571,6 @@ def _bytes(rows: Tensor) -> list[bytes]:
 def _number(secrets: Weights, name: str) -> int | None:
     return int(secrets[name]) if name in secrets else None
 
-
-# The server's side: rounds whose updates arrive as one sum.
 
 _Schema = tuple[tuple[int, ...], torch.dtype]
 

@@ -48,9 +48,17 @@ Counts = NDArray[np.float64]
 Trace = dict[str, Any]
 Axis = dict[str, Any]
 Point = tuple[float, float]
-
-
-# The parts of a chart.
+DASHES: Final = ("solid", "dot", "dash", "dashdot")
+NEARLY_EVERYWHERE: Final = ("fedavg", "pardon")
+"""Methods that most pages have: these keep their colour."""
+HARDEST_CLASSES = 20
+CLASSES_WITH_TEXT = 12
+MOST_COLUMNS = 100
+LABELLED_CLIENTS = 24
+TALLEST = 1000
+"""Largest total height of the rows in pixels; if there are very many, rows are thin lines."""
+ROUNDS_OWN_MODELS: Final = "Of each round's own model, so the last point is the last round's."
+ACCURACY: Final = "held-out test accuracy (%)"
 
 
 def chart_of(traces: Sequence[Trace], height: int, caption: str, **layout: Any) -> Chart:
@@ -171,9 +179,6 @@ def whole_percent(share: float) -> str:
     return f"{100 * share:.0f}"
 
 
-# A method's lines: the same colour and dash on every page.
-
-
 class LineStyle(NamedTuple):
     """Colour and dash of a line."""
 
@@ -181,11 +186,7 @@ class LineStyle(NamedTuple):
     dash: str
 
 
-DASHES: Final = ("solid", "dot", "dash", "dashdot")
 LINE_STYLES: Final = tuple(LineStyle(colour, dash) for dash in DASHES for colour in COLOURS)
-
-NEARLY_EVERYWHERE: Final = ("fedavg", "pardon")
-"""Methods that most pages have: these keep their colour."""
 
 
 def line_styles(methods: Mapping[str, str]) -> dict[str, LineStyle]:
@@ -215,13 +216,6 @@ def line_styles(methods: Mapping[str, str]) -> dict[str, LineStyle]:
         styles[label] = next((style for style in free if style.colour == wanted), free[0])
         free.remove(styles[label])
     return {label: styles[label] for label in methods}
-
-
-# By class: which was taken for which, and how many were recognised.
-
-
-HARDEST_CLASSES = 20
-CLASSES_WITH_TEXT = 12
 
 
 def confusion_matrix(counts: Counts, classes: Sequence[str], caption: str) -> Chart:
@@ -287,15 +281,6 @@ def _class_height(classes: int) -> int:
     return min(700, max(320, 110 + 30 * classes))
 
 
-# Who holds what: each client's images over the domains, or over the classes.
-
-
-MOST_COLUMNS = 100
-LABELLED_CLIENTS = 24
-TALLEST = 1000
-"""Largest total height of the rows in pixels; if there are very many, rows are thin lines."""
-
-
 def client_heat_map(clients: ClientsTable, by: str) -> Chart:
     """Returns a heat map of each client's images by domain or class.
 
@@ -356,12 +341,6 @@ def client_groups(domain_counts: NDArray[Any]) -> list[NDArray[np.intp]]:
         members = order[main[order] == domain]
         groups += np.array_split(members, -(-len(members) // per_column))
     return groups
-
-
-# A run over its rounds: accuracy by domain, loss terms.
-
-
-ROUNDS_OWN_MODELS: Final = "Of each round's own model, so the last point is the last round's."
 
 
 def accuracy_curves(run: Run) -> Chart:
@@ -441,9 +420,6 @@ def _over_rounds(lines: Sequence[Trace], caption: str, y: Axis) -> Chart:
     return line_chart(lines, caption, x, y, hovermode="x unified")
 
 
-# What was looked into afterwards: adaptation by layer, ROC.
-
-
 def alpha_boxes(alphas: Alphas) -> Chart:
     """Returns a box plot per layer and domain, drawn from quantiles to keep the page small."""
     held_out = set(alphas.domains[alphas.splits == TEST].tolist())
@@ -493,12 +469,6 @@ def roc_chart(rows: Sequence[MembershipRow]) -> Chart | None:
     )
     x = axis("others taken for members", range=[0, 1])
     return line_chart(lines, caption, x, axis("members found", range=[0, 1]))
-
-
-# Methods over rounds, bytes, seconds, an axis; their margins and ranks.
-
-
-ACCURACY: Final = "held-out test accuracy (%)"
 
 
 def learning_curves(results: Results) -> Chart | None:

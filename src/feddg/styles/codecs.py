@@ -18,11 +18,10 @@ from feddg.rng import stream
 from feddg.storage import is_file
 from feddg.styles.codec import VARIANCE_FLOOR, Codec, StyleLayer, register_codec
 
-# The shape that VGG-like codecs share: 3 x 3 convolutions, and their mirror image.
-
-
 M = TypeVar("M", bound=nn.Module)
 Plan = Sequence[int | Literal["pool", "up"]]
+SUMMARY_NUMBERS = 24
+"""Number of values that summarise a style for the decoder."""
 
 
 @dataclass(frozen=True)
@@ -270,9 +269,6 @@ def _layers(channels: int, plan: Plan) -> list[nn.Module]:
     return layers
 
 
-# The reference that costs nothing: AdaIN on colours, without a network.
-
-
 @register_codec
 class ColorsCodec(Codec):
     """The feature map is the image; a style is the mean and deviation of red, green and blue.
@@ -317,9 +313,6 @@ class ColorsCodec(Codec):
         return features
 
 
-# The codec inside this package: small, for 32 to 224 pixels on a laptop.
-
-
 @register_codec
 class CompactCodec(ConvolutionalCodec):
     """Four convolutions and their mirror image; docs/codec.md describes the training data."""
@@ -335,13 +328,6 @@ class CompactCodec(ConvolutionalCodec):
     def file(cls, part: Literal["encoder", "decoder"], given: Path | None) -> Path:
         """Returns the given file, or the packaged one."""
         return given or packaged_weights(cls.name, part)
-
-
-# The compact encoder with a decoder that knows the whole style it is to draw in.
-
-
-SUMMARY_NUMBERS = 24
-"""Number of values that summarise a style for the decoder."""
 
 
 class ModulatedDecoder(nn.Module):
@@ -411,9 +397,6 @@ class ModulatedCodec(CompactCodec):
         if decoder is None and isinstance(codec.decoder, ModulatedDecoder):
             codec.decoder.begin_as(read_weights(CompactCodec.file("decoder", None)))
         return codec
-
-
-# The codec of the papers: AdaIN on VGG-19, of whatever width the user's weight files have.
 
 
 @register_codec

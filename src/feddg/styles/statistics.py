@@ -13,6 +13,16 @@ from torch.nn import functional
 from feddg.rng import add_noise, stream
 from feddg.styles.codec import VARIANCE_FLOOR, Codec, images_at_once
 
+_SIMILARITIES_AT_ONCE = 2**22
+LEVELS = {"finest": 0, "coarsest": -1}
+"""The index of these among the partitions."""
+SMALLEST_DEVIATION = 1e-5
+"""Smallest standard deviation of a perturbed style; smaller ones are raised to it."""
+TEXTURES, SIDE = 256, 32
+"""Number of textures that are measured, and their side in pixels."""
+_SHARE = 0.9
+_LEAST_SPREAD = 1e-3
+
 
 @dataclass(frozen=True)
 class FeatureMoments:
@@ -121,11 +131,6 @@ def measure(codec: Codec, images: Tensor, batch_size: int | None = None) -> Feat
 # are a cluster; the means of the clusters are clustered likewise, until one cluster would be left.
 
 
-_SIMILARITIES_AT_ONCE = 2**22
-LEVELS = {"finest": 0, "coarsest": -1}
-"""The index of these among the partitions."""
-
-
 def finch(vectors: np.ndarray) -> list[np.ndarray]:
     """Clusters vectors by cosine similarity, exactly, in float64.
 
@@ -218,10 +223,6 @@ def _in_order_of_appearance(labels: np.ndarray) -> np.ndarray:
 #
 # PARDON, also published as FISC: Nguyen et al., "PARDON: Privacy-Aware and Robust Federated Domain
 # Generalization" (ICDCS 2025), Eq. 1 to 5.
-
-
-SMALLEST_DEVIATION = 1e-5
-"""Smallest standard deviation of a perturbed style; smaller ones are raised to it."""
 
 
 def client_style(
@@ -409,12 +410,6 @@ def _between(low: float, high: float, generator: torch.Generator) -> float:
 #
 # Centre, spread and radius come from textures that anybody can draw (:func:`public_reference`):
 # they say nothing about anybody's images. The noise is :mod:`feddg.rng`'s.
-
-
-TEXTURES, SIDE = 256, 32
-"""Number of textures that are measured, and their side in pixels."""
-_SHARE = 0.9
-_LEAST_SPREAD = 1e-3
 
 
 @dataclass(frozen=True)

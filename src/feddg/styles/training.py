@@ -43,6 +43,20 @@ RECOVERABLE: tuple[Variant, ...] = (unchanged, recoloured, inverted)
 """Variants from which the counterpart of an image can be recovered."""
 
 logger = logging.getLogger("feddg")
+TERMS = ("content", "style", "reconstruction", "counterpart", "overshoot", "critic")
+STRONG = 0.8
+"""From this strength on, an image should look like one of the style's collection."""
+CURVE_STEP = 25
+"""Number of steps averaged into one row of the loss curve."""
+_ADAM = ("step", "exp_avg", "exp_avg_sq")
+_FAULTS = (OSError, RuntimeError, TypeError, KeyError, ValueError)
+"""Exceptions that reading a damaged state raises."""
+LONGEST_GRADIENT = 5.0
+"""Gradients with a larger norm are clipped to this."""
+SMALLEST_SIZE = 16
+"""Smallest side in pixels; VGG-19's deepest map needs it."""
+KEPT_SIDE = 160
+"""Side in pixels at which square images are stored; larger crops are enlarged from them."""
 
 
 @dataclass(frozen=True)
@@ -179,12 +193,6 @@ def _images_of(folder: Path, side: int) -> list[Tensor]:
 # - overshoot: colours outside [0, 1] are clamped before they are judged, and cost;
 # - critic: a small adversary on the network's maps (after Sauer et al., "Projected GANs Converge
 #   Faster", NeurIPS 2021), which knows the style asked for, cannot tell stylized from real images.
-
-
-TERMS = ("content", "style", "reconstruction", "counterpart", "overshoot", "critic")
-
-STRONG = 0.8
-"""From this strength on, an image should look like one of the style's collection."""
 
 
 class LossNetwork:
@@ -367,17 +375,6 @@ def _deviation(features: Tensor) -> float:
     return max(1e-3, features.var((0, 2, 3)).mean().sqrt().item())
 
 
-# What an interrupted training goes on from: weights, moments of Adam, and the loss curve.
-
-
-CURVE_STEP = 25
-"""Number of steps averaged into one row of the loss curve."""
-
-_ADAM = ("step", "exp_avg", "exp_avg_sq")
-_FAULTS = (OSError, RuntimeError, TypeError, KeyError, ValueError)
-"""Exceptions that reading a damaged state raises."""
-
-
 @dataclass
 class Trainee:
     """A network with its optimizer; a frozen network has none and does not change."""
@@ -476,17 +473,6 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     """Replaces a weights file as a whole; an interruption leaves the old one."""
     whole = {key: tensor.detach().contiguous() for key, tensor in tensors.items()}
     replace_bytes(path, safetensors.torch.save(whole, metadata=metadata))
-
-
-LONGEST_GRADIENT = 5.0
-"""Gradients with a larger norm are clipped to this."""
-
-
-SMALLEST_SIZE = 16
-"""Smallest side in pixels; VGG-19's deepest map needs it."""
-
-KEPT_SIDE = 160
-"""Side in pixels at which square images are stored; larger crops are enlarged from them."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,15 @@ from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError
 from feddg.storage import read_text
 
+HELD_OUT = {"1": "val", "2": "test"}
+"""Hospitals that the official split holds out; the metadata file does not tell."""
+IN_DOMAIN = {"0": "train", "1": "id_val"}
+CATEGORIES = "categories.csv"
+UNUSED = 99_999
+"""Label of the categories that no image has."""
+IMAGES = "eccv_18_all_images_sm"
+"""Folder of all images in the published archive."""
+
 
 def list_camera_traps(root: Path, images: Path, definition: DataSet) -> ImageTable:
     """Lists the images of a data set's classes and places, each once.
@@ -84,14 +93,6 @@ def _annotated(file: Path) -> Iterator[tuple[str, str, str]]:
         ) from None
 
 
-# Camelyon17 as WILDS has it: tumour in patches of lymph nodes, from five hospitals.
-
-
-HELD_OUT = {"1": "val", "2": "test"}
-"""Hospitals that the official split holds out; the metadata file does not tell."""
-IN_DOMAIN = {"0": "train", "1": "id_val"}
-
-
 def list_camelyon17(root: Path | None) -> ImageTable:
     """Camelyon17 in WILDS' folder; the official split holds hospital 1 and hospital 2 out.
 
@@ -130,14 +131,6 @@ def list_camelyon17(root: Path | None) -> ImageTable:
 
 
 CAMELYON17 = define("camelyon17", list_camelyon17)
-
-
-# iWildCam as WILDS has it: animals before 323 camera traps, each a domain.
-
-
-CATEGORIES = "categories.csv"
-UNUSED = 99_999
-"""Label of the categories that no image has."""
 
 
 def list_iwildcam(root: Path | None) -> ImageTable:
@@ -186,13 +179,6 @@ def _class_names(folder: Path, count: int) -> list[str]:
 
 
 IWILDCAM = define("iwildcam", list_iwildcam)
-
-
-# Terra Incognita: animals before four camera traps of the American southwest.
-
-
-IMAGES = "eccv_18_all_images_sm"
-"""Folder of all images in the published archive."""
 
 
 def list_terra_incognita(root: Path | None) -> ImageTable:

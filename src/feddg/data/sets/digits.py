@@ -21,6 +21,14 @@ from feddg.errors import DataError
 from feddg.rng import numpy_stream
 from feddg.storage import open_file, why
 
+PARTS = ("train", "t10k")
+_PLACES = ("", "raw", "MNIST/raw", "mnist", "MNIST")
+_IMAGES, _LABELS = 2051, 2049
+_SIDE = 28
+_LARGEST = 1 << 28
+"""Largest size of a file in bytes; MNIST's largest has 47 million."""
+ANGLES = (0, 15, 30, 45, 60, 75)
+
 
 def draw_digits(root: Path | None = None) -> ImageTable:
     """Handwritten digits in four domains: see :mod:`feddg.data.digit_drawing`.
@@ -36,17 +44,6 @@ def draw_digits(root: Path | None = None) -> ImageTable:
 
 
 define("digits", draw_digits)
-
-
-# MNIST's own files (IDX), and its digits turned.
-
-
-PARTS = ("train", "t10k")
-_PLACES = ("", "raw", "MNIST/raw", "mnist", "MNIST")
-_IMAGES, _LABELS = 2051, 2049
-_SIDE = 28
-_LARGEST = 1 << 28
-"""Largest size of a file in bytes; MNIST's largest has 47 million."""
 
 
 def mnist_files(root: Path) -> list[tuple[Path, Path]]:
@@ -121,12 +118,6 @@ def _read(file: Path, magic: int) -> np.ndarray:
     if len(head) < 2 or head[0] != magic or len(content) - start != int(np.prod(sizes)):
         raise DataError(f"{file} is no file of MNIST's, or is not whole. Download it again.")
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(sizes)
-
-
-# Rotated MNIST: handwritten digits, a sixth of them turned by each of six angles.
-
-
-ANGLES = (0, 15, 30, 45, 60, 75)
 
 
 def draw_rotated_mnist(root: Path | None) -> ImageTable:

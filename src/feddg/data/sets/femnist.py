@@ -32,10 +32,9 @@ from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError, field_fault
 from feddg.storage import open_file, why
 
-# LEAF's JSON files of images: users, and for each of them lists of pixels and labels.
-
-
 SIDE = 28
+TABLES = ("metadata.csv", "femnist_new_metadata.csv")
+JSONS = ("all_data/*.json", "train/*.json", "test/*.json", "*.json")
 
 
 class _Samples(BaseModel):
@@ -138,10 +137,6 @@ def _samples(file: Path, classes: int) -> Iterator[tuple[str, int, np.ndarray]]:
                     f"to 1 with a label from 0 to {classes - 1}."
                 )
             yield user, label, np.round(grey * 255).astype(np.uint8).reshape(SIDE, SIDE)
-
-
-TABLES = ("metadata.csv", "femnist_new_metadata.csv")
-JSONS = ("all_data/*.json", "train/*.json", "test/*.json", "*.json")
 
 
 def list_femnist(root: Path | None) -> ImageTable:

@@ -13,11 +13,9 @@ from feddg.errors import DataError, nearest, need
 from feddg.settings import Settings
 from feddg.storage import why
 
-# Flower's partitioners (flwr-datasets): who holds each image of a Hugging Face data set.
-
-
 ROW = "feddg row"
 """Column with the original row number, to find a partition's rows again."""
+ROLES = {"train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
 
 
 class Partitioner(Protocol):
@@ -92,9 +90,6 @@ def clients_by_name(settings: Mapping[str, Any], whole: Any) -> list[str]:
         raise
     except Exception as error:  # each says in its own way what it lacks
         raise DataError(f"data.options.partitioner: {name} cannot be used so: {error}.") from None
-
-
-ROLES = {"train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
 
 
 class HuggingFaceOptions(Settings):
