@@ -105,6 +105,7 @@ def test_it_goes_on_where_it_stopped_and_repeats_itself():
         fed = feddg.Federation([Colours(0), Colours(1)], own_network(), "scaffold", batch_size=8)
         for count in rounds:
             fed.fit(count)
+        assert repr(fed) == "SCAFFOLD over 2 clients, 3 rounds done."
         return fed.weights
 
     assert same(trained(3), trained(1, 2))

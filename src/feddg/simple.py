@@ -28,7 +28,7 @@ from feddg.federation.averages import averaged
 from feddg.federation.inprocess import InProcess
 from feddg.federation.server import build_server
 from feddg.messages import Weights
-from feddg.methods.base import Method, RoundHook, has_global_model
+from feddg.methods.base import Method, RoundHook, has_global_model, title_of
 from feddg.methods.composition import check_task, method_class, works_on_embeddings
 from feddg.models.backbones import split_network
 from feddg.models.convolutions import use_fast_convolutions
@@ -43,6 +43,7 @@ from feddg.runs.folder import means_of
 from feddg.runs.prepare import build_workers, defences_for
 from feddg.settings import ExperimentSettings, leaves, merge
 from feddg.storage import cache_folder
+from feddg.text import counted
 
 PARTS = ("train", "server", "privacy", "defences", "seed", "device", "precision")
 FIELDS = ("clients.per_round", "model.normalization", "evaluate.batch_size")
@@ -277,6 +278,12 @@ class Federation:
     def image_size(self) -> int:
         """Side of the images in pixels."""
         return self.settings.data.image_size
+
+    def __repr__(self) -> str:
+        """Returns one sentence: the method, its clients, and the rounds done."""
+        clients, done = self.settings.clients.number, self.server.state.round
+        title = title_of(self.method.name)
+        return f"{title} over {counted(clients, 'client')}, {counted(done, 'round')} done."
 
     def _evaluation(
         self,

@@ -280,7 +280,7 @@ def margin_table(
         rule: how a run's round is chosen.
         base: the method that all are set beside; each one's best other method if empty.
         named: how a label is shown.
-        brief: whether to leave out what the intervals were computed from.
+        brief: whether to leave out ranks, and what the intervals were computed from.
     """
     found, others = results.accuracies(rule), results.beside(rule, base)
     if len(found) < 2:
@@ -305,6 +305,7 @@ def margin_table(
         column("Detectable", of_margin(detectable_text), "points"),
         column("Domains", of_margin(lambda one: str(one.domains.count))),
         column("Seeds", of_margin(lambda one: str(one.seeds.count))),
+        column("Mean rank", lambda m: _mean_rank(places[m].values())),
     ]
     columns: list[MethodColumn] = [
         *([] if base else [text_column("Best other method", other)]),
@@ -312,7 +313,6 @@ def margin_table(
         column("Over domains", over(lambda one: one.domains, "domain"), "95 % interval"),
         column("Over seeds", over(lambda one: one.seeds, "seed"), "95 % interval"),
         *([] if brief else more),
-        column("Mean rank", lambda m: _mean_rank(places[m].values())),
     ]
     caption = (
         f"Test accuracy {rule.when} minus that of the {'other' if base else 'best other'} method, "
