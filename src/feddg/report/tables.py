@@ -301,7 +301,7 @@ def margin_table(
     def of_margin(shown: Callable[[Margin], str]) -> Callable[[str], str]:
         return lambda method: shown(margins[method]) if method in margins else MISSING
 
-    more = [
+    more: list[MethodColumn] = [
         column("Detectable", of_margin(detectable_text), "points"),
         column("Domains", of_margin(lambda one: str(one.domains.count))),
         column("Seeds", of_margin(lambda one: str(one.seeds.count))),
