@@ -19,7 +19,7 @@ from feddg.methods.base import Method, State, has_global_model, local_names
 from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD, Network
 from feddg.models.precision import choose_device
 from feddg.runs.folder import RunFolder, checkpoint_memories, kept_weights
-from feddg.runs.prepare import Images, Progress, build, build_worker, load_images
+from feddg.runs.prepare import Images, Progress, build, build_worker, keep_memory, load_images
 from feddg.runs.provenance import check_images
 from feddg.runs.reading import EXPERIMENT, find_rule, read_run, require_run
 from feddg.runs.shared import at_hand, is_shared, load_shared
@@ -94,16 +94,24 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
         part = {name: tensor for name, tensor in memory.items() if name in local}
         if part:
             own[id] = part
-    network.to(choose_device(device)).eval()
+    _ready(network, device)
     parts, names = Parts(own, experiment.seed), tuple(clients.classes)
     return Trained(experiment, method, network, parts, names, rule.model, round)
+
+
+def _ready(network: Network, device: str) -> None:
+    """Puts a network on its device, to predict; memory is kept as by a run."""
+    place = choose_device(device)
+    if place.type == "cpu":
+        keep_memory()
+    network.to(place).eval()
 
 
 def _load_shared(folder: Path, device: str, which: str | None) -> Trained:
     config, experiment, method, network = load_shared(folder)
     if which is not None:
         raise RunError(f"{folder} holds one model as it is; --which is for run folders")
-    network.to(choose_device(device)).eval()
+    _ready(network, device)
     names, about = config.about.class_names, config.about.model_dump()
     return Trained(experiment, method, network, Parts(), names, about=about)
 
