@@ -19,7 +19,6 @@ import argparse
 import json
 import os
 import platform
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -36,6 +35,7 @@ import feddg
 from feddg.experiment import Experiment
 from feddg.models.precision import autocast
 from feddg.settings import merge
+from feddg.testing.device import second_device
 
 NETWORKS = {"resnet18": 224, "resnet50": 224, "efficientnet_lite0": 160}
 METHODS = ("fedavg", "pardon", "fedig-a", "ridge")
@@ -252,9 +252,6 @@ def main() -> None:
     if not given.pretend:
         work(given, ["cuda"])
         return
-    sys.path.append(str(Path(__file__).parents[2] / "tests"))
-    from second_device import second_device
-
     with second_device() as name:
         work(given, ["cpu", name])
 

@@ -16,8 +16,8 @@ from feddg.messages import on_device
 from feddg.methods.base import Method, methods
 from feddg.prediction.predict import predict
 from feddg.settings import TrainSettings
+from feddg.testing.device import Traffic, second_device, traffic
 from federations import SmallFederation, federation, same
-from second_device import Traffic, second_device, traffic
 from trained_runs import SETTINGS, trained_run, write_images
 
 VARIANTS = {

@@ -11,7 +11,7 @@ from torch.utils import backend_registration
 from feddg.errors import WorkerLost
 from feddg.federation.workers import Channel, buffers_of, dealt, message_in
 from feddg.messages import Message
-from second_device import second_device
+from feddg.testing.device import second_device
 
 TENSORS = {
     "matrix": torch.arange(6.0).view(2, 3),

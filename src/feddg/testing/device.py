@@ -48,7 +48,7 @@ class Traffic:
 
 
 _watching: list[Traffic] = []
-_pinned = WeakIdKeyDictionary()
+_pinned: Any = WeakIdKeyDictionary()
 
 
 @contextmanager
@@ -72,8 +72,9 @@ class OnDevice(Tensor):
     held: Tensor
 
     @staticmethod
-    def __new__(cls, held: Tensor) -> "OnDevice":
-        return torch.Tensor._make_wrapper_subclass(
+    def __new__(cls: Any, held: Tensor) -> "OnDevice":
+        """Returns a tensor of the device with these numbers."""
+        made: OnDevice = torch.Tensor._make_wrapper_subclass(
             cls,
             held.shape,
             strides=held.stride(),
@@ -81,24 +82,29 @@ class OnDevice(Tensor):
             dtype=held.dtype,
             device=torch.device(NAME, 0),
         )
+        return made
 
     def __init__(self, held: Tensor) -> None:
         self.held = held
 
-    def __repr__(self) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> Any:
         return f"OnDevice({self.held!r})"
 
     def tolist(self) -> Any:
+        """Returns the numbers, for which the host waits."""
         _waited("tolist")
         return self.held.tolist()
 
     def numpy(self, **kwargs: Any) -> Any:
+        """Raises TypeError, as on a GPU."""
         raise TypeError(f"can't convert {NAME} tensor to numpy, use Tensor.cpu() first")
 
-    __array__ = numpy
+    __array__ = numpy  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, operation, types, args=(), kwargs=None):
+    def __torch_dispatch__(  # type: ignore[override]
+        cls: Any, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _carry_out(operation, args, kwargs or {})
 
 
@@ -125,7 +131,7 @@ def _taken(value: Any) -> Any:
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
-def _carry_out(operation, args, kwargs):
+def _carry_out(operation: Any, args: Any, kwargs: Any) -> Any:
     if torch._C._dispatch_has_kernel_for_dispatch_key(
         operation.name(), "CompositeImplicitAutograd"
     ):
@@ -149,7 +155,7 @@ def _carry_out(operation, args, kwargs):
         operation(*tree_map(_taken, args), **kwargs)
         return args[0]
     result = operation(*tree_map(_taken, args), **tree_map(_taken, kwargs))
-    known = {id(x.held): x for x in tensors if _here(x)}
+    known = {id(x.held): x for x in tensors if isinstance(x, OnDevice)}
 
     def back(value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -167,7 +173,7 @@ def _here(value: Any) -> bool:
     return isinstance(value, OnDevice)
 
 
-def _check(operation, args, leaves, tensors) -> None:
+def _check(operation: Any, args: Any, leaves: list[Any], tensors: list[Tensor]) -> None:
     if any(isinstance(x, torch.Generator) and x.device.type == "cpu" for x in leaves):
         raise RuntimeError(f"{operation}: expected a {NAME} generator but found a cpu one")
     strangers = [x for x in tensors if not _here(x) and x.dim()]
@@ -179,7 +185,7 @@ def _check(operation, args, leaves, tensors) -> None:
         )
 
 
-def _count(operation, args, kwargs, tensors) -> None:
+def _count(operation: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
     if operation in COUNTED_ON_THE_HOST:
         _waited(str(operation))
     elif operation in INDEXED:
@@ -228,13 +234,13 @@ def _module() -> Any:
 
 
 def _empty(
-    size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None
+    size: Any, dtype: Any = None, *rest: Any, memory_format: Any = None, **more: Any
 ) -> OnDevice:
     chosen = memory_format or torch.contiguous_format
     return OnDevice(torch.empty(size, dtype=dtype, memory_format=chosen))
 
 
-def _empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory=None) -> OnDevice:
+def _empty_strided(size: Any, stride: Any, dtype: Any = None, *rest: Any, **more: Any) -> OnDevice:
     return OnDevice(torch.empty_strided(size, stride, dtype=dtype))
 
 
