@@ -112,6 +112,20 @@ def test_a_planted_fault_is_found_and_said(method):
     assert words in found[check]
 
 
-@pytest.mark.parametrize("name", ["plain", *sorted(methods().keys() - OTHERWISE.keys())])
+QUICK = {"fedavg", "pardon", "ridge", "scaffold"}
+"""By images, by what is sent before round 1, in one round, by control variates."""
+
+
+def test_a_method_without_faults_has_none():
+    check_method(Plain)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow])
+        for name in sorted(methods().keys() - OTHERWISE.keys())
+    ],
+)
 def test_methods_of_the_package_have_none(name):
-    check_method(Plain if name == "plain" else methods()[name])
+    check_method(methods()[name])

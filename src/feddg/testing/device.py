@@ -87,7 +87,7 @@ class OnDevice(Tensor):
     def __init__(self, held: Tensor) -> None:
         self.held = held
 
-    def __repr__(self, *, tensor_contents: Any = None) -> Any:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"OnDevice({self.held!r})"
 
     def tolist(self) -> Any:
