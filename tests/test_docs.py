@@ -56,3 +56,12 @@ def test_the_metric_of_the_contributing_page_is_one():
     entry = re.search(r'entry-points\."feddg\.metrics"\]\n(\w+) = "[\w.]+:(\w+)"', page)
     assert entry
     assert made[entry[2]].name == entry[1]
+
+
+def test_the_code_of_the_page_on_other_tasks_runs(capsys):
+    page = (DOCS / "segmentation.md").read_text("utf-8")
+    made: dict = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, made)
+    assert re.match(r"Dice 0\.[5-9]\d, 95 % interval", capsys.readouterr().out)
+    assert made["fed"].evaluate(made["sites"][0]).mean > 0.9
