@@ -1,8 +1,9 @@
-"""Names of methods as prose."""
+"""Names of methods and metrics as prose."""
 
 import pytest
 
-from feddg.report.text import spelled
+from feddg.evaluation.metrics import METRICS, Metric, register_metric
+from feddg.report.text import metric_title, spelled
 
 
 @pytest.mark.parametrize(
@@ -17,3 +18,12 @@ from feddg.report.text import spelled
 )
 def test_a_method_s_label_reads_well(label, expected):
     assert spelled(label) == expected
+
+
+def test_a_metric_carries_its_title(monkeypatch):
+    assert metric_title("macro_f1") == "Macro-F1"
+    assert metric_title("sharpness") == "sharpness"
+    monkeypatch.setattr(METRICS, "_found", dict(METRICS._found))
+    own = Metric(name="sharpness", summary="", compute=lambda predictions: 0.0, title="Sharp")
+    register_metric(own)
+    assert metric_title("sharpness") == "Sharp"

@@ -42,6 +42,7 @@ class Metric:
         needs_logits: whether it needs logits; without logits it is then left out.
         higher_is_better: the direction of improvement; None for a number that describes the images.
         order: its place in tables, ascending.
+        title: its heading in tables; its name if empty.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Metric:
     needs_logits: bool = False
     higher_is_better: bool | None = True
     order: int = 100
+    title: str = ""
 
     @property
     def defined_by(self) -> Callable[[Predictions], float | None]:
@@ -113,6 +115,7 @@ def _expected_calibration_error(predictions: Predictions) -> float | None:
 register_metric(
     Metric(
         name="calibration_error",
+        title="ECE",
         summary=f"expected calibration error over {BINS} bins of confidence, in [0, 1]",
         compute=_expected_calibration_error,
         needs_logits=True,
@@ -155,6 +158,7 @@ def _largest_class_share(predictions: Predictions) -> float | None:
 register_metric(
     Metric(
         name="accuracy",
+        title="Accuracy",
         summary="share of images classified correctly, in [0, 1]",
         compute=_accuracy,
         order=0,
@@ -163,6 +167,7 @@ register_metric(
 register_metric(
     Metric(
         name="balanced_accuracy",
+        title="Balanced accuracy",
         summary="mean over the classes with images of the share classified correctly, in [0, 1]",
         compute=_balanced_accuracy,
         order=10,
@@ -171,6 +176,7 @@ register_metric(
 register_metric(
     Metric(
         name="macro_f1",
+        title="Macro-F1",
         summary="mean over the classes with images of their F1 score, in [0, 1]",
         compute=_macro_f1,
         order=20,
@@ -179,6 +185,7 @@ register_metric(
 register_metric(
     Metric(
         name="largest_class_share",
+        title="Largest class",
         summary="share of the commonest class, in (0, 1]: what naming it always would reach",
         compute=_largest_class_share,
         higher_is_better=None,
@@ -230,6 +237,7 @@ def _ranks(values: numpy.ndarray) -> numpy.ndarray:
 register_metric(
     Metric(
         name="auroc",
+        title="AUROC",
         summary="area under the ROC curve, each class against the rest, mean over the classes "
         "with images, in [0, 1]",
         compute=_auroc,

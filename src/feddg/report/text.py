@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from feddg.diagnostics import Diagnostic
+from feddg.evaluation.metrics import METRICS, Metric
 from feddg.methods.base import title_of
 from feddg.records import ID_TEST, ID_VAL, TEST, VAL
 from feddg.runs.diagnostics import ShareInterval
@@ -20,14 +21,6 @@ SPLIT_WORDS: Final = {
     ID_VAL: "in-domain validation",
     ID_TEST: "in-domain test",
 }
-_METRIC_TITLES: Final = {
-    "accuracy": "Accuracy",
-    "balanced_accuracy": "Balanced accuracy",
-    "macro_f1": "Macro-F1",
-    "auroc": "AUROC",
-    "calibration_error": "ECE",
-    "largest_class_share": "Largest class",
-}
 
 
 def spelled(method: str) -> str:
@@ -42,8 +35,9 @@ def one_model(name: str, why: str) -> str:
 
 
 def metric_title(name: str) -> str:
-    """Returns the usual name of a metric; its own name if there is none."""
-    return _METRIC_TITLES.get(name, readable(name))
+    """Returns a metric's title; its own name without one."""
+    known: Metric | None = METRICS.get(name)
+    return known.title if known and known.title else readable(name)
 
 
 def split_heading(split: str) -> str:
