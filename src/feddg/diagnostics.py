@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from feddg.errors import DataError
+from feddg.text import printable
 
 Severity = Literal["note", "warning", "error"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note")
@@ -26,14 +27,19 @@ class Diagnostic:
         code: identifier for programs and tables, such as ``still-rising``; it never changes.
         severity: ``note``: good to know. ``warning``: a result may be misleading. ``error``: the
             run cannot continue.
-        text: one plain sentence with numbers.
-        advice: what to do; empty if there is nothing to do.
+        text: one plain sentence with numbers; what cannot be printed or written is escaped, since
+            names of files may be any bytes.
+        advice: what to do; empty if there is nothing to do; likewise.
     """
 
     code: str
     severity: Severity
     text: str
     advice: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("text", "advice"):
+            object.__setattr__(self, name, printable(getattr(self, name)))
 
     @property
     def short(self) -> str:

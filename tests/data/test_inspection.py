@@ -2,7 +2,9 @@
 
 import json
 import logging
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -259,6 +261,17 @@ def test_what_is_ignored_is_counted_by_kind(root):
     assert "OpenSlide" in slides
     (deep,) = [text for text in texts if "deeper" in text]
     assert deep.startswith("Ignored: 4 files (a/x/deep/0.png, a/x/deep/1.png, a/x/deep/2.png, ...)")
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="names of files are UTF-8 there")
+def test_names_of_files_are_escaped_whatever_their_bytes(root):
+    (root / os.fsdecode(b"\xe9\x1b[31m.png")).write_bytes(b"")
+    (root / os.fsdecode(b"notes.t\xe9\x1b[31mt")).write_bytes(b"")
+    table = from_folder(root)
+    found = [str(one) for one in about_ignored(ignored_files(table))]
+    assert any(r"(\udce9\x1b[31m.png)" in text for text in found)
+    assert any(r".t\udce9\x1b[31mt" in text for text in found)
+    "".join(found).encode()
 
 
 def test_every_run_says_it(root, tmp_path, caplog):

@@ -105,12 +105,12 @@ def test_what_has_no_such_classifier_is_refused(method, reason):
         started(method)
 
 
-def larger(gram):
+def larger(sums):
     """The sums of features that are a hundred times as large."""
-    matrix = unpacked(gram)
+    matrix = unpacked(sums[GRAM])
     scale = torch.full((len(matrix),), 100.0).double()
     scale[-1] = 1
-    return packed(matrix * torch.outer(scale, scale))
+    return {GRAM: packed(matrix * torch.outer(scale, scale)), CROSS: scale[:, None] * sums[CROSS]}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def larger(gram):
         (lambda m: m.tensors[CROSS][0].fill_(1e5), "no features"),
         (lambda m: m.tensors[GRAM][1].fill_(1e5), "no features"),
         (lambda m: m.tensors[GRAM][0].fill_(-1.0), "no means over images"),
-        (lambda m: m.tensors[GRAM].copy_(larger(m.tensors[GRAM])), "100 times the median"),
+        (lambda m: m.tensors.update(larger(m.tensors)), "10 times the median"),
     ],
 )
 def test_bad_sums_are_refused_by_their_clients_name(change, reason):

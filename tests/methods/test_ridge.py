@@ -27,7 +27,15 @@ from feddg.methods.ridge import (
     RidgeClassifier,
 )
 from feddg.models.backbones import build_network
-from feddg.models.closed_form import EXAMPLES, QUESTION, gram_of_means, packed, solved, unpacked
+from feddg.models.closed_form import (
+    CORRECT,
+    EXAMPLES,
+    QUESTION,
+    gram_of_means,
+    packed,
+    solved,
+    unpacked,
+)
 from feddg.privacy.accounting import gaussian_noise
 from feddg.settings import TrainSettings
 from federations import CLASSES, features_of, federation, ridge_of
@@ -214,6 +222,45 @@ def test_sums_of_no_images_are_refused_and_the_others_solve_without(change, reas
     row = chosen.server.round()
     assert [(r.client, reason in r.reason) for r in row.refused] == [(1, True)]
     assert sorted(row.left_out) == [0, 2]
+
+
+def test_a_client_of_far_larger_features_is_named(monkeypatch):
+    chosen = federation_of((20, 30, 25, 20, 25))
+    plain = Client.frozen_features
+
+    def longer(client):
+        return plain(client) * (4 if client.id == 1 else 1)
+
+    monkeypatch.setattr(Client, "frozen_features", longer)
+    chosen.server.setup()
+    row = chosen.server.round()
+    assert [(r.client, "times the median" in r.reason) for r in row.refused] == [(1, True)]
+    assert sorted(row.left_out) == [0, 2, 3, 4]
+
+
+@pytest.mark.parametrize("lie", [21, 10**6])
+def test_a_client_that_has_more_right_than_images_has_no_say(lie):
+    alone = federation_of((20, 20, 25, 20, 25), [0.01, 1.0, 100.0])
+    alone.run()
+    chosen = federation_of((20, 20, 25, 20, 25), [0.01, 1.0, 100.0])
+    honest = chosen.transport.ask
+
+    def lying(*asked):
+        for id, answer in honest(*asked):
+            if id == 1:
+                answer.tensors[CORRECT] = torch.tensor([0, 0, lie])
+            yield id, answer
+
+    chosen.transport.ask = lying
+    chosen.run()
+    extras = chosen.server.state.extras
+    assert float(extras[PENALTY]) == float(alone.server.state.extras[PENALTY]) < 100
+    assert float(extras[LEFT_OUT][1]) == -1
+    assert [(r["client"], "correct" in r["reason"]) for r in refusals(chosen)] == [(1, True)]
+
+
+def refusals(chosen):
+    return [row for row in chosen.ledger if row["kind"] == "refusal"]
 
 
 def test_masked_sums_may_be_larger_than_any_step_but_are_of_some_features(monkeypatch):

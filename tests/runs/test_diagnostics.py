@@ -3,6 +3,7 @@
 import html
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from sklearn.datasets import load_digits
 
 import feddg
 from feddg.diagnostics import Diagnostic
-from feddg.records import ID_TEST, TEST, EvaluationRow
+from feddg.records import ID_TEST, TEST, ClientRow, EvaluationRow
 from feddg.report import write_report
 from feddg.runs.diagnostics import (
     DOMAIN_AT_CHANCE,
@@ -22,6 +23,7 @@ from feddg.runs.diagnostics import (
     LEARNED_NOTHING,
     MAJORITY,
     ONE_CLASS,
+    SITE_FAR_BELOW,
     STILL_RISING,
     TOO_LARGE,
     UNTRAINED,
@@ -30,6 +32,7 @@ from feddg.runs.diagnostics import (
     about_fluctuation,
     about_rate,
     about_result,
+    about_sites,
     causes_of_failure,
     fluctuation,
     mean_of_shares,
@@ -376,3 +379,29 @@ def test_of_a_model_that_learned_no_rate_is_named(tmp_path):
     record = read_run(maker.write())
     assert TOO_LARGE not in {one.code for one in about_result(record)}
     assert [one.code for one in about_rate(record)] == [TOO_LARGE]
+
+
+# A site whose images or labels others cannot make anything of.
+
+
+@pytest.mark.parametrize(
+    ("left_out", "named"),
+    [
+        ({0: 0.30, 1: 0.07, 2: 0.36, 3: 0.33}, [1]),
+        ({0: 0.30, 1: 0.20, 2: 0.36, 3: 0.33}, []),
+        ({0: 0.30, 1: 0.01}, []),  # which of two is the other's fault?
+        ({0: 0.0, 1: 1.0, 2: 1.0}, [0]),
+    ],
+)
+def test_a_site_far_below_the_others_when_it_is_left_out_is_named(left_out, named):
+    clients = [
+        ClientRow(id=id, name=f"lab {id}", domains=[300], classes=[150, 150]) for id in left_out
+    ]
+    run = SimpleNamespace(
+        metrics=SimpleNamespace(setup=SimpleNamespace(left_out=left_out), rounds=[]),
+        clients=SimpleNamespace(clients=clients),
+        client_name=lambda id: f"lab {id}",
+    )
+    found = list(about_sites(run))
+    assert [one.code for one in found] == [SITE_FAR_BELOW] * len(named)
+    assert all(f"'lab {id}'" in one.text for id, one in zip(named, found))

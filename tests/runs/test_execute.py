@@ -23,6 +23,7 @@ from feddg.runs.diagnostics import DIVERGED
 from feddg.runs.folder import RunFolder
 from feddg.runs.observer import Observer
 from feddg.runs.reading import read_rows, read_run
+from image_folders import make_folder
 
 ROUNDS = 3
 CHANNELS = 64
@@ -276,3 +277,20 @@ def test_before_the_first_checkpoint_no_resume_is_recommended(tmp_path, cache, m
         run(experiment(), tmp_path, cache=cache)
     monkeypatch.undo()
     run(experiment(), tmp_path, cache=cache, report=False)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="names of files are UTF-8 there")
+def test_a_file_name_that_is_no_text_does_not_lose_the_run(tmp_path):
+    root = make_folder(tmp_path / "images")
+    (root / "a" / "x" / os.fsdecode(b"\xff\x1b[31m.png")).write_bytes(b"no image")
+    settings = {
+        "data": {"source": "folder", "root": str(root), "image_size": 16},
+        "hold_out": {"test": "c"},
+        "model": {"backbone": "cnn", "weights": None},
+        "train": {"rounds": 1, "batch_size": 4},
+    }
+    done = run(Experiment(**settings), tmp_path / "runs", report=False)
+    assert done.summary.status == "completed"
+    said = [one.text for one in done.summary.diagnostics if r"\udcff\x1b[31m.png" in one.text]
+    assert any(text.startswith("Ignored") for text in said)
+    assert resume(done.folder).folder == done.folder

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import pickle
 import shutil
 from collections.abc import Callable
@@ -69,6 +70,9 @@ def test_a_newer_version_is_named(folder: Path) -> None:
         (lambda f: f.update(code="os"), "unknown field 'code'"),
         (lambda f: f["network"].update(seed=1), "unknown field 'network.seed'"),
         (lambda f: f["network"].update(mean=[0, 0]), "network.mean"),
+        (lambda f: f["network"].update(mean=[0, 0, math.nan]), "network.mean"),
+        (lambda f: f["network"].update(std=[1, 1, 0]), "network.std"),
+        (lambda f: f["network"].update(std=[1, 1, -1]), "network.std"),
         (lambda f: f["about"].update(class_names=[]), "about.class_names"),
         (lambda f: f["about"].update(image_size=0), "about.image_size"),
         (lambda f: f["network"]["model"].update(backbone="timm:hf-hub:a/b"), "unknown backbone"),
@@ -111,6 +115,42 @@ def test_weights_that_do_not_fit_are_refused(folder: Path) -> None:
     refused(folder, "'more' is not in config.json")
     replace_weights(folder, {key: value for key, value in weights.items() if key != name})
     refused(folder, f"'{name}' is not in model.safetensors")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_weights_that_are_no_usable_numbers_are_refused(folder: Path, value: float) -> None:
+    weights = load_file(folder / WEIGHTS)
+    name = next(name for name in weights if name.endswith("running_var"))
+    weights[name][0] = value
+    replace_weights(folder, weights)
+    refused(folder, "holds no usable model: .*running_var.* is (not finite|below 0)")
+
+
+@pytest.mark.parametrize(
+    ("part", "values"),
+    [
+        ("model", {"backbone": "vit_h_14"}),
+        ("model", {"backbone": "regnet_y_128gf"}),
+        ("train", {"trainable": "lora", "lora_rank": 10**9}),
+        ("train", {"trainable": "lora", "lora_rank": 10**18}),
+    ],
+)
+def test_a_network_far_larger_than_its_weights_is_never_built(
+    folder: Path, part: str, values: dict[str, object], monkeypatch
+) -> None:
+    if "lora_rank" in values:
+        pytest.importorskip("peft")
+    change(folder, lambda fields: fields["network"][part].update(values))
+    sizes, plain = [], torch.nn.Parameter.__new__
+
+    def noted(cls, data=None, requires_grad=True):
+        if data is not None and data.device.type != "meta":
+            sizes.append(data.numel())
+        return plain(cls, data, requires_grad)
+
+    monkeypatch.setattr(torch.nn.Parameter, "__new__", noted)
+    refused(folder, "does not fit|cannot be built|lora")
+    assert max(sizes, default=0) < 10**7
 
 
 def test_nothing_is_unpickled(folder: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from threading import Event
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from safetensors.torch import load_file
 
 from feddg.api import resume, run
 from feddg.clients.threads import threads
-from feddg.errors import ExperimentError, RunError
+from feddg.errors import ExperimentError, RunError, WorkerLost
 from feddg.experiment import Experiment
+from feddg.federation.workers import Channel
 from feddg.methods.base import State
 from feddg.privacy import noise
 from feddg.runs import workers
@@ -233,3 +235,38 @@ def test_a_worker_must_be_as_process_0_is(three, cache, tmp_path, monkeypatch):
     monkeypatch.undo()
     again = carry_out(tmp_path / "run", Experiment(**SETTINGS), cache=cache, prepare=three)
     assert again.status == "completed"
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from feddg.runs import workers
+
+def wait(*_, **options):
+    print("waiting", flush=True)
+    time.sleep(600)
+
+workers.Channel.join = wait
+with workers.started(3, Path(sys.argv[1])):
+    pass
+"""
+
+
+def test_workers_end_with_their_killed_parent_and_leave_nothing(tmp_path):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path / "cache")],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    )
+    assert parent.stdout.readline() == b"waiting\n"
+    assert list(tmp_path.glob("feddg-*"))
+    parent.kill()
+    parent.communicate(timeout=120)  # until all who hold the pipe are gone
+    assert not list(tmp_path.glob("feddg-*"))
+
+
+def test_workers_that_do_not_come_are_not_waited_for_for_days(monkeypatch):
+    monkeypatch.setattr("feddg.federation.workers.MINUTES_TO_JOIN", 0)
+    monkeypatch.setattr("feddg.federation.workers.dist.init_process_group", lambda: Event().wait(9))
+    with pytest.raises(WorkerLost, match="not all workers came within 0 minutes"):
+        Channel().join()

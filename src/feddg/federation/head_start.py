@@ -6,7 +6,6 @@ method sends. Then every client evaluates classifiers solved without its own sum
 choose the penalty and the scale of the logits.
 """
 
-import statistics
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Client
 from feddg.errors import ClientError, ExperimentError
-from feddg.messages import MOST_ROWS, EntrySchema, Message, SchemaContext, Weights
+from feddg.messages import EntrySchema, Message, Weights
 from feddg.methods.base import Method
 from feddg.models.closed_form import (
     EXAMPLES,
@@ -25,6 +24,8 @@ from feddg.models.closed_form import (
     left_out_answer,
     left_out_schemas,
     means,
+    outliers,
+    own_images,
     packed,
     solved,
     sums_fault,
@@ -35,10 +36,6 @@ from feddg.models.network import Network
 GRAM, CROSS, IMAGES = "head/gram", "head/cross", "head/images"
 USUAL_PENALTY = 1.0
 """The penalty if there is only one client."""
-
-
-def _images(method: object, context: SchemaContext, name: str) -> tuple[float, float]:
-    return (1, MOST_ROWS) if context.images is None else (context.images, context.images)
 
 
 SENDS = {
@@ -52,7 +49,9 @@ SENDS = {
         lambda method, context: (context.features + 1, context.classes),
         dtype=torch.float64,
     ),
-    f"statistics/{IMAGES}": EntrySchema("how many images that is of", integer=True, within=_images),
+    f"statistics/{IMAGES}": EntrySchema(
+        "how many images that is of", integer=True, within=own_images
+    ),
     **left_out_schemas(lambda method: len(PENALTIES)),
 }
 """The entries that a client sends."""
@@ -114,9 +113,6 @@ def _features(client: Client, method: Method) -> tuple[Tensor, Tensor]:
 
 # At the server
 
-LARGEST_FEATURES = 100.0
-"""A client's mean squared features may be this many times the median of all clients."""
-
 
 class HeadStart:
     """Adds up the clients' sums as they arrive, and solves for the classifier.
@@ -143,7 +139,7 @@ class HeadStart:
             sums = [message.tensors.pop(name) for name in (GRAM, CROSS)]
             images = int(message.scalars.pop(IMAGES))
             gram = unpacked(sums[0])
-            fault = sums_fault(gram, sums[1])
+            fault = sums_fault(gram, sums[1], images)
             if fault is not None:
                 refuse(id, fault)
                 continue
@@ -156,15 +152,7 @@ class HeadStart:
 
     def outliers(self) -> dict[int, str]:
         """Returns the clients with outlying features, and why; their sums cannot be subtracted."""
-        if len(self.features) < 3:
-            return {}
-        limit = LARGEST_FEATURES * statistics.median(self.features.values())
-        return {
-            id: f"its mean squared features are {found:.3g}, more than {LARGEST_FEATURES:g} times "
-            f"the median of all clients ({limit:.3g})"
-            for id, found in self.features.items()
-            if found > limit
-        }
+        return outliers(self.features)
 
     @property
     def question(self) -> Message:

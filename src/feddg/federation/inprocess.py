@@ -53,7 +53,7 @@ class InProcess:
         self._defences = defences
         self._context: Message | None = None
         self.ledger = Ledger(lambda row: None)
-        self.registered: Mapping[int, int] = {}
+        self.registered: Mapping[int, int] = {id: len(examples(id)) for id in range(count)}
         self.memories: dict[int, Weights] = memories or {}
         self._secrets: dict[int, Weights] = {}
         self.remembered: set[int] = set()

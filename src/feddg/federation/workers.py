@@ -48,6 +48,7 @@ SERVER = 0.2
 """The server's work per update, in batches: measured with a small CNN and ResNet-18."""
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_TO_LEAVE = 10.0
+MINUTES_TO_JOIN = 10
 CONTEXT, PREDICT = "context", "predict"
 FAILED = "failed"
 
@@ -119,12 +120,22 @@ class Channel:
         """Waits until all processes are there.
 
         Args:
-            **options: of ``torch.distributed.init_process_group``.
+            **options: of ``torch.distributed.init_process_group``; with a store, the processes
+                meet there first.
 
         Raises:
-            WorkerLost: a process died meanwhile.
+            WorkerLost: a process died meanwhile, or one is not there in :data:`MINUTES_TO_JOIN`.
         """
-        self._patiently(lambda: dist.init_process_group(**options))
+
+        def meet() -> None:
+            if store := options.get("store"):  # PyTorch's own wait would hold up every thread
+                store.set(f"here/{options['rank']}", "")
+                while not store.check([f"here/{rank}" for rank in range(options["world_size"])]):
+                    time.sleep(0.05)
+            dist.init_process_group(**options)
+
+        late = f"not all workers came within {MINUTES_TO_JOIN} minutes"
+        self._patiently(meet, 60 * MINUTES_TO_JOIN, late)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def leave(self) -> None:
@@ -217,8 +228,15 @@ class Channel:
             text = " ".join(str(error).split())[:200]
             raise WorkerLost(f"{who} cannot be reached any more: {text}") from None
 
-    def _patiently(self, wait: Callable[[], object]) -> None:
-        """Waits in a thread, so that Ctrl-C or the death of any worker can end the wait."""
+    def _patiently(
+        self, wait: Callable[[], object], seconds: float = math.inf, late: str = ""
+    ) -> None:
+        """Waits in a thread, so that Ctrl-C or the death of any worker can end the wait.
+
+        Raises:
+            WorkerLost: a worker died, or the wait took longer than so many seconds.
+        """
+        end = time.monotonic() + seconds
         if self.rank:
             wait()
             return
@@ -238,6 +256,8 @@ class Channel:
                 error = ended.get(timeout=SECONDS_BETWEEN_LOOKS)
             except Empty:
                 self._watch()
+                if time.monotonic() > end:
+                    raise WorkerLost(late) from None
                 continue
             if error is not None:
                 raise error

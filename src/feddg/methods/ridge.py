@@ -17,13 +17,15 @@ Equations:
     W = (S_c + lambda tr(S_c) / d I)^-1 C_c,   bias = p - W^T m
     logits = s (W^T f(x) + bias)
     Leaving client k out: A_-k = (n A - n_k A_k) / (n - n_k), B_-k likewise; its accuracy is that
-        of W_-k on its own images. lambda = the best mean of these accuracies over the clients; of
-        10 clients or more the largest whose mean is behind that by at most a standard error of the
-        differences (Breiman et al. 1984). s = the least mean cross-entropy there.
+        of W_-k on its own images, less its mean over lambdas. lambda = the best median of these
+        over the clients (over means of 25 groups, if there are more); of 10 clients or more the
+        largest whose median is behind that by at most a standard error of the differences (Breiman
+        et al. 1984). s = the least median cross-entropy there, likewise.
     An image's privacy (`privacy.record_epsilon`): z = [g, 1] / sqrt 2, g = f min(1, R / |f|) / R,
         so that |z z^T| and |z y^T| are at most 1, and n_k A_k and n_k B_k together move by at most
-        sqrt 2 when an image's part is left out; they get noise of that times the multiplier, R is
-        `clip`. Negative eigenvalues that the noise gives S_c are set to 0.
+        sqrt 2 when an image is left out (1.41 times that when one is replaced by another); they get
+        noise of sqrt 2 times the multiplier, R is `clip`. Negative eigenvalues that the noise gives
+        S_c are set to 0, before its trace is taken.
     Class means alone (FedCOF): with m_kc the mean of client k's n_kc images of class c, as B_k has
         it, K_c the number of clients that have any, N_c = sum_k n_kc,
         m_c = sum_k n_kc m_kc / N_c
@@ -77,8 +79,6 @@ from feddg.models.closed_form import (
     EXAMPLES,
     PENALTIES,
     QUESTION,
-    ROUNDING,
-    ROUNDING_OF_SEVERAL,
     USUAL_SCALE,
     Choice,
     chosen_by,
@@ -87,6 +87,7 @@ from feddg.models.closed_form import (
     gram_of_means,
     left_out_answer,
     left_out_schemas,
+    outliers,
     packed,
     solved,
     solved_as_published,
@@ -103,7 +104,8 @@ IMAGES, LEFT_OUT, CONFIDENCE, PENALTY, SCALE, ESTIMATE = (
     f"ridge/{name}" for name in ("images", "left_out", "confidence", "penalty", "scale", "estimate")
 )
 SENSITIVITY = math.sqrt(2)
-"""How far leaving an image out moves both sums together, where features are clipped."""
+"""How far leaving an image out moves both sums together, where features are clipped; replacing one
+by another moves them by up to 1.41 times as much."""
 
 
 class RidgeSettings(MethodSettings):
@@ -348,6 +350,7 @@ class Ridge(Method):
         """Takes the mean of the sums, and notes of how many images it is."""
         examples = 0
         means: list[Tensor] = []
+        squares: dict[int, float] = {}
 
         def counted() -> Iterator[Update]:
             nonlocal examples
@@ -359,8 +362,10 @@ class Ridge(Method):
                         means.append(cross * update.examples)
                     else:
                         gram = unpacked(update.weights[GRAM].detach())
-                    rounding = ROUNDING_OF_SEVERAL if update.members else ROUNDING
-                    fault = sums_fault(gram, cross, rounding)
+                    several = bool(update.members)
+                    once = type(self).loss is Method.loss and not several
+                    images = update.examples if once else None
+                    fault = sums_fault(gram, cross, images, several=several)
                     if fault is not None and update.members:
                         raise NotEnoughUpdates(
                             f"round {state.round}: the mean of {name_clients(update.members)} is "
@@ -369,8 +374,11 @@ class Ridge(Method):
                         )
                     if fault is not None:
                         raise FoundOut([Refusal(update.client, f"update refused: {fault}")])
+                    squares[update.client] = float(gram.diagonal()[:-1].sum())
                 examples += update.examples
                 yield update
+            if found := outliers(squares):
+                raise FoundOut([Refusal(c, f"update refused: {why}") for c, why in found.items()])
 
         state = super().aggregate(state, counted())
         state.extras[IMAGES] = torch.tensor(examples)

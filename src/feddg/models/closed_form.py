@@ -6,7 +6,8 @@ Those of several clients are averaged by numbers of images, and a client's own c
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from feddg.errors import ClientError
-from feddg.messages import LARGEST, EntrySchema, Message
+from feddg.messages import MOST_ROWS, EntrySchema, Message, SchemaContext
 
 QUESTION = "left_out"
 EXAMPLES, CORRECT, LOSSES, CONFIDENCES = "examples", "correct", "losses", "confidences"
@@ -23,14 +24,23 @@ PENALTIES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Lambdas to choose from."""
 MANY = 10
 """The least number of clients for which the spread of their accuracies is informative."""
+DEVIATION_OF_MEDIAN = 1.4826 * 1.2533
+"""Standard error of a median, times the root of their number, over the median deviation."""
+GROUPS = 25
+"""Clients' answers are averaged in this many groups, of whose means the median counts."""
 SCALES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Factors for logits before a softmax, because least-squares scores lie in [0, 1]."""
 USUAL_SCALE = 16.0
 """The scale if no client can be left out to choose it."""
 
-ROUNDING, ROUNDING_OF_SEVERAL = 1e-6, 1e-2
-"""Rounding errors allowed in honest means: of one client, and of a masked sum, in which the
-variance of a feature may round to 0."""
+ROUNDING = 1e-8
+"""Rounding errors allowed in honest means, as shares of the squared features."""
+ROUNDING_OF_SEVERAL = 2.0**-25
+"""The same in entries of a masked sum, of which small ones may round to 0."""
+LARGEST_FEATURES = 10.0
+"""A client's mean squared features may be this many times the median of all clients."""
+LARGEST_LOSS = 100.0
+"""A client's mean loss without it counts as this if it is larger."""
 
 
 def extended(features: Tensor) -> Tensor:
@@ -119,17 +129,19 @@ def solved(gram: Tensor, cross: Tensor, penalties: Sequence[float]) -> Iterator[
     centred = gram[:-1, :-1] - one * torch.outer(mean, mean)
     target = cross[:-1] - one * torch.outer(mean, share)
     scale = centred.diagonal().mean().clamp(min=torch.finfo(centred.dtype).tiny)
+    unit = torch.eye(len(centred)).to(centred)
+    squares = not torch.linalg.cholesky_ex(centred + ROUNDING * scale * unit)[1]
     values: Tensor | None = None
     for penalty in penalties:
-        lam = penalty * scale
-        factor, fault = torch.linalg.cholesky_ex(centred + lam * torch.eye(len(centred)).to(lam))
-        if penalty > 0 and not fault:
+        factor, fault = torch.linalg.cholesky_ex(centred + penalty * scale * unit)
+        if penalty > 0 and squares and not fault:
             weight = torch.cholesky_solve(target, factor)
         else:  # singular, or made no sum of squares by noise
             if values is None:
                 values, vectors = torch.linalg.eigh(centred)
                 least = len(values) * torch.finfo(values.dtype).eps * values.abs().max()
-            held = values.clamp(min=0) + lam
+                values = values.clamp(min=0)
+            held = values + penalty * values.mean()
             inverse = torch.where(held > least, 1 / held, 0.0)
             weight = vectors @ (inverse[:, None] * (vectors.T @ target))
         yield weight.T * one.sqrt(), (share - mean @ weight) * one.sqrt()
@@ -148,26 +160,49 @@ def solved_as_published(gram: Tensor, cross: Tensor, penalty: float) -> tuple[Te
     return normalize(weight), weight.new_zeros(len(weight))
 
 
-def sums_fault(gram: Tensor, cross: Tensor, rounding: float = ROUNDING) -> str | None:
+def sums_fault(
+    gram: Tensor, cross: Tensor, images: int | None = None, *, several: bool = False
+) -> str | None:
     """Returns why sums cannot come from images, or None.
 
-    For any features, no product's mean exceeds the product of its factors' lengths.
+    For any features, the means of products of [z, y] are a matrix without negative eigenvalues,
+    and the one-hot labels of an image add up to its 1.
 
     Args:
         gram: ``(d + 1, d + 1)`` float64.
         cross: ``(d + 1, classes)`` float64.
-        rounding: the allowed rounding error.
+        images: their number, if each image is in the sums once.
+        several: whether they are a mean over clients, rounded under masks.
     """
-    squares, shares = gram.diagonal(), cross[-1]
+    rounding = ROUNDING_OF_SEVERAL if several else 0.0
+    shares = cross[-1]
+    counts = shares * (images or 0)
+    whole = (counts - counts.round()).abs().max() <= 1e-3
     ones = torch.stack([gram[-1, -1], shares.sum()])
-    if (ones - 1).abs().max() > rounding or min(squares.min(), shares.min()) < -rounding:
+    least = torch.cat([gram.diagonal(), shares]).min()
+    if not (whole and (ones - 1).abs().max() <= 1e-6 and least >= -rounding):
         return "its sums are no means over images"
-    lengths, parts = squares.clamp(min=0).sqrt(), shares.clamp(min=0).sqrt()
-    for found, first, second in ((gram, lengths, lengths), (cross, lengths, parts)):
-        bound = torch.outer(first, second)
-        if (found.abs() > bound * (1 + rounding) + rounding).any():
-            return "its sums are those of no features"
+    bound = 1e-6 * gram.diagonal().clamp(min=0).sqrt() + len(shares) * rounding
+    matrix = torch.cat([torch.cat([gram, cross], 1), torch.cat([cross.T, shares.diag()], 1)])
+    smallest = torch.finfo(matrix.dtype).tiny
+    matrix.diagonal().mul_(1 + ROUNDING).add_(len(matrix) * rounding + smallest)
+    labelled = ((cross.sum(1) - gram[:, -1]).abs() <= bound).all()
+    if not labelled or torch.linalg.cholesky_ex(matrix)[1]:
+        return "its sums are those of no features"
     return None
+
+
+def outliers(features: Mapping[int, float]) -> dict[int, str]:
+    """Returns the clients with outlying mean squared features, and why; of three or more."""
+    if len(features) < 3:
+        return {}
+    limit = LARGEST_FEATURES * statistics.median(features.values())
+    return {
+        id: f"its mean squared features are {found:.3g}, more than {LARGEST_FEATURES:g} times "
+        f"the median of all clients ({limit:.3g})"
+        for id, found in features.items()
+        if found > limit
+    }
 
 
 class Choice(NamedTuple):
@@ -222,7 +257,7 @@ def left_out_answer(
     answer = {
         CORRECT: torch.stack(correct),
         # Of a few clients with a few images each, a classifier of the others may be far off.
-        LOSSES: torch.stack(losses).clamp(max=LARGEST),
+        LOSSES: torch.stack(losses).clamp(max=LARGEST_LOSS),
         CONFIDENCES: torch.stack(confidences).clamp(max=1),
     }
     return Message(answer, {EXAMPLES: len(labels)})
@@ -230,6 +265,9 @@ def left_out_answer(
 
 def chosen_by(answers: Sequence[Message], penalties: Sequence[float]) -> Choice:
     """Returns the choice that does best at left-out clients, all weighted equally.
+
+    What a client says counts relative to its own mean, and by the median over up to :data:`GROUPS`
+    groups of clients, so that one of a few clients cannot choose for all.
 
     With :data:`MANY` clients or more, takes the largest penalty that is at most one standard error
     of the difference worse than the best (the one-standard-error rule, Breiman et al. 1984). If
@@ -239,16 +277,34 @@ def chosen_by(answers: Sequence[Message], penalties: Sequence[float]) -> Choice:
     accuracies = torch.stack(
         [m.tensors[CORRECT].cpu().double() / int(m.scalars[EXAMPLES]) for m in answers]
     )
-    losses = torch.stack([m.tensors[LOSSES].cpu() for m in answers]).mean(0)
-    best = int(accuracies.mean(0).argmax())
+    means = _of_groups(accuracies)
+    # Of equal medians, the best mean.
+    best = max(range(len(penalties)), key=lambda p: (_median(means)[p], means[:, p].mean()))
     if len(answers) >= MANY:
-        behind = accuracies[:, best, None] - accuracies
-        error = behind.std(0) / len(answers) ** 0.5
-        alike = (behind.mean(0) <= error).nonzero().flatten().tolist()
+        behind = means[:, best, None] - means
+        spread = _median((behind - _median(behind)).abs())
+        error = DEVIATION_OF_MEDIAN * spread / len(means) ** 0.5
+        alike = (_median(behind) <= error).nonzero().flatten().tolist()
         best = max(alike, key=lambda place: penalties[place])
-    scale = int(losses[best].argmin())
+    losses = torch.stack([m.tensors[LOSSES][best].cpu() for m in answers])
+    scale = int(_median(_of_groups(losses)).argmin())
     confidences = [float(m.tensors[CONFIDENCES][best, scale]) for m in answers]
     return Choice(penalties[best], SCALES[scale], accuracies[:, best].tolist(), confidences)
+
+
+def _of_groups(said: Tensor) -> Tensor:
+    """Returns what clients said ``(K, values)``, less their own means, as means of groups."""
+    relative = said - said.mean(1, keepdim=True)
+    return torch.stack([relative[first::GROUPS].mean(0) for first in range(min(GROUPS, len(said)))])
+
+
+def _median(values: Tensor) -> Tensor:
+    return values.quantile(0.5, dim=0)
+
+
+def own_images(method: object, context: SchemaContext, name: str) -> tuple[float, float]:
+    """Returns the range of a client's number of images: one number, if it has registered."""
+    return (1, MOST_ROWS) if context.images is None else (context.images, context.images)
 
 
 def left_out_schemas(
@@ -265,7 +321,7 @@ def left_out_schemas(
             "how many of its own images the classifiers without it recognise",
             lambda method, context: (penalties(method),),
             dtype=torch.int64,
-            low=0,
+            within=lambda method, context, name: (0, own_images(method, context, name)[1]),
             when=when,
         ),
         LOSSES: EntrySchema(
@@ -273,6 +329,7 @@ def left_out_schemas(
             lambda method, context: (penalties(method), len(SCALES)),
             dtype=torch.float64,
             low=0,
+            high=LARGEST_LOSS,
             when=when,
         ),
         CONFIDENCES: EntrySchema(
@@ -283,6 +340,6 @@ def left_out_schemas(
             high=1,
             when=when,
         ),
-        EXAMPLES: EntrySchema("how many images it has", integer=True, low=1, when=when),
+        EXAMPLES: EntrySchema("how many images it has", integer=True, within=own_images, when=when),
     }
     return {f"answer:{QUESTION}/{name}": schema for name, schema in entries.items()}

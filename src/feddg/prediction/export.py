@@ -57,10 +57,15 @@ class DeployedClassifier(nn.Module):
         self.model, self.input_kind = model, input_kind
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Maps RGB ``(B, 3, S, S)`` to probabilities ``(B, C)``, label and energy ``(B,)``."""
+        """Maps RGB ``(B, 3, S, S)`` to probabilities ``(B, C)``, label and energy ``(B,)``.
+
+        The label is -1 where probabilities are not finite.
+        """
         unit = images.float() / 255 if self.input_kind == "uint8" else images
         logits = self.model(unit).float()
-        return logits.softmax(1), logits.argmax(1), energy(logits)
+        shares = logits.softmax(1)
+        label = logits.argmax(1).masked_fill(shares.sum(1).isnan(), -1)
+        return shares, label, energy(logits)
 
 
 def deployed(model: nn.Module, input_kind: InputKind) -> DeployedClassifier:

@@ -146,7 +146,7 @@ class BatchPredictor:
 def prediction_of(
     classifier: ImageClassifier, name: str, shares: numpy.ndarray, energy: float
 ) -> Prediction:
-    """Returns the prediction for an image from its probabilities and energy.
+    """Returns the prediction for an image from its probabilities and energy; no label for NaN.
 
     Args:
         classifier: the classifier that computed them.
@@ -154,6 +154,8 @@ def prediction_of(
         shares: probabilities ``(classes,)``.
         energy: energy of the image.
     """
+    if not numpy.isfinite(shares).all():
+        return Prediction(name, reason="the model's output for it is not finite (NaN or infinite)")
     best, threshold = int(shares.argmax()), classifier.threshold
     return Prediction(
         name,

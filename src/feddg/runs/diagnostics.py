@@ -1,11 +1,11 @@
 """Warnings about a run's accuracy, from its rows only; confidence intervals for shares."""
 
 import math
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import NormalDist
 from typing import Final, NamedTuple
 
 import numpy
@@ -23,7 +23,7 @@ from feddg.text import command, counted
 
 
 LEVEL: Final = 0.95
-_Z: Final = NormalDist().inv_cdf((1 + LEVEL) / 2)
+_Z: Final = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +122,7 @@ FAR_BELOW_SEEN: Final = "unseen-far-below-seen"
 LEAST_GAP: Final = 0.35
 """Difference of accuracy between seen and unseen domains above which it is reported."""
 DOMAIN_AT_CHANCE: Final = "domain-at-chance"
+SITE_FAR_BELOW: Final = "site-far-below"
 LEARNED_NOTHING: Final = frozenset({MAJORITY, ONE_CLASS, UNTRAINED})
 CONSTANT_ANSWER: Final = "always answering the most frequent class"
 IN_WORDS: Final = {
@@ -565,6 +566,25 @@ def _still_falls(losses: Sequence[float]) -> bool:
 # What is shown wherever a run's result or its model is.
 
 
+def about_sites(run: Run) -> Iterator[Diagnostic]:
+    """Names clients at which the closed form of the others does far worse than at the others."""
+    rows = [run.metrics.setup, *run.metrics.rounds]
+    found = next((row.left_out for row in reversed(rows) if row and row.left_out), {})
+    images = {
+        client.id: sum(client.domains) for client in (run.clients.clients if run.clients else ())
+    }
+    for id, share in found.items() if len(found) > 2 else ():
+        others = statistics.median(value for other, value in found.items() if other != id)
+        if images.get(id) and wilson(share, images[id]).high < others / 2:
+            yield Diagnostic(
+                SITE_FAR_BELOW,
+                "warning",
+                f"A classifier made without '{run.client_name(id)}' is right for {share:.1%} of "
+                f"its images; at the other sites, left out in turn, the median is {others:.1%}.",
+                "Look at its labels and its images: if they are wrong, leave the site out.",
+            )
+
+
 def about_result(run: Run) -> list[Diagnostic]:
     """Returns warnings about the accuracy of the run's default model."""
     rule = run.default_rule
@@ -572,7 +592,7 @@ def about_result(run: Run) -> list[Diagnostic]:
     chosen = rule.choose(run.evaluations)
     found = about_accuracy(run.evaluations, chosen, weights=rule.weights, classes=classes)
     astray = LEARNED_NOTHING & {one.code for one in found}
-    return [*(about_rate(run) if astray else ()), *found]
+    return [*(about_rate(run) if astray else ()), *found, *about_sites(run)]
 
 
 def about_run(run: Run) -> list[Diagnostic]:

@@ -6,22 +6,27 @@ paths: see :class:`NetworkConfig` for the shared settings.
 """
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import torch
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch.overrides import TorchFunctionMode
 
 from feddg.data.download import digest
 from feddg.data.mirror import hub_fault
 from feddg.errors import FeddgError, RunError, field_fault
 from feddg.experiment import Experiment
 from feddg.federation.local_training import load_weights
+from feddg.messages import Weights, first_not_finite
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method
 from feddg.models.network import Network
+from feddg.models.normalization import never_negative_names
 from feddg.records import JsonFile, Row
 from feddg.runs.prepare import untrained_network
 from feddg.storage import is_file, read_text, why
@@ -32,7 +37,8 @@ SCHEMA = 1
 """Increased when folders of an earlier version can no longer be read."""
 LARGEST_CONFIG = 1 << 22
 """Largest size in bytes; it includes the names of thousands of classes."""
-Triple = tuple[float, float, float]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class NetworkConfig(Row):
@@ -50,8 +56,8 @@ class NetworkConfig(Row):
     method: dict[str, Any]
     model: dict[str, Any]
     train: dict[str, Any]
-    mean: Triple
-    std: Triple
+    mean: tuple[Finite, Finite, Finite]
+    std: tuple[Positive, Positive, Positive]
 
     def experiment(self, image_size: int) -> Experiment:
         """Returns an experiment with these settings, and defaults for all others.
@@ -155,7 +161,8 @@ def load_shared(folder: Path) -> tuple[SharedModel, Experiment, Method, Network]
     """Reads a shared model, and builds its network with its weights; nothing is unpickled.
 
     Raises:
-        RunError: there is no model, or its weights have changed or do not fit.
+        RunError: there is no model, or its weights have changed, do not fit, or are no usable
+            numbers.
     """
     config, path = read_shared(folder), folder / WEIGHTS
     try:
@@ -168,16 +175,54 @@ def load_shared(folder: Path) -> tuple[SharedModel, Experiment, Method, Network]
             f"{config.weights_sha256}; get both again"
         )
     try:
-        experiment = config.network.experiment(config.about.image_size)
-        method = build_method(experiment.method.name, experiment.method.settings)
-        network = untrained_network(experiment, method, len(config.about.class_names))
-    except FeddgError as error:
-        raise RunError(f"{folder / CONFIG}: {error}") from None
-    network.normalize_by(config.network.mean, config.network.std)
-    try:
         weights = load_file(path)
     except (SafetensorError, OSError) as error:
         raise RunError(f"{path} cannot be read as safetensors: {why(error)}") from None
+    try:
+        experiment = config.network.experiment(config.about.image_size)
+        method = build_method(experiment.method.name, experiment.method.settings)
+        # Shapes first, without memory: the configuration may name a network of any size.
+        _require_fit(path, _built(experiment, method, config, torch.device("meta")), weights)
+        network = _built(experiment, method, config)
+    except FeddgError as error:
+        raise RunError(f"{folder / CONFIG}: {error}") from None
+    network.normalize_by(config.network.mean, config.network.std)
+    bad = first_not_finite(weights.items())
+    below = {name for name in never_negative_names(network) if (weights[name] < 0).any()}
+    if bad or below:
+        what = f"{bad!r} is not finite" if bad else f"the variance {min(below)!r} is below 0"
+        raise RunError(f"{path} holds no usable model: {what} (was it changed, or did it diverge?)")
+    load_weights(network, weights)
+    return config, experiment, method, network
+
+
+def _built(
+    experiment: Experiment,
+    method: Method,
+    config: SharedModel,
+    mode: AbstractContextManager[Any] | None = None,
+) -> Network:
+    try:
+        with mode or nullcontext():
+            return untrained_network(experiment, method, len(config.about.class_names))
+    except RuntimeError as error:
+        if isinstance(error, NotImplementedError) and isinstance(mode, torch.device):
+            # Some layers' sizes are computed from values, which meta tensors lack.
+            return _built(experiment, method, config, _EmptyOnMeta())
+        reason = " ".join(str(error).split())[:200]
+        raise RunError(f"its network cannot be built: {reason}") from None
+
+
+class _EmptyOnMeta(TorchFunctionMode):
+    """Gives new weights no memory, but leaves tensors that are computed as they are."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See :class:`torch.overrides.TorchFunctionMode`."""
+        place = {"device": "meta"} if func is torch.empty else {}
+        return func(*args, **{**(kwargs or {}), **place})
+
+
+def _require_fit(path: Path, network: Network, weights: Weights) -> None:
     state = network.state_dict()
     for name in sorted(state.keys() | weights.keys()):
         if name not in weights or name not in state:
@@ -186,8 +231,6 @@ def load_shared(folder: Path) -> tuple[SharedModel, Experiment, Method, Network]
         if weights[name].shape != state[name].shape or weights[name].dtype != state[name].dtype:
             shapes = (f"{list(one[name].shape)} {one[name].dtype}" for one in (weights, state))
             raise RunError(f"{path} does not fit its {CONFIG}: {name!r} is {' not '.join(shapes)}")
-    load_weights(network, weights)
-    return config, experiment, method, network
 
 
 def at_hand(name: Path | str) -> Path:

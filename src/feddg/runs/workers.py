@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
@@ -126,7 +127,8 @@ def together(workers: int, cache: Path) -> Iterator[Prepare]:
 def started(workers: int, cache: Path) -> Iterator[Channel]:
     """Starts workers on this machine, each with its share of the cores; ends them with the block.
 
-    They are detached from the terminal, so Ctrl-C reaches only this process.
+    They are detached from the terminal, so Ctrl-C reaches only this process. They end when their
+    standard input does, so when this process dies, however it dies.
     """
     if not dist.is_available():
         raise ExperimentError(
@@ -153,7 +155,7 @@ def started(workers: int, cache: Path) -> Iterator[Channel]:
         for rank in range(1, workers):
             command = [sys.executable, "-m", "feddg.runs.workers", store, str(rank), str(workers)]
             children[rank] = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+                command, env=environment, stdin=subprocess.PIPE, start_new_session=True
             )
         with threads(count):
             with _environment(_loopback()):
@@ -166,7 +168,7 @@ def started(workers: int, cache: Path) -> Iterator[Channel]:
     finally:
         for child in children.values():  # they keep nothing that could be lost
             child.kill()
-            child.wait()
+            child.communicate()
         channel.leave()
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -192,7 +194,7 @@ def _environment(more: dict[str, str]) -> Iterator[None]:
 
 
 def _group(store: str, rank: int, size: int) -> dict[str, Any]:
-    options = {"init_method": Path(store).as_uri(), "rank": rank, "world_size": size}
+    options = {"store": dist.FileStore(store, size), "rank": rank, "world_size": size}
     return options | {"backend": _backend(), "timeout": PATIENCE}
 
 
@@ -381,12 +383,23 @@ def _work(channel: Channel, found: RunContext, job: Message) -> None:
     channel.flush()
 
 
+def _end_with_parent(store: str) -> None:
+    while os.read(0, 1):
+        pass
+    shutil.rmtree(Path(store).parent, ignore_errors=True)
+    os._exit(1)
+
+
 def main() -> None:
-    """Works for the process that started this one."""
+    """Works for the process that started this one, and ends with it."""
     store, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    channel = Channel()
-    channel.join(**_group(store, rank, size))
-    serve(channel, cache_folder())
+    threading.Thread(target=_end_with_parent, args=[store], daemon=True).start()
+    try:
+        channel = Channel()
+        channel.join(**_group(store, rank, size))
+        serve(channel, cache_folder())
+    finally:
+        shutil.rmtree(Path(store).parent, ignore_errors=True)
 
 
 if __name__ == "__main__":
