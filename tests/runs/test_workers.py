@@ -269,4 +269,4 @@ def test_workers_that_do_not_come_are_not_waited_for_for_days(monkeypatch):
     monkeypatch.setattr("feddg.federation.workers.MINUTES_TO_JOIN", 0)
     monkeypatch.setattr("feddg.federation.workers.dist.init_process_group", lambda: Event().wait(9))
     with pytest.raises(WorkerLost, match="not all workers came within 0 minutes"):
-        Channel().join()
+        Channel().join(dict)

@@ -116,26 +116,17 @@ class Channel:
         self._bytes = 0
         self._waiting: threading.Thread | None = None
 
-    def join(self, **options: Any) -> None:
+    def join(self, group: Callable[[], dict[str, Any]]) -> None:
         """Waits until all processes are there.
 
         Args:
-            **options: of ``torch.distributed.init_process_group``; with a store, the processes
-                meet there first.
+            group: returns the options of ``torch.distributed.init_process_group``.
 
         Raises:
             WorkerLost: a process died meanwhile, or one is not there in :data:`MINUTES_TO_JOIN`.
         """
-
-        def meet() -> None:
-            if store := options.get("store"):  # PyTorch's own wait would hold up every thread
-                store.set(f"here/{options['rank']}", "")
-                while not store.check([f"here/{rank}" for rank in range(options["world_size"])]):
-                    time.sleep(0.05)
-            dist.init_process_group(**options)
-
         late = f"not all workers came within {MINUTES_TO_JOIN} minutes"
-        self._patiently(meet, 60 * MINUTES_TO_JOIN, late)
+        self._patiently(lambda: dist.init_process_group(**group()), 60 * MINUTES_TO_JOIN, late)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def leave(self) -> None:

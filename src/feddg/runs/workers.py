@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
@@ -159,7 +160,7 @@ def started(workers: int, cache: Path) -> Iterator[Channel]:
             )
         with threads(count):
             with _environment(_loopback()):
-                channel.join(**_group(store, 0, workers))
+                channel.join(partial(_group, store, 0, workers))
             yield channel
             channel.tell(Message({}, {"job": END}))
             for child in children.values():
@@ -194,6 +195,11 @@ def _environment(more: dict[str, str]) -> Iterator[None]:
 
 
 def _group(store: str, rank: int, size: int) -> dict[str, Any]:
+    """Returns how to join, once all are there; PyTorch's own wait holds up every thread."""
+    files = [Path(f"{store}.{number}") for number in range(size)]
+    files[rank].touch()
+    while not all(file.exists() for file in files):
+        time.sleep(0.05)
     options = {"store": dist.FileStore(store, size), "rank": rank, "world_size": size}
     return options | {"backend": _backend(), "timeout": PATIENCE}
 
@@ -218,7 +224,7 @@ def join_torchrun(cache: Path) -> None:
     if _of_torchrun is not None or not started_by_torchrun():
         return
     channel = _of_torchrun = Channel()
-    channel.join(backend=_backend(), timeout=PATIENCE)
+    channel.join(lambda: {"backend": _backend(), "timeout": PATIENCE})
     if channel.rank:
         serve(channel, cache)
         sys.exit()
@@ -396,7 +402,7 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, args=[store], daemon=True).start()
     try:
         channel = Channel()
-        channel.join(**_group(store, rank, size))
+        channel.join(partial(_group, store, rank, size))
         serve(channel, cache_folder())
     finally:
         shutil.rmtree(Path(store).parent, ignore_errors=True)
