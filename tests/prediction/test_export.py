@@ -1,6 +1,7 @@
 """Exported models answer as the run does, say what they are, and work without feddg."""
 
 import json
+import math
 import subprocess
 import sys
 
@@ -15,7 +16,7 @@ from feddg.data.pixels import as_unit
 from feddg.errors import AdaptationError, RunError
 from feddg.evaluation.accuracy import energy
 from feddg.prediction import export as export_module
-from feddg.prediction.export import as_input, example, export_run
+from feddg.prediction.export import DeployedClassifier, as_input, example, export_run
 from feddg.runs.model import load_model, load_trained
 from trained_runs import SHORT, trained_run
 
@@ -149,3 +150,14 @@ def test_onnx_without_its_extra_is_one_clear_line(run_of, tmp_path, monkeypatch)
     pytest.importorskip("onnx", reason="needs the extra `export`")
     with pytest.raises(RunError, match=r"feddg\[export\]"):
         export_run(run_of("fedavg"), tmp_path / "x.onnx", "onnx")
+
+
+def test_the_graph_gives_no_label_to_what_is_not_finite():
+    logits = torch.tensor([[0.0, 1.0], [math.nan, 1.0], [1.0, math.inf], [-math.inf, 0.0]])
+
+    class Model(torch.nn.Module):
+        def forward(self, images):
+            return logits
+
+    _, label, _ = DeployedClassifier(Model(), "float")(torch.zeros(4, 3, 8, 8))
+    assert label.tolist() == [1, -1, -1, 1]

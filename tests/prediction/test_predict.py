@@ -1,6 +1,7 @@
 """Predictions of new images: streamed, resumed, bad files, formulas, out of distribution."""
 
 import json
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -14,7 +15,7 @@ from feddg.errors import AdaptationError, DataError, RunError
 from feddg.evaluation.accuracy import energy, separation
 from feddg.experiment import load_stored
 from feddg.prediction.classifier import image_files
-from feddg.prediction.predict import predict, predict_files
+from feddg.prediction.predict import predict, predict_files, prediction_of
 from feddg.runs.execute import OOD_SCORE, read_energy_threshold
 from feddg.runs.model import load_model
 from feddg.runs.prepare import load_images
@@ -34,6 +35,15 @@ def test_predictions_are_the_models_own(finished, images):
     assert [row.label for row in found] == [model.class_names[i] for i in shares.argmax(1)]
     assert torch.tensor([row.probabilities for row in found]).allclose(shares, atol=1e-6)
     assert torch.tensor([row.energy for row in found]).allclose(energy(logits), atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [numpy.nan, numpy.inf])
+def test_there_is_no_label_for_an_output_that_is_not_finite(value):
+    model = SimpleNamespace(class_names=("cat", "dog"), threshold=1.0)
+    found = prediction_of(model, "a.png", numpy.array([value, 0.5]), 0.0)
+    assert found.label is None
+    assert found.unlike_training is None
+    assert "not finite" in found.reason
 
 
 def test_batches_change_nothing(finished, images):
