@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
+from feddg.clients.client import Client
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
 from feddg.federation.server import Hooks
@@ -49,6 +50,28 @@ def test_a_short_change_stays_as_it_is(change):
     update = clipped("adaptive", 1.0, {"a": torch.zeros(1)}, {"a": torch.full((1,), change)})
     assert update.weights["a"].item() == change
     assert update.extras.scalars == {"clipping/norm_bit": 0}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_change_that_is_not_finite_counts_as_none(value):
+    received = {"a": torch.ones(2), "b": torch.zeros(1)}
+    update = clipped("fixed", 1.0, received, {"a": torch.tensor([value, 2.0]), "b": torch.ones(1)})
+    assert same(update.weights, received)
+
+
+def test_whether_training_failed_does_not_show_under_clipping(monkeypatch):
+    plain = Client.task_loss
+
+    def failing(client, outputs, targets):
+        return plain(client, outputs, targets) * (math.nan if client.id == 1 else 1)
+
+    monkeypatch.setattr(Client, "task_loss", failing)
+    small = federation(privacy={"clipping": "fixed", "clipping_norm": 0.1}, freeze=True)
+    small.server.setup()
+    row = small.server.round()
+    assert not row.refused
+    (update,) = [reply for reply in small.replies if reply.client == 1]
+    assert isinstance(update, Update)
 
 
 @pytest.mark.parametrize("norm", [0.01, 3.0, 1e6])

@@ -196,7 +196,8 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
     client.worker.optimization.keep(client.optimizer)
     state = client.network.state_dict()
     client.memory.update({name: state[name].detach().clone() for name in local})
-    terms, spoiled = client.mean_terms(not_finite(client.memory))
+    clipped = any(defence.clips for defence in defences.defences)
+    terms, spoiled = ({}, None) if clipped else client.mean_terms(not_finite(client.memory))
     if spoiled is not None:
         raise Diverged(
             f"{spoiled!r} became infinite or NaN in round {client.round}; "

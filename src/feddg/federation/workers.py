@@ -11,6 +11,7 @@ Nothing is pickled: a message is sent as a header (JSON), one flat buffer for te
 """
 
 import json
+import math
 import threading
 import time
 from collections import deque

@@ -70,6 +70,7 @@ class Defence(RoundHook):
         sums: whether the server sees only sums of updates; it then has :meth:`mask` and
             :meth:`answer`.
         aggregates: whether it replaces the aggregation of updates; only one defence can.
+        clips: whether clients shorten their changes, so that no failure of one may show.
         extra: the extra of this package that brings what it needs; empty if it needs none.
         style_noise: how clients noise styles before they send them; None for not at all.
         record_noise: how clients noise the gradients of single images; None for not at all.
@@ -84,6 +85,7 @@ class Defence(RoundHook):
     aggregates: ClassVar[bool] = False
     sees_updates: ClassVar[bool] = False
     sums: ClassVar[bool] = False
+    clips: ClassVar[bool] = False
     extra: ClassVar[str] = ""
     style_noise: StyleNoise | None = None
     record_noise: RecordNoise | None = None

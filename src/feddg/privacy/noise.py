@@ -58,6 +58,7 @@ class Clipping(Defence):
 
     name = "clipping"
     summary = "clipped updates, noise on their mean (McMahan et al. 2018, Andrew et al. 2021)"
+    clips = True
     Settings = PrivacySettings
     account: Account
     _BREAKS: ClassVar[dict[str, str]] = {

@@ -11,11 +11,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from feddg.errors import Diverged, NotEnoughUpdates
+from feddg.errors import NotEnoughUpdates
 from feddg.messages import Update, Weights, on_host
 from feddg.methods.base import Round
 from feddg.privacy.defence import AGGREGATION, EXTRAS, Defence, register
 from feddg.settings import Positive, Settings
+
+log = logging.getLogger("feddg")
 
 _BLOCK = 1 << 18
 """Number of entries processed at a time, so that they stay in the processor's cache."""
@@ -90,21 +92,22 @@ class _Sums:
 def shrunk(trained: Weights, sent: Weights, names: Iterable[str], norm: float) -> Weights | None:
     """Returns weights whose change is shortened to ``norm``, or None if it is not longer.
 
-    Equation: ``w <- x + (w - x) min(1, norm / |w - x|)``.
+    Equation: ``w <- x + (w - x) min(1, norm / |w - x|)``. A change that is not finite counts as
+    none, as an image's gradient does: whether a client's training failed would be seen otherwise.
 
     Args:
         trained: w; not changed.
         sent: x.
         names: entries that are measured and shortened; the others are taken from ``trained``.
         norm: above 0.
-
-    Raises:
-        ClientError: the change is not finite.
     """
     names = sorted(names)
     found = distance(trained, sent, names)
     if not math.isfinite(found):
-        raise Diverged("its change became infinite or NaN in training; lower train.lr")
+        log.warning(
+            "a change became infinite or NaN in training and counts as none: lower train.lr"
+        )
+        return trained | {name: sent[name].to(trained[name]) for name in names}
     if not found > norm:
         return None
     moved = {n: sent[n].to(trained[n]) for n in names}
