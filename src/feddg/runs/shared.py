@@ -187,7 +187,7 @@ def load_shared(folder: Path) -> tuple[SharedModel, Experiment, Method, Network]
     except FeddgError as error:
         raise RunError(f"{folder / CONFIG}: {error}") from None
     network.normalize_by(config.network.mean, config.network.std)
-    bad = first_not_finite(weights.items())
+    bad = first_not_finite(weights)
     below = {name for name in never_negative_names(network) if (weights[name] < 0).any()}
     if bad or below:
         what = f"{bad!r} is not finite" if bad else f"the variance {min(below)!r} is below 0"

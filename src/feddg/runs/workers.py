@@ -200,7 +200,7 @@ def _group(store: str, rank: int, size: int) -> dict[str, Any]:
     files[rank].touch()
     while not all(file.exists() for file in files):
         time.sleep(0.05)
-    options = {"store": dist.FileStore(store, size), "rank": rank, "world_size": size}
+    options = {"init_method": Path(store).as_uri(), "rank": rank, "world_size": size}
     return options | {"backend": _backend(), "timeout": PATIENCE}
 
 
