@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint slow flower docs clean
 
-demo: .venv/.core  ## three methods on digits, every domain unseen once; prints tables and a page's path
+demo: .venv/.core  ## training alone and together on emoji, every style unseen once; prints tables and a page's path
 	$(BIN)/feddg demo
 
 test: .venv/.dev  ## the default test suite, a process and a thread for each of up to four cores

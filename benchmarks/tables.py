@@ -13,7 +13,6 @@ from pathlib import Path
 
 from feddg.comparison.results import Results, read_results
 from feddg.comparison.statistics import (
-    Accuracies,
     Key,
     Margin,
     average_over_columns,
@@ -53,6 +52,7 @@ class Campaign:
         left_out: methods that the table does not show.
         beside: by a method's label, that of a further one that it is compared with.
         heading: of that column.
+        without: a held-out domain that we drew ourselves; a column shows the mean of the others.
     """
 
     rounds: int
@@ -60,6 +60,7 @@ class Campaign:
     left_out: Sequence[str] = ()
     beside: Callable[[str], str] | None = None
     heading: str = ""
+    without: str = ""
 
 
 ColumnsOfRows = Mapping[str, Callable[[list[dict[str, str]]], str]]
@@ -77,7 +78,7 @@ OTHERS = (
 )
 OF_DEFAULT = "minus the same with `compact`, EMA"
 CAMPAIGNS: Mapping[str, Campaign] = {
-    "serving_digits": Campaign(10, ["serving_digits"]),
+    "serving_digits": Campaign(10, ["serving_digits"], without="sketch"),
     "serving_ablation": Campaign(
         10,
         ["serving_ablation", "serving_digits"],
@@ -92,10 +93,6 @@ CAMPAIGNS: Mapping[str, Campaign] = {
     "codecs_pacs": Campaign(12, ["codecs_pacs", "serving_pacs"], OTHERS, default_codec, OF_DEFAULT),
 }
 """The tables of methods, by name."""
-BOTH = ("serving_digits", "serving_pacs")
-"""What README and "Which method" show in short."""
-IN_SHORT = ("fedavg", "dart", "outlines", "vista", "randconv", "mixstyle", "pardon")
-"""The methods of README's table: the most different ones, plain averaging first."""
 SEARCHES = ("vista_search", "vista_search_pacs")
 TESTED = ("sketch", "cartoon", "art_painting", "photo")
 NOISED = ("digits", "pacs", "digits_ten_clients")
@@ -142,6 +139,8 @@ def campaign(about: Campaign) -> str:
     own = found[EMA_MEAN]
     pairs = {m: (own[m], own[other]) for m, other in others.items() if m != other}
     further = margins(pairs, results.domains)
+    rest = Results.of_rows([row for row in results.rows if row.held_out != about.without])
+    leads_of_rest = rest.margins(EMA_MEAN, "fedavg")
     shown = []
     for method in results.methods:
         means = [average_over_columns(found[rule][method], results.columns) for rule in found]
@@ -151,12 +150,16 @@ def campaign(about: Campaign) -> str:
         cells = [spelled(method), *map(spread_text, means)]
         cells += [lead(final.get(method)), lead(ema.get(method)), over_seeds(ema.get(method))]
         cells += [lead(further.get(method))] if others else []
+        if about.without:
+            mean = average_over_columns(rest.accuracies(EMA_MEAN)[method], rest.columns)
+            cells += [spread_text(mean), lead(leads_of_rest.get(method))]
         cells += [str(seeds), f"{seen:.0f}k", f"{seconds:.1f}"]
         shown.append((-means[2].mean if means[2] else 0.0, cells))
     head = ["method", "final round", "SWA", "EMA", "minus FedAvg, final", "minus FedAvg, EMA"]
     head += [
         "EMA, over seeds",
         *([about.heading] if others else []),
+        *([f"EMA without {about.without}", "minus FedAvg"] if about.without else []),
         "seeds",
         "images seen",
         "time",
@@ -165,46 +168,29 @@ def campaign(about: Campaign) -> str:
     return with_note(table, [*ema.values(), *further.values()])
 
 
-def in_short(methods: Sequence[str]) -> str:
-    """Returns how methods do on digits and on PACS, with the budget of the figures below them.
-
-    Args:
-        methods: in the order of the rows, plain averaging first.
-    """
-    body = [[spelled(method)] for method in methods] + [["images seen; seeds"]]
-    for name in BOTH:
-        results = Results.read(DATA / f"{name}.csv")
-        found = results.accuracies(EMA_MEAN)
-        leads = results.margins(EMA_MEAN, "fedavg")
-        run = [method for method in methods if method in found]
-        for row, method in zip(body, methods):
-            row.append(accuracy_and_lead(results, found, leads, method))
-        seen = max(results.mean(m, "images") or 0 for m in run) * CAMPAIGNS[name].rounds
-        seeds = sorted({len({row.seed for row in results.of(m)}) for m in run})
-        body[-1].append(f"{seen / 1000:.0f}k; {' or '.join(map(str, seeds))}")
-        plain = results.mean("fedavg", "seconds")
-        times = {method: f"{results.mean(method, 'seconds') / plain:.1f}" for method in run}
-        for row, method in zip(body, [*methods, ""]):
-            row.append(times.get(method, ""))
-    spent = Results.read(DATA / "budget_pacs.csv").at_largest
-    found, leads = spent.accuracies(EMA_MEAN), spent.margins(EMA_MEAN, "fedavg")
-    for row, method in zip(body, methods):
-        row.append(accuracy_and_lead(spent, found, leads, method))
-    body[-1].append(f"{spent.rows[0].budget // 1000}k; {len(spent.seeds)}")
-    places = ("digits", "time", "PACS, 96 pixels", "time", "PACS, 64 pixels")
-    return markdown(["method: accuracy, lead", *places], body)
-
-
-def accuracy_and_lead(
-    results: Results,
-    found: Mapping[str, Accuracies],
-    leads: Mapping[str, Margin],
-    method: str,
-) -> str:
-    """Returns a method's accuracy and its lead over plain averaging; empty if it was not run."""
-    mean = average_over_columns(found.get(method, {}), results.columns)
-    parts = [f"{100 * mean.mean:.1f}" if mean else "", lead(leads.get(method))]
-    return ", ".join(filter(None, parts))
+def front() -> str:
+    """Returns README's table: accuracy on each domain held out, images that we did not draw."""
+    whole = [row for row in rows_of("folder_defaults") if row["images_a_domain"] == "all"]
+    pacs = {r["held"]: float(r["unseen"]) for r in whole if r["default"] == "default"}
+    shown = [("PACS, as a folder", "fedavg", pacs)]
+    for method, own in Results.read(DATA / "emoji_demo.csv").accuracies(FINAL).items():
+        shown.append(
+            (
+                "emoji, `feddg demo`",
+                method,
+                {column: 100 * value for (column, _), value in own.items()},
+            )
+        )
+    body = [
+        [
+            images,
+            f"`{method}`",
+            ", ".join(f"{readable(domain)} {value:.1f}" for domain, value in found.items()),
+            f"**{statistics.mean(found.values()):.1f}**",
+        ]
+        for images, method, found in shown
+    ]
+    return markdown(["images", "method", "trained on the others, tested on", "mean"], body)
 
 
 def advice() -> str:
@@ -307,7 +293,7 @@ def by_validation(name: str, plain: str = "") -> str:
     return markdown(head, [cells for _, cells in sorted(body)])
 
 
-def budgets(name: str) -> str:
+def budgets(name: str, tested: Sequence[str] = TESTED) -> str:
     """Returns accuracy by images seen: EMA, and the lead over plain averaging; last model."""
     results = Results.read(DATA / f"{name}.csv")
     body, noted = [], list[Margin]()
@@ -318,13 +304,13 @@ def budgets(name: str) -> str:
         noted += leads[EMA_MEAN].values()
         for method in part.methods:
             by_column = {column: value for (column, _), value in found[EMA_MEAN][method].items()}
-            cells = [f"{100 * by_column[c]:.1f}" if c in by_column else "" for c in TESTED]
+            cells = [f"{100 * by_column[c]:.1f}" if c in by_column else "" for c in tested]
             means = [average_over_columns(one[method], list(by_column)) for one in found.values()]
             shown = [f"{budget // 1000}k", spelled(method), *cells]
             for mean, own in zip(means, leads.values()):
                 shown += [spread_text(mean), lead(own.get(method))]
             body.append(((budget, -means[1].mean if means[1] else 0.0), shown))
-    head = ["images seen", "method", *(column.replace("_", " ") for column in TESTED)]
+    head = ["images seen", "method", *(column.replace("_", " ") for column in tested)]
     head += ["last model", "minus FedAvg", "EMA", "minus FedAvg"]
     return with_note(markdown(head, [cells for _, cells in sorted(body)]), noted)
 
@@ -804,11 +790,12 @@ def tables() -> dict[str, str]:
     made |= {name: search_table(Results.read(DATA / f"{name}.csv")) for name in SEARCHES}
     made |= {f"privacy_{name}": accuracy_by_epsilon(name) for name in NOISED}
     return made | {
-        "in_short": in_short(IN_SHORT),
+        "front": front(),
         "advice": advice(),
         "budget_pacs": budgets("budget_pacs"),
         "grid_pacs": by_validation("grid_pacs"),
         "pacs_learning_rate": learning_rates("pacs_learning_rate", "method", "held out", "rate"),
+        "emoji_learning_rate": learning_rates("emoji_learning_rate", "held out", "rate"),
         "privacy_ridge": ridge_by_epsilon(),
         "search_pacs": by_validation("search_pacs", plain="12 rounds of 2 steps"),
         "reference_lines_digits": reference_lines("digits"),

@@ -4,7 +4,7 @@ Several sites train one image classifier together without sharing their images, 
 work at a new site with another kind of images.
 
     >>> import feddg
-    >>> feddg.run(data="digits", method="pardon", hold_out="sketch").accuracy
+    >>> feddg.run(data="emoji", hold_out="mono").accuracy
 """
 
 from importlib import import_module

@@ -361,7 +361,7 @@ def demo(
     watcher: "Watcher | None" = None,
     **fields: Any,
 ) -> "Comparison":
-    """Compares three methods on digits in four styles, holding each out once, in ``out / "demo"``.
+    """Compares training alone and together on emoji, each style unseen once, in ``out / "demo"``.
 
     Args:
         out: parent of the folder.

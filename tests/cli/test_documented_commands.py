@@ -35,6 +35,7 @@ ELSEWHERE = {
     },
     "docs/tutorial.md: feddg export": _REPLAYED,
     "docs/tutorial.md: feddg serve": _REPLAYED,
+    "docs/tutorial.md: feddg travel": _REPLAYED,
     "docs/use_a_model.md: feddg serve": _SERVED,
     "docs/use_a_model.md: feddg travel": (
         "tests/prediction/test_travel.py::test_the_command_prints_the_answer_and_its_numbers"

@@ -12,27 +12,31 @@ TINY += ["--image-size", "16", "-q"]
 
 
 def test_the_demo_compares_explains_the_best_and_ends_with_its_page(feddg, runs_here):
-    command = ["demo", "--methods", "fedavg,mixstyle", "--hold-out", "sketch", "--rounds", "4"]
-    code, shown, _ = feddg(*command, "--seeds", "1")
+    command = ["demo", "--methods", "fedavg,local", "--hold-out", "mono", "--rounds", "1"]
+    command += ["--set", "data.image_size=32", "--jobs", "1"]
+    code, shown, _ = feddg(*command)
     assert code == 0
     *_, last = (line for line in shown.splitlines() if line.strip())
     assert last.startswith("report: ")
     assert "tell it from" in shown  # one pair decides nothing
     page = Path(last.removeprefix("report: ")).read_text()
-    name = "FedAvg" if "What FedAvg does" in page else "MixStyle"
+    name = "FedAvg" if "What FedAvg does" in page else "Local"
     assert f"What {name} does: " in shown
     assert f"What {name} does" in page
 
 
-def test_the_demos_plan_holds_every_domain_out_under_the_mean_of_the_last_rounds():
-    from feddg.comparison.plan import demo_plan
+def test_the_demos_plan_holds_every_style_out_and_begins_from_imagenet_weights():
+    from feddg.comparison.plan import demo_plan, expand_plan
 
-    plan = demo_plan({}, {"train": {"rounds": 3}})
+    plan = demo_plan({}, {"train": {"rounds": 2}})
     assert plan.hold_out == "lodo"
-    assert len(plan.methods) >= 3
-    assert len(plan.seeds) >= 2
-    assert plan.base["server"]["averaging"] == "swa"
-    assert plan.base["train"]["rounds"] == 3
+    assert {"fedavg", "local"} <= {method.name for method in plan.methods}
+    assert plan.base["train"]["rounds"] == 2
+    cells = expand_plan(plan)
+    assert {cell.experiment.hold_out.test for cell in cells} == {
+        (style,) for style in ("noto", "blob", "emojitwo", "mono")
+    }
+    assert {cell.experiment.model.weights for cell in cells} == {"imagenet"}
 
 
 def test_the_demo_fills_the_cores_and_starts_no_process_for_one(monkeypatch):
@@ -42,8 +46,9 @@ def test_the_demo_fills_the_cores_and_starts_no_process_for_one(monkeypatch):
     plan = demonstration.demo_plan({}, {})
     assert demonstration.jobs_of_demo(plan) == 2
     assert demonstration.jobs_of_demo(plan, 1) == 0
-    assert demonstration.jobs_of_demo(plan, 10_000) == demonstration.MOST_JOBS
-    one = demonstration.demo_plan({"methods": ["fedavg"], "hold_out": ["ink"], "seeds": 1}, {})
+    many = demonstration.demo_plan({"seeds": 3}, {})
+    assert demonstration.jobs_of_demo(many, 10_000) == demonstration.MOST_JOBS
+    one = demonstration.demo_plan({"methods": ["fedavg"], "hold_out": ["mono"], "seeds": 1}, {})
     assert demonstration.jobs_of_demo(one, 8) == 0
 
 

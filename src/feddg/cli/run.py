@@ -103,9 +103,9 @@ def demo(
     out: OutOption = Path("runs"),
     quiet: QuietOption = False,
 ) -> None:
-    """Compare three methods on digits: offline, two minutes.
+    """Compare training alone and together: offline, two minutes.
 
-    Digits are drawn in four styles, each of which is unseen once.
+    On emoji in four styles, each of which is unseen once.
     """
     from feddg.cli.output import print_comparison
     from feddg.cli.progress import watcher
