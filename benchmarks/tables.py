@@ -20,7 +20,6 @@ from feddg.comparison.statistics import (
     paired_margin,
 )
 from feddg.evaluation.travel import ESTIMATORS
-from feddg.prediction.travel import FAR
 from feddg.records import ID_TEST, TEST, VAL
 from feddg.report.results_page import between_marks
 from feddg.report.tables import (
@@ -641,7 +640,10 @@ def reference_lines(name: str) -> str:
 
 
 TRAVEL_NAMES = {
+    "validation": "in-domain validation accuracy",
     **{name: own.title for name, own in ESTIMATORS.items()},
+    "energy": "energy, thresholded (Liu et al. 2020)",
+    "dispersity": "nuclear norm (Deng et al. 2023)",
     "combined": "mean of confidence, ATC, DoC and agreement",
     "left out": "mean accuracy at sites left out",
 }
@@ -654,9 +656,14 @@ TRAVEL_IMAGES = {
     "digits-lite0": "digits, Lite0",
     "pacs-lite0": "PACS, Lite0",
     "pacs-resnet18": "PACS, ResNet-18",
+    "emoji-lite0": "emoji, Lite0",
     "digits-lite0, clients": "digits, Lite0, clients",
     "pacs-lite0, clients": "PACS, Lite0, clients",
     "pacs-resnet18, clients": "PACS, ResNet-18, clients",
+    "emoji-lite0, clients": "emoji, Lite0, clients",
+    "digits, tuned": "digits, fine-tuned",
+    "pacs, tuned": "PACS, fine-tuned",
+    "emoji, tuned": "emoji, fine-tuned",
 }
 
 
@@ -691,7 +698,8 @@ def travel_intervals() -> str:
     """Returns how often the intervals of the combined estimate hold the truth."""
     groups, body = grouped("travel", "images", "estimator"), []
     for images, title in TRAVEL_IMAGES.items():
-        rows = groups[images, "combined"]
+        if not (rows := groups.get((images, "combined"), [])):
+            continue
         ends = [(float(row["low"]), float(row["high"]), float(row["truth"])) for row in rows]
         held = sum(low <= truth <= high for low, high, truth in ends)
         width = 100 * statistics.mean(high - low for low, high, _ in ends)
@@ -714,51 +722,38 @@ def travel_labels() -> str:
     return markdown([*head, *(f"{name}, labels alone" for name in head[1:])], body)
 
 
-def travel_foreign() -> str:
-    """Returns how often images of none of the classes are said to be of no use."""
-    groups = grouped("travel_foreign", "kind", "images")
-    images = list(dict.fromkeys(own for _, own in groups))
-    body = []
-    for kind in dict.fromkeys(kind for kind, _ in groups):
-        cells = []
-        for own in images:
-            rows = groups[kind, own]
-            worst = [max(float(row["farther"]), float(row["unlike"])) for row in rows]
-            cells.append(f"{sum(one > FAR for one in worst)} of {len(rows)}")
-            cells.append(f"{100 * statistics.mean(float(row['estimate']) for row in rows):.0f}")
-        body.append([kind, *cells])
-    named = [TRAVEL_IMAGES[own] for own in images]
-    head = [cell for own in named for cell in (f"{own}: do not use", "estimate alone, %")]
-    return markdown(["images", *head], body)
-
-
-OBJECTS = {
-    "objects": "other objects, in a style of training",
-    "objects, new domain": "other objects, in a new style",
-    "own": "validation images of a site",
+FOLDERS = {
     "new domain": "a domain that took no part",
-    "one class": "one class alone",
+    "one class": "one of its classes alone",
+    "digits-lite0": "digits",
+    "emoji-lite0": "emoji",
+    "pacs-lite0": "PACS",
+    "nuclei-lite0": "microscope images",
 }
-COUNTED = 10
-"""Seed from which on cases are counted; those before decided the thresholds."""
 
 
-def travel_objects() -> str:
-    """Returns how often images are said to show other objects, where they do and where not."""
-    groups = grouped("travel_objects", "kind", "images")
-    body = []
-    for kind, title in OBJECTS.items():
-        cells = []
-        for images in ("pacs-lite0", "pacs-resnet18"):
-            rows = [row for row in groups[kind, images] if int(row["seed"]) >= COUNTED]
-            estimate = statistics.mean(float(row["estimate"]) for row in rows)
-            truth = statistics.mean(float(row["truth"]) for row in rows)
-            noticed = sum(row["found"] == "1" for row in rows)
-            cells += [f"{noticed} of {len(rows)}", f"{100 * estimate:.0f} / {100 * truth:.0f}"]
-        body.append([title, *cells])
-    head = [f"{TRAVEL_IMAGES[own]}" for own in ("pacs-lite0", "pacs-resnet18")]
-    columns = [cell for own in head for cell in (f"{own}: do not use", "estimated / true, %")]
-    return markdown(["images", *columns], body)
+def travel_folders() -> str:
+    """Returns how many folders of images are refused, by what they show and how many there are."""
+    groups, body = grouped("travel_folders", "images", "kind"), []
+    for images, title in TRAVEL_IMAGES.items():
+        for kind, shown in FOLDERS.items():
+            if not (rows := groups.get((images, kind), [])):
+                continue
+            sizes, held = (
+                dict.fromkeys(row[name] for row in rows) for name in ("size", "held_out")
+            )
+            cells = [f"{refused(rows, size=size)} %" for size in sizes]
+            each = ", ".join(f"{readable(one)} {refused(rows, held_out=one)}" for one in held)
+            body.append([title, shown, *cells, each])
+    head = ["model", "folders of", "20 images", "50", "200", "by the domain held out, %"]
+    return markdown(head, body)
+
+
+def refused(rows: Sequence[Mapping[str, str]], **of: str) -> str:
+    """Returns the share of folders that are refused in some rows, in percent."""
+    own = [row for row in rows if all(row[name] == value for name, value in of.items())]
+    share = sum(int(row["refused"]) for row in own) / sum(int(row["folders"]) for row in own)
+    return f"{100 * share:.0f}"
 
 
 def search_table(results: Results) -> str:
@@ -819,8 +814,7 @@ def tables() -> dict[str, str]:
         "travel_errors": travel_errors(),
         "travel_intervals": travel_intervals(),
         "travel_labels": travel_labels(),
-        "travel_foreign": travel_foreign(),
-        "travel_objects": travel_objects(),
+        "travel_folders": travel_folders(),
     }
 
 

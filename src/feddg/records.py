@@ -303,7 +303,7 @@ class EstimateRow(Row):
         images: of it.
         confidence: mean largest probability there, in [0, 1].
         value: the accuracy that is expected, in [0, 1].
-        low: the lower end of the interval that holds it nine times out of ten.
+        low: the lower end of the interval that holds it about nine times in ten.
         high: the upper end.
         sites: how many sites that were left out it rests on.
     """

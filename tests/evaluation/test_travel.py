@@ -11,7 +11,6 @@ from hypothesis import strategies as some
 from feddg.evaluation.travel import (
     ENOUGH_SITES,
     ESTIMATORS,
-    Content,
     Estimate,
     Familiar,
     LeftOutSite,
@@ -20,7 +19,6 @@ from feddg.evaluation.travel import (
     Reference,
     Signals,
     Sums,
-    appearance,
     at_a_new_site,
     calibrated,
     calibration,
@@ -28,8 +26,8 @@ from feddg.evaluation.travel import (
     images_to_label,
     labels_needed,
     left_out_sites,
+    moments,
     right_chances,
-    shows_other_objects,
     with_labels,
 )
 from feddg.rng import numpy_stream
@@ -53,10 +51,8 @@ def test_on_the_validation_images_themselves_an_estimate_is_their_accuracy(seed)
     accuracy = (outputs.logits.argmax(1) == labels).mean()
     reference = Reference.of(outputs, labels)
     found = Signals.of(reference, outputs)
-    for name in ("validation", "atc", "doc", "agreement", "energy", "dispersity"):
+    for name in ("atc", "doc", "agreement"):
         assert found.estimates[name] == pytest.approx(accuracy), name
-    assert found.distance == pytest.approx(0, abs=1e-12)
-    assert found.unlike == 0.05
 
 
 @settings(max_examples=30)
@@ -69,7 +65,6 @@ def test_estimates_are_shares_and_do_not_know_the_order_of_images(seed, other):
     assert all(0 <= value <= 1 for value in found.estimates.values())
     assert found.estimates.keys() == ESTIMATORS.keys()
     assert again.estimates == pytest.approx(found.estimates)
-    assert again.distance == pytest.approx(found.distance)
 
 
 def test_estimates_by_hand():
@@ -90,9 +85,6 @@ def test_estimates_by_hand():
     moved = (sure[0] + sure[3]) / 2 - sum(sure) / 5
     assert found.estimates["doc"] == pytest.approx(3 / 5 + moved)
     assert found.estimates["agreement"] == pytest.approx(3 / 5 + 0.75 - 0.8)
-    variance = features.var(axis=0).sum()
-    shift = math.dist(features[[0, 3]].mean(0) + 1, features.mean(0))
-    assert found.distance == pytest.approx(shift / math.sqrt(variance))
     parts = [value for name, value in found.estimates.items()
              if name in ("confidence", "atc", "doc", "agreement")]  # fmt: skip
     assert found.combined == pytest.approx(sum(parts) / 4)
@@ -113,13 +105,6 @@ def test_the_temperature_is_that_of_the_least_loss():
     assert loss(best) <= min(loss(best * 0.98), loss(best * 1.02))
 
 
-def test_a_matrix_of_one_confident_class_has_little_dispersity():
-    even = Outputs(numpy.eye(4)[numpy.arange(40) % 4] * 50, numpy.zeros((40, 1)))
-    same = Outputs(numpy.tile([50.0, 0, 0, 0], (40, 1)), numpy.zeros((40, 1)))
-    assert even.dispersity(1.0) == pytest.approx(1)
-    assert same.dispersity(1.0) == pytest.approx(0.5)  # one singular value, sqrt 40
-
-
 # Sites left out.
 
 
@@ -131,8 +116,7 @@ def sites_of(seed=0, sites=4, images=40, classes=3):
     centres = 2 * torch.randn(classes, 5, generator=generator)
     shifts = torch.randn(sites, 5, generator=generator)
     noise = torch.randn(len(labels), 5, generator=generator)
-    looks = numbers[:, None] + torch.randn(len(labels), 12, generator=generator)
-    return Part(centres[labels] + shifts[numbers] + noise, labels, numbers, looks)
+    return Part(centres[labels] + shifts[numbers] + noise, labels, numbers)
 
 
 def test_a_site_left_out_is_one_whose_images_were_never_there():
@@ -152,8 +136,9 @@ def test_a_site_left_out_is_one_whose_images_were_never_there():
         assert site.images == 40
         seen = validation.of(validation.sites != number)
         inside = seen.features.double() @ weight.T + bias
-        accuracy = (inside.argmax(1) == seen.labels).double().mean()
-        assert site.signals.estimates["validation"] == pytest.approx(float(accuracy))
+        temperature = fitted_temperature(inside.numpy(), seen.labels.numpy())
+        sure = (logits / temperature).softmax(1).amax(1).mean()
+        assert site.signals.estimates["confidence"] == pytest.approx(float(sure), abs=1e-4)
         assert "agreement" in site.signals.estimates
 
 
@@ -171,84 +156,95 @@ def test_a_site_survives_its_file():
     assert LeftOutSite.model_validate_json(first.model_dump_json()) == first
 
 
-# Other objects in a familiar style.
+# Images that show something else.
 
 
-def pictures(seed, style, objects, images=80):
-    """Outputs about images of a style that show objects, of which a model knows 0, 1 and 2."""
-    random = numpy_stream(seed, "pictures")
-    centres, styles = 5 * numpy.eye(64)[:6], 2 * numpy.eye(64)[6:8]
-    shown = numpy.array(objects)[numpy.arange(images) % len(objects)]
-    features = centres[shown] + styles[style] + random.normal(0, 0.5, (images, 64))
-    looks = 4 * style + random.normal(0, 1, (images, 12))
-    return Outputs(features[:, :3], features, None, looks)
+CLASSES, DIRECTIONS = 4, 40
 
 
-def familiar_pictures():
-    """What a model makes of validation images of two sites, of styles 0 and 1."""
-    parts = [pictures(style, style, [0, 1, 2]) for style in (0, 1)]
-    both = Outputs(
-        *(numpy.concatenate([getattr(p, name) for p in parts]) for name in ("logits", "features")),
-        None,
-        numpy.concatenate([part.looks for part in parts]),
+def pictures(seed, site, classes, images, foreign=False):
+    """Moments of maps: classes and sites in 40 directions of 60, other images in the others."""
+    random, fixed = numpy_stream(seed, "pictures"), numpy_stream(0, "centres")
+    centres, styles = fixed.normal(0, 1, (CLASSES, DIRECTIONS)), fixed.normal(0, 1, (8, DIRECTIONS))
+    labels = numpy.array(classes)[numpy.arange(images) % len(classes)]
+    maps = random.normal(0, 0.2, (images, 60))
+    maps[:, :DIRECTIONS] += centres[labels] + 0.5 * styles[site]
+    maps[:, :DIRECTIONS] += random.normal(0, 0.5, (images, DIRECTIONS))
+    if foreign:
+        maps[:, DIRECTIONS:] += random.normal(1, 1, (images, 60 - DIRECTIONS))
+    return maps, labels
+
+
+def familiar_pictures(sites=4):
+    """What a model sees at sites of these classes."""
+    parts = [pictures(site, site, range(CLASSES), 200) for site in range(sites)]
+    maps, labels = (numpy.concatenate(column) for column in zip(*parts))
+    return Familiar.of(maps, numpy.repeat(numpy.arange(sites) + 3, 200), labels)
+
+
+@pytest.mark.parametrize("images", [20, 50, 200])
+def test_images_that_show_something_else_are_noticed_and_a_new_site_is_not(images):
+    """However few they are, and if they are of a single class."""
+    familiar = familiar_pictures()
+    limit = familiar.limit(images)
+    alarms = {"all": 0, "one class": 0, "foreign": 0}
+    for seed in range(100, 140):
+        site, label = 4 + seed % 4, seed % CLASSES
+        new = {
+            "all": pictures(seed, site, range(CLASSES), images)[0],
+            "one class": pictures(seed, site, [label], images)[0],
+            "foreign": pictures(seed, site, [label], images, foreign=True)[0],
+        }
+        for kind, maps in new.items():
+            alarms[kind] += familiar.novelty(maps) > limit
+    assert alarms["all"] <= 4
+    assert alarms["one class"] <= 4
+    assert alarms["foreign"] == 40
+
+
+def test_fewer_images_and_single_classes_are_allowed_more():
+    familiar = familiar_pictures()
+    assert familiar.limit(20) > familiar.limit(200)
+    together = Familiar(
+        familiar.spans, familiar.outside, familiar.sites, numpy.zeros_like(familiar.labels)
     )
-    familiar = Familiar.of(both, numpy.repeat([3, 7], 80))
-    assert familiar is not None
-    return familiar
+    assert familiar.limit(50) > together.limit(50)
 
 
-@pytest.mark.parametrize("style", [0, 1])
-def test_other_objects_in_a_style_of_training_are_noticed(style):
-    familiar = familiar_pictures()
-    for seed in range(10, 20):
-        own = familiar.content(pictures(seed, style, [0, 1, 2]))
-        others = familiar.content(pictures(seed, style, [3, 4, 5]))
-        assert own.looks < 0.5
-        assert others.looks < 0.5
-        assert own.doubt == pytest.approx(0.5, abs=0.1)
-        assert own.apart < 0.2 < 1 < others.apart
-        assert not shows_other_objects(own, [])
-        assert shows_other_objects(others, [])
-        # Fewer of them, and one class alone, which only looks doubtful.
-        assert shows_other_objects(familiar.content(pictures(seed, style, [3, 4, 5], 30)), [])
-        assert not shows_other_objects(familiar.content(pictures(seed, style, [1])), [])
+def test_a_span_by_hand():
+    maps = numpy.array([[1.0, 0.0], [-1, 0], [3, 0], [-3, 0]])
+    familiar = Familiar.of(maps, numpy.zeros(4), numpy.zeros(4))
+    (span,) = familiar.spans
+    assert span.basis.shape == (2, 1)
+    assert familiar.novelty(maps) == pytest.approx(math.log(1e-9))  # all along the first direction
+    # The second never changes: its scale is a twentieth of the mean deviation.
+    first, mean = maps[:, 0].std(ddof=1), maps[:, 0].std(ddof=1) / 2
+    scale = (first + 0.05 * mean, 0.05 * mean)
+    variance = (maps[:, 0] ** 2).mean() / scale[0] ** 2
+    expected = (0.1 / scale[1]) ** 2 / variance
+    new = numpy.array([[7.0, 0.1]])
+    assert familiar.novelty(new) == pytest.approx(math.log(expected), rel=1e-6)
+    assert math.isinf(familiar.limit(20))  # one site says nothing of a new one
 
 
-def test_a_style_that_no_site_has_is_not_taken_for_other_objects():
-    familiar = familiar_pictures()
-    strange = pictures(5, 1, [3, 4, 5])
-    strange.looks[:] += 8
-    assert familiar.content(strange).looks > 1
-    assert not shows_other_objects(familiar.content(strange), [])
+def test_signals_without_sites_call_nothing_foreign():
+    maps, labels = pictures(0, 0, range(CLASSES), 50)
+    outputs, truth = drawn(0)
+    seen = Outputs(outputs.logits[:50], outputs.features[:50], None, maps)
+    one = Familiar.of(maps, numpy.zeros(50), labels)
+    found = Signals.of(Reference.of(outputs, truth), seen, one)
+    assert found.novelty is not None
+    assert found.limit is None
+    assert not found.foreign
+    assert not Signals.of(Reference.of(outputs, truth), outputs, one).foreign  # no maps
 
 
-def test_a_left_out_site_that_looks_like_the_others_says_how_doubtful_that_may_be():
-    found = Content(looks=0.4, doubt=0.8, apart=0.9)
-    assert shows_other_objects(found, [None, Content(looks=0.4, doubt=0.75, apart=0.9)])
-    assert not shows_other_objects(found, [Content(looks=0.4, doubt=0.85, apart=0.9)])
-    assert shows_other_objects(found, [Content(looks=2.0, doubt=0.85, apart=0.9)])
-    assert not shows_other_objects(None, [])
-
-
-def test_too_few_images_of_every_class_tell_nothing():
-    few = pictures(0, 0, [0, 1, 2], images=6)  # two of each
-    assert Familiar.of(few, numpy.zeros(6, int)) is None
-    assert familiar_pictures().content(few) is None
-    with pytest.raises(ValueError, match="appearance"):
-        Familiar.of(Outputs(few.logits, few.features), numpy.zeros(6, int))
-
-
-def test_appearance_is_of_the_style_and_not_of_where_things_are():
-    generator = torch.Generator().manual_seed(0)
-    images = torch.rand(4, 3, 16, 16, generator=generator)
-    found = appearance(images)
-    assert found.shape == (4, 12)
-    assert torch.allclose(found, appearance(images.flip(3)), atol=1e-6)
-    assert torch.allclose(found[:, :3], images.mean((2, 3)), atol=1e-6)
-    flat = appearance(torch.full((1, 3, 16, 16), 0.4))[0]
-    assert flat[:3].tolist() == pytest.approx([0.4] * 3)
-    assert flat[3:11].abs().max() < 1e-6
-    assert flat[11] == 1
+def test_moments_are_means_and_deviations_of_channels():
+    maps = torch.rand(4, 3, 5, 7, generator=torch.Generator().manual_seed(0))
+    found = moments(maps)
+    assert torch.allclose(found[:, :3], maps.mean((2, 3)))
+    assert found[1, 4] == pytest.approx(maps[1, 1].numpy().std(), rel=1e-5)
+    assert moments(torch.full((1, 2, 1, 1), 0.4))[0].tolist() == pytest.approx([0.4, 0.4, 0, 0])
 
 
 # The calibration and its interval.
@@ -425,6 +421,26 @@ def test_all_labels_leave_no_doubt():
     found = with_labels(without, right_chances(confidence, 0.9), everything, right)
     assert found.value == pytest.approx(right.mean(), abs=1e-3)
     assert found.reach < 1e-3
+
+
+@pytest.mark.parametrize("labels", [10, 20, 50, 100])
+@pytest.mark.parametrize("stated", [0.03, 0.06])
+def test_labels_decide_where_the_estimate_errs_twice_as_much_as_it_says(labels, stated):
+    random, hits = numpy_stream(labels, "contradiction", str(stated)), 0
+    for seed in range(200):
+        accuracy = random.uniform(0.4, 0.9)
+        chances = right_chances(random.beta(4, 1.5, 400).clip(0.05, 0.99), accuracy)
+        right = random.random(400) < chances
+        value = float(numpy.clip(right.mean() + 2 * stated * random.normal(), 0.02, 0.98))
+        without = Estimate(value, value - 1.645 * stated, value + 1.645 * stated)
+        chosen = images_to_label(chances, labels, seed)
+        found = with_labels(without, right_chances(chances, value), chosen, right[chosen])
+        hits += found.low <= right.mean() <= found.high
+    assert hits / 200 >= 0.88
+
+
+def test_nine_sites_are_enough():
+    assert ENOUGH_SITES == 9
 
 
 def test_a_few_labels_that_are_all_right_do_not_make_sure():

@@ -35,7 +35,7 @@ def test_the_command_writes_a_card(run_of, tmp_path):
     assert "ink/0/" not in text  # no file of the training images
     estimate, _ = new_site(read_run(run))
     assert f"Expected accuracy at a new site: **{estimate.value:.1%}**, between" in text
-    assert "nine times out of ten, from 1 site that took no part" in text
+    assert "about nine times in ten, from 1 site that took no part" in text
 
 
 def test_every_run_has_a_card_that_nobody_overwrites(tmp_path, cache):

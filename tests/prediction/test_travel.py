@@ -2,6 +2,8 @@
 
 import csv
 import json
+import math
+from pathlib import Path
 
 import numpy
 import pytest
@@ -9,24 +11,33 @@ from PIL import Image
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+import feddg
 from feddg.api import predict_files
 from feddg.cli import app
 from feddg.data.data_set import load_source
 from feddg.errors import DataError, RunError
-from feddg.evaluation.travel import Content, Estimate, at_a_new_site
+from feddg.evaluation.travel import Estimate, Familiar, at_a_new_site
 from feddg.models.backbones import SmallCNN
 from feddg.prediction import travel as module
 from feddg.prediction.predict import predict
 from feddg.prediction.travel import (
+    CASES,
+    COLLECTIONS,
+    FOREIGN,
+    HELD,
     TRAVEL,
     Recorder,
     TravelFile,
     calibrate,
     expectation,
     new_site,
+    running_estimate,
     travel,
 )
+from feddg.report.run_page import verdict
+from feddg.rng import numpy_stream
 from feddg.runs.reading import read_run
+from run_folders import FolderMaker
 from trained_runs import SETTINGS, read_csv, trained_run
 
 
@@ -51,6 +62,12 @@ def sketches(tmp_path_factory):
     return folder, write_domain(folder, "sketch")
 
 
+@pytest.fixture
+def unlimited(monkeypatch):
+    """Nothing is refused: for models of other styles, sketches of digits are something else."""
+    monkeypatch.setattr(Familiar, "limit", lambda self, images: math.inf)
+
+
 def accuracy(run, folder, truths):
     rows = list(predict(run, folder))
     return sum(row.label == truths[row.file] for row in rows) / len(rows)
@@ -67,6 +84,7 @@ def beside(tmp_path_factory, cache):
     return [trained_run(out, cache, hold_out=domain, **SHORTER) for domain in domains]
 
 
+@pytest.mark.usefixtures("unlimited")
 def test_the_truth_is_within_the_interval_at_a_domain_that_took_no_part(
     finished, cache, sketches, beside
 ):
@@ -98,6 +116,7 @@ def ridge(tmp_path_factory, cache):
     return trained_run(tmp_path_factory.mktemp("ridge"), cache, "ridge", train={"batch_size": 64})
 
 
+@pytest.mark.usefixtures("unlimited")
 def test_a_network_from_scratch_has_no_site_to_rest_on(finished, cache, sketches):
     found = travel(finished, sketches[0], cache=cache)
     assert found.calibration.sites == ()
@@ -115,8 +134,8 @@ def test_a_site_like_those_of_training_is_expected_to_do_as_well(finished, cache
     found = travel(finished, tmp_path / "site", cache=cache)
     truth = accuracy(finished, tmp_path / "site", truths)
     assert found.expected.low <= truth <= found.expected.high
-    assert found.advice.code not in ("unlike-all-sites", "other-objects")
-    assert found.signals.content.looks < 0.5
+    assert found.advice.code != FOREIGN
+    assert found.signals.novelty < found.signals.limit
 
 
 def test_the_runs_images_are_looked_at_once(finished, cache, sketches, monkeypatch):
@@ -126,7 +145,7 @@ def test_the_runs_images_are_looked_at_once(finished, cache, sketches, monkeypat
     again = travel(finished, sketches[0], cache=cache)
     assert again.expected == first.expected
     assert again.signals == first.signals
-    assert again.signals.content is not None
+    assert again.signals.limit is not None
     assert again.calibration == kept == first.calibration
     assert (finished / TRAVEL).stat().st_mode & 0o077 == 0
 
@@ -142,46 +161,84 @@ def test_another_models_calibration_is_not_taken(finished, cache, sketches):
     (finished / TRAVEL).unlink()
 
 
-@pytest.mark.parametrize(
-    ("distance", "unlike", "code"),
-    [
-        (0.5, 0.1, "label-first"),
-        (0.74, 0.49, "label-first"),
-        (0.76, 0.1, "unlike-all-sites"),  # half as far again as the farthest site
-        (0.5, 0.7, "unlike-all-sites"),  # half as many again as there
-    ],
-)
-def test_images_farther_than_every_site_are_not_to_be_used(ridge, cache, distance, unlike, code):
-    model = Recorder(ridge, "cpu", None)
-    found = calibrate(ridge, model, cache=cache)
-    site = found.sites[0]
-    far = site.signals.model_copy(update={"distance": 0.5, "unlike": 0.45})
-    near = site.signals.model_copy(update={"distance": 0.2, "unlike": 0.1})
-    sites = tuple(site.model_copy(update={"signals": one}) for one in (far, near))
-    reference = found.reference.model_copy(update={"accuracy": 0.9})
-    found = found.model_copy(update={"sites": sites, "reference": reference})
-    new = near.model_copy(update={"distance": distance, "unlike": unlike})
-    advice, *_ = module._diagnostics(found, new, Estimate(0.6, 0.4, 0.8), 0, 150, 1000)
-    assert advice.code == code
-    if code == "unlike-all-sites":  # it says which of both
-        assert ("as far" in advice.text) == (distance > 0.75)
-        assert (f"{unlike:.0%} of them" in advice.text) == (distance < 0.75)
-    # Whoever has labelled some of them knows better.
-    labelled, *_ = module._diagnostics(found, new, Estimate(0.6, 0.4, 0.8), 20, 150, 1000)
-    assert (labelled.code, labelled.text[:29]) == ("label-first", "Label about 130 more images f")
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory):
+    """Two hundred images of noise."""
+    folder, random = tmp_path_factory.mktemp("foreign"), numpy_stream(0, "foreign")
+    for number in range(200):
+        pixels = random.integers(0, 256, (32, 32, 3), dtype=numpy.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:03d}.png")
+    return folder
 
 
-def test_other_objects_in_a_familiar_style_are_not_to_be_used(ridge, cache):
+@pytest.mark.parametrize("count", [20, 50, 200])
+def test_of_images_that_show_something_else_no_accuracy_is_printed(
+    finished, cache, foreign, tmp_path, count
+):
+    files = sorted(map(str, foreign.glob("*.png")))[:count]
+    page = tmp_path / "page.html"
+    found = feddg.travel(finished, files, cache=cache, html=page)
+    assert (found.advice.code, found.advice.severity) == (FOREIGN, "warning")
+    assert found.advice.text.startswith("Do not use it: ")
+    assert len(found.diagnostics) == 1  # nothing that contradicts it
+    assert found.expected is found.without_labels is None
+    assert found.fields()["value"] is None
+    assert {one.right for one in found.classes} == {one.risk for one in found.images} == {None}
+    text = page.read_text("utf-8")
+    assert "Expected accuracy" not in text
+    assert "Probably wrong" not in text
+    ended = CliRunner().invoke(app, ["travel", str(finished), *files, "--device", "cpu"])
+    assert ended.exit_code == 0, ended.output
+    words = " ".join(ended.output.split())
+    assert found.advice.text in words
+    assert "Expected accuracy" not in words
+    assert "right in" not in words
+    # Nor does predict, which only says how to ask.
+    done = predict_files(finished, files, tmp_path / "a.csv", estimate=running_estimate)
+    assert done.expected is None
+
+
+@pytest.mark.parametrize("count", [20, 50])
+def test_few_images_and_single_classes_of_a_site_are_no_false_alarm(
+    finished, cache, tmp_path, count
+):
+    truths = write_domain(tmp_path / "site", "chalk", 400)
+    files, random = sorted(truths), numpy_stream(count, "folders")
+    folders = [random.choice(files, count, replace=False).tolist() for _ in range(5)]
+    folders += [[f for f in files if truths[f] == label][:count] for label in ("0", "3", "7")]
+    for own in folders:
+        assert travel(finished, own, cache=cache).advice.code != FOREIGN
+
+
+def test_labels_overrule_the_advice_not_to_use_a_model(finished, cache, foreign, tmp_path):
+    file = tmp_path / "labels.csv"
+    travel(finished, foreign, choose=30, labels=file, cache=cache)
+    rows = read_csv(file)
+    with file.open("w", newline="") as content:
+        csv.writer(content).writerows([["file", "label"], *([row["file"], "3"] for row in rows)])
+    found = travel(finished, foreign, labels=file, cache=cache)
+    assert found.advice.code != FOREIGN
+    assert found.expected is not None
+    assert found.labels == 30
+
+
+def test_the_advice_does_not_contradict_itself(ridge, cache):
+    """Use it, and label some first, never stand together."""
     found = calibrate(ridge, Recorder(ridge, "cpu", None), cache=cache)
-    content = Content(looks=0.3, doubt=0.9, apart=0.8)
-    near = found.sites[0].signals.model_copy(update={"content": content})
-    expected = Estimate(0.9, 0.88, 0.92)
-    advice, *_ = module._diagnostics(found, near, expected, 0, 0, 1000)
-    assert (advice.code, advice.severity) == ("other-objects", "warning")
-    assert advice.text.startswith("Do not use it: ")
-    assert advice.text.count(".") == 1
-    labelled, *_ = module._diagnostics(found, near, expected, 20, 0, 1000)
-    assert labelled.code == "travels"
+    signals = found.sites[0].signals
+    for expected in (Estimate(0.9, 0.88, 0.92), Estimate(0.6, 0.4, 0.8)):
+        codes = [one.code for one in module._diagnostics(found, signals, expected, 0, 150, 1000)]
+        assert codes[0] == ("travels" if expected.reach < 0.05 else "label-first")
+        assert ("travel-few-sites" in codes) == (codes[0] == "label-first")
+
+
+def test_how_often_intervals_held_is_what_the_table_says():
+    table = Path(__file__).parents[2] / "docs" / "results" / "data" / "travel.csv"
+    rows = [row for row in read_csv(table) if row["estimator"] == "combined"]
+    held = [float(row["low"]) <= float(row["truth"]) <= float(row["high"]) for row in rows]
+    assert (sum(held), len(held)) == (HELD, CASES)
+    images = {row["images"].partition(",")[0].partition("-")[0] for row in rows}
+    assert len(images) == COLLECTIONS
 
 
 def test_an_interval_of_five_points_or_near_the_accuracy_in_domain_may_be_used(ridge, cache):
@@ -192,6 +249,7 @@ def test_an_interval_of_five_points_or_near_the_accuracy_in_domain_may_be_used(r
         assert advice.text.startswith("Use it, if ")
 
 
+@pytest.mark.usefixtures("unlimited")
 def test_labels_narrow_the_interval_and_move_the_estimate_to_the_truth(
     finished, cache, sketches, tmp_path
 ):
@@ -221,6 +279,7 @@ def test_predict_says_how_to_ask_how_many_are_right(ridge, sketches, tmp_path):
     assert f"feddg travel {ridge} {sketches[0]}" in ended.output
 
 
+@pytest.mark.usefixtures("unlimited")
 def test_predict_says_how_many_are_right_once_travel_was_asked(ridge, cache, sketches, tmp_path):
     calibrate(ridge, Recorder(ridge, "cpu", None), cache=cache)
     command = ["predict", str(ridge), str(sketches[0]), "--out", str(tmp_path / "a.csv"), "-q"]
@@ -253,6 +312,29 @@ def test_a_new_site_is_expected_to_do_as_those_that_took_no_part(ridge, finished
     assert new_site(read_run(finished))[1] == 1
 
 
+@pytest.mark.parametrize(
+    ("partition", "alone", "sites"),
+    [("heterogeneous", False, 0), ("domain", True, 10), ("client", False, 10)],
+)
+@pytest.mark.parametrize("held_out", [["photo"], []])
+def test_shards_of_the_domains_that_trained_are_no_new_sites(
+    tmp_path, partition, alone, sites, held_out
+):
+    """Ten simulated clients of two domains did well without themselves: nothing of a new site."""
+    run = read_run(FolderMaker(tmp_path / "run", test=held_out).write())
+    run.metrics.rounds[-1].left_out.update(dict.fromkeys(range(10), 0.95))
+    run.settings["clients"]["partition"] = partition
+    if alone:  # each has a domain of its own
+        held = numpy.eye(10, dtype=int).tolist()
+        own = [c.model_copy(update={"domains": row}) for c, row in zip(run.clients.clients, held)]
+        vars(run)["clients"] = run.clients.model_copy(update={"clients": own})
+    accuracies = [0.95] * sites + [row.accuracy for row in run.served_rows("test")]
+    expected = (at_a_new_site(accuracies), len(accuracies)) if accuracies else None
+    assert new_site(run) == expected
+    assert ("At a new site" in dict(verdict(run))) == bool(accuracies)
+
+
+@pytest.mark.usefixtures("unlimited")
 def test_the_command_prints_the_answer_and_its_numbers(ridge, cache, sketches, tmp_path):
     calibrate(ridge, Recorder(ridge, "cpu", None), cache=cache)
     command = ["travel", str(ridge), str(sketches[0]), "--device", "cpu"]
@@ -295,7 +377,8 @@ def test_a_file_of_labels_is_not_written_over(finished, cache, sketches, tmp_pat
         travel(finished, sketches[0], choose=5, labels=tmp_path / "labels.csv", cache=cache)
 
 
-def test_a_single_domain_leaves_clients_out(tmp_path, cache, sketches):
+@pytest.mark.usefixtures("unlimited")
+def test_clients_of_a_single_domain_that_are_drawn_by_lot_are_no_sites(tmp_path, cache, sketches):
     run = trained_run(
         tmp_path,
         cache,
@@ -306,8 +389,9 @@ def test_a_single_domain_leaves_clients_out(tmp_path, cache, sketches):
         train={"batch_size": 64},
     )
     found = travel(run, sketches[0], cache=cache)
-    assert found.calibration.kind == "client"
-    assert [site.site for site in found.calibration.sites] == [f"client-{n}" for n in range(4)]
+    assert found.calibration.sites == ()
+    assert found.calibration.models == "none"
+    assert "travel-no-sites" in [one.code for one in found.diagnostics]
 
 
 def test_trained_features_are_stood_in_for_by_those_that_training_began_from(
@@ -358,6 +442,7 @@ def test_without_validation_images_there_is_nothing_to_compare_with(tmp_path, ca
         travel(run, sketches[0], cache=cache)
 
 
+@pytest.mark.usefixtures("unlimited")
 def test_features_that_were_not_trained_have_not_seen_the_sites(ridge, cache, sketches):
     found = travel(ridge, sketches[0], cache=cache)
     assert found.calibration.models == "features"

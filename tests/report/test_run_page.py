@@ -267,7 +267,7 @@ def test_the_top_says_what_is_known_in_plain_words(tmp_path):
     assert list(answers) == ["At a new site", "Worst class", "What would help most"]
     estimate, count = new_site(run)
     assert count == 1
-    ends = f"between {percent_sign(estimate.low)} and {percent_sign(estimate.high)} nine"
+    ends = f"between {percent_sign(estimate.low)} and {percent_sign(estimate.high)} about nine"
     assert f"{percent_sign(estimate.value)}, {ends}" in answers["At a new site"]
     assert "judging by 1 site" in answers["At a new site"]
     worst = f"horse: {percent_sign(0.3)} of 100 images recognised, mostly taken for elephant."

@@ -233,6 +233,65 @@ def test_causes_of_a_failure_are_in_the_order_that_a_run_shows(tmp_path):
     assert rising == [("too large a learning rate", ("--lr", "1e-05"))]
 
 
+class Fallen(FolderMaker):
+    """Training makes 22 % of 47 %, then recovers a little, while its loss falls."""
+
+    start = 0.47
+
+    def accuracy(self, split, domain, round_, weights="last"):
+        return self.start if round_ == 0 else 0.2 + 0.01 * round_
+
+    def round_row(self, round_):
+        terms = {"cross_entropy": 2 - 0.2 * round_}
+        return super().round_row(round_).model_copy(update={"terms": terms})
+
+
+def test_where_training_hurts_nobody_is_told_to_train_longer(tmp_path):
+    run = read_run(Fallen(tmp_path / "run", rounds=6, planned=6).write())
+    found = {one.code: one for one in about_result(run)}
+    assert UNTRAINED in found
+    assert "still-rising" not in found
+    assert "labels mean nothing" not in str(found[UNTRAINED])
+    assert "keep the closed form" in found[UNTRAINED].advice
+    first, second = causes_of_failure(run)
+    assert "hurts (47.0% right before round 1, 26.0% at the end)" in first.text
+    assert (first.flags[0], second.flags) == ("--lr", ("--method", "ridge"))
+    assert "rounds" not in first.text + second.text
+
+
+def test_a_start_that_was_a_guess_has_nothing_to_keep(tmp_path):
+    maker = Fallen(tmp_path / "run", rounds=6, planned=6)
+    maker.start = 0.3
+    assert ("--method", "ridge") not in [
+        c.flags for c in causes_of_failure(read_run(maker.write()))
+    ]
+
+
+def test_a_method_that_does_not_train_is_told_nothing_of_rates_and_rounds(tmp_path):
+    maker = Astray(tmp_path / "run", rounds=1, planned=1)
+    run = read_run(maker.write())
+    run.settings["method"] = {"name": "ridge"}
+    run.settings["train"] = {"lr": 0.001, "rounds": 1}
+    advice = {one.code: one.advice for one in about_result(run)}
+    assert "learning rate" not in advice[MAJORITY]
+    assert "longer" not in advice[MAJORITY]
+    assert TOO_LARGE not in advice
+    for cause in causes_of_failure(run):
+        assert "--lr" not in cause.flags
+        assert "--rounds" not in cause.flags or "fedavg" in cause.flags
+        assert "rate" not in cause.text
+
+
+def test_a_model_that_tells_classes_apart_is_not_useless_for_one_frequent_class():
+    """The case of the issue: 60 % of one class, balanced accuracy 51.8, guessing has 25."""
+    counts = [[360, 80, 80, 80], [60, 70, 10, 10], [60, 10, 70, 10], [60, 10, 10, 20]]
+    evaluations = Evaluations([row(1, counts)])
+    at = split_accuracy(evaluations, 1)
+    assert at.accuracy.share < at.constant
+    assert at.balanced > 0.4 > at.guessing
+    assert MAJORITY not in codes(evaluations)
+
+
 def test_before_any_training_nothing_is_claimed():
     assert codes(Evaluations([row(0, START)])) == []
     assert about_accuracy(Evaluations([]), None) == []
@@ -346,6 +405,10 @@ class Astray(FolderMaker):
 
     def accuracy(self, split, domain, round_, weights="last"):
         return self.level
+
+    def confusion(self):
+        right = super().confusion()
+        return right if self.level else [[sum(row), *[0] * (len(row) - 1)] for row in right]
 
     def round_row(self, round_):
         return super().round_row(round_).model_copy(update={"terms": {"cross_entropy": self.loss}})

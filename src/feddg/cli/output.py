@@ -215,9 +215,10 @@ def print_attack(rows: Sequence[AttackRow]) -> None:
 def print_travel(found: Travel) -> None:
     """Prints the expected accuracy of a model at a new site, and its basis."""
     console = Console()
-    if found.calibration.sites:
-        console.print(as_rich(sites_table(found)))
-    print_expected(found.expected)
+    if found.expected is not None:
+        if found.calibration.sites:
+            console.print(as_rich(sites_table(found)))
+        print_expected(found.expected)
     for one in found.diagnostics:
         print_line(console, str(one))
 

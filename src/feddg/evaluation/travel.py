@@ -6,7 +6,7 @@ see :func:`left_out_sites`. A few labels improve the estimate.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -33,13 +33,13 @@ class Outputs:
         features: ``(n, d)``, the input of its classifier.
         agreement: ``(n,)``, the share of other sites' models that predict the same class; None if
             there are no such models.
-        looks: ``(n, 12)``, see :func:`appearance`; None if not computed.
+        maps: ``(n, m)``, see :func:`moments`; None if not computed.
     """
 
     logits: numpy.ndarray
     features: numpy.ndarray
     agreement: numpy.ndarray | None = None
-    looks: numpy.ndarray | None = None
+    maps: numpy.ndarray | None = None
 
     @property
     def predicted(self) -> numpy.ndarray:
@@ -58,12 +58,6 @@ class Outputs:
         largest: numpy.ndarray = _shares(self.logits, temperature).max(1)
         return largest
 
-    def dispersity(self, temperature: float) -> float:
-        """Returns the nuclear norm of the probability matrix over its maximum, in [0, 1]."""
-        shares = _shares(self.logits, temperature)
-        largest = math.sqrt(len(shares) * min(shares.shape))
-        return float(numpy.linalg.svd(shares, compute_uv=False).sum() / largest)
-
 
 class Reference(Row):
     """A model's statistics on labelled in-domain validation images, for the estimates.
@@ -74,12 +68,8 @@ class Reference(Row):
         temperature: divides the logits.
         confidence: the mean, after the temperature.
         confidence_threshold: as many images are below it as the model gets wrong.
-        energy_threshold: as many images are above it as the model gets wrong.
         agreement: the mean; None if there are no other models.
-        dispersity: see :meth:`Outputs.dispersity`.
         unlike: the energy that 5 % of images exceed.
-        mean: of the features, ``d`` numbers.
-        spread: the square root of their total variance.
     """
 
     images: int
@@ -87,18 +77,14 @@ class Reference(Row):
     temperature: float
     confidence: float
     confidence_threshold: float
-    energy_threshold: float
     agreement: float | None
-    dispersity: float
     unlike: float
-    mean: tuple[float, ...]
-    spread: float
 
     @classmethod
     def of(cls, outputs: Outputs, labels: numpy.ndarray) -> "Reference":
         """Measures a model on images with labels ``(n,)``."""
         temperature = fitted_temperature(outputs.logits, labels)
-        confidence, energy = outputs.confidence(temperature), outputs.energy
+        confidence = outputs.confidence(temperature)
         wrong = int((outputs.predicted != labels).sum())
         return cls(
             images=len(labels),
@@ -106,12 +92,8 @@ class Reference(Row):
             temperature=temperature,
             confidence=confidence.mean(),
             confidence_threshold=_passed_by_all_but(wrong, confidence),
-            energy_threshold=-_passed_by_all_but(wrong, -energy),
             agreement=None if outputs.agreement is None else outputs.agreement.mean(),
-            dispersity=outputs.dispersity(temperature),
-            unlike=numpy.quantile(energy, INSIDE),
-            mean=tuple(outputs.features.mean(0).tolist()),
-            spread=math.sqrt(outputs.features.var(0).sum()),
+            unlike=numpy.quantile(outputs.energy, INSIDE),
         )
 
 
@@ -184,9 +166,6 @@ def _agreement(reference: Reference, outputs: Outputs) -> float | None:
 
 
 ESTIMATORS: Final[Mapping[str, Estimator]] = {
-    "validation": Estimator(
-        "in-domain validation accuracy", "what people read", lambda reference, _: reference.accuracy
-    ),
     "confidence": Estimator("mean confidence, temperature fitted", "Guo et al. 2017", _confidence),
     "atc": Estimator("ATC", "Garg et al. 2022", _thresholded),
     "doc": Estimator(
@@ -197,175 +176,117 @@ ESTIMATORS: Final[Mapping[str, Estimator]] = {
         ),
     ),
     "agreement": Estimator("agreement of models without a site", "Jiang et al. 2022", _agreement),
-    "energy": Estimator(
-        "energy, thresholded",
-        "Liu et al. 2020",
-        lambda reference, outputs: float((outputs.energy <= reference.energy_threshold).mean()),
-    ),
-    "dispersity": Estimator(
-        "nuclear norm",
-        "Deng et al. 2023",
-        lambda reference, outputs: _moved(
-            reference, reference.dispersity, outputs.dispersity(reference.temperature)
-        ),
-    ),
 }
-COMBINED: Final = ("confidence", "atc", "doc", "agreement")
 """The estimates whose mean is calibrated on sites."""
 
 
-# Other objects in a familiar style. A new style makes a model as doubtful as a new object does, so
-# how images look is told from what they show: by numbers of their pixels alone. Images that look
-# like those of a site, and are something else to the model, show other objects.
+# Images that show something else. A new style makes a model as doubtful as another object does, and
+# its last features differ as much. The layers before tell them apart: what their maps are made of
+# changes less between styles of the same objects than between kinds of images.
 
 
-def appearance(images: Tensor) -> Tensor:
-    """Returns the appearance ``(n, 12)`` of images ``(n, 3, height, width)`` in [0, 1].
-
-    Mean and deviation of each colour; mean change of brightness from pixel to pixel, across and
-    down; mean and deviation of saturation; mean curvature of brightness; share of flat pixels.
-    """
-    brightness = images.mean(1)
-    across = brightness.diff(dim=2).abs()
-    down = brightness.diff(dim=1).abs()
-    saturation = images.amax(1) - images.amin(1)
-    inner, sides = brightness[:, 1:-1, 1:-1], brightness[:, 1:-1, :-2] + brightness[:, 1:-1, 2:]
-    curvature = 4 * inner - sides - brightness[:, :-2, 1:-1] - brightness[:, 2:, 1:-1]
-    own = [
-        across.mean((1, 2)),
-        down.mean((1, 2)),
-        saturation.mean((1, 2)),
-        saturation.flatten(1).std(1),
-        curvature.abs().mean((1, 2)),
-        (across < 0.01).float().mean((1, 2)),
-    ]
-    colours = [images.mean((2, 3)), images.flatten(2).std(2)]
-    return torch.cat([*colours, torch.stack(own, 1)], 1)
+def moments(maps: Tensor) -> Tensor:
+    """Returns means and deviations ``(B, 2 C)`` of maps' channels ``(B, C, height, width)``."""
+    return torch.cat([maps.mean((2, 3)), maps.flatten(2).std(2, correction=0)], 1)
 
 
-class Content(Row):
-    """The distances of images from the site that looks most like them.
+SPANNED: Final = 0.95
+"""Share of the variance of a site's images that its span explains."""
+DRAWS: Final = 40
+"""Folders drawn from every site, of all its images and of single classes."""
+LEAST_OF_A_FOLDER: Final = 10
+"""The least number of a class's images at a site for folders of that class."""
+
+
+class Span(NamedTuple):
+    """The principal directions of a site's images.
+
+    That middle layers notice other images best is a finding of Lee et al. (NeurIPS 2018).
 
     Attributes:
-        looks: between means of appearance, in deviations within a site.
-        doubt: mean share of validation images with a larger score, the largest logit after
-            subtracting the mean of all; a half if images are like them.
-        apart: between means of features, given the predicted class, in deviations within.
+        scale: ``(m,)``, deviation of each moment.
+        centre: ``(m,)``, mean of the scaled moments.
+        basis: ``(m, r)``, orthonormal.
+        variance: the total variance of the scaled moments, ``(1,)``.
     """
 
-    looks: float
-    doubt: float
-    apart: float
+    scale: Tensor
+    centre: Tensor
+    basis: Tensor
+    variance: Tensor
 
+    @classmethod
+    def of(cls, maps: Tensor) -> "Span":
+        """Measures images ``(n, m)``, at least two."""
+        scale = maps.std(0)
+        scale = scale + 0.05 * scale.mean() + 1e-9  # of a moment that never changes
+        scaled = maps / scale
+        centre = scaled.mean(0)
+        _, values, directions = torch.linalg.svd(scaled - centre, full_matrices=False)
+        shares = values.square().cumsum(0) / values.square().sum().clamp(min=1e-12)
+        rank = int((shares < SPANNED).sum()) + 1
+        variance = values.square().sum().clamp(min=1e-12) / len(maps)
+        return cls(scale, centre, directions[:rank].T.contiguous(), variance[None])
 
-ALIKE, DOUBTFUL, APART = 1.0, 0.7, 0.2
-"""Images look like a site's below the first, and show other objects above both others."""
-
-
-def shows_other_objects(content: Content | None, known: Iterable[Content | None]) -> bool:
-    """Whether images look like those of a site but show other objects.
-
-    Args:
-        content: of the images.
-        known: of left-out sites; if one looks like the others, images of other objects must be
-            more doubtful than it.
-    """
-    if content is None or content.looks >= ALIKE:
-        return False
-    doubts = [one.doubt for one in known if one is not None and one.looks < ALIKE]
-    return content.doubt > max(DOUBTFUL, *doubts, 0.0) and content.apart > APART
-
-
-LEAST_OF_A_CELL: Final = 3
-"""The least number of a class's images at a site for their mean to count."""
+    def outside(self, maps: Tensor) -> Tensor:
+        """Returns the squared length of images ``(n, m)`` outside of the span, ``(n,)``."""
+        own = maps / self.scale - self.centre
+        inside = own @ self.basis
+        return (own.square().sum(1) - inside.square().sum(1)).clamp(min=0) / self.variance
 
 
 @dataclass(frozen=True)
 class Familiar:
-    """A model's statistics on validation images by site, for :class:`Content`.
+    """What a network's middle layers see in the images of its sites.
 
     Attributes:
-        looks: ``(sites, 12)``, mean appearance.
-        looks_spread: ``(12,)``, its deviation within sites.
-        centre: ``(classes,)``, mean logits.
-        scores: ``(n,)`` in ascending order, the largest logits with each site's mean at the centre.
-        means: ``(sites, classes, d)``, of features by predicted class; NaN if images are few.
-        noise: ``(sites, classes)``, the squared errors of these means.
-        spread: the total variance of features within cells.
+        spans: of each site.
+        outside: ``(n, sites)``, the sites' own images outside of each one's span.
+        sites: ``(n,)``, the site of each.
+        labels: ``(n,)``, the class of each.
     """
 
-    looks: numpy.ndarray
-    looks_spread: numpy.ndarray
-    centre: numpy.ndarray
-    scores: numpy.ndarray
-    means: numpy.ndarray
-    noise: numpy.ndarray
-    spread: numpy.ndarray
+    spans: Sequence[Span]
+    outside: numpy.ndarray
+    sites: numpy.ndarray
+    labels: numpy.ndarray
 
     @classmethod
-    def of(cls, outputs: Outputs, sites: numpy.ndarray) -> "Familiar | None":
-        """Measures a model on validation images of sites ``(n,)``; None if none is large enough.
+    def of(cls, maps: numpy.ndarray, sites: numpy.ndarray, labels: numpy.ndarray) -> "Familiar":
+        """Measures images ``(n, m)`` with their sites and classes ``(n,)``."""
+        own = torch.from_numpy(maps).double()
+        numbers, places = numpy.unique(sites, return_inverse=True)
+        spans = [Span.of(own[torch.from_numpy(places == site)]) for site in range(len(numbers))]
+        outside = torch.stack([span.outside(own) for span in spans], 1)
+        return cls(spans, outside.numpy(), places, labels)
 
-        Raises:
-            ValueError: the outputs have no appearance.
+    def novelty(self, maps: numpy.ndarray) -> float:
+        """Returns the logarithm of how far images ``(n, m)`` are outside of the nearest span."""
+        own = torch.from_numpy(maps).double()
+        return _novelty(numpy.stack([span.outside(own).numpy() for span in self.spans], 1))
+
+    def limit(self, images: int) -> float:
+        """Returns the largest novelty of a folder of so many images of the same classes.
+
+        Every site is a new one to the others: folders as large are drawn from it, of all its
+        images and of single classes, and 95 % of them are below. The mean over sites counts,
+        because the farthest of few is an accident. Infinite with fewer than two sites.
         """
-        if outputs.looks is None:
-            raise ValueError("content needs the appearance of images")
-        names, place = numpy.unique(sites, return_inverse=True)
-        centre = outputs.logits.mean(0)
-        logits, looks = outputs.logits.copy(), outputs.looks.astype(float)
-        means_of_looks = numpy.stack([looks[place == site].mean(0) for site in range(len(names))])
-        for site in range(len(names)):
-            logits[place == site] += centre - logits[place == site].mean(0)
-        classes, width = outputs.logits.shape[1], outputs.features.shape[1]
-        means = numpy.full((len(names), classes, width), numpy.nan, numpy.float32)
-        noise = numpy.full((len(names), classes), numpy.nan)
-        squares, count = 0.0, 0
-        for site, label in numpy.ndindex(noise.shape):
-            cell = outputs.features[(place == site) & (outputs.predicted == label)]
-            if len(cell) >= LEAST_OF_A_CELL:
-                means[site, label], variance = cell.mean(0), float(cell.var(0, ddof=1).sum())
-                noise[site, label] = variance / len(cell)
-                squares, count = squares + variance * (len(cell) - 1), count + len(cell) - 1
-        if not squares:
-            return None
-        within = (looks - means_of_looks[place]).std(0)
-        return cls(
-            looks=means_of_looks,
-            looks_spread=numpy.maximum(within, 1e-6),
-            centre=centre,
-            scores=numpy.sort(logits.max(1)),
-            means=means,
-            noise=noise,
-            spread=numpy.array(squares / count),
-        )
+        random, found = numpy_stream(0, "folders", str(images)), list[float]()
+        for site in range(len(self.spans)) if len(self.spans) > 1 else ():
+            rows = numpy.flatnonzero(self.sites == site)
+            others = numpy.delete(self.outside, site, axis=1)
+            of_class = [rows[self.labels[rows] == label] for label in numpy.unique(self.labels)]
+            kinds = [rows, *(own for own in of_class if len(own) >= LEAST_OF_A_FOLDER)]
+            # As many folders of all images as of single classes.
+            chosen = [*[rows] * DRAWS, *(kinds[1:] or kinds) * math.ceil(DRAWS / len(kinds))]
+            drawn = [_novelty(others[random.choice(own, images)]) for own in chosen]
+            found.append(float(numpy.quantile(drawn, INSIDE)))
+        return math.fsum(found) / len(found) if found else math.inf
 
-    def content(self, outputs: Outputs) -> Content | None:
-        """Returns the distances of images; None if no class has enough images."""
-        if outputs.looks is None:
-            return None
-        far = (outputs.looks.mean(0) - self.looks) / self.looks_spread
-        distances = numpy.sqrt((far**2).mean(1))
-        site = int(distances.argmin())
-        scores = (outputs.logits - outputs.logits.mean(0) + self.centre).max(1)
-        squares, count = 0.0, 0
-        for label in range(self.means.shape[1]):
-            cell = outputs.features[outputs.predicted == label]
-            if len(cell) < LEAST_OF_A_CELL or numpy.isnan(self.noise[site, label]):
-                continue
-            # What two means of like images are apart by chance is taken off.
-            own = cell.var(0, ddof=1).sum() / len(cell)
-            apart = ((cell.mean(0) - self.means[site, label]) ** 2).sum()
-            squares += len(cell) * float(apart - own - self.noise[site, label])
-            count += len(cell)
-        if not count:
-            return None
-        larger = 1 - numpy.searchsorted(self.scores, scores) / len(self.scores)
-        return Content(
-            looks=float(distances[site]),
-            doubt=float(larger.mean()),
-            apart=math.sqrt(max(0.0, squares / count / float(self.spread))),
-        )
+
+def _novelty(outside: numpy.ndarray) -> float:
+    return math.log(max(float(outside.mean(0).min()), 1e-9))
 
 
 class Signals(Row):
@@ -373,33 +294,39 @@ class Signals(Row):
 
     Attributes:
         estimates: by the estimator's name.
-        distance: of the features' means, in units of the validation images' spread.
-        unlike: share of images above the energy that 5 % of validation images exceed.
-        content: their distances from the most similar site; None if unknown.
+        novelty: see :meth:`Familiar.novelty`; None if unknown.
+        limit: the largest that it may be, see :meth:`Familiar.limit`; None without sites.
     """
 
     estimates: dict[str, float]
-    distance: float
-    unlike: float
-    content: Content | None = None
+    novelty: float | None = None
+    limit: float | None = None
 
     @classmethod
     def of(
         cls, reference: Reference, outputs: Outputs, familiar: Familiar | None = None
     ) -> "Signals":
         """Asks every estimator."""
-        apart = numpy.linalg.norm(outputs.features.mean(0) - numpy.array(reference.mean))
-        return cls(
-            estimates=estimates_of(reference, outputs),
-            distance=float(apart / max(reference.spread, 1e-12)),
-            unlike=float((outputs.energy > reference.unlike).mean()),
-            content=None if familiar is None else familiar.content(outputs),
+        found = cls(estimates=estimates_of(reference, outputs))
+        if familiar is None or outputs.maps is None:
+            return found
+        limit = familiar.limit(len(outputs.maps))
+        return found.model_copy(
+            update={
+                "novelty": familiar.novelty(outputs.maps),
+                "limit": None if math.isinf(limit) else limit,
+            }
         )
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the images show something else than those of the sites."""
+        return self.novelty is not None and self.limit is not None and self.novelty > self.limit
 
     @property
     def combined(self) -> float:
         """The mean of the estimates that are calibrated."""
-        return combined(self.estimates, [name for name in COMBINED if name in self.estimates])
+        return combined(self.estimates, list(self.estimates))
 
 
 def estimates_of(reference: Reference, outputs: Outputs) -> dict[str, float]:
@@ -440,13 +367,11 @@ class Part(NamedTuple):
         features: ``(n, d)``.
         labels: ``(n,)``.
         sites: ``(n,)``, the number of each one's site.
-        looks: ``(n, 12)``, see :func:`appearance`.
     """
 
     features: Tensor
     labels: Tensor
     sites: Tensor
-    looks: Tensor
 
     def of(self, chosen: Tensor) -> "Part":
         """Returns some rows."""
@@ -518,7 +443,6 @@ def outputs_of(part: Part, head: Head, others: Sequence[Head]) -> Outputs:
         logits.numpy(),
         features.numpy(),
         None if agreement is None else agreement.numpy(),
-        part.looks.numpy(),
     )
 
 
@@ -529,7 +453,6 @@ def left_out_sites(
     names: Sequence[str],
     *,
     agree: bool = True,
-    alike: bool = False,
 ) -> Iterator[LeftOutSite]:
     """Yields every site, evaluated with a model that it was left out of.
 
@@ -542,7 +465,6 @@ def left_out_sites(
         validation: in-domain validation images.
         names: of the sites.
         agree: whether to compute the agreement of models without one more site.
-        alike: whether sites look alike, as clients of one domain do.
     """
     sites = sums.largest(MOST_SITES)
     for site in sites if len(sites) > 1 else ():
@@ -554,13 +476,11 @@ def left_out_sites(
         head, others = sums.head(site), sums.others(site) if agree else []
         before, outputs = outputs_of(seen, head, others), outputs_of(own, head, others)
         reference = Reference.of(before, seen.labels.numpy())
-        looks = torch.zeros_like(seen.sites) if alike else seen.sites
-        familiar = Familiar.of(before, looks.numpy())
         yield LeftOutSite(
             site=names[site],
             images=len(own.labels),
             accuracy=float((outputs.predicted == own.labels.numpy()).mean()),
-            signals=Signals.of(reference, outputs, familiar),
+            signals=Signals.of(reference, outputs),
         )
 
 
@@ -573,12 +493,12 @@ AS_IF: Final = 2
 """... with the weight of two sites."""
 OFFSET, SLOPE = 0.1, 0.5
 """Prior deviations of the calibration's offset from 0 and slope from 1."""
-ENOUGH_SITES: Final = math.ceil(LEVEL / (1 - LEVEL))
+ENOUGH_SITES: Final = round(LEVEL / (1 - LEVEL))
 """From nine sites on, the interval is jackknife+'s, which assumes no distribution of errors."""
 
 
 class Estimate(NamedTuple):
-    """An accuracy with the interval that contains it nine times out of ten, all in [0, 1]."""
+    """An accuracy with the interval that contains it about nine times in ten, all in [0, 1]."""
 
     value: float
     low: float
@@ -712,6 +632,8 @@ def images_to_label(confidence: numpy.ndarray, count: int, seed: int = 0) -> num
     return chosen
 
 
+DOUBT: Final = 3.0
+"""Beside labels an estimate without them may err this many times as much as it says."""
 IN_A_STRATUM: Final = 10
 """The least number of labels in each stratum of confidence."""
 
@@ -724,8 +646,10 @@ def with_labels(
     The mean of the chances is corrected by their error on labelled images in each stratum of
     confidence (prediction-powered inference; Angelopoulos et al., Science 2023; the stratified
     difference estimator of surveys, Cochran 1977, chapters 5 and 7). It is combined with the
-    estimate without labels, weighted by certainty. The labelled images must have been chosen at
-    random, as :func:`images_to_label` does.
+    estimate without labels, weighted by certainty. That one is believed a third as certain as it
+    says, and where labels contradict it, no more certain than the contradiction allows (the Birge
+    ratio; Birge, Physical Review 1932): nobody can check what it rests on, and labels are checks.
+    The labelled images must have been chosen at random, as :func:`images_to_label` does.
 
     Args:
         without: the estimate without labels.
@@ -737,11 +661,17 @@ def with_labels(
     if found is None:
         return without
     value, deviation = found
-    before = max(without.reach / _student(math.inf), 1e-9)
+    before = _believed(without)
+    before = max(before, math.sqrt(max(0.0, (value - without.value) ** 2 - deviation**2)))
     weights = numpy.array([before**-2, deviation**-2])
     middle = float(weights @ [without.value, value] / weights.sum())
     reach = _student(max(1, len(labelled) - 1)) / math.sqrt(weights.sum())
     return _within(middle, middle - reach, middle + reach)
+
+
+def _believed(without: Estimate) -> float:
+    """Returns the deviation that an estimate without labels is believed to have beside labels."""
+    return DOUBT * max(without.reach / _student(math.inf), 1e-9)
 
 
 def labels_estimate(
@@ -781,11 +711,10 @@ def labels_needed(without: Estimate, chances: numpy.ndarray, reach: float = 0.05
 
     It assumes that the chances are right: an answer's variance is then p (1 - p).
     """
-    quantile = _student(math.inf)
-    before = (quantile / max(without.reach, 1e-9)) ** 2
-    missing = (quantile / reach) ** 2 - before
-    if missing <= 0:
+    if without.reach <= reach:
         return 0
+    quantile = _student(math.inf)
+    missing = (quantile / reach) ** 2 - _believed(without) ** -2
     # Of n images without replacement the variance is spread (1 / labels - 1 / n).
     spread = float((chances * (1 - chances)).mean())
     count = math.ceil(1 / (1 / max(spread * missing, 1e-9) + 1 / len(chances)))

@@ -1,8 +1,9 @@
 """Will a run's model travel? Estimates its accuracy on unlabelled images of a new site."""
 
 import csv
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -18,7 +19,7 @@ from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError, RunError
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.travel import (
-    COMBINED,
+    ESTIMATORS,
     Estimate,
     Familiar,
     Head,
@@ -27,9 +28,9 @@ from feddg.evaluation.travel import (
     Part,
     Reference,
     Signals,
+    Span,
     Sums,
     agreement_with,
-    appearance,
     at_a_new_site,
     calibrated,
     combined,
@@ -37,10 +38,11 @@ from feddg.evaluation.travel import (
     images_to_label,
     labels_needed,
     left_out_sites,
+    moments,
     right_chances,
-    shows_other_objects,
     with_labels,
 )
+from feddg.models.network import Network
 from feddg.prediction.classifier import (
     ImageClassifier,
     RunClassifier,
@@ -59,17 +61,19 @@ from feddg.storage import cache_folder, replace_file, replace_text, why
 from feddg.text import counted
 
 TRAVEL, HEADS = "travel.json", "travel.safetensors"
-FAMILIAR: Final = "familiar."
-"""Prefix of entries in the second file that are not classifiers."""
+FAMILIAR, SPAN = "familiar.", "span."
+"""Prefixes of entries in the second file that are not classifiers."""
 REACH: Final = 0.05
 """A reliable interval reaches at most five points to either side."""
-FAR: Final = 1.5
-"""Images are foreign if this many times as far, or as often unlike, as at any site."""
 FEW_SITES: Final = 5
 LEAST_IMAGES: Final = 20
 """The least number of images for an estimate that was not asked for."""
 MOST_OF_A_SITE: Final = 3000
 """Most training images of each site for classifiers without a site."""
+REAL_CLIENTS: Final = "client"
+"""The partition whose clients are who really holds the images."""
+MOST_FAMILIAR: Final = 500
+"""Most training images of each site that images are compared with for novelty."""
 LEAST_OF_A_CLASS: Final = 20
 """The least number of a class's answers for an estimate of it."""
 
@@ -100,7 +104,7 @@ class TravelFile(JsonFile):
     def expected(self, estimates: Mapping[str, float], images: int) -> Estimate:
         """Returns the calibrated estimate, from the estimates that all sites have too."""
         known = [site.signals.estimates for site in self.sites]
-        names = [name for name in COMBINED if all(name in own for own in (estimates, *known))]
+        names = [name for name in ESTIMATORS if all(name in own for own in (estimates, *known))]
         return calibrated(
             combined(estimates, names),
             [combined(own, names) for own in known],
@@ -114,14 +118,24 @@ class RunningEstimate:
 
     Args:
         calibration: the stored calibration.
+        familiar: what the model's middle layers see in the sites' images.
+        network: whose passes from now on are the images; None if they cannot be watched.
 
     Attributes:
         images: number of images so far.
     """
 
-    def __init__(self, calibration: TravelFile) -> None:
+    def __init__(
+        self,
+        calibration: TravelFile,
+        familiar: Familiar | None = None,
+        network: Network | None = None,
+    ) -> None:
         self._calibration, self.images = calibration, 0
         self._sums: defaultdict[str, float] = defaultdict(float)
+        self._familiar, self._maps = familiar, list[Tensor]()
+        if network is not None:
+            watch_middle(network, self._maps.append)
 
     def add(self, probabilities: numpy.ndarray, energies: numpy.ndarray) -> None:
         """Adds answers: probabilities ``(n, classes)`` and energies ``(n,)``."""
@@ -134,11 +148,24 @@ class RunningEstimate:
 
     @property
     def expected(self) -> Estimate | None:
-        """The estimate; None for less than 20 images."""
+        """The estimate; None for less than 20 images, or if they show something else."""
         if self.images < LEAST_IMAGES:
             return None
+        if self._maps and self._familiar is not None:
+            maps = torch.cat(self._maps).numpy()
+            if self._familiar.novelty(maps) > self._familiar.limit(self.images):
+                return None
         means = {name: total / self.images for name, total in self._sums.items()}
         return self._calibration.expected(means, self.images)
+
+
+def watch_middle(network: Network, take: Callable[[Tensor], None]) -> None:
+    """Passes on what the middle of a network sees from now on, ``(B, m)`` a batch.
+
+    That is what goes into its last stage but one; a network without stages passes on nothing.
+    """
+    for stage in network.stages[-2:-1]:
+        stage.register_forward_pre_hook(lambda _, given: take(moments(given[0].float()).cpu()))
 
 
 class Recorder(RunClassifier):
@@ -146,7 +173,7 @@ class Recorder(RunClassifier):
 
     Attributes:
         others: classifiers that its answers are compared with.
-        familiar: its statistics on validation images; None before they are known.
+        familiar: what its middle layers see in the sites' images; None before it is known.
     """
 
     def __init__(self, run: Path, device: str, which: str | None) -> None:
@@ -155,21 +182,27 @@ class Recorder(RunClassifier):
         self.familiar: Familiar | None = None
         self._logits: list[Tensor] = []
         self._features: list[Tensor] = []
-        self._looks: list[Tensor] = []
+        self._maps: list[Tensor] = []
         self._agreement: list[Tensor] = []
+        self._middle: Tensor | None = None
+        watch_middle(self.trained.network, self._look)
+
+    def _look(self, maps: Tensor) -> None:
+        self._middle = maps
 
     def see(self, images: Tensor) -> Tensor:
         """Returns the logits of images in [0, 1], and records what estimates need."""
         network = self.trained.network
         with torch.inference_mode():
             features = network.features(images).float()
+            middle = features if self._middle is None else self._middle
             own = network.classifier(features) if self._own is network else self._own(images)
             logits: Tensor = own.float().cpu()
         features = features.cpu()
         agreement = agreement_with(logits.argmax(1), features.double(), self.others)
         self._logits.append(logits)
         self._features.append(features)
-        self._looks.append(appearance(images).cpu())
+        self._maps.append(middle.cpu())
         if agreement is not None:
             self._agreement.append(agreement)
         return logits
@@ -188,13 +221,13 @@ class Recorder(RunClassifier):
         if not self._logits:
             raise DataError("no image can be used")
         logits, features, agreement = self._logits, self._features, self._agreement
-        looks = self._looks
-        self._logits, self._features, self._looks, self._agreement = [], [], [], []
+        maps = self._maps
+        self._logits, self._features, self._maps, self._agreement = [], [], [], []
         return Outputs(
             torch.cat(logits).double().numpy(),
             torch.cat(features).numpy(),
             torch.cat(agreement).numpy() if agreement else None,
-            torch.cat(looks).numpy(),
+            torch.cat(maps).numpy(),
         )
 
 
@@ -210,10 +243,10 @@ def calibrate(
     """Leaves each of a run's sites out in turn, and stores the results in the run's folder.
 
     It takes one pass over in-domain validation images and at most 3000 training images per site. A
-    site is a domain or, if there is only one, a client. The models without a site are classifiers
-    in closed form on features that have not seen its images: the run's, if these were not trained,
-    else the pretrained ones that training began from. For a network trained from scratch, only
-    other runs can serve.
+    site is a domain or, if there is only one, a client that really holds its images. The models
+    without a site are classifiers in closed form on features that have not seen its images: the
+    run's, if these were not trained, else the pretrained ones that training began from. For a
+    network trained from scratch, only other runs can serve.
 
     Args:
         run: the folder.
@@ -233,15 +266,14 @@ def calibrate(
     images = _images(run, model.trained, cache, progress)
     own, sums = not trains_features(model.trained), None
     models: Literal["features", "first features", "runs", "none"] = "none"
-    kind: Literal["domain", "client"] = "domain"
+    kind, names, numbers = _sites(images, model.trained)
     sites: tuple[LeftOutSite, ...] = ()
     if beside:
-        models = "runs"
+        models, kind = "runs", "domain"
         found = (_held_out(Path(p), model, cache, batch_size, progress) for p in beside)
         sites = tuple(site for of_run in found for site in of_run)
     elif own or model.trained.experiment.model.weights is not None:
         models = "features" if own else "first features"
-        kind, names, numbers = _sites(images)
         rows = numpy.concatenate([images.splits.train, images.splits.id_val])
         count, seed = len(images.splits.train), model.trained.experiment.seed
         chosen = some_of_each(numbers, numpy.arange(count), MOST_OF_A_SITE, seed, "travel")
@@ -250,10 +282,11 @@ def calibrate(
             for own_rows in (chosen, numpy.arange(count, len(rows)))
         )
         sums = Sums(train, len(images.table.class_names))
-        alike = kind == "client"
-        sites = tuple(left_out_sites(sums, train, validation, names, agree=own, alike=alike))
+        sites = tuple(left_out_sites(sums, train, validation, names, agree=own))
     model.others = sums.others() if own and sums is not None else []
-    reference, model.familiar = _reference(model, images, batch_size)
+    reference = _reference(model, images, batch_size)
+    model.familiar = _familiar(model, images, numbers, batch_size)
+    models = models if sites else "none"
     calibration = TravelFile(
         weights=model.weights, reference=reference, sites=sites, kind=kind, models=models
     )
@@ -285,15 +318,13 @@ def _part(
     if trains_features(model.trained):
         network = build(model.trained.experiment, classes)[1].to(model.device).eval()
     features: list[Tensor] = []
-    looks: list[Tensor] = []
     with torch.inference_mode():
         for part in torch.from_numpy(rows).split(batch_size):
             progress("leaving sites out", len(features) * batch_size, len(rows))
             pixels = as_unit(images.pixels.gather(part, model.device))
             features.append(network.features(pixels).float().cpu())
-            looks.append(appearance(pixels).cpu())
     labels = torch.from_numpy(images.table.labels[rows])
-    return Part(torch.cat(features), labels, torch.from_numpy(sites), torch.cat(looks))
+    return Part(torch.cat(features), labels, torch.from_numpy(sites))
 
 
 def _seen(model: Recorder, images: Images, rows: numpy.ndarray, batch_size: int) -> Outputs:
@@ -302,12 +333,17 @@ def _seen(model: Recorder, images: Images, rows: numpy.ndarray, batch_size: int)
     return model.taken()
 
 
-def _reference(
-    model: Recorder, images: Images, batch_size: int
-) -> tuple[Reference, Familiar | None]:
-    rows, table = images.splits.id_val, images.table
-    outputs = _seen(model, images, rows, batch_size)
-    return Reference.of(outputs, table.labels[rows]), Familiar.of(outputs, table.domains[rows])
+def _reference(model: Recorder, images: Images, batch_size: int) -> Reference:
+    rows = images.splits.id_val
+    return Reference.of(_seen(model, images, rows, batch_size), images.table.labels[rows])
+
+
+def _familiar(model: Recorder, images: Images, numbers: numpy.ndarray, batch_size: int) -> Familiar:
+    """Returns what the model sees in training images of each site."""
+    rows, seed = images.splits.train, model.trained.experiment.seed
+    chosen = some_of_each(numbers, numpy.arange(len(rows)), MOST_FAMILIAR, seed, "familiar")
+    maps = _seen(model, images, rows[chosen], batch_size).maps
+    return Familiar.of(numpy.array(maps), numbers[chosen], images.table.labels[rows[chosen]])
 
 
 def _held_out(
@@ -323,7 +359,7 @@ def _held_out(
         )
     images = _images(run, model.trained, cache, progress)
     table, rows = images.table, images.splits.test
-    reference, familiar = _reference(model, images, batch_size)
+    reference = _reference(model, images, batch_size)
     if not len(rows):
         raise RunError(f"{run} holds no domain out; name runs that did")
     for domain in numpy.unique(table.domains[rows]).tolist():
@@ -334,15 +370,18 @@ def _held_out(
             site=table.domain_names[domain],
             images=len(own),
             accuracy=float((outputs.predicted == table.labels[own]).mean()),
-            signals=Signals.of(reference, outputs, familiar),
+            signals=Signals.of(reference, outputs),
         )
 
 
-def _sites(images: Images) -> tuple[Literal["domain", "client"], list[str], numpy.ndarray]:
+def _sites(
+    images: Images, trained: Trained
+) -> tuple[Literal["domain", "client"], list[str], numpy.ndarray]:
     """Returns the kind of sites, their names, and each training and validation image's site."""
     splits, table = images.splits, images.table
     domains = table.domains[numpy.concatenate([splits.train, splits.id_val])]
-    if len(numpy.unique(domains[: len(splits.train)])) > 1 or len(images.partition) < 2:
+    several = len(numpy.unique(domains[: len(splits.train)])) > 1
+    if several or trained.experiment.clients.partition != REAL_CLIENTS:
         return "domain", list(table.domain_names), domains
     place = {row: number for number, row in enumerate(splits.id_val.tolist())}
     validation = numpy.full(len(splits.id_val), -1)
@@ -366,8 +405,10 @@ def _write(run: Path, found: TravelFile, model: Recorder) -> None:
     for number, (weight, bias) in enumerate(model.others):
         weights |= {f"{number}.weight": weight.contiguous(), f"{number}.bias": bias.contiguous()}
     if model.familiar is not None:
-        arrays = vars(model.familiar).items()
-        weights |= {f"{FAMILIAR}{name}": torch.from_numpy(own) for name, own in arrays}
+        arrays = {name: own for name, own in vars(model.familiar).items() if name != "spans"}
+        weights |= {f"{FAMILIAR}{name}": torch.from_numpy(own) for name, own in arrays.items()}
+        for number, span in enumerate(model.familiar.spans):
+            weights |= {f"{SPAN}{name}.{number}": own for name, own in span._asdict().items()}
     try:
         replace_file(run / HEADS, lambda aside: save_file(weights, aside))
         replace_text(run / TRAVEL, found.to_text())
@@ -388,8 +429,10 @@ def kept_calibration(run: Path, weights: str) -> TravelFile | None:
 def new_site(run: Run) -> tuple[Estimate, int] | None:
     """Returns the expected accuracy at one more site, and the number of sites it is from.
 
-    From sites left out by :func:`calibrate` or during training by a closed-form method, and from
-    the domains that the run held out for testing. None if there are none.
+    A site is one that a model had no part of: a domain that the run held out for testing, one that
+    :func:`calibrate` left out, or a client that a closed-form method left out during training.
+    Clients count only if they are who really holds images, or nobody else holds images of their
+    domains: other shards of the same images are no new site. None if there are no sites.
 
     Raises:
         RunError: a stored file is damaged.
@@ -399,9 +442,21 @@ def new_site(run: Run) -> tuple[Estimate, int] | None:
     if not accuracies:
         rows = [run.metrics.setup, *run.metrics.rounds]
         measured = [row.left_out for row in rows if row is not None and row.left_out]
-        accuracies = list(measured[-1].values()) if measured else []
+        apart = _apart(run)
+        accuracies = (
+            [value for id, value in measured[-1].items() if id in apart] if measured else []
+        )
     accuracies += [row.accuracy for row in run.served_rows(TEST)]
     return (at_a_new_site(accuracies), len(accuracies)) if accuracies else None
+
+
+def _apart(run: Run) -> set[int]:
+    """Returns the clients that are sites of their own."""
+    clients = run.clients.clients if run.clients else []
+    real = (run.settings.get("clients") or {}).get("partition") == REAL_CLIENTS
+    holders = numpy.sum([numpy.sign(one.domains) for one in clients], axis=0)
+    held = {one.id: holders[numpy.array(one.domains) > 0] for one in clients}
+    return {id for id, own in held.items() if real or (own == 1).all()}
 
 
 def read_calibration(run: Path, model: Recorder) -> TravelFile | None:
@@ -413,6 +468,11 @@ def read_calibration(run: Path, model: Recorder) -> TravelFile | None:
     found = kept_calibration(run, model.weights)
     if found is None or not (run / HEADS).is_file():
         return None
+    model.familiar, model.others = _kept_arrays(run)
+    return found
+
+
+def _kept_arrays(run: Path) -> tuple[Familiar | None, list[Head]]:
     try:
         weights = load_file(run / HEADS)
     except Exception as error:  # safetensors' own errors have no common base
@@ -422,16 +482,23 @@ def read_calibration(run: Path, model: Recorder) -> TravelFile | None:
         for name in list(weights)
         if name.startswith(FAMILIAR)
     }
-    model.familiar = Familiar(**own) if own else None
-    model.others = [
+    spans = [
+        Span(*(weights.pop(f"{SPAN}{name}.{number}") for name in Span._fields))
+        for number in range(sum(name.startswith(f"{SPAN}centre.") for name in weights))
+    ]
+    others = [
         (weights[f"{number}.weight"], weights[f"{number}.bias"])
         for number in range(len(weights) // 2)
     ]
-    return found
+    return (Familiar(spans, **own) if own else None), others
 
 
-def running_estimate(model: ImageClassifier) -> RunningEstimate | None:
+def running_estimate(model: ImageClassifier, *, watch: bool = True) -> RunningEstimate | None:
     """Returns a model's running estimate; None if ``feddg travel`` was never run for it.
+
+    Args:
+        model: the model.
+        watch: whether the images that it sees from now on are those of the estimate.
 
     Raises:
         RunError: its stored file is damaged.
@@ -439,7 +506,9 @@ def running_estimate(model: ImageClassifier) -> RunningEstimate | None:
     if not isinstance(model, RunClassifier) or model.threshold is None:
         return None  # without a threshold answers have no energies
     found = kept_calibration(model.folder, model.weights)
-    return None if found is None else RunningEstimate(found)
+    if found is None or not watch:
+        return None if found is None else RunningEstimate(found)
+    return RunningEstimate(found, _kept_arrays(model.folder)[0], model.trained.network)
 
 
 # The answer.
@@ -452,14 +521,14 @@ class ImageRisk:
     Attributes:
         file: as it was named or found.
         label: the most probable class.
-        risk: the probability that it is wrong, in [0, 1].
+        risk: the probability that it is wrong, in [0, 1]; None without an estimate.
         unlike_training: whether its energy is above that of 95 % of the validation images.
         chosen: whether it was chosen to be labelled.
     """
 
     file: str
     label: str
-    risk: float
+    risk: float | None
     unlike_training: bool
     chosen: bool = False
 
@@ -471,7 +540,7 @@ class ClassExpectation:
     Attributes:
         name: of the class.
         answers: number of images predicted as it.
-        right: the estimated share of right ones; None if they are few.
+        right: the estimated share of right ones; None if they are few, or without an estimate.
     """
 
     name: str
@@ -484,21 +553,22 @@ class Travel:
     """The estimated accuracy of a run's model on a folder's images.
 
     Attributes:
-        expected: the accuracy, with the interval that contains it nine times out of ten.
+        expected: the accuracy, with the interval that contains it about nine times in ten; None if
+            the images show something else, and none has a label.
         without_labels: the same, without using labels.
         labels: number of images with labels.
         needed: about how many labels bring the interval to five points on either side.
         calibration: the calibration of the estimate.
         signals: the images' signals.
         classes: estimates by class, the most frequent first.
-        images: the riskiest first.
+        images: the riskiest first, or the least confident.
         failed: files that could not be used.
         diagnostics: the basis of the estimate in sentences; one of them is the advice.
         model: the model that gave the answers.
     """
 
-    expected: Estimate
-    without_labels: Estimate
+    expected: Estimate | None
+    without_labels: Estimate | None
     labels: int
     needed: int
     calibration: TravelFile
@@ -516,10 +586,12 @@ class Travel:
 
     def fields(self) -> dict[str, Any]:
         """Returns the result ready for JSON."""
+        nothing = dict.fromkeys(Estimate._fields)
+        without = self.without_labels
         return {
-            **self.expected._asdict(),
+            **(self.expected._asdict() if self.expected else nothing),
             "advice": self.advice.text,
-            "without_labels": self.without_labels._asdict(),
+            "without_labels": without._asdict() if without else None,
             "labels": self.labels,
             "needed": self.needed,
             "sites": [site.model_dump() for site in self.calibration.sites],
@@ -531,8 +603,8 @@ class Travel:
         }
 
     def __str__(self) -> str:
-        sentence = expectation(self.expected)
-        return " ".join([sentence, *map(str, self.diagnostics)])
+        sentences = [expectation(self.expected)] if self.expected else []
+        return " ".join([*sentences, *map(str, self.diagnostics)])
 
 
 def travel(
@@ -598,17 +670,22 @@ def travel(
         places, right = _labelled(Path(labels), files, outputs.predicted, model.class_names)
         expected, labelled = with_labels(without, chances, places, right), len(places)
         chances = right_chances(confidence, expected.value)
+    advice = list(_diagnostics(found, signals, expected, labelled, needed, len(files)))
+    refused = advice[0].code == FOREIGN
+    known = None if refused else chances
+    order = numpy.argsort(confidence if refused else chances, kind="stable")
+    unlike = outputs.energy > found.reference.unlike
     return Travel(
-        expected,
-        without,
+        None if refused else expected,
+        None if refused else without,
         labelled,
         needed,
         found,
         signals,
-        list(_classes(model.class_names, outputs.predicted, chances)),
-        list(_risks(rows, chances, outputs.energy > found.reference.unlike, chosen)),
+        list(_classes(model.class_names, outputs.predicted, known)),
+        [_risk(rows, known, unlike, chosen, place) for place in order.tolist()],
         failed,
-        list(_diagnostics(found, signals, expected, labelled, needed, len(files))),
+        advice,
         model,
     )
 
@@ -629,76 +706,68 @@ def _answers(
     return rows, failed
 
 
-def _risks(
-    rows: Sequence[Prediction], chances: numpy.ndarray, unlike: numpy.ndarray, chosen: numpy.ndarray
-) -> Iterator[ImageRisk]:
-    wanted = set(chosen.tolist())
-    for place in numpy.argsort(chances, kind="stable").tolist():
-        row, risk = rows[place], float(1 - chances[place])
-        yield ImageRisk(row.file, row.label or "", risk, bool(unlike[place]), place in wanted)
+def _risk(
+    rows: Sequence[Prediction],
+    chances: numpy.ndarray | None,
+    unlike: numpy.ndarray,
+    chosen: numpy.ndarray,
+    place: int,
+) -> ImageRisk:
+    row, risk = rows[place], None if chances is None else float(1 - chances[place])
+    return ImageRisk(row.file, row.label or "", risk, bool(unlike[place]), place in chosen)
 
 
 def _classes(
-    names: Sequence[str], predicted: numpy.ndarray, chances: numpy.ndarray
+    names: Sequence[str], predicted: numpy.ndarray, chances: numpy.ndarray | None
 ) -> Iterator[ClassExpectation]:
     counts = numpy.bincount(predicted, minlength=len(names))
     for number in numpy.argsort(-counts, kind="stable").tolist():
-        own = chances[predicted == number]
-        right = float(own.mean()) if len(own) >= LEAST_OF_A_CLASS else None
-        if len(own):
-            yield ClassExpectation(names[number], len(own), right)
+        right = None
+        if chances is not None and counts[number] >= LEAST_OF_A_CLASS:
+            right = float(chances[predicted == number].mean())
+        if counts[number]:
+            yield ClassExpectation(names[number], int(counts[number]), right)
 
 
 def expectation(expected: Estimate) -> str:
     """Returns the estimate as a sentence."""
     return (
         f"Expected accuracy on these images: {expected.value:.0%}, "
-        f"between {expected.low:.0%} and {expected.high:.0%} nine times out of ten."
+        f"between {expected.low:.0%} and {expected.high:.0%} about nine times in ten."
     )
 
 
-def foreignness(signals: Signals, sites: Sequence[LeftOutSite]) -> tuple[float, float]:
-    """Returns the ratios of the images' distance and unlike share to the largest of any site.
-
-    Up to a third of images above the threshold is normal, whatever the sites' shares are.
-    """
-    far = max((site.signals.distance for site in sites), default=1.0)
-    unlike = max((site.signals.unlike for site in sites), default=0.0)
-    return signals.distance / far, signals.unlike / max(unlike, 1 / 3)
+FOREIGN: Final = "unlike-all-sites"
+"""Code of the advice not to use a model, because the images show something else."""
+HELD, CASES, COLLECTIONS = 103, 108, 2
+"""How many intervals held the truth, at how many sites of how many collections of images:
+``docs/benchmarks.md``."""
 
 
 def _diagnostics(
     found: TravelFile, signals: Signals, expected: Estimate, labels: int, needed: int, images: int
 ) -> Iterator[Diagnostic]:
-    """Reports the advice, then the basis of the estimate."""
-    farther, unlike = foreignness(signals, found.sites)
-    if max(farther, unlike) > FAR and not labels:
-        beside = "the farthest site left out" if found.sites else "validation images spread"
-        how = (
-            f"{farther:.1f} times as far from training as {beside}"
-            if farther > FAR
-            else f"{signals.unlike:.0%} of them above the out-of-distribution threshold"
-        )
+    """Reports the advice, then the basis of the estimate; for foreign images the advice alone."""
+    if signals.foreign and not labels:
+        ratio = math.exp((signals.novelty or 0.0) - (signals.limit or 0.0))
         yield Diagnostic(
-            "unlike-all-sites",
+            FOREIGN,
             "warning",
-            f"Do not use it: the images are unlike anything seen, {how}.",
+            f"Do not use it: the images are unlike those of all sites, {ratio:.1f} times as far "
+            "from them as those of a new site with the same classes usually are.",
+            "If they do show its classes, label 50 of them (--choose 50); then the labels count.",
         )
-    elif not labels and shows_other_objects(
-        signals.content, [site.signals.content for site in found.sites]
-    ):
-        yield Diagnostic(
-            "other-objects",
-            "warning",
-            "Do not use it: the images look like those of training and seem to show other objects.",
-        )
-    elif expected.reach <= REACH or expected.low >= found.reference.accuracy - REACH:
+        return
+    reference, sites = found.reference, counted(len(found.sites), found.kind)
+    label_first = False
+    if expected.reach <= REACH or expected.low >= reference.accuracy - REACH:
         yield Diagnostic(
             "travels",
             "note",
             f"Use it, if {expected.low:.0%} to {expected.high:.0%} is enough.",
         )
     else:
+        label_first = True
         more = max(needed - labels, 10) if labels else needed
         count = counted(min(more, images - labels), "more image" if labels else "image")
         yield Diagnostic(
@@ -707,23 +776,24 @@ def _diagnostics(
             f"Label about {count} first: that brings the interval to {100 * REACH:.0f} points on "
             "either side.",
         )
-    reference, sites = found.reference, counted(len(found.sites), found.kind)
     yield Diagnostic(
         "travel-rests-on",
         "note",
         f"It rests on {_LEFT_OUT[found.models].format(sites=sites)}, and on "
         f"{counted(reference.images, 'in-domain validation image')}, where the model is right in "
-        f"{reference.accuracy:.0%}" + (f", and on {counted(labels, 'label')}." if labels else "."),
+        f"{reference.accuracy:.0%}"
+        + (f", and on {counted(labels, 'label')}." if labels else ".")
+        + f" Such intervals held at {HELD} of {CASES} sites of {COLLECTIONS} collections.",
     )
     if found.models == "none":
         yield Diagnostic(
             "travel-no-sites",
             "warning",
-            "The network learnt from scratch, so nothing shows how it does at a site that it has "
-            "not seen: that estimates like this are ten points wrong is supposed.",
+            "Nothing shows how it does at a site that it has not seen: estimates like this are "
+            "taken to be ten points wrong.",
             "Name runs that each held another domain out (--beside), or label some images.",
         )
-    elif len(found.sites) < FEW_SITES and not labels:
+    elif len(found.sites) < FEW_SITES and label_first and not labels:
         yield Diagnostic(
             "travel-few-sites",
             "note",

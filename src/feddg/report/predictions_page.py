@@ -115,21 +115,27 @@ def write_travel_page(found: Travel, out: Path) -> Path:
         RunError: it cannot be written.
     """
     shown = found.images[:MOST_SHOWN]
-    rows = [(one.file, one.label, one.risk, one.unlike_training) for one in shown]
+    rows = [(one.file, one.label, one.risk or 0.0, one.unlike_training) for one in shown]
     tags = [f"{len(found.images):,} images"]
     tags += [f"{found.labels:,} with a label"] if found.labels else []
     tags += [f"{found.failed:,} could not be used"] if found.failed else []
     sentences = [Prose(str(one), notice=one.severity == "warning") for one in found.diagnostics[1:]]
+    words = "{:.1%} likely wrong" if found.expected else ""
+    thumbnails = _thumbnails(rows, found.model.preparation, words)
     advice = Prose(str(found.advice), notice=True)
-    sites = [sites_table(found)] if found.calibration.sites else []
-    blocks = [advice, *sentences, *sites, estimates_table(found), classes_table(found)]
+    blocks: list[Block] = [advice, *sentences]
+    groups = [("The images, the least confident first", thumbnails)]
+    if found.expected is not None:
+        blocks += [sites_table(found)] if found.calibration.sites else []
+        blocks += [estimates_table(found), classes_table(found)]
+        groups = list(_by_risk(thumbnails))
     return _write(
         out,
         "Will the model travel?",
         tags,
-        expectation(found.expected),
+        expectation(found.expected) if found.expected else "Its accuracy cannot be estimated.",
         blocks,
-        list(_by_risk(_thumbnails(rows, found.model.preparation, "{:.1%} likely wrong"))),
+        groups,
         found.model.diagnostics,
     )
 
@@ -143,12 +149,10 @@ def sites_table(found: Travel) -> Table:
             column("images", lambda site: site.images),
             column("estimated", lambda site: percent(site.signals.combined)),
             column("true", lambda site: percent(site.accuracy)),
-            column("distance", lambda site: f"{site.signals.distance:.2f}"),
         ],
         "Accuracy at sites that a model has no part of, in percent: as it is estimated without "
         f"their labels, and as it is. Before correction by these sites the estimate for the new "
-        f"images is {percent(found.signals.combined)}, at a distance of "
-        f"{found.signals.distance:.2f}; the expected accuracy above is after it.",
+        f"images is {percent(found.signals.combined)}; the expected accuracy above is after it.",
     )
 
 

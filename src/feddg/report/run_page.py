@@ -258,7 +258,7 @@ def verdict(run: Run) -> list[tuple[str, str]]:
             (
                 "At a new site",
                 f"{percent_sign(estimate.value)}, between {percent_sign(estimate.low)} and "
-                f"{percent_sign(estimate.high)} nine times out of ten, judging by "
+                f"{percent_sign(estimate.high)} about nine times in ten, judging by "
                 f"{counted(sites, 'site')} that took no part.",
             )
         )

@@ -241,6 +241,8 @@ def about_accuracy(
     split: str = TEST,
     weights: str = LAST,
     classes: Sequence[str] = (),
+    *,
+    trains: bool = True,
 ) -> list[Diagnostic]:
     """Returns warnings about the accuracy of a round, the most serious first.
 
@@ -250,40 +252,43 @@ def about_accuracy(
         split: the split of the accuracy.
         weights: the weights of the accuracy; whether it rises is judged from the last weights.
         classes: names of the classes, if known.
+        trains: whether the method trains; one in closed form has no learning rate.
     """
     found = split_accuracy(evaluations.of(weights), round_, split)
     if found is None:
         return []
-    trained = (
-        ()
-        if found.round == 0
-        else (
-            *_majority(found),
-            *_one_class(found, classes),
-            *_untrained(evaluations, found, split),
-        )
-    )
-    gap = _gap(evaluations.of(weights), found, split)
-    return gravest_first([*trained, *gap, *_rising(evaluations, found, split)])
+    after: list[Diagnostic] = []
+    if found.round > 0:
+        worse = list(_untrained(evaluations, found, split))
+        # More of what made it worse is no advice, even where it has begun to recover.
+        rising = () if worse else _rising(evaluations, found, split)
+        after = [*_majority(found, trains), *_one_class(found, classes), *worse, *rising]
+    return gravest_first([*after, *_gap(evaluations.of(weights), found, split)])
 
 
-def _majority(found: SplitAccuracy) -> Iterator[Diagnostic]:
-    """Warns if accuracy is no better than the most frequent class, by images or by class mean."""
-    if found.constant is None:
+def learned_from(chance: float) -> float:
+    """Returns the accuracy from which on something was learned: a sixth of the way from chance."""
+    return chance + (1 - chance) / 6
+
+
+def _majority(found: SplitAccuracy, trains: bool) -> Iterator[Diagnostic]:
+    """Warns if accuracy is no better than the most frequent class, by images and by class mean."""
+    if found.constant is None or found.accuracy.low > found.constant:
         return
-    by_images = found.accuracy.low <= found.constant
-    by_classes = found.balanced_interval is not None and (
-        found.balanced_interval.low <= (found.guessing or 0.0)
-    )
-    if by_images or by_classes:
+    balanced = found.balanced_interval
+    if balanced is None or balanced.low < learned_from(found.guessing or 0.0):
+        change = (
+            "train longer or with another learning rate"
+            if trains
+            else "try other pretrained weights"
+        )
         yield Diagnostic(
             MAJORITY,
             "warning",
             f"The model is {IN_WORDS[MAJORITY]}: that is right for {found.constant:.1%} of the "
-            f"held-out images, the model for {found.accuracy.share:.1%}, and chance explains the "
-            "difference in images or in balanced accuracy.",
-            "Its labels mean nothing: train longer or with another learning rate, and look at the "
-            "images.",
+            f"held-out images, the model for {found.accuracy.share:.1%}; the difference is within "
+            "chance.",
+            f"Its labels mean nothing: {change}, and look at the images.",
         )
 
 
@@ -309,7 +314,7 @@ def _untrained(evaluations: Evaluations, found: SplitAccuracy, split: str) -> It
             "warning",
             f"The model is worse than before its training: then it was right for {start:.1%} of "
             f"the held-out images, now for {found.accuracy.share:.1%}.",
-            "Its labels mean nothing: try another learning rate.",
+            "Training hurts: lower the learning rate, or keep the closed form (--method ridge).",
         )
 
 
@@ -371,7 +376,7 @@ def about_domains(rows: Sequence[EvaluationRow]) -> dict[str, Diagnostic]:
         found, others, chance = _pooled(parts), _pooled(rest), _largest_share(parts)
         if found is None or others is None or chance is None or found.low > chance:
             continue
-        learned = others.low >= chance + (1 - chance) / 6
+        learned = others.low >= learned_from(chance)
         if learned and found.high < (chance + others.low) / 2:
             at_chance[domain] = Diagnostic(
                 DOMAIN_AT_CHANCE,
@@ -500,6 +505,8 @@ def _rate(run: Run) -> float:
 
 def _signs_of_a_large_rate(run: Run) -> str:
     """Returns signs of too large a learning rate in a run that learned nothing; empty without."""
+    if run.has_one_round:
+        return ""  # nothing is trained
     rate, usual = _rate(run), usual_rate(run)
     terms = run.metrics.rounds[-1].terms if run.metrics.rounds else {}
     loss, classes = terms.get("cross_entropy"), len(run.clients.classes) if run.clients else 0
@@ -527,8 +534,13 @@ def about_rate(run: Run) -> Iterator[Diagnostic]:
 
 def causes_of_failure(run: Run) -> list[Cause]:
     """Returns likely reasons why a run's model learned nothing, likeliest first; never empty."""
+    lower = ("--lr", f"{lower_rate(run):g}")
+    trains = not run.has_one_round
     if signs := _signs_of_a_large_rate(run):  # then nothing else is worth a try
-        return [Cause("too large a learning rate", signs, ("--lr", f"{lower_rate(run):g}"))]
+        return [Cause("too large a learning rate", signs, lower)]
+    if trains and (fall := _fall(run)):
+        keep = Cause("features that are better left as they are", "", ("--method", "ridge"))
+        return [Cause("training that hurts", fall, lower), keep]
     model = run.settings.get("model") or {}
     backbone, rounds = str(model.get("backbone") or ""), run.rounds_done
     own = backbone if backbone.startswith("resnet") else "resnet18"
@@ -536,7 +548,7 @@ def causes_of_failure(run: Run) -> list[Cause]:
     lacks_weights = not model.get("weights")
     losses = [math.fsum(row.terms.values()) for row in run.metrics.rounds if row.terms]
     found = []
-    if rounds <= FEW_ROUNDS and _still_falls(losses):
+    if trains and rounds <= FEW_ROUNDS and _still_falls(losses):
         evidence = f"the training loss still fell after {counted(rounds, 'round')}"
         found.append(Cause("too few rounds", evidence, ("--rounds", str(max(10, 4 * rounds)))))
     counts = [client.classes for client in run.clients.clients] if run.clients else []
@@ -546,12 +558,28 @@ def causes_of_failure(run: Run) -> list[Cause]:
         found.append(Cause("too few images", evidence, pretrained if lacks_weights else ()))
     if lacks_weights:
         found.append(Cause("no pretrained weights", "", pretrained))
+    if not trains:
+        flags = ("--method", "fedavg", "--rounds", str(FEW_ROUNDS))
+        return [*found, Cause("features that do not tell these classes apart", "", flags)]
     rate = _rate(run)
     ends = len(losses) > 1 and losses[-1] < losses[0]
     word, factor = ("small", 10.0) if ends else ("large", 0.1)
     flags = ("--lr", f"{factor * rate:g}")
     found.append(Cause(f"too {word} a learning rate", f"{rate:g}", flags))
     return found
+
+
+def _fall(run: Run) -> str:
+    """Returns how held-out accuracy fell from a round that was no guess; empty if it did not."""
+    own, rounds = run.served_evaluations, run.evaluations.rounds
+    best = max(rounds, key=lambda round_: own.accuracy(round_, TEST) or 0.0, default=None)
+    start, after = (split_accuracy(own, at, TEST) for at in (best, run.served_round))
+    if start is None or after is None or after.accuracy.high >= start.accuracy.low:
+        return ""
+    if any(_majority(start, trains=True)):
+        return ""
+    when = f"after {counted(start.round, 'round')}" if start.round else "before round 1"
+    return f"{start.accuracy.share:.1%} right {when}, {after.accuracy.share:.1%} at the end"
 
 
 def _still_falls(losses: Sequence[float]) -> bool:
@@ -590,7 +618,10 @@ def about_result(run: Run) -> list[Diagnostic]:
     rule = run.default_rule
     classes = run.clients.classes if run.clients else ()
     chosen = rule.choose(run.evaluations)
-    found = about_accuracy(run.evaluations, chosen, weights=rule.weights, classes=classes)
+    trains = not run.has_one_round
+    found = about_accuracy(
+        run.evaluations, chosen, weights=rule.weights, classes=classes, trains=trains
+    )
     astray = LEARNED_NOTHING & {one.code for one in found}
     return [*(about_rate(run) if astray else ()), *found, *about_sites(run)]
 
@@ -652,7 +683,8 @@ def about_model(run: Path | str, which: str, round_: int) -> tuple[Diagnostic, .
     """
     weights = find_rule(which).weights
     evaluations, split = _held_out(run, weights, round_)
-    found = about_accuracy(evaluations, round_, split, weights)
+    trains = not read_run(Path(run)).has_one_round
+    found = about_accuracy(evaluations, round_, split, weights, trains=trains)
     warnings = (one for one in found if one.severity == "warning")
     return (*about_end(read_run(Path(run))), *warnings)
 

@@ -389,7 +389,7 @@ class ExpectedAnswer(BaseModel):
     Attributes:
         images: how many there are.
         value: the share of them.
-        low: the lower end of the interval that holds it nine times out of ten.
+        low: the lower end of the interval that holds it about nine times in ten.
         high: the upper end.
         text: the same as a sentence.
     """
@@ -407,7 +407,7 @@ def expected_of(classifier: ImageClassifier, seen: SeenAnswers) -> ExpectedAnswe
     Raises:
         HTTPException: nothing is known of the model, or these are not enough answers of it.
     """
-    running = running_estimate(classifier)
+    running = running_estimate(classifier, watch=False)
     if running is None:
         raise HTTPException(HTTPStatus.NOT_FOUND, "feddg travel was not asked about this model yet")
     classes, images = len(classifier.class_names), len(seen.energies)
