@@ -559,8 +559,8 @@ def causes_of_failure(run: Run) -> list[Cause]:
     if lacks_weights:
         found.append(Cause("no pretrained weights", "", pretrained))
     if not trains:
-        flags = ("--method", "fedavg", "--rounds", str(FEW_ROUNDS))
-        return [*found, Cause("features that do not tell these classes apart", "", flags)]
+        train = ("--method", "fedavg", "--rounds", str(FEW_ROUNDS))
+        return [*found, Cause("features that do not tell these classes apart", "", train)]
     rate = _rate(run)
     ends = len(losses) > 1 and losses[-1] < losses[0]
     word, factor = ("small", 10.0) if ends else ("large", 0.1)
