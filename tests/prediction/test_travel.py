@@ -31,7 +31,6 @@ from feddg.prediction.travel import (
     calibrate,
     expectation,
     new_site,
-    running_estimate,
     travel,
 )
 from feddg.report.run_page import verdict
@@ -194,8 +193,7 @@ def test_of_images_that_show_something_else_no_accuracy_is_printed(
     assert "Expected accuracy" not in words
     assert "right in" not in words
     # Nor does predict, which only says how to ask.
-    done = predict_files(finished, files, tmp_path / "a.csv", estimate=running_estimate)
-    assert done.expected is None
+    assert predict_files(finished, files, tmp_path / "a.csv").expected is None
 
 
 @pytest.mark.parametrize("count", [20, 50])
@@ -225,7 +223,8 @@ def test_labels_overrule_the_advice_not_to_use_a_model(finished, cache, foreign,
 def test_the_advice_does_not_contradict_itself(ridge, cache):
     """Use it, and label some first, never stand together."""
     found = calibrate(ridge, Recorder(ridge, "cpu", None), cache=cache)
-    signals = found.sites[0].signals
+    reference = found.reference.model_copy(update={"accuracy": 0.95})
+    found, signals = found.model_copy(update={"reference": reference}), found.sites[0].signals
     for expected in (Estimate(0.9, 0.88, 0.92), Estimate(0.6, 0.4, 0.8)):
         codes = [one.code for one in module._diagnostics(found, signals, expected, 0, 150, 1000)]
         assert codes[0] == ("travels" if expected.reach < 0.05 else "label-first")
