@@ -38,6 +38,7 @@ STAGES: tuple[tuple[str, tuple[str, ...], list[int]], ...] = (
     ("sketch_64_rounds", MAIN[1:], [0]),
     ("sketch_224", MAIN[:2], [0]),
     ("pacs_160", MAIN, [0]),
+    ("pacs_64_default", MAIN[1:], [0]),
     ("pacs_64", REST, [0]),
     ("sketch_224", ("CCST, K = 1",), [0]),
     ("pacs_160", ("CCST, K = 1",), [0]),
@@ -95,16 +96,18 @@ def carry_out(root: Path, out: Path, jobs: int, stages: Sequence[int]) -> None:
         )
 
 
-def differences(name: str, method: str, key: str) -> dict[str, list[float]]:
-    """Points above FedAvg of each held-out domain's seeds, where both have been run."""
+def differences(
+    name: str, method: str, key: str, than: str = "FedAvg", split: str = "test"
+) -> dict[str, list[float]]:
+    """Points above another method of each held-out column's seeds, where both have been run."""
     found: dict[str, dict[tuple[str, int], float]] = defaultdict(dict)
     for row in read_results(DATA / f"own_{name}.csv"):
-        if (value := row.numbers.get(f"test_{key}")) is not None:
+        if (value := row.numbers.get(f"{split}_{key}")) is not None:
             found[row.method][row.held_out, row.seed] = 100 * value
-    pairs = found[method].keys() & found["FedAvg"].keys()
+    pairs = found[method].keys() & found[than].keys()
     by_domain: dict[str, list[float]] = defaultdict(list)
     for domain, seed in sorted(pairs):
-        by_domain[domain].append(found[method][domain, seed] - found["FedAvg"][domain, seed])
+        by_domain[domain].append(found[method][domain, seed] - found[than][domain, seed])
     return by_domain
 
 
@@ -137,6 +140,21 @@ def verdict(name: str = "pacs_64", methods: Sequence[str] = (*MAIN[1:], *REST)) 
     return lines
 
 
+def default() -> str:
+    """Returns what the validation domains say of PARDON's default stylization."""
+    found = differences("pacs_64_default", MAIN[1], "ema", MAIN[2], "val")
+    lead = Interval.of(fmean(values) for values in found.values())
+    if lead.low is None:
+        return (
+            f"The default stylization is undecided: {lead.count} validation domains have been run."
+        )
+    chosen = "released" if lead.low > 0 else "images"
+    return (
+        f"The default stylization is {chosen}: released minus default, on {lead.count} validation "
+        f"domains, {lead.mean:+.1f} ({lead.low:+.1f} to {lead.high:+.1f})."
+    )
+
+
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -147,7 +165,7 @@ def main() -> None:
     parser.add_argument("--verdict", action="store_true")
     options = parser.parse_args()
     if options.verdict:
-        print("\n".join(verdict()))
+        print("\n".join([*verdict(), default()]))
     else:
         carry_out(options.root.resolve(), options.out, options.jobs, options.stages)
 

@@ -250,8 +250,9 @@ def read(folder: Path, number: int, size: int, seed: int) -> tuple[numpy.ndarray
     names = sorted({file.parent.name for file in chosen})
     if len(chosen) < number or len(names) < 2:
         raise SystemExit(
-            f"{folder}: {len(files)} images in {len(names)} classes; {number} images in at least "
-            "two are needed (a class is a folder; --clients and --per-client say how many images)"
+            f"{folder}: {number} images of at least two classes are needed, and there are "
+            f"{len(files)} in all, and classes: {', '.join(names) or 'none'} (a class is a folder; "
+            "--clients and --per-client say how many images are taken)"
         )
     images = numpy.stack([decode_image(file, size) for file in chosen])
     return images, torch.tensor([names.index(file.parent.name) for file in chosen])

@@ -81,6 +81,24 @@ def test_the_verdict_averages_seeds_before_domains(campaign, tmp_path, monkeypat
         for method, share in (("FedAvg", 0), ("PARDON", 1))
     ]
     add_rows(tmp_path / "own_pacs_64.csv", rows)
+    assert campaign.default() == (
+        "The default stylization is undecided: 0 validation domains have been run."
+    )
+    leads = {f"{domain} (val)": 1 + place / 10 for place, domain in enumerate(leads)}
+    runs = [
+        ResultRow(
+            method=method,
+            held_out=column,
+            seed=0,
+            numbers={"val_ema": 0.4 + share * lead / 100, "test_ema": 0.9 - share / 2},
+        )
+        for column, lead in leads.items()
+        for method, share in (("PARDON", 0), ("PARDON, released", 1))
+    ]
+    add_rows(tmp_path / "own_pacs_64_default.csv", runs)
+    assert (
+        "is released: released minus default, on 4 validation domains, +1.1" in campaign.default()
+    )
     (line,) = campaign.verdict(methods=["PARDON"])
     assert line.startswith(
         "PARDON, mean of the last ten rounds: +2.0 (+1.9 to +2.1) over 4 domains"
