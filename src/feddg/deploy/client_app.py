@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 
 from feddg.deploy.site import SIMULATED, MissingContext, SimulatedSite, Site
 from feddg.deploy.wire import CONTEXT, Payload
-from feddg.errors import ClientError, ExperimentError, FeddgError
+from feddg.errors import ClientError, Diverged, ExperimentError, FeddgError
 
 OWN_LOG = "the site's own log says why it cannot answer"
 log = logging.getLogger("feddg")
@@ -36,7 +36,7 @@ def _reply(
     except MissingContext:
         result = Payload({"missing": CONTEXT})
     except (ClientError, ExperimentError) as error:
-        result = Payload({"refusal": str(error)})
+        result = Payload({"refusal": str(error), "diverged": isinstance(error, Diverged)})
     except (FeddgError, OSError) as error:  # a full disk, a folder that may not be written to
         log.error("%s", error)
         result = Payload({"refusal": OWN_LOG})

@@ -107,9 +107,9 @@ class PendingRequest:
     began: float
     reply: Payload | Refusal | None = None
 
-    def refuse(self, reason: str) -> None:
+    def refuse(self, reason: str, diverged: bool = False) -> None:
         """Marks the request as refused, so that it is not waited for any more."""
-        self.reply = Refusal(self.client, f"{self.site}: {reason}")
+        self.reply = Refusal(self.client, f"{self.site}: {reason}", diverged)
 
 
 class Mailbox:
@@ -208,7 +208,7 @@ class Mailbox:
             sent.refuse(f"its reply cannot be read ({type(error).__name__})")
         else:
             if "refusal" in reply.fields:
-                sent.refuse(reply.fields["refusal"])
+                sent.refuse(reply.fields["refusal"], reply.fields.get("diverged", False))
             else:
                 sent.reply = reply
                 self._enter_traffic(sent, seconds, envelope.content, reply)

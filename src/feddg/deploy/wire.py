@@ -296,11 +296,13 @@ class Reply(_Schema):
     Attributes:
         busy: seconds that the site worked on the message.
         refusal: why the site has no usable reply.
+        diverged: whether that is because its training ran away.
         missing: what the site has not received, or has lost.
     """
 
     busy: _Seconds = 0.0
     refusal: Annotated[str, AfterValidator(plain_text)] | None = None
+    diverged: bool = False
     missing: Literal["context"] | None = None
 
 
