@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from codec_files import write_vgg19
 from feddg.errors import WeightsError
-from feddg.styles.codec import CODECS, adain, load_codec
+from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD
+from feddg.styles.codec import CODECS, NormalizedCodec, adain, load_codec
 from feddg.styles.codecs import CompactCodec, ConvolutionalCodec, Reflect
 from style_images import random_features, random_images, random_style
 
@@ -140,3 +142,21 @@ def test_reflection_is_pytorchs_with_its_gradient(height, width, dtype):
     weight = torch.randn(found.shape)
     one, other = (torch.autograd.grad((r * weight).sum(), maps)[0] for r in (expected, found))
     torch.testing.assert_close(other, one)
+
+
+def test_a_normalized_codec_is_another_one_on_normalised_images(tmp_path: Path) -> None:
+    files = write_vgg19(tmp_path)
+    inner = load_codec("vgg19", **files, style_layer="conv4_1_pre")
+    codec = NormalizedCodec.load(files["encoder"], files["decoder"], "conv4_1_pre")
+    images = torch.rand(2, 3, 24, 20, generator=torch.manual_seed(0))
+    mean, deviation = (torch.tensor(v).view(3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
+    normalised = (images - mean) / deviation
+    assert torch.equal(codec.encode(images), inner.encode(normalised))
+    assert torch.equal(codec.style_features(images), inner.style_features(normalised))
+    maps = 3 * codec.encode(images)
+    drawn, clamped = codec.decode(maps, (24, 20)), inner.decode(maps, (24, 20))
+    torch.testing.assert_close(((drawn - mean) / deviation).clamp(0, 1), clamped)
+    assert not torch.equal((drawn - mean) / deviation, clamped)
+    assert codec.fingerprint() != inner.fingerprint()
+    assert torch.equal(codec.prepared((images * 255).to(torch.uint8)), (images * 255).floor() / 255)
+    assert torch.equal(codec.prepared(images), images)
