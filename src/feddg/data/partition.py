@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-from scipy.special import gammaln
 
 from feddg.errors import DataError, ExperimentError
 from feddg.registry import Registry, is_called
@@ -889,6 +888,8 @@ def _by_chance(counts: np.ndarray) -> float:
 
 def _log_ways(of: np.ndarray | float, chosen: np.ndarray) -> np.ndarray:
     """Logarithm of the number of ways to choose ``chosen`` of ``of`` items."""
+    from scipy.special import gammaln  # a tenth of a second, rarely needed
+
     ways: np.ndarray = gammaln(of + 1) - gammaln(chosen + 1) - gammaln(of - chosen + 1)
     return ways
 

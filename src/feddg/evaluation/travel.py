@@ -589,9 +589,10 @@ def at_a_new_site(accuracies: Sequence[float]) -> Estimate:
 
 
 def _student(freedom: float) -> float:
-    from scipy import stats
+    from scipy.special import ndtri, stdtrit  # scipy.stats takes half a second to import
 
-    return float((stats.norm if math.isinf(freedom) else stats.t(freedom)).ppf((1 + LEVEL) / 2))
+    share = (1 + LEVEL) / 2
+    return float(ndtri(share) if math.isinf(freedom) else stdtrit(freedom, share))
 
 
 def _within(value: float, low: float, high: float) -> Estimate:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
-from scipy.special import log_ndtr
-
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import BudgetSpent, ExperimentError
 from feddg.records import PrivacyRow
@@ -35,6 +33,8 @@ def gaussian_delta(epsilon: float, noise: float) -> float:
     """
     near, far = 1 / (2 * noise) - epsilon * noise, -1 / (2 * noise) - epsilon * noise
     # e^epsilon overflows long before the product does.
+    from scipy.special import log_ndtr  # a tenth of a second, rarely needed
+
     return float(math.exp(log_ndtr(near)) - math.exp(min(0.0, epsilon + log_ndtr(far))))
 
 
