@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from feddg.cli import app
 from feddg.data.pixels import as_unit
-from feddg.errors import AdaptationError, DataError, RunError
+from feddg.errors import AdaptationError, DataError, MissingPackage, RunError
 from feddg.evaluation.accuracy import energy, separation
 from feddg.experiment import load_stored
 from feddg.prediction.classifier import image_files
@@ -148,7 +148,7 @@ def test_parquet_holds_what_the_csv_holds(finished, images, tmp_path):
 
 def test_parquet_without_its_extra_is_one_clear_line(finished, images, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"feddg\[parquet\]"):
+    with pytest.raises(MissingPackage, match=r"feddg\[parquet\]"):
         predict_files(finished, [images], tmp_path / "labels.parquet")
 
 
