@@ -70,9 +70,6 @@ def check_head(network: Network, name: str, *, shared: bool) -> None:
         raise ExperimentError(f"train.head: ridge does not go with {name}, which {reason}")
 
 
-# At a client; the network holds the weights that training starts from, and is in evaluation mode.
-
-
 def head_sums(client: Client, method: Method) -> Message:
     """Returns the means to solve the classifier from, over all versions of the client's images."""
     gram, cross = means(*_features(client, method), client.examples.classes)
@@ -109,9 +106,6 @@ def _features(client: Client, method: Method) -> tuple[Tensor, Tensor]:
     features = client.kept_features(seen, client.features_digest(names, seen))
     labels = client.examples.labels.to(client.device)
     return features.to(client.device).double(), labels.repeat(len(features) // len(labels))
-
-
-# At the server
 
 
 class HeadStart:

@@ -224,7 +224,7 @@ def build_defences(
 def require_packages(privacy: PrivacySettings, choices: Iterable[DefenceChoice]) -> None:
     """Raises MissingPackage if noise or a defence needs a package that is not installed."""
     if privacy.noised or privacy.style_epsilon is not None or privacy.record_epsilon is not None:
-        need("privacy", "an account of privacy")
+        need("privacy", "differential privacy")
     for choice in choices:
         defence = DEFENCES.find(choice.name)
         if defence.extra:

@@ -35,6 +35,13 @@ from feddg.registry import Registry
 from feddg.settings import PrivacySettings, Settings
 from feddg.styles.statistics import StyleNoise
 
+MEMORY = "defences/"
+"""Prefix of all defences' tensors in the state's extras, where checkpoints keep them."""
+CLIENT_STATISTICS, EXTRAS, LOCAL = "client statistics", "extras", "local entries"
+AGGREGATION, STATISTICS, TRAINING = "own aggregation", "trained statistics", "own training"
+TRAITS = (TRAINING, CLIENT_STATISTICS, EXTRAS, LOCAL, AGGREGATION, STATISTICS)
+"""Features of a method that a defence may not work with."""
+
 
 @dataclass(frozen=True)
 class WeightNames:
@@ -48,10 +55,6 @@ class WeightNames:
 
     aggregated: frozenset[str] = frozenset()
     trained: frozenset[str] = frozenset()
-
-
-MEMORY = "defences/"
-"""Prefix of all defences' tensors in the state's extras, where checkpoints keep them."""
 
 
 class NoDefenceSettings(Settings):
@@ -244,15 +247,6 @@ def register(defence: G) -> G:
     """
     DEFENCES.add(defence.name, defence)
     return defence
-
-
-# Which methods survive which defences, and which defences each other: the one place that decides.
-
-
-CLIENT_STATISTICS, EXTRAS, LOCAL = "client statistics", "extras", "local entries"
-AGGREGATION, STATISTICS, TRAINING = "own aggregation", "trained statistics", "own training"
-TRAITS = (TRAINING, CLIENT_STATISTICS, EXTRAS, LOCAL, AGGREGATION, STATISTICS)
-"""Features of a method that a defence may not work with."""
 
 
 def traits_of(

@@ -50,6 +50,7 @@ NORM, NORM_BIT = "norm", "norm_bit"
 _OPEN_UPDATES = "neither clipped nor noised"
 _UPDATES, _CLIPPED, _ROUNDING = "updates", "clipped", "rounding"
 _NOBODY = -1
+_OPEN_RECORDS = "which is taken from images without noise"
 
 
 @register
@@ -316,9 +317,6 @@ def _noised(trained: Weights, sent: Weights, facts: WeightNames, deviation: floa
 #
 # An image is in one batch of every epoch of every round its client takes part in: so many
 # releases.
-
-
-_OPEN_RECORDS = "which is taken from images without noise"
 
 
 class NoisedRecords(Defence):

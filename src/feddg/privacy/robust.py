@@ -21,6 +21,9 @@ log = logging.getLogger("feddg")
 
 _BLOCK = 1 << 18
 """Number of entries processed at a time, so that they stay in the processor's cache."""
+_PIECE = 1 << 22
+"""Number of entries processed together."""
+_NUMBERS_AT_ONCE = 1 << 23
 
 
 def length(weights: Weights, names: Iterable[str]) -> float:
@@ -119,10 +122,6 @@ def shrunk(trained: Weights, sent: Weights, names: Iterable[str], norm: float) -
 # Memory: one model per client of the round, and pieces of at most 32 MiB.
 
 
-_PIECE = 1 << 22
-"""Number of entries processed together."""
-
-
 def kept(defence: Defence, updates: Iterable[Update]) -> list[Update]:
     """Returns copies of all updates.
 
@@ -183,10 +182,6 @@ def _pieces(rows: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
 #
 # Decisions: chosen clients count alike. Ties go to the lower client. Distances are of what is
 # aggregated, normalisation statistics among it, in float64.
-
-
-log = logging.getLogger("feddg")
-_NUMBERS_AT_ONCE = 1 << 23
 
 
 class KrumSettings(Settings):

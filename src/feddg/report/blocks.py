@@ -16,6 +16,10 @@ from feddg.errors import RunError
 from feddg.storage import open_file, replace_text, why
 from feddg.text import number
 
+SMALL_ENOUGH = 100_000
+WIDEST = 1600
+QUALITY = 82
+
 
 class Block:
     """A part of a page; the template ``blocks.html.j2`` has a branch for each kind."""
@@ -249,14 +253,6 @@ def write_file(out: Path, text: str) -> Path:
     except OSError as error:
         raise RunError(f"Cannot write the report {out}: {why(error)}.") from None
     return out
-
-
-# Pictures as part of the page, small enough to travel with it.
-
-
-SMALL_ENOUGH = 100_000
-WIDEST = 1600
-QUALITY = 82
 
 
 def data_uri(path: Path) -> tuple[str, int, int] | None:

@@ -68,6 +68,8 @@ MOST_FACTS = 8
 MOST_NAMED = 4
 MOST_COLUMNS = 6
 FEW_SETTINGS = 10
+MOST_PAIRS = 60
+DRAWS = 500
 
 
 def comparison_page(results: Results) -> Page:
@@ -348,11 +350,6 @@ def _steps(results: Results) -> Iterator[Step]:
         )
 
 
-# Runs image by image, where their results were kept: who is right where the other is not.
-
-
-MOST_PAIRS = 60
-DRAWS = 500
 T = TypeVar("T")
 
 

@@ -38,6 +38,26 @@ COUNTS = "counts and means of losses"
 OWN_NAMES = {WEIGHTS: "the network's weights", "statistics": "normalisation statistics"}
 LOGS = ("terms/", "examples", "images", "seconds")
 MOST_KINDS = 12
+FED_WORDS = {
+    "sent": "what was sent",
+    "sample": "each image's own",
+    "unrelated": "an unrelated image's (chance)",
+}
+READERS = {"server": "the server", "client": "another client"}
+CHANCE = 0.5
+TOO_WIDE = 0.3
+"""Intervals of ranks or AUC wider than this allow no conclusion."""
+PURPOSES = {
+    "statistics": "Description of the site's data, once before training",
+    "context": "What the server made of the clients' statistics",
+    "train": "Model to train on",
+    "update": "Trained model",
+}
+DIRECTIONS = {
+    "up": "site\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}server",
+    "down": "server\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}site",
+}
+MOST_LAYOUTS = 4
 
 
 @dataclass
@@ -91,9 +111,6 @@ def leaks_section(run: Run) -> Section | None:
         blocks.append(Code(command("privacy", "attack", str(run.folder), "--kind", *kind)))
     blocks.append(Fold("Every message, tensor by tensor", [_ledger_table(run.ledger)]))
     return Section("What left the sites, and what it gives away", blocks, folded=True)
-
-
-# What was sent, by what it holds.
 
 
 def _entries(ledger: LedgerRecord) -> list[_Entry]:
@@ -225,18 +242,6 @@ def _tried(attacks: Sequence[AttackRow]) -> str:
     )
 
 
-# What attacks found, as tables.
-
-
-FED_WORDS = {
-    "sent": "what was sent",
-    "sample": "each image's own",
-    "unrelated": "an unrelated image's (chance)",
-}
-READERS = {"server": "the server", "client": "another client"}
-CHANCE = 0.5
-TOO_WIDE = 0.3
-"""Intervals of ranks or AUC wider than this allow no conclusion."""
 R = TypeVar("R", bound=Row)
 
 
@@ -390,20 +395,6 @@ def _digits(value: float | None, digits: int) -> str:
     return f"{value:.{digits}f}"
 
 
-# Every message, tensor by tensor.
-
-
-PURPOSES = {
-    "statistics": "Description of the site's data, once before training",
-    "context": "What the server made of the clients' statistics",
-    "train": "Model to train on",
-    "update": "Trained model",
-}
-DIRECTIONS = {
-    "up": "site\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}server",
-    "down": "server\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}site",
-}
-MOST_LAYOUTS = 4
 _Kind = tuple[tuple[str, str], list[MessageRow]]
 """Purpose and direction, with the messages."""
 

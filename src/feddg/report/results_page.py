@@ -113,9 +113,6 @@ def marked(results: Results, rules: Sequence[SelectionRule], method: str) -> str
     return spelled(method) + mark(set().union(*found), results.columns)
 
 
-# What the file has, methods ranked, and what the mean of the last rounds explains.
-
-
 def tables(results: Results) -> str:
     """Returns the tables of a results file as Markdown."""
     if not results.rows:

@@ -69,6 +69,15 @@ MEANING = (
     "mean over classes, the difference is within chance. Such a number says nothing about a method."
 )
 MethodColumn = MadeColumn[str]
+SEEN_FROM = 0.03
+"""A difference that a table should be able to show: where it cannot, it says so."""
+TWO_INTERVALS = (
+    "95 % intervals, Student's t. Over domains: what other domains like these would give, each "
+    "domain the mean of its seeds. Over seeds: what other seeds would give on these domains. "
+)
+PRINTED_TOLERANCE = 0.051
+"""Printed averages may differ from their row's mean by rounding, in points."""
+ADVICE = {STILL_RISING: "Train longer."}
 
 
 def mark(places: Iterable[Key], columns: Iterable[str]) -> str:
@@ -92,9 +101,6 @@ def by_method(
         named: how a label is shown.
     """
     return table_of(methods, [text_column("Method", named), *columns], caption)
-
-
-# Accuracies.
 
 
 def accuracy_columns(
@@ -254,17 +260,6 @@ def budget_words(results: Results) -> str:
     return f"{short(results.budgets[-1])} images seen in training: " if results.budgets else ""
 
 
-# Margins.
-
-
-SEEN_FROM = 0.03
-"""A difference that a table should be able to show: where it cannot, it says so."""
-TWO_INTERVALS = (
-    "95 % intervals, Student's t. Over domains: what other domains like these would give, each "
-    "domain the mean of its seeds. Over seeds: what other seeds would give on these domains. "
-)
-
-
 def margin_table(
     results: Results,
     rule: SelectionRule = FINAL,
@@ -383,13 +378,6 @@ def interval_text(interval: Interval, unit: str) -> str:
     return f"only {interval.count} {unit}s" if interval.count > 1 else f"one {unit} only"
 
 
-# Our accuracies beside a paper's.
-
-
-PRINTED_TOLERANCE = 0.051
-"""Printed averages may differ from their row's mean by rounding, in points."""
-
-
 def paper_table(results: Results, split: str, missing: str = MISSING) -> Table | None:
     """Our accuracies beside a paper's, by its rule; None if it has none for the split.
 
@@ -448,9 +436,6 @@ def mark_of(
     return f" * ({mean:.2f})"
 
 
-# What was tried for each method before the table was run, and what was picked.
-
-
 def tuning_section(tuning: TuningFile | None) -> Section | None:
     """The section about tuning, or None if nothing was tuned."""
     if tuning is None or not tuning.tried:
@@ -492,9 +477,6 @@ def tuning_table(tuning: TuningFile) -> Table:
         text_column("", lambda row: Cell("picked" if row.picked else "", strong=row.picked)),
     ]
     return table_of(tuning.tried, columns)
-
-
-# What a comparison comes to, in words: which method is best, and what speaks against saying so.
 
 
 @dataclass(frozen=True)
@@ -639,9 +621,6 @@ def about_results(results: Results) -> list[Diagnostic]:
     return [*_left_out(results), *gravest_first(found)]
 
 
-ADVICE = {STILL_RISING: "Train longer."}
-
-
 def model_sentence(results: Results) -> str:
     """Which kind of model a comparison's numbers belong to, and why."""
     differ = len({run.default_rule.name for run in results.runs()}) > 1
@@ -663,9 +642,6 @@ def _left_out(results: Results) -> Iterator[Diagnostic]:
             "tables of accuracy have them; curves, costs and further metrics do not."
         )
         yield Diagnostic("runs-from-a-file", "note", text)
-
-
-# A page's tables as Markdown, CSV and LaTeX: the same cells.
 
 
 def page_tables(page: Page) -> Iterator[tuple[str, Table]]:

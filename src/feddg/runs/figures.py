@@ -22,6 +22,9 @@ from feddg.runs.reading import ALPHA_COLUMNS, ALPHAS, CAPTIONS, MISTAKE, read_ca
 from feddg.storage import replace_file, replace_text
 
 PER_DOMAIN, WIDE, GAP, SCALE_TO = 4, 6, 2, 96
+SHOWN = 12
+LOOKED_AT = 4000
+"""Largest number of test images searched for mistakes."""
 
 
 def draw_figures(folder: Path, images: Images, method: Method, state: State, seed: int) -> None:
@@ -109,14 +112,6 @@ def grid(*rows: torch.Tensor) -> Image.Image:
     return Image.fromarray(canvas).resize(size, Image.Resampling.NEAREST)
 
 
-# Pictures of the unseen domain for the report: some of its images, and the surest mistakes.
-
-
-SHOWN = 12
-LOOKED_AT = 4000
-"""Largest number of test images searched for mistakes."""
-
-
 def draw_unseen(
     folder: Path, evaluation: Evaluation, model: nn.Module, classes: tuple[str, ...], seed: int
 ) -> None:
@@ -182,9 +177,6 @@ def surest_mistakes(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Ten
 
 def _picture(evaluation: Evaluation, rows: numpy.ndarray) -> Image.Image:
     return grid(evaluation.pixels.gather(torch.from_numpy(rows)))
-
-
-# Writes how much each layer adapts to each image, ``alphas.csv``.
 
 
 def write_alphas(
