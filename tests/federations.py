@@ -13,7 +13,7 @@ from feddg.clients.client import Client, Examples, Worker
 from feddg.data.augment import NONE, AugmentSettings
 from feddg.data.pixels import ArrayPixels
 from feddg.experiment import checked_settings
-from feddg.federation.inprocess import InProcess
+from feddg.federation import federation as parts
 from feddg.federation.server import Hooks
 from feddg.federation.transport import Ledger
 from feddg.messages import Refusal, Update
@@ -42,10 +42,19 @@ def colored_images(
 
 
 class Replies(RoundHook):
-    """Notes what came of each client's turn."""
+    """Notes what came of the setup, and of each client's turn.
+
+    Attributes:
+        setup: round 0.
+    """
+
+    setup: Round
 
     def __init__(self, replies: list[Any]) -> None:
         self._replies = replies
+
+    def begun(self, state: State, round: Round) -> None:
+        self.setup = round
 
     def received(self, update: Update, round: Round) -> Update:
         self._replies.append(update)
@@ -110,11 +119,20 @@ class SmallFederation(Federation):
         )
         workers = [self.new_worker() for _ in range(self.at_once)]
         self.network = workers[0].network
-        defences = self.built_defences()
-        clients = InProcess(self.method, workers, len(self.sizes), self.examples, defences=defences)
-        ledger = Ledger(lambda row: self.ledger.append(row.model_dump()))
-        hooks = [Replies(self.replies)]
-        self._start(self.method, settings, clients, defences, hooks, ledger=ledger)
+        rows, noted = self.ledger, Replies(self.replies)
+        parts.Federation.__init__(
+            self,
+            [self.examples(id) for id in range(len(self.sizes))],
+            self.network,
+            self.method,
+            settings,
+            workers=workers,
+            defences=self.built_defences(),
+            hooks=[noted],
+            ledger=Ledger(lambda row: rows.append(row.model_dump())),
+        )
+        assert self.server.state.round == 0  # put together now, with that ledger
+        self.ledger = rows
 
     def built_defences(self) -> Defences:
         """What happens to updates on their way, as an experiment would have it."""
@@ -165,6 +183,11 @@ class SmallFederation(Federation):
         client.set_training()
         client.optimizer = self.method.optimizer(client)
         return client
+
+    @property
+    def setup(self) -> Round:
+        """Round 0: what came of the setup."""
+        return next(hook for hook in self.server.hooks.all if isinstance(hook, Replies)).setup
 
     def add_hook(self, hook: RoundHook) -> None:
         """Has something more happen in its rounds."""

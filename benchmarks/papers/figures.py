@@ -22,10 +22,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from feddg.data.pixels import as_unit
+from feddg.diagnostics import Progress, silent
 from feddg.errors import RunError
-from feddg.federation.inprocess import InProcess
+from feddg.federation.federation import Federation
 from feddg.messages import Update, Weights
 from feddg.methods.base import Stylizes, has_global_model, title_of
+from feddg.privacy.building import NO_DEFENCES
 from feddg.records import client_name
 from feddg.report.blocks import Block, Chart, Page, Pair, Prose, Section
 from feddg.report.charts import (
@@ -43,8 +45,8 @@ from feddg.report.text import percent
 from feddg.rng import stream
 from feddg.runs.figures import some_of_each
 from feddg.runs.folder import SNAPSHOTS, checkpoint_weights
-from feddg.runs.model import LoadedRun, load_finished_run
-from feddg.runs.prepare import Progress, cache_folder
+from feddg.runs.model import load_finished_run
+from feddg.runs.prepare import cache_folder
 from feddg.runs.reading import read_run
 from feddg.storage import is_file, why
 
@@ -54,19 +56,23 @@ from feddg.storage import is_file, why
 PER_DOMAIN = 150
 
 
-def feature_maps(loaded: LoadedRun, folder: Path, progress: Progress) -> dict[str, Any]:
+def feature_maps(loaded: Federation, folder: Path, progress: Progress) -> dict[str, Any]:
     """Returns t-SNE maps of some images' features before training, at snapshots, and at the end."""
-    table, held = loaded.images.table, loaded.images.splits
+    table, held = loaded.clients.table, loaded.clients.splits
     # Of training domains from the part that nobody trained on, if there is one.
     rows = numpy.concatenate([held.test, held.val, held.id_test, held.id_val])
     trained = ~numpy.isin(table.domains[held.train], table.domains[rows])
     rows = numpy.concatenate([rows, held.train[trained]])
-    rows = some_of_each(table.domains, rows, PER_DOMAIN, loaded.experiment.seed, "t-SNE")
-    weights = {0: loaded.first} | snapshots(folder) | {loaded.state.round: loaded.state.weights}
+    rows = some_of_each(table.domains, rows, PER_DOMAIN, loaded.settings.seed, "t-SNE")
+    weights = (
+        {0: loaded.untrained()}
+        | snapshots(folder)
+        | {loaded.server.state.round: loaded.server.state.weights}
+    )
     maps = []
     for done, (round_, of_round) in enumerate(sorted(weights.items())):
         progress("t-SNE", done, len(weights))
-        network = loaded.network(of_round)
+        network = loaded.with_weights(of_round)
         features = over_batches(loaded, rows, network.features)  # type: ignore[arg-type]
         points = TSNE(
             perplexity=max(2.0, min(30.0, (len(rows) - 1) / 3)), init="pca", random_state=0
@@ -96,13 +102,13 @@ def snapshots(folder: Path) -> dict[int, Weights]:
 
 
 def over_batches(
-    loaded: LoadedRun, rows: numpy.ndarray, work: Callable[[Tensor], Tensor]
+    loaded: Federation, rows: numpy.ndarray, work: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """Returns ``work`` applied to the images of some rows, on the CPU in float32."""
-    worker, size = loaded.worker, loaded.experiment.evaluate.batch_size
+    worker, size = loaded.worker, loaded.settings.evaluate.batch_size
     with torch.inference_mode(), worker.autocast():
         parts = [
-            work(as_unit(loaded.images.pixels.gather(part), worker.device)).float().cpu()
+            work(as_unit(loaded.clients.pixels.gather(part), worker.device)).float().cpu()
             for part in torch.from_numpy(rows).split(size)
         ]
     return torch.cat(parts)
@@ -119,15 +125,15 @@ MARGIN = 0.35
 
 
 def loss_landscape(
-    loaded: LoadedRun, rival: Weights | None, rival_name: str, progress: Progress
+    loaded: Federation, rival: Weights | None, rival_name: str, progress: Progress
 ) -> dict[str, Any]:
     """Returns the loss over the plane through three models, for seen and unseen domains."""
-    domains = loaded.main_domains()
+    domains = loaded.clients.main_domains()
     first = int(numpy.argmax(domains == domains[0]))
     second = int(numpy.argmax(domains != domains[first]))
     wanted = [first] if rival is not None else [first, second]
     trained = [_trained_again(loaded, client) for client in wanted]
-    points = [("global model", loaded.state.weights)]
+    points = [("global model", loaded.server.state.weights)]
     points += [(client_name(client), weights) for client, weights in zip(wanted, trained)]
     if rival is not None:
         points.append((rival_name, rival))
@@ -135,7 +141,7 @@ def loss_landscape(
     places = [plane.place(weights) for _, weights in points]
     mean = [sum(axis) / 2 for axis in zip(*places[1:])]
     axes = [_ticks([place[i] for place in places]) for i in (0, 1)]
-    splits = loaded.images.splits
+    splits = loaded.clients.splits
     samples = {"seen": splits.train, "unseen": splits.test}
     rows = {name: _sample(part, loaded, name) for name, part in samples.items() if len(part)}
     losses: dict[str, list[list[float]]] = {name: [] for name in rows}
@@ -150,20 +156,14 @@ def loss_landscape(
     return {"x": axes[0], "y": axes[1], "losses": losses, "points": marks}
 
 
-def _trained_again(loaded: LoadedRun, client: int) -> Weights:
+def _trained_again(loaded: Federation, client: int) -> Weights:
     """Returns a client's weights after one more round of training from the global model."""
-    method, state = loaded.method, loaded.state
-    transport = InProcess(
-        method,
-        [loaded.worker],
-        len(loaded.images.partition),
-        loaded.images.examples,
-        dict(loaded.memories),
-    )
-    transport.hand_out(state.context)
+    state, clients = loaded.server.state, loaded.clients
+    memories = dict(loaded.transport.memories)
+    transport = loaded.others(clients.examples, len(clients), loaded.worker, memories, NO_DEFENCES)
     (update,) = (
         reply.keep() if isinstance(reply, Update) else reply
-        for reply in transport.train([client], method.broadcast(state))
+        for reply in transport.train([client], loaded.method.broadcast(state))
     )
     if not isinstance(update, Update):
         raise RunError(f"client {client} cannot train: {update.reason}")
@@ -226,21 +226,21 @@ def _ticks(places: Sequence[float]) -> list[float]:
     return [round(v, 6) for v in numpy.linspace(low - margin, high + margin, GRID).tolist()]
 
 
-def _sample(rows: numpy.ndarray, loaded: LoadedRun, name: str) -> numpy.ndarray:
-    generator = stream(loaded.experiment.seed, "landscape", name)
+def _sample(rows: numpy.ndarray, loaded: Federation, name: str) -> numpy.ndarray:
+    generator = stream(loaded.settings.seed, "landscape", name)
     chosen: numpy.ndarray = rows[torch.randperm(len(rows), generator=generator).numpy()]
     return chosen[:LANDSCAPE_IMAGES]
 
 
 def _losses(
-    loaded: LoadedRun, weights: Weights, rows: dict[str, numpy.ndarray]
+    loaded: Federation, weights: Weights, rows: dict[str, numpy.ndarray]
 ) -> dict[str, float]:
-    network = loaded.network(weights)
+    network = loaded.with_weights(weights)
     for module in network.modules():
         if isinstance(module, _BatchNorm) and module.running_var is not None:
             module.running_var.clamp_(min=0)  # beyond the three models a line may leave it
-    predictor = loaded.method.predictor(loaded.worker.network).eval()
-    labels = torch.from_numpy(loaded.images.table.labels)
+    predictor = loaded.method.predictor(network).eval()
+    labels = torch.from_numpy(loaded.clients.table.labels)
     return {
         name: float(nn.functional.cross_entropy(over_batches(loaded, own, predictor), labels[own]))
         for name, own in rows.items()
@@ -253,26 +253,26 @@ def _losses(
 MOST_CLIENTS, GREY_IMAGES, GREY_BINS = 6, 64, 32
 
 
-def grey_levels(loaded: LoadedRun, progress: Progress) -> dict[str, Any]:
+def grey_levels(loaded: Federation, progress: Progress) -> dict[str, Any]:
     """Returns histograms of some clients' grey levels, before and after stylizing."""
-    domains = loaded.main_domains()
+    domains = loaded.clients.main_domains()
     # First one client of each domain, then a second one, ...
     earlier = [int((domains[:i] == domain).sum()) for i, domain in enumerate(domains)]
     order = numpy.argsort(earlier, kind="stable")
     before, after, names = [], [], []
     for done, client in enumerate(order[:MOST_CLIENTS].tolist()):
         progress("grey levels", done, min(len(order), MOST_CLIENTS))
-        images = loaded.images.examples(client).images()[:GREY_IMAGES]
+        images = loaded.clients.examples(client).images()[:GREY_IMAGES]
         if len(images) == 0:
             continue
         stylized = None
         if isinstance(loaded.method, Stylizes):
             with torch.no_grad():
-                stylized = loaded.method.preview(images, loaded.state.context)
+                stylized = loaded.method.preview(images, loaded.server.state.context)
         before.append(grey_histogram(images))
         after.append(None if stylized is None else grey_histogram(stylized))
-        domain = loaded.images.partition.domain_ids[int(domains[client])]
-        names.append(f"{client_name(client)}, {loaded.images.table.domain_names[domain]}")
+        domain = loaded.clients.partition.domain_ids[int(domains[client])]
+        names.append(f"{client_name(client)}, {loaded.clients.table.domain_names[domain]}")
     return {"clients": names, "before": before, "after": after}
 
 
@@ -289,7 +289,7 @@ def figures(
     *,
     beside: Path | None = None,
     cache: Path | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Returns what the figures of a completed run show.
 
@@ -304,12 +304,12 @@ def figures(
         FeddgError: the run has no model, or ``beside`` has another network.
     """
     loaded = load_finished_run(folder, cache_folder(cache), progress)
-    if not has_global_model(loaded.method, loaded.worker.network):
+    if not has_global_model(loaded.method, loaded.network):
         name = loaded.method.name
         raise RunError(f"{folder}: under {name} there is no global model to look into")
     rival, rival_name = None, ""
     if beside is not None:
-        rival, own = checkpoint_weights(beside), loaded.state.weights
+        rival, own = checkpoint_weights(beside), loaded.server.state.weights
         if {n: t.shape for n, t in rival.items()} != {n: t.shape for n, t in own.items()}:
             raise RunError(f"{beside} trained another network; name a run with the same one")
         rival_name = f"{title_of(read_run(beside).method)} model"

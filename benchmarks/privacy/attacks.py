@@ -32,9 +32,10 @@ from feddg.attacks.reconstruction import Effort, reconstruct
 from feddg.attacks.senders import Senders, entries_of
 from feddg.errors import RunError
 from feddg.experiment import Experiment
+from feddg.federation.federation import Federation
 from feddg.records import Row
 from feddg.runs.figures import grid
-from feddg.runs.model import LoadedRun, load_finished_run
+from feddg.runs.model import load_finished_run
 from feddg.styles.training import load_images
 
 STAGES = ("transfer", "reconstruct", "membership", "update")
@@ -129,8 +130,8 @@ def write(file: Path, name: str, rows: Sequence[Row]) -> None:
             writer.writerow([f"{v:.4f}" if isinstance(v, float) else v for v in flat.values()])
 
 
-def clients_of(loaded: LoadedRun, *domains: int) -> list[int]:
-    main = loaded.main_domains()
+def clients_of(loaded: Federation, *domains: int) -> list[int]:
+    main = loaded.clients.main_domains()
     return [client for client in range(len(main)) if int(main[client]) in domains]
 
 
@@ -146,8 +147,8 @@ def attack(
     """Draws images again from what one run sends beside weights: by the server, by clients."""
     loaded = load_finished_run(folder, out / "cache", lambda *_: None)
     senders = Senders(loaded)
-    names = loaded.images.table.domain_names
-    for entry in entries_of(loaded.method, loaded.worker.network).values():
+    names = loaded.clients.table.domain_names
+    for entry in entries_of(loaded.method, loaded.network).values():
         if "server" in attackers:
             found = reconstruct(senders, entry, public, senders.labels(public), effort, judges)
             keep(name, "server", found.rows(names, judges), out)
@@ -157,15 +158,15 @@ def attack(
             if DOMAINS[own] not in attackers:
                 continue
             ids = [names.index(DOMAINS[place]) for place in (own, *others)]
-            rows = loaded.images.splits.train
-            rows = rows[loaded.images.table.domains[rows] == ids[0]]
-            images = loaded.images.pixels.gather(rows).contiguous()
+            rows = loaded.clients.splits.train
+            rows = rows[loaded.clients.table.domains[rows] == ids[0]]
+            images = loaded.clients.pixels.gather(rows).contiguous()
             try:
                 found = reconstruct(
                     senders,
                     entry,
                     images,
-                    torch.from_numpy(loaded.images.table.labels[rows]),
+                    torch.from_numpy(loaded.clients.table.labels[rows]),
                     Effort(effort.targets * len(others) // len(DOMAINS), effort.training),
                     judges,
                     attacker=clients_of(loaded, ids[0])[0],
@@ -255,7 +256,7 @@ def main(given: Sequence[str] | None = None) -> None:
             tell(name)
         if "membership" in stages:
             loaded = load_finished_run(folder, out / "cache", lambda *_: None)
-            entries = list(entries_of(loaded.method, loaded.worker.network).values())
+            entries = list(entries_of(loaded.method, loaded.network).values())
             rows = membership(Senders(loaded), entries, scale.membership)
             write(out / "privacy_membership.csv", name, rows)
             tell(f"membership of {name}")

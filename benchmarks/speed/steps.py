@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from feddg.experiment import Experiment
+from feddg.federation.federation import build, build_worker
 from feddg.models.precision import autocast
-from feddg.runs.prepare import build, build_worker
 
 CLASSES = 10
 BACKBONES = {"efficientnet_lite0": "tf_efficientnet_lite0", "resnet18": None}
@@ -69,7 +69,7 @@ def own_step(backbone: str, precision: str, images: Tensor, labels: Tensor) -> C
         precision=precision,
         device="cpu",
     )
-    worker = build_worker(experiment, build(experiment, CLASSES)[1], None)
+    worker = build_worker(build(experiment, CLASSES)[1], experiment)
     worker.network.train()
     for module in worker.network.modules():
         if isinstance(module, nn.BatchNorm2d):

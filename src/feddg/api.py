@@ -5,14 +5,14 @@ only pages need.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddg.diagnostics import Diagnostic, collected, emit
+from feddg.diagnostics import Diagnostic, Progress, collected, emit, silent
 from feddg.errors import ExperimentError, RunError, WorkerLost
 from feddg.text import command
 from feddg.views import notebook_observer, notebook_watcher
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from feddg.runs.reading import Run
 
 log = logging.getLogger("feddg")
-Progress = Callable[[str, int, int], None]
 
 # One experiment.
 
@@ -590,7 +589,7 @@ def attack(
     kind: str,
     *,
     report: bool = True,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
     clients: int = 8,
     shadows: int = 4,
     **settings: Any,
@@ -645,7 +644,7 @@ def validate(
 def inspect_data(
     croissant: Path | None = None,
     *,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
     **fields: Any,
 ) -> dict[str, Any]:
     """Counts an experiment's images by domain and class, finds bad files, and partitions them.

@@ -5,7 +5,7 @@ server and site log all show this sentence.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -64,9 +64,7 @@ def emit(*found: Diagnostic) -> None:
     for one in found:
         if one.severity != "error":
             log.log(logging.INFO if one.severity == "note" else logging.WARNING, "%s", one)
-    heard = _heard.get()
-    if heard is not None:
-        heard.extend(found)
+    noted(*found)
     errors = [one for one in found if one.severity == "error"]
     if errors:
         more = f" ({len(errors) - 1} more: `feddg data inspect` lists them)" if errors[1:] else ""
@@ -84,4 +82,18 @@ def collected() -> Iterator[list[Diagnostic]]:
         _heard.reset(token)
 
 
+def noted(*found: Diagnostic) -> None:
+    """Adds diagnostics to what the enclosing block collects, without telling anybody."""
+    heard = _heard.get()
+    if heard is not None:
+        heard.extend(found)
+
+
 _heard: ContextVar[list[Diagnostic] | None] = ContextVar("diagnostics", default=None)
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is done, how much of it is done, and how much there is."""
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """Progress that nobody looks at."""

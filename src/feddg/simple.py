@@ -19,28 +19,23 @@ from PIL import Image
 from torch import Tensor, nn
 
 from feddg.clients.client import Examples
+from feddg.data.data_set import find_augmentation
 from feddg.data.decoding import hash_of, make_square
 from feddg.data.pixels import ArrayPixels
+from feddg.diagnostics import Progress, silent
 from feddg.errors import ExperimentError, FeddgError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import ONE_ROUND, Experiment, checked_settings, expand
-from feddg.federation.averages import averaged
-from feddg.federation.inprocess import InProcess
-from feddg.federation.server import build_server
-from feddg.messages import Weights
+from feddg.federation import federation
+from feddg.federation.federation import prepared_network
+from feddg.federation.transport import Transport
 from feddg.methods.base import Method, RoundHook, has_global_model, title_of
 from feddg.methods.composition import check_task, method_class, works_on_embeddings
 from feddg.models.backbones import split_network
-from feddg.models.convolutions import use_fast_convolutions
 from feddg.models.network import Network
 from feddg.models.task import CLASSIFICATION, Task
-from feddg.models.trained import trained_by
 from feddg.prediction.export import write_model
-from feddg.privacy.building import Defences
-from feddg.runs.context import in_process, measured, predictor
-from feddg.runs.execute import run_rounds
-from feddg.runs.folder import means_of
-from feddg.runs.prepare import build_workers, defences_for
+from feddg.runs.prepare import in_process
 from feddg.settings import ExperimentSettings, leaves, merge
 from feddg.storage import cache_folder
 from feddg.text import counted
@@ -66,7 +61,7 @@ class Labelled(Protocol):
         ...
 
 
-class Federation:
+class Federation(federation.Federation):
     """Clients with images, a network, and a method; trained in this process.
 
     Every image is read once, with 8 bits per colour, and kept in memory. So random changes belong
@@ -88,6 +83,8 @@ class Federation:
             give targets instead of class ids, tensors of one shape; those of the images' height
             and width are augmented as the images are, by the nearest pixel.
         cache: folder for methods' cached results; no cache by default.
+        transport: carries messages to the clients; by default they are in this process.
+        hooks: what happens in every round besides: objects of :class:`feddg.RoundHook`.
         **fields: fields of an experiment: ``lr``, ``batch_size``, ``local_epochs``, ``rounds``,
             ``seed``, ``device``, ``clients_per_round``, ``augmentation``, ``privacy``,
             ``defences``, ...
@@ -97,12 +94,10 @@ class Federation:
             the method cannot run with these settings.
 
     Attributes:
-        method: the method.
-        settings: all settings.
         server: runs the rounds; ``server.state`` holds the global weights.
         transport: the transport to the clients.
-        worker: the worker that clients share, the first one if several train at once.
-        network: the worker's network.
+        network: the network that clients take turns on.
+        class_names: the classes in the order of the logits.
     """
 
     def __init__(
@@ -116,6 +111,8 @@ class Federation:
         class_names: Sequence[str] | None = None,
         task: Task = CLASSIFICATION,
         cache: Path | None = None,
+        transport: Transport | None = None,
+        hooks: Sequence[RoundHook] = (),
         **fields: Any,
     ) -> None:
         method = method_class(method) if isinstance(method, str) else method
@@ -137,44 +134,22 @@ class Federation:
         method.check(settings)
         method.read_files()
 
-        def built() -> Network:
-            statistics = settings.model.normalization != "frozen"
-            model = copy.deepcopy(start)
-            network = trained_by(model, method.network, settings.train, statistics=statistics)
-            use_fast_convolutions(network)
-            return network
+        def another() -> Network:
+            return prepared_network(copy.deepcopy(start), method, settings)
 
-        network = built()
-        defences = defences_for(settings, method, network)
-        workers = build_workers(settings, network, cache, defences, built)
-        for worker in workers:
-            worker.task = task
-        examples = _examples(held, start.classes)
-        transport = InProcess(method, workers, len(held), examples.__getitem__, defences=defences)
-        self.class_names = tuple(class_names or map(str, range(start.classes)))
-        self._start(method, settings, transport, defences)
-
-    def _start(
-        self,
-        method: Method,
-        settings: ExperimentSettings,
-        transport: InProcess,
-        defences: Defences,
-        hooks: Sequence[RoundHook] = (),
-        **more: Any,
-    ) -> None:
-        worker = transport.workers[0]
-        self.method, self.settings, self.transport = method, settings, transport
-        self.worker, self.network = worker, worker.network
-        self.server = build_server(
+        super().__init__(
+            _examples(held, start.classes),
+            another(),
             method,
-            transport,
-            self.network,
             settings,
-            defences=defences,
-            hooks=[*means_of(settings, method, self.network), *hooks],
-            **more,
+            augmentation=find_augmentation(settings.train.augmentation),
+            task=task,
+            transport=transport,
+            hooks=hooks,
+            cache=cache,
+            another=another,
         )
+        self.class_names = tuple(class_names or map(str, range(start.classes)))
 
     @classmethod
     def of(cls, experiment: Experiment, cache: Path | None = None) -> Self:
@@ -184,41 +159,29 @@ class Federation:
             experiment: gives images, network and method.
             cache: folder for decoded pixels; the user's cache by default.
         """
-        found = in_process(experiment, cache_folder(cache), lambda what, done, total: None, {})
+        found = in_process(experiment, cache_folder(cache))
         self = cls.__new__(cls)
-        self.class_names = tuple(found.clients.classes)
-        self._start(found.method, experiment, cast(InProcess, found.transport), found.defences)
+        vars(self).update(vars(found), class_names=tuple(found.clients.held.classes))
         return self
 
-    def fit(self, rounds: int | None = None) -> Self:
+    def fit(self, rounds: int | None = None, progress: Progress = silent) -> Self:
         """Trains for some rounds; a further call continues.
 
         Args:
             rounds: number of rounds; by default the field ``rounds``.
+            progress: called with what is done before round 1.
 
         Raises:
             NotEnoughUpdates: too few clients' updates could be used.
         """
-        state = self.server.state
-        state.rounds = state.round + (rounds or self.settings.train.rounds)
-        for worker in self.transport.workers:  # schedules of the learning rate know the last round
-            worker.train = worker.train.model_copy(update={"rounds": state.rounds})
-        if state.round == 0:
-            self.server.setup()
-        run_rounds(self.server)
-        return self
-
-    @property
-    def weights(self) -> Weights:
-        """The global weights, or their average over rounds if ``averaging`` asks for it."""
-        return averaged(self.server.state, self.settings.server.averaging)
+        return super().fit(rounds or self.settings.train.rounds, progress)
 
     @property
     def model(self) -> nn.Module:
         """The global model in eval mode: RGB in [0, 1] to logits; the next round changes it."""
         if not has_global_model(self.method, self.network):
             raise FeddgError(f"under {self.method.name} every client has a model of its own")
-        return predictor(self.method, self.network, self.weights).eval()
+        return self.predictor(self.weights)
 
     def evaluate(self, dataset: Labelled, name: str = "test") -> Score:
         """Evaluates the global model on a data set: ``accuracy``, ``loss``, ``metrics``, ...
@@ -232,11 +195,11 @@ class Federation:
         """
         task = self.worker.task
         images, targets = read_images(dataset, name, self.image_size, task)
-        held = self.transport.examples(0).labels[:1].numpy()
+        held = self.clients[0].labels[:1].numpy()
         _check_targets(targets, name, task, self.classes, held)
         rows = numpy.arange(len(targets))
         evaluation = self._evaluation(images, targets, {"test": rows}, name)
-        (score,) = measured(evaluation, self.server, self.network, self.weights)
+        (score,) = self.scores(evaluation, self.weights)
         return score
 
     def predict(self, images: Labelled | Tensor | Sequence[Any]) -> Tensor:

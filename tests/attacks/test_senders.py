@@ -82,14 +82,14 @@ def test_long_rows_are_hashed_with_their_inner_products():
 def test_what_is_read_is_what_the_run_sent(place, runs, method):
     """The setup is repeated bit for bit: what clients agreed on follows from it."""
     loaded = load_finished_run(runs(method), place / "cache", lambda *_: None)
-    (entry,) = entries_of(loaded.method, loaded.worker.network).values()
+    (entry,) = entries_of(loaded.method, loaded.network).values()
     sent = Senders(loaded).real(entry, range(6))
-    context = loaded.state.context.tensors
+    context = loaded.server.state.context.tensors
     if method == "ccst":
         assert torch.equal(torch.cat(list(sent.values())), context["styles"].flatten(1))
     else:
         again = loaded.method.aggregate_statistics(
-            (id, type(loaded.state.context)({"style": rows.view(2, -1)}))
+            (id, type(loaded.server.state.context)({"style": rows.view(2, -1)}))
             for id, rows in sent.items()
         )
         assert torch.equal(again.tensors["style"], context["style"])

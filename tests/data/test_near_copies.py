@@ -11,8 +11,8 @@ from feddg.data.near_copies import near_copies, perceptual_hashes
 from feddg.data.pixels import ArrayPixels
 from feddg.diagnostics import collected
 from feddg.experiment import Experiment
-from feddg.runs.context import in_process
 from feddg.runs.inspection import inspect_experiment
+from feddg.runs.prepare import in_process
 
 
 def scene(seed: int, side: int = 96) -> Image.Image:
@@ -45,7 +45,7 @@ def chosen(root: Path, **data: object) -> Experiment:
 def test_images_saved_again_are_named_by_inspect_and_by_a_run(root, tmp_path):
     found = inspect_experiment(chosen(root), lambda *_: None)
     with collected() as said:
-        in_process(chosen(root), tmp_path / "cache", lambda *_: None, {})
+        in_process(chosen(root), tmp_path / "cache", lambda *_: None)
     (inspected,) = [one["text"] for one in found["diagnostics"] if one["code"] == "near-copies"]
     (text,) = [one.text for one in said if one.code == "near-copies"]
     assert text == inspected
@@ -56,7 +56,7 @@ def test_images_saved_again_are_named_by_inspect_and_by_a_run(root, tmp_path):
 
 def test_nothing_is_said_where_copies_are_ignored(root, tmp_path):
     with collected() as said:
-        in_process(chosen(root, duplicates="ignore"), tmp_path / "cache", lambda *_: None, {})
+        in_process(chosen(root, duplicates="ignore"), tmp_path / "cache", lambda *_: None)
     assert not [one for one in said if one.code == "near-copies"]
 
 

@@ -83,10 +83,10 @@ def test_rows_are_gathered_channels_last(table: ImageTable, tmp_path: Path, budg
 
 
 def test_every_file_is_decoded_once(table: ImageTable, tmp_path: Path, decoded: list[str]) -> None:
-    seen: list[tuple[int, int]] = []
+    seen: list[tuple[str, int, int]] = []
     open_pixels(table, SIZE, cache=tmp_path, progress=lambda *step: seen.append(step))
     assert sorted(decoded) == sorted(table.paths)
-    assert seen == [(done, 6) for done in range(1, 7)]
+    assert seen == [("decoding images", done, 6) for done in range(1, 7)]
     decoded.clear()
     _, store, _ = open_pixels(table, SIZE, cache=tmp_path, progress=lambda *step: seen.append(step))
     store.gather(range(6))

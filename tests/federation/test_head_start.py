@@ -52,7 +52,7 @@ def test_the_classifier_is_the_ridge_of_all_images_with_what_does_best_at_client
     torch.testing.assert_close(state["classifier.weight"].double(), expected, rtol=1e-4, atol=1e-5)
     expected = torch.tensor(scale * model.intercept_)
     torch.testing.assert_close(state["classifier.bias"].double(), expected, rtol=1e-4, atol=1e-5)
-    assert list(chosen.server.left_out.values()) == pytest.approx(accuracies[best])
+    assert list(chosen.setup.left_out.values()) == pytest.approx(accuracies[best])
 
 
 def test_clients_begin_round_1_with_it():
@@ -85,14 +85,14 @@ def test_the_network_is_sent_once_before_round_1(method):
 
 def test_a_single_client_has_nobody_to_be_left_out_of():
     chosen = started(sizes=(60,))
-    assert chosen.server.left_out == {}
+    assert chosen.setup.left_out == {}
     assert chosen.accuracy() > 0.8
 
 
 @pytest.mark.parametrize("method", sorted(methods().keys() - {"local", "ridge", "scaffold"}))
 def test_every_method_starts_from_it(method):
     chosen = started(method, sizes=(7, 5, 6), backbone="cnn", local_steps=1, batch_size=4)
-    assert len(chosen.server.left_out) == 3
+    assert len(chosen.setup.left_out) == 3
     assert chosen.server.state.weights["classifier.weight"].any()
     assert not chosen.server.round().refused
 
@@ -144,7 +144,7 @@ def test_bad_sums_are_refused_by_their_clients_name(change, reason):
     refused = [row for row in chosen.ledger if row["kind"] == "refusal"]
     assert [row["client"] for row in refused] == [1]
     assert reason in refused[0]["reason"]
-    assert sorted(chosen.server.left_out) == [0, 2]
+    assert sorted(chosen.setup.left_out) == [0, 2]
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ from feddg.clients.client import Client, RecordNoise
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
 from feddg.federation import local_training
+from feddg.federation.federation import build, defences_for
 from feddg.federation.local_training import clipped_sum, image_gradients, private_step, train
 from feddg.methods.base import Method
 from feddg.models.precision import autocast
 from feddg.records import PRIVACY_ROWS
 from feddg.runs.observer import Observer
-from feddg.runs.prepare import build, defences_for
 from feddg.settings import TrainSettings
 from federations import SmallFederation, federation, same
 

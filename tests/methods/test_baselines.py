@@ -15,11 +15,10 @@ from feddg.federation.local_training import load_weights
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.rng import stream
-from feddg.runs.context import in_process
 from feddg.runs.folder import checkpoint_memories
 from feddg.runs.model import load_model
 from feddg.runs.observer import Observer
-from feddg.runs.prepare import deal, load_table
+from feddg.runs.prepare import deal, in_process, load_table
 from feddg.settings import TrainSettings
 from federations import CLASSES, SmallFederation, affine_names, federation, same
 
@@ -182,7 +181,7 @@ def alone(tmp_path_factory, cache):
 def test_a_domain_has_the_mean_over_all_clients_own_models(alone, cache):
     memories = checkpoint_memories(alone.folder)
     assert sorted(memories) == [0, 1, 2]
-    found = in_process(alone.experiment, cache, lambda *_: None, {})
+    found = in_process(alone.experiment, cache, lambda *_: None)
     network, evaluation = found.worker.network, found.evaluation
     labels = torch.from_numpy(evaluation.labels)
     for split, domain, rows in evaluation.parts():

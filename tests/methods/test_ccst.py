@@ -11,7 +11,7 @@ from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
 from feddg.methods.ccst import Versions, draw_styles
 from feddg.methods.composition import build_method
-from feddg.runs.context import in_process
+from feddg.runs.prepare import in_process
 from feddg.styles.codec import load_codec, transfer
 from federations import federation, same
 
@@ -252,5 +252,5 @@ def test_what_a_method_warns_about_is_said_before_round_1(tmp_path, caplog):
         hold_out="ink",
         clients={"number": 2},
     )
-    in_process(experiment, tmp_path / "cache", lambda what, done, total: None, {})
+    in_process(experiment, tmp_path / "cache", lambda what, done, total: None)
     assert "as 2 x 2 places" in caplog.text

@@ -55,7 +55,7 @@ def test_clients_are_sent_the_mean_style_of_each_group_and_no_single_one():
     torch.testing.assert_close(context.tensors["styles"], expected)
     # FINCH joins every client with its nearest: no group has one member.
     assert min(numpy.bincount(labels)) > 1
-    assert sorted(id for group in small.server.groups["style"] for id in group) == [0, 1, 2, 3]
+    assert sorted(id for group in small.setup.groups["style"] for id in group) == [0, 1, 2, 3]
 
 
 def test_the_median_is_pardons_one_style():

@@ -11,8 +11,8 @@ from torch.func import functional_call, grad, vmap
 from torchvision.ops import StochasticDepth
 
 import feddg
+from feddg.federation import federation
 from feddg.models.dropout import draw_dropout_from
-from feddg.runs import prepare
 
 KINDS = [
     (partial(nn.Dropout, 0.3), (4, 6, 5, 5), (4, 6, 5, 5)),
@@ -73,7 +73,7 @@ def test_every_image_has_its_own_draw_where_gradients_are_taken_one_by_one():
 def trained(clients, workers=1, monkeypatch=None):
     """The weights after a round of mobilenet_v3_small on four clients' noise."""
     if workers > 1:
-        monkeypatch.setattr(prepare, "large_clients_at_once", lambda *_: workers)
+        monkeypatch.setattr(federation, "large_clients_at_once", lambda *_: workers)
     from torchvision.models import mobilenet_v3_small
 
     torch.manual_seed(1)

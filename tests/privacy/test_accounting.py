@@ -13,6 +13,7 @@ from feddg.api import resume, run
 from feddg.clients.sampling import Schedule, drawn_clients, secret_clients
 from feddg.errors import BudgetSpent, ExperimentError, RunError
 from feddg.experiment import Experiment
+from feddg.federation.federation import build, defences_for
 from feddg.privacy.accounting import (
     Account,
     Release,
@@ -28,7 +29,6 @@ from feddg.privacy.accounting import (
 from feddg.privacy.noise import Clipping
 from feddg.records import PRIVACY_ROWS
 from feddg.runs.observer import Observer
-from feddg.runs.prepare import build, defences_for
 from feddg.runs.reading import read_run
 from federations import federation
 

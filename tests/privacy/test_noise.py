@@ -10,13 +10,13 @@ from scipy import stats
 from feddg.clients.client import Client
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
+from feddg.federation.federation import build, defences_for
 from feddg.federation.server import Hooks
 from feddg.messages import Message, Refusal, Update
 from feddg.methods.base import Round, State
 from feddg.privacy.accounting import Account
 from feddg.privacy.defence import WeightNames
 from feddg.privacy.noise import Clipping
-from feddg.runs.prepare import build, defences_for
 from feddg.settings import PrivacySettings, TrainSettings
 from federations import federation, same
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as some
 
 from feddg.errors import ExperimentError, NotEnoughUpdates
 from feddg.experiment import Experiment
+from feddg.federation.federation import build, defences_for
 from feddg.messages import Update
 from feddg.methods.base import Method, Round, State
 from feddg.privacy import robust
 from feddg.privacy.building import defence_of
 from feddg.privacy.defence import WeightNames
 from feddg.privacy.robust import distance, length, scores, squared_distances
-from feddg.runs.prepare import build, defences_for
 from feddg.settings import DefenceChoice, ServerSettings, TrainSettings
 from federations import federation, same
 

@@ -9,6 +9,7 @@ from scipy import stats
 
 from feddg.errors import ClientError, ExperimentError, NotEnoughUpdates
 from feddg.experiment import Experiment
+from feddg.federation.federation import build, defences_for
 from feddg.messages import Message, Refusal, Update
 from feddg.privacy import secure_aggregation as masking
 from feddg.privacy.accounting import Account
@@ -22,7 +23,6 @@ from feddg.privacy.secure_aggregation import (
     decoded,
     encoded,
 )
-from feddg.runs.prepare import build, defences_for
 from feddg.settings import TrainSettings
 from federations import federation, same
 

@@ -122,7 +122,7 @@ def test_the_summary_agrees_with_the_records(undisturbed):
 
 
 def test_a_complete_run_is_not_run_again(undisturbed, cache, monkeypatch):
-    monkeypatch.setattr("feddg.runs.context.load_images", lambda *_: pytest.fail("ran again"))
+    monkeypatch.setattr("feddg.runs.prepare.load_images", lambda *_: pytest.fail("ran again"))
     again = run(undisturbed.experiment, undisturbed.folder.parent, cache=cache)
     assert again.folder == undisturbed.folder
 

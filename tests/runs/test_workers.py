@@ -20,9 +20,9 @@ from feddg.federation.workers import Channel
 from feddg.methods.base import State
 from feddg.privacy import noise
 from feddg.runs import workers
-from feddg.runs.context import in_process
 from feddg.runs.execute import carry_out
 from feddg.runs.observer import Observer
+from feddg.runs.prepare import in_process
 from feddg.settings import merge
 from loopback import free_port
 
@@ -213,8 +213,8 @@ def test_replies_that_nobody_takes_leave_no_trace(three, cache):
         prepare(experiment, cache, lambda what, done, total: None, {})
         for prepare in (three, in_process)
     ]
-    weights = {n: t.clone() for n, t in found[0].worker.network.state_dict().items()}
-    extras = found[0].method.initial_extras(found[0].worker.network, 5)
+    weights = {n: t.clone() for n, t in found[0].network.state_dict().items()}
+    extras = found[0].method.initial_extras(found[0].network, 5)
     state = State(weights, extras, rounds=2)
     sent = replace(found[0].method.broadcast(state), round=1)
     many, one = (each.transport for each in found)

@@ -16,9 +16,9 @@ from torch import Tensor
 from feddg.api import run
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
+from feddg.federation.federation import build, defences_for
 from feddg.privacy.accounting import gaussian_epsilon
 from feddg.records import PRIVACY_ROWS
-from feddg.runs.prepare import build, defences_for
 from feddg.styles import statistics
 from feddg.styles.codec import load_codec
 from feddg.styles.codecs import ColorsCodec

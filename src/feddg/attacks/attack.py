@@ -19,7 +19,6 @@ from feddg.attacks.reconstruction import (
     UNRELATED,
     Effort,
     GeneratorTraining,
-    Progress,
     Reconstruction,
     reconstruct,
 )
@@ -31,11 +30,13 @@ from feddg.attacks.senders import (
     chosen_entries,
     entries_of,
 )
+from feddg.diagnostics import Progress, silent
 from feddg.errors import DataError, ExperimentError, RunError, need
+from feddg.federation.federation import Federation
 from feddg.records import AttackRow
 from feddg.runs.figures import add_figure, grid
 from feddg.runs.folder import FIGURES, RunFolder
-from feddg.runs.model import LoadedRun, load_finished_run
+from feddg.runs.model import load_finished_run
 from feddg.runs.prepare import cache_folder
 from feddg.runs.reading import ATTACKS, LedgerRecord, read_run
 from feddg.styles.training import load_images as load_public
@@ -150,7 +151,7 @@ def attack_run(
     settings: AttackSettings | None = None,
     *,
     cache: Path | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> list[AttackRow]:
     """Attacks a finished run and stores the result in its folder.
 
@@ -179,7 +180,7 @@ def attack_run(
     judges = Judges(read_extractor(chosen.extractor), lpips=lpips)
     path = Path(folder)
     loaded = load_finished_run(path, cache_folder(cache), progress)
-    if loaded.experiment.data.image_size < SMALLEST:
+    if loaded.settings.data.image_size < SMALLEST:
         raise DataError(f"images of less than {SMALLEST} pixels are too small to compare")
     work = _Work(path, loaded, chosen, judges, progress)
     rows = work.carry_out(kind)
@@ -198,7 +199,7 @@ class _Work:
     def __init__(
         self,
         path: Path,
-        loaded: LoadedRun,
+        loaded: Federation,
         settings: AttackSettings,
         judges: Judges,
         progress: Progress,
@@ -219,7 +220,7 @@ class _Work:
         return by_kind[kind]()
 
     def _entries(self) -> list[SentEntry]:
-        method, network = self._loaded.method, self._loaded.worker.network
+        method, network = self._loaded.method, self._loaded.network
         ledger = read_run(self._path).ledger
         found = chosen_entries(method, network, self._settings.entry)
         for entry in found.values():
@@ -230,7 +231,7 @@ class _Work:
         entries, chosen = self._entries(), self._settings
         images, labels = self._known_images(attacker)
         effort = Effort(chosen.targets, GeneratorTraining(chosen.steps, seed=chosen.seed))
-        names = self._loaded.images.table.domain_names
+        names = self._loaded.clients.table.domain_names
         rows: list[AttackRow] = []
         for entry in entries:
             found = reconstruct(
@@ -249,9 +250,9 @@ class _Work:
 
     def _known_images(self, attacker: int | None) -> tuple[Tensor, Tensor]:
         """Returns the images that the attacker trains on, and their labels."""
-        most, size = self._settings.most_public, self._loaded.experiment.data.image_size
+        most, size = self._settings.most_public, self._loaded.settings.data.image_size
         if attacker is not None:
-            own = self._loaded.images.examples(attacker)
+            own = self._loaded.clients.examples(attacker)
             if len(own) < FEWEST:
                 raise DataError(
                     f"client {attacker} holds {len(own)} images, fewer than the {FEWEST} that a "
@@ -269,7 +270,7 @@ class _Work:
         return images, self._senders.labels(images)
 
     def _malicious(self) -> int:
-        sizes = self._loaded.images.partition.sizes
+        sizes = self._loaded.clients.partition.sizes
         if self._settings.client is None:
             return int(sizes.argmax())
         if not 0 <= self._settings.client < len(sizes):
@@ -301,7 +302,7 @@ class _Work:
         return [one.row(self._judges) for one in found]
 
     def _membership(self) -> list[AttackRow]:
-        method, network = self._loaded.method, self._loaded.worker.network
+        method, network = self._loaded.method, self._loaded.network
         wanted = self._settings.entry
         entries = chosen_entries(method, network, wanted) if wanted else entries_of(method, network)
         effort = replace(self._settings.membership, seed=self._settings.seed)

@@ -39,6 +39,7 @@ from feddg.attacks.senders import (
     looked_at,
     targets_of,
 )
+from feddg.diagnostics import silent
 from feddg.errors import RunError
 from feddg.methods.base import has_global_model, shared_parameters
 from feddg.models.backbones import use_plain_attention
@@ -129,7 +130,7 @@ def invert_updates(
     updates: int,
     search: Search,
     optimizer: Step = "own",
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Callable[[str, int, int], None] = silent,
 ) -> Inverted:
     """Reconstructs the images behind single clients' updates.
 
@@ -144,7 +145,7 @@ def invert_updates(
     Raises:
         RunError: no weights leave the clients, or no client holds enough images.
     """
-    network, method = senders.loaded.worker.network, senders.loaded.method
+    network, method = senders.loaded.network, senders.loaded.method
     if not has_global_model(method, network):
         raise RunError(f"under {method.name} no weights leave a client: there is nothing to invert")
     batches = list(_batches(senders, batch_size, updates, search.seed))
@@ -170,7 +171,7 @@ def invert_updates(
     drawn, cosines = [], []
     for i, (batch, change) in enumerate(zip(batches, changed)):
         progress(f"updates of {batch_size}", i, len(batches))
-        model = senders.loaded.network(broadcast.weights)
+        model = senders.loaded.with_weights(broadcast.weights)
         assert isinstance(model, Network)
         _set_mode(model, batch_size, worker.freeze)
         images, cosine = invert(
@@ -239,7 +240,7 @@ def invert(
 
 def _batches(senders: Senders, size: int, updates: int, seed: int) -> Iterator[Targets]:
     """Yields batches of images, each of one client; several per client if there are too few."""
-    examples = senders.loaded.images.examples
+    examples = senders.loaded.clients.examples
     clients = chosen_clients(senders.loaded, updates, seed)
     able = [client for client in clients if len(examples(client)) >= size]
     for number in range(updates if able else 0):

@@ -32,6 +32,7 @@ from feddg.attacks.senders import (
 )
 from feddg.clients.client import Examples
 from feddg.data.pixels import as_unit
+from feddg.diagnostics import silent
 from feddg.errors import RunError
 from feddg.evaluation.metrics import area_under_roc
 from feddg.messages import Weights
@@ -55,7 +56,7 @@ def membership(
     senders: Senders,
     entries: Sequence[SentEntry],
     effort: MembershipEffort,
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Callable[[str, int, int], None] = silent,
 ) -> list[MembershipRow]:
     """Attacks the weights and every entry, by threshold and by shadow clients.
 
@@ -68,7 +69,7 @@ def membership(
     Raises:
         RunError: no client has enough images, or the server sees no single update.
     """
-    seen = has_global_model(senders.loaded.method, senders.loaded.worker.network)
+    seen = has_global_model(senders.loaded.method, senders.loaded.network)
     seen = seen and not senders.only_sums
     if not (seen or entries):
         raise RunError(
@@ -193,7 +194,7 @@ def _losses(senders: Senders, cases: Sequence[Case]) -> Iterator[numpy.ndarray]:
 
 def _negative_losses(senders: Senders, weights: Weights, asked: Examples) -> numpy.ndarray:
     loaded = senders.loaded
-    network = loaded.network(weights)
+    network = loaded.with_weights(weights)
     labels = asked.labels
     with torch.inference_mode():
         parts = [
@@ -218,7 +219,7 @@ def _of_entry(senders: Senders, entry: SentEntry) -> Evidence:
 
 def _distances(senders: Senders, entry: SentEntry, case: Case, sent: Tensor) -> numpy.ndarray:
     """Returns features ``(n, 3)``: minus the distance to the nearest row, best cosine, norm."""
-    classes = senders.loaded.worker.network.classes
+    classes = senders.loaded.network.classes
     client_data = one_each(case.asked.images(), case.asked.labels, classes)
     own = torch.cat([rows[:1] for rows in senders.pretended(entry, client_data)]).double()
     centre, scale = own.mean(0), own.std(0).clamp(min=1e-8)

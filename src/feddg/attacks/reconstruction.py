@@ -31,6 +31,7 @@ from feddg.attacks.senders import (
     one_each,
     targets_of,
 )
+from feddg.diagnostics import Progress, silent
 from feddg.errors import DataError, RunError
 from feddg.records import DifferenceRow, ReconstructionRow
 from feddg.rng import derive_seed, stream
@@ -337,7 +338,6 @@ PAIRWISE = {"psnr": psnr, "ssim": ssim}
 TURNS = 8
 """Candidate images per true image wanted, if reading them needs training."""
 Attacker = Literal["server", "client"]
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -395,7 +395,7 @@ def reconstruct(
     *,
     attacker: int | None = None,
     victims: Sequence[int] | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> Reconstruction:
     """Reconstructs images from what clients send in an entry.
 
@@ -413,7 +413,7 @@ def reconstruct(
     Raises:
         RunError: the clients do not send this entry.
     """
-    classes = senders.loaded.worker.network.classes
+    classes = senders.loaded.network.classes
     progress(f"{entry.key}: asking", 0, 1)
     others = torch.cat(
         [rows[:1] for rows in senders.pretended(entry, one_each(public, labels, classes))]
@@ -451,7 +451,9 @@ def _received(
 ) -> dict[int, Tensor]:
     """Returns what the malicious client sees of other clients: rows by client, or unassigned."""
     broadcast = senders.broadcast
-    received = entry.received(senders.loaded.state.context, broadcast.extras, broadcast.weights)
+    received = entry.received(
+        senders.loaded.server.state.context, broadcast.extras, broadcast.weights
+    )
     if received is None:
         raise RunError(
             f"clients receive nothing of what is sent as {entry.key}: there is nothing that a "
@@ -485,14 +487,14 @@ def _of_client(
     seed: int,
 ) -> tuple[Targets, Tensor, Tensor]:
     """Returns some of a client's images, the sent row of each, and each one's own row."""
-    examples = senders.loaded.images.examples(client)
+    examples = senders.loaded.clients.examples(client)
     positions = looked_at(examples, client, seed)
     if not entry.has_rows:  # it speaks of all of them
         positions = positions[:count]
     elif entry.purpose == "update":  # it takes a turn of training to ask of one
         positions = positions[: TURNS * count]
     targets = targets_of(examples, client, positions)
-    classes = senders.loaded.worker.network.classes
+    classes = senders.loaded.network.classes
     client_data = one_each(targets.images, targets.labels, classes)
     samples = torch.cat([rows[:1] for rows in senders.pretended(entry, client_data)])
     pairs = matched(

@@ -2,10 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
 
 import numpy
 import torch
@@ -16,16 +15,14 @@ from feddg.data.data_set import find_augmentation
 from feddg.data.images import ImageTable
 from feddg.data.pixels import Pixels, as_unit
 from feddg.errors import ExperimentError, RunError, nearest
+from feddg.federation.federation import Federation
 from feddg.federation.inprocess import InProcess
 from feddg.federation.server import Hooks
 from feddg.messages import Broadcast, EntrySchema, Message, SchemaContext, Update, Weights
 from feddg.methods.base import Method, Round, local_names
 from feddg.models.network import Network
 from feddg.models.normalization import statistics_names
-from feddg.privacy.building import Defences
 from feddg.rng import stream
-from feddg.runs.model import LoadedRun
-from feddg.runs.prepare import defences_for
 
 # What a method sends beside weights, found by what it declares: the entries an attack can read.
 #
@@ -244,9 +241,9 @@ class Targets:
         return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in fields))
 
 
-def chosen_clients(loaded: LoadedRun, most: int, seed: int) -> list[int]:
+def chosen_clients(loaded: Federation, most: int, seed: int) -> list[int]:
     """Returns up to ``most`` clients that hold images, taking domains in turn."""
-    counts = loaded.images.partition.counts
+    counts = loaded.clients.partition.counts
     main = numpy.argmax(counts, axis=1)
     drawn = torch.randperm(len(main), generator=stream(seed, "clients")).tolist()
     holding = [client for client in drawn if counts[client].sum() > 0]
@@ -317,7 +314,6 @@ def _image_of(
     return left[int(torch.randint(len(left), (), generator=rng))] if left else None
 
 
-Hold = Callable[[int], Examples]
 PLAIN = find_augmentation("none")
 MOST_STEPS = 16
 """Most training steps of a simulated client, of which there are hundreds."""
@@ -345,30 +341,23 @@ class Senders:
     """Computes what clients of a finished run, or simulated ones, would send.
 
     Args:
-        loaded: the run.
+        loaded: the run's federation.
     """
 
-    def __init__(self, loaded: LoadedRun) -> None:
+    def __init__(self, loaded: Federation) -> None:
         self.loaded = loaded
-
-    @cached_property
-    def defences(self) -> Defences:
-        """The defences that updates pass through, as in the run."""
-        loaded = self.loaded
-        experiment = loaded.images.trained_by(loaded.experiment)
-        return defences_for(experiment, loaded.method, loaded.worker.network)
 
     @property
     def only_sums(self) -> bool:
         """Whether the server could not see single updates."""
-        return self.defences.masking is not None
+        return self.loaded.defences.masking is not None
 
     @property
     def broadcast(self) -> Broadcast:
         """The message to the clients of the next round."""
-        sent = self.loaded.method.broadcast(self.loaded.state)
-        round = Round(sent.round, [], self.loaded.state)
-        return Hooks(self.defences.defences).broadcast(sent, round)
+        sent = self.loaded.method.broadcast(self.loaded.server.state)
+        round = Round(sent.round, [], self.loaded.server.state)
+        return Hooks(self.loaded.defences.defences).broadcast(sent, round)
 
     def real(self, entry: SentEntry, clients: Sequence[int]) -> dict[int, Tensor]:
         """Returns what clients of the run send in an entry.
@@ -383,9 +372,9 @@ class Senders:
         Returns:
             By client ``(rows, length)``.
         """
-        transport = self._transport(
-            self.loaded.worker, self.loaded.images.examples, self.loaded.memories
-        )
+        loaded, held = self.loaded, self.loaded.clients
+        memories = dict(loaded.transport.memories)
+        transport = loaded.others(held.examples, len(held), loaded.worker, memories)
         return dict(self._sent(transport, entry, clients))
 
     def pretended(self, entry: SentEntry, client_data: Sequence[Examples]) -> list[Tensor]:
@@ -405,7 +394,8 @@ class Senders:
             RunError: one of them does not send the entry.
         """
         hold = [_twice(h) if entry.names and len(h) == 1 else h for h in client_data]
-        transport = self._transport(self.pretender(), hold.__getitem__, {})
+        count = len(self.loaded.clients)
+        transport = self.loaded.others(hold.__getitem__, count, self.pretender())
         sent = dict(self._sent(transport, entry, range(len(hold))))
         if len(sent) < len(hold):
             raise RunError(f"a client of some images of its own sends no {entry.key} here")
@@ -415,7 +405,8 @@ class Senders:
         self, client_data: Sequence[Examples], worker: Worker, broadcast: Broadcast | None = None
     ) -> Iterator[Update]:
         """Yields the updates of simulated clients; each is valid until the next is drawn."""
-        transport = self._transport(worker, client_data.__getitem__, {})
+        count = len(self.loaded.clients)
+        transport = self.loaded.others(client_data.__getitem__, count, worker)
         for reply in transport.train(range(len(client_data)), broadcast or self.broadcast):
             if not isinstance(reply, Update):
                 raise RunError(f"a pretended client cannot train: {reply.reason}")
@@ -434,23 +425,15 @@ class Senders:
     def _usual_steps(self) -> int:
         """Returns the median number of steps of the run's clients in a round."""
         train = self.loaded.worker.train
-        sizes = self.loaded.images.partition.sizes
+        sizes = self.loaded.clients.partition.sizes
         usual = float(numpy.median(sizes[sizes > 0]))
         return train.local_steps or train.local_epochs * math.ceil(usual / train.batch_size)
-
-    def _transport(self, worker: Worker, hold: Hold, memories: dict[int, Weights]) -> InProcess:
-        loaded = self.loaded
-        count = len(loaded.images.partition)
-        own = dict(memories)
-        transport = InProcess(loaded.method, [worker], count, hold, own, self.defences)
-        transport.hand_out(loaded.state.context, again=True)
-        return transport
 
     def _sent(
         self, transport: InProcess, entry: SentEntry, clients: Sequence[int]
     ) -> Iterator[tuple[int, Tensor]]:
         if entry.purpose == "statistics":
-            start = Broadcast(0, self.loaded.first)
+            start = Broadcast(0, self.loaded.untrained())
             for id, reply in transport.client_statistics(clients, start):
                 rows = entry.rows(reply.tensors) if isinstance(reply, Message) else None
                 if rows is not None:
@@ -463,7 +446,7 @@ class Senders:
 
     def labels(self, images: Tensor) -> Tensor:
         """Returns the run's model's predictions for images ``(n, 3, H, W)`` uint8: ``(n,)``."""
-        network = self.loaded.network(self.loaded.state.weights)
+        network = self.loaded.with_weights(self.loaded.server.state.weights)
         assert isinstance(network, Network)
         predictor = self.loaded.method.predictor(network).eval()
         device = self.loaded.worker.device
@@ -550,7 +533,7 @@ class Victim:
 def victims_of(senders: Senders, effort: MembershipEffort) -> Iterator[Victim]:
     """Yields the attacked clients with their shadow clients, drawn by the effort's seed."""
     loaded = senders.loaded
-    images, table = loaded.images, loaded.images.table
+    images, table = loaded.clients, loaded.clients.table
     aside = numpy.concatenate([images.splits.id_test, images.splits.id_val])
     clients = chosen_clients(loaded, effort.clients, effort.seed)
     for client in clients:

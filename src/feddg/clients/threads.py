@@ -1,5 +1,6 @@
 """The policy for CPU threads: how many compute, and how many clients train at once."""
 
+import ctypes
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -37,6 +38,22 @@ def machine_memory() -> int | None:
         with suppress(OSError, ValueError):  # no such file, or "max"
             found = min(found, int(file.read_text(encoding="ascii")))
     return found if found > 0 else None
+
+
+def keep_memory() -> bool:
+    """Makes glibc keep freed memory in this process; returns whether it does.
+
+    By default glibc returns memory freed by a training step to the system, which must clear every
+    page again for the next step: up to a third of a step's time in float32. The process keeps its
+    largest memory until it ends, or until :func:`feddg.runs.prepare.give_memory_back`.
+    """
+    with suppress(OSError, AttributeError, ValueError):  # another C library
+        if os.confstr("CS_GNU_LIBC_VERSION"):
+            library = ctypes.CDLL(None)
+            # M_MMAP_MAX, M_TRIM_THRESHOLD (-1: never) and M_TOP_PAD, see mallopt(3).
+            options = {-4: 0, -1: -1, -2: 64 * 2**20}
+            return all(library.mallopt(*option) for option in options.items())
+    return False
 
 
 def training_memory(network: Network, side: int, batch_size: int) -> int:

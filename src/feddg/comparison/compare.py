@@ -22,12 +22,12 @@ from feddg.comparison.results import (
     rows_of,
 )
 from feddg.data.decoding import Reading
-from feddg.diagnostics import Diagnostic
+from feddg.diagnostics import Diagnostic, silent
 from feddg.errors import FeddgError, RunError, first_names
 from feddg.experiment import Experiment
 from feddg.runs.execute import is_complete, require_installed
 from feddg.runs.folder import drop_weights
-from feddg.runs.prepare import Progress, cache_folder, load_table
+from feddg.runs.prepare import cache_folder, load_table
 from feddg.runs.provenance import ImagesNow, find_folder, has_begun
 from feddg.runs.reading import EXPERIMENT, read_run
 from feddg.settings import IMAGENET
@@ -319,7 +319,6 @@ def carry_out_comparison(
 def _decode_once(experiments: Sequence[Experiment], cache: Path) -> None:
     """Fills the shared pixel cache, so that several processes do not each decode the images."""
     seen: set[str] = set()
-    silent: Progress = lambda what, done, total: None  # noqa: E731
     for experiment in experiments:
         data = experiment.data
         if data.root is None:

@@ -7,16 +7,9 @@ from statistics import fmean
 from feddg.data.inspection import about_labels
 from feddg.diagnostics import Diagnostic, emit
 from feddg.experiment import Experiment
+from feddg.federation.federation import build, defences_for
 from feddg.records import ClientsTable
-from feddg.runs.prepare import (
-    build,
-    cache_folder,
-    clients_table,
-    deal,
-    defences_for,
-    load_undecoded,
-    split_diagnostics,
-)
+from feddg.runs.prepare import cache_folder, clients_table, deal, load_undecoded, split_diagnostics
 from feddg.runs.reading import Run
 
 

@@ -10,7 +10,7 @@ import time
 import uuid
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from lzma import LZMAError
 from pathlib import Path
 from typing import IO
@@ -21,11 +21,10 @@ from pydantic import Field
 
 from feddg.data.data_set import DataSet, Mirror, PublishedFile
 from feddg.data.mirror import local_files, mirrored_files, mirrored_images, require_parquet
+from feddg.diagnostics import Progress
 from feddg.errors import DataError
 from feddg.records import JsonFile
 from feddg.storage import alone, open_file, private_folder, read_text, replace_text, sync, why
-
-Progress = Callable[[str, int, int], None]
 
 ATTEMPTS = 6
 """Tries in a row without any new byte before the download fails."""

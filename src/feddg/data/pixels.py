@@ -42,7 +42,7 @@ from feddg.data.decoding import (
     quiet_pillow,
 )
 from feddg.data.images import ImageTable
-from feddg.diagnostics import Diagnostic, emit
+from feddg.diagnostics import Diagnostic, Progress, emit, silent
 from feddg.errors import DataError, first_names
 from feddg.messages import Weights, on_device
 from feddg.storage import (
@@ -54,8 +54,6 @@ from feddg.storage import (
     stamp,
     sweep_asides,
 )
-
-Progress = Callable[[int, int], None]
 
 _LAYOUT = 3
 """Increase when the cache's layout or the decoding changes."""
@@ -135,7 +133,7 @@ class DecodedFiles:
         return hash_of([made_from, stamps])
 
     def decode_all(
-        self, keep: Callable[[np.ndarray], object], progress: Progress | None
+        self, keep: Callable[[np.ndarray], object], progress: Progress
     ) -> list[BadImage]:
         """Passes every file's pixels to ``keep`` in path order, black ones for a bad file."""
         bad: list[BadImage] = []
@@ -145,8 +143,7 @@ class DecodedFiles:
                 if isinstance(result, BadImage):
                     bad.append(result)
                 keep(black if isinstance(result, BadImage) else result)
-                if progress is not None:
-                    progress(done, len(self.paths))
+                progress("decoding images", done, len(self.paths))
         return bad
 
     def _decode_ahead(self, pool: ThreadPoolExecutor) -> Iterator[np.ndarray | BadImage]:
@@ -173,7 +170,7 @@ class DecodedFiles:
 
 
 def _cached_pixels(
-    files: DecodedFiles, cache: Path, progress: Progress | None
+    files: DecodedFiles, cache: Path, progress: Progress
 ) -> tuple[np.ndarray, list[BadImage]]:
     """Returns the pixels of files from the cache; decodes them first if necessary."""
     pixels, checked = cache / f"pixels-{files.key}.npy", cache / f"checked-{files.key}.json"
@@ -191,7 +188,7 @@ def _cached_pixels(
     return open_array(pixels, writable=False), _read_bad(checked) or []
 
 
-def _decode_to(file: Path, checked: Path, files: DecodedFiles, progress: Progress | None) -> None:
+def _decode_to(file: Path, checked: Path, files: DecodedFiles, progress: Progress) -> None:
     # Plain writes, not a memory map: on a full disk a map kills the process, a write raises.
     header = {"descr": "|u1", "fortran_order": False, "shape": files.shape}
     with file.open("wb") as opened:
@@ -205,9 +202,7 @@ def _decode_to(file: Path, checked: Path, files: DecodedFiles, progress: Progres
     _write_bad(checked, bad)
 
 
-def _bad_images(
-    files: DecodedFiles, cache: Path | None, progress: Progress | None
-) -> list[BadImage]:
+def _bad_images(files: DecodedFiles, cache: Path | None, progress: Progress) -> list[BadImage]:
     """Finds the bad files by decoding everything once; a cache folder stores the result."""
     checked = None if cache is None else cache / f"checked-{files.key}.json"
     bad = None if checked is None else _read_bad(checked)
@@ -473,7 +468,7 @@ def open_pixels(
     resize: Resize = "squash",
     budget_bytes: int = BUDGET_BYTES,
     on_bad_image: Literal["skip", "fail"] = "skip",
-    progress: Progress | None = None,
+    progress: Progress = silent,
     seen: Callable[[str], object] | None = None,
     reading: Reading = AS_IT_IS,
     depths: Mapping[str, int] = MappingProxyType({}),
@@ -487,7 +482,7 @@ def open_pixels(
         resize: how an image becomes square.
         budget_bytes: tables that would need more than this are decoded on demand.
         on_bad_image: skip unusable files with a warning, or fail.
-        progress: called with (done, total) while files are decoded.
+        progress: called while files are decoded.
         seen: called with the path of each file right after it was decoded, from several threads.
         reading: which bands become colours, which values are black and white, and whether large
             images are cut into tiles, each a row of the returned table.

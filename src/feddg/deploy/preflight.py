@@ -28,11 +28,11 @@ from feddg.deploy.site import list_images
 from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError, first_names
 from feddg.experiment import Experiment
-from feddg.federation.inprocess import InProcess
-from feddg.federation.server import build_server
+from feddg.federation.federation import Federation, build, defences_for
 from feddg.methods.composition import build_method
 from feddg.models.precision import choose_device
-from feddg.runs.prepare import build, build_workers, free_memory, peak_memory
+from feddg.privacy.building import NO_DEFENCES
+from feddg.runs.prepare import free_memory, peak_memory
 from feddg.runs.provenance import methods_files
 from feddg.settings import ServerSettings
 from feddg.storage import parse_fields, private_folder, why
@@ -258,22 +258,25 @@ def seconds_per_image(experiment: Experiment, classes: int) -> float:
     model = experiment.model.model_copy(update={"weights": None})
     train = experiment.train.model_copy(update={"local_steps": STEPS})
     bare = experiment.model_copy(update={"model": model, "train": train})
-    method, network = build(bare, classes)
-    clients, size, own = 2, bare.data.image_size, STEPS * train.batch_size
+    size, own = bare.data.image_size, STEPS * train.batch_size
     noise = numpy.random.default_rng(0).integers(0, 256, (own, size, size, 3), numpy.uint8)
     pixels, rows = ArrayPixels(noise), torch.arange(own)
 
-    def examples(client: int) -> Examples:
-        return Examples(pixels, rows, rows % classes, torch.full((own,), client), classes)
-
-    pair = experiment.clients.model_copy(update={"number": clients, "per_round": None})
-    alone = bare.model_copy(update={"clients": pair, "server": ServerSettings()})
+    pair = [
+        Examples(pixels, rows, rows % classes, torch.full((own,), client), classes)
+        for client in range(2)
+    ]
+    number = experiment.clients.model_copy(update={"number": len(pair), "per_round": None})
+    alone = bare.model_copy(update={"clients": number, "server": ServerSettings()})
     quickest = math.inf
     for _ in range(2):
-        transport = InProcess(method, build_workers(bare, network, None), clients, examples)
-        server = build_server(method, transport, network, alone)
-        server.setup()
-        quickest = min(quickest, 1 / server.round().images_per_second)
+        method, network = build(bare, classes)
+        federation = Federation(pair, network, method, alone, defences=NO_DEFENCES)
+        noised = defences_for(bare, method, network)
+        for worker in federation.workers:  # what noise costs at the client counts
+            worker.style_noise, worker.record_noise = noised.style_noise, noised.record_noise
+        federation.server.setup()
+        quickest = min(quickest, 1 / federation.server.round().images_per_second)
     return quickest
 
 

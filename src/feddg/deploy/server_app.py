@@ -6,7 +6,6 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,13 +18,14 @@ from feddg.clients.client import Worker
 from feddg.deploy.site import load_pixels, positions, read_experiment, test_images
 from feddg.deploy.transport import FlowerTransport, Policy
 from feddg.deploy.wire import MOST_IMAGES, Registration, RunKey
-from feddg.diagnostics import Diagnostic, emit
+from feddg.diagnostics import Diagnostic, Progress, emit
 from feddg.errors import ExperimentError, RunError, field_fault, first_names
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.experiment import Experiment
+from feddg.federation.federation import Federation, build
 from feddg.federation.server import Server
-from feddg.messages import Broadcast, Message, Refusal, Weights, plain_text
+from feddg.messages import Broadcast, Message, Refusal, plain_text
 from feddg.methods.base import require_network_fit
 from feddg.methods.composition import method_class
 from feddg.models.precision import choose_device
@@ -40,10 +40,9 @@ from feddg.records import (
     RoundRow,
 )
 from feddg.report import ensure_report
-from feddg.runs.context import RunContext
 from feddg.runs.execute import carry_out
 from feddg.runs.observer import Observer
-from feddg.runs.prepare import Progress, build, build_worker, cache_folder, defences_for
+from feddg.runs.prepare import cache_folder
 from feddg.runs.reading import Run
 from feddg.settings import Positive, Settings
 from feddg.storage import replace_text
@@ -240,6 +239,33 @@ def _score(row: EvaluationRow, classes: int, held: Mapping[str, int]) -> Score:
     return Score(TEST, row.domain, int(confusion.trace()), examples, loss, confusion, metrics)
 
 
+class Sites(Sequence[Any]):
+    """The clients of a deployment, whose images are elsewhere.
+
+    Attributes:
+        held: counts of their images by domain and class, as they registered.
+        contents: None: nobody here knows their images.
+    """
+
+    contents = None
+
+    def __init__(self, transport: FlowerTransport, held: ClientsTable) -> None:
+        self._transport, self.held = transport, held
+
+    def __len__(self) -> int:
+        return len(self._transport.clients)
+
+    def __getitem__(self, client: Any) -> Any:
+        raise IndexError("a site's images are at the site")
+
+    def scores_elsewhere(
+        self, server: Server, broadcast: Broadcast, scores: Sequence[Score]
+    ) -> Sequence[Score]:
+        """Asks the evaluation sites; see :func:`evaluation_scores`."""
+        classes = len(self.held.classes)
+        return evaluation_scores(self._transport, classes, server, broadcast, scores)
+
+
 app = ServerApp()
 
 
@@ -276,9 +302,7 @@ def coordinate(grid: Grid, run_config: Mapping[str, Any]) -> Run:
         raise ExperimentError(f"site {both[0]!r} trains; it cannot be an evaluation-site as well")
     path = deployment.out.expanduser() / experiment.label
 
-    def prepare(
-        experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
-    ) -> RunContext:
+    def prepare(experiment: Experiment, cache: Path, progress: Progress) -> Federation:
         return _prepared(grid, deployment, experiment, cache, path)
 
     cache = cache_folder(deployment.cache or None).expanduser()
@@ -289,7 +313,7 @@ def coordinate(grid: Grid, run_config: Mapping[str, Any]) -> Run:
 
 def _prepared(
     grid: Grid, deployment: Deployment, experiment: Experiment, cache: Path, path: Path
-) -> RunContext:
+) -> Federation:
     names, file = deployment.sites, path / DEPLOYMENT
     device = choose_device(experiment.device)
     before = DeploymentFile.read(file)
@@ -333,18 +357,10 @@ def _prepared(
     transport.registry.on_registration = join
     method, network = build(experiment, len(classes))
     emit(*method.diagnostics(experiment))
-    defences = defences_for(experiment, method, network)
-    worker = build_worker(experiment, network, cache, defences)
-    return RunContext(
-        method,
-        worker,
-        transport,
-        _evaluation(deployment, experiment, classes, worker, cache),
-        _clients_table(names, found, classes, domains),
-        partial(evaluation_scores, transport, len(classes)),
-        defences=defences,
-        remote=True,
-    )
+    sites = Sites(transport, _clients_table(names, found, classes, domains))
+    federation = Federation(sites, network, method, experiment, transport=transport, cache=cache)
+    federation.evaluation = _evaluation(deployment, experiment, classes, federation.worker, cache)
+    return federation
 
 
 def _warn_of_dominance(images: Mapping[str, int]) -> None:

@@ -7,7 +7,6 @@ faster if clients cannot run in parallel.
 import json
 import os
 import secrets
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,17 @@ from feddg.deploy import client_app
 from feddg.deploy.server_app import TRAFFIC, RunFile
 from feddg.deploy.site import SIMULATED
 from feddg.deploy.transport import FlowerTransport, Policy
+from feddg.diagnostics import Progress
 from feddg.errors import FeddgError
 from feddg.experiment import Experiment
-from feddg.messages import Weights
+from feddg.federation.federation import Federation
 from feddg.methods.base import require_network_fit
 from feddg.methods.composition import method_class
 from feddg.records import client_name
 from feddg.report import ensure_report
-from feddg.runs.context import RunContext, in_process
 from feddg.runs.execute import carry_out
 from feddg.runs.observer import Observer
-from feddg.runs.prepare import Progress, cache_folder, load_images
+from feddg.runs.prepare import cache_folder, in_process, load_images
 from feddg.runs.reading import Run
 from feddg.storage import replace_text
 
@@ -139,11 +138,9 @@ def coordinate(
     """Runs an experiment over a grid of simulated nodes, or continues it."""
     path = out / experiment.label
 
-    def prepare(
-        experiment: Experiment, cache: Path, progress: Progress, memories: dict[int, Weights]
-    ) -> RunContext:
-        found = in_process(experiment, cache, progress, {})
-        table, file = found.clients, path / SIMULATION
+    def prepare(experiment: Experiment, cache: Path, progress: Progress) -> Federation:
+        found = in_process(experiment, cache, progress)
+        table, file = found.clients.held, path / SIMULATION
         run = RunFile.read(file) or RunFile(run=f"{experiment.id}-{secrets.token_hex(6)}")
         replace_text(file, run.to_text())
         number = len(table.clients)
@@ -159,7 +156,8 @@ def coordinate(
         transport.gather(number)
         names = {"classes": table.classes, "domains": table.domains}
         transport.fields = {key: json.dumps(value) for key, value in names.items()}
-        return replace(found, transport=transport, remote=True)
+        found.transport, found.remote = transport, True
+        return found
 
     done = carry_out(path, experiment, observer=observer, cache=cache, prepare=prepare)
     ensure_report(path)

@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from feddg.clients.client import Client, Examples, Worker
-from feddg.data.data_set import load_source
+from feddg.data.data_set import find_augmentation, load_source
 from feddg.data.decoding import Reading
 from feddg.data.fingerprint import ContentHashes, ImagesFile, difference, images_file
 from feddg.data.images import (
@@ -43,6 +43,7 @@ from feddg.errors import (
 )
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
+from feddg.federation.federation import build, build_worker, defences_for
 from feddg.federation.local_training import answer, client_statistics, load_weights, train
 from feddg.federation.transport import without_frozen
 from feddg.messages import Message, Scalar, Weights, on_device
@@ -50,7 +51,7 @@ from feddg.methods.base import Method
 from feddg.privacy.building import Defences
 from feddg.privacy.secure_aggregation import KNOWN
 from feddg.records import EVALUATION_ROWS, UNLABELLED, client_name
-from feddg.runs.prepare import Images, build, build_worker, cache_folder, defences_for, load_images
+from feddg.runs.prepare import Images, cache_folder, load_images
 from feddg.runs.provenance import methods_files
 from feddg.settings import Settings
 from feddg.storage import entries, open_file, parse_fields, replace_bytes, replace_text, why
@@ -476,7 +477,9 @@ class Site:
         bare = self.experiment.model_copy(update={"model": model})
         method, network = build(bare, classes)
         defences = defences_for(self.experiment, method, network)
-        worker = build_worker(self.experiment, network, self.config.cache_folder, defences)
+        chosen = find_augmentation(self.experiment.train.augmentation)
+        cache = self.config.cache_folder
+        worker = build_worker(network, self.experiment, chosen, cache, defences)
         return method, worker, defences
 
     def _context(self, digest: str, payload: Payload, memory: SiteMemory) -> Message | None:

@@ -10,7 +10,7 @@ from feddg.messages import Weights
 from feddg.methods.base import Method, Round, RoundHook, State, local_names, shared_parameters
 from feddg.models.network import Network
 from feddg.records import EMA, SWA
-from feddg.settings import ServerSettings
+from feddg.settings import ExperimentSettings, ServerSettings
 
 MEANS = (SWA, EMA)
 """The averages that can be computed, by name."""
@@ -61,6 +61,13 @@ class Means(RoundHook):
             state.extras.update(zip(names, moved))
             state.extras[_COUNT + mean] = torch.tensor(begun + 1)
         return state
+
+
+def means_of(settings: ExperimentSettings, method: Method, network: Network) -> list[Means]:
+    """Returns the hooks for the averages that an experiment uses or evaluates, if any."""
+    averaging, all_measured = settings.server.averaging, settings.evaluate.averages != "never"
+    wanted = [mean for mean in MEANS if all_measured or mean == averaging]
+    return [Means(method, network, settings.server, wanted)] if wanted else []
 
 
 _COUNT = "averages/rounds/"

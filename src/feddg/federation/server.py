@@ -8,19 +8,18 @@ from typing import Any
 import torch
 
 from feddg.clients.sampling import drawn_clients, secret_clients
-from feddg.errors import ClientError, Diverged, NotEnoughUpdates, RunError
+from feddg.diagnostics import Diagnostic, Progress, emit, silent
+from feddg.errors import BudgetSpent, ClientError, Diverged, NotEnoughUpdates, RunError
 from feddg.federation import averages
-from feddg.federation.head_start import SENDS as HEAD_SENDS
-from feddg.federation.head_start import HeadStart, check_head
+from feddg.federation.head_start import HeadStart
 from feddg.federation.transport import FROZEN, Ledger, Reply, Transport
 from feddg.federation.validation import ChangeSizes, MessageChecks
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights, joined, on_device
-from feddg.methods.base import Method, Round, RoundHook, State, has_global_model, name_clients
+from feddg.methods.base import Method, Round, RoundHook, State, name_clients
 from feddg.models.closed_form import QUESTION
-from feddg.models.network import Network
 from feddg.privacy.building import NO_DEFENCES, Defences
-from feddg.records import Groups, RoundRow
-from feddg.settings import ExperimentSettings, ServerSettings
+from feddg.records import RoundRow
+from feddg.settings import ServerSettings
 
 log = logging.getLogger("feddg")
 
@@ -35,10 +34,16 @@ class Hooks:
         self._refused = self._at("refused")
         self._collected = self._at("collected")
         self._completed = self._at("completed")
+        self._begun = self._at("begun")
 
     def _at(self, event: str) -> list[Callable[..., Any]]:
         plain = getattr(RoundHook, event)
         return [getattr(h, event) for h in self.all if getattr(type(h), event) is not plain]
+
+    def begun(self, state: State, round: Round) -> None:
+        """Tells the hooks that round 1 is next."""
+        for hook in self._begun:
+            hook(state, round)
 
     def broadcast(self, broadcast: Broadcast, round: Round) -> Broadcast:
         """Returns the message to the round's clients."""
@@ -185,9 +190,6 @@ class Server:
 
     Attributes:
         hooks: all that happens in a round beside the method.
-        groups: how the method grouped the clients in the setup phase, if it did.
-        left_out: with a closed-form classifier: its accuracy at each client, by id, when solved
-            without that client.
         carrier: trains the clients: the transport, or what a defence puts before it.
     """
 
@@ -227,24 +229,30 @@ class Server:
         if type(method).after_round is not Method.after_round:
             chain.append(Asking(self))
         self.hooks = Hooks([*chain, *hooks])
-        self.groups: Groups = {}
-        self._solves_head, self.left_out = solves_head, dict[int, float]()
+        self._solves_head = solves_head
         self.transport.ledger = ledger
         self.transport.hand_out(self.frozen.with_context(state), again=True)
 
-    def setup(self, progress: Callable[[int, int], None] | None = None) -> Weights:
+    def setup(self, progress: Progress = silent) -> None:
+        """Does what comes before round 1: see :meth:`_collect`; then hooks learn that it begins.
+
+        Args:
+            progress: called while statistics arrive.
+
+        Raises:
+            RunError: no client sent statistics.
+        """
+        round = Round(0, [*self.transport.clients], self.state)
+        round.statistics = self._collect(round, progress)
+        self.hooks.begun(self.state, round)
+
+    def _collect(self, round: Round, progress: Progress) -> Weights:
         """Collects every client's statistics and sends all clients the resulting shared context.
 
         A client without statistics is left out with a warning.
 
-        Args:
-            progress: called with (done, total) while statistics arrive.
-
         Returns:
             The statistics, stacked by name over the clients that sent them; for the records.
-
-        Raises:
-            RunError: no client sent statistics.
         """
         if self.state.context is not None:
             return {}
@@ -257,8 +265,7 @@ class Server:
 
         def counted(replies: Iterator[Reply]) -> Iterator[Reply]:
             for done, reply in enumerate(replies, start=1):
-                if progress is not None:
-                    progress(done, len(ids))
+                progress("setup", done, len(ids))
                 yield reply
 
         def refuse(id: int, reason: str) -> None:
@@ -285,22 +292,27 @@ class Server:
             raise RunError("setup: no client could send its statistics; see the warnings above")
         if self.method.has_setup:
             self.state.context = self.method.aggregate_statistics(client_statistics) or Message()
-            self.groups = self.method.groups(client_statistics)
+            round.groups = self.method.groups(client_statistics)
         if head is not None:
-            self._start_from(head, weights, [id for id, _ in client_statistics])
+            ids = [id for id, _ in client_statistics]
+            round.left_out = self._start_from(head, weights, ids)
         self.transport.hand_out(self.frozen.with_context(self.state))
         return _stacked([message for _, message in client_statistics])
 
-    def _start_from(self, head: HeadStart, weights: Weights, ids: list[int]) -> None:
-        """Sets the closed-form classifier as the start of training."""
+    def _start_from(self, head: HeadStart, weights: Weights, ids: list[int]) -> dict[int, float]:
+        """Sets the closed-form classifier as the start of training.
+
+        Returns its accuracy at each client, by id, when solved without that client.
+        """
         answers = []
         if len(ids) > 1:  # of a single client nobody else knows anything
             sent = Broadcast(0, weights, head.question)
             replies = self.transport.ask(ids, sent, QUESTION, sent.extras)
             answers = list(self.checked(replies, 0, f"answer:{QUESTION}"))
-        solved, self.left_out = head.solved(answers)
+        solved, left_out = head.solved(answers)
         device = self.state.weights["classifier.weight"].device
         self.state.weights = self.state.weights | on_device(solved, device)
+        return left_out
 
     def checked(
         self, replies: Iterator[Reply], round: int, purpose: str
@@ -360,6 +372,27 @@ class Server:
                     self._refusals.say(refusal, number, "; the round is done again without it")
                 left_out += failure
 
+    def run(self) -> None:
+        """Runs the remaining rounds while the privacy budget lasts.
+
+        Nothing is released from a round that does not run.
+        """
+        while self.state.round < self.state.rounds:
+            try:
+                affordable = self.affordable(self.state)
+                if affordable:
+                    self.round()
+            except BudgetSpent as error:
+                log.warning("%s", error)
+                affordable = False
+            if not affordable:
+                text = (
+                    f"The run ends after round {self.state.round} of {self.state.rounds}: another "
+                    "one would cost more than privacy.epsilon."
+                )
+                emit(Diagnostic("budget-spent", "warning", text))
+                return
+
     def affordable(self, state: State) -> bool:
         """Whether the round after a state stays within the privacy budget."""
         round = state.round + 1
@@ -390,61 +423,3 @@ def _stacked(messages: list[Message]) -> Weights:
         if len(held) == len(messages) and all(t.shape == first.shape for t in held):
             stacked[name] = torch.stack(held)
     return stacked
-
-
-def build_server(
-    method: Method,
-    transport: Transport,
-    network: Network,
-    settings: ExperimentSettings,
-    *,
-    defences: Defences = NO_DEFENCES,
-    ledger: Ledger | None = None,
-    state: State | None = None,
-    **more: Any,
-) -> Server:
-    """Returns a server that checks messages against the experiment's settings.
-
-    Args:
-        method: the method to run.
-        transport: the transport of messages.
-        network: the network to train.
-        settings: settings of the experiment.
-        defences: the defences that updates pass through.
-        ledger: the record of all messages; none by default.
-        state: the start; by default before round 1, with a new network.
-        **more: further arguments of :class:`Server`.
-    """
-    count, head = len(transport.clients), settings.train.head == "ridge"
-    if head:
-        check_head(network, method.name, shared=has_global_model(method, network))
-    if state is None:
-        weights = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
-        extras = method.initial_extras(network, count)
-        extras |= averages.initial_extras(settings.server, method, network)
-        extras |= defences.initial_extras()
-        state = State(weights, extras, rounds=settings.train.rounds)
-        state.to(next(network.parameters()).device)
-    return Server(
-        method,
-        transport,
-        state,
-        per_round=settings.clients.per_round,
-        settings=settings.server,
-        seed=settings.seed,
-        ledger=ledger or Ledger(lambda row: None),
-        checks=MessageChecks(
-            method,
-            network,
-            count,
-            image_size=settings.data.image_size,
-            also=defences.sends | (HEAD_SENDS if head else {}),
-            registered=transport.registered,
-            train=settings.train,
-            style_noise=defences.style_noise,
-        ),
-        defences=defences,
-        frozen=network.frozen,
-        solves_head=head,
-        **more,
-    )

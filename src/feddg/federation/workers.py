@@ -267,9 +267,9 @@ class WorkerTransport(InProcess):
         *clients: of :class:`InProcess`.
     """
 
-    def __init__(self, channel: Channel, *clients: Any) -> None:
-        super().__init__(*clients)
-        self._channel = channel
+    def __init__(self, channel: Channel, *clients: Any, **more: Any) -> None:
+        super().__init__(*clients, **more)
+        self._channel, self.processes = channel, channel.size
         self._round, self._homes = -1, dict[int, int]()
 
     def hand_out(self, context: Message | None, *, again: bool = False) -> None:

@@ -346,7 +346,9 @@ class Round:
         evaluations: results of evaluating the round's model, if measured.
         estimates: estimated accuracy where there are no labels.
         evaluating: seconds the evaluation took.
-        left_out: accuracy at clients of a model trained without them, if the method measured it.
+        left_out: accuracy at clients of a model trained without them, if it was measured.
+        groups: before round 1: how the method grouped the clients, if it did.
+        statistics: before round 1: what clients sent, stacked over them by name.
         terms: mean of each loss term over the used updates, weighted by examples; with
             ``examples``, ``images``, ``forwards`` and ``training`` (seconds) it makes up the row.
     """
@@ -365,6 +367,8 @@ class Round:
     estimates: Sequence[EstimateRow] = ()
     evaluating: float = 0.0
     left_out: Mapping[int, float] = field(default_factory=dict)
+    groups: Groups = field(default_factory=dict)
+    statistics: Weights = field(default_factory=dict)
     terms: dict[str, float] = field(default_factory=dict)
     examples: int = 0
     images: int = 0
@@ -385,10 +389,15 @@ class Round:
             before = self.terms.get(name, value)
             self.terms[name] = before + (value - before) * share
 
+    @property
+    def seconds(self) -> float:
+        """Seconds since the round began."""
+        return time.perf_counter() - self._began
+
     @cached_property
     def row(self) -> RoundRow:
         """The round's row for the records, fixed when first read at the end of the round."""
-        seconds = time.perf_counter() - self._began
+        seconds = self.seconds
         return RoundRow(
             round=self.number,
             clients=self.clients,
@@ -469,6 +478,9 @@ class RoundHook:
     nothing. A hook keeps no state: lasting values go to the state's extras, which checkpoints hold,
     and values of a round to ``round.scratch``. So a failed round leaves nothing behind.
     """
+
+    def begun(self, state: State, round: Round) -> None:
+        """Before round 1, after the setup, which is ``round`` 0."""
 
     def broadcast(self, broadcast: Broadcast, round: Round) -> Broadcast:
         """Before clients are asked to train: returns the message they are sent."""

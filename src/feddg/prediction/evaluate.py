@@ -9,11 +9,12 @@ from typing import Any
 import numpy
 
 from feddg.data.fingerprint import ImagesFile, file_of
-from feddg.diagnostics import Diagnostic
+from feddg.diagnostics import Diagnostic, Progress, silent
 from feddg.errors import AdaptationError, FeddgError, RunError
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.evaluation.adaptation import ADAPTATIONS, ClientEnsemble, NoSettings, Parts, read
 from feddg.evaluation.metrics import Predictions, measure
+from feddg.federation.federation import build_worker
 from feddg.prediction.predict import parquet
 from feddg.records import AdaptationRow
 from feddg.rng import numpy_stream
@@ -21,14 +22,7 @@ from feddg.runs.execute import is_complete
 from feddg.runs.figures import write_alphas
 from feddg.runs.folder import RunFolder
 from feddg.runs.model import Trained, load_trained
-from feddg.runs.prepare import (
-    Images,
-    Progress,
-    build_evaluation,
-    build_worker,
-    cache_folder,
-    load_images,
-)
+from feddg.runs.prepare import Images, build_evaluation, cache_folder, load_images
 from feddg.runs.provenance import IMAGES, check_images
 from feddg.runs.reading import ADAPTED, OWN, read_adapted, read_run, require_run
 from feddg.storage import is_file, replace_file, why
@@ -56,7 +50,7 @@ def evaluate_run(
     alphas: bool = False,
     which: str | None = None,
     cache: Path | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> Adaptations:
     """Evaluates a run's model on every split and domain with test-time adaptations.
 
@@ -140,7 +134,7 @@ def _evaluation(
 ) -> tuple[Evaluation, Images]:
     """Returns the evaluation of a model, and its images."""
     images = load_images(trained.experiment, cache, progress)
-    worker = build_worker(trained.experiment, trained.network, cache)
+    worker = build_worker(trained.network, trained.experiment)
     evaluation = build_evaluation(trained.experiment, images, worker)
     if batch_size is not None:
         evaluation = replace(evaluation, batch_size=batch_size)
@@ -219,7 +213,7 @@ def write_image_results(
     which: str | None = None,
     batch_size: int | None = None,
     cache: Path | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> Path:
     """Writes a row for every image of every split except training, with its prediction.
 

@@ -18,7 +18,7 @@ from feddg.clients.threads import available_cores
 from feddg.data.decoding import Tile, UnusableImageError, decode_parts, names_in, quiet_pillow
 from feddg.data.inspection import depth_of
 from feddg.data.sets.features import read_rows
-from feddg.diagnostics import emit
+from feddg.diagnostics import emit, silent
 from feddg.errors import DataError, MissingPackage, RunError, need
 from feddg.evaluation.travel import Estimate
 from feddg.prediction.classifier import (
@@ -377,7 +377,7 @@ def predict_files(
     device: str = "cpu",
     batch_size: int = BATCH_SIZE,
     strict: bool = False,
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+    progress: Callable[[str, int, int], None] = silent,
     on_bad: OnBad = lambda line: None,
     estimate: Estimator = lambda classifier: None,
 ) -> PredictedFiles:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from feddg.data.inspection import depth_of
 from feddg.data.pixels import as_unit
-from feddg.diagnostics import Diagnostic, emit
+from feddg.diagnostics import Diagnostic, Progress, emit, silent
 from feddg.errors import DataError, RunError
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.travel import (
@@ -42,6 +42,7 @@ from feddg.evaluation.travel import (
     right_chances,
     with_labels,
 )
+from feddg.federation.federation import build
 from feddg.models.network import Network
 from feddg.prediction.classifier import (
     ImageClassifier,
@@ -54,7 +55,7 @@ from feddg.prediction.predict import BATCH_SIZE, BatchPredictor, Prediction, pre
 from feddg.records import TEST, JsonFile, as_cell, client_name, from_cell
 from feddg.runs.figures import some_of_each
 from feddg.runs.model import Trained
-from feddg.runs.prepare import Images, Progress, build, load_images
+from feddg.runs.prepare import Images, load_images
 from feddg.runs.provenance import check_images
 from feddg.runs.reading import Run, require_run
 from feddg.storage import cache_folder, replace_file, replace_text, why
@@ -238,7 +239,7 @@ def calibrate(
     beside: Sequence[Path | str] = (),
     cache: Path | None = None,
     batch_size: int = BATCH_SIZE,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> TravelFile:
     """Leaves each of a run's sites out in turn, and stores the results in the run's folder.
 
@@ -618,7 +619,7 @@ def travel(
     device: str = "cpu",
     batch_size: int = BATCH_SIZE,
     cache: Path | None = None,
-    progress: Progress = lambda what, done, total: None,
+    progress: Progress = silent,
 ) -> Travel:
     """Estimates the accuracy of a run's model on unlabelled images.
 

@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from feddg.diagnostics import Diagnostic, collected, emit
-from feddg.errors import BudgetSpent, FeddgError, RunError, TrainingDiverged, in_words, need
+from feddg.diagnostics import Diagnostic, collected, emit, noted
+from feddg.errors import FeddgError, RunError, TrainingDiverged, in_words, need
 from feddg.evaluation.accuracy import (
     INSIDE_SHARE,
     Evaluation,
@@ -26,8 +25,7 @@ from feddg.evaluation.accuracy import (
     energy_threshold,
 )
 from feddg.experiment import Experiment, load_stored
-from feddg.federation.averages import averaged
-from feddg.federation.server import Server, build_server
+from feddg.federation.federation import Federation
 from feddg.federation.transport import Ledger, Transport
 from feddg.methods.base import Round, RoundHook, State, has_global_model
 from feddg.privacy.accounting import Account
@@ -48,16 +46,9 @@ from feddg.records import (
     SetupRow,
     SummaryFile,
 )
-from feddg.runs.context import (
-    Measurer,
-    Prepare,
-    RunContext,
-    WiseFT,
-    in_process,
-    predictor,
-)
 from feddg.runs.diagnostics import about_divergence, about_end, about_result, about_training
-from feddg.runs.figures import draw_unseen, write_alphas
+from feddg.runs.evaluate import Evaluate, WiseFT
+from feddg.runs.figures import draw_figures, draw_unseen, write_alphas
 from feddg.runs.folder import (
     FIGURES,
     OPENED_SUMS,
@@ -65,10 +56,17 @@ from feddg.runs.folder import (
     SNAPSHOTS,
     KeptModels,
     RunFolder,
-    means_of,
 )
-from feddg.runs.observer import Observer, Progress, Together
-from feddg.runs.prepare import cache_folder, environment, give_memory_back, peak_memory
+from feddg.runs.observer import Observer, Together
+from feddg.runs.prepare import (
+    Images,
+    Prepare,
+    cache_folder,
+    environment,
+    give_memory_back,
+    in_process,
+    peak_memory,
+)
 from feddg.runs.provenance import IMAGES, check_identity, check_images
 from feddg.runs.reading import (
     AGGREGATES,
@@ -99,6 +97,7 @@ class Records(RoundHook):
         transport: has the clients' memory.
         models: the stored models.
         snapshots: rounds whose weights are kept.
+        seconds: gets the time of the setup.
         beside: whether checkpoints are written during the next round.
 
     Attributes:
@@ -111,18 +110,28 @@ class Records(RoundHook):
         folder: RunFolder,
         transport: Transport,
         models: KeptModels,
-        snapshots: Collection[int] = (),
+        snapshots: Collection[int],
+        seconds: dict[str, float],
         *,
         beside: bool = False,
     ) -> None:
         self._folder, self._transport, self._snapshots = folder, transport, snapshots
-        self._beside = beside
+        self._seconds, self._beside = seconds, beside
         self.models = models
         self.ledger_rows: list[LedgerRow] = []
 
     def carried(self, row: LedgerRow) -> None:
         """Writes a row of the ledger at once, because a message over a network cannot be undone."""
         self._folder.append(LEDGER, [row])
+
+    def begun(self, state: State, round: Round) -> None:
+        """Writes what came of the setup."""
+        self._seconds["setup"] = round.seconds - round.evaluating
+        give_memory_back()
+        if round.statistics:
+            self._folder.write_tensors("setup.safetensors", round.statistics)
+        row = SetupRow(seconds=self._seconds["setup"], groups=round.groups, left_out=round.left_out)
+        self.keep(state, [row, *round.evaluations])
 
     def completed(self, state: State, round: Round) -> State:
         """Makes the round count."""
@@ -142,6 +151,21 @@ class Records(RoundHook):
         memories, changed = self._transport.memories, self._transport.remembered
         self._folder.save_checkpoint(state, memories, changed, files, beside=self._beside)
         self._transport.remembered.clear()
+
+
+class Pictures(RoundHook):
+    """Draws the page's figures once there is a shared context, if the images are here."""
+
+    def __init__(self, federation: Federation, folder: RunFolder) -> None:
+        self._federation, self._folder = federation, folder
+
+    def begun(self, state: State, round: Round) -> None:
+        """Draws them."""
+        federation, images = self._federation, self._federation.clients
+        if federation.settings.evaluate.pictures and isinstance(images, Images):
+            seed = federation.settings.seed
+            with self._folder.writing(FIGURES) as figures:
+                draw_figures(figures, images, federation.method, state, seed)
 
 
 # What a run has released, kept in its folder: its account of noised ones, its opened sums.
@@ -188,28 +212,6 @@ def opened_sums(folder: RunFolder) -> OpenedSums:
     if rows:
         folder.replace_rows(OPENED_SUMS, rows)  # without a line that was cut off
     return OpenedSums(rows, lambda row: folder.append(OPENED_SUMS, [row]))
-
-
-def run_rounds(server: Server) -> None:
-    """Runs the remaining rounds while the privacy budget lasts.
-
-    Nothing is released from a round that does not run.
-    """
-    while server.state.round < server.state.rounds:
-        try:
-            affordable = server.affordable(server.state)
-            if affordable:
-                server.round()
-        except BudgetSpent as error:
-            log.warning("%s", error)
-            affordable = False
-        if not affordable:
-            text = (
-                f"The run ends after round {server.state.round} of {server.state.rounds}: another "
-                "one would cost more than privacy.epsilon."
-            )
-            emit(Diagnostic("budget-spent", "warning", text))
-            return
 
 
 # The summary of a run, computed from its records alone.
@@ -414,7 +416,7 @@ def carry_out(
             watching, cached = observer or Observer(), cache_folder(cache)
             try:
                 require_installed(experiment)
-                _Execution(experiment, folder, watching, cached, prepare, snapshots).carry_out()
+                _execute(experiment, folder, watching, cached, prepare, snapshots)
             except Exception:
                 if not keep_unstarted:
                     folder.remove_unstarted()
@@ -444,154 +446,129 @@ def is_complete(folder: Path) -> bool:
     return run.status == "completed"
 
 
-@dataclass
-class _Execution:
-    """One process's work on a run."""
+def _execute(
+    experiment: Experiment,
+    folder: RunFolder,
+    observer: Observer,
+    cache: Path,
+    prepare: Prepare,
+    snapshots: Collection[int],
+) -> None:
+    """Runs to the end, or records why it failed."""
+    seconds: dict[str, float] = {}
+    everyone, diagnostics = Together([observer]), list[Diagnostic]()
 
-    experiment: Experiment
-    folder: RunFolder
-    observer: Observer
-    cache: Path
-    prepare: Prepare
-    snapshots: Collection[int] = ()
-    seconds: dict[str, float] = field(default_factory=dict)
-    diagnostics: list[Diagnostic] = field(default_factory=list)
+    def end(status: str, error: str | None) -> None:
+        everyone.end(status)
+        record = read_run(folder.path)
+        folder.write_json(SUMMARY, summarize(record, status, error, seconds, diagnostics))
 
-    def carry_out(self) -> None:
-        """Runs to the end, or records why it failed."""
-        try:
-            with self.timed("total"), collected() as self.diagnostics:
-                self._run()
-        except KeyboardInterrupt:
-            self._end("interrupted", None)
-            raise
-        except BaseException as error:
-            if isinstance(error, TrainingDiverged):
-                self.diagnostics.append(about_divergence())
-            kind = f"{type(error).__name__}: " if isinstance(error, FeddgError) else ""
-            self._end("failed", kind + in_words(error))
-            raise
-        give_memory_back()
-        self._end("completed", None)
+    try:
+        with timed(seconds, "total"), collected() as diagnostics:
+            _run(experiment, folder, everyone, cache, prepare, snapshots, seconds)
+    except KeyboardInterrupt:
+        end("interrupted", None)
+        raise
+    except BaseException as error:
+        if isinstance(error, TrainingDiverged):
+            diagnostics.append(about_divergence())
+        kind = f"{type(error).__name__}: " if isinstance(error, FeddgError) else ""
+        end("failed", kind + in_words(error))
+        raise
+    give_memory_back()
+    end("completed", None)
 
-    def _run(self) -> None:
-        experiment, folder = self.experiment, self.folder
-        checkpoint = folder.load_checkpoint()
-        done = checkpoint.state.round if checkpoint else 0
-        with self.timed("prepare"):
-            memories = checkpoint.memories if checkpoint else {}
-            found = self.prepare(experiment, self.cache, self.observer.work, memories)
-        method, defences, evaluation = found.method, found.defences, found.evaluation
-        network, device = found.worker.network, found.worker.device
-        layouts = folder.cut_records(done if checkpoint else -1, keep_ledger=found.remote)
-        so_far = read_run(folder.path)
-        models = KeptModels(
-            folder,
-            checkpoint.models if checkpoint else {},
-            so_far.metrics.evaluations,
-            experiment.evaluate,
-            experiment.train.head_rounds if experiment.server.wise_ft != "none" else None,
-        )
-        # Where sites remember rounds or what is sent costs privacy, none may be done twice: not
-        # even after a crash while a checkpoint was under way.
-        beside = not found.remote and not defences.defences
-        writer = Records(folder, found.transport, models, self.snapshots, beside=beside)
-        defences.charge_to(open_account(folder, defences, done))
-        if isinstance(defences.masking, SecureAggregation):
-            defences.masking.opened = opened_sums(folder)
-        if evaluation is not None:
-            thin = about_support(evaluation.support(), found.clients.classes)
-            # Whoever resumes a run was told when it began.
-            emit(*thin) if checkpoint is None else self.diagnostics.extend(thin)
-        self.diagnostics.extend(defences.diagnostics)
-        for one in defences.diagnostics:
-            self.observer.diagnostic(one)
-        trackers = {name: made(folder.path) for name, made in chosen_trackers().items()}
-        self.observer = Together([self.observer], trackers)
-        self.observer.start(experiment, done + 1)
-        wise_ft = None
-        if experiment.server.wise_ft != "none":
-            wise_ft = WiseFT(experiment, method, network, evaluation, folder, models)
-        measurer = Measurer(
-            experiment,
-            network,
-            evaluation,
-            found.elsewhere,
-            wise_ft,
-            self.observer,
-            images=max(took.images for after, took in so_far.spent.items() if after <= done),
-        )
-        server = measurer.server = build_server(
-            method,
-            found.transport,
-            network,
-            experiment,
-            defences=defences,
-            ledger=Ledger(writer.carried if found.remote else writer.ledger_rows.append, layouts),
-            state=checkpoint.state.to(device) if checkpoint else None,
-            hooks=[
-                *means_of(experiment, method, network),
-                Progress(self.observer),
-                measurer,
-                writer,
-            ],
-        )
-        try:
-            if checkpoint is None:
-                self._set_up(found, server, measurer, writer)
-            run_rounds(server)
-        finally:
-            folder.finish_writing()  # of a run that is interrupted, too
-        if evaluation is not None:
-            self._last_figures(server, found, models, evaluation)
 
-    def _set_up(
-        self, found: RunContext, server: Server, measurer: Measurer, writer: Records
-    ) -> None:
-        """Records the environment and clients, runs the setup, and evaluates round 0."""
-        about = environment(self.experiment, found.worker) | {"workers": found.workers}
-        self.folder.write_json(ENVIRONMENT, about)
-        self.folder.write_json(CLIENTS, found.clients)
-        if found.contents is not None:
-            self.folder.write_json(IMAGES, found.contents)
-        with self.timed("setup"):
-            client_statistics = server.setup(lambda *so_far: self.observer.work("setup", *so_far))
-        give_memory_back()
-        if client_statistics:
-            self.folder.write_tensors("setup.safetensors", client_statistics)
-        row = SetupRow(
-            seconds=self.seconds["setup"], groups=server.groups, left_out=server.left_out
-        )
-        writer.keep(server.state, [row, *measurer.rows(server.state)])
-        with self.folder.writing(FIGURES) as figures:
-            found.draw(figures, server.state)
+def _run(
+    experiment: Experiment,
+    folder: RunFolder,
+    observer: Together,
+    cache: Path,
+    prepare: Prepare,
+    snapshots: Collection[int],
+    seconds: dict[str, float],
+) -> None:
+    checkpoint = folder.load_checkpoint()
+    done = checkpoint.state.round if checkpoint else 0
+    with timed(seconds, "prepare"):
+        federation = prepare(experiment, cache, observer.work)
+    defences, evaluation = federation.defences, federation.evaluation
+    layouts = folder.cut_records(done if checkpoint else -1, keep_ledger=federation.remote)
+    so_far = read_run(folder.path)
+    models = KeptModels(
+        folder,
+        checkpoint.models if checkpoint else {},
+        so_far.metrics.evaluations,
+        experiment.evaluate,
+        experiment.train.head_rounds if experiment.server.wise_ft != "none" else None,
+    )
+    # Where sites remember rounds or what is sent costs privacy, none may be done twice: not even
+    # after a crash while a checkpoint was under way.
+    beside = not federation.remote and not defences.defences
+    writer = Records(folder, federation.transport, models, snapshots, seconds, beside=beside)
+    defences.charge_to(open_account(folder, defences, done))
+    if isinstance(defences.masking, SecureAggregation):
+        defences.masking.opened = opened_sums(folder)
+    if evaluation is not None:
+        thin = about_support(evaluation.support(), federation.clients.held.classes)
+        # Whoever resumes a run was told when it began.
+        emit(*thin) if checkpoint is None else noted(*thin)
+    noted(*defences.diagnostics)
+    for one in defences.diagnostics:
+        observer.diagnostic(one)
+    observer.optional |= {name: made(folder.path) for name, made in chosen_trackers().items()}
+    observer.start(experiment, done + 1)
+    wise_ft = None
+    if experiment.server.wise_ft != "none":
+        wise_ft = WiseFT(experiment, federation, folder, models)
+    images = max(took.images for after, took in so_far.spent.items() if after <= done)
+    enter = writer.carried if federation.remote else writer.ledger_rows.append
+    federation.ledger = Ledger(enter, layouts)
+    federation.hooks += [
+        observer,
+        Evaluate(federation, wise_ft, observer, images),
+        writer,
+        Pictures(federation, folder),
+    ]
+    if checkpoint is None:
+        folder.write_json(ENVIRONMENT, environment(experiment, federation))
+        folder.write_json(CLIENTS, federation.clients.held)
+        if federation.clients.contents is not None:
+            folder.write_json(IMAGES, federation.clients.contents)
+    else:
+        federation.resume(checkpoint.state, checkpoint.memories)
+    try:
+        federation.fit(progress=observer.work)
+    finally:
+        folder.finish_writing()  # of a run that is interrupted, too
+    if evaluation is not None:
+        _last_figures(experiment, federation, folder, models, evaluation)
 
-    def _last_figures(
-        self, server: Server, found: RunContext, models: KeptModels, evaluation: Evaluation
-    ) -> None:
-        """Writes the results about the final model."""
-        method, network = found.method, found.worker.network
-        weights = averaged(server.state, self.experiment.server.averaging)
-        if WISE_FT in models.files:
-            weights = models.read(WISE_FT)
-        model, classes = predictor(method, network, weights), tuple(found.clients.classes)
-        write_alphas(self.folder, method, network, evaluation)
-        write_energy_threshold(self.folder, model, evaluation)
-        if self.experiment.evaluate.pictures and has_global_model(method, network):
-            with self.folder.writing(FIGURES) as figures:
-                draw_unseen(figures, evaluation, model, classes, self.experiment.seed)
 
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Adds the time of its block to the run's seconds under ``name``."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+def _last_figures(
+    experiment: Experiment,
+    federation: Federation,
+    folder: RunFolder,
+    models: KeptModels,
+    evaluation: Evaluation,
+) -> None:
+    """Writes the results about the final model."""
+    method, network = federation.method, federation.network
+    weights = models.read(WISE_FT) if WISE_FT in models.files else federation.weights
+    model = federation.predictor(weights)
+    write_alphas(folder, method, network, evaluation)
+    write_energy_threshold(folder, model, evaluation)
+    if experiment.evaluate.pictures and has_global_model(method, network):
+        classes = tuple(federation.clients.held.classes)
+        with folder.writing(FIGURES) as figures:
+            draw_unseen(figures, evaluation, model, classes, experiment.seed)
 
-    def _end(self, status: str, error: str | None) -> None:
-        self.observer.end(status)
-        record = read_run(self.folder.path)
-        summary = summarize(record, status, error, self.seconds, self.diagnostics)
-        self.folder.write_json(SUMMARY, summary)
+
+@contextmanager
+def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Notes the time of its block in ``seconds`` under ``name``."""
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[name] = time.perf_counter() - started

@@ -23,10 +23,9 @@ from feddg.clients.threads import share_of_process
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import RunError
 from feddg.experiment import Experiment, load_stored
-from feddg.federation.averages import MEANS, Means, prefix_of
+from feddg.federation.averages import MEANS, prefix_of
 from feddg.messages import Message, Weights
-from feddg.methods.base import Method, State
-from feddg.models.network import Network
+from feddg.methods.base import State
 from feddg.records import ID_VAL, LAST, VAL, WISE_FT, EvaluationRow, JsonFile, MetricsRow, Row
 from feddg.runs.reading import (
     EXPERIMENT,
@@ -39,7 +38,7 @@ from feddg.runs.reading import (
     read_rows,
     read_run,
 )
-from feddg.settings import EvaluateSettings, ExperimentSettings
+from feddg.settings import EvaluateSettings
 from feddg.storage import (
     append_text,
     checksum,
@@ -634,13 +633,6 @@ class KeptModels:
     def drop(self, name: str) -> None:
         """Removes a model from the next checkpoint."""
         self.files.pop(name, None)
-
-
-def means_of(experiment: ExperimentSettings, method: Method, network: Network) -> list[Means]:
-    """Returns the hooks for the averages that an experiment uses or evaluates, if any."""
-    averaging, all_measured = experiment.server.averaging, experiment.evaluate.averages != "never"
-    wanted = [mean for mean in MEANS if all_measured or mean == averaging]
-    return [Means(method, network, experiment.server, wanted)] if wanted else []
 
 
 def drop_weights(folder: Path) -> None:

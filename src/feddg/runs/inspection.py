@@ -12,11 +12,10 @@ from rich.table import Table
 from feddg.data.data_set import load_images_of
 from feddg.data.inspection import SAMPLE, about_clients, inspect, stored_images
 from feddg.data.partition import Skew, in_words, skew_of
-from feddg.diagnostics import Diagnostic
+from feddg.diagnostics import Diagnostic, Progress
 from feddg.experiment import Experiment
 from feddg.records import ClientRow, ClientsTable
 from feddg.runs.prepare import (
-    Progress,
     cache_folder,
     clients_table,
     deal,

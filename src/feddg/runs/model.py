@@ -1,25 +1,25 @@
-"""Loads a run's trained model for prediction, and a finished run to look into."""
+"""Loads a run's trained model for prediction, and a finished run to look into it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy
 from torch import nn
 
-from feddg.clients.client import Worker
+from feddg.diagnostics import Progress
+from feddg.clients.threads import keep_memory
 from feddg.errors import RunError
 from feddg.evaluation.adaptation import Parts
 from feddg.evaluation.adaptation import adapt as adapted
 from feddg.experiment import Experiment, load_stored
+from feddg.federation.federation import Federation, build
 from feddg.federation.local_training import load_weights
-from feddg.messages import Weights, on_device
-from feddg.methods.base import Method, State, has_global_model, local_names
+from feddg.methods.base import Method, has_global_model, local_names
 from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD, Network
 from feddg.models.precision import choose_device
 from feddg.runs.folder import RunFolder, checkpoint_memories, kept_weights
-from feddg.runs.prepare import Images, Progress, build, build_worker, keep_memory, load_images
+from feddg.runs.prepare import federation_of, load_images
 from feddg.runs.provenance import check_images
 from feddg.runs.reading import EXPERIMENT, find_rule, read_run, require_run
 from feddg.runs.shared import at_hand, is_shared, load_shared
@@ -149,44 +149,8 @@ def load_model(
     return model
 
 
-# A finished run, ready to be looked into: its images, method, network and checkpoint.
-
-
-@dataclass(frozen=True)
-class LoadedRun:
-    """A finished run, loaded for attacks and analyses.
-
-    Attributes:
-        experiment: the experiment.
-        images: the images and their partition over clients.
-        method: the method.
-        worker: its network and device.
-        first: the network's state before training.
-        state: the server's state after the last round.
-        memories: the clients' memory, by id.
-    """
-
-    experiment: Experiment
-    images: Images
-    method: Method
-    worker: Worker
-    first: Weights
-    state: State
-    memories: dict[int, Weights]
-
-    def network(self, weights: Weights) -> nn.Module:
-        """Returns the shared network with the given weights, in eval mode."""
-        load_weights(self.worker.network, weights)
-        return self.worker.network.eval()
-
-    def main_domains(self) -> numpy.ndarray:
-        """The domain of most images of each client, ``(N,)``."""
-        main: numpy.ndarray = numpy.argmax(self.images.partition.counts, axis=1)
-        return main
-
-
-def load_finished_run(folder: Path, cache: Path, progress: Progress) -> LoadedRun:
-    """Reads a run's folder, loads its images and builds its network.
+def load_finished_run(folder: Path, cache: Path, progress: Progress) -> Federation:
+    """Returns a run's federation as it was after its last round, to look into it.
 
     Raises:
         FeddgError: the folder has no completed round, or the images have changed since the run.
@@ -198,9 +162,5 @@ def load_finished_run(folder: Path, cache: Path, progress: Progress) -> LoadedRu
     if checkpoint is None:
         raise RunError(f"{folder} has no completed round to look into")
     check_images(folder, experiment, cache)
-    images = load_images(experiment, cache, progress)
-    method, network = build(experiment, len(images.table.class_names))
-    first = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
-    worker = build_worker(images.trained_by(experiment), network, cache)
-    first, state = on_device(first, worker.device), checkpoint.state.to(worker.device)
-    return LoadedRun(experiment, images, method, worker, first, state, checkpoint.memories)
+    found = federation_of(experiment, load_images(experiment, cache, progress), cache)
+    return found.resume(checkpoint.state, checkpoint.memories)

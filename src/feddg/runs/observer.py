@@ -16,8 +16,11 @@ from feddg.records import RoundRow
 log = logging.getLogger("feddg")
 
 
-class Observer:
-    """Base class of observers: receives a run's events; the default methods do nothing."""
+class Observer(RoundHook):
+    """Base class of observers: receives a run's events; the default methods do nothing.
+
+    It is a hook of the run's rounds, and learns the rest from whoever carries the run out.
+    """
 
     def start(self, experiment: Experiment, first_round: int) -> None:
         """The run begins; ``first_round`` is above 1 when it continues."""
@@ -40,6 +43,23 @@ class Observer:
     def end(self, status: str) -> None:
         """The run ended: ``completed``, ``interrupted`` or ``failed``."""
 
+    def received(self, update: Update, round: Round) -> Update:
+        """See :meth:`client`."""
+        self.client(round.number, update)
+        return update
+
+    def refused(self, refusal: Refusal, round: Round) -> None:
+        """See :meth:`client`."""
+        self.client(round.number, refusal)
+
+    def completed(self, state: State, round: Round) -> State:
+        """See :meth:`round`; the round is not checkpointed yet."""
+        self.round(round.row)
+        return state
+
+
+EVENTS = ("start", "diagnostic", "work", "client", "round", "scores", "end")
+
 
 class Together(Observer):
     """Passes every event on to several observers.
@@ -52,38 +72,16 @@ class Together(Observer):
     def __init__(
         self, observers: Sequence[Observer], optional: Mapping[str, Observer] = MappingProxyType({})
     ) -> None:
-        self._observers, self._optional = observers, dict(optional)
-        for event in vars(Observer):
-            if not event.startswith("_"):
-                setattr(self, event, partial(self._pass_on, event))
+        self._observers, self.optional = observers, dict(optional)
+        for event in EVENTS:
+            setattr(self, event, partial(self._pass_on, event))
 
     def _pass_on(self, event: str, *content: Any) -> None:
         for observer in self._observers:
             getattr(observer, event)(*content)
-        for name, observer in [*self._optional.items()]:
+        for name, observer in [*self.optional.items()]:
             try:
                 getattr(observer, event)(*content)
             except Exception as error:
-                del self._optional[name]
+                del self.optional[name]
                 log.warning("%s no longer tracks this run: %s", name, error)
-
-
-class Progress(RoundHook):
-    """A round hook that passes events to an observer."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-
-    def received(self, update: Update, round: Round) -> Update:
-        """See :meth:`Observer.client`."""
-        self._observer.client(round.number, update)
-        return update
-
-    def refused(self, refusal: Refusal, round: Round) -> None:
-        """See :meth:`Observer.client`."""
-        self._observer.client(round.number, refusal)
-
-    def completed(self, state: State, round: Round) -> State:
-        """See :meth:`Observer.round`; the round is not checkpointed yet."""
-        self._observer.round(round.row)
-        return state

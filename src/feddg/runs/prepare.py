@@ -5,7 +5,7 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,13 +18,6 @@ import numpy
 import torch
 
 from feddg.clients.client import Examples, Worker, split_batches
-from feddg.clients.sampling import Schedule
-from feddg.clients.threads import (
-    clients_at_once,
-    large_clients_at_once,
-    threads_for,
-    training_memory,
-)
 from feddg.data.data_set import DATA_SETS, SCRATCH, find_augmentation, load_images_of
 from feddg.data.decoding import Reading, whole_images
 from feddg.data.fingerprint import ContentHashes, ImagesFile, file_of, images_file
@@ -48,24 +41,18 @@ from feddg.data.pixels import ArrayPixels, BadImage, PixelStore, open_pixels
 from feddg.data.protocols import from_csv
 from feddg.data.sets import features
 from feddg.data.splits import Splits, from_roles, hold_out
-from feddg.diagnostics import Diagnostic, emit
+from feddg.diagnostics import Diagnostic, Progress, emit, silent
 from feddg.errors import ExperimentError, WeightsError, first_names
-from feddg.evaluation.accuracy import Evaluation
+from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment, explain
-from feddg.methods.base import Method
+from feddg.federation.federation import Federation, build
 from feddg.methods.composition import build_method, method_class
-from feddg.models.backbones import FEATURES, build_network, fetch_imagenet, weights_digest
-from feddg.models.convolutions import use_fast_convolutions
-from feddg.models.network import Network
-from feddg.models.precision import autocast, choose_device, choose_precision
-from feddg.models.trained import trained_by
-from feddg.privacy.building import NO_DEFENCES, Defences, build_defences
+from feddg.models.backbones import fetch_imagenet, require_weights, weights_digest
 from feddg.records import BadImageRow, ClientRow, ClientsTable
 from feddg.runs.provenance import named_files
 from feddg.settings import (
     IMAGENET,
     DataSettings,
-    ExperimentSettings,
     ModelSettings,
     merge,
 )
@@ -122,9 +109,6 @@ def _can_be_had(model: ModelSettings) -> bool:
 
 
 # The experiment's images, decoded, and what is odd about them.
-
-
-Progress = Callable[[str, int, int], None]
 
 
 class Loaded(NamedTuple):
@@ -199,7 +183,7 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
         resize=data.resize,
         budget_bytes=int(data.pixel_budget_gb * 2**30),
         on_bad_image=data.on_bad_image,
-        progress=lambda done, total: progress("decoding images", done, total),
+        progress=progress,
         seen=None if hashes is None else hashes.see,
         reading=reading,
         depths=surveyed.depths,
@@ -258,7 +242,7 @@ def _keeps_copies_together(data: DataSettings) -> bool:
 
 
 @dataclass(frozen=True)
-class Images:
+class Images(Sequence[Examples]):
     """The experiment's images and their partition over clients.
 
     Attributes:
@@ -285,6 +269,24 @@ class Images:
     contents: ImagesFile | None = None
     natural: bool = False
 
+    def __len__(self) -> int:
+        """The number of clients."""
+        return len(self.partition)
+
+    @cached_property
+    def held(self) -> ClientsTable:
+        """Counts of the clients' images by domain and class, for ``clients.json``."""
+        return clients_table(self)
+
+    def scores_elsewhere(self, *evaluated: object) -> Sequence[Score]:
+        """Nothing is evaluated where clients are: all images are here."""
+        return ()
+
+    def main_domains(self) -> numpy.ndarray:
+        """The domain of most images of each client, ``(N,)``."""
+        main: numpy.ndarray = numpy.argmax(self.partition.counts, axis=1)
+        return main
+
     def trained_by(self, experiment: Experiment) -> Experiment:
         """Returns the experiment with the actual number of clients and steps.
 
@@ -301,6 +303,10 @@ class Images:
             epochs = math.ceil(self.steps / len(split_batches(held, train.batch_size)))
             train = train.model_copy(update={"local_steps": self.steps, "local_epochs": epochs})
         return experiment.model_copy(update={"clients": clients, "train": train})
+
+    def __getitem__(self, client: Any) -> Any:
+        """Returns the images of a client."""
+        return self.examples(client)
 
     def examples(self, client: int) -> Examples:
         """Returns the images of a client."""
@@ -454,157 +460,43 @@ def _in_domain(table: ImageTable) -> bool:
     return table.split is not None and {"train", "id_val", "id_test"}.issuperset(table.split)
 
 
-def build(experiment: ExperimentSettings, classes: int) -> tuple[Method, Network]:
-    """Builds the method and the network it trains.
+Prepare = Callable[[Experiment, Path, Progress], Federation]
+"""Puts a run's federation together, from the experiment and the cache folder."""
+
+
+def in_process(
+    experiment: Experiment, cache: Path, progress: Progress = silent, **parts: Any
+) -> Federation:
+    """Returns an experiment's federation, whose clients are in this process.
+
+    Args:
+        experiment: the experiment.
+        cache: folder for decoded pixels and methods' results.
+        progress: called with the progress.
+        **parts: further arguments of :class:`feddg.federation.federation.Federation`.
 
     Raises:
-        ExperimentError, WeightsError: they cannot be built with these settings.
+        FeddgError: it cannot be run; what is missing is said before images are decoded.
     """
     method = build_method(experiment.method.name, experiment.method.settings)
     method.check(experiment)
-    without_images = experiment.model.backbone == FEATURES
-    if without_images and method.needs_images:
-        raise ExperimentError(
-            f"{method.name} changes images, and a table of features has none: choose a method that "
-            "needs none, such as fedavg, fedprox or ridge"
-        )
-    if without_images != (experiment.data.source == features.SOURCE):
-        raise ExperimentError(
-            f"model.backbone {FEATURES} goes with data.source {features.SOURCE}, and no other with "
-            f"it; they are {experiment.model.backbone} and {experiment.data.source}"
-        )
-    return method, untrained_network(experiment, method, classes)
+    method.read_files()
+    require_weights(experiment.model.backbone, experiment.model.weights)
+    images = load_images(experiment, cache, progress)
+    if isinstance(images.pixels, ArrayPixels):  # others would be decoded once more
+        emit(*near_copy_diagnostics(experiment, images))
+    return federation_of(experiment, images, cache, **parts)
 
 
-def untrained_network(experiment: ExperimentSettings, method: Method, classes: int) -> Network:
-    """Builds the network that a method trains.
-
-    Raises:
-        ExperimentError, WeightsError: it cannot be built with these settings.
-    """
-    model = experiment.model
-    network = build_network(
-        model.backbone,
-        classes,
-        weights=model.weights,
-        embedding=model.embedding,
-        seed=experiment.seed,
-        image_size=experiment.data.features or experiment.data.image_size,
-    )
-    statistics = model.normalization != "frozen"
-    network = trained_by(network, method.network, experiment.train, statistics=statistics)
-    use_fast_convolutions(network)
-    return network
-
-
-def defences_for(experiment: ExperimentSettings, method: Method, network: Network) -> Defences:
-    """Returns the defences of an experiment, for clients and server.
-
-    Args:
-        experiment: the experiment with actual numbers, see :meth:`Images.trained_by`.
-        method: the method whose updates are protected.
-        network: the network it trains.
-
-    Raises:
-        ExperimentError: the defences cannot protect the method's messages.
-    """
-    clients, train = experiment.clients, experiment.train
-    hides_images = experiment.privacy.hides_images
-    if hides_images and experiment.data.tile is not None:
-        raise ExperimentError(
-            f"{hides_images} is for one image, and data.tile makes several of one, which together "
-            "tell more of it: leave out data.tile"
-        )
-    # Where images are gathered, the steps are counted in epochs: see Images.trained_by.
-    uncounted = train.local_steps and not type(method).gathers_images
-    if experiment.privacy.record_epsilon and (uncounted or train.select_every):
-        raise ExperimentError(
-            "privacy.record_epsilon counts epochs, and all that is chosen by images costs: set "
-            "train.local_epochs, and neither train.local_steps nor train.select_every"
-        )
-    if experiment.privacy.record_epsilon and train.class_weights != "none":
-        raise ExperimentError(
-            "privacy.record_epsilon bounds what one image does to a step, and under "
-            "train.class_weights it changes how much all others count: set it to none"
-        )
-    return build_defences(
-        experiment.privacy,
-        experiment.defences,
-        method,
-        network,
-        trains_statistics=experiment.model.normalization == "train",
-        updates=min(clients.number, clients.per_round or clients.number),
-        schedule=_schedule(experiment),
-        epochs=train.local_epochs,
-        head=train.head,
-    )
-
-
-def _schedule(experiment: ExperimentSettings) -> Schedule:
-    clients = experiment.clients
-    number = 1 if method_class(experiment.method.name).gathers_images else clients.number
-    per_round = min(number, clients.per_round or number)
-    return Schedule(number, per_round, experiment.seed, experiment.train.rounds)
-
-
-def build_worker(
-    experiment: ExperimentSettings,
-    network: Network,
-    cache: Path | None,
-    defences: Defences = NO_DEFENCES,
-) -> Worker:
-    """Puts the network on its device and returns a worker for clients."""
-    device = choose_device(experiment.device)
-    precision = choose_precision(experiment.precision, device)
-    network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if device.type == "cpu":
-        keep_memory()
-    return Worker(
-        network,
-        experiment.train,
-        find_augmentation(experiment.train.augmentation).model_copy(
-            update={"hue": experiment.train.hue}
-        ),
-        device,
-        experiment.seed,
-        autocast(precision, device),
-        experiment.model.normalization == "frozen",
-        cache,
-        threads=threads_for(network, device),
-        style_noise=defences.style_noise,
-        record_noise=defences.record_noise,
-    )
-
-
-def build_workers(
-    experiment: ExperimentSettings,
-    network: Network,
-    cache: Path | None,
-    defences: Defences = NO_DEFENCES,
-    another: Callable[[], Network] | None = None,
-) -> list[Worker]:
-    """Returns the workers for the clients of one process; the first has ``network``.
-
-    Args:
-        experiment: the training settings.
-        network: the network to train.
-        cache: folder for results that are expensive to compute, or None.
-        defences: the defences that updates pass through.
-        another: builds another network of the same kind; by default from the experiment.
-    """
-    another = another or (lambda: build(experiment, network.classes)[1])
-    first = build_worker(experiment, network, cache, defences)
-    if first.threads is not None:
-        at_once = clients_at_once(first.threads)
-    else:
-        side, batch_size = experiment.data.image_size, experiment.train.batch_size
-        at_once = large_clients_at_once(
-            first.device,
-            _schedule(experiment).per_round or 1,
-            lambda: training_memory(network, side, batch_size),
-        )
-    others = [build_worker(experiment, another(), cache, defences) for _ in range(at_once - 1)]
-    return [first, *others]
+def federation_of(experiment: Experiment, images: Images, cache: Path, **parts: Any) -> Federation:
+    """Returns an experiment's federation, of its images; see :func:`in_process`."""
+    method, network = build(experiment, len(images.table.class_names))
+    emit(*method.diagnostics(experiment))
+    settings = images.trained_by(experiment)
+    chosen = find_augmentation(settings.train.augmentation)
+    found = Federation(images, network, method, settings, augmentation=chosen, cache=cache, **parts)
+    found.evaluation = build_evaluation(settings, images, found.worker)
+    return found
 
 
 def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> Evaluation:
@@ -627,8 +519,9 @@ def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> 
 # What a run writes down about itself: who holds what, on which machine, and the memory it took.
 
 
-def environment(experiment: Experiment, worker: Worker) -> dict[str, Any]:
+def environment(experiment: Experiment, federation: Federation) -> dict[str, Any]:
     """Returns the versions, hardware and settings on which the run's numbers may depend."""
+    worker = federation.worker
     autocast = worker.autocast()
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -648,6 +541,7 @@ def environment(experiment: Experiment, worker: Worker) -> dict[str, Any]:
             "sha256": weights_digest(experiment.model.weights),
         },
         "normalization": {"mean": worker.network.mean, "std": worker.network.std},
+        "workers": getattr(federation.transport, "processes", 1),
     }
 
 
@@ -677,22 +571,6 @@ def free_memory() -> int | None:
     except OSError:
         return None
     return None if found is None else int(found.split()[1]) * 1024
-
-
-def keep_memory() -> bool:
-    """Makes glibc keep freed memory in this process; returns whether it does.
-
-    By default glibc returns memory freed by a training step to the system, which must clear every
-    page again for the next step: up to a third of a step's time in float32. The process keeps its
-    largest memory until it ends, or until :func:`give_memory_back`.
-    """
-    with suppress(OSError, AttributeError, ValueError):  # another C library
-        if os.confstr("CS_GNU_LIBC_VERSION"):
-            library = ctypes.CDLL(None)
-            # M_MMAP_MAX, M_TRIM_THRESHOLD (-1: never) and M_TOP_PAD, see mallopt(3).
-            options = {-4: 0, -1: -1, -2: 64 * 2**20}
-            return all(library.mallopt(*option) for option in options.items())
-    return False
 
 
 def give_memory_back() -> bool:

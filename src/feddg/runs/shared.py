@@ -21,6 +21,7 @@ from feddg.data.download import digest
 from feddg.data.mirror import hub_fault
 from feddg.errors import FeddgError, RunError, field_fault
 from feddg.experiment import Experiment
+from feddg.federation.federation import untrained_network
 from feddg.federation.local_training import load_weights
 from feddg.messages import Weights, first_not_finite
 from feddg.methods.base import Method
@@ -28,7 +29,6 @@ from feddg.methods.composition import build_method
 from feddg.models.network import Network
 from feddg.models.normalization import never_negative_names
 from feddg.records import JsonFile, Row
-from feddg.runs.prepare import untrained_network
 from feddg.storage import is_file, read_text, why
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

@@ -26,9 +26,11 @@ import torch.distributed as dist
 
 from feddg.clients.threads import environment_of_job, threads, threads_per_job
 from feddg.data.decoding import hash_of
+from feddg.diagnostics import Progress, silent
 from feddg.errors import ExperimentError, FeddgError, RunError, WorkerLost, in_words
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
+from feddg.federation.federation import Federation
 from feddg.federation.inprocess import InProcess
 from feddg.federation.workers import (
     FAILED,
@@ -39,10 +41,9 @@ from feddg.federation.workers import (
     share_of_batches,
     work_on,
 )
-from feddg.messages import Message, Weights, under
+from feddg.messages import Message, under
 from feddg.models.precision import choose_device
-from feddg.runs.context import Prepare, RunContext, context_of, in_process, predictor
-from feddg.runs.prepare import Progress, load_images
+from feddg.runs.prepare import Prepare, federation_of, in_process, load_images
 from feddg.storage import cache_folder
 from feddg.text import death
 
@@ -116,7 +117,7 @@ def together(workers: int, cache: Path) -> Iterator[Prepare]:
         return
     with ExitStack() as ending:
 
-        def prepare(experiment: Experiment, *rest: Any) -> RunContext:
+        def prepare(experiment: Experiment, *rest: Any) -> Federation:
             devices_of(experiment, workers)  # a mistake is to be told before anybody starts
             channel = ending.enter_context(started(workers, cache))
             return prepared_by(channel, experiment, *rest)
@@ -272,13 +273,12 @@ def prepared_by(
     experiment: Experiment,
     cache: Path,
     progress: Progress,
-    memories: dict[int, Weights],
-) -> RunContext:
+) -> Federation:
     """Prepares a run at process 0, then at the workers, so images are decoded once per machine."""
     size, here = channel.size, _processes_here(channel)
     own = _on_device(channel, experiment)
     clients = partial(WorkerTransport, channel)
-    found = in_process(own, cache, progress, memories, clients=clients)
+    found = in_process(own, cache, progress, in_process=clients)
     settings = json.dumps(experiment.model_dump(mode="json"))
     channel.tell(Message({}, {"job": RUN, "experiment": settings}))
     first = range(here, size, here)  # of their machines
@@ -292,8 +292,8 @@ def prepared_by(
         _require_alike(rank, about, _about(found))
     assert found.evaluation is not None
     given = {field.name: getattr(found.evaluation, field.name) for field in fields(Evaluation)}
-    evaluation = WorkerEvaluation(**given, channel=channel, network=found.worker.network)
-    return replace(found, evaluation=evaluation, workers=channel.size)
+    found.evaluation = WorkerEvaluation(**given, channel=channel, network=found.network)
+    return found
 
 
 def _processes_here(channel: Channel) -> int:
@@ -308,9 +308,9 @@ def _on_device(channel: Channel, experiment: Experiment) -> Experiment:
     return experiment.model_copy(update={"device": str(channel.device)})
 
 
-def _about(found: RunContext) -> dict[str, str]:
+def _about(found: Federation) -> dict[str, str]:
     """What must be equal in all processes to get the same numbers as with one."""
-    contents = found.contents.fingerprint() if found.contents is not None else ""
+    contents = found.clients.contents
     worker, on_gpu = found.worker, found.worker.device.type == "cuda"
     computing = worker.threads or torch.get_num_threads()
     return {
@@ -319,7 +319,9 @@ def _about(found: RunContext) -> dict[str, str]:
         "device": torch.cuda.get_device_name(worker.device) if on_gpu else worker.device.type,
         "precision": type(worker.autocast()).__name__,
         "number of threads": "" if on_gpu else str(computing),
-        "images": hash_of([contents, found.clients.model_dump_json()]),
+        "images": hash_of(
+            [contents.fingerprint() if contents else "", found.clients.held.model_dump_json()]
+        ),
     }
 
 
@@ -338,7 +340,7 @@ def _require_alike(rank: int, theirs: dict[str, Any], own: dict[str, str]) -> No
 def serve(channel: Channel, cache: Path) -> None:
     """Carries out process 0's jobs until it ends."""
     log.setLevel(logging.ERROR)  # process 0 says it all
-    found: RunContext | None = None
+    found: Federation | None = None
     try:
         while (job := channel.hear()).scalars["job"] != END:
             try:
@@ -359,29 +361,26 @@ def serve(channel: Channel, cache: Path) -> None:
     channel.leave()
 
 
-def _prepared(channel: Channel, job: Message, cache: Path) -> RunContext:
+def _prepared(channel: Channel, job: Message, cache: Path) -> Federation:
     experiment = Experiment(**json.loads(str(job.scalars["experiment"])))
     experiment = _on_device(channel, experiment)
     if channel.rank % _processes_here(channel):  # another one decodes this machine's images
         channel.receive(0)
-    images = load_images(experiment, cache, lambda what, done, total: None)
-    found = context_of(experiment, images, cache, {})
+    found = federation_of(experiment, load_images(experiment, cache, silent), cache)
     channel.send(0, Message({}, {**_about(found), "machine": platform.node()}))
     channel.flush()
     return found
 
 
-def _work(channel: Channel, found: RunContext, job: Message) -> None:
+def _work(channel: Channel, found: Federation, job: Message) -> None:
     assert isinstance(found.transport, InProcess)
     if job.scalars["job"] != PREDICT:
         work_on(job, found.transport, channel)
         return
     assert found.evaluation is not None
-    weights, network = under("weights/", job).tensors, found.worker.network
     named = json.loads(str(job.scalars["splits"]))
     splits = {name: found.evaluation.splits[name] for name in named}
-    model = predictor(found.method, network, weights)
-    model.eval()
+    model = found.predictor(under("weights/", job).tensors)
     evaluation = replace(found.evaluation, splits=splits)
     logits = [torch.empty(0, evaluation.classes)]
     logits += share_of_batches(evaluation, model, channel.rank, channel.size)

@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 from feddg.api import resume, run
 from feddg.errors import ExperimentError, FeddgError, RunError
 from feddg.experiment import Experiment
+from feddg.federation.federation import build_worker
 from feddg.federation.validation import CHANGES
 from feddg.prediction.evaluate import evaluate_run
 from feddg.runs import folder as folder_module
-from feddg.runs.context import in_process
 from feddg.runs.folder import checkpoint_weights, kept_weights
 from feddg.runs.model import load_model, load_trained
-from feddg.runs.prepare import build_evaluation, build_worker, load_images
+from feddg.runs.prepare import build_evaluation, in_process, load_images
 from feddg.runs.reading import find_rule, read_rows, read_run
 from federations import same
 
@@ -56,7 +56,7 @@ def finished(tmp_path_factory, cache):
 def test_what_is_missing_is_said_before_images_are_decoded(tmp_path, change, words):
     fields = {"data": {"source": "folder", "root": str(tmp_path)}, "hold_out": "ink", **change}
     with pytest.raises(FeddgError, match=words):  # and not that there are no images
-        in_process(Experiment(**fields), tmp_path / "cache", print, {})
+        in_process(Experiment(**fields), tmp_path / "cache", print)
 
 
 def snapshots(folder: Path) -> list[dict[str, torch.Tensor]]:
@@ -120,7 +120,7 @@ def test_every_rule_is_what_an_independent_calculation_finds(finished, cache):
         assert summary[rule.key]["test"]["accuracy"] == expected
         network = trained.network
         network.load_state_dict(weights_of(finished, which))
-        worker = build_worker(trained.experiment, network, cache)
+        worker = build_worker(network, trained.experiment)
         scores = build_evaluation(trained.experiment, images, worker).scores(network)
         (test,) = [score for score in scores if score.split == "test"]
         assert test.accuracy == expected

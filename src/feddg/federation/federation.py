@@ -1,0 +1,398 @@
+"""A federation put together: method, network, workers, transport, defences, server, hooks.
+
+Whoever runs a federation puts it together here: an experiment, a program's own data sets, a
+deployment, an attack on a finished run.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from feddg.clients.client import Examples, Worker
+from feddg.clients.sampling import Schedule
+from feddg.clients.threads import (
+    clients_at_once,
+    keep_memory,
+    large_clients_at_once,
+    threads_for,
+    training_memory,
+)
+from feddg.data.augment import NONE, AugmentSettings
+from feddg.diagnostics import Progress, silent
+from feddg.errors import ExperimentError
+from feddg.evaluation.accuracy import Evaluation, Score, mean_score
+from feddg.federation import averages
+from feddg.federation.head_start import SENDS as HEAD_SENDS
+from feddg.federation.head_start import check_head
+from feddg.federation.inprocess import InProcess
+from feddg.federation.local_training import load_weights
+from feddg.federation.server import Server
+from feddg.federation.transport import Ledger, Transport
+from feddg.federation.validation import MessageChecks
+from feddg.messages import Weights
+from feddg.methods.base import Method, RoundHook, State, has_global_model, local_names
+from feddg.methods.composition import build_method, method_class
+from feddg.models.backbones import FEATURES, build_network
+from feddg.models.convolutions import use_fast_convolutions
+from feddg.models.network import Network
+from feddg.models.precision import autocast, choose_device, choose_precision
+from feddg.models.task import CLASSIFICATION, Task
+from feddg.models.trained import trained_by
+from feddg.privacy.building import NO_DEFENCES, Defences, build_defences
+from feddg.settings import ExperimentSettings
+
+
+class Federation:
+    """A run of a method over clients; the server is put together at its first use.
+
+    Args:
+        clients: the images of each, a list or a sequence that finds them when they are asked for.
+        network: the network that the method trains; on its device from now on.
+        method: the method.
+        settings: all else that an experiment says.
+        augmentation: the random changes of training images that ``train.augmentation`` names.
+        task: what is trained: a loss and a score.
+        transport: carries messages to the clients; by default they are in this process.
+        hooks: what happens in rounds besides; more may be added to :attr:`hooks` before the first.
+        evaluation: the images here that measure the global model, if there are any.
+        cache: folder for results that are expensive to compute, or None.
+        another: builds another network like this one, for clients that train at once; by default
+            from the settings.
+        in_process: makes the transport to clients in this process.
+        workers: the workers of the clients here; by default as many as pay.
+        defences: what updates pass through; by default as the settings say.
+        ledger: the record of all messages; none by default.
+
+    Raises:
+        ExperimentError: they do not go together.
+
+    Attributes:
+        state: where the server begins: None for before round 1.
+        remote: whether clients are elsewhere, and store their own memory.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[Examples],
+        network: Network,
+        method: Method,
+        settings: ExperimentSettings,
+        *,
+        augmentation: AugmentSettings = NONE,
+        task: Task = CLASSIFICATION,
+        transport: Transport | None = None,
+        hooks: Sequence[RoundHook] = (),
+        evaluation: Evaluation | None = None,
+        cache: Path | None = None,
+        another: Callable[[], Network] | None = None,
+        in_process: Callable[..., InProcess] = InProcess,
+        workers: Sequence[Worker] | None = None,
+        defences: Defences | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self.clients: Any = clients
+        self.network = network
+        self.method, self.settings = method, settings
+        self.defences = defences or defences_for(settings, method, network)
+        self.another = another or partial(untrained_network, settings, method, network.classes)
+        self.remote = transport is not None
+        if workers is None:
+            shared = (settings, augmentation, cache, self.defences)
+            first = build_worker(network, *shared)
+            count = 1 if self.remote else _clients_at_once(first, settings)
+            workers = [first, *(build_worker(self.another(), *shared) for _ in range(count - 1))]
+            for worker in workers:
+                worker.task = task
+        self.workers = workers
+        self.transport: Any = transport or in_process(
+            method, workers, len(clients), clients.__getitem__, defences=self.defences
+        )
+        self.hooks = [*averages.means_of(settings, method, network), *hooks]
+        self.evaluation, self.ledger = evaluation, ledger
+        self.state: State | None = None
+
+    @property
+    def worker(self) -> Worker:
+        """The worker that clients here take turns on, the first one if several train at once."""
+        return self.workers[0]
+
+    @cached_property
+    def server(self) -> Server:
+        """Runs the setup and the rounds; its ``state`` holds the global weights."""
+        settings, method, network, transport = (
+            *(self.settings, self.method, self.network),
+            self.transport,
+        )
+        head = settings.train.head == "ridge"
+        if head:
+            check_head(network, method.name, shared=has_global_model(method, network))
+        checks = MessageChecks(
+            method,
+            network,
+            len(transport.clients),
+            image_size=settings.data.image_size,
+            also=self.defences.sends | (HEAD_SENDS if head else {}),
+            registered=transport.registered,
+            train=settings.train,
+            style_noise=self.defences.style_noise,
+        )
+        return Server(
+            method,
+            transport,
+            self.state or self._before_round_1(),
+            per_round=settings.clients.per_round,
+            settings=settings.server,
+            seed=settings.seed,
+            ledger=self.ledger or Ledger(lambda row: None),
+            checks=checks,
+            defences=self.defences,
+            frozen=network.frozen,
+            solves_head=head,
+            hooks=self.hooks,
+        )
+
+    def _before_round_1(self) -> State:
+        network, settings = self.network, self.settings
+        weights = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+        extras = self.method.initial_extras(network, len(self.transport.clients))
+        extras |= averages.initial_extras(settings.server, self.method, network)
+        extras |= self.defences.initial_extras()
+        state = State(weights, extras, rounds=settings.train.rounds)
+        return state.to(self.worker.device)
+
+    def resume(self, state: State, memories: dict[int, Weights]) -> Self:
+        """Goes on from a checkpoint, with what the clients here remember; before the first round.
+
+        Args:
+            state: the server's, after a round.
+            memories: by client; empty where clients store it themselves.
+        """
+        self.state = state.to(self.worker.device)
+        if not self.remote:
+            self.transport.memories = memories
+        return self
+
+    def fit(self, rounds: int | None = None, progress: Progress = silent) -> Self:
+        """Trains until the last round, after the setup if this is the first one.
+
+        Args:
+            rounds: how many more; by default all that the settings plan.
+            progress: called while clients' statistics arrive.
+
+        Raises:
+            NotEnoughUpdates: too few clients' updates could be used.
+        """
+        state = self.server.state
+        if rounds is not None:
+            state.rounds = state.round + rounds
+            for worker in self.workers:  # schedules of the learning rate know the last round
+                worker.train = worker.train.model_copy(update={"rounds": state.rounds})
+        if self.state is None and state.round == 0:
+            self.server.setup(progress)
+        self.server.run()
+        return self
+
+    @property
+    def weights(self) -> Weights:
+        """The global weights, or their average over rounds if ``averaging`` asks for it."""
+        return averages.averaged(self.server.state, self.settings.server.averaging)
+
+    def with_weights(self, weights: Weights) -> Network:
+        """Returns the network that clients here use, in eval mode, with these weights."""
+        load_weights(self.network, weights)
+        return self.network.eval()
+
+    def predictor(self, weights: Weights) -> nn.Module:
+        """Returns a global model as a predictor, in eval mode, on the network clients also use."""
+        return self.method.predictor(self.with_weights(weights)).eval()
+
+    def untrained(self) -> Weights:
+        """Returns the weights before training."""
+        weights = self.another().to(self.worker.device).state_dict()
+        return {name: tensor.detach() for name, tensor in weights.items()}
+
+    def scores(self, evaluation: Evaluation, weights: Weights) -> list[Score]:
+        """Returns the scores of the global model, or their mean over clients that share none.
+
+        For a client that has not trained yet, the starting weights count.
+        """
+        if has_global_model(self.method, self.network):
+            return evaluation.scores(self.predictor(weights))
+        memories, ids = self.transport.memories, self.transport.clients
+        local = local_names(self.method, self.network)
+        waiting = sum(id not in memories for id in ids)
+        found: list[list[Score]] = []
+        if waiting:
+            found += [evaluation.scores(self.predictor(weights))] * waiting
+        for id in ids:
+            if id in memories:
+                own = {name: tensor for name, tensor in memories[id].items() if name in local}
+                found.append(evaluation.scores(self.predictor(own)))
+        return [mean_score(scores) for scores in zip(*found, strict=True)]
+
+    def others(
+        self,
+        examples: Callable[[int], Examples],
+        count: int,
+        worker: Worker,
+        memories: dict[int, Weights] | None = None,
+        defences: Defences | None = None,
+    ) -> InProcess:
+        """Returns a transport to other clients, with the method and the shared context.
+
+        Args:
+            examples: the images of each.
+            count: how many there are.
+            worker: what they take turns on.
+            memories: what they remember, by id.
+            defences: what their updates pass through; by default the federation's.
+        """
+        given = (self.method, [worker], count, examples, memories)
+        transport = InProcess(*given, defences or self.defences)
+        transport.hand_out(self.server.state.context, again=True)
+        return transport
+
+
+# The parts, from an experiment's settings.
+
+
+def build(settings: ExperimentSettings, classes: int) -> tuple[Method, Network]:
+    """Builds the method and the network it trains.
+
+    Raises:
+        ExperimentError, WeightsError: they cannot be built with these settings.
+    """
+    method = build_method(settings.method.name, settings.method.settings)
+    method.check(settings)
+    model, source = settings.model.backbone, settings.data.source
+    if model == FEATURES and method.needs_images:
+        raise ExperimentError(
+            f"{method.name} changes images, and a table of features has none: choose a method that "
+            "needs none, such as fedavg, fedprox or ridge"
+        )
+    if (model == FEATURES) != (source == FEATURES):
+        raise ExperimentError(
+            f"model.backbone {FEATURES} goes with data.source {FEATURES}, and no other with it; "
+            f"they are {model} and {source}"
+        )
+    return method, untrained_network(settings, method, classes)
+
+
+def untrained_network(settings: ExperimentSettings, method: Method, classes: int) -> Network:
+    """Builds the network that a method trains.
+
+    Raises:
+        ExperimentError, WeightsError: it cannot be built with these settings.
+    """
+    model = settings.model
+    network = build_network(
+        model.backbone,
+        classes,
+        weights=model.weights,
+        embedding=model.embedding,
+        seed=settings.seed,
+        image_size=settings.data.features or settings.data.image_size,
+    )
+    return prepared_network(network, method, settings)
+
+
+def prepared_network(network: Network, method: Method, settings: ExperimentSettings) -> Network:
+    """Returns a network as a method trains it, with what is not trained frozen."""
+    statistics = settings.model.normalization != "frozen"
+    network = trained_by(network, method.network, settings.train, statistics=statistics)
+    use_fast_convolutions(network)
+    return network
+
+
+def defences_for(settings: ExperimentSettings, method: Method, network: Network) -> Defences:
+    """Returns the defences of an experiment, for clients and server.
+
+    Args:
+        settings: the settings, with actual numbers of clients and steps.
+        method: the method whose updates are protected.
+        network: the network it trains.
+
+    Raises:
+        ExperimentError: the defences cannot protect the method's messages.
+    """
+    clients, train = settings.clients, settings.train
+    hides_images = settings.privacy.hides_images
+    if hides_images and settings.data.tile is not None:
+        raise ExperimentError(
+            f"{hides_images} is for one image, and data.tile makes several of one, which together "
+            "tell more of it: leave out data.tile"
+        )
+    # Where images are gathered, the steps are counted in epochs: see Images.trained_by.
+    uncounted = train.local_steps and not type(method).gathers_images
+    if settings.privacy.record_epsilon and (uncounted or train.select_every):
+        raise ExperimentError(
+            "privacy.record_epsilon counts epochs, and all that is chosen by images costs: set "
+            "train.local_epochs, and neither train.local_steps nor train.select_every"
+        )
+    if settings.privacy.record_epsilon and train.class_weights != "none":
+        raise ExperimentError(
+            "privacy.record_epsilon bounds what one image does to a step, and under "
+            "train.class_weights it changes how much all others count: set it to none"
+        )
+    return build_defences(
+        settings.privacy,
+        settings.defences,
+        method,
+        network,
+        trains_statistics=settings.model.normalization == "train",
+        updates=min(clients.number, clients.per_round or clients.number),
+        schedule=_schedule(settings),
+        epochs=train.local_epochs,
+        head=train.head,
+    )
+
+
+def _schedule(settings: ExperimentSettings) -> Schedule:
+    clients = settings.clients
+    number = 1 if method_class(settings.method.name).gathers_images else clients.number
+    per_round = min(number, clients.per_round or number)
+    return Schedule(number, per_round, settings.seed, settings.train.rounds)
+
+
+def build_worker(
+    network: Network,
+    settings: ExperimentSettings,
+    augmentation: AugmentSettings = NONE,
+    cache: Path | None = None,
+    defences: Defences = NO_DEFENCES,
+) -> Worker:
+    """Puts a network on its device and returns a worker for clients; see :class:`Federation`."""
+    device = choose_device(settings.device)
+    precision = choose_precision(settings.precision, device)
+    network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if device.type == "cpu":
+        keep_memory()
+    return Worker(
+        network,
+        settings.train,
+        augmentation.model_copy(update={"hue": settings.train.hue}),
+        device,
+        settings.seed,
+        autocast(precision, device),
+        settings.model.normalization == "frozen",
+        cache,
+        threads=threads_for(network, device),
+        style_noise=defences.style_noise,
+        record_noise=defences.record_noise,
+    )
+
+
+def _clients_at_once(worker: Worker, settings: ExperimentSettings) -> int:
+    """Returns how many clients train at once in this process."""
+    if worker.threads is not None:
+        return clients_at_once(worker.threads)
+    side, batch_size = settings.data.image_size, settings.train.batch_size
+    return large_clients_at_once(
+        worker.device,
+        _schedule(settings).per_round or 1,
+        lambda: training_memory(worker.network, side, batch_size),
+    )

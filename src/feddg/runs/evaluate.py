@@ -1,0 +1,219 @@
+"""The evaluation after a round, and the weights that WiSE-FT mixes after the last."""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from feddg.diagnostics import Diagnostic, emit
+from feddg.errors import ExperimentError
+from feddg.evaluation.accuracy import Score
+from feddg.evaluation.travel import calibrated
+from feddg.experiment import Experiment
+from feddg.federation.averages import MEANS, averaged, rounds_in, wise_ft
+from feddg.federation.federation import Federation
+from feddg.messages import Broadcast, Weights
+from feddg.methods.base import Round, RoundHook, State, has_global_model, local_names
+from feddg.records import (
+    ID_VAL,
+    LAST,
+    TEST,
+    UNLABELLED,
+    WISE_FT,
+    EstimateRow,
+    EvaluationRow,
+)
+from feddg.runs.diagnostics import about_domains
+from feddg.runs.folder import MODELS, START, KeptModels, RunFolder
+from feddg.runs.observer import Observer
+
+# WiSE-FT at the end of a run: averaged weights mixed with those that training started from.
+#
+# Wortsman et al., "Robust Fine-Tuning of Zero-Shot Models" (CVPR 2022), mix the fine-tuned weights
+# with those before: the mixture keeps what the pretrained network knew of other domains. Training
+# of the whole network starts after ``train.head_rounds``; with none of them from the initial
+# network, whose classifier knows nothing yet.
+
+
+log = logging.getLogger("feddg")
+
+SHARES = tuple(tenth / 10 for tenth in range(1, 11))
+"""Shares of the averaged weights that ``auto`` tries."""
+
+
+class WiseFT:
+    """Computes and stores a run's WiSE-FT weights; the run has stored the starting weights.
+
+    Args:
+        experiment: the experiment.
+        federation: its federation; tries the shares.
+        folder: the run's folder.
+        models: the models that the run stores.
+
+    Raises:
+        ExperimentError: a share must be chosen, but there are no validation images.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        federation: Federation,
+        folder: RunFolder,
+        models: KeptModels,
+    ) -> None:
+        self._settings = experiment.server
+        self._federation, evaluation = federation, federation.evaluation
+        self._folder, self._models = folder, models
+        if self._settings.wise_ft == "auto" and (
+            evaluation is None or ID_VAL not in evaluation.splits
+        ):
+            raise ExperimentError(
+                "server.wise_ft: auto chooses on in-domain validation images, and there are "
+                "none here; set data.id_val above 0, or say a share such as 0.5"
+            )
+        if experiment.model.weights is None:
+            emit(
+                Diagnostic(
+                    "wise-ft-from-random-weights",
+                    "warning",
+                    "server.wise_ft mixes in the weights that training started from, and "
+                    "these are random.",
+                    "Choose pretrained weights (model.weights), or leave server.wise_ft away.",
+                )
+            )
+
+    def finish(self, state: State) -> Weights:
+        """Stores and returns the interpolated weights after the last round."""
+        start, end = self._models.read(START), averaged(state, self._settings.averaging)
+        local = local_names(self._federation.method, self._federation.network)
+        tried: dict[float, float] = {}
+        if self._settings.wise_ft == "auto":
+            tried = {s: self._accuracy(wise_ft(start, end, s, local)) for s in SHARES}
+            share = max(SHARES, key=lambda s: (tried[s], s))
+        else:
+            share = float(self._settings.wise_ft)
+        weights = wise_ft(start, end, share, local)
+        self._models.keep(WISE_FT, f"{WISE_FT}.safetensors", weights)
+        self._models.drop(START)
+        content = {"share": share, "in_domain_validation": {str(s): a for s, a in tried.items()}}
+        self._folder.replace(f"{MODELS}/wise_ft.json", json.dumps(content, indent=1) + "\n")
+        log.info("WiSE-FT: %g of the averaged weights", share)
+        return weights
+
+    def _accuracy(self, weights: Weights) -> float:
+        """Returns the in-domain validation accuracy, mean over domains; uses no other split."""
+        evaluation = self._federation.evaluation
+        assert evaluation is not None
+        evaluation = replace(evaluation, splits={ID_VAL: evaluation.splits[ID_VAL]})
+        scores = evaluation.scores(self._federation.predictor(weights))
+        return sum(score.accuracy for score in scores) / len(scores)
+
+
+# Which weights are measured after a round.
+
+
+class Evaluate(RoundHook):
+    """Evaluates the weights of rounds.
+
+    Args:
+        federation: what is evaluated; its settings tell which averages, and when.
+        wise_ft: interpolates the final and the starting weights, if requested.
+        observer: gets the scores.
+        images: number of training images so far, of all clients together.
+    """
+
+    def __init__(
+        self, federation: Federation, wise_ft: WiseFT | None, observer: Observer, images: int = 0
+    ) -> None:
+        self._federation, self._images = federation, images
+        self._wise_ft, self._observer = wise_ft, observer
+        self._at_chance: dict[str, Diagnostic] = {}
+        self._estimates: list[EstimateRow] = []
+
+    def begun(self, state: State, round: Round) -> None:
+        """Evaluates the model that training starts from."""
+        round.evaluations = self.rows(state)
+
+    def completed(self, state: State, round: Round) -> State:
+        """Evaluates the round's model if it is due."""
+        started = time.perf_counter()
+        evaluate, before = self._federation.settings.evaluate, self._images
+        self._images += round.images
+        if evaluate.budgets:
+            due = any(before < budget <= self._images for budget in evaluate.budgets)
+        else:
+            due = evaluate.after(state.round, state.rounds)
+        if due or self._federation.server.is_last(state):
+            round.evaluations, round.estimates = self.rows(state), self._estimates
+            found = about_domains(round.evaluations)
+            emit(*(one for name, one in found.items() if name not in self._at_chance))
+            self._at_chance |= found
+        round.evaluating = time.perf_counter() - started
+        return state
+
+    def rows(self, state: State) -> list[EvaluationRow]:
+        """Evaluates the weights of a state, and further weights if requested."""
+        last = self._federation.server.is_last(state)
+        federation, evaluation = self._federation, self._federation.evaluation
+        counted = last or bool(federation.settings.evaluate.budgets)
+        rows: list[EvaluationRow] = []
+        for name, weights in self._due(state, last).items():
+            scores: list[Score] = []
+            if evaluation is not None:
+                scores += federation.scores(evaluation, weights)
+            sent = Broadcast(state.round, weights)
+            scores += federation.clients.scores_elsewhere(federation.server, sent, scores)
+            if name == LAST:
+                self._estimates = list(self._expected(state, scores))
+            scores = [score for score in scores if score.split != UNLABELLED]
+            if scores and name == LAST:
+                self._observer.scores(state.round, scores)
+            rows += [
+                score.row(state.round, with_confusion=counted, weights=name) for score in scores
+            ]
+        return rows
+
+    def _expected(self, state: State, scores: Sequence[Score]) -> Iterator[EstimateRow]:
+        """Yields what to expect where nobody trained, from confidence there and at sites left out.
+
+        Of a method that left its clients out: their accuracies and confidences say how far one is
+        from the other. No label is looked at.
+        """
+        method = self._federation.method
+        accuracies, confidences = method.left_out(state), method.left_out_confidence(state)
+        ids = sorted(confidences)
+        for score in scores if ids else ():
+            if score.split in (TEST, UNLABELLED) and math.isfinite(score.confidence):
+                own, true = [confidences[id] for id in ids], [accuracies[id] for id in ids]
+                found = calibrated(score.confidence, own, true, score.examples)
+                log.info(
+                    "round %d: %s, without its labels: expected %.0f %%, %.0f to %.0f",
+                    *(state.round, score.domain, *(100 * end for end in found)),
+                )
+                yield EstimateRow(
+                    round=state.round,
+                    site=score.domain,
+                    images=score.examples,
+                    confidence=score.confidence,
+                    **found._asdict(),
+                    sites=len(ids),
+                )
+
+    def _due(self, state: State, last: bool) -> dict[str, Weights]:
+        """Returns the weights to evaluate in a round, by name."""
+        settings = self._federation.settings
+        evaluate = settings.evaluate
+        every = evaluate.averages == "every" or bool(evaluate.budgets)
+        due = evaluate.averages != "never" and (last or every)
+        found = {LAST: state.weights}
+        if not has_global_model(self._federation.method, self._federation.network):
+            return found
+        for mean in MEANS:
+            wanted = due or mean == settings.server.averaging
+            if wanted and rounds_in(state, mean):
+                found[mean] = averaged(state, mean)
+        if last and self._wise_ft is not None:
+            found[WISE_FT] = self._wise_ft.finish(state)
+        return found
