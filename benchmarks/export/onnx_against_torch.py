@@ -17,8 +17,8 @@ import torch
 
 from feddg.api import run
 from feddg.experiment import Experiment
-from feddg.prediction.classifier import ImageClassifier, RunClassifier
-from feddg.prediction.export import OnnxClassifier, export_run
+from feddg.prediction.classifier import ImageClassifier, OnnxClassifier, RunClassifier
+from feddg.prediction.export import export_run
 from feddg.runs.prepare import load_images
 
 BATCH, PASSES = 64, 3

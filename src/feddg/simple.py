@@ -34,7 +34,7 @@ from feddg.methods.composition import check_task, method_class, works_on_embeddi
 from feddg.models.backbones import split_network
 from feddg.models.network import Network
 from feddg.models.task import CLASSIFICATION, Task
-from feddg.prediction.export import write_model
+from feddg.prediction.model_file import write_model
 from feddg.runs.prepare import in_process
 from feddg.settings import ExperimentSettings, leaves, merge
 from feddg.storage import cache_folder

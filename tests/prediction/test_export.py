@@ -15,8 +15,9 @@ from feddg.cli import app
 from feddg.data.pixels import as_unit
 from feddg.errors import AdaptationError, RunError
 from feddg.evaluation.accuracy import energy
-from feddg.prediction import export as export_module
-from feddg.prediction.export import DeployedClassifier, as_input, example, export_run
+from feddg.prediction import model_file
+from feddg.prediction.export import export_run
+from feddg.prediction.model_file import DeployedClassifier, as_input, example
 from feddg.runs.model import load_model, load_trained
 from trained_runs import SHORT, trained_run
 
@@ -124,13 +125,13 @@ def test_adaptations_with_a_memory_are_refused(run_of, tmp_path, adapt):
 
 
 def test_a_file_that_answers_differently_is_not_written(run_of, tmp_path, monkeypatch):
-    write = export_module._write_program
+    write = model_file._write_program
 
     def wrong(*arguments):
         answer = write(*arguments)
         return lambda images: (answer(images)[0] + 2e-4, answer(images)[1])
 
-    monkeypatch.setattr(export_module, "_write_program", wrong)
+    monkeypatch.setattr(model_file, "_write_program", wrong)
     (tmp_path / "model.pt2").write_text("what was there")
     with pytest.raises(RunError, match="was not written"):
         export_run(run_of("fedavg"), tmp_path / "model.pt2", "torch")

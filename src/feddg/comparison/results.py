@@ -64,7 +64,8 @@ from feddg.runs.diagnostics import (
     fluctuation,
     split_accuracy,
 )
-from feddg.runs.provenance import IMAGES, ImagesNow, named_files
+from feddg.runs.prepare import named_files
+from feddg.runs.provenance import IMAGES, ImagesNow
 from feddg.runs.reading import (
     AGGREGATES,
     EXPERIMENT,

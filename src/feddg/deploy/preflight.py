@@ -32,8 +32,7 @@ from feddg.federation.federation import Federation, build, defences_for
 from feddg.methods.composition import build_method
 from feddg.models.precision import choose_device
 from feddg.privacy.building import NO_DEFENCES
-from feddg.runs.prepare import free_memory, peak_memory
-from feddg.runs.provenance import methods_files
+from feddg.runs.prepare import free_memory, methods_files, peak_memory
 from feddg.settings import ServerSettings
 from feddg.storage import parse_fields, private_folder, why
 from feddg.text import size

@@ -51,8 +51,7 @@ from feddg.methods.base import Method
 from feddg.privacy.building import Defences
 from feddg.privacy.secure_aggregation import KNOWN
 from feddg.records import EVALUATION_ROWS, UNLABELLED, client_name
-from feddg.runs.prepare import Images, cache_folder, load_images
-from feddg.runs.provenance import methods_files
+from feddg.runs.prepare import Images, cache_folder, load_images, methods_files
 from feddg.settings import Settings
 from feddg.storage import entries, open_file, parse_fields, replace_bytes, replace_text, why
 

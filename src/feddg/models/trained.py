@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable
 
+import torch
 from torch import Tensor, nn
 
 from feddg.errors import ExperimentError, need
@@ -85,4 +86,13 @@ def digest_of(network: Network, names: Iterable[str], *more: Tensor) -> str:
     for name, tensor in [*named, *(("", tensor) for tensor in more)]:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Returns a hash of a model's state: names and bits."""
+    digest = hashlib.blake2b(digest_size=12)
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from feddg.data.data_set import DATA_SETS
 from feddg.models.backbones import weights_license
-from feddg.prediction.classifier import ModelDescription
+from feddg.prediction.model_file import OWN_WAY, ModelDescription
 from feddg.prediction.travel import new_site
 from feddg.records import TEST, VAL, EvaluationRow
 from feddg.runs.diagnostics import split_accuracy, wilson
@@ -18,8 +18,6 @@ from feddg.settings import IMAGENET
 
 TAG = "federated-learning"
 """The tag of our model cards."""
-OWN_WAY = "the method's own"
-"""Text for a file without a test-time adaptation."""
 
 
 def model_card(run: Path | str, about: ModelDescription) -> str:

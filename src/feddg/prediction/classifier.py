@@ -3,140 +3,34 @@
 import glob
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
+from pydantic_core import from_json
 
 import feddg
-from feddg.data.decoding import AS_IT_IS, MOST_PIXELS, Reading, Resize, ValueRange, decode_image
-from feddg.data.images import IMAGE_SUFFIXES, ImageSource, endings
+from feddg.data.images import IMAGE_SUFFIXES, endings
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic
 from feddg.errors import DataError, FeddgError, RunError, field_fault
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.adaptation import Predictor
 from feddg.methods.base import local_names
-from feddg.records import Row
+from feddg.models.trained import fingerprint
+from feddg.prediction.model_file import (
+    ModelDescription,
+    ModelIdentity,
+    onnx_session,
+)
 from feddg.runs.diagnostics import about_model, result_sentence_of
-from feddg.runs.execute import fingerprint, read_energy_threshold
+from feddg.runs.execute import read_energy_threshold
 from feddg.runs.model import Trained, load_trained
 from feddg.runs.provenance import training_depth
 from feddg.text import counted, printable
-
-
-@dataclass(frozen=True)
-class ImagePreparation:
-    """How a file becomes the pixels that a model was trained on.
-
-    Attributes:
-        size: side of the square in pixels.
-        resize: how an image becomes square.
-        reading: which bands become colours, which values are black and white, and whether large
-            images are cut into tiles.
-        bits: bits used by the values of the training images; 0 for 8-bit images.
-        columns: options of a table of features, if the model takes these instead of images.
-    """
-
-    size: int
-    resize: Resize = "squash"
-    reading: Reading = AS_IT_IS
-    bits: int = 0
-    columns: Mapping[str, Any] | None = None
-
-    def decode(self, source: ImageSource, most: int = MOST_PIXELS) -> numpy.ndarray:
-        """Returns the pixels of a whole file, ``(size, size, 3)`` uint8.
-
-        Raises:
-            UnusableImageError: the file has no pixels, or more than ``most``.
-        """
-        return decode_image(source, self.size, self.resize, self.reading, self.bits, most)
-
-
-class ModelIdentity(Row):
-    """The origin of a model's weights.
-
-    Attributes:
-        experiment: the run's id.
-        method: the method that trained it.
-        backbone: its backbone.
-        model: the selection rule that chose it.
-        round: the round it is from.
-        weights: a hash of the weights.
-    """
-
-    experiment: str = ""
-    method: str = ""
-    backbone: str = ""
-    model: str = ""
-    round: int = 0
-    weights: str = ""
-
-
-class ModelDescription(ModelIdentity):
-    """The description in a model's file: what prediction needs, and the model's origin.
-
-    ONNX files store it as text, which is checked here.
-
-    Attributes:
-        class_names: the classes in the order of the probabilities.
-        image_size: side of the square in pixels.
-        resize: how an image becomes square.
-        input: the images it takes, in words.
-        range: which values are black and white, see :class:`feddg.data.decoding.Reading`.
-        bands: which bands become colours.
-        tile: side of the tiles into which large images are cut; None for no tiles.
-        bits: bits used by the values of the training images; 0 for 8-bit images.
-        features: numbers in a row, of a model that takes features instead of images.
-        columns: options of the table of features it was trained on.
-        energy_threshold: images with a higher energy are unlike the training images; None if
-            unknown.
-        diagnostics: warnings about the model.
-        result: its accuracy on held-out domains, in one sentence.
-        adaptation: the test-time adaptation it contains.
-        format: format of the file; ``run`` for a run folder, ``hub`` for a shared folder.
-        feddg: the version that wrote it.
-        outputs: outputs of the graph.
-        opset: ONNX opset.
-        kept_by_clients: tensors that each client keeps for itself.
-        checked: number of images on which its predictions were compared with the run's.
-    """
-
-    class_names: tuple[str, ...] = Field(min_length=1)
-    image_size: int = Field(ge=1, le=4096)
-    resize: Resize
-    input: str
-    range: ValueRange = "auto"
-    bands: tuple[int, ...] = ()
-    tile: int | None = None
-    bits: int = Field(0, ge=0, le=32)
-    features: int | None = Field(None, ge=1)
-    columns: dict[str, Any] = Field(default_factory=dict)
-    energy_threshold: float | None = None
-    diagnostics: tuple[Diagnostic, ...] = ()
-    result: str = "The file does not say how good it was where nobody trained."
-    adaptation: str | None = None
-    format: str = ""
-    feddg: str = ""
-    outputs: tuple[str, ...] = ()
-    opset: int | None = None
-    kept_by_clients: int = 0
-    checked: dict[str, int] | None = None
-
-    @property
-    def preparation(self) -> ImagePreparation:
-        """The preparation of files for the model."""
-        reading = Reading(self.range, self.bands, self.tile)
-        columns = None if self.features is None else self.columns
-        return ImagePreparation(self.image_size, self.resize, reading, self.bits, columns)
-
-    def fields(self) -> dict[str, Any]:
-        """Returns the known fields, ready for JSON."""
-        return self.model_dump(mode="json", exclude_unset=True)
 
 
 def describe_model(run: Path, trained: Trained) -> ModelDescription:
@@ -270,6 +164,51 @@ class RunClassifier(ImageClassifier):
         return logits.softmax(1).numpy(), energy(plain).numpy()
 
 
+class OnnxClassifier(ImageClassifier):
+    """The model of an ONNX file, run by ONNX Runtime on the CPU.
+
+    Args:
+        file: a file written by ``feddg export --onnx``.
+        threads: number of CPU threads; 0 for all.
+
+    Raises:
+        RunError: the file cannot be read, is of another kind, or the extra ``export`` is not
+            installed.
+    """
+
+    def __init__(self, file: Path, threads: int = 0) -> None:
+        self._session = onnx_session(file, threads)
+        super().__init__(_metadata(file, self._session.get_modelmeta().custom_metadata_map))
+        self._floats = "float32" in self.description.input
+
+    def answer(self, pixels: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
+        """Maps ``(B, size, size, 3)`` uint8 to probabilities ``(B, C)`` and energies ``(B,)``."""
+        images = numpy.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+        given = images.astype(numpy.float32) / 255 if self._floats else images
+        probabilities, energies = self._session.run(["probabilities", "energy"], {"images": given})
+        return probabilities, energies
+
+
+def _metadata(file: Path, texts: dict[str, str]) -> ModelDescription:
+    try:
+        values = {name: _value(text) for name, text in texts.items()}
+        return ModelDescription.model_validate(values)
+    except ValidationError as error:
+        raise RunError(
+            f"{file} says nothing usable about its {field_fault(error)}; name a file that "
+            "`feddg export --onnx` wrote"
+        ) from None
+
+
+def _value(text: str) -> Any:
+    """Returns the value of a text: parsed JSON if possible, else the text."""
+    try:
+        found = from_json(text)
+    except ValueError:
+        return text
+    return text if isinstance(found, int | float) and not isinstance(found, bool) else found
+
+
 def load_classifier(
     path: Path | str,
     adapt: str | None = None,
@@ -288,8 +227,6 @@ def load_classifier(
         return RunClassifier(path, adapt, device, which)
     if adapt is not None or which is not None:
         raise RunError(f"{path} holds one model as it is; --adapt and --which are for run folders")
-    from feddg.prediction.export import OnnxClassifier
-
     return OnnxClassifier(Path(path))
 
 

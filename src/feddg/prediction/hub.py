@@ -9,7 +9,8 @@ from feddg.diagnostics import Diagnostic
 from feddg.errors import AdaptationError, RunError
 from feddg.prediction.card import TAG, model_card
 from feddg.prediction.classifier import describe_model
-from feddg.prediction.export import Exported, write_weights
+from feddg.prediction.export import Exported
+from feddg.prediction.model_file import write_weights
 from feddg.runs.diagnostics import refuse_doubtful
 from feddg.runs.model import load_trained
 from feddg.runs.shared import (

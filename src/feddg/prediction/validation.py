@@ -14,12 +14,8 @@ from feddg.data.inspection import survey
 from feddg.diagnostics import Diagnostic
 from feddg.errors import DataError
 from feddg.evaluation.metrics import Predictions, measure
-from feddg.prediction.classifier import (
-    ImageClassifier,
-    ModelIdentity,
-    load_classifier,
-    unknown_classes,
-)
+from feddg.prediction.classifier import ImageClassifier, load_classifier, unknown_classes
+from feddg.prediction.model_file import ModelIdentity
 from feddg.prediction.predict import BATCH_SIZE, BatchPredictor, Prediction, predict_batches
 from feddg.prediction.travel import running_estimate
 from feddg.records import JsonFile, Row

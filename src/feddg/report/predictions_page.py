@@ -8,7 +8,7 @@ from pathlib import Path
 from feddg.data.decoding import Tile, UnusableImageError, decode_parts, quiet_pillow
 from feddg.diagnostics import Diagnostic
 from feddg.evaluation.travel import ESTIMATORS
-from feddg.prediction.classifier import ImagePreparation
+from feddg.prediction.model_file import ImagePreparation
 from feddg.prediction.predict import MOST_SHOWN, Doubtful, Prediction
 from feddg.prediction.travel import Travel, expectation
 from feddg.report.blocks import (

@@ -1,6 +1,5 @@
 """Carries out an experiment: setup, rounds, evaluation, records, checkpoints."""
 
-import hashlib
 import logging
 import time
 from collections import defaultdict
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import torch
 from pydantic import Field
 from torch import nn
 
@@ -28,6 +26,7 @@ from feddg.experiment import Experiment, load_stored
 from feddg.federation.federation import Federation
 from feddg.federation.transport import Ledger, Transport
 from feddg.methods.base import Round, RoundHook, State, has_global_model
+from feddg.models.trained import fingerprint
 from feddg.privacy.accounting import Account
 from feddg.privacy.building import Defences, require_packages
 from feddg.privacy.secure_aggregation import OpenedSums, SecureAggregation
@@ -325,15 +324,6 @@ class EnergyThresholds(JsonFile):
     """The file of thresholds, by the fingerprint of the measured weights."""
 
     models: dict[str, EnergyThreshold] = Field(default_factory=dict)
-
-
-def fingerprint(model: nn.Module) -> str:
-    """Returns a hash of a model's state: names and bits."""
-    digest = hashlib.blake2b(digest_size=12)
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def write_energy_threshold(folder: RunFolder, model: nn.Module, evaluation: Evaluation) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from feddg.diagnostics import Progress
 from feddg.clients.threads import keep_memory
+from feddg.diagnostics import Progress
 from feddg.errors import RunError
 from feddg.evaluation.adaptation import Parts
 from feddg.evaluation.adaptation import adapt as adapted

@@ -5,11 +5,11 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,13 @@ import torch
 from feddg.clients.client import Examples, Worker, split_batches
 from feddg.data.data_set import DATA_SETS, SCRATCH, find_augmentation, load_images_of
 from feddg.data.decoding import Reading, whole_images
-from feddg.data.fingerprint import ContentHashes, ImagesFile, file_of, images_file
+from feddg.data.fingerprint import (
+    ContentHashes,
+    ImagesFile,
+    file_of,
+    hash_file,
+    images_file,
+)
 from feddg.data.images import ImageTable
 from feddg.data.inspection import (
     Survey,
@@ -49,13 +55,13 @@ from feddg.federation.federation import Federation, build
 from feddg.methods.composition import build_method, method_class
 from feddg.models.backbones import fetch_imagenet, require_weights, weights_digest
 from feddg.records import BadImageRow, ClientRow, ClientsTable
-from feddg.runs.provenance import named_files
 from feddg.settings import (
     IMAGENET,
     DataSettings,
     ModelSettings,
     merge,
 )
+from feddg.storage import Stamp, stamp
 from feddg.storage import cache_folder as cache_folder
 
 # Pretrained weights that are expected and cannot be had: the network then learns from scratch.
@@ -132,6 +138,34 @@ def _hashes(table: ImageTable, found: ImagesFile) -> list[str]:
     contents = found.contents()
     files = (file_of(path) for path in table.paths)
     return [contents[file][1] if file in contents else "" for file in files]
+
+
+def named_files(experiment: Experiment) -> dict[str, str]:
+    """Returns the hashes of the files that an experiment names, by dotted field.
+
+    Missing or unreadable files are left out; the code that needs them reports them.
+    """
+    return methods_files(experiment) | _of_files({"data.split_file": experiment.data.split_file})
+
+
+def methods_files(experiment: Experiment) -> dict[str, str]:
+    """Returns the hashes of the files in the method's settings, which every client reads."""
+    settings = build_method(experiment.method.name, experiment.method.settings).settings
+    return _of_files({f"method.{name}": value for name, value in settings})
+
+
+def _of_files(values: Mapping[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for field, path in values.items():
+        if isinstance(path, Path) and (now := stamp(path)) is not None:
+            with suppress(OSError):
+                found[field] = _hash(path, now)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _hash(path: Path, now: Stamp) -> str:
+    return hash_file(path)
 
 
 def load_undecoded(experiment: Experiment, cache: Path | None) -> Loaded:

@@ -1,11 +1,9 @@
 """Checks that a run's experiment, images and files have not changed since it began."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from feddg.data.data_set import load_images_of
 from feddg.data.fingerprint import (
@@ -13,50 +11,17 @@ from feddg.data.fingerprint import (
     Difference,
     ImagesFile,
     difference,
-    hash_file,
     images_file,
 )
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import RunError
 from feddg.experiment import Experiment
-from feddg.methods.composition import build_method
 from feddg.runs.folder import CHECKPOINTS, NEWEST, CheckpointIndex
+from feddg.runs.prepare import named_files
 from feddg.runs.reading import EXPERIMENT
 from feddg.settings import DataSettings
-from feddg.storage import Stamp, cache_folder, stamp
+from feddg.storage import cache_folder
 from feddg.text import command
-
-
-def named_files(experiment: Experiment) -> dict[str, str]:
-    """Returns the hashes of the files that an experiment names, by dotted field.
-
-    Missing or unreadable files are left out; the code that needs them reports them.
-    """
-    return methods_files(experiment) | _hashes({"data.split_file": experiment.data.split_file})
-
-
-def methods_files(experiment: Experiment) -> dict[str, str]:
-    """Returns the hashes of the files in the method's settings, which every client reads."""
-    settings = build_method(experiment.method.name, experiment.method.settings).settings
-    return _hashes({f"method.{name}": value for name, value in settings})
-
-
-def _hashes(values: Mapping[str, Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for field, path in values.items():
-        if isinstance(path, Path) and (now := stamp(path)) is not None:
-            with suppress(OSError):
-                found[field] = _hash(path, now)
-    return found
-
-
-@lru_cache(maxsize=64)
-def _hash(path: Path, now: Stamp) -> str:
-    return hash_file(path)
-
-
-# A run goes with its images, and other files that it names: are they those it was begun with?
-
 
 IMAGES = "images.json"
 

@@ -1,0 +1,407 @@
+"""A model's file: what it says of itself, and its graph, from RGB images to probabilities."""
+
+import copy
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy
+import torch
+from pydantic import Field
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import feddg
+from feddg.data.decoding import AS_IT_IS, MOST_PIXELS, Reading, Resize, ValueRange, decode_image
+from feddg.data.images import ImageSource
+from feddg.data.pixels import as_unit
+from feddg.diagnostics import Diagnostic
+from feddg.errors import AdaptationError, RunError, need
+from feddg.evaluation.accuracy import energy
+from feddg.evaluation.adaptation import Predictor
+from feddg.models.convolutions import use_plain_convolutions
+from feddg.models.trained import fingerprint
+from feddg.records import Row
+from feddg.storage import replace_file
+
+OWN_WAY = "the method's own"
+"""Text for a file without a test-time adaptation."""
+InputKind = Literal["uint8", "float"]
+OUTPUTS = ("probabilities", "label", "energy")
+Format = Literal["onnx", "torch", "safetensors"]
+ENDINGS: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}
+OPSET = 18
+RANDOM_IMAGES = 64
+TOLERANCE = 1e-4
+"""Largest allowed difference of a probability from the run's."""
+Outputs = tuple[numpy.ndarray, numpy.ndarray]
+"""Probabilities ``(B, C)`` and labels ``(B,)``."""
+
+
+@dataclass(frozen=True)
+class ImagePreparation:
+    """How a file becomes the pixels that a model was trained on.
+
+    Attributes:
+        size: side of the square in pixels.
+        resize: how an image becomes square.
+        reading: which bands become colours, which values are black and white, and whether large
+            images are cut into tiles.
+        bits: bits used by the values of the training images; 0 for 8-bit images.
+        columns: options of a table of features, if the model takes these instead of images.
+    """
+
+    size: int
+    resize: Resize = "squash"
+    reading: Reading = AS_IT_IS
+    bits: int = 0
+    columns: Mapping[str, Any] | None = None
+
+    def decode(self, source: ImageSource, most: int = MOST_PIXELS) -> numpy.ndarray:
+        """Returns the pixels of a whole file, ``(size, size, 3)`` uint8.
+
+        Raises:
+            UnusableImageError: the file has no pixels, or more than ``most``.
+        """
+        return decode_image(source, self.size, self.resize, self.reading, self.bits, most)
+
+
+class ModelIdentity(Row):
+    """The origin of a model's weights.
+
+    Attributes:
+        experiment: the run's id.
+        method: the method that trained it.
+        backbone: its backbone.
+        model: the selection rule that chose it.
+        round: the round it is from.
+        weights: a hash of the weights.
+    """
+
+    experiment: str = ""
+    method: str = ""
+    backbone: str = ""
+    model: str = ""
+    round: int = 0
+    weights: str = ""
+
+
+class ModelDescription(ModelIdentity):
+    """The description in a model's file: what prediction needs, and the model's origin.
+
+    ONNX files store it as text, which is checked here.
+
+    Attributes:
+        class_names: the classes in the order of the probabilities.
+        image_size: side of the square in pixels.
+        resize: how an image becomes square.
+        input: the images it takes, in words.
+        range: which values are black and white, see :class:`feddg.data.decoding.Reading`.
+        bands: which bands become colours.
+        tile: side of the tiles into which large images are cut; None for no tiles.
+        bits: bits used by the values of the training images; 0 for 8-bit images.
+        features: numbers in a row, of a model that takes features instead of images.
+        columns: options of the table of features it was trained on.
+        energy_threshold: images with a higher energy are unlike the training images; None if
+            unknown.
+        diagnostics: warnings about the model.
+        result: its accuracy on held-out domains, in one sentence.
+        adaptation: the test-time adaptation it contains.
+        format: format of the file; ``run`` for a run folder, ``hub`` for a shared folder.
+        feddg: the version that wrote it.
+        outputs: outputs of the graph.
+        opset: ONNX opset.
+        kept_by_clients: tensors that each client keeps for itself.
+        checked: number of images on which its predictions were compared with the run's.
+    """
+
+    class_names: tuple[str, ...] = Field(min_length=1)
+    image_size: int = Field(ge=1, le=4096)
+    resize: Resize
+    input: str
+    range: ValueRange = "auto"
+    bands: tuple[int, ...] = ()
+    tile: int | None = None
+    bits: int = Field(0, ge=0, le=32)
+    features: int | None = Field(None, ge=1)
+    columns: dict[str, Any] = Field(default_factory=dict)
+    energy_threshold: float | None = None
+    diagnostics: tuple[Diagnostic, ...] = ()
+    result: str = "The file does not say how good it was where nobody trained."
+    adaptation: str | None = None
+    format: str = ""
+    feddg: str = ""
+    outputs: tuple[str, ...] = ()
+    opset: int | None = None
+    kept_by_clients: int = 0
+    checked: dict[str, int] | None = None
+
+    @property
+    def preparation(self) -> ImagePreparation:
+        """The preparation of files for the model."""
+        reading = Reading(self.range, self.bands, self.tile)
+        columns = None if self.features is None else self.columns
+        return ImagePreparation(self.image_size, self.resize, reading, self.bits, columns)
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the known fields, ready for JSON."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+# The graph.
+
+
+class DeployedClassifier(nn.Module):
+    """A predictor with the processing before and after it that an application needs.
+
+    Args:
+        model: maps RGB images in [0, 1] to logits or log-probabilities.
+        input_kind: ``uint8`` for images in 0..255, ``float`` for images in [0, 1].
+    """
+
+    def __init__(self, model: nn.Module, input_kind: InputKind) -> None:
+        super().__init__()
+        self.model, self.input_kind = model, input_kind
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Maps RGB ``(B, 3, S, S)`` to probabilities ``(B, C)``, label and energy ``(B,)``.
+
+        The label is -1 where probabilities are not finite.
+        """
+        unit = images.float() / 255 if self.input_kind == "uint8" else images
+        logits = self.model(unit).float()
+        shares = logits.softmax(1)
+        label = logits.argmax(1).masked_fill(shares.sum(1).isnan(), -1)
+        return shares, label, energy(logits)
+
+
+def deployed(model: nn.Module, input_kind: InputKind) -> DeployedClassifier:
+    """Returns a copy of a predictor, ready for tracing on a CPU.
+
+    A graph cannot branch on weights: a predictor that does has a method ``traceable`` that returns
+    the same predictor without branches.
+
+    Raises:
+        AdaptationError: it remembers images, which a graph cannot do.
+    """
+    if isinstance(model, Predictor) and model.keeps_state:
+        raise AdaptationError(
+            f"{model.name} cannot be exported: it remembers the images it has seen "
+            f"({model.changes}), and a graph keeps no state; use it with `feddg predict --adapt`"
+        )
+    traceable = getattr(model, "traceable", None)
+    own = copy.deepcopy(traceable() if traceable else model).cpu().eval()
+    use_plain_convolutions(own)
+    return DeployedClassifier(own, input_kind).eval()
+
+
+def example(size: int, count: int, kind: InputKind, seed: int = 0) -> Tensor:
+    """Returns random images ``(count, 3, size, size)`` in the graph's input format."""
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
+    return as_input(pixels, kind)
+
+
+def as_input(pixels: Tensor, kind: InputKind) -> Tensor:
+    """Returns uint8 images in the graph's input format."""
+    return pixels.contiguous() if kind == "uint8" else pixels.float() / 255
+
+
+def traced(graph: DeployedClassifier, size: int, adaptation: str | None = None) -> Any:
+    """Returns the graph as a ``torch.export`` program for any number of images.
+
+    Raises:
+        RunError: the model cannot be traced.
+    """
+    batch = torch.export.Dim("batch", min=1)
+    inputs = (example(size, 3, graph.input_kind),)
+    try:
+        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+            program = torch.export.export(
+                graph, inputs, dynamic_shapes={"images": {0: batch}}, strict=False
+            )
+    except Exception as error:  # PyTorch's tracer raises many kinds
+        what = f"adaptation {adaptation}" if adaptation else "this method's predictor"
+        reason = " ".join(str(error).split())[:200]
+        raise RunError(f"{what} cannot be written as a graph: {reason}") from None
+    # The images that it was traced with would be pickled into the file.
+    program._example_inputs = None  # type: ignore[assignment]
+    return program
+
+
+def difference(
+    model: torch.nn.Module,
+    answer: Callable[[Tensor], Outputs],
+    images: Tensor,
+    kind: InputKind,
+    path: Path,
+) -> float:
+    """Returns the largest difference of probabilities between a file and the run.
+
+    Raises:
+        RunError: the difference is too large, or a label differs.
+    """
+    largest, device = 0.0, next(model.parameters()).device
+    # One image, an odd number and all others: the batch must not matter.
+    for part in (images[:1], images[1:8], images[8:]):
+        with torch.inference_mode():
+            expected = model(as_unit(part, device)).float().softmax(1).cpu().numpy()
+        probabilities, labels = answer(as_input(part, kind))
+        gap = float(numpy.abs(probabilities - expected).max())
+        wrong = int((labels != expected.argmax(1)).sum())
+        if wrong or not gap <= TOLERANCE:
+            raise RunError(
+                f"{path} was not written: on {wrong} of {len(part)} images it gives another label "
+                f"than the run, and probabilities differ by up to {gap:.2g}"
+            )
+        largest = max(largest, gap)
+    return largest
+
+
+# Writing it.
+
+
+def write_file(
+    path: Path, model: nn.Module, about: ModelDescription, images: Tensor, input_kind: InputKind
+) -> float:
+    """Writes a file in the description's format; returns the value of :func:`difference`."""
+    largest = 0.0
+
+    def write(aside: Path) -> None:
+        nonlocal largest
+        if about.format == "safetensors":
+            write_weights(aside, model, about)
+            return
+        write_program = _write_onnx if about.format == "onnx" else _write_program
+        largest = difference(model, write_program(aside, program, about), images, input_kind, path)
+
+    if about.format != "safetensors":
+        adaptation = about.adaptation if about.adaptation != OWN_WAY else None
+        program = traced(deployed(model, input_kind), images.shape[-1], adaptation)
+    try:
+        replace_file(path, write)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from None
+    return largest
+
+
+def write_model(model: nn.Module, path: Path, metadata: Mapping[str, Any]) -> Path:
+    """Writes any model in the way of :func:`export_run`, without a model card.
+
+    Args:
+        model: maps RGB images in [0, 1] to logits, in eval mode.
+        path: ends in ``.onnx``, ``.pt2`` or ``.safetensors``, which decides the format.
+        metadata: ``class_names``, ``image_size``, and further fields of the description.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        RunError: see :func:`export_run`.
+    """
+    format = next((name for name, end in ENDINGS.items() if path.suffix.lower() == end), None)
+    if format is None:
+        raise RunError(f"{path} must end in one of {', '.join(ENDINGS.values())}")
+    if format == "onnx":
+        need("export", "ONNX", otherwise="use --torch")
+    size = int(metadata["image_size"])
+    about = ModelDescription(
+        **metadata,
+        feddg=feddg.__version__,
+        format=format,
+        weights=fingerprint(model),
+        resize="squash",
+        input=f"RGB images (batch, 3, {size}, {size}), uint8 in 0..255",
+        result="It comes from no run that says how good it was where nobody trained.",
+    )
+    write_file(path, model, about, example(size, RANDOM_IMAGES, "uint8"), "uint8")
+    return path
+
+
+def _write_onnx(aside: Path, program: Any, about: ModelDescription) -> Callable[[Tensor], Outputs]:
+    import onnx
+
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
+        made = torch.onnx.export(
+            program,
+            dynamo=True,
+            opset_version=OPSET,
+            verbose=False,
+            input_names=["images"],
+            output_names=list(OUTPUTS),
+        )
+    assert made is not None
+    proto = made.model_proto
+    for value in (*proto.graph.input, *proto.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    del proto.graph.value_info[:]  # speaks of the batch by the tracer's name
+    texts = {name: _as_text(value) for name, value in about.fields().items()}
+    onnx.helper.set_model_props(proto, texts)
+    onnx.checker.check_model(proto, full_check=True)
+    aside.write_bytes(proto.SerializeToString())
+    session = onnx_session(aside, 0)
+
+    def answer(images: Tensor) -> Outputs:
+        found = session.run(list(OUTPUTS[:2]), {"images": images.numpy()})
+        return found[0], found[1]
+
+    return answer
+
+
+def _write_program(
+    aside: Path, program: Any, about: ModelDescription
+) -> Callable[[Tensor], Outputs]:
+    extra = {"feddg.json": json.dumps(about.fields(), ensure_ascii=False, indent=1)}
+    with warnings.catch_warnings(action="ignore"):
+        with aside.open("wb") as written:
+            torch.export.save(program, written, extra_files=extra)
+        with aside.open("rb") as file:
+            loaded = torch.export.load(file).module()
+
+    def answer(images: Tensor) -> Outputs:
+        with torch.no_grad():
+            probabilities, labels, _ = loaded(images)
+        return probabilities.numpy(), labels.numpy()
+
+    return answer
+
+
+def write_weights(aside: Path, model: nn.Module, about: ModelDescription) -> None:
+    """Writes a network's state as safetensors with its description, and reads it back.
+
+    Raises:
+        RunError: the file does not contain what was written.
+    """
+    state = model.state_dict()
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    text = json.dumps(about.fields(), ensure_ascii=False)
+    save_file(tensors, aside, {"format": "pt", "feddg": text})
+    with safe_open(aside, framework="pt") as file:
+        same = all(torch.equal(file.get_tensor(name), tensors[name]) for name in tensors)
+    if not same:
+        raise RunError(f"{aside} does not hold the weights that were written; check the disk")
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def onnx_session(file: Path, threads: int) -> Any:
+    """Opens an ONNX file; see :class:`feddg.prediction.classifier.OnnxClassifier`."""
+    need("export", str(file), ["onnxruntime"], "name the run folder")
+    import onnxruntime
+
+    if not file.is_file():
+        raise RunError(f"there is no file {file}")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    try:
+        return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime raises many kinds on a damaged file
+        reason = " ".join(str(error).split())[:200]
+        raise RunError(f"{file} cannot be read as ONNX: {reason}") from None
