@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+import feddg
 from feddg.evaluation.metrics import Predictions
 from feddg.methods.base import methods
+from federations import CLASSES, SIZE, colored_images
 from scripts import load_script
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -67,3 +69,30 @@ def test_the_code_of_the_page_on_other_tasks_runs(capsys):
         exec(block, made)
     assert re.match(r"Dice 0\.[5-9]\d, 95 % interval", capsys.readouterr().out)
     assert made["fed"].evaluate(made["sites"][0]).mean > 0.8
+
+
+def test_the_page_of_an_own_loop_runs(capsys):
+    page = (DOCS / "your_own.md").read_text("utf-8")
+    assert len(page.split()) <= 300
+    sites = [list(zip(*map(torch.from_numpy, site))) for site in map(site_of, range(3))]
+    names = dict(zip(("site_a", "site_b", "site_c"), sites))
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * SIZE * SIZE, CLASSES))
+    made: dict = {"__name__": "your_own", "net": net, **names}
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    loop, *rest = blocks
+    exec(loop, made)
+    as_the_library = feddg.Federation(sites[:2], net, lr=0.01).fit(rounds=2)
+    own = made["fed"].weights
+    assert all(torch.equal(own[name], w) for name, w in as_the_library.weights.items())
+    assert not torch.equal(own["classifier.weight"], net[1].weight)
+    for block in rest:
+        exec(block, made)
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in printed[-2:]] == [["1", "40"], ["2", "40"]]
+    assert "closeness" in printed[-1]
+
+
+def site_of(id):
+    """Images ``(20, 3, SIZE, SIZE)`` uint8 of a site, and labels."""
+    images, labels = colored_images(20, seed=id)
+    return images.transpose(0, 3, 1, 2).copy(), labels

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from feddg.experiment import load_experiment as load_experiment
     from feddg.methods.base import Method as Method
     from feddg.methods.base import MethodSettings as MethodSettings
+    from feddg.methods.base import RoundHook as RoundHook
     from feddg.methods.base import register as register
     from feddg.models.task import Task as Task
     from feddg.prediction.predict import predict as predict
@@ -39,6 +40,7 @@ _HOME = {
     "Federation": "feddg.simple",
     "Method": "feddg.methods.base",
     "MethodSettings": "feddg.methods.base",
+    "RoundHook": "feddg.methods.base",
     "Run": "feddg.runs.reading",
     "Task": "feddg.models.task",
     "compare": "feddg.api",
