@@ -4,6 +4,7 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
 MISSING = "–"
 SPACE = "\N{NO-BREAK SPACE}"
@@ -113,3 +114,8 @@ def death(status: int) -> str:
     if status == -9:
         return "its process was killed, perhaps for want of memory"
     return f"its process died ({'signal' if status < 0 else 'status'} {abs(status)})"
+
+
+def print_line(console: Any, text: str) -> None:
+    """Prints a line on Rich's console as it is."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)

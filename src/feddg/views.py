@@ -1,14 +1,20 @@
-"""How objects of this package are shown in a notebook, and printed.
+"""What higher packages do for objects of lower ones: show them, open them, load their models.
 
-Pages and progress bars come from higher packages than the objects shown. So they are named here as
-text, and imported only when a notebook asks.
+The objects are below the packages that can do that. So the package's own ``__init__``, which knows
+all of them, says here where each of these is; it is imported only when somebody asks.
 """
 
 import sys
 from importlib import import_module
 from typing import Any
 
-_PAGES, _PROGRESS = "feddg.report.notebook", "feddg.cli.progress"
+HOME: dict[str, str] = {}
+"""Modules by what they are asked for."""
+
+
+def higher(what: str) -> Any:
+    """Returns the module that does something for objects of lower packages."""
+    return import_module(HOME[what])
 
 
 class Shown:
@@ -18,7 +24,7 @@ class Shown:
         from feddg.errors import FeddgError
 
         try:
-            return str(import_module(_PAGES).text_of(self))
+            return str(higher("notebook").text_of(self))
         except (FeddgError, OSError) as error:  # a run folder that is gone, or damaged
             return f"{type(self).__name__}: {error}"
 
@@ -27,7 +33,7 @@ class Shown:
         from feddg.errors import FeddgError
 
         try:
-            found: str = import_module(_PAGES).html_of(self)
+            found: str = higher("notebook").html_of(self)
         except (FeddgError, OSError):  # a run folder that is gone, or damaged
             return None
         return found
@@ -42,9 +48,9 @@ def in_notebook() -> bool:
 
 def notebook_observer() -> Any:
     """Returns the :class:`feddg.runs.observer.Observer` that shows a run; None elsewhere."""
-    return import_module(_PROGRESS).notebook_observer() if in_notebook() else None
+    return higher("progress").notebook_observer() if in_notebook() else None
 
 
 def notebook_watcher() -> Any:
     """Returns the :class:`feddg.comparison.pool.Watcher` that shows many runs; None elsewhere."""
-    return import_module(_PROGRESS).notebook_watcher() if in_notebook() else None
+    return higher("progress").notebook_watcher() if in_notebook() else None

@@ -19,6 +19,7 @@ from feddg.errors import ExperimentError
 if TYPE_CHECKING:
     from feddg.runs.reading import Run
 
+
 # What people write on the command line, read into fields.
 
 

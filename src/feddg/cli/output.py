@@ -11,7 +11,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from feddg.api import Preview
-from feddg.cli.progress import print_line
 from feddg.comparison.compare import Comparison, why_hopeless
 from feddg.comparison.estimate import Forecast, seconds_left
 from feddg.comparison.tuning import TRIALS
@@ -40,7 +39,7 @@ from feddg.runs.diagnostics import about_result, accuracy_interval, measured
 from feddg.runs.execute import is_complete
 from feddg.runs.inspection import STYLES, client_data_table, print_diagnostic, skew_between
 from feddg.runs.reading import Run, read_run
-from feddg.text import counted, duration, short
+from feddg.text import counted, duration, print_line, short
 
 MOST_NOTES = 3
 """Most notes printed below a comparison's result; its page has all."""

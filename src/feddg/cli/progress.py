@@ -29,7 +29,7 @@ from feddg.messages import Refusal, Update
 from feddg.records import RoundRow
 from feddg.runs.inspection import print_diagnostic
 from feddg.runs.observer import Observer
-from feddg.text import duration
+from feddg.text import duration, print_line
 
 if TYPE_CHECKING:
     from feddg.comparison.compare import Comparison
@@ -51,11 +51,6 @@ def _bars(console: Console, *more: ProgressColumn) -> Progress:
         disable=not (console.is_terminal or console.is_jupyter),
         transient=True,
     )
-
-
-def print_line(console: Console, text: str) -> None:
-    """Prints a line as it is."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class Bars(Reporter):

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from feddg.clients.threads import environment_of_job, threads_per_job
 from feddg.comparison.plan import Cell
@@ -24,9 +24,6 @@ from feddg.errors import ExperimentError, in_words, need
 from feddg.registry import Registry
 from feddg.runs.execute import carry_out
 from feddg.text import death
-
-if TYPE_CHECKING:
-    from feddg.comparison.compare import Comparison
 
 LOG_FOLDER = "logs"
 STOP_SECONDS = 60
@@ -46,7 +43,7 @@ class Outcome:
 class Watcher:
     """Watches the progress of many runs; its methods do nothing by default."""
 
-    def planned(self, comparison: "Comparison", jobs: int) -> None:
+    def planned(self, comparison: Any, jobs: int) -> None:
         """A plan's contents, before any of it is run.
 
         If the plan has a ``tune`` section, the trials come first, then the table.

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -50,7 +49,7 @@ from feddg.records import (
 from feddg.registry import Registry
 from feddg.settings import leaves
 from feddg.storage import entries, is_file, parse_fields, read_text
-from feddg.views import Shown
+from feddg.views import Shown, higher
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -608,8 +607,8 @@ class Run(Shown):
 
         Its ``predict`` takes image files, folders and globs, as :func:`feddg.predict` does.
         """
-        model: nn.Module = import_module("feddg.runs.model").load_model(self.folder)
-        predict = import_module("feddg.prediction.predict").predict
+        model: nn.Module = higher("model").load_model(self.folder)
+        predict = higher("predict").predict
         model.predict = partial(predict, self.folder)  # type: ignore[assignment]
         return model
 
@@ -622,8 +621,7 @@ class Run(Shown):
         """Opens the page in a browser, after writing it if it does not exist."""
         import webbrowser
 
-        # Above this package, and so known by its name, as in feddg.views.
-        page = import_module("feddg.report").ensure_report(self.folder)
+        page = higher("report").ensure_report(self.folder)
         webbrowser.open(page.resolve().as_uri())
 
     @cached_property

@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 import feddg
 from feddg.clients.threads import available_cores
 from feddg.data.decoding import (
+    MOST_PIXELS,
     OversizedImageError,
     UnknownFormatError,
     UnusableImageError,
@@ -35,9 +36,39 @@ from feddg.prediction.classifier import ImageClassifier
 from feddg.prediction.predict import Prediction, prediction_of, rounded
 from feddg.prediction.travel import LEAST_IMAGES, expectation, running_estimate
 from feddg.report.blocks import template_named
-from feddg.serving.server import LOOPBACK_NAMES, ServeLimits
+from feddg.settings import Settings
 
 log = logging.getLogger("feddg")
+
+LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
+
+
+class ServeLimits(Settings):
+    """Limits on one request, and on requests at once.
+
+    They bound memory: at most ``at_once`` bodies of ``request_megabytes``, and one image of
+    ``megapixels`` per decoding thread.
+    """
+
+    request_megabytes: float = Field(32.0, gt=0, le=4096, description="largest body of a request")
+    images: int = Field(32, ge=1, le=1024, description="most images in one request")
+    megapixels: float = Field(
+        50.0, gt=0, le=MOST_PIXELS / 1e6, description="most pixels of an image, in millions"
+    )
+    at_once: int = Field(8, ge=1, le=256, description="requests that are read and answered at once")
+    waiting: int = Field(256, ge=0, le=10_000, description="requests that may wait for their turn")
+    seconds: float = Field(60.0, gt=0, le=3600, description="time a body may take to arrive")
+
+    @property
+    def request_bytes(self) -> int:
+        """Largest body in bytes."""
+        return int(self.request_megabytes * 2**20)
+
+    @property
+    def pixels(self) -> int:
+        """Largest number of pixels of an image."""
+        return int(self.megapixels * 1e6)
+
 
 # Which requests come in at all, and what every answer carries.
 #

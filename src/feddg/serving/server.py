@@ -9,46 +9,17 @@ from typing import Any
 
 import h11
 import uvicorn
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from feddg.data.decoding import MOST_PIXELS
 from feddg.errors import AdaptationError, RunError, field_fault
 from feddg.prediction.classifier import ImageClassifier, load_classifier
 from feddg.runs.diagnostics import refuse_doubtful
-from feddg.settings import Settings
+from feddg.serving.application import LOOPBACK_NAMES, ServeLimits, create_application
 
-LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
 CONNECTIONS_BEYOND = 64
 """Connections in addition to processed and waiting ones: for the page, and for refusals."""
 LONGEST_HEADERS = 16 * 1024
-
-
-class ServeLimits(Settings):
-    """Limits on one request, and on requests at once.
-
-    They bound memory: at most ``at_once`` bodies of ``request_megabytes``, and one image of
-    ``megapixels`` per decoding thread.
-    """
-
-    request_megabytes: float = Field(32.0, gt=0, le=4096, description="largest body of a request")
-    images: int = Field(32, ge=1, le=1024, description="most images in one request")
-    megapixels: float = Field(
-        50.0, gt=0, le=MOST_PIXELS / 1e6, description="most pixels of an image, in millions"
-    )
-    at_once: int = Field(8, ge=1, le=256, description="requests that are read and answered at once")
-    waiting: int = Field(256, ge=0, le=10_000, description="requests that may wait for their turn")
-    seconds: float = Field(60.0, gt=0, le=3600, description="time a body may take to arrive")
-
-    @property
-    def request_bytes(self) -> int:
-        """Largest body in bytes."""
-        return int(self.request_megabytes * 2**20)
-
-    @property
-    def pixels(self) -> int:
-        """Largest number of pixels of an image."""
-        return int(self.megapixels * 1e6)
 
 
 # Connections that send too slowly are closed: they would take the places of everybody else's.
@@ -169,8 +140,6 @@ def serve(
         )
     if strict:
         refuse_doubtful(classifier.diagnostics)
-    from feddg.serving.application import create_application
-
     listening = _listen(host, port)
     server = server_for(create_application(classifier, limits, hosts_of(host, known_as)), limits)
     taken = listening.getsockname()[1]
