@@ -11,8 +11,6 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from feddg import views
-
 if TYPE_CHECKING:
     from feddg import methods as methods
     from feddg.api import compare as compare
@@ -54,13 +52,14 @@ _HOME = {
     "run": "feddg.api",
     "travel": "feddg.api",
 }
-views.HOME.update(
-    model="feddg.runs.model",
-    notebook="feddg.report.notebook",
-    predict="feddg.prediction.predict",
-    progress="feddg.cli.progress",
-    report="feddg.report",
-)
+HIGHER = {
+    "model": "feddg.runs.model",
+    "notebook": "feddg.report.notebook",
+    "predict": "feddg.prediction.predict",
+    "progress": "feddg.cli.progress",
+    "report": "feddg.report",
+}
+"""Where what :mod:`feddg.views` asks for is."""
 __all__ = [*sorted(_HOME), "__version__"]
 
 

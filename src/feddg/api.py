@@ -79,7 +79,8 @@ def run(
     """
     from feddg.experiment import load_experiment
     from feddg.runs import execute
-    from feddg.runs.prepare import cache_folder, with_weights_at_hand
+    from feddg.runs.at_hand import with_weights_at_hand
+    from feddg.runs.prepare import cache_folder
     from feddg.runs.provenance import ImagesNow, find_folder
     from feddg.runs.workers import join_torchrun, placed, together
 
@@ -185,8 +186,8 @@ def preview(
     """
     from feddg.comparison.estimate import forecast
     from feddg.experiment import Origin, expand, explain, load_experiment, read_fields
+    from feddg.runs.at_hand import with_weights_at_hand
     from feddg.runs.execute import is_complete
-    from feddg.runs.prepare import with_weights_at_hand
     from feddg.settings import merge
 
     given = expand(fields)
@@ -223,7 +224,7 @@ def simulate(
     """
     from feddg.deploy import simulation
     from feddg.experiment import load_experiment
-    from feddg.runs.prepare import with_weights_at_hand
+    from feddg.runs.at_hand import with_weights_at_hand
 
     chosen = with_weights_at_hand(load_experiment(experiment, fields))
     return simulation.simulate(chosen, Path(out), observer=observer, cpus=cpus, gpus=gpus)

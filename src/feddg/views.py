@@ -1,20 +1,19 @@
 """What higher packages do for objects of lower ones: show them, open them, load their models.
 
 The objects are below the packages that can do that. So the package's own ``__init__``, which knows
-all of them, says here where each of these is; it is imported only when somebody asks.
+all of them, says where each of these is; it is imported only when somebody asks.
 """
 
 import sys
 from importlib import import_module
 from typing import Any
 
-HOME: dict[str, str] = {}
-"""Modules by what they are asked for."""
-
 
 def higher(what: str) -> Any:
     """Returns the module that does something for objects of lower packages."""
-    return import_module(HOME[what])
+    from feddg import HIGHER
+
+    return import_module(HIGHER[what])
 
 
 class Shown:

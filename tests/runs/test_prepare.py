@@ -14,8 +14,9 @@ from feddg.comparison.plan import Plan, plan_with_weights_at_hand
 from feddg.errors import WeightsError
 from feddg.experiment import Experiment, explain, load_experiment
 from feddg.models import backbones
-from feddg.runs import prepare
-from feddg.runs.prepare import give_memory_back, with_weights_at_hand
+from feddg.runs import at_hand
+from feddg.runs.at_hand import with_weights_at_hand
+from feddg.runs.prepare import give_memory_back
 from federations import federation
 
 FOLDER = {"data": {"source": "folder", "root": str(Path(__file__).parent)}, "hold_out": "c"}
@@ -80,7 +81,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(backbone: str) -> None:
         raise WeightsError(f"cannot download ImageNet weights for {backbone!r}")
 
-    monkeypatch.setattr(prepare, "fetch_imagenet", fetch)
+    monkeypatch.setattr(at_hand, "fetch_imagenet", fetch)
 
 
 def test_a_run_from_scratch_says_so_in_a_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -137,7 +138,7 @@ def test_a_comparison_says_it_once_and_writes_it_into_its_plan(
 def test_a_comparison_keeps_weights_that_can_be_had(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(prepare, "fetch_imagenet", lambda backbone: None)
+    monkeypatch.setattr(at_hand, "fetch_imagenet", lambda backbone: None)
     plan = Plan(base={"data": FOLDER["data"]}, hold_out="lodo")
     assert plan_with_weights_at_hand(plan) is plan
     assert not caplog.messages
@@ -183,7 +184,7 @@ def test_freed_memory_stays_for_the_next_step():
     # five steps one is enough; without it every one of them faults.
     code = """
 import resource, torch
-from feddg.runs.prepare import keep_memory
+from feddg.clients.threads import keep_memory
 keep = keep_memory()
 faults = []
 for _ in range(6):

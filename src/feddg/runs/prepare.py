@@ -18,7 +18,7 @@ import numpy
 import torch
 
 from feddg.clients.client import Examples, Worker, split_batches
-from feddg.data.data_set import DATA_SETS, SCRATCH, find_augmentation, load_images_of
+from feddg.data.data_set import DATA_SETS, find_augmentation, load_images_of
 from feddg.data.decoding import Reading, whole_images
 from feddg.data.fingerprint import (
     ContentHashes,
@@ -45,74 +45,20 @@ from feddg.data.near_copies import about_near_copies
 from feddg.data.partition import Partition, counts_clients, held_alike, partition, partitioned_alike
 from feddg.data.pixels import ArrayPixels, BadImage, PixelStore, open_pixels
 from feddg.data.protocols import from_csv
-from feddg.data.sets import features
 from feddg.data.splits import Splits, from_roles, hold_out
 from feddg.diagnostics import Diagnostic, Progress, emit, silent
-from feddg.errors import ExperimentError, WeightsError, first_names
+from feddg.errors import ExperimentError, first_names
 from feddg.evaluation.accuracy import Evaluation, Score
-from feddg.experiment import Experiment, explain
+from feddg.experiment import Experiment
 from feddg.federation.federation import Federation, build
 from feddg.methods.composition import build_method, method_class
-from feddg.models.backbones import fetch_imagenet, require_weights, weights_digest
+from feddg.models.backbones import require_weights, weights_digest
 from feddg.records import BadImageRow, ClientRow, ClientsTable
 from feddg.settings import (
-    IMAGENET,
     DataSettings,
-    ModelSettings,
-    merge,
 )
 from feddg.storage import Stamp, stamp
 from feddg.storage import cache_folder as cache_folder
-
-# Pretrained weights that are expected and cannot be had: the network then learns from scratch.
-
-
-def with_weights_at_hand(experiment: Experiment) -> Experiment:
-    """Returns the experiment, without pretrained weights if a preset's cannot be downloaded.
-
-    Of a table of features, the number of features is filled in.
-
-    Weights that the user names are kept, and raise an error later if missing. Training from scratch
-    for lack of weights is reported in one line.
-    """
-    data = experiment.data
-    if data.source == features.SOURCE and data.features is None:
-        counted = {"data": {"features": features.count_features(data)}}
-        return Experiment(**merge(experiment.given, counted))
-    if data.root is not None and not data.root.is_dir():
-        return experiment  # which is an error, and the one thing to say
-    written = experiment.given
-    named = written.get("preset") or {"weights", "backbone"} & {*written.get("model", {})}
-    if not named and not _can_be_had(experiment.model):
-        written = merge(written, {"model": {"weights": None}})
-        experiment = Experiment(**written)
-    found = explain(written)
-    if any(setting.source.startswith(f"preset {SCRATCH}") for setting in found.values()):
-        train = experiment.train
-        emit(
-            Diagnostic(
-                "learns-from-scratch",
-                "warning",
-                f"No pretrained weights: {experiment.model.backbone} at "
-                f"{experiment.data.image_size} pixels learns from scratch, learning rate "
-                f"{train.lr:g}, {train.rounds} rounds.",
-                "Expect less than with weights from ImageNet (--weights imagenet, or a file).",
-            )
-        )
-    return experiment
-
-
-def _can_be_had(model: ModelSettings) -> bool:
-    if model.weights != IMAGENET:
-        return True
-    try:
-        fetch_imagenet(model.backbone)
-    except WeightsError as error:
-        text = f"{error}. Nothing was said of weights, so it is the latter."
-        emit(Diagnostic("weights-not-had", "warning", text))
-        return False
-    return True
-
 
 # The experiment's images, decoded, and what is odd about them.
 
