@@ -210,7 +210,7 @@ def test_three_processes_leave_the_bits_of_one(case, three, cache, tmp_path, mon
 def test_replies_that_nobody_takes_leave_no_trace(three, cache):
     experiment = Experiment(**merge(SETTINGS, CASES["scaffold"]))
     found = [
-        prepare(experiment, cache, lambda what, done, total: None, {})
+        prepare(experiment, cache, lambda what, done, total: None)
         for prepare in (three, in_process)
     ]
     weights = {n: t.clone() for n, t in found[0].network.state_dict().items()}
