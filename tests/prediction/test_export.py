@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from feddg.cli import app
 from feddg.data.pixels import as_unit
-from feddg.errors import AdaptationError, RunError
+from feddg.errors import AdaptationError, MissingPackage, RunError
 from feddg.evaluation.accuracy import energy
 from feddg.prediction import model_file
 from feddg.prediction.export import export_run
@@ -149,7 +149,7 @@ def test_one_format_is_asked_for(run_of, tmp_path):
 def test_onnx_without_its_extra_is_one_clear_line(run_of, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     pytest.importorskip("onnx", reason="needs the extra `export`")
-    with pytest.raises(RunError, match=r"feddg\[export\]"):
+    with pytest.raises(MissingPackage, match=r"feddg\[export\]"):
         export_run(run_of("fedavg"), tmp_path / "x.onnx", "onnx")
 
 

@@ -184,7 +184,7 @@ def test_freed_memory_stays_for_the_next_step():
     # five steps one is enough; without it every one of them faults.
     code = """
 import resource, torch
-from feddg.clients.threads import keep_memory
+from feddg.federation.federation import keep_memory
 keep = keep_memory()
 faults = []
 for _ in range(6):

@@ -110,7 +110,8 @@ class _Small(Federation):
         *_, last = self.transport.train(clients, broadcast)
         if isinstance(last, Refusal):
             raise FeddgError(last.reason)
-        return last.keep().weights | last.extras.tensors
+        sent: Weights = last.keep().weights | last.extras.tensors
+        return sent
 
 
 @contextmanager
