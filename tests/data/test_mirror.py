@@ -13,7 +13,7 @@ from PIL import Image
 
 from feddg.data.data_set import DATA_SETS, load_source
 from feddg.data.download import get_data_set
-from feddg.errors import DataError
+from feddg.errors import DataError, MissingPackage
 from hub_server import Hub
 
 PACS, FILE = "datasets/flwrlabs/pacs", "data/train-00000-of-00002.parquet"
@@ -308,7 +308,7 @@ def test_hubs_and_libraries_that_are_not_there(
         get("pacs", tmp_path / "a")
     assert "\n" not in str(caught.value)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"pip install 'feddg\[parquet\]'"):
+    with pytest.raises(MissingPackage, match=r"pip install 'feddg\[parquet\]'"):
         get("pacs", tmp_path / "a")
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from feddg.errors import ExperimentError
+from feddg.errors import MissingPackage
 from feddg.methods.base import Method, methods
 from feddg.models.normalization import statistics_names
 from feddg.settings import ServerSettings, TrainSettings
@@ -133,7 +133,7 @@ def test_adapters_are_trained_and_nothing_under_them():
 
 def test_adapters_without_their_library_say_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
-    with pytest.raises(ExperimentError, match=r"feddg\[lora\]"):
+    with pytest.raises(MissingPackage, match=r"feddg\[lora\]"):
         small(trainable="lora")
 
 

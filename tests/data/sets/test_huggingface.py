@@ -12,7 +12,7 @@ from PIL import Image
 import feddg
 from feddg.data.data_set import load_source
 from feddg.data.sets.huggingface import clients_of
-from feddg.errors import DataError
+from feddg.errors import DataError, MissingPackage
 from feddg.runs.prepare import load_images
 from feddg.runs.reading import read_run
 
@@ -148,7 +148,7 @@ def test_without_the_library_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"pip install 'feddg\[huggingface\]'"):
+    with pytest.raises(MissingPackage, match=r"pip install 'feddg\[huggingface\]'"):
         load_source("huggingface", tmp_path)
 
 
@@ -262,5 +262,5 @@ def test_without_flowers_package_it_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
     said = {"name": "IidPartitioner", "num_partitions": 3}
-    with pytest.raises(DataError, match="pip install flwr-datasets"):
+    with pytest.raises(MissingPackage, match=r"pip install 'feddg\[partitioners\]'"):
         load_source("huggingface", saved(made(hub), tmp_path / "hf"), partitioner=said)
