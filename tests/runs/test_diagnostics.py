@@ -158,6 +158,7 @@ def test_rows_without_confusion_use_their_recorded_metrics():
 
 def test_below_the_start_is_found():
     assert UNTRAINED in codes(curve([0.7, 0.65, 0.69, 0.66]))
+    assert UNTRAINED not in codes(curve([0.7, 0.69]))  # within chance
     assert codes(curve([0.5, 0.7, 0.71, 0.7])) == []
 
 

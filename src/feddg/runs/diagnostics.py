@@ -308,7 +308,7 @@ def _one_class(found: SplitAccuracy, classes: Sequence[str]) -> Iterator[Diagnos
 
 def _untrained(evaluations: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
     start = evaluations.accuracy(0, split)
-    if start is not None and found.accuracy.share < start:
+    if start is not None and found.accuracy.high < start:  # by more than chance
         yield Diagnostic(
             UNTRAINED,
             "warning",
