@@ -22,7 +22,7 @@ flower: $(BIN)/uv  ## what uses Flower, real deployments too, on each version of
 	  $(BIN)/uv venv --quiet --clear $$env && \
 	  $(BIN)/uv pip install --quiet --python $$env/bin/python -e ".[dev,flower]" "flwr==$$version.*" && \
 	  $$env/bin/python -m pytest -m "slow or not slow" tests/deploy tests/cli/test_deploy.py \
-	    tests/test_containers.py tests/federation/test_masked_rounds.py tests/security || exit 1; \
+	    tests/test_containers.py tests/privacy/test_masked_rounds.py tests/security || exit 1; \
 	done
 
 lint: .venv/.dev  ## style, format and types

@@ -15,6 +15,7 @@ PACKAGE = Path(feddg.__file__).parent
 PACKAGES = {"clients", "federation", "methods", "models", "styles", "evaluation"}
 MODULES = {
     *("errors", "registry", "settings", "messages", "records", "storage", "rng", "diagnostics"),
+    "text",
     *("privacy", "privacy.building", "privacy.defence", "privacy.robust"),
     *("data", "data.images", "data.pixels", "data.decoding", "data.augment", "data.partition"),
     *("data.splits", "data.formats"),  # the last is empty: where a registry looks for readers
