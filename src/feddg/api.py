@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("feddg")
 
-# One experiment.
-
 
 @collected()
 def run(
@@ -230,9 +228,6 @@ def simulate(
     return simulation.simulate(chosen, Path(out), observer=observer, cpus=cpus, gpus=gpus)
 
 
-# Many experiments.
-
-
 def compare(
     plan: "Plan | Path | str | Mapping[str, Any] | list[Any] | tuple[Any, ...] | None" = None,
     out: Path | str | None = None,
@@ -405,9 +400,6 @@ def _parquet() -> None:
     parquet("leave out predictions")
 
 
-# Pages and tables about runs.
-
-
 def report(
     folders: Path | str | Sequence[Path | str],
     out: Path | None = None,
@@ -487,9 +479,6 @@ def paired(
         raise RunError(f"unknown split {split!r}; there are: {', '.join(SPLITS)}")
     one, other = (read_image_results(folder, which) for folder in (first, second))
     return compare_images(one, other, split)
-
-
-# A trained model.
 
 
 def predict_files(
@@ -639,9 +628,6 @@ def validate(
     return found
 
 
-# Images and sites.
-
-
 def inspect_data(
     croissant: Path | None = None,
     *,
@@ -720,9 +706,6 @@ def check_site(
     return join.site, [*(() if offline else preflight.check_connection(folder, join)), *own]
 
 
-# Lists.
-
-
 def listed_methods() -> list[Any]:
     """Returns every method, or what stands for its class: name, title, aliases, summary; by name.
 
@@ -751,8 +734,6 @@ def listed_adaptations() -> list[Any]:
         return list(ADAPTATIONS.values())
     return sorted(found, key=lambda kind: (kind.order, kind.name))
 
-
-# What needs nothing around it is had from here as it is.
 
 _HOME = {
     "feddg.data.data_set": ("DATA_SETS",),

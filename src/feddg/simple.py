@@ -269,9 +269,6 @@ class Federation(federation.Federation):
         )
 
 
-# What a federation is made of: settings, images, and the network in front of its last layer.
-
-
 def _settings(
     method: Method, fields: dict[str, Any], clients: int, image_size: int
 ) -> ExperimentSettings:

@@ -10,6 +10,8 @@ MISSING = "–"
 SPACE = "\N{NO-BREAK SPACE}"
 THIN_SPACE = "\N{NARROW NO-BREAK SPACE}"
 """Separator of thousands."""
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, line ends, changes of writing direction, and bytes that are not UTF-8."""
 
 
 def percent(share: float | None) -> str:
@@ -94,10 +96,6 @@ def shortened(name: str, length: int = 24) -> str:
 def command(*words: str) -> str:
     """Returns a command line of feddg, quoted for a shell."""
     return shlex.join(["feddg", *words])
-
-
-_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters, line ends, changes of writing direction, and bytes that are not UTF-8."""
 
 
 def printable(text: str) -> str:

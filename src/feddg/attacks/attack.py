@@ -41,13 +41,14 @@ from feddg.runs.prepare import cache_folder
 from feddg.runs.reading import ATTACKS, LedgerRecord, read_run
 from feddg.styles.training import load_images as load_public
 
-# Pictures of what an attack drew, beside the truth.
-
-
 SHOWN = 6
 """Columns of a picture per domain."""
 Captioned = tuple[list[Tensor], str]
 """Rows of images ``(n, 3, S, S)`` uint8, and the caption."""
+KINDS = ("server", "client", "update", "membership")
+_LEAST = {"most_public": FEWEST, "targets": 2, "steps": 0, "updates": 1, "iterations": 1}
+SMALLEST = 12
+"""Smallest side in pixels for which SSIM is defined."""
 
 
 def picture_of(found: Reconstruction, domain_names: Sequence[str]) -> dict[str, Captioned]:
@@ -84,12 +85,6 @@ def _bytes(images: Tensor) -> Tensor:
 
 def _plain(key: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in key).strip("-")
-
-
-KINDS = ("server", "client", "update", "membership")
-_LEAST = {"most_public": FEWEST, "targets": 2, "steps": 0, "updates": 1, "iterations": 1}
-SMALLEST = 12
-"""Smallest side in pixels for which SSIM is defined."""
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,15 @@ contain no finer detail, and 64 pixels would take four times as long.
 """
 LARGEST_SCORE = 10.0
 """Standardised values are clipped to this, because larger ones do not occur for public images."""
+SENT: Final = "sent"
+SAMPLE: Final = "sample"
+UNRELATED: Final = "unrelated"
+FED: tuple[Literal["sent", "sample", "unrelated"], ...] = (SENT, SAMPLE, UNRELATED)
+ALL = "all"
+"""The name for all domains together."""
+PAIRWISE = {"psnr": psnr, "ssim": ssim}
+TURNS = 8
+"""Candidate images per true image wanted, if reading them needs training."""
 
 
 @dataclass(frozen=True)
@@ -328,15 +337,6 @@ def _excitation(before: int, after: int) -> nn.Module:
     )
 
 
-SENT: Final = "sent"
-SAMPLE: Final = "sample"
-UNRELATED: Final = "unrelated"
-FED: tuple[Literal["sent", "sample", "unrelated"], ...] = (SENT, SAMPLE, UNRELATED)
-ALL = "all"
-"""The name for all domains together."""
-PAIRWISE = {"psnr": psnr, "ssim": ssim}
-TURNS = 8
-"""Candidate images per true image wanted, if reading them needs training."""
 Attacker = Literal["server", "client"]
 
 

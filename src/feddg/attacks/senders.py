@@ -36,6 +36,16 @@ from feddg.rng import stream
 LONGEST = 16_384
 """Longest row kept as it is; longer ones are hashed to this length."""
 STATISTICS = "update/statistics"
+CLOSE = 0.5
+"""A row belongs to one image if the second nearest image is at least 1 / CLOSE times as far away.
+"""
+MOST_LOOKED_AT = 256
+"""Largest number of a client's images whose own rows are measured."""
+PLAIN = find_augmentation("none")
+MOST_STEPS = 16
+"""Most training steps of a simulated client, of which there are hundreds."""
+FEWEST = 4
+"""Clients with fewer members or others are left out."""
 
 
 @dataclass(frozen=True)
@@ -196,16 +206,6 @@ def _shape(schema: EntrySchema, method: Method, context: SchemaContext) -> tuple
     return shape or ()
 
 
-# Which images an attack is measured on, and which vector speaks of each.
-
-
-CLOSE = 0.5
-"""A row belongs to one image if the second nearest image is at least 1 / CLOSE times as far away.
-"""
-MOST_LOOKED_AT = 256
-"""Largest number of a client's images whose own rows are measured."""
-
-
 @dataclass(frozen=True)
 class Targets:
     """True images and their origin.
@@ -312,11 +312,6 @@ def _image_of(
     spoken_of = (nearest == row).nonzero().flatten().tolist()
     left = [image for image in spoken_of if image not in taken]
     return left[int(torch.randint(len(left), (), generator=rng))] if left else None
-
-
-PLAIN = find_augmentation("none")
-MOST_STEPS = 16
-"""Most training steps of a simulated client, of which there are hundreds."""
 
 
 class ImageStack(Pixels):
@@ -472,13 +467,6 @@ def _twice(examples: Examples) -> Examples:
         part.repeat(2) for part in (examples.rows, examples.labels, examples.domains)
     )
     return replace(examples, rows=rows, labels=labels, domains=domains)
-
-
-# Of which images membership is asked: a client's own, others, and those of shadow clients.
-
-
-FEWEST = 4
-"""Clients with fewer members or others are left out."""
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,17 @@ from feddg.errors import ExperimentError
 if TYPE_CHECKING:
     from feddg.runs.reading import Run
 
-
-# What people write on the command line, read into fields.
+PANELS = {
+    "Data": "method data root hold_out split_file image_size",
+    "Clients": "clients clients_per_round heterogeneity alpha partition shards quantity_alpha",
+    "Model and training": "rounds local_epochs local_steps batch_size optimizer lr schedule "
+    "augmentation backbone weights embedding normalization",
+    "Run": "averaging privacy eval_every seed precision device name preset",
+}
+PRESET_PARTS = ("data", "clients", "model", "train", "server")
+"""Parts of an experiment that presets fill in."""
+NOT_PRESET = ("data.source", "data.root", "data.split_file")
+SET_KEY = "settings"
 
 
 def held_out(text: str) -> dict[str, list[str]]:
@@ -160,9 +169,6 @@ def privacy(text: str) -> dict[str, Any]:
         ExperimentError: it is written in another way.
     """
     return assigned(comma_separated(text), "--privacy")
-
-
-# What the command line accepts for a field of the settings.
 
 
 def type_of(field: Any) -> click.ParamType:
@@ -353,17 +359,7 @@ SEVERAL = {
     "clients": Several("clients", client_counts, "5:5,50:5 (N:K, K per round)"),
     "heterogeneity": Several("heterogeneity", shares, "0,0.1,1"),
 }
-PANELS = {
-    "Data": "method data root hold_out split_file image_size",
-    "Clients": "clients clients_per_round heterogeneity alpha partition shards quantity_alpha",
-    "Model and training": "rounds local_epochs local_steps batch_size optimizer lr schedule "
-    "augmentation backbone weights embedding normalization",
-    "Run": "averaging privacy eval_every seed precision device name preset",
-}
 FLAGS = tuple(Flag(field, panel) for panel, fields in PANELS.items() for field in fields.split())
-PRESET_PARTS = ("data", "clients", "model", "train", "server")
-"""Parts of an experiment that presets fill in."""
-NOT_PRESET = ("data.source", "data.root", "data.split_file")
 
 
 def takes(*paths: str, several: bool = False) -> Callable[[Any], Any]:
@@ -438,9 +434,6 @@ class ExperimentCommand(TyperCommand):
             metavar="FIELD=VALUE",
         )
         return [*self.callback.flags(), any_field]  # type: ignore[union-attr]
-
-
-SET_KEY = "settings"
 
 
 def field_of(path: str) -> Any:

@@ -11,9 +11,6 @@ from torch import Tensor, nn
 
 from feddg.models.network import Network
 
-# How much memory there is, and how much of it a client's turn takes.
-
-
 PASSES = 3
 """Forward passes whose feature maps a method may hold before its backward pass; RandConv has three.
 """
@@ -26,6 +23,14 @@ LIMITS = (
 """Files in which Linux states a container's memory limit."""
 MEASURED = 2
 """Number of images used to measure feature maps."""
+SMALL = 1_000_000
+"""On a CPU, networks with at most this many parameters are trained by one thread each."""
+MOST_AT_ONCE = 8
+"""Most clients at once for small networks; more disturb each other between operations."""
+MOST_LARGE_AT_ONCE = 16
+"""The same for larger networks, whose operations take longer."""
+SHARE_OF_MEMORY = 0.5
+"""Part of a process's share of memory that clients training at once may use."""
 
 
 def machine_memory() -> int | None:
@@ -88,16 +93,6 @@ def training_memory(network: Network, side: int, batch_size: int) -> int:
     del logits
     weights = sum(parameter.nbytes for parameter in parameters)
     return COPIES * weights + PASSES * batch_size * sum(maps.values()) // MEASURED
-
-
-SMALL = 1_000_000
-"""On a CPU, networks with at most this many parameters are trained by one thread each."""
-MOST_AT_ONCE = 8
-"""Most clients at once for small networks; more disturb each other between operations."""
-MOST_LARGE_AT_ONCE = 16
-"""The same for larger networks, whose operations take longer."""
-SHARE_OF_MEMORY = 0.5
-"""Part of a process's share of memory that clients training at once may use."""
 
 
 def threads_for(network: nn.Module, device: torch.device) -> int | None:

@@ -36,6 +36,38 @@ from feddg.runs.reading import FINAL, SELECTION_RULES
 from feddg.settings import MethodChoice, OneLine, Settings, TrainSettings, leaves, merge, nested
 from feddg.storage import read_fields_of
 
+VALIDATED_ON = " (validated on "
+"""What follows the test domains in the heading of a hold-out, where it also names validation."""
+DEMO: Mapping[str, Any] = {
+    "name": "demo",
+    "title": "The demo: what sites gain by training together",
+    "question": "Emoji are drawn in four styles; each in turn is the one that no client trains on. "
+    "Three clients, about a style each, train a classifier on ImageNet features, alone (local) or "
+    "together.",
+    "base": {
+        "data": {"source": "emoji", "image_size": 64, "id_val": 0, "id_test": 0},
+        "clients": {"number": 3, "heterogeneity": 0.1},
+        "train": {
+            "rounds": 3,
+            "batch_size": 32,
+            "lr": 1e-2,
+            "augmentation": "none",
+            "head": "random",
+            "trainable": "head",
+        },
+        "server": {"averaging": "none"},
+        "evaluate": {"every": 1},
+    },
+    "methods": ["fedavg", "local"],
+    "hold_out": "lodo",
+    "seeds": 1,
+}
+"""Small images and a classifier alone, for a minute or two on two cores. The values are the first
+that were tried; ``ridge`` was compared, too, and left out: four styles cannot tell it from FedAvg.
+"""
+MOST_JOBS = 16
+"""Most processes at once, half a gigabyte each; more would hardly be faster."""
+
 
 class Variant(Settings):
     """A method in a plan.
@@ -338,9 +370,6 @@ def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
     return plan.model_copy(update={"base": merge(plan.base, learnt)})
 
 
-# The cells of a plan: one experiment for each method, hold-out, value of an axis and seed.
-
-
 Point = tuple[str, dict[str, Any], str]
 """A value of an axis: the axis's name, the experiment fields it sets, its text in tables."""
 
@@ -549,10 +578,6 @@ def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
     return list(zip(listed, headings))
 
 
-VALIDATED_ON = " (validated on "
-"""What follows the test domains in the heading of a hold-out, where it also names validation."""
-
-
 def _heading(held: Mapping[str, Any], with_val: bool = False) -> str:
     domains = {
         role: value if isinstance(value, str) else "+".join(value or ())
@@ -568,9 +593,6 @@ def distinct(cells: Iterable[Cell]) -> list[Cell]:
     for cell in cells:
         first.setdefault(cell.id, cell)
     return list(first.values())
-
-
-# The trials of a plan's ``tune`` section: every combination of values, nothing held out.
 
 
 def trials_of(plan: Plan) -> list[Cell]:
@@ -674,38 +696,6 @@ def _trial(cell: Cell, points: Sequence[Point], tune: Tune) -> Cell:
 
 # What ``feddg demo`` compares: sites that train alone and together, on emoji in four styles, each
 # unseen once.
-
-
-DEMO: Mapping[str, Any] = {
-    "name": "demo",
-    "title": "The demo: what sites gain by training together",
-    "question": "Emoji are drawn in four styles; each in turn is the one that no client trains on. "
-    "Three clients, about a style each, train a classifier on ImageNet features, alone (local) or "
-    "together.",
-    "base": {
-        "data": {"source": "emoji", "image_size": 64, "id_val": 0, "id_test": 0},
-        "clients": {"number": 3, "heterogeneity": 0.1},
-        "train": {
-            "rounds": 3,
-            "batch_size": 32,
-            "lr": 1e-2,
-            "augmentation": "none",
-            "head": "random",
-            "trainable": "head",
-        },
-        "server": {"averaging": "none"},
-        "evaluate": {"every": 1},
-    },
-    "methods": ["fedavg", "local"],
-    "hold_out": "lodo",
-    "seeds": 1,
-}
-"""Small images and a classifier alone, for a minute or two on two cores. The values are the first
-that were tried; ``ridge`` was compared, too, and left out: four styles cannot tell it from FedAvg.
-"""
-
-MOST_JOBS = 16
-"""Most processes at once, half a gigabyte each; more would hardly be faster."""
 
 
 def demo_plan(axes: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:

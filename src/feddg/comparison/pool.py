@@ -29,6 +29,9 @@ LOG_FOLDER = "logs"
 STOP_SECONDS = 60
 
 log = logging.getLogger("feddg")
+SECONDS_BETWEEN_LOOKS = 2.0
+MOST_LIMITS = 20
+"""How often a run may reach its time limit; a run that completes no round would never end."""
 
 
 @dataclass(frozen=True)
@@ -190,9 +193,6 @@ def register_launcher(cls: L) -> L:
     return cls
 
 
-# This machine: each run in a process of its own, with its share of the cores or its GPU.
-
-
 @register_launcher
 class LocalLauncher(Launcher):
     """Runs in processes of this machine, several at a time.
@@ -326,9 +326,6 @@ def _devices() -> list[str]:
     return [f"cuda:{i}" for i in range(count)] if count > 1 else []
 
 
-# A Ray cluster: runs are handed to its nodes, as many at a time as asked for.
-
-
 @register_launcher
 class RayLauncher(Launcher):
     """Runs on the nodes of a Ray cluster (``ray start``), or on a cluster of this machine only.
@@ -379,14 +376,6 @@ class RayLauncher(Launcher):
                 ray.cancel(ref)
             if begun:
                 ray.shutdown()
-
-
-# Slurm, by submitit: every run is a job of an array; this program waits for them.
-
-
-SECONDS_BETWEEN_LOOKS = 2.0
-MOST_LIMITS = 20
-"""How often a run may reach its time limit; a run that completes no round would never end."""
 
 
 class _Job:

@@ -88,10 +88,35 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-# What was tried for each method before a comparison, as a file beside its tables.
-
-
 TUNING: Final = "tuning.json"
+SCORE: Final = "score"
+"""Prefix of the name of a selection metric other than accuracy; it may be negative."""
+CONSTANT: Final = "constant"
+"""Prefix of the flag, 1 or 0, that a model is no better than always predicting one class."""
+RISING: Final = "rising"
+"""Name of the flag, 1 or 0, that accuracy was still rising at the last round."""
+_IMAGES, _WEIGHTS = "images", "model.weights"
+_HASHES, BUDGET = "hashes", "budget"
+_OF_PLACE = (
+    "experiment",
+    "method",
+    "held_out",
+    "conditions",
+    "seed",
+    "machine",
+    "version",
+    _HASHES,
+)
+WAIT = 60.0
+"""Seconds after which another process writing the same file is assumed to hang."""
+HELD_OUT = "held out"
+COMPARISON = "comparison.json"
+_NOT_CONDITIONS = ("name", "device", "seed", "preset", "hold_out", "method", "precision")
+_OF_MARGINS = [
+    *(BUDGET, "method", "other", "difference", "low", "high", "detectable", "p", "p_holm"),
+    *("domains", "seeds_low", "seeds_high", "seeds"),
+]
+_COLUMNS = ("rule", "round", "split", "metric", "over", "value")
 
 
 class TriedRow(Row):
@@ -187,17 +212,6 @@ def _edges(picked: TriedRow, rows: Sequence[TriedRow]) -> Iterator[tuple[str, st
         if len(values) > 1 and value in (values[0], values[-1]) and not off:
             end, beyond = ("lowest", "lower") if value == values[0] else ("highest", "higher")
             yield f"{name} {text} is the {end} that was tried.", f"Try a {beyond} one, too."
-
-
-# The numbers of a finished run.
-
-
-SCORE: Final = "score"
-"""Prefix of the name of a selection metric other than accuracy; it may be negative."""
-CONSTANT: Final = "constant"
-"""Prefix of the flag, 1 or 0, that a model is no better than always predicting one class."""
-RISING: Final = "rising"
-"""Name of the flag, 1 or 0, that accuracy was still rising at the last round."""
 
 
 def measured_numbers(run: Run) -> dict[str, float]:
@@ -299,9 +313,6 @@ def mean_step(evaluations: Evaluations, rounds: int, split: str = TEST) -> float
 # that has changed since, or by another machine's, where the same files lie elsewhere.
 
 
-_IMAGES, _WEIGHTS = "images", "model.weights"
-
-
 def hashes_of(run: Run) -> dict[str, str]:
     """Returns a finished run's recorded hashes: of its images, and of files by field.
 
@@ -354,20 +365,6 @@ def _number_names() -> dict[str, tuple[str, str, str, str]]:
     return names
 
 
-_HASHES, BUDGET = "hashes", "budget"
-_OF_PLACE = (
-    "experiment",
-    "method",
-    "held_out",
-    "conditions",
-    "seed",
-    "machine",
-    "version",
-    _HASHES,
-)
-WAIT = 60.0
-"""Seconds after which another process writing the same file is assumed to hang."""
-HELD_OUT = "held out"
 Place = tuple[str, str, tuple[tuple[str, str], ...], int, int | None]
 
 
@@ -730,18 +727,6 @@ def _from_its_images_on(row: ResultRow, budgets: Sequence[int]) -> dict[int | No
     """Returns the row of a one-round method for all budgets not below its number of images."""
     seen = row.numbers.get("images", 0.0)
     return {budget: row for budget in budgets or (None,) if budget is None or budget >= seen}
-
-
-# The table of results.
-
-
-COMPARISON = "comparison.json"
-_NOT_CONDITIONS = ("name", "device", "seed", "preset", "hold_out", "method", "precision")
-_OF_MARGINS = [
-    *(BUDGET, "method", "other", "difference", "low", "high", "detectable", "p", "p_holm"),
-    *("domains", "seeds_low", "seeds_high", "seeds"),
-]
-_COLUMNS = ("rule", "round", "split", "metric", "over", "value")
 
 
 class ComparisonFile(JsonFile):
@@ -1131,9 +1116,6 @@ def _varying(settings: Sequence[Mapping[str, str]], groups: Sequence[str]) -> di
         keys = dict.fromkeys(key for one in own for key in one)
         varying[group] = [key for key in keys if len({one.get(key) for one in own}) > 1]
     return varying
-
-
-# What must be read beside a method's accuracy in a comparison, gathered from its runs.
 
 
 def about_fitness(results: Results) -> Diagnostic | None:

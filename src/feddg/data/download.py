@@ -47,6 +47,13 @@ _CUT = (
 )
 _RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 _LATER = (408, 425, 429, 500, 502, 503, 504)
+MOST_FILES = 5_000_000
+MOST_TIMES = 50
+"""The largest allowed ratio of unpacked to packed size; images hardly shrink."""
+LEAST = 1 << 28
+"""Bytes that the content of any archive may have."""
+_DEEPEST, _LONGEST = 32, 255
+_STRANGE = re.compile(r"[\x00-\x1f\x7f\\]|^[A-Za-z]:")
 
 
 class _Again(Exception):
@@ -236,18 +243,6 @@ def _write(
         raise _Again(f"the connection was cut at {come:,} of {total:,} bytes")
 
 
-# Archives from outside, unpacked into a folder and nowhere else: zip and tar, however packed.
-
-
-MOST_FILES = 5_000_000
-MOST_TIMES = 50
-"""The largest allowed ratio of unpacked to packed size; images hardly shrink."""
-LEAST = 1 << 28
-"""Bytes that the content of any archive may have."""
-_DEEPEST, _LONGEST = 32, 255
-_STRANGE = re.compile(r"[\x00-\x1f\x7f\\]|^[A-Za-z]:")
-
-
 _Member = tuple[str, int, IO[bytes]]
 """Name, size and opened content of an archived file. The size is what the archive says; no more
 bytes than that are read.
@@ -389,9 +384,6 @@ def _refuse(archive: Path, name: str) -> None:
         f"{archive.name} holds {name[:200]!r}, which is no plain file but a link or a device; it "
         "is refused."
     )
-
-
-# A published data set, downloaded, compared with its checksum and unpacked.
 
 
 class Received(JsonFile):

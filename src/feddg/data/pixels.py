@@ -63,6 +63,10 @@ _LEFT = 86_400
 """Age in seconds above which a temporary file cannot belong to a living process."""
 
 logger = logging.getLogger("feddg")
+SHARE = 0.25
+"""Share of a device's free memory for pixels; the rest is for networks and feature maps."""
+BUDGET_BYTES = 16 * 2**30
+"""Default limit of one cache file: PACS at 224 pixels needs 1.5 GB."""
 
 
 @dataclass(frozen=True)
@@ -166,9 +170,6 @@ class DecodedFiles:
                 self.seen(file)
 
 
-# The cache of decoded pixels: an array of the pixels, and a list of the files that are bad.
-
-
 def _cached_pixels(
     files: DecodedFiles, cache: Path, progress: Progress
 ) -> tuple[np.ndarray, list[BadImage]]:
@@ -247,21 +248,11 @@ def _writing_to(cache: Path) -> Iterator[None]:
         ) from error
 
 
-# What is gathered from: pixels in an array, or decoded on demand.
-
-
-SHARE = 0.25
-"""Share of a device's free memory for pixels; the rest is for networks and feature maps."""
-
-
 def fits(count: int, device: torch.device) -> bool:
     """Returns whether so many bytes may stay on a device; False if its free memory is unknown."""
     memory = getattr(torch.get_device_module(device), "mem_get_info", None)
     return memory is not None and count <= SHARE * memory(device)[0]
 
-
-BUDGET_BYTES = 16 * 2**30
-"""Default limit of one cache file: PACS at 224 pixels needs 1.5 GB."""
 
 Rows = Tensor | np.ndarray | Sequence[int]
 Parcel = tuple[Weights, Callable[[Weights], Tensor]]

@@ -48,6 +48,16 @@ ROUND_DEADLINE = 3600.0
 SPARE_BYTES = 2**30
 STEPS = 4
 """Training steps that each of two simulated clients tries."""
+SECONDS = 10.0
+MOST_AHEAD, MOST_BEHIND = 5.0, 300.0
+"""Seconds that a site's clock may be ahead of or behind the coordinator's. Flower refuses
+signatures from the future, and old ones (``SYSTEM_TIME_TOLERANCE``, ``TIMESTAMP_TOLERANCE`` in
+flwr).
+"""
+DOOR = "/v1/fleet/get-run"
+"""A path of the proxy for testing a key with GET, which is never allowed: the answer is 401 if the
+key is not on its list, and 405 if it is.
+"""
 
 
 def passed(code: str, found: str) -> Diagnostic:
@@ -297,21 +307,6 @@ def _weight_bytes(experiment: Experiment, classes: int) -> int:
     model = experiment.model.model_copy(update={"weights": None})
     _, network = build(experiment.model_copy(update={"model": model}), max(2, classes))
     return 4 * sum(parameter.numel() for parameter in network.parameters())
-
-
-# A site's keys, its versions, and the way to the coordinator's proxy.
-
-
-SECONDS = 10.0
-MOST_AHEAD, MOST_BEHIND = 5.0, 300.0
-"""Seconds that a site's clock may be ahead of or behind the coordinator's. Flower refuses
-signatures from the future, and old ones (``SYSTEM_TIME_TOLERANCE``, ``TIMESTAMP_TOLERANCE`` in
-flwr).
-"""
-DOOR = "/v1/fleet/get-run"
-"""A path of the proxy for testing a key with GET, which is never allowed: the answer is 401 if the
-key is not on its list, and 405 if it is.
-"""
 
 
 def check_connection(folder: Path, join: JoinFile) -> Iterator[Diagnostic]:

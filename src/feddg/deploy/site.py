@@ -61,6 +61,8 @@ DIGITS = "digits:"
 IMAGES = "images.json"
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MEMORY = re.compile(r"memory-(\d{1,9})\.bin")
+SIMULATED = "simulated"
+"""Key of the run config of simulated nodes, which differ in ``partition-id`` only."""
 
 
 class SiteMemory:
@@ -181,9 +183,6 @@ def _read_checked(file: Path) -> bytes:
             "it: the site then goes on from what it remembered before."
         )
     return content
-
-
-# A site's images: read from its own folder, numbered as the federation does.
 
 
 def list_images(images: str, domain: str | None) -> ImageTable:
@@ -541,10 +540,6 @@ class Site:
             torch.from_numpy(table.domains),
             len(classes),
         )
-
-
-SIMULATED = "simulated"
-"""Key of the run config of simulated nodes, which differ in ``partition-id`` only."""
 
 
 @functools.lru_cache(maxsize=1)

@@ -14,6 +14,9 @@ from feddg.settings import ExperimentSettings, ServerSettings
 
 MEANS = (SWA, EMA)
 """The averages that can be computed, by name."""
+_COUNT = "averages/rounds/"
+MOMENTUM, SQUARES = "server_momentum/", "server_squares/"
+"""Prefixes of the optimizer's tensors in the state's extras, where checkpoints keep them."""
 
 
 def first_averaged_round(share: float, rounds: int) -> int:
@@ -68,9 +71,6 @@ def means_of(settings: ExperimentSettings, method: Method, network: Network) -> 
     averaging, all_measured = settings.server.averaging, settings.evaluate.averages != "never"
     wanted = [mean for mean in MEANS if all_measured or mean == averaging]
     return [Means(method, network, settings.server, wanted)] if wanted else []
-
-
-_COUNT = "averages/rounds/"
 
 
 def rounds_in(state: State, mean: str) -> int:
@@ -152,10 +152,6 @@ def prefix_of(mean: str) -> str:
 # statistics take the method's mean: momentum could make a variance negative. Entries that stay
 # with the clients (FedBN) take the mean as well, for theirs are not changes from the server's
 # values.
-
-
-MOMENTUM, SQUARES = "server_momentum/", "server_squares/"
-"""Prefixes of the optimizer's tensors in the state's extras, where checkpoints keep them."""
 
 
 def initial_extras(settings: ServerSettings, method: Method, network: Network) -> Weights:

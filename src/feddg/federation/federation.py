@@ -257,9 +257,6 @@ class Federation:
         return transport
 
 
-# The parts, from an experiment's settings.
-
-
 def build(settings: ExperimentSettings, classes: int) -> tuple[Method, Network]:
     """Builds the method and the network it trains.
 

@@ -52,9 +52,7 @@ SECONDS_TO_LEAVE = 10.0
 MINUTES_TO_JOIN = 10
 CONTEXT, PREDICT = "context", "predict"
 FAILED = "failed"
-
-
-# A message as buffers.
+_COUNTS = ("examples", "images", "seconds", "forwards", "moved")
 
 
 def buffers_of(message: Message) -> list[Tensor]:
@@ -256,9 +254,6 @@ class Channel:
             return
 
 
-# Clients, some of them in other processes.
-
-
 class WorkerTransport(InProcess):
     """Process 0's side: trains its own share of clients, and receives the others' messages.
 
@@ -365,9 +360,6 @@ def work_on(job: Message, clients: InProcess, channel: Channel) -> None:
     channel.flush()
 
 
-_COUNTS = ("examples", "images", "seconds", "forwards", "moved")
-
-
 def _reply(reply: Answer, memory: Weights | None) -> Message:
     """Returns the result of a client's work as one message."""
     parts = {"memory": Message(memory or {})}
@@ -405,9 +397,6 @@ def _result(id: int, purpose: str, message: Message) -> Result:
 def _parts(**parts: Message) -> Message:
     """Returns several messages as one, each under its name."""
     return joined(*(prefixed(f"{part}/", message) for part, message in parts.items()))
-
-
-# Evaluation: every process predicts some of the batches.
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ from feddg.records import Direction, EstimateRow, EvaluationRow, Groups, Refused
 from feddg.registry import Registry
 from feddg.settings import ExperimentSettings, Settings
 
+log = logging.getLogger("feddg")
+
 
 def description_of(method: type) -> str:
     """Returns a method's description: the docstring with equations, of its class or its module."""
@@ -322,12 +324,6 @@ class Method:
         return network
 
 
-# What happens in a round beside the method: hooks at the server.
-
-
-log = logging.getLogger("feddg")
-
-
 @dataclass
 class Round:
     """A round in progress, as hooks see it; a repeated round is a new object.
@@ -581,9 +577,6 @@ def weighted_mean(items: Iterable[tuple[Weights, float]], before: Weights | None
     if not mean:
         raise ValueError("the mean of no updates is not defined")
     return mean
-
-
-# All methods by name: ours, and third parties' through entry points.
 
 
 M = TypeVar("M", bound=type[Method])

@@ -244,9 +244,6 @@ def unknown_classes(model: ImageClassifier, names: Sequence[str]) -> None:
         )
 
 
-# Image files below whatever a user names: files, folders and globs, one after another.
-
-
 def image_files(named: Sequence[Path | str]) -> Iterator[Path]:
     """Yields the named image files, in the order of the names.
 

@@ -27,6 +27,16 @@ from feddg.runs.provenance import IMAGES, check_images
 from feddg.runs.reading import ADAPTED, OWN, read_adapted, read_run, require_run
 from feddg.storage import is_file, replace_file, why
 
+FILE = "predictions.parquet"
+_TEXTS = ("file", "content", "split", "domain", "label", "predicted")
+_ABOUT = b"feddg"
+_FORMAT = 1
+DRAWS = 2000
+LEVEL = 0.95
+METRICS_OF_COUNTS = ("accuracy", "balanced_accuracy", "macro_f1")
+FEW_DISCORDANT = 25
+"""With fewer images that only one model gets right, the chi-squared value is inaccurate."""
+
 
 @dataclass(frozen=True)
 class Adaptations:
@@ -161,15 +171,6 @@ def _personal_scores(
         parts = Parts({client.id: part}, trained.parts.seed)
         for score in own.scores(ClientEnsemble(trained.network, NoSettings(), parts)):
             yield client.id, score
-
-
-# What a run's model makes of every image that measures it: a Parquet file, written and read.
-
-
-FILE = "predictions.parquet"
-_TEXTS = ("file", "content", "split", "domain", "label", "predicted")
-_ABOUT = b"feddg"
-_FORMAT = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,13 +353,6 @@ def _texts(column: Any) -> numpy.ndarray:
 #
 # McNemar's test and the paired bootstrap say how sure a difference is about *these two models* on
 # images like these. Neither knows other seeds: that is what several seeds in a comparison are for.
-
-
-DRAWS = 2000
-LEVEL = 0.95
-METRICS_OF_COUNTS = ("accuracy", "balanced_accuracy", "macro_f1")
-FEW_DISCORDANT = 25
-"""With fewer images that only one model gets right, the chi-squared value is inaccurate."""
 
 
 @dataclass(frozen=True)

@@ -36,16 +36,9 @@ from feddg.runs.model import load_trained
 from feddg.runs.reading import require_run
 from feddg.storage import replace_text
 
-# The graph that leaves feddg: from RGB images to probabilities, label and energy.
-
-
-# An ONNX file of ``feddg export`` as a classifier: all that it takes is in the file's metadata.
-
-
-# Whether an exported file answers as its run does, on random images and on real ones.
-
-
 REAL_IMAGES = 128
+MODEL_CARD = "model_card.md"
+log = logging.getLogger("feddg")
 
 
 def images_to_check(experiment: Experiment) -> tuple[Tensor, int]:
@@ -217,13 +210,6 @@ def one_format(chosen: Sequence[tuple[str, Path | None]]) -> tuple[str, Path]:
     if len(found) != 1:
         raise RunError("name one: --onnx FILE, --torch FILE, --safetensors FILE or --hub FOLDER")
     return found[0]
-
-
-# The model card in a run folder: written once the run is complete, kept as its reader edits it.
-
-
-MODEL_CARD = "model_card.md"
-log = logging.getLogger("feddg")
 
 
 def ensure_card(run: Path) -> Path | None:

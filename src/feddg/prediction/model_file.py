@@ -152,9 +152,6 @@ class ModelDescription(ModelIdentity):
         return self.model_dump(mode="json", exclude_unset=True)
 
 
-# The graph.
-
-
 class DeployedClassifier(nn.Module):
     """A predictor with the processing before and after it that an application needs.
 
@@ -260,9 +257,6 @@ def difference(
             )
         largest = max(largest, gap)
     return largest
-
-
-# Writing it.
 
 
 def write_file(

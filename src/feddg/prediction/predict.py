@@ -38,6 +38,9 @@ BATCH_SIZE = 64
 MOST_DECODERS = 8
 Decoded = list[tuple[str, numpy.ndarray]] | str
 """A file's images with their names (several if it is cut into tiles), or why there are none."""
+ROWS_AT_ONCE = 4096
+MOST_SHOWN = 300
+MOST_FAULTS = 100
 
 
 @dataclass(frozen=True)
@@ -233,9 +236,6 @@ def _written(file: Path) -> str:
     return printable(os.fsencode(file).decode("utf-8", "backslashreplace"))
 
 
-# Predictions as rows of CSV, JSON lines or Parquet.
-
-
 def columns(class_names: Sequence[str], probabilities: bool) -> list[str]:
     """Returns the names of the columns."""
     names = ["file", "label", "confidence", "energy", "unlike_training", "reason"]
@@ -285,7 +285,6 @@ def _write_parquet(out: Path, names: Sequence[str], rows: Rows) -> None:
             writer.write_table(arrow.Table.from_pylist(group, schema=schema))
 
 
-ROWS_AT_ONCE = 4096
 _WRITERS = {".csv": _write_csv, ".jsonl": _write_lines, ".parquet": _write_parquet}
 
 
@@ -524,13 +523,6 @@ def _put_in_place(
     part.unlink()
     unlike = counts["unlike"] if classifier.threshold is not None else None
     return PredictedFiles(out, counts["files"], counts["failed"], unlike, continued, classifier)
-
-
-# A table of predictions read back: its most doubtful rows, and what all of them come to.
-
-
-MOST_SHOWN = 300
-MOST_FAULTS = 100
 
 
 @dataclass(frozen=True)

@@ -111,9 +111,6 @@ class WiseFT:
         return sum(score.accuracy for score in scores) / len(scores)
 
 
-# Which weights are measured after a round.
-
-
 class Evaluate(RoundHook):
     """Evaluates the weights of rounds.
 

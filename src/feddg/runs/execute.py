@@ -85,7 +85,8 @@ from feddg.runs.reading import (
 from feddg.runs.tracking import chosen_trackers
 from feddg.storage import is_file
 
-# What a completed round leaves on disk: its rows, then the checkpoint that makes it count.
+log = logging.getLogger("feddg")
+OOD_SCORE = "ood_score.json"
 
 
 class Records(RoundHook):
@@ -167,12 +168,6 @@ class Pictures(RoundHook):
                 draw_figures(figures, images, federation.method, state, seed)
 
 
-# What a run has released, kept in its folder: its account of noised ones, its opened sums.
-
-
-log = logging.getLogger("feddg")
-
-
 def open_account(folder: RunFolder, defences: Defences, rounds: int) -> Account:
     """Returns the account of a run, continued from the rows in its folder.
 
@@ -211,9 +206,6 @@ def opened_sums(folder: RunFolder) -> OpenedSums:
     if rows:
         folder.replace_rows(OPENED_SUMS, rows)  # without a line that was cut off
     return OpenedSums(rows, lambda row: folder.append(OPENED_SUMS, [row]))
-
-
-# The summary of a run, computed from its records alone.
 
 
 def summarize(
@@ -315,9 +307,6 @@ def _bytes(messages: Sequence[MessageRow]) -> dict[str, float]:
 #
 # ``ood_score.json`` keeps a threshold for each model by the fingerprint of its weights, so
 # that no model is ever served with another one's.
-
-
-OOD_SCORE = "ood_score.json"
 
 
 class EnergyThresholds(JsonFile):

@@ -66,6 +66,8 @@ DROPPED = "weights-dropped"
 
 
 _FileName = Annotated[str, Field(pattern=r"^[a-z0-9_-]+\.safetensors$")]
+START = "start"
+"""Name in the index of the weights from which training of the whole network started."""
 
 
 @dataclass
@@ -538,10 +540,6 @@ def _lines(rows: Iterable[Row]) -> str:
 # killed at any moment leaves what its last whole checkpoint knows.
 
 
-START = "start"
-"""Name in the index of the weights from which training of the whole network started."""
-
-
 class KeptModels:
     """Stores the models that selection rules choose during a run.
 
@@ -649,9 +647,6 @@ def drop_weights(folder: Path) -> None:
                 file.unlink(missing_ok=True)
     except OSError as error:
         raise RunError(f"Cannot delete the weights of {folder}: {why(error)}.") from None
-
-
-# Finding a model again
 
 
 def kept_weights(folder: Path, *rules: SelectionRule) -> tuple[SelectionRule, Weights, int]:

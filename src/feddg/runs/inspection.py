@@ -26,11 +26,10 @@ from feddg.runs.prepare import (
     table_diagnostics,
 )
 
-# A picture of who holds what, for the terminal.
-
-
 SHOWN_CLIENTS, MOST_MARKS = 20, 40
 SHADES = " ░▒▓█"
+SHOWN_DOMAINS, SHOWN_FILES = 20, 20
+STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
 def skew_between(clients: ClientsTable) -> Skew:
@@ -81,9 +80,6 @@ def _marks(counts: numpy.ndarray) -> str:
     shares = sums / sums.sum() if sums.any() else sums
     steps = numpy.ceil(shares * (len(SHADES) - 1)).astype(int)
     return "".join(SHADES[step] for step in steps.tolist())
-
-
-SHOWN_DOMAINS, SHOWN_FILES = 20, 20
 
 
 def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, Any]:
@@ -149,9 +145,6 @@ def print_inspection(found: dict[str, Any]) -> None:
         _print_clients(console, found)
     for one in found["diagnostics"]:
         print_diagnostic(console, Diagnostic(**one))
-
-
-STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
 def print_diagnostic(console: Console, one: Diagnostic) -> None:

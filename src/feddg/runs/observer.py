@@ -14,6 +14,7 @@ from feddg.methods.base import Round, RoundHook, State
 from feddg.records import RoundRow
 
 log = logging.getLogger("feddg")
+EVENTS = ("start", "diagnostic", "work", "client", "round", "scores", "end")
 
 
 class Observer(RoundHook):
@@ -56,9 +57,6 @@ class Observer(RoundHook):
         """See :meth:`round`; the round is not checkpointed yet."""
         self.round(round.row)
         return state
-
-
-EVENTS = ("start", "diagnostic", "work", "client", "round", "scores", "end")
 
 
 class Together(Observer):

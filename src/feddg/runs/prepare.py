@@ -60,8 +60,6 @@ from feddg.settings import (
 from feddg.storage import Stamp, stamp
 from feddg.storage import cache_folder as cache_folder
 
-# The experiment's images, decoded, and what is odd about them.
-
 
 class Loaded(NamedTuple):
     """The experiment's images: usable rows, their pixels, and the skipped files.
@@ -494,9 +492,6 @@ def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> 
         worker.autocast,
         images.table.paths,
     )
-
-
-# What a run writes down about itself: who holds what, on which machine, and the memory it took.
 
 
 def environment(experiment: Experiment, federation: Federation) -> dict[str, Any]:

@@ -180,9 +180,6 @@ def training_depth(folder: Path) -> int:
     return 0 if images is None else max(images.depths.values(), default=0)
 
 
-# Whether a run's folder still says the experiment that its name and its checkpoint say.
-
-
 def check_identity(folder: Path, experiment: Experiment) -> None:
     """Checks the experiment in a folder against the ids in the folder's name and checkpoint.
 

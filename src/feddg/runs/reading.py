@@ -55,11 +55,25 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from torch import nn
 
-# The evaluations of a run, looked up by round, split and domain.
-
-
 Aggregate = Callable[[Sequence[EvaluationRow], str], float | None]
 """Aggregates a metric over the rows of a split's domains."""
+EXPERIMENT: Final = "experiment.yaml"
+SUMMARY: Final = "summary.json"
+METRICS_FILE, LEDGER, CLIENTS = "metrics.jsonl", "ledger.jsonl", "clients.json"
+ENVIRONMENT = "environment.json"
+_WHOLE_FILES = (CLIENTS, ENVIRONMENT, METRICS_FILE, LEDGER)
+"""Files that a run writes, besides its summary, by the end of its last round."""
+_FEWER_ROUNDS = {"budget-spent", "rounds-missing"}
+"""Diagnostics of a run that ended with fewer rounds than planned, and recorded it."""
+CAPTIONS: Final = "captions.json"
+MISTAKE = "mistake-"
+"""Start of the names of pictures that show a mistake each."""
+ATTACKS: Final = "attacks.jsonl"
+_PLAIN_ROWS = RowFile[dict[str, Any]](dict[str, Any])
+ADAPTED = "adaptation.jsonl"
+OWN = "own statistics"
+ALPHAS = "alphas.csv"
+ALPHA_COLUMNS = ("split", "domain", "image")
 
 
 def _values(rows: Sequence[EvaluationRow], metric: str) -> list[float] | None:
@@ -383,20 +397,6 @@ WISE_FT_RULE: Final = add_rule(
 )
 
 
-EXPERIMENT: Final = "experiment.yaml"
-SUMMARY: Final = "summary.json"
-METRICS_FILE, LEDGER, CLIENTS = "metrics.jsonl", "ledger.jsonl", "clients.json"
-ENVIRONMENT = "environment.json"
-_WHOLE_FILES = (CLIENTS, ENVIRONMENT, METRICS_FILE, LEDGER)
-"""Files that a run writes, besides its summary, by the end of its last round."""
-_FEWER_ROUNDS = {"budget-spent", "rounds-missing"}
-"""Diagnostics of a run that ended with fewer rounds than planned, and recorded it."""
-CAPTIONS: Final = "captions.json"
-MISTAKE = "mistake-"
-"""Start of the names of pictures that show a mistake each."""
-ATTACKS: Final = "attacks.jsonl"
-
-_PLAIN_ROWS = RowFile[dict[str, Any]](dict[str, Any])
 _R = TypeVar("_R", bound=Row)
 
 
@@ -825,12 +825,6 @@ def _read_optional(path: Path) -> dict[str, Any] | None:
 # ``adaptation.jsonl``: accuracy under each adaptation that was tried. ``alphas.csv``: how much
 # each layer adapts to each image (FedIG-A's alpha), a row per evaluated image with its split, its
 # domain and its file, then a column per layer.
-
-
-ADAPTED = "adaptation.jsonl"
-OWN = "own statistics"
-ALPHAS = "alphas.csv"
-ALPHA_COLUMNS = ("split", "domain", "image")
 
 
 def read_adapted(folder: Path) -> list[AdaptationRow]:

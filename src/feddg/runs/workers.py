@@ -334,9 +334,6 @@ def _require_alike(rank: int, theirs: dict[str, Any], own: dict[str, str]) -> No
             )
 
 
-# A worker
-
-
 def serve(channel: Channel, cache: Path) -> None:
     """Carries out process 0's jobs until it ends."""
     log.setLevel(logging.ERROR)  # process 0 says it all

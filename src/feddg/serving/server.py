@@ -22,9 +22,6 @@ CONNECTIONS_BEYOND = 64
 LONGEST_HEADERS = 16 * 1024
 
 
-# Connections that send too slowly are closed: they would take the places of everybody else's.
-
-
 SECONDS = 15.0
 """Seconds for a request's headers and the beginning of its body."""
 FIRST_BYTES = 64 * 1024
