@@ -389,8 +389,7 @@ class Senders:
             RunError: one of them does not send the entry.
         """
         hold = [_twice(h) if entry.names and len(h) == 1 else h for h in client_data]
-        count = len(self.loaded.clients)
-        transport = self.loaded.others(hold.__getitem__, count, self.pretender())
+        transport = self.loaded.others(hold.__getitem__, len(hold), self.pretender())
         sent = dict(self._sent(transport, entry, range(len(hold))))
         if len(sent) < len(hold):
             raise RunError(f"a client of some images of its own sends no {entry.key} here")
@@ -400,8 +399,7 @@ class Senders:
         self, client_data: Sequence[Examples], worker: Worker, broadcast: Broadcast | None = None
     ) -> Iterator[Update]:
         """Yields the updates of simulated clients; each is valid until the next is drawn."""
-        count = len(self.loaded.clients)
-        transport = self.loaded.others(client_data.__getitem__, count, worker)
+        transport = self.loaded.others(client_data.__getitem__, len(client_data), worker)
         for reply in transport.train(range(len(client_data)), broadcast or self.broadcast):
             if not isinstance(reply, Update):
                 raise RunError(f"a pretended client cannot train: {reply.reason}")
