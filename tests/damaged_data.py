@@ -88,7 +88,7 @@ def gone_while_streaming(place: Place) -> None:
 def changed_while_decoding(place: Place) -> None:
     table = from_folder(place.images)
 
-    def progress(done: int, _: int) -> None:
+    def progress(what: str, done: int, total: int) -> None:
         if done == 24:
             Image.new("RGB", (9, 9)).save(place.images / table.paths[0])
 

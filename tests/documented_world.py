@@ -23,6 +23,7 @@ SMALL = {
     "train": {"rounds": 1, "local_steps": 1, "batch_size": 4},
     "evaluate": {"every": 1},
 }
+SITES = ("site_a", "site_b", "site_c")
 PLAN = {"methods": ["fedavg"], "hold_out": ["sketch"], "seeds": [0]}
 
 
@@ -64,6 +65,10 @@ def make_world(place: Path) -> World:
     make_folder(place / "paintings", ("oil",), ("dog",), each=4)
     make_folder(place / "more", each=1)
     shutil.copy(place / "more/a/x/0.png", place / "more/0.png")
+    rows = [
+        f"{site},{kind},{n},{n % 3}" for site in SITES for kind in ("dog", "cat") for n in range(8)
+    ]
+    (place / "features.csv").write_text("\n".join(["domain,label,f0,f1", *rows]))
     published_trees.pacs(place / "PACS")
     published_trees.vlcs_folders(place / "VLCS")
     published_trees.camelyon17(place)

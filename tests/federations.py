@@ -1,6 +1,6 @@
 """Small federations on generated images, for tests of methods, server and transports."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +64,25 @@ class Replies(RoundHook):
         self._replies.append(refusal)
 
 
+class NoisedStyles(Defences):
+    """Defences under which styles are noised, too."""
+
+    style_noise = None
+
+
+class Held(Sequence[Examples]):
+    """What the clients of a small federation hold, as it is when they are asked."""
+
+    def __init__(self, small: "SmallFederation") -> None:
+        self._small = small
+
+    def __len__(self) -> int:
+        return len(self._small.sizes)
+
+    def __getitem__(self, client: Any) -> Any:
+        return self._small.examples(client)
+
+
 @dataclass
 class SmallFederation(Federation):
     """A federation of generated images, with all that a test may want to be otherwise.
@@ -118,11 +137,11 @@ class SmallFederation(Federation):
             }
         )
         workers = [self.new_worker() for _ in range(self.at_once)]
-        self.network = workers[0].network
+        self.network, self.asked = workers[0].network, self.defences
         rows, noted = self.ledger, Replies(self.replies)
         parts.Federation.__init__(
             self,
-            [self.examples(id) for id in range(len(self.sizes))],
+            Held(self),
             self.network,
             self.method,
             settings,
@@ -136,14 +155,19 @@ class SmallFederation(Federation):
 
     def built_defences(self) -> Defences:
         """What happens to updates on their way, as an experiment would have it."""
-        return build_defences(
+        built = build_defences(
             PrivacySettings(**self.privacy),
-            [DefenceChoice(name=name, settings=settings) for name, settings in self.defences],
+            [DefenceChoice(name=name, settings=settings) for name, settings in self.asked],
             self.method,
             self.network,
             trains_statistics=not self.freeze,
             updates=self.per_round or len(self.sizes),
         )
+        if not self.style_noise:
+            return built
+        noised = NoisedStyles(built.defences, built.facts)
+        noised.style_noise = self.style_noise
+        return noised
 
     def new_worker(self) -> Worker:
         """A network and the settings for clients to take turns on."""

@@ -10,7 +10,10 @@ PACKAGE = Path(feddg.__file__).parent
 SOURCES = {path: path.read_text("utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
 NODES = [(path, node) for path, text in SOURCES.items() for node in ast.walk(ast.parse(text))]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-CLASSES = {node.name: node for _, node in NODES if isinstance(node, ast.ClassDef)}
+CLASSES = {}
+for _, node in NODES:
+    if isinstance(node, ast.ClassDef):
+        CLASSES.setdefault(node.name, []).append(node)
 
 
 def assigned(body):
@@ -28,8 +31,9 @@ def members(found):
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             names.add(node.attr)
     bases = (re.split(r"[.\[]", ast.unparse(base)) for base in found.bases)
-    known = {part for parts in bases for part in parts if part in CLASSES} - {found.name}
-    return names.union(*(members(CLASSES[name]) for name in known))
+    known = {part for parts in bases for part in parts if part in CLASSES}
+    others = (one for name in known for one in CLASSES[name] if one is not found)
+    return names.union(*map(members, others))
 
 
 def parameters(function):

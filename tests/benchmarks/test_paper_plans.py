@@ -75,6 +75,9 @@ SHORTENED = {
 }
 OUR_OWN = {
     "digits/methods": 24 * 4 * 3,
+    "emoji/learning_rate": 3,
+    "emoji/lite0": 19 * 4 * 3,
+    "emoji/small": 19 * 4 * 3,
     "reference_lines/digits": 4 * 4 * 3,
     "reference_lines/pacs": 4 * 4 * 3,
     "reference_lines/pacs_short": 4 * 4 * 3,

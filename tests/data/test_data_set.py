@@ -209,7 +209,7 @@ SMALL = {
 BY_SOURCE = {layout.source: layout for layout in reversed(LAYOUTS.values())}
 """The first layout of each."""
 BY_SOURCE["office_home"] = Layout("office_home", partial(office_home, classes=4))
-NOT_PUBLISHED = {"digits", "folder"}
+NOT_PUBLISHED = {"digits", "emoji", "folder"}
 CASES = [
     *((source, "official" if layout.official else "lodo") for source, layout in BY_SOURCE.items()),
     *(("pacs", protocol) for protocol in PROTOCOLS if protocol != "lodo"),

@@ -143,6 +143,6 @@ def test_clients_at_once_share_the_seconds_of_their_round(monkeypatch):
     three_seconds = {"seconds": 3.0, "weights": small.server.state.weights}
     monkeypatch.setattr(
         "feddg.federation.inprocess.train",
-        lambda client, method, defences: Update(client.id, 1, **three_seconds),
+        lambda client, method, defences: Update(client.id, len(client.examples), **three_seconds),
     )
     assert small.server.round().seconds["train"] == pytest.approx(5 * 3.0 / 2)

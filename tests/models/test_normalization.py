@@ -122,8 +122,8 @@ def by_loops(made, inputs, u):
 
 
 def mixed_output(made, inputs, mixing, seed=3):
-    rng = torch.Generator().manual_seed(seed)
-    return mixed({made: stored(made)}, mixing, rng)(made, inputs).detach()
+    drawn = torch.rand(made.num_features, generator=torch.Generator().manual_seed(seed))
+    return mixed({made: stored(made)}, mixing, drawn)(made, inputs).detach()
 
 
 @pytest.mark.parametrize("mixing", [(0, 1), (0.5, 1), (-0.1, 1.1), (0.5, 0.5)])
