@@ -7,33 +7,26 @@ rewrites every table that stands between ``<!-- table: NAME -->`` and ``<!-- end
 
 import csv
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from feddg.comparison.results import Results, read_results
+from feddg.comparison.results import Results
 from feddg.comparison.statistics import (
     Key,
     Margin,
     average_over_columns,
-    margins,
     paired_margin,
 )
-from feddg.evaluation.travel import ESTIMATORS
-from feddg.records import ID_TEST, TEST, VAL
 from feddg.report.results_page import between_marks
 from feddg.report.tables import (
-    accuracy_columns,
-    by_method,
     detectable_text,
     interval_text,
     margin_text,
     spread_text,
-    to_markdown,
     unseen,
 )
 from feddg.report.text import spelled
-from feddg.runs.reading import EMA_MEAN, FINAL, SWA_MEAN
+from feddg.runs.reading import EMA_MEAN, FINAL
 from feddg.text import readable
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,60 +34,8 @@ DATA = ROOT / "docs" / "results" / "data"
 PAGES = tuple(ROOT / name for name in ("README.md", "docs/benchmarks.md", "docs/which_method.md"))
 
 
-@dataclass(frozen=True)
-class Campaign:
-    """A table of methods, each beside plain averaging.
-
-    Attributes:
-        rounds: of every run: a results file has images and seconds of one round.
-        files: the results files.
-        left_out: methods that the table does not show.
-        beside: by a method's label, that of a further one that it is compared with.
-        heading: of that column.
-        without: a held-out domain that we drew ourselves; a column shows the mean of the others.
-    """
-
-    rounds: int
-    files: Sequence[str]
-    left_out: Sequence[str] = ()
-    beside: Callable[[str], str] | None = None
-    heading: str = ""
-    without: str = ""
-
-
-ColumnsOfRows = Mapping[str, Callable[[list[dict[str, str]]], str]]
-"""By heading, a cell made of several rows of a file."""
-
-
-def default_codec(method: str) -> str:
-    """Returns the method of ``CCST, colours`` with its default codec."""
-    return method.partition(",")[0].lower()
-
-
-OTHERS = (
-    *("mixstyle", "rsc", "feddg-ga", "fedig-a", "randconv", "vista"),
-    *("outlines", "ridge", "ridge+outlines"),
-)
-OF_DEFAULT = "minus the same with `compact`, EMA"
-CAMPAIGNS: Mapping[str, Campaign] = {
-    "serving_digits": Campaign(10, ["serving_digits"], without="sketch"),
-    "serving_ablation": Campaign(
-        10,
-        ["serving_ablation", "serving_digits"],
-        ["rsc", "ccst", "pardon", "feddg-ga", "fedig-a", "outlines"],
-        lambda method: "vista",
-        "minus VISTA, EMA",
-    ),
-    "serving_pacs": Campaign(12, ["serving_pacs"]),
-    "codecs_digits": Campaign(
-        10, ["codecs_digits", "serving_digits"], OTHERS, default_codec, OF_DEFAULT
-    ),
-    "codecs_pacs": Campaign(12, ["codecs_pacs", "serving_pacs"], OTHERS, default_codec, OF_DEFAULT),
-}
-"""The tables of methods, by name."""
-SEARCHES = ("vista_search", "vista_search_pacs")
-TESTED = ("sketch", "cartoon", "art_painting", "photo")
-NOISED = ("digits", "pacs", "digits_ten_clients")
+ROUNDS = {"serving_digits": 10, "serving_pacs": 12}
+"""Of every run: a results file has images and seconds of one round."""
 LEVELS = ("none", "clipped", "16", "8", "4", "1")
 PROTECTED = {
     ("fedavg", "updates"): "FedAvg, updates",
@@ -102,7 +43,6 @@ PROTECTED = {
     ("pardon", "styles (image)"): "PARDON, styles, an image hidden",
     ("pardon", "styles (client)"): "PARDON, styles, a client hidden",
 }
-ATTACKED = ("pardon", "ccst", "ccst-single", "elcfs", "fpl", "fedbn", "fedig")
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -128,43 +68,24 @@ def with_note(table: str, found: Sequence[Margin]) -> str:
     return f"{table}\n\n{note}" if (note := unseen(found)) else table
 
 
-def campaign(about: Campaign) -> str:
+def campaign(name: str) -> str:
     """Returns accuracy on unseen domains by method, best first, with budget and lead of each."""
-    rows = [row for name in about.files for row in read_results(DATA / f"{name}.csv")]
-    results = Results.of_rows([row for row in rows if row.method not in about.left_out])
-    found = {rule: results.accuracies(rule) for rule in (FINAL, SWA_MEAN, EMA_MEAN)}
-    final, ema = (results.margins(rule, "fedavg") for rule in (FINAL, EMA_MEAN))
-    others = {m: about.beside(m) for m in results.methods} if about.beside else {}
-    own = found[EMA_MEAN]
-    pairs = {m: (own[m], own[other]) for m, other in others.items() if m != other}
-    further = margins(pairs, results.domains)
-    rest = Results.of_rows([row for row in results.rows if row.held_out != about.without])
-    leads_of_rest = rest.margins(EMA_MEAN, "fedavg")
+    results = Results.read(DATA / f"{name}.csv")
+    found = {rule: results.accuracies(rule) for rule in (FINAL, EMA_MEAN)}
+    final, ema = (results.margins(rule, "fedavg") for rule in found)
     shown = []
     for method in results.methods:
-        means = [average_over_columns(found[rule][method], results.columns) for rule in found]
+        means = [average_over_columns(own[method], results.columns) for own in found.values()]
         seconds = results.mean(method, "seconds") / results.mean("fedavg", "seconds")
-        seen = results.mean(method, "images") * about.rounds / 1000
+        seen = results.mean(method, "images") * ROUNDS[name] / 1000
         seeds = len({row.seed for row in results.of(method)})
         cells = [spelled(method), *map(spread_text, means)]
         cells += [lead(final.get(method)), lead(ema.get(method)), over_seeds(ema.get(method))]
-        cells += [lead(further.get(method))] if others else []
-        if about.without:
-            mean = average_over_columns(rest.accuracies(EMA_MEAN)[method], rest.columns)
-            cells += [spread_text(mean), lead(leads_of_rest.get(method))]
         cells += [str(seeds), f"{seen:.0f}k", f"{seconds:.1f}"]
-        shown.append((-means[2].mean if means[2] else 0.0, cells))
-    head = ["method", "final round", "SWA", "EMA", "minus FedAvg, final", "minus FedAvg, EMA"]
-    head += [
-        "EMA, over seeds",
-        *([about.heading] if others else []),
-        *([f"EMA without {about.without}", "minus FedAvg"] if about.without else []),
-        "seeds",
-        "images seen",
-        "time",
-    ]
-    table = markdown(head, [cells for _, cells in sorted(shown)])
-    return with_note(table, [*ema.values(), *further.values()])
+        shown.append((-means[-1].mean if means[-1] else 0.0, cells))
+    head = ["method", "final round", "EMA", "minus FedAvg, final", "minus FedAvg, EMA"]
+    head += ["EMA, over seeds", "seeds", "images seen", "time"]
+    return with_note(markdown(head, [cells for _, cells in sorted(shown)]), list(ema.values()))
 
 
 def front() -> str:
@@ -215,13 +136,13 @@ def advice() -> str:
     body = [["1", "ImageNet weights, 5 rounds, minus from scratch", sizes, seen, from_weights]]
     for name, data in (("serving_pacs", "PACS"), ("serving_digits", "digits")):
         results = Results.read(DATA / f"{name}.csv")
-        seen = f"{results.mean('fedavg', 'images') * CAMPAIGNS[name].rounds / 1000:.0f}k"
+        seen = f"{results.mean('fedavg', 'images') * ROUNDS[name] / 1000:.0f}k"
         final, ema = (results.accuracies(rule)["fedavg"] for rule in (FINAL, EMA_MEAN))
         averaged = paired_margin(ema, final, results.domains)
         body.append(["1", "FedAvg: averaged weights (EMA) minus last", data, seen, averaged])
         advised, found = "1" if data == "PACS" else "2", results.margins(EMA_MEAN, "fedavg")
         for method in ("outlines", "ccst", "mixstyle", "feddg-ga", "pardon", "randconv", "vista"):
-            images = f"{results.mean(method, 'images') * CAMPAIGNS[name].rounds / 1000:.0f}k"
+            images = f"{results.mean(method, 'images') * ROUNDS[name] / 1000:.0f}k"
             words = f"{spelled(method)} minus FedAvg"
             body.append([advised, words, data, images, found[method]])
     spent = Results.read(DATA / "budget_pacs.csv")
@@ -240,78 +161,6 @@ def advice() -> str:
         for *words, one in sorted(body, key=lambda cells: cells[0])
     ]
     return markdown(head, rows)
-
-
-def learning_rates(name: str, *columns: str) -> str:
-    """Returns accuracy by learning rate, in-domain validation first: it alone may choose.
-
-    Args:
-        name: of the results file.
-        columns: what rows are told apart by; the rest is averaged over.
-    """
-    groups: dict[tuple[str, ...], list[Mapping[str, float]]] = {}
-    for row in read_results(DATA / f"{name}.csv"):
-        known = {"method": spelled(row.method), "held out": row.held_out, **row.conditions}
-        known["rate"] = f"{float(known['train.lr']):.0e}".replace("e-0", "e-")
-        groups.setdefault(tuple(known[column] for column in columns), []).append(row.numbers)
-    numbers = [
-        f"{split}_{rule}" for split in ("id_val", "test") for rule in ("final", "swa", "ema")
-    ]
-    body = [
-        [*key, *(f"{100 * statistics.mean(row[n] for row in rows):.1f}" for n in numbers)]
-        for key, rows in sorted(groups.items(), key=lambda item: (item[0][:-1], float(item[0][-1])))
-    ]
-    head = [
-        f"{split}, {rule}" for split in ("in-domain", "unseen") for rule in ("final", "SWA", "EMA")
-    ]
-    return markdown([*columns, *head], body)
-
-
-def by_validation(name: str, plain: str = "") -> str:
-    """Returns accuracy by EMA on the domain that chooses, best first, and on the unseen one.
-
-    Args:
-        name: of the results file; columns that a method lacks are left out.
-        plain: the row of the grid that is shown as plain averaging.
-    """
-    rows = {(row.method, row.held_out): row.numbers for row in read_results(DATA / f"{name}.csv")}
-    if plain:
-        grid = read_results(DATA / "grid_pacs.csv")
-        rows |= {("fedavg", row.held_out): row.numbers for row in grid if row.method == plain}
-    methods = dict.fromkeys(method for method, _ in rows)
-    tested = [c for c in TESTED if all((method, c) in rows for method in methods)]
-    body = []
-    for method in methods:
-        own = [rows[method, column] for column in tested]
-        cells = [[numbers["val_ema"]] for numbers in own]
-        cells += [[n[key] for n in own] for key in ("val_ema", "val_final", "test_ema")]
-        means = [statistics.mean(values) for values in cells]
-        body.append((-means[-3], [spelled(method), *(f"{100 * mean:.1f}" for mean in means)]))
-    head = [f"tested on {column.replace('_', ' ')}" for column in tested]
-    head = ["what", *head, "mean", "last model", "unseen domain"]
-    return markdown(head, [cells for _, cells in sorted(body)])
-
-
-def budgets(name: str, tested: Sequence[str] = TESTED) -> str:
-    """Returns accuracy by images seen: EMA, and the lead over plain averaging; last model."""
-    results = Results.read(DATA / f"{name}.csv")
-    body, noted = [], list[Margin]()
-    for budget in results.budgets:
-        part = results.at(budget)
-        found = {rule: part.accuracies(rule) for rule in (FINAL, EMA_MEAN)}
-        leads = {rule: part.margins(rule, "fedavg") for rule in found}
-        noted += leads[EMA_MEAN].values()
-        for method in part.methods:
-            by_column = {column: value for (column, _), value in found[EMA_MEAN][method].items()}
-            cells = [f"{100 * by_column[c]:.1f}" if c in by_column else "" for c in tested]
-            means = [average_over_columns(one[method], list(by_column)) for one in found.values()]
-            shown = [f"{budget // 1000}k", spelled(method), *cells]
-            for mean, own in zip(means, leads.values()):
-                shown += [spread_text(mean), lead(own.get(method))]
-            body.append(((budget, -means[1].mean if means[1] else 0.0), shown))
-    head = ["images seen", "method", *(column.replace("_", " ") for column in tested)]
-    head += ["last model", "minus FedAvg", "EMA", "minus FedAvg"]
-    return with_note(markdown(head, [cells for _, cells in sorted(body)]), noted)
 
 
 def rows_of(name: str) -> list[dict[str, str]]:
@@ -361,60 +210,6 @@ def ridge_by_epsilon() -> str:
     return markdown([*head, *(f"ε = {e}" for e in LEVELS[2:])], body)
 
 
-def ranks(attacker: str) -> str:
-    """Returns how well images are found again by what an attacker draws, over all domains."""
-    drawn = {
-        (row["run"], row["fed"]): row
-        for row in rows_of("privacy_reconstruction")
-        if row["domain"] == "all" and row["attacker"] in (attacker, f"{attacker} of photo")
-    }
-    hidden = {
-        row["run"]: interval(row, "mean", "low", "high")
-        for row in rows_of("privacy_differences")
-        if row["metric"] == "rank" and row["attacker"] in (attacker, f"{attacker} of photo")
-    }
-    body = []
-    for run in ATTACKED:
-        rows = [drawn[run, fed] for fed in ("sent", "sample", "unrelated")]
-        cells = [interval(row, "rank", "rank_low", "rank_high") for row in rows]
-        psnr = " / ".join(f"{float(row['psnr']):.1f}" for row in rows)
-        body.append([run, *cells, hidden.get(run, ""), psnr])
-    head = ["method", "drawn from what was sent", "from the image's own", "chance"]
-    head += ["own minus sent", "PSNR: sent / own / chance, dB"]
-    return markdown(head, body)
-
-
-def interval(row: Mapping[str, str], mean: str, low: str, high: str) -> str:
-    """Returns ``0.49 [0.44, 0.54]``."""
-    middle, *ends = (f"{float(row[name]):.2f}" for name in (mean, low, high))
-    return f"{middle} [{', '.join(ends)}]"
-
-
-def inversion() -> str:
-    """Returns what gradient inversion finds, by step and batch."""
-    names = {"sgd": "plain SGD", "own": "Adam, the run's"}
-    body = [
-        [names.get(row["optimizer"], row["optimizer"]), row["batch_size"]]
-        + [f"{float(row[name]):.1f}" for name in ("psnr", "unrelated_psnr")]
-        + [interval(row, "rank", "rank_low", "rank_high")]
-        for row in rows_of("privacy_updates")
-    ]
-    return markdown(["step", "images", "PSNR, dB", "chance", "rank"], body)
-
-
-def membership() -> str:
-    """Returns how well an attacker tells members from others, by what is read."""
-    found = {
-        (row["run"], row["entry"], row["attack"]): interval(row, "auc", "low", "high")
-        for row in rows_of("privacy_membership")
-    }
-    body = [
-        [run, entry, found[run, entry, "threshold"], found[run, entry, "shadow"]]
-        for run, entry in dict.fromkeys((run, entry) for run, entry, _ in found)
-    ]
-    return markdown(["method", "read", "AUC, threshold", "AUC, shadow clients"], body)
-
-
 def robust_updates() -> str:
     """Returns accuracy by defence and share of liars, mean of the seeds: unseen / seen domains."""
     groups: dict[tuple[str, str], list[dict[str, str]]] = {}
@@ -426,17 +221,6 @@ def robust_updates() -> str:
     return markdown(["`defences`", *(f"{count} of 10 lie" for count in liars)], body)
 
 
-def robust_styles() -> str:
-    """Returns accuracy by what one of five sites says its style is: unseen / seen domains."""
-    groups: dict[tuple[str, str], dict[str, list[dict[str, str]]]] = {}
-    for row in rows_of("robust_styles"):
-        key = (row["lie"], {"True": "yes", "False": "no"}[row["ranges"]])
-        groups.setdefault(key, {}).setdefault(row["method"], []).append(row)
-    methods = ("pardon", "vista")
-    body = [[*key, *(seen_and_unseen(own[m]) for m in methods)] for key, own in groups.items()]
-    return markdown(["its style is", "ranges checked", *map(spelled, methods)], body)
-
-
 def seen_and_unseen(rows: Sequence[Mapping[str, str]]) -> str:
     """Returns ``71 / 67``: mean accuracy on the unseen domain and on the seen ones, percent."""
     columns = ("unseen_accuracy", "seen_accuracy")
@@ -445,139 +229,12 @@ def seen_and_unseen(rows: Sequence[Mapping[str, str]]) -> str:
     )
 
 
-def scale() -> str:
-    """Returns what many images and clients cost."""
-    body = [
-        [
-            row["what"],
-            *(f"{int(row[name]):,}" for name in ("images", "domains", "clients")),
-            f"{float(row['cpu_seconds']):.0f}",
-            f"{int(row['peak_bytes']) / 1e9:.2f}",
-        ]
-        for row in rows_of("scale")
-    ]
-    return markdown(["what", "images", "domains", "clients", "CPU s", "peak GB"], body)
-
-
-def workers() -> str:
-    """Returns what a round takes by one process and by two workers."""
-    body = []
-    for row in rows_of("workers"):
-        if row["process"]:
-            continue
-        cpu, worker, training, messages = (
-            float(row[name]) for name in ("cpu", "worker_cpu", "training", "messages")
-        )
-        threads = 2 if row["setup"] == "one process, two threads" else 1
-        parts = [
-            f"{messages:.3f}" if worker else "",
-            f"{cpu - training - messages:.3f}" if threads == 1 else "",
-        ]
-        longest = max(cpu / threads, worker)
-        wall = [f"{float(row[name]):.1f}" for name in ("seconds", "waiting")]
-        body.append([row["job"], row["setup"], f"{longest:.2f}", *parts, *wall])
-    heading = ["job", "by", "CPU s, longest", "messages", "sums, checks", "wall s", "waiting"]
-    return markdown(heading, body)
-
-
-def workers_projection() -> str:
-    """Returns how much sooner four GPUs would end a round than one, from measured parts.
-
-    Of ResNet-18 by two workers: the server's work for each of a round's 4 updates, and what
-    messages take for each of the 2 that cross.
-    """
-    (row,) = (
-        r for r in rows_of("workers") if (r["job"], r["setup"]) == ("ResNet-18", "two workers")
-    )
-    cpu, training, messages = (float(row[name]) for name in ("cpu", "training", "messages"))
-    server, message = (cpu - training - messages) / 4, messages / 2
-    body = []
-    for seconds in (0.1, 0.5, 2.0):
-        one = 20 * (seconds + server)
-        four = 5 * seconds + 20 * server + 15 * message
-        body.append([f"{seconds:g}", f"{one:.1f}", f"{four:.1f}", f"{one / four:.1f}"])
-    return markdown(["s a client", "one GPU, s", "four GPUs, s", "times as fast"], body)
-
-
-def workers_nodes() -> str:
-    """Returns what the processes of a round on two nodes take."""
-    body = [
-        [
-            f"{row['process']}{', the server' if row['process'] == '0' else ''}",
-            f"{float(row['seconds']):.0f}",
-            f"{float(row['cpu_seconds']):.0f}",
-            f"{int(row['peak_bytes']) / 1e9:.2f}",
-        ]
-        for row in rows_of("workers")
-        if row["process"]
-    ]
-    return markdown(["process", "wall s", "CPU s", "peak GB"], body)
-
-
 def bytes_sent() -> str:
     """Returns megabytes of a client's update, by network and by what is trained."""
     found = {(row["backbone"], row["trainable"]): row["megabytes"] for row in rows_of("bytes_sent")}
     parts = list(dict.fromkeys(part for _, part in found))
     body = [[name, *(found[name, p] for p in parts)] for name in dict.fromkeys(n for n, _ in found)]
     return markdown(["MB a client and round", *parts], body)
-
-
-def closed_form() -> str:
-    """Returns accuracy of the closed-form classifier on each unseen domain of PACS."""
-    plain = [row for row in rows_of("closed_form_pacs") if row["version"] == "none"]
-    own = {
-        "seconds": lambda rows: rows[0]["seconds"],
-        "MB a client": lambda rows: rows[0]["megabytes"],
-    }
-    return closed_form_of(plain, {}, own)
-
-
-def closed_form_versions() -> str:
-    """Returns the same where versions of the images are in the sums, beside images alone."""
-    rows = rows_of("closed_form_pacs")
-    places = {(row["backbone"], row["size"]) for row in rows if row["version"] != "none"}
-    beside = [row for row in rows if (row["backbone"], row["size"]) in places]
-
-    def in_the_sums(rows: list[dict[str, str]]) -> str:
-        version = rows[0]["version"]
-        return "images alone" if version == "none" else f"images and {version}"
-
-    own = {"sites left out": lambda rows: mean_of(rows, "left_out")}
-    return closed_form_of(beside, {"in the sums": in_the_sums}, own)
-
-
-def closed_form_of(rows: list[dict[str, str]], before: ColumnsOfRows, after: ColumnsOfRows) -> str:
-    """A row for each network, size and version: accuracies on unseen domains between columns."""
-    unseen = list(dict.fromkeys(row["unseen"] for row in rows))
-    body = []
-    for key in dict.fromkeys((row["backbone"], row["size"], row["version"]) for row in rows):
-        own = [r for r in rows if (r["backbone"], r["size"], r["version"]) == key]
-        figures = {row["unseen"]: row["accuracy"] for row in own}
-        cells = [cell(own) for cell in before.values()], [cell(own) for cell in after.values()]
-        accuracies = [figures[name] for name in unseen]
-        body.append([*key[:2], *cells[0], *accuracies, mean_of(own, "accuracy"), *cells[1]])
-    head = ["network", "pixels", *before, *map(readable, unseen), "mean", *after]
-    return markdown(head, body)
-
-
-def mean_of(rows: list[dict[str, str]], name: str) -> str:
-    """The mean of a column of figures."""
-    return f"{statistics.mean(float(row[name]) for row in rows):.1f}"
-
-
-def folder_choice() -> str:
-    """Returns what was tried for a folder of one's own."""
-    head = ["images a domain", "pixels", "classifier starts", "then", "in-domain", "unseen"]
-    body = []
-    for row in rows_of("folder_choice"):
-        rounds = int(row["rounds"])
-        what = "" if row["trainable"] == "all" else f" ({row['trainable']} alone)"
-        then = f"{rounds} rounds at {float(row['lr']):g}{what}" if rounds else "nothing"
-        start = "in closed form" if row["head"] == "ridge" else "at random"
-        unseen = f"{readable(row['held'])} {row['unseen']}"
-        cells = [row["images_a_domain"], row["size"], start, then, row["id_val"], unseen]
-        body.append([*cells, row["cpu_seconds"]])
-    return markdown([*head, "CPU seconds"], body)
 
 
 def folder_defaults() -> str:
@@ -594,59 +251,6 @@ def folder_defaults() -> str:
         body.append([images, kind, *found, mean, f"{seconds:.0f}"])
     head = ["images a domain", "default", *map(readable, unseen), "mean", "CPU seconds"]
     return markdown(head, body)
-
-
-def training_steps() -> str:
-    """Returns milliseconds of a training step beside the plain loop's, a row for each size."""
-    rows = {
-        (row["threads"], row["size"], row["backbone"], row["precision"]): row
-        for row in rows_of("speed_steps")
-    }
-    jobs = [
-        (backbone, precision)
-        for backbone in ("efficientnet_lite0", "resnet18")
-        for precision in ("float32", "bfloat16")
-    ]
-    body = [
-        [threads, size]
-        + [
-            f"{row['feddg']} / {row['bare']} = {float(row['ratio']):.2f}"
-            for row in (rows[threads, size, *job] for job in jobs)
-        ]
-        for threads, size in dict.fromkeys((threads, size) for threads, size, *_ in rows)
-    ]
-    return markdown(["threads", "pixels", *map(", ".join, jobs)], body)
-
-
-def reference_lines(name: str) -> str:
-    """Returns accuracy of methods between a client alone and all images in one place."""
-    if name == "pacs":
-        results = Results.read(DATA / "reference_lines_pacs.csv")
-        unseen, inside = (results.accuracies(FINAL, split) for split in (TEST, ID_TEST))
-    else:
-        unseen, inside = ({}, {})
-        for row in rows_of(f"reference_lines_{name}"):
-            place = (row["column"], int(row["seed"]))
-            for split, found in ((TEST, unseen), (ID_TEST, inside)):
-                found.setdefault(row["method"], {})[place] = float(row[f"{split}_accuracy"])
-    columns = list(dict.fromkeys(column for own in unseen.values() for column, _ in own))
-    body = [
-        [spelled(method)]
-        + [spread_text(average_over_columns(unseen[method], part)) for part in parts(columns)]
-        + [spread_text(average_over_columns(inside[method], columns))]
-        for method in ("local", "fedavg", "pardon", "centralised")
-    ]
-    return markdown(["method", *map(readable, columns), "average", "in-domain test"], body)
-
-
-TRAVEL_NAMES = {
-    "validation": "in-domain validation accuracy",
-    **{name: own.title for name, own in ESTIMATORS.items()},
-    "energy": "energy, thresholded (Liu et al. 2020)",
-    "dispersity": "nuclear norm (Deng et al. 2023)",
-    "combined": "mean of confidence, ATC, DoC and agreement",
-    "left out": "mean accuracy at sites left out",
-}
 
 
 TRAVEL_IMAGES = {
@@ -680,20 +284,6 @@ def mean_error(rows: Sequence[Mapping[str, str]], column: str) -> float:
     return 100 * statistics.mean(abs(float(row[column]) - float(row["truth"])) for row in rows)
 
 
-def travel_errors() -> str:
-    """Returns the error of each estimator without labels: alone, and calibrated on sites."""
-    groups, body = grouped("travel", "images", "estimator"), []
-    for name, title in TRAVEL_NAMES.items():
-        cells = []
-        for own in TRAVEL_IMAGES:
-            rows = groups.get((own, name), [])
-            alone = f"{mean_error(rows, 'raw'):.1f}" if rows else ""
-            fitted = bool(rows) and bool(rows[0]["estimate"])
-            cells.append(f"{alone} / {mean_error(rows, 'estimate'):.1f}" if fitted else alone)
-        body.append([title, *cells])
-    return markdown(["estimator: alone / with sites", *TRAVEL_IMAGES.values()], body)
-
-
 def travel_intervals() -> str:
     """Returns how often the intervals of the combined estimate hold the truth."""
     groups, body = grouped("travel", "images", "estimator"), []
@@ -722,99 +312,20 @@ def travel_labels() -> str:
     return markdown([*head, *(f"{name}, labels alone" for name in head[1:])], body)
 
 
-FOLDERS = {
-    "new domain": "a domain that took no part",
-    "one class": "one of its classes alone",
-    "digits-lite0": "digits",
-    "emoji-lite0": "emoji",
-    "pacs-lite0": "PACS",
-    "nuclei-lite0": "microscope images",
-}
-
-
-def travel_folders() -> str:
-    """Returns how many folders of images are refused, by what they show and how many there are."""
-    groups, body = grouped("travel_folders", "images", "kind"), []
-    for images, title in TRAVEL_IMAGES.items():
-        for kind, shown in FOLDERS.items():
-            if not (rows := groups.get((images, kind), [])):
-                continue
-            sizes, held = (
-                dict.fromkeys(row[name] for row in rows) for name in ("size", "held_out")
-            )
-            cells = [f"{refused(rows, size=size)} %" for size in sizes]
-            each = ", ".join(f"{readable(one)} {refused(rows, held_out=one)}" for one in held)
-            body.append([title, shown, *cells, each])
-    head = ["model", "folders of", "20 images", "50", "200", "by the domain held out, %"]
-    return markdown(head, body)
-
-
-def refused(rows: Sequence[Mapping[str, str]], **of: str) -> str:
-    """Returns the share of folders that are refused in some rows, in percent."""
-    own = [row for row in rows if all(row[name] == value for name, value in of.items())]
-    share = sum(int(row["refused"]) for row in own) / sum(int(row["folders"]) for row in own)
-    return f"{100 * share:.0f}"
-
-
-def search_table(results: Results) -> str:
-    """Returns a search's table: held-out validation after the final round, as Markdown."""
-    found = results.accuracies(FINAL, VAL)
-    groups: dict[str, Sequence[str]] = {
-        f"tested on {readable(name)}": [name] for name in results.columns
-    }
-    groups["average"] = results.columns
-    columns = accuracy_columns(results, FINAL, VAL, groups, published=True)
-
-    def rank(method: str) -> tuple[int, float]:
-        """Sorts methods with missing columns last, since their means are not comparable."""
-        values = found[method]
-        lacks = len(results.columns) - len({name for name, _ in values})
-        return lacks, -sum(values.values()) / len(values)
-
-    return to_markdown(by_method(sorted(found, key=rank), columns)).strip()
-
-
-def parts(columns: Sequence[str]) -> list[Sequence[str]]:
-    """Returns every column by itself, then all of them."""
-    return [*([column] for column in columns), columns]
-
-
 def tables() -> dict[str, str]:
     """Returns every table by its name."""
-    made: dict[str, str] = {name: campaign(about) for name, about in CAMPAIGNS.items()}
-    made |= {name: search_table(Results.read(DATA / f"{name}.csv")) for name in SEARCHES}
-    made |= {f"privacy_{name}": accuracy_by_epsilon(name) for name in NOISED}
-    return made | {
+    return {
         "front": front(),
         "advice": advice(),
-        "budget_pacs": budgets("budget_pacs"),
-        "grid_pacs": by_validation("grid_pacs"),
-        "pacs_learning_rate": learning_rates("pacs_learning_rate", "method", "held out", "rate"),
-        "emoji_learning_rate": learning_rates("emoji_learning_rate", "held out", "rate"),
-        "privacy_ridge": ridge_by_epsilon(),
-        "search_pacs": by_validation("search_pacs", plain="12 rounds of 2 steps"),
-        "reference_lines_digits": reference_lines("digits"),
-        "reference_lines_pacs": reference_lines("pacs"),
-        "attacks_server": ranks("server"),
-        "attacks_client": ranks("client"),
-        "attacks_updates": inversion(),
-        "attacks_membership": membership(),
-        "scale": scale(),
-        "workers": workers(),
-        "workers_projection": workers_projection(),
-        "workers_nodes": workers_nodes(),
-        "speed_steps": training_steps(),
-        "bytes_sent": bytes_sent(),
-        "closed_form_pacs": closed_form(),
-        "closed_form_versions": closed_form_versions(),
-        "folder_choice": folder_choice(),
+        "serving_digits": campaign("serving_digits"),
+        "serving_pacs": campaign("serving_pacs"),
         "folder_defaults": folder_defaults(),
+        "bytes_sent": bytes_sent(),
+        "privacy_pacs": accuracy_by_epsilon("pacs"),
+        "privacy_ridge": ridge_by_epsilon(),
         "robust_updates": robust_updates(),
-        "robust_styles": robust_styles(),
-        "travel_errors": travel_errors(),
         "travel_intervals": travel_intervals(),
         "travel_labels": travel_labels(),
-        "travel_folders": travel_folders(),
     }
 
 

@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 
 from feddg.comparison.results import ResultRow, Results
-from feddg.records import VAL
 from feddg.report.results_page import tables
 from scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = ROOT / "docs" / "results" / "data"
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +25,6 @@ def test_the_tables_of_the_pages_are_those_of_the_files(made):
         assert made.remade(text, remade) == text, f"{page.name}: run `python benchmarks/tables.py`"
     for name in remade:
         assert any(f"<!-- table: {name} -->" in text for text in texts.values()), name
-
-
-def test_the_search_shows_validation_and_never_the_test_domains(made):
-    kept = Results.read(DATA / "vista_search.csv")
-    table = made.search_table(kept)
-    for result in kept.rows:
-        assert f"{100 * result.accuracy(split=VAL):.1f}" in table
-    by_hand = [r.accuracy(split=VAL) for r in kept.rows if r.method == "randconv"]
-    row = next(line for line in table.splitlines() if line.startswith("| RandConv"))
-    assert row.endswith(f"| {100 * sum(by_hand) / len(by_hand):.1f} |")
 
 
 def test_what_the_tail_explains_of_a_lead():
