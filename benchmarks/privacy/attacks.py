@@ -22,13 +22,13 @@ from pathlib import Path
 
 import torch
 from attack_scale import FULL, SMALL, Scale
+from judges import Extractor, read_extractor
 from torch import Tensor
 
 from feddg.api import run
-from feddg.attacks.image_metrics import Judges, read_extractor
 from feddg.attacks.inversion import Search, invert_updates
 from feddg.attacks.membership import membership
-from feddg.attacks.reconstruction import Effort, reconstruct
+from feddg.attacks.reconstruction import ALL, Effort, Reconstruction, reconstruct
 from feddg.attacks.senders import Senders, entries_of
 from feddg.errors import RunError
 from feddg.experiment import Experiment
@@ -122,8 +122,7 @@ def write(file: Path, name: str, rows: Sequence[Row]) -> None:
             scores = fields.pop("scores", None)
             flat = {"run": name, **fields}
             if scores is not None:  # few images have no distance between collections
-                found = {key.partition("[")[0]: value for key, value in scores.items()}
-                flat |= {short: found.get(short, "") for short in SCORES}
+                flat |= {short: scores.get(short, "") for short in SCORES}
             if new:
                 writer.writerow(flat)
                 new = False
@@ -140,7 +139,7 @@ def attack(
     folder: Path,
     public: Tensor,
     out: Path,
-    judges: Judges,
+    judge: Extractor,
     attackers: Sequence[str],
     effort: Effort,
 ) -> None:
@@ -150,8 +149,8 @@ def attack(
     names = loaded.clients.table.domain_names
     for entry in entries_of(loaded.method, loaded.network).values():
         if "server" in attackers:
-            found = reconstruct(senders, entry, public, senders.labels(public), effort, judges)
-            keep(name, "server", found.rows(names, judges), out)
+            found = reconstruct(senders, entry, public, senders.labels(public), effort)
+            keep(name, "server", judged(found, names, judge), out)
             draw(found, out / "grids" / f"{name}-server.png")
         # A malicious client of photos draws the other domains, one of paintings the photos.
         for own, others in ((0, (1, 2, 3)), (1, (0,))):
@@ -168,15 +167,27 @@ def attack(
                     images,
                     torch.from_numpy(loaded.clients.table.labels[rows]),
                     Effort(effort.targets * len(others) // len(DOMAINS), effort.training),
-                    judges,
                     attacker=clients_of(loaded, ids[0])[0],
                     victims=clients_of(loaded, *ids[1:]),
                 )
             except RunError as error:  # it is sent nothing of the kind
                 print(f"{name}, {DOMAINS[own]}: {error}", flush=True)
                 continue
-            keep(name, f"client of {DOMAINS[own]}", found.rows(names, judges), out)
+            keep(name, f"client of {DOMAINS[own]}", judged(found, names, judge), out)
             draw(found, out / "grids" / f"{name}-client-{DOMAINS[own]}.png")
+
+
+def judged(found: Reconstruction, names: Sequence[str], judge: Extractor) -> list[Row]:
+    """Returns the rows of a reconstruction with what the judges make of it."""
+    true, domains = found.targets.images.float() / 255, found.targets.domains
+    rows: list[Row] = []
+    for row in found.rows(names):
+        if row.kind == "reconstruction":
+            chosen = torch.tensor([row.domain in (ALL, names[d]) for d in domains.tolist()])
+            scores = judge.scores(found.drawn[row.fed][chosen], true[chosen], found.seed)
+            row = row.model_copy(update={"scores": scores})
+        rows.append(row)
+    return rows
 
 
 def keep(name: str, attacker: str, rows: Sequence[Row], out: Path) -> None:
@@ -207,13 +218,16 @@ def transferred(name: str, folder: Path, out: Path) -> None:
         shutil.copy(picture, out / "grids" / f"{name}-transferred.png")
 
 
-def invert(folder: Path, out: Path, judges: Judges, scale: Scale) -> None:
+def invert(folder: Path, out: Path, judge: Extractor, scale: Scale) -> None:
     """Searches for the images behind single updates."""
     senders = Senders(load_finished_run(folder, out / "cache", lambda *_: None))
     for optimizer, size, updates in scale.inversions:
         search = Search(iterations=scale.iterations)
         found = invert_updates(senders, size, updates, search, optimizer)
-        write(out / "privacy_updates.csv", "fedavg", [found.row(judges)])
+        true = found.targets.images.float() / 255
+        scores = judge.scores(found.drawn, true, search.seed)
+        row = found.row().model_copy(update={"scores": scores})
+        write(out / "privacy_updates.csv", "fedavg", [row])
         shown = torch.arange(min(12, len(found.targets)))
         picture = grid(found.targets.images[shown], (found.drawn[shown] * 255).byte())
         (out / "grids").mkdir(exist_ok=True)
@@ -246,13 +260,13 @@ def main(given: Sequence[str] | None = None) -> None:
     root, split = subset(said.pacs, out, scale)
     folders = {name: train(name, out, root, split, scale) for name in said.runs.split(",")}
     tell("trained")
-    judges = Judges(read_extractor(said.extractor))
+    judge = read_extractor(said.extractor)
     for name, folder in folders.items():
         if "transfer" in stages:
             transferred(name, folder, out)
         if "reconstruct" in stages and name != "fedavg":
             public = public_images(said.public, out, scale.size)
-            attack(name, folder, public, out, judges, said.attackers.split(","), scale.effort)
+            attack(name, folder, public, out, judge, said.attackers.split(","), scale.effort)
             tell(name)
         if "membership" in stages:
             loaded = load_finished_run(folder, out / "cache", lambda *_: None)
@@ -261,7 +275,7 @@ def main(given: Sequence[str] | None = None) -> None:
             write(out / "privacy_membership.csv", name, rows)
             tell(f"membership of {name}")
         if "update" in stages and name == "fedavg":
-            invert(folder, out, judges, scale)
+            invert(folder, out, judge, scale)
             tell("updates")
 
 

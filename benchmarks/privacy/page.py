@@ -91,9 +91,10 @@ def gaps(found: list[dict[str, str]]) -> Iterator[str]:
     for row in found:
         key = (row["run"], row["attacker"], row["clients"])
         digits = 1 if row["metric"] == "psnr" else 2
-        groups.setdefault(key, {})[row["metric"]] = interval(row, "mean", "low", "high", digits)
+        metric = row["metric"].partition("[")[0]
+        groups.setdefault(key, {})[metric] = interval(row, "mean", "low", "high", digits)
     body = [
-        [*key, *(cells.get(m, "-") for m in ("rank", "psnr", "PD[resnet18]"))]
+        [*key, *(cells.get(m, "-") for m in ("rank", "psnr", "PD"))]
         for key, cells in groups.items()
     ]
     yield from table(heads, body)

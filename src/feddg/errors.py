@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 EXTRAS = {
-    "attacks": ("torchmetrics", "torch_fidelity", "lpips", "sklearn"),
+    "attacks": ("torchmetrics", "sklearn"),
     "dicom": ("pydicom",),
     "export": ("onnx", "onnxruntime", "onnxscript"),
     "flower": ("flwr", "httpx"),

@@ -101,7 +101,6 @@ def test_rows_are_kept_and_replaced_and_shown(attack, runs):
         ("pardon", "thief", {}, ExperimentError, "no attack 'thief'"),
         ("pardon", "update", {"batch_sizes": (0,)}, ExperimentError, "batch sizes"),
         ("pardon", "update", {"optimizer": "lbfgs"}, ExperimentError, "own or sgd"),
-        ("pardon", "server", {"extractor": "vgg"}, FeddgError, "needs its weights"),
         ("pardon", "server", {"targets": 0}, ExperimentError, "targets is 0; it must be 2 or more"),
         ("pardon", "server", {"steps": -1}, ExperimentError, "steps is -1"),
         ("pardon", "update", {"updates": 0}, ExperimentError, "updates is 0"),

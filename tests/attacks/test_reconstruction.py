@@ -5,7 +5,6 @@ import torch
 
 from feddg.attacks.image_metrics import (
     clustered_mean,
-    compact_extractor,
     perceptual_points,
     retrieval,
 )
@@ -32,7 +31,7 @@ def attacked(images):
     """A generator for the linear, invertible encoder, and what it draws of images it never saw."""
     rows = measure(load_codec("colors"), images).styles().flatten(1).float()
     training = GeneratorTraining(steps=8, batch_size=8)
-    generator = train_generator(rows[:PUBLIC], images[:PUBLIC], training, compact_extractor())
+    generator = train_generator(rows[:PUBLIC], images[:PUBLIC], training)
     return generator, rows[PUBLIC:], images[PUBLIC:] / 255
 
 
@@ -47,10 +46,10 @@ def test_a_linear_encoder_gives_the_mean_colour_away(attacked):
 
 def test_a_generator_fed_noise_is_at_chance_in_retrieval(attacked):
     generator, rows, true = attacked
-    eye, groups = compact_extractor(), torch.zeros(ASKED)
+    groups = torch.zeros(ASKED)
 
     def look(drawn):
-        return retrieval(perceptual_points(eye, drawn), perceptual_points(eye, true), groups)
+        return retrieval(perceptual_points(drawn), perceptual_points(true), groups)
 
     draws = [torch.randn(rows.shape, generator=stream(seed, "noise")) for seed in range(8)]
     blind = [look(generator.of_scores(noise)) for noise in draws]

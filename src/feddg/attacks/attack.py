@@ -8,7 +8,6 @@ from typing import cast, get_args
 import torch
 from torch import Tensor
 
-from feddg.attacks.image_metrics import Judges, read_extractor, read_lpips
 from feddg.attacks.inversion import Inverted, Search, Step, invert_updates
 from feddg.attacks.membership import membership
 from feddg.attacks.reconstruction import (
@@ -103,9 +102,6 @@ class AttackSettings:
         iterations: steps of the search for the images of an update.
         optimizer: optimizer of the client's one step: the run's own, or plain SGD.
         membership: size of the membership attack.
-        extractor: network that compares images: see
-            :func:`feddg.attacks.image_metrics.read_extractor`.
-        lpips: network of LPIPS with its file, or None.
         seed: seed of all random draws.
     """
 
@@ -120,8 +116,6 @@ class AttackSettings:
     iterations: int = 300
     optimizer: str = "own"
     membership: MembershipEffort = field(default_factory=MembershipEffort)
-    extractor: str = "compact"
-    lpips: str | None = None
     seed: int = 0
 
     def check(self, kind: str) -> None:
@@ -166,18 +160,15 @@ def attack_run(
         ExperimentError: the method sends nothing that this attack can use.
         DataError: there are no public images, or too few.
         RunError: the folder has no completed round, or the images have changed since the run.
-        WeightsError: weights of a comparing network cannot be used.
     """
     need("attacks", "an attack", ["torchmetrics", "sklearn"])
     chosen = settings or AttackSettings()
     chosen.check(kind)
-    lpips = read_lpips(chosen.lpips) if chosen.lpips else None
-    judges = Judges(read_extractor(chosen.extractor), lpips=lpips)
     path = Path(folder)
     loaded = load_finished_run(path, cache_folder(cache), progress)
     if loaded.settings.data.image_size < SMALLEST:
         raise DataError(f"images of less than {SMALLEST} pixels are too small to compare")
-    work = _Work(path, loaded, chosen, judges, progress)
+    work = _Work(path, loaded, chosen, progress)
     rows = work.carry_out(kind)
     keys = {(row.kind, row.key) for row in rows}
     others = [row for row in read_run(path).attacks if (row.kind, row.key) not in keys]
@@ -196,11 +187,10 @@ class _Work:
         path: Path,
         loaded: Federation,
         settings: AttackSettings,
-        judges: Judges,
         progress: Progress,
     ) -> None:
         self._path, self._loaded, self._settings = path, loaded, settings
-        self._judges, self._progress = judges, progress
+        self._progress = progress
         self._senders = Senders(loaded)
         self.pictures: dict[str, Captioned] = {}
 
@@ -235,11 +225,10 @@ class _Work:
                 images,
                 labels,
                 effort,
-                self._judges,
                 attacker=attacker,
                 progress=self._progress,
             )
-            rows += found.rows(names, self._judges)
+            rows += found.rows(names)
             self.pictures |= picture_of(found, names)
         return rows
 
@@ -294,7 +283,7 @@ class _Work:
         ]
         for one in found:
             self.pictures |= picture_of_inverted(one)
-        return [one.row(self._judges) for one in found]
+        return [one.row() for one in found]
 
     def _membership(self) -> list[AttackRow]:
         method, network = self._loaded.method, self._loaded.network

@@ -21,10 +21,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from feddg.attacks.image_metrics import (
-    Collection,
-    Judges,
+    PERCEPTUAL,
     clustered_mean,
-    collection_scores,
     perceptual_points,
     psnr,
     retrieval,
@@ -90,16 +88,13 @@ class Inverted:
     cosines: Tensor
     search: Search
 
-    def row(self, judges: Judges) -> InversionRow:
+    def row(self) -> InversionRow:
         """Returns all measurements."""
         true = self.targets.images.float() / 255
         updates = torch.arange(len(true)) // self.batch_size
-        points = [perceptual_points(judges.eye, part) for part in (self.drawn, true)]
+        points = [perceptual_points(part) for part in (self.drawn, true)]
         found = retrieval(points[0], points[1], torch.zeros(len(true)))
         rank = clustered_mean(found.ranks, updates).within(0, 1)
-        ours, theirs = (Collection.of(part, judges.extractor) for part in (self.drawn, true))
-        scores = collection_scores(ours, theirs, judges.extractor, self.search.seed)
-        scores[judges.perceptual_name] = float(judges.perceptual(self.drawn, true).mean())
         # Another update's images, which are matched with these as those of the update itself are.
         others = self.drawn.roll(self.batch_size, 0)
         unrelated = [
@@ -115,7 +110,7 @@ class Inverted:
             psnr=float(psnr(self.drawn, true).mean()),
             ssim=float(ssim(self.drawn, true).mean()),
             unrelated_psnr=float(torch.stack(unrelated).mean()) if len(unrelated) > 1 else math.nan,
-            scores=scores,
+            scores={PERCEPTUAL: float((points[0] - points[1]).square().sum(1).mean())},
             rank=rank.mean,
             rank_low=rank.low,
             rank_high=rank.high,

@@ -10,11 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, mse_loss
 
 from feddg.attacks.image_metrics import (
-    Collection,
-    Extractor,
-    Judges,
+    PERCEPTUAL,
     clustered_mean,
-    collection_scores,
     perceptual_distances,
     perceptual_points,
     psnr,
@@ -178,7 +175,6 @@ def train_generator(
     rows: Tensor,
     images: Tensor,
     training: GeneratorTraining,
-    extractor: Extractor | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> TrainedGenerator:
     """Trains a generator to reconstruct images from their vectors.
@@ -187,7 +183,6 @@ def train_generator(
         rows: ``(n, d)`` vectors.
         images: ``(n, 3, S, S)`` uint8, the image of each vector.
         training: settings of the training.
-        extractor: network of the perceptual loss; None for pixel loss only.
         progress: called with (steps done, total steps).
 
     Raises:
@@ -202,7 +197,7 @@ def train_generator(
     chosen, validation = order[held:], order[:held]
     generator = _linear(rows, images, chosen, validation)
     if training.steps:
-        _train_network(generator, rows, images, chosen, validation, training, extractor, progress)
+        _train_network(generator, rows, images, chosen, validation, training, progress)
     return generator
 
 
@@ -245,7 +240,6 @@ def _train_network(
     chosen: Tensor,
     validation: Tensor,
     training: GeneratorTraining,
-    extractor: Extractor | None,
     progress: Callable[[int, int], None],
 ) -> None:
     """Trains the network that adds detail; it is used only if it helps on validation images."""
@@ -264,7 +258,7 @@ def _train_network(
         batch = chosen[torch.randint(len(chosen), (training.batch_size,), generator=rng)]
         network.train()
         drawn = generator.linear(scores[batch]) + network(scores[batch])
-        loss = _loss(drawn, _unit(images[batch]), extractor, training.perceptual)
+        loss = _loss(drawn, _unit(images[batch]), training.perceptual)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -283,13 +277,13 @@ def _train_network(
         generator.network, generator.psnr = network.eval(), best[0]
 
 
-def _loss(drawn: Tensor, wanted: Tensor, extractor: Extractor | None, weight: float) -> Tensor:
+def _loss(drawn: Tensor, wanted: Tensor, weight: float) -> Tensor:
     loss = mse_loss(drawn, wanted)
-    if extractor is None or not weight:
+    if not weight:
         return loss
     side = min(MOST_SIDE, drawn.shape[-1])
     pair = [interpolate(part, (side, side), mode="area") for part in (drawn.clamp(0, 1), wanted)]
-    return loss + weight * perceptual_distances(extractor, *pair).mean()
+    return loss + weight * perceptual_distances(*pair).mean()
 
 
 def _psnr(generator: TrainedGenerator, rows: Tensor, images: Tensor, validation: Tensor) -> float:
@@ -378,11 +372,9 @@ class Reconstruction:
     public: int
     seed: int
 
-    def rows(
-        self, domain_names: Sequence[str], judges: Judges
-    ) -> list[ReconstructionRow | DifferenceRow]:
+    def rows(self, domain_names: Sequence[str]) -> list[ReconstructionRow | DifferenceRow]:
         """Returns all measurements, by domain and over all domains."""
-        return list(_Measured(self, judges).rows(domain_names))
+        return list(_Measured(self).rows(domain_names))
 
 
 def reconstruct(
@@ -391,7 +383,6 @@ def reconstruct(
     public: Tensor,
     labels: Tensor,
     effort: Effort,
-    judges: Judges,
     *,
     attacker: int | None = None,
     victims: Sequence[int] | None = None,
@@ -405,7 +396,6 @@ def reconstruct(
         public: ``(n, 3, S, S)`` uint8 images of the attacker; for a malicious client its own.
         labels: ``(n,)`` their labels.
         effort: size of the attack.
-        judges: the networks that compare images; also used in training the generator.
         attacker: the malicious client's id; None for the server.
         victims: clients whose images are reconstructed; by default some of every domain.
         progress: called with (what, done, total).
@@ -422,7 +412,6 @@ def reconstruct(
         others,
         public,
         effort.training,
-        judges.eye,
         lambda done, total: progress(f"{entry.key}: training the generator", done, total),
     )
     if victims is None:
@@ -510,23 +499,18 @@ def _of_client(
 class _Measured:
     """Computes the measurements of a reconstruction."""
 
-    def __init__(self, found: Reconstruction, judges: Judges) -> None:
-        self._found, self._judges = found, judges
+    def __init__(self, found: Reconstruction) -> None:
+        self._found = found
         self._true = found.targets.images.float() / 255
-        extractor = judges.extractor
-        self._true_points = perceptual_points(judges.eye, self._true)
-        self._points = {
-            fed: perceptual_points(judges.eye, part) for fed, part in found.drawn.items()
-        }
-        self._of_true = Collection.of(self._true, extractor)
-        self._of_drawn = {fed: Collection.of(part, extractor) for fed, part in found.drawn.items()}
+        self._true_points = perceptual_points(self._true)
+        self._points = {fed: perceptual_points(part) for fed, part in found.drawn.items()}
         self._pairwise = {fed: self._of_pairs(fed) for fed in found.drawn}
 
     def _of_pairs(self, fed: str) -> dict[str, Tensor]:
-        drawn = self._found.drawn[fed]
+        drawn, points = self._found.drawn[fed], self._points[fed]
         scores = {name: work(drawn, self._true) for name, work in PAIRWISE.items()}
-        scores[self._judges.perceptual_name] = self._judges.perceptual(drawn, self._true)
-        found = retrieval(self._points[fed], self._true_points, self._found.targets.domains)
+        scores[PERCEPTUAL] = (points - self._true_points).square().sum(1)
+        found = retrieval(points, self._true_points, self._found.targets.domains)
         return scores | {"rank": found.ranks}
 
     def rows(self, domain_names: Sequence[str]) -> Iterator[ReconstructionRow | DifferenceRow]:
@@ -541,14 +525,11 @@ class _Measured:
     def _row(
         self, fed: Literal["sent", "sample", "unrelated"], domain: str, chosen: Tensor
     ) -> ReconstructionRow:
-        found, judges = self._found, self._judges
+        found = self._found
         pairwise = {name: values[chosen] for name, values in self._pairwise[fed].items()}
         points = self._points[fed][chosen], self._true_points[chosen]
         among = retrieval(*points, found.targets.domains[chosen])
         rank = clustered_mean(pairwise["rank"], found.targets.clients[chosen]).within(0, 1)
-        ours, theirs = (part.take(chosen) for part in (self._of_drawn[fed], self._of_true))
-        scores = collection_scores(ours, theirs, judges.extractor, found.seed)
-        scores[judges.perceptual_name] = float(pairwise[judges.perceptual_name].mean())
         return ReconstructionRow(
             attacker=found.attacker,
             entry=found.entry.key,
@@ -558,7 +539,7 @@ class _Measured:
             clients=len(found.targets.clients[chosen].unique()),
             psnr=float(pairwise["psnr"].mean()),
             ssim=float(pairwise["ssim"].mean()),
-            scores=scores,
+            scores={PERCEPTUAL: float(pairwise[PERCEPTUAL].mean())},
             rank=rank.mean,
             rank_low=rank.low,
             rank_high=rank.high,

@@ -431,15 +431,6 @@ def attack(
     ] = "own",
     clients: Annotated[int, typer.Option(min=1, help="membership: clients attacked")] = 8,
     shadows: Annotated[int, typer.Option(min=0, help="membership: shadow clients for each")] = 4,
-    extractor: Annotated[
-        str,
-        typer.Option(
-            help="who judges: compact, BACKBONE=FILE, or inception=FILE, FID's published weights"
-        ),
-    ] = "compact",
-    lpips: Annotated[
-        str | None, typer.Option(help="LPIPS with its trunk: alex=FILE, vgg=FILE, squeeze=FILE")
-    ] = None,
     seed: Annotated[int, typer.Option(help="of everything that the attack draws")] = 0,
     as_json: JsonOption = False,
 ) -> None:
@@ -465,8 +456,6 @@ def attack(
             updates=updates,
             iterations=iterations,
             optimizer=optimizer,
-            extractor=extractor,
-            lpips=lpips,
             seed=seed,
         )
     if as_json:

@@ -278,8 +278,8 @@ def _reconstructions(rows: Sequence[ReconstructionRow]) -> Table:
     caption = (
         "Images drawn again from what was sent beside weights. Higher PSNR and SSIM, and lower "
         "distances, mean more alike. Rank: share of the domain's other images that are nearer to "
-        "the drawn one than the true image, with its 95 % interval over clients. A name in "
-        "brackets is the network that judged; FID, KID, IS and LPIPS stand for the published ones."
+        "the drawn one than the true image, with its 95 % interval over clients. PD: perceptual "
+        "distance, with the network that judged in brackets."
     )
     return table_of(rows, columns, caption)
 
