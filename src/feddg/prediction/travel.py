@@ -786,7 +786,7 @@ def _diagnostics(
         f"{reference.accuracy:.0%} correctly"
         + (f", and on {counted(labels, 'label')}." if labels else ".")
         + " Such intervals held the truth in "
-        + " and ".join(f"{held} of {tests} tests at {where}" for where, (held, tests) in HELD.items())
+        + " and ".join(f"{held} of {of} tests at {where}" for where, (held, of) in HELD.items())
         + f", on {COLLECTIONS} collections of images.",
     )
     if found.models == "none":
