@@ -141,7 +141,7 @@ def advice() -> str:
         averaged = paired_margin(ema, final, results.domains)
         body.append(["1", "FedAvg: averaged weights (EMA) minus last", data, seen, averaged])
         advised, found = "1" if data == "PACS" else "2", results.margins(EMA_MEAN, "fedavg")
-        for method in ("outlines", "ccst", "mixstyle", "feddg-ga", "pardon", "randconv", "vista"):
+        for method in ("outlines", "pardon", "mixstyle", "randconv", "vista"):
             images = f"{results.mean(method, 'images') * ROUNDS[name] / 1000:.0f}k"
             words = f"{spelled(method)} minus FedAvg"
             body.append([advised, words, data, images, found[method]])
