@@ -272,7 +272,7 @@ def compare(
             a warning.
         drop_weights: whether a run's weights are deleted once it is complete; it then has no model
             card and no stored predictions.
-        launcher: where runs are executed, if ``jobs`` is above 0: ``local``, ``ray``, ``slurm``.
+        launcher: where runs are executed, if ``jobs`` is above 0: ``local``, ``slurm``.
         launcher_options: options of the launcher; for ``local``, ``{"reuse": "yes"}`` executes
             several runs per process, which is faster if runs take seconds.
         dry_run: whether to return what would be run, without running it; with a ``tune`` section
@@ -297,7 +297,7 @@ def compare(
     if started_by_torchrun():
         raise ExperimentError(
             "torchrun starts the processes of one run; a comparison hands whole runs out: --jobs, "
-            "--launcher ray or slurm"
+            "or --launcher slurm"
         )
     if drop_weights and predictions:
         raise ExperimentError("--predictions needs the weights that --drop-weights deletes")

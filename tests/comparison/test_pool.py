@@ -136,14 +136,12 @@ def test_another_packages_launcher_carries_out_the_same_runs(alone, tmp_path):
         ("slurm", {"partitoin": "gpu"}, "'slurm' has no option 'partitoin'"),
         ("slurm", {"cluster": "local", "cpus": "many"}, "option 'cpus': a whole number"),
         ("slurm", {"cluster": "cloud"}, "launcher 'slurm'"),
-        ("ray", {"gpus": "-1"}, "option 'gpus': a number"),
+        ("slurm", {"cluster": "local", "gpus": "-1"}, "option 'gpus': a whole number"),
     ],
 )
 def test_what_no_launcher_can_do_is_said_in_one_line(tmp_path, launcher, options, fault):
     if launcher == "slurm":
         pytest.importorskip("submitit", reason="needs the extra slurm")
-    if launcher == "ray":
-        pytest.importorskip("ray", reason="needs the extra ray")
     with pytest.raises(ExperimentError, match=re.escape(fault)) as caught:
         carried(tmp_path / "out", tmp_path / "cache", launcher, options)
     assert "\n" not in str(caught.value)
@@ -202,70 +200,6 @@ def test_a_job_at_its_time_limit_is_queued_again_and_the_run_ends_whole(tmp_path
     assert is_complete(cell.folder)
     alone, _ = carried(tmp_path / "alone", tmp_path / "cache", plan=plan)
     require_alike(alone, done, "fedavg")
-
-
-ON_LOOPBACK = {
-    # Else Ray replaces 127.0.0.1 by the machine's own address, where nobody listens.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_gcs_server_request_timeout_seconds": "120",
-    "RAY_worker_register_timeout_seconds": "300",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
-SMALL_NODE = {
-    "num_cpus": 1,
-    "object_store_memory": 80 * 2**20,
-    "include_dashboard": False,
-    "node_ip_address": "127.0.0.1",
-}
-
-
-def two_nodes(monkeypatch):
-    """A Ray cluster of two nodes; a test skips where Ray itself does not get that far.
-
-    Ray gives a node 30 seconds and its helpers 15, neither of which can be set: on a machine
-    that does much else, a start may take several attempts.
-    """
-    from ray._private import ray_constants
-    from ray.cluster_utils import Cluster
-
-    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)  # imported before, maybe
-    fault = ""
-    for _ in range(3):
-        cluster = Cluster()
-        try:
-            for _ in range(2):
-                cluster.add_node(**SMALL_NODE)
-            cluster.wait_for_nodes(timeout=120)
-        except Exception as error:  # Ray raises plain ones
-            fault = str(error).splitlines()[0]
-            cluster.shutdown()
-        else:
-            return cluster
-    return pytest.skip(f"Ray starts no two nodes on this machine: {fault}")
-
-
-@pytest.mark.slow
-def test_two_nodes_of_a_ray_cluster_make_the_same_runs(alone, tmp_path, monkeypatch):
-    """Each node of the cluster, on loopback, has one core: so each carries out a run."""
-    pytest.importorskip("ray", reason="needs the extra ray")
-    for name, value in ON_LOOPBACK.items():
-        monkeypatch.setenv(name, value)
-    import ray
-
-    cluster = two_nodes(monkeypatch)
-    try:
-        ray.init(cluster.address, _node_ip_address="127.0.0.1", log_to_driver=False)
-        assert len([node for node in ray.nodes() if node["Alive"]]) == 2
-        assert ray.cluster_resources()["CPU"] == 2
-        cache = alone.folder.parent / "cache"  # its images are there already
-        done, notes = carried(tmp_path / "a", cache, "ray", {})
-        again, _ = carried(tmp_path / "a", cache, "ray", {})
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-    assert notes.ends == ["completed", "completed"]
-    assert not again.outcomes
-    require_alike(alone, done)
 
 
 def test_a_warning_of_every_run_of_a_comparison_is_said_once(monkeypatch, caplog):

@@ -57,7 +57,7 @@ def compare(
     again: AgainOption = False,
     predictions: PredictionsOption = False,
     launcher: Annotated[
-        str, typer.Option(help="where runs go: local, ray, slurm; docs/compare.md")
+        str, typer.Option(help="where runs go: local, slurm; docs/compare.md")
     ] = "local",
     launcher_option: Annotated[
         list[str] | None, typer.Option(help="what the launcher takes, as partition=gpu")

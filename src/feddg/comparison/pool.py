@@ -1,9 +1,8 @@
-"""Many runs: in this process, in processes of their own, on a Ray cluster or under Slurm."""
+"""Many runs: in this process, in processes of their own, or under Slurm."""
 
 import functools
 import json
 import logging
-import os
 import subprocess
 import sys
 import threading
@@ -145,23 +144,18 @@ class Launcher(ABC):
             How each ended, in the order of ending.
         """
 
-    def number(self, option: str, default: float, kind: type[float] = int) -> Any:
-        """Returns an option's number, 0 or above.
+    def number(self, option: str, default: int) -> int:
+        """Returns an option's whole number, 0 or above.
 
         Raises:
             ExperimentError: it is not such a number.
         """
-        text = self.chosen.get(option, default)
-        try:
-            value = kind(text)
-        except ValueError:
-            value = -1
-        if not 0 <= value <= 10**6:
-            what = "a whole number" if kind is int else "a number"
+        text = str(self.chosen.get(option, default))
+        if not text.isdecimal() or int(text) > 10**6:
             raise ExperimentError(
-                f"launcher {self.name!r}, option {option!r}: {what}, not {text!r}"
+                f"launcher {self.name!r}, option {option!r}: a whole number, not {text!r}"
             )
-        return value
+        return int(text)
 
     def job(self, cell: Cell, threads: int, device: str | None = None) -> str:
         """Returns a cell as a line for :func:`answer_to`, which a worker on any machine can run."""
@@ -324,58 +318,6 @@ def _devices() -> list[str]:
 
     count = torch.cuda.device_count()
     return [f"cuda:{i}" for i in range(count)] if count > 1 else []
-
-
-@register_launcher
-class RayLauncher(Launcher):
-    """Runs on the nodes of a Ray cluster (``ray start``), or on a cluster of this machine only.
-
-    Nodes receive the name of a function of this package and a line of JSON; Ray itself uses pickle
-    between its processes, so the cluster must be one's own.
-    """
-
-    name = "ray"
-    summary = "the nodes of a Ray cluster"
-    options: ClassVar[dict[str, str]] = {
-        "address": "of the cluster; RAY_ADDRESS, else a cluster of this machine alone",
-        "cpus": "cores that each run takes; 1 if not said",
-        "gpus": "GPUs that each run takes, a share as 0.25 too; 0 if not said",
-    }
-
-    def run(self, cells: Sequence[Cell]) -> Iterator[Outcome]:
-        """See :meth:`Launcher.run`."""
-        need("ray", "the launcher 'ray'")
-        import ray
-
-        cpus, gpus = self.number("cpus", 1.0, float), self.number("gpus", 0.0, float)
-        begun = not ray.is_initialized()
-        if begun:
-            address = self.chosen.get("address") or os.environ.get("RAY_ADDRESS")
-            try:
-                ray.init(address=address, log_to_driver=False, include_dashboard=False)
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                where = address or "this machine"
-                raise ExperimentError(f"Ray at {where} cannot be reached: {error}") from None
-        work: Any = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(answer_to)
-        waiting, going = list(cells), dict[Any, Cell]()
-        try:
-            while waiting or going:
-                while waiting and len(going) < self.jobs:
-                    cell = waiting.pop(0)
-                    going[work.remote(self.job(cell, max(1, int(cpus))))] = cell
-                (ready,), _ = ray.wait(list(going), num_returns=1)
-                cell = going.pop(ready)
-                try:
-                    answer = ray.get(ready)
-                except ray.exceptions.RayError as error:
-                    last = str(error).strip().splitlines()[-1]
-                    answer = {"ended": "failed", "error": f"its node failed: {last}"}
-                yield self.outcome(cell, answer)
-        finally:
-            for ref in going:
-                ray.cancel(ref)
-            if begun:
-                ray.shutdown()
 
 
 class _Job:

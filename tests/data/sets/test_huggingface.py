@@ -1,7 +1,6 @@
-"""Data sets of Hugging Face on disk, and Flower's partitioners."""
+"""Data sets of Hugging Face on disk."""
 
 import sys
-import types
 import warnings
 from pathlib import Path
 
@@ -11,9 +10,7 @@ from PIL import Image
 
 import feddg
 from feddg.data.data_set import load_source
-from feddg.data.sets.huggingface import clients_of
 from feddg.errors import DataError, MissingPackage
-from feddg.runs.prepare import load_images
 from feddg.runs.reading import read_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")
@@ -171,96 +168,3 @@ def test_from_a_data_set_to_accuracies(hub, tmp_path: Path, method: str) -> None
     run = read_run(feddg.run(experiment, tmp_path / "runs", report=False).folder)
     assert len(run.clients.clients) == 4
     assert [row.examples for row in run.evaluations.at(1, "test")] == [8]
-
-
-class EveryOther:
-    """A partitioner with the interface of flwr-datasets': rows in turn."""
-
-    def __init__(self, num_partitions: int, fault: str = "") -> None:
-        self._number, self._fault = num_partitions, fault
-        self._dataset = None
-
-    @property
-    def dataset(self):
-        return self._dataset
-
-    @dataset.setter
-    def dataset(self, value) -> None:
-        assert self._dataset is None, "it is set once"
-        self._dataset = value
-
-    @property
-    def num_partitions(self) -> int:
-        return self._number
-
-    def load_partition(self, partition_id: int):
-        rows = list(range(partition_id, len(self._dataset), self._number))
-        if self._fault == "lost":
-            rows = rows[1:]
-        if self._fault == "twice":
-            rows = [0, *rows]
-        return self._dataset.select(rows)
-
-
-def test_any_partitioner_says_who_holds_what(hub) -> None:
-    whole = made(hub)
-    assert clients_of(EveryOther(11), whole) == [f"{row % 11:02}" for row in range(24)]
-
-
-@pytest.mark.parametrize(
-    ("fault", "words"), [("lost", "row 0 to nobody"), ("twice", "row 0 to the clients 0 and 1")]
-)
-def test_a_partitioner_that_loses_or_doubles_rows(hub, fault: str, words: str) -> None:
-    with pytest.raises(DataError, match=words):
-        clients_of(EveryOther(2, fault), made(hub))
-
-
-@pytest.fixture
-def flower(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package like flwr-datasets, with one partitioner."""
-    package, module = (
-        types.ModuleType("flwr_datasets"),
-        types.ModuleType("flwr_datasets.partitioner"),
-    )
-    module.EveryOtherPartitioner, module.system = EveryOther, print
-    module.__all__ = ["EveryOtherPartitioner"]
-    package.partitioner = module
-    monkeypatch.setitem(sys.modules, "flwr_datasets", package)
-    monkeypatch.setitem(sys.modules, "flwr_datasets.partitioner", module)
-
-
-@pytest.mark.usefixtures("flower")
-def test_flowers_partitioners_by_name(hub, tmp_path: Path) -> None:
-    root = saved(hub.DatasetDict({"train": made(hub), "test": made(hub, 1)}), tmp_path / "hf")
-    said = {"name": "EveryOtherPartitioner", "num_partitions": 3}
-    experiment = feddg.Experiment(
-        data={"source": "huggingface", "root": root, "options": {"partitioner": said}},
-        clients={"partition": "client"},
-        model={"backbone": "cnn", "weights": None},
-    )
-    images = load_images(experiment, None, lambda *_: None)
-    assert [len(rows) for rows in images.partition.rows] == [8, 8, 8]
-
-
-@pytest.mark.usefixtures("flower")
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
-        ({"name": "EveryOther"}, "unknown partitioner 'EveryOther'.*EveryOtherPartitioner"),
-        ({"name": "system"}, "unknown partitioner 'system'"),
-        ({}, "unknown partitioner ''"),
-        ({"name": "EveryOtherPartitioner"}, "cannot be used so.*num_partitions"),
-    ],
-)
-def test_partitioners_that_are_none(hub, tmp_path: Path, said: dict, words: str) -> None:
-    with pytest.raises(DataError, match=words):
-        load_source("huggingface", saved(made(hub), tmp_path / "hf"), partitioner=said)
-
-
-def test_without_flowers_package_it_is_named(
-    hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "flwr_datasets", None)
-    said = {"name": "IidPartitioner", "num_partitions": 3}
-    with pytest.raises(MissingPackage, match=r"pip install 'feddg\[partitioners\]'"):
-        load_source("huggingface", saved(made(hub), tmp_path / "hf"), partitioner=said)

@@ -1,8 +1,8 @@
 """Hugging Face data sets, from the local disk or the hub."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import Field
 
@@ -13,83 +13,7 @@ from feddg.errors import DataError, nearest, need
 from feddg.settings import Settings
 from feddg.storage import why
 
-ROW = "feddg row"
-"""Column with the original row number, to find a partition's rows again."""
 ROLES = {"train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
-
-
-class Partitioner(Protocol):
-    """The interface of flwr-datasets' partitioners that is used here."""
-
-    dataset: Any
-    """The whole data set; set once."""
-
-    @property
-    def num_partitions(self) -> int:
-        """Returns the number of partitions."""
-
-    def load_partition(self, partition_id: int) -> Any:
-        """Returns the part of the data set that a client holds."""
-
-
-def clients_of(partitioner: Partitioner, whole: Any) -> list[str]:
-    """Returns the client of each row of a data set: the partition's number, as text.
-
-    Args:
-        partitioner: any new object with the interface of flwr-datasets' partitioners.
-        whole: a ``datasets.Dataset``.
-
-    Raises:
-        DataError: a row is in none of the partitions, or in two.
-    """
-    partitioner.dataset = whole.add_column(ROW, list(range(len(whole))))
-    owners: dict[int, int] = {}
-    for client in range(partitioner.num_partitions):
-        for row in partitioner.load_partition(client)[ROW][:]:
-            if owners.setdefault(row, client) != client:
-                raise DataError(
-                    f"The partitioner gives row {row} to the clients {owners[row]} and {client}."
-                )
-    left = next((row for row in range(len(whole)) if row not in owners), None)
-    if left is not None:
-        raise DataError(f"The partitioner gives row {left} to nobody.")
-    width = len(str(partitioner.num_partitions - 1))
-    return [f"{owners[row]:0{width}}" for row in range(len(whole))]
-
-
-def clients_by_name(settings: Mapping[str, Any], whole: Any) -> list[str]:
-    """Returns the client of each row, by a partitioner of flwr-datasets.
-
-    Args:
-        settings: the partitioner's name and arguments.
-        whole: a ``datasets.Dataset``.
-
-    Raises:
-        MissingPackage: flwr-datasets is not installed.
-        DataError: the partitioner does not accept these arguments.
-    """
-    need("partitioners", "data.options.partitioner")
-    from flwr_datasets import partitioner as module
-
-    # Only what is one of them: an experiment's file must not name any other code.
-    names = [
-        name for name in getattr(module, "__all__", dir(module)) if name.endswith("Partitioner")
-    ]
-    name = str(settings.get("name", ""))
-    if name not in names:
-        raise DataError(
-            f"data.options.partitioner: unknown partitioner {name!r}{nearest(name, names)}; there "
-            f"are: {', '.join(names)}"
-        )
-    try:
-        made = getattr(module, name)(
-            **{key: value for key, value in settings.items() if key != "name"}
-        )
-        return clients_of(made, whole)
-    except DataError:
-        raise
-    except Exception as error:  # each says in its own way what it lacks
-        raise DataError(f"data.options.partitioner: {name} cannot be used so: {error}.") from None
 
 
 class HuggingFaceOptions(Settings):
@@ -105,11 +29,6 @@ class HuggingFaceOptions(Settings):
     label: str = Field("label", description="column of their classes")
     domain: str = Field("domain", description="column of their domains")
     client: str | None = Field(None, description="column of who holds them (patient, site, writer)")
-    partitioner: dict[str, Any] | None = Field(
-        None,
-        description="a partitioner of flwr-datasets that says who holds them: its name, and what "
-        "it takes ({name: DirichletPartitioner, num_partitions: 10, ...})",
-    )
 
 
 def list_hugging_face(root: Path | None, options: HuggingFaceOptions) -> ImageTable:
@@ -152,12 +71,6 @@ def list_hugging_face(root: Path | None, options: HuggingFaceOptions) -> ImageTa
         for use, column in column_of.items()
         if use != "image"
     }
-    clients: Sequence[str] | None = columns.get("client")
-    if options.partitioner is not None:
-        # As in Flower, every split is partitioned by itself, and client 0 is the same in all.
-        clients = [
-            name for found in parts.values() for name in clients_by_name(options.partitioner, found)
-        ]
     split = None
     if len(parts) > 1:
         roles = [ROLES[part] for part, found in parts.items() for _ in range(len(found))]
@@ -169,7 +82,7 @@ def list_hugging_face(root: Path | None, options: HuggingFaceOptions) -> ImageTa
         columns["domain"],
         listed_in="the data set",
         split=split,
-        clients=clients,
+        clients=columns.get("client"),
         class_names=_class_names(next(iter(parts.values())), options.label, columns["label"]),
     )
 
