@@ -251,6 +251,6 @@ def test_a_meaningless_model_says_so_and_may_be_refused(meaningless, hub, token,
     assert done.diagnostics
     assert RunClassifier(tmp_path / "model").diagnostics == done.diagnostics
     for named in (meaningless, tmp_path / "model"):
-        with pytest.raises(RunError, match="Leave --strict away"):
+        with pytest.raises(RunError, match="Leave out --strict"):
             push_model(named, NAME, strict=True)
     assert hub.asked == []

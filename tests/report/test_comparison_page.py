@@ -276,7 +276,7 @@ def verdict_of(tmp_path, gains, seeds=3):
         (
             {"photo": 0.05, "sketch": 0.05, "ink": 0.05},
             "not-decided",
-            "All domains differ by the same, so that chance cannot be judged.",
+            "All domains differ by the same amount, so chance cannot be judged.",
         ),
     ],
 )
@@ -573,7 +573,9 @@ def test_useless_methods_have_no_winner_one_box_and_one_command(tmp_path, capsys
     assert page.lead.startswith("No method here is fit to use: none of them beats always answering")
     assert "(60.0 % right)" in page.lead
     (box,) = [one for one in page.opening if isinstance(one, Prose) and one.notice]
-    assert box.text.startswith("Most likely: too few rounds (the training loss still fell after 6 ")
+    assert box.text.startswith(
+        "Most likely: too few rounds (the training loss was still falling after 6 "
+    )
     (line,) = re.findall("`([^`]+)`", box.text)
     assert shlex.split(line) == ["feddg", "run", f"{folders[0]}/experiment.yaml", "--rounds", "24"]
     assert not [text for one in page.sections for text in strong_cells(one.blocks)]

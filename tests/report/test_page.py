@@ -330,7 +330,7 @@ def test_an_unfinished_run_says_so(folder_maker, read_page):
         file.write('{"kind":"round","rou')
     text = "".join(read_page(folder).text)
     assert "unfinished, 3 of 6 rounds" in text
-    assert "The run has not ended: it is still going on, or it was cut off" in text
+    assert "The run has not ended: it is still running, or it was cut off" in text
 
 
 def test_a_failed_run_says_why(folder_maker, read_page):

@@ -218,7 +218,7 @@ def causes(folder, weights="imagenet", images=1000, losses=(3, 2.9, 2.0, 1.9, 1.
 def test_causes_of_a_failure_are_in_the_order_that_a_run_shows(tmp_path):
     level = (3, 1.0, 1.0, 1.0, 1.0, 1.0)
     pretrained = ("--backbone", "resnet18", "--weights", "imagenet")
-    small = ("too small a learning rate", ("--lr", "0.001"))
+    small = ("too low a learning rate", ("--lr", "0.001"))
     assert causes(tmp_path / "a") == [("too few rounds", ("--rounds", "24")), small]
     assert causes(tmp_path / "b", weights=None, images=12)[:3] == [
         ("too few rounds", ("--rounds", "24")),
@@ -231,7 +231,7 @@ def test_causes_of_a_failure_are_in_the_order_that_a_run_shows(tmp_path):
     ]
     assert causes(tmp_path / "d", images=12, losses=level) == [("too few images", ()), small]
     rising = causes(tmp_path / "e", losses=(1.0, 1.0, 1.0, 2.0, 2.0, 2.0))
-    assert rising == [("too large a learning rate", ("--lr", "1e-05"))]
+    assert rising == [("too high a learning rate", ("--lr", "1e-05"))]
 
 
 class Fallen(FolderMaker):
@@ -418,9 +418,9 @@ class Astray(FolderMaker):
 @pytest.mark.parametrize(
     ("rate", "loss", "said"),
     [
-        (100.0, math.log(3), "it is 100, where the preset has 3e-05."),  # of dead units: at chance
+        (100.0, math.log(3), "it is 100, the preset is 3e-05."),  # of dead units: at chance
         (100.0, math.nan, "the preset has 3e-05 and the training loss is not finite."),
-        (3e-5, 1e9, "the training loss ended at 1e+09, where guessing has 1.1."),
+        (3e-5, 1e9, "the training loss ended at 1e+09, that of guessing is 1.1."),
         (3e-5, math.log(3), None),
     ],
 )

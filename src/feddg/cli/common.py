@@ -218,7 +218,7 @@ DryRunOption = Annotated[
 ]
 AgainOption = Annotated[
     bool,
-    typer.Option("--again", help="start anew, beside the old run, where its images were others"),
+    typer.Option("--again", help="start anew beside the old run if its images have changed"),
 ]
 
 WhichOption = Annotated[

@@ -22,12 +22,12 @@ def get_data(
     name: Annotated[str, typer.Argument(help="a published data set; docs/data_sets.md")],
     root: Annotated[Path, typer.Option(help="the folder it goes to")],
     accept_licence: Annotated[
-        bool, typer.Option("--accept-licence", help="you have read its licence and keep to it")
+        bool, typer.Option("--accept-licence", help="you have read its licence and accept it")
     ] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="archives stay once unpacked")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="keep the archives after unpacking")] = False,
     source: Annotated[
         Path | None,
-        typer.Option("--from", help="a folder with the mirror's Parquet files, had otherwise"),
+        typer.Option("--from", help="a folder with the mirror's Parquet files, obtained otherwise"),
     ] = None,
     revision: Annotated[
         str | None, typer.Option(help="of the mirror: a branch, a tag, or a commit to be sure")
@@ -42,7 +42,7 @@ def get_data(
     publication = definition.publication
     assert publication is not None
     if not (publication.files or publication.mirror):
-        typer.echo("It has to be asked for by hand:")
+        typer.echo("It has to be requested by hand:")
         for number, step in enumerate(publication.steps, start=1):
             typer.echo(f"  {number}. {step}")
         raise typer.Exit(1)
@@ -51,7 +51,7 @@ def get_data(
     words = ["feddg", "data", "get", name, "--root", str(root), *options, "--accept-licence"]
     if not accept_licence:
         typer.echo(
-            f"Nothing was downloaded. If you keep to its licence: {shlex.join(words)}", err=True
+            f"Nothing was downloaded. If you accept its licence: {shlex.join(words)}", err=True
         )
         raise typer.Exit(1)
     with working(quiet) as progress:

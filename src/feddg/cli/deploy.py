@@ -138,7 +138,7 @@ def deploy_validate(
     out: Annotated[Path, typer.Option(help="what is handed back, JSON")],
     domain: DomainOption = None,
     hide_below: Annotated[
-        int, typer.Option(min=0, help="counts under this stay hidden, and what would tell them")
+        int, typer.Option(min=0, help="hide counts below this, and whatever would reveal them")
     ] = 0,
     which: WhichOption = None,
     device: DeviceOption = "auto",
@@ -154,7 +154,7 @@ def deploy_validate(
         guess = row.expected and " (without labels: {:.0%}, {:.0%} to {:.0%})".format(*row.expected)
         typer.echo(f"{row.domain}: {share}{between} of {row.images} images right{guess or ''}")
     exact = "" if hide_below > 1 else "; its counts are exact: --hide-below 5 hides small ones"
-    typer.echo(f"{out} holds counts. Nothing of a single image, and no file name, is in it{exact}")
+    typer.echo(f"{out} holds counts, nothing about single images and no file names{exact}")
 
 
 @app.command("simulate", cls=ExperimentCommand)

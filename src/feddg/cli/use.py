@@ -400,9 +400,9 @@ def attack(
     kind: Annotated[
         str,
         typer.Option(
-            help="server: what the server (or a thief of its mail) draws from styles, spectra, "
-            "prototypes; client: what a malicious client draws from what it receives; update: "
-            "gradient inversion of single updates; membership: whose images they were"
+            help="server: what the server (or whoever reads its messages) draws from styles, "
+            "spectra, prototypes; client: what a malicious client draws from what it receives; "
+            "update: gradient inversion of single updates; membership: whose images they were"
         ),
     ],
     public: Annotated[

@@ -793,8 +793,8 @@ def _diagnostics(
         yield Diagnostic(
             "travel-no-sites",
             "warning",
-            "Nothing shows how it does at a site that it has not seen: estimates like this are "
-            "taken to be ten points wrong.",
+            "Nothing shows how the model does at a site it has not seen: such estimates are "
+            "assumed to be ten points off.",
             "Name runs that each held another domain out (--beside), or label some images.",
         )
     elif len(found.sites) < FEW_SITES and label_first and not labels:
@@ -802,7 +802,7 @@ def _diagnostics(
             "travel-few-sites",
             "note",
             f"With only {sites} the interval stays wide.",
-            "Labels of some of these images narrow it most.",
+            "Labels for some of these images narrow it most.",
         )
 
 
@@ -837,14 +837,14 @@ def _labelled(
         if not label:
             continue
         if name not in place:
-            raise DataError(f"{path}, line {number}: {name} is none of the images that were named")
+            raise DataError(f"{path}, line {number}: {name} is not among the named images")
         if label not in class_names:
             raise DataError(
                 f"{path}, line {number}: the model knows no class {label!r}; its classes are "
                 f"{', '.join(class_names)}"
             )
         if place[name] in places:
-            raise DataError(f"{path}, line {number}: {name} is there twice")
+            raise DataError(f"{path}, line {number}: {name} appears twice")
         places.append(place[name])
         right.append(class_names[predicted[place[name]]] == label)
     return numpy.array(places, int), numpy.array(right, bool)

@@ -363,7 +363,7 @@ def accuracy_curves(run: Run) -> Chart:
             lines.append(_split_line(accuracies, split, name, colours[domain]))
     caption = (
         "Share of images classified correctly after each round; round 0 is before training. "
-        "Held-out domains (thick) are seen by no client. Touch a name to hide or show its line."
+        "Held-out domains (thick) are seen by no client. Click a name to hide or show its line."
     )
     if run.default_rule is not FINAL:
         caption = f"{ROUNDS_OWN_MODELS} {caption}"
@@ -465,7 +465,7 @@ def roc_chart(rows: Sequence[MembershipRow]) -> Chart | None:
     lines.append(line_of(((0, 0), (1, 1)), "chance", "#888888", width=1))
     caption = (
         "Membership: share of a client's own images that were found, against the share of others "
-        "taken for them. On the line of chance nothing is told."
+        "taken for them. On the chance line nothing is revealed."
     )
     x = axis("others taken for members", range=[0, 1])
     return line_chart(lines, caption, x, axis("members found", range=[0, 1]))

@@ -321,7 +321,7 @@ def _steps(results: Results) -> Iterator[Step]:
         return
     again = ("compare", str(plan), "--out", str(plan.parent))
     if results.open:
-        yield "Carry out what is missing; complete runs are kept:", command(*again)
+        yield "Run what is missing; complete runs are kept:", command(*again)
     if results.no_method_fit is not None:
         return  # its advice is the one command
     codes = {one.code for method in results.methods for one in about_method(results, method)}
@@ -434,7 +434,7 @@ def _paired_section(results: Results) -> Section | None:
         column("McNemar", lambda pair: _p_text(pair.found.mcnemar.exact), "p, exact"),
     ]
     own = {row.run.default_rule for row, *_ in pairs if row.run} - {results.default_rule}
-    others = f", which is not this page's for all ({len(own) + 1} rules)" if own else ""
+    others = f", by {len(own) + 1} rules, of which this page shows one" if own else ""
     caption = (
         f"Accuracy on held-out test images, pooled, of the model that each run serves{others}. A "
         "row compares two models on the same images (paired bootstrap): it says nothing about "

@@ -160,7 +160,7 @@ def _passed_on(ledger: LedgerRecord) -> Iterator[str]:
 def _entries_table(run: Run, entries: Sequence[_Entry]) -> Table:
     def readers(entry: _Entry) -> str:
         if entry.passed_on:
-            return "the server, and every site as it came"
+            return "the server, and every site unchanged"
         return "the server; sites see only the aggregate"
 
     columns: list[MadeColumn[_Entry]] = [
@@ -229,7 +229,7 @@ def _tried(attacks: Sequence[AttackRow]) -> str:
             "chance"
         )
     elif sent:
-        parts.append("it could not be told that what was drawn from it pointed to the true images")
+        parts.append("images drawn from it could not be shown to point to the true ones")
     if members:
         source = listed(sorted(members))
         parts.append(f"whether an image was a site's own could be told from {source}")
@@ -276,7 +276,7 @@ def _reconstructions(rows: Sequence[ReconstructionRow]) -> Table:
         ),
     ]
     caption = (
-        "Images drawn again from what was sent beside weights. Higher PSNR and SSIM, and lower "
+        "Images reconstructed from what was sent besides weights. Higher PSNR and SSIM, and lower "
         "distances, mean more alike. Rank: share of the domain's other images that are nearer to "
         "the drawn one than the true image, with its 95 % interval over clients. PD: perceptual "
         "distance, with the network that judged in brackets."

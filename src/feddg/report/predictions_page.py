@@ -150,8 +150,8 @@ def sites_table(found: Travel) -> Table:
             column("estimated", lambda site: percent(site.signals.combined)),
             column("true", lambda site: percent(site.accuracy)),
         ],
-        "Accuracy at sites that a model has no part of, in percent: as it is estimated without "
-        f"their labels, and as it is. Before correction by these sites the estimate for the new "
+        "Accuracy in percent at sites left out of a model: estimated without their labels, and "
+        f"true. Before correction by these sites the estimate for the new "
         f"images is {percent(found.signals.combined)}; the expected accuracy above is after it.",
     )
 
@@ -182,8 +182,8 @@ def classes_table(found: Travel) -> Table:
                 lambda one: MISSING if one.right is None else percent(one.right),
             ),
         ],
-        "Of the images that are taken for a class, how many in a hundred are estimated to be of "
-        "it; no estimate where they are few.",
+        "Of the images labelled as a class, the percentage estimated to be correct; none where "
+        "there are few.",
     )
 
 

@@ -199,7 +199,7 @@ def _explained(results: Results) -> str:
     named = partial(marked, results, (FINAL, SWA_MEAN))
     name = named(REFERENCE)
     if REFERENCE not in final:
-        return f"Without {name} nobody's lead can be explained."
+        return f"Without {name} no lead can be explained."
     methods = [method for method in _ranked(results) if method != REFERENCE]
     plain, averaged = (dict.fromkeys(methods, found.get(REFERENCE, {})) for found in (final, swa))
     columns = [

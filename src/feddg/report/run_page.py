@@ -356,13 +356,15 @@ def _what_helps(run: Run, worst: _WorstClass | None, sites: int) -> str:
         own, total = images[worst.number], sum(images)
         if own < SCARCE * total / len(images):
             name = readable(_class_names(run)[worst.number])
-            return f"More images of {name}: {number(own)} of {number(total)} for training show it."
+            return (
+                f"More images of {name}: {number(own)} of {number(total)} training images show it."
+            )
     if 0 < sites < FEW_SITES:
         return (
-            f"More sites: what the next one is like, {counted(sites, 'site')} can hardly tell. "
+            f"More sites: {counted(sites, 'site')} cannot show what the next one is like. "
             "Until then label 50 of its images (feddg travel --choose 50)."
         )
-    return "Labels of 50 images at the new site (feddg travel --choose 50)."
+    return "Labels for 50 images at the new site (feddg travel --choose 50)."
 
 
 def _reference_words(at: SplitAccuracy) -> str:
@@ -911,8 +913,9 @@ def left_out_section(run: Run) -> Section | None:
     accuracies = measured[-1]
     mean = sum(accuracies.values()) / len(accuracies)
     text = (
-        f"A closed-form classifier of all clients but one, at that one: {percent_sign(mean)} over "
-        f"{counted(len(accuracies), 'client')}. The lowest come first."
+        f"Accuracy at each client of a closed-form classifier made without it: "
+        f"{percent_sign(mean)} on average over {counted(len(accuracies), 'client')}. "
+        "The lowest come first."
     )
     table = run.clients
     holds = {client.id: client.domains for client in table.clients} if table else {}
@@ -980,7 +983,7 @@ Step = tuple[str, str]
 """A reason and its command."""
 NOT_OF_COMPARE = ("clients.number", "clients.heterogeneity", "precision", "device")
 """Fields for which ``feddg compare`` has no flag, or a flag that takes several values."""
-TRAIN_LONGER: Final = "Accuracy still rose at the end: train twice as long:"
+TRAIN_LONGER: Final = "Accuracy was still rising at the end: train twice as long:"
 
 
 def steps_section(steps: Sequence[Step]) -> Section | None:
@@ -1006,7 +1009,7 @@ def _steps(run: Run) -> Iterator[Step]:
     codes = {one.code for one in about_result(run)}
     if again:
         lower = f"{lower_rate(run):g}"
-        yield from _again(run, "A smaller learning rate may train:", "--lr", lower)
+        yield from _again(run, "A lower learning rate may help:", "--lr", lower)
     elif codes & LEARNED_NOTHING:
         yield from _after_nothing(run, experiment)
     elif STILL_RISING in codes:

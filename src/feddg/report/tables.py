@@ -587,7 +587,7 @@ def _verdict(margin: Margin) -> str:
             f"less than {100 * domains.reach:.1f} points cannot be told from chance."
         )
     if domains.count >= LEAST:
-        return f"{here}All domains differ by the same, so that chance cannot be judged."
+        return f"{here}All domains differ by the same amount, so chance cannot be judged."
     says = "says nothing" if domains.count == 1 else "say too little"
     return f"{here}{many.capitalize()} {says} about others."
 

@@ -441,7 +441,7 @@ def about_fluctuation(moved: float | None, margin: float) -> Iterator[Diagnostic
             "note",
             f"Accuracy goes up and down by {100 * moved:.1f} points between evaluations, more "
             f"than the {100 * abs(margin):.1f} points between the methods: another round could "
-            "turn their order.",
+            "reverse their order.",
         )
 
 
@@ -504,7 +504,7 @@ def _rate(run: Run) -> float:
 
 
 def _signs_of_a_large_rate(run: Run) -> str:
-    """Returns signs of too large a learning rate in a run that learned nothing; empty without."""
+    """Returns signs of too high a learning rate in a run that learned nothing; empty without."""
     if run.has_one_round:
         return ""  # nothing is trained
     rate, usual = _rate(run), usual_rate(run)
@@ -513,11 +513,11 @@ def _signs_of_a_large_rate(run: Run) -> str:
     guessing = math.log(classes) if classes > 1 else math.inf
     signs = []
     if usual is not None and rate >= FAR_ABOVE * usual:
-        signs.append(f"it is {rate:g}, where the preset has {usual:g}")
+        signs.append(f"it is {rate:g}, the preset is {usual:g}")
     if loss is not None and not math.isfinite(loss):
         signs.append("the training loss is not finite")
     elif loss is not None and loss > ABOVE_GUESSING * guessing:
-        signs.append(f"the training loss ended at {loss:.3g}, where guessing has {guessing:.3g}")
+        signs.append(f"the training loss ended at {loss:.3g}, that of guessing is {guessing:.3g}")
     return " and ".join(signs)
 
 
@@ -527,7 +527,7 @@ def about_rate(run: Run) -> Iterator[Diagnostic]:
         yield Diagnostic(
             TOO_LARGE,
             "warning",
-            f"Training went astray, probably by too large a learning rate: {signs}.",
+            f"Training diverged, probably because the learning rate is too high: {signs}.",
             f"Lower train.lr: --lr {lower_rate(run):g}.",
         )
 
@@ -537,7 +537,7 @@ def causes_of_failure(run: Run) -> list[Cause]:
     lower = ("--lr", f"{lower_rate(run):g}")
     trains = not run.has_one_round
     if signs := _signs_of_a_large_rate(run):  # then nothing else is worth a try
-        return [Cause("too large a learning rate", signs, lower)]
+        return [Cause("too high a learning rate", signs, lower)]
     if trains and (fall := _fall(run)):
         keep = Cause("features that are better left as they are", "", ("--method", "ridge"))
         return [Cause("training that hurts", fall, lower), keep]
@@ -549,12 +549,12 @@ def causes_of_failure(run: Run) -> list[Cause]:
     losses = [math.fsum(row.terms.values()) for row in run.metrics.rounds if row.terms]
     found = []
     if trains and rounds <= FEW_ROUNDS and _still_falls(losses):
-        evidence = f"the training loss still fell after {counted(rounds, 'round')}"
+        evidence = f"the training loss was still falling after {counted(rounds, 'round')}"
         found.append(Cause("too few rounds", evidence, ("--rounds", str(max(10, 4 * rounds)))))
     counts = [client.classes for client in run.clients.clients] if run.clients else []
     images = float(numpy.median(numpy.sum(counts, axis=0))) if counts else math.inf
     if images < FEW_TO_LEARN_FROM:
-        evidence = f"{images:.0f} of a class to train on, all clients together"
+        evidence = f"{images:.0f} training images per class, over all clients"
         found.append(Cause("too few images", evidence, pretrained if lacks_weights else ()))
     if lacks_weights:
         found.append(Cause("no pretrained weights", "", pretrained))
@@ -563,7 +563,7 @@ def causes_of_failure(run: Run) -> list[Cause]:
         return [*found, Cause("features that do not tell these classes apart", "", train)]
     rate = _rate(run)
     ends = len(losses) > 1 and losses[-1] < losses[0]
-    word, factor = ("small", 10.0) if ends else ("large", 0.1)
+    word, factor = ("low", 10.0) if ends else ("high", 0.1)
     flags = ("--lr", f"{factor * rate:g}")
     found.append(Cause(f"too {word} a learning rate", f"{rate:g}", flags))
     return found
@@ -648,7 +648,7 @@ def about_end(run: Run) -> Iterator[Diagnostic]:
         )
         return
     how = {
-        "unfinished": "has not ended: it is still going on, or it was cut off",
+        "unfinished": "has not ended: it is still running, or it was cut off",
         "interrupted": "was interrupted",
         "failed": f"failed: {run.error or 'no reason was recorded'}",
     }.get(run.status, f"has the status {run.status}")
@@ -700,7 +700,7 @@ def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
     evaluations = evaluations.of(weights)
     found = split_accuracy(evaluations, round_, split)
     if found is None:
-        return "It was measured on no domain that was held out of its training."
+        return "It was not measured on any domain held out of its training."
     rows = evaluations.at(round_, split)
     share, domains = found.accuracy, ", ".join(row.domain for row in rows)
     return (
@@ -723,4 +723,4 @@ def refuse_doubtful(found: Sequence[Diagnostic]) -> None:
         RunError: there is a warning.
     """
     if found:
-        raise RunError(f"{found[0]} Leave --strict away if it is only a trial.")
+        raise RunError(f"{found[0]} Leave out --strict if this is only a trial.")
