@@ -70,11 +70,10 @@ def _section(one: DataSet) -> str:
     if one.options is not None:
         for name, field in one.options.model_fields.items():
             lines.append(f"- `data.options.{name}`: {field.description}\n")
-    lines.append(f"- Cite: {about.citation}\n")
+    if _had(one) == "built in":  # `feddg data get` prints those of the others
+        lines.append(f"- Cite: {about.citation}\n")
     if about.licence:
         lines.append(f"- Licence: {about.licence}\n")
-    if about.address:
-        lines.append(f"- Official address: <{about.address}>\n")
     if about.down:
         lines.append(f"- {host_down(one)}\n")
     if about.mirror:

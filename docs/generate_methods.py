@@ -48,7 +48,7 @@ def page(method: type[Method]) -> str:
     parts = [
         f"# {method.title}",
         f"**{first_line}.**",
-        f"Choose it by name: {names}.",
+        f"By name: {names}.",
         _code(idea),
         "## Equations",
         f"```\n{found['Equations']}\n```",
@@ -63,7 +63,7 @@ def page(method: type[Method]) -> str:
         "## Decisions",
         _code(found["Decisions"]),
         *_excluded(method.excludes),
-        f"Source: `src/{method.__module__.replace('.', '/')}.py`. [All methods](README.md)",
+        f"Source: `src/{method.__module__.replace('.', '/')}.py`",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -90,15 +90,16 @@ def _settings(method: type[Method]) -> str:
     for name, field in fields.items():
         properties = method.Settings.model_json_schema()["properties"][name]
         default = field.get_default(call_default_factory=True)
-        rows.append((f"`{name}`", f"`{default}`", _range(properties), field.description or ""))
-    return _table(("name", "default", "allowed", "meaning and source"), rows)
+        allowed = ", ".join(filter(None, [f"`{default}`", _range(properties, str(default))]))
+        rows.append((f"`{name}`", allowed, field.description or ""))
+    return _table(("name", "default, allowed", "meaning and source"), rows)
 
 
-def _range(schema: Mapping[str, object]) -> str:
+def _range(schema: Mapping[str, object], default: str) -> str:
     if "enum" in schema:
         options = schema["enum"]
         assert isinstance(options, list)
-        return ", ".join(f"`{option}`" for option in options)
+        return ", ".join(f"`{option}`" for option in options if str(option) != default)
     bounds = {
         "minimum": "≥ {}",
         "exclusiveMinimum": "> {}",
@@ -106,16 +107,16 @@ def _range(schema: Mapping[str, object]) -> str:
         "exclusiveMaximum": "< {}",
     }
     told = [text.format(schema[name]) for name, text in bounds.items() if name in schema]
-    return ", ".join(told) or str(schema.get("type", "see the meaning"))
+    return ", ".join(told)
 
 
 def _presets(method: type[Method]) -> list[str]:
-    rows = [
-        ("every data set" if data == "*" else data, f"`{field}` = `{value}`")
+    lines = [
+        f"Preset for {'every data set' if data == '*' else f'`{data}`'}: "
+        f"{', '.join(f'`{field}` = `{value}`' for field, value in _flat(fields))}."
         for data, fields in method.presets.items()
-        for field, value in _flat(fields)
     ]
-    return ["Presets:", _table(("data set", "value"), rows)] if rows else []
+    return ["\n".join(lines)] if lines else []
 
 
 def _flat(fields: Mapping[str, object], prefix: str = "") -> list[tuple[str, object]]:
@@ -139,7 +140,7 @@ def _differences(method: type[Method]) -> list[str]:
             each["theirs"],
             each["ours"],
             each["why"],
-            f"`{each['setting']}`" if "setting" in each else "nothing",
+            f"`{each['setting']}`" if "setting" in each else "",
         )
         for each in known["differences"]
     ]

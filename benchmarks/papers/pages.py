@@ -42,6 +42,7 @@ from feddg.report.tables import (
     spread_text,
     to_markdown,
     tuning_table,
+    unseen,
 )
 from feddg.report.text import spelled
 from feddg.runs.reading import BEST_IN_DOMAIN, FINAL, SWA_MEAN, SelectionRule
@@ -196,23 +197,36 @@ def beside_the_paper(results: Results) -> list[str]:
 
 
 def listing(names: Sequence[str], root: Path = ROOT) -> str:
-    """Every table: how much of it is run on how many images, and the columns with a run."""
-    parts = []
+    """How much of each table is run on how many images; its columns where leads can be told.
+
+    A table of one domain and fewer than three seeds has no interval: its numbers are in its file.
+    """
+    parts, others = [], []
     for name in names:
         plan = load_plan(root / PLANS / f"{name}.yaml")
         results = results_of(name, plan, root)
         title = (plan.title or name).removesuffix(", shortened")
-        budget = f"; seeds: {len(results.seeds_run)}" if results.rows else ""
+        about = f"`{name}`: {cells_run(results)} cells run"
+        if results.rows:
+            title = f"[{title}]({(DATA / name).relative_to(INDEX.parent).as_posix()}.csv)"
+            about += f"; seeds: {len(results.seeds_run)}"
         images, rounds = results.mean(REFERENCE, "images"), plan.base["train"].get("rounds")
         if images and rounds:
-            budget += f"; images seen: {images * rounds / 1000:.0f}k"
-        parts.append(f"### {title}\n\n`{name}`: {cells_run(results)} cells run{budget}.")
-        if results.rows:
-            parts.append(short_table(results))
-    return "\n\n".join(parts)
+            about += f"; images seen: {images * rounds / 1000:.0f}k"
+        if leads := leads_of(results):
+            parts.append(f"### {title}\n\n{about}.\n\n{short_table(results, leads)}")
+        else:
+            others.append(f"- {title}, {about}.")
+    return "\n\n".join([*parts, "### One domain, few seeds", "\n".join(others)])
 
 
-def short_table(results: Results) -> str:
+def leads_of(results: Results) -> list[dict[str, Margin]]:
+    """Leads over FedAvg by the last model and the averaged weights, where intervals are known."""
+    found = [results.margins(rule, REFERENCE) for rule in (FINAL, SWA_MEAN)]
+    return [own for own in found if any(map(with_intervals, own.values()))]
+
+
+def short_table(results: Results, leads: Sequence[dict[str, Margin]]) -> str:
     """Accuracy of the last model, of the averaged weights and in the paper; leads over FedAvg."""
     final, swa = results.accuracies(FINAL), results.accuracies(SWA_MEAN)
     constant = results.no_better_than_constant()
@@ -221,8 +235,6 @@ def short_table(results: Results) -> str:
     others = [method for method in methods if method != REFERENCE] or methods
     measured = {column for method in others for column, _ in final[method]}
     run = [column for column in results.columns if column in measured]
-    leads = [results.margins(rule, REFERENCE) for rule in (FINAL, SWA_MEAN)]
-    leads = [own for own in leads if any(map(with_intervals, own.values()))]
 
     def cells(method: str) -> list[str]:
         found = [spelled(method) + mark(constant.get(method, ()), results.columns)]
@@ -237,9 +249,10 @@ def short_table(results: Results) -> str:
             found.append(with_intervals(own.get(method)))
         return found
 
-    head = ["method", *map(readable, run), *(LEADS if leads else ())]
+    head = ["method", *map(readable, run), *LEADS]
     head_line, *lines = (f"| {' | '.join(line)} |" for line in (head, *map(cells, methods)))
-    return "\n".join([head_line, f"|{'---|' * len(head)}", *lines])
+    table = "\n".join([head_line, f"|{'---|' * len(head)}", *lines])
+    return "\n\n".join(filter(None, [table, unseen(m for own in leads for m in own.values())]))
 
 
 def with_intervals(margin: Margin | None) -> str:
@@ -248,7 +261,8 @@ def with_intervals(margin: Margin | None) -> str:
         return ""
     over = (("domains", margin.domains), ("seeds", margin.seeds))
     known = [f"{of} {interval_text(one, of)}" for of, one in over if one.reach is not None]
-    return f"{points(margin.mean)} ({'; '.join(known)})" if known else ""
+    text = f"{points(margin.mean)} ({'; '.join(known)})" if known else ""
+    return f"**{text}**" if margin.decided else text
 
 
 if __name__ == "__main__":

@@ -29,9 +29,8 @@ Decisions:
     d K images, so it takes K times FedAvg's steps (as the paper's epochs); ``epoch: original``
     gives every image one of its K versions per round, at FedAvg's cost. Weights in the average
     count originals. K is at most the number of clients that sent a style. A client that is alone
-    has no other style: ``pardon`` is FedAvg then. At full strength much hangs on the codec: on
-    digits of 32 pixels ``colors``, which keeps every edge of an image, did better than the two
-    networks tried (``docs/benchmarks.md``).
+    has no other style: ``pardon`` is FedAvg then. On digits of 32 pixels the codec ``colors`` did
+    better than the two networks tried (``docs/benchmarks.md``).
 """
 
 from collections.abc import Iterable

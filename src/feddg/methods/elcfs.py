@@ -21,12 +21,10 @@ Leaves the client:
     nothing else of the spectrum. Then the network, as in FedAvg.
 
 Decisions:
-    Adaptations in circulation train on a copy that never reaches the model, or mix with a share of
-    1 that leaves the image as it is; here the inner step reaches it. window 0.01 and l ~ U(0, 1)
-    are from memory of the paper (inference); so is clamping each entry of the gradient. On the
-    32-pixel digits 0.01 would leave the mean alone, so their preset is 0.05 (b = 1). Only other
-    clients' amplitudes are drawn; a client that is alone draws from its own. Images are RGB in [0,
-    1], and x' is clamped to that.
+    window 0.01 and l ~ U(0, 1) are from memory of the paper (inference); so is clamping each entry
+    of the gradient. On the 32-pixel digits 0.01 would leave the mean alone, so their preset is 0.05
+    (b = 1). Only other clients' amplitudes are drawn; a client that is alone draws from its own.
+    Images are RGB in [0, 1], and x' is clamped to that.
 """
 
 import math

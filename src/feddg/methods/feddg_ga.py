@@ -18,10 +18,8 @@ Leaves the client:
 
 Decisions:
     Under sampling only the round's clients change, among themselves: their sum A stays, and steps
-    scale with it. (Unscaled, the first step would be twenty times a weight of 1/100.) If all
-    weights of a round's clients are 0, they count alike. The losses are measured on the client's
-    training images without augmentation, in eval mode; the code holds 10 % of each site's images
-    out for it.
+    scale with it. If all weights of a round's clients are 0, they count alike. The losses are
+    measured on the client's training images without augmentation, in eval mode.
 """
 
 from collections.abc import Iterable, Iterator

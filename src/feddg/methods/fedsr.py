@@ -18,15 +18,12 @@ Leaves the client:
     and the class references r and C even where these are local.
 
 Decisions:
-    Ours is the authors' code by default: the norm (the equation squares it), a learnt C inside
-    CMI, and r and C at the client. The port that PARDON compared with trains by plain SGD at 3e-5,
-    draws r anew in every round, and cannot evaluate its sampled embedding; its rows are at chance.
-    A linear layer maps the backbone's d features to mu and sigma of d dimensions (the paper: 512
-    with ResNet-18, 2048 with ResNet-50, which is d). `length: norm` is the default because the
-    coefficients 0.01 and 0.001 were published with it; squared, the term grows with d. The
-    optimizer is the experiment's; the paper's is SGD 0.01, momentum 0.9, weight decay 5e-4. The
-    20 noise vectors of a prediction are drawn once and shared by all images, so that an image's
-    prediction does not depend on its batch or on when it is made.
+    Ours is the authors' code by default: the norm (the equation squares it), a learnt C inside CMI,
+    and r and C at the client. The port that PARDON compared with trains by plain SGD at 3e-5, draws
+    r anew in every round, and cannot evaluate its sampled embedding; its rows are at chance. A
+    linear layer maps the backbone's d features to mu and sigma of d dimensions (the paper: 512 with
+    ResNet-18, 2048 with ResNet-50, which is d). `length: norm` is the default because the
+    coefficients 0.01 and 0.001 were published with it; squared, the term grows with d.
 """
 
 from typing import ClassVar, Literal

@@ -22,21 +22,17 @@ Leaves the client:
 Decisions:
     As the released code, where the text says nothing or less: blend a = 0.5, the coarsest partition
     at clients and the finest at the server, one random negative per anchor, the regulariser as a
-    mean over batch and dimensions of both views (Eq. 8 sums z alone: ``regularizer: sum``).
-    Anchors without an image of another class in the batch are left out, and a batch of one class
-    has no triplet term.
-    With fewer than three groups the median is a mean and gives no protection: FINCH joins every
-    style to its nearest, so a false one is never alone, and five clients make at most two groups.
-    One client then moves the style by a sixth to a quarter of its own style's error, which the
-    codec's range limits (``feddg.styles.ranges``). Limiting styles to the others' range would also
-    change honest runs: with five clients and three domains of PACS, 2 to 6 % of the fifth client's
-    values lie outside the range of the first four.
-    Copies are images by default, drawn and clamped as such. Then few triplets are inside the
-    margin: 7 % on PACS, where copies of the released code (``stylization: released``) have 77 %
-    (``benchmarks/papers/README.md``). Which do better on unseen domains is open: no domain has been
-    looked at to choose, and ``benchmarks/own_size`` is the plan that will tell.
-    Under ``privacy.style_epsilon`` a client sends the noised style of all its images together,
-    without clusters, since one image can change them.
+    mean over batch and dimensions of both views (Eq. 8 sums z alone: ``regularizer: sum``). Anchors
+    without an image of another class in the batch are left out, and a batch of one class has no
+    triplet term. With fewer than three groups the median is a mean and gives no protection: FINCH
+    joins every style to its nearest, so a false one is never alone, and five clients make at most
+    two groups. One client then moves the style by a sixth to a quarter of its own style's error,
+    which the codec's range limits (``feddg.styles.ranges``). Copies are images by default, drawn
+    and clamped as such. Then few triplets are inside the margin: 7 % on PACS, where copies of the
+    released code (``stylization: released``) have 77 % (``benchmarks/papers/README.md``). Which do
+    better on unseen domains is open (``benchmarks/own_size``). Under ``privacy.style_epsilon`` a
+    client sends the noised style of all its images together, without clusters, since one image can
+    change them.
 """
 
 from collections.abc import Iterable, Sequence
