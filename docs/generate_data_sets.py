@@ -59,12 +59,12 @@ def _section(one: DataSet) -> str:
     lines += [f"- Layout: {layout}\n" for layout in one.layouts]
     if one.domains:
         counted = [f"{name} {one.counts[name]:,}" for name in one.domains if name in one.counts]
-        lines.append(f"- Domains, in this order: {', '.join(counted or one.domains)}\n")
+        lines.append(f"- Domains in order: {', '.join(counted or one.domains)}\n")
     if one.split_counts:
         counts = ", ".join(f"{role} {count:,}" for role, count in one.split_counts.items())
         lines.append(f"- Official split: {counts}\n")
-    if one.classes and len(one.classes) <= LARGEST_LIST:
-        lines.append(f"- Classes, in the order of labels: {', '.join(one.classes)}\n")
+    if one.classes and len(one.classes) <= LARGEST_LIST and one.classes[0] != "0":
+        lines.append(f"- Classes in order: {', '.join(one.classes)}\n")
     if one.protocol:
         lines.append(f"- Protocol: {one.protocol}\n")
     if one.options is not None:

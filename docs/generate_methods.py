@@ -58,7 +58,6 @@ def page(method: type[Method]) -> str:
         "## Hyper-parameters",
         _settings(method),
         *_presets(method),
-        "## Where it differs from the authors' code",
         *_differences(method),
         "## Decisions",
         _code(found["Decisions"]),
@@ -79,7 +78,7 @@ def _messages(method: type[Method]) -> str:
     if not own:
         return f"No more than {every}."
     rows = [(f"`{name}`", text) for name, text in own.items()]
-    return f"Besides what {every}:\n\n{_table(('message / entry', 'what it is'), rows)}"
+    return f"Besides what {every}:\n\n{_table(('entry', 'what it is'), rows)}"
 
 
 def _settings(method: type[Method]) -> str:
@@ -90,32 +89,24 @@ def _settings(method: type[Method]) -> str:
     for name, field in fields.items():
         properties = method.Settings.model_json_schema()["properties"][name]
         default = field.get_default(call_default_factory=True)
-        allowed = ", ".join(filter(None, [f"`{default}`", _range(properties, str(default))]))
-        rows.append((f"`{name}`", allowed, field.description or ""))
-    return _table(("name", "default, allowed", "meaning and source"), rows)
+        values = ", ".join(filter(None, [f"`{default}`", _choices(properties, str(default))]))
+        rows.append((f"`{name}`", values, field.description or ""))
+    return _table(("name", "default, others", "meaning and source"), rows)
 
 
-def _range(schema: Mapping[str, object], default: str) -> str:
-    if "enum" in schema:
-        options = schema["enum"]
-        assert isinstance(options, list)
-        return ", ".join(f"`{option}`" for option in options if str(option) != default)
-    bounds = {
-        "minimum": "≥ {}",
-        "exclusiveMinimum": "> {}",
-        "maximum": "≤ {}",
-        "exclusiveMaximum": "< {}",
-    }
-    told = [text.format(schema[name]) for name, text in bounds.items() if name in schema]
-    return ", ".join(told)
+def _choices(schema: Mapping[str, object], default: str) -> str:
+    """The other values that a setting may have, if it is one of a few."""
+    options = schema.get("enum", ())
+    assert isinstance(options, list | tuple)
+    return ", ".join(f"`{option}`" for option in options if str(option) != default)
 
 
 def _presets(method: type[Method]) -> list[str]:
-    lines = [
-        f"Preset for {'every data set' if data == '*' else f'`{data}`'}: "
-        f"{', '.join(f'`{field}` = `{value}`' for field, value in _flat(fields))}."
-        for data, fields in method.presets.items()
-    ]
+    found: dict[str, list[str]] = {}
+    for data, fields in method.presets.items():
+        values = ", ".join(f"`{field}` = `{value}`" for field, value in _flat(fields))
+        found.setdefault(values, []).append("every data set" if data == "*" else f"`{data}`")
+    lines = [f"Preset for {', '.join(sets)}: {values}." for values, sets in found.items()]
     return ["\n".join(lines)] if lines else []
 
 
@@ -131,9 +122,11 @@ def _flat(fields: Mapping[str, object], prefix: str = "") -> list[tuple[str, obj
 
 def _differences(method: type[Method]) -> list[str]:
     known = yaml.safe_load(DIFFERENCES.read_text("utf-8"))[method.name]
-    told = f"Compared with: {_code(known['code'])}."
+    if known["code"].startswith("none: "):  # of this project
+        return []
+    told = ["## Where it differs from the authors' code", f"Compared with: {_code(known['code'])}."]
     if not known.get("differences"):
-        return [told, NO_DIFFERENCE]
+        return told if known["code"].startswith("none") else [*told, NO_DIFFERENCE]
     head = ("the code", "here", "why", "what follows the code")
     rows = [
         (
@@ -144,17 +137,13 @@ def _differences(method: type[Method]) -> list[str]:
         )
         for each in known["differences"]
     ]
-    return [told, _table(head, [tuple(map(_code, row)) for row in rows])]
+    return [*told, _table(head, [tuple(map(_code, row)) for row in rows])]
 
 
 def _excluded(excludes: Mapping[str, str]) -> list[str]:
-    if not excludes:
-        return []
-    names: dict[str, list[str]] = {}
-    for name, reason in excludes.items():
-        names.setdefault(reason, []).append(f"`{name}`")
-    rows = [(", ".join(named), reason) for reason, named in names.items()]
-    return ["## Not combined with", _table(("method", "why"), rows)]
+    """The methods that it refuses; the refusal says why."""
+    names = ", ".join(f"`{name}`" for name in sorted(excludes))
+    return [f"Not combined with {names}."] if excludes else []
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -272,7 +272,7 @@ def test_the_top_says_what_is_known_in_plain_words(tmp_path):
     assert "judging by 1 site" in answers["At a new site"]
     worst = f"horse: {percent_sign(0.3)} of 100 images recognised, mostly taken for elephant."
     assert answers["Worst class"] == worst
-    assert answers["What would help most"].startswith("More sites: what the next one")
+    assert answers["What would help most"].startswith("More sites: 1 site cannot show")
     assert "--choose 50" in answers["What would help most"]
     first = run_page(run).opening[0]
     assert dict(first.answers) == answers
@@ -282,14 +282,14 @@ def test_a_class_that_few_training_images_show_is_what_helps_most(tmp_path):
     maker = Counted(tmp_path / "run")
     maker.held = [60, 60, 6]
     helps = dict(verdict(read_run(maker.write())))["What would help most"]
-    assert helps == f"More images of horse: 60 of {number(1260)} for training show it."
+    assert helps == f"More images of horse: 60 of {number(1260)} training images show it."
 
 
 def test_with_sites_enough_labels_at_the_new_one_help_most(tmp_path):
     maker = Counted(tmp_path / "run", test=[f"site {number}" for number in range(6)])
     answers = dict(verdict(read_run(maker.write())))
     assert "judging by 6 sites" in answers["At a new site"]
-    assert answers["What would help most"].startswith("Labels of 50 images at the new site")
+    assert answers["What would help most"].startswith("Labels for 50 images at the new site")
 
 
 def test_the_reference_lines_beside_a_run_say_whether_it_was_worth_it(tmp_path):

@@ -150,11 +150,9 @@ class Centralised(Method):
         Steps are equal and not images: a batch is what an update of the weights learns from.
         Clients' last batches are smaller, so a centralised round sees somewhat more images. Clients
         are partitioned as the experiment says first, for their number of steps; then all images go
-        to one client. A round is no whole number of passes over the images in general: each round
-        begins a new random order. The optimizer starts afresh each round, as every client's does.
-        Defences and update privacy are refused, for one client has nobody to hide among. It
-        combines with methods that change what a client does by itself (`centralised+mixstyle`). It
-        runs in one process: over a network it would have to send images.
+        to one client. Each round begins a new random order, and the optimizer afresh, as every
+        client's does. Defences and update privacy are refused. It combines with methods that change
+        what a client does by itself (`centralised+mixstyle`), and runs in one process.
     """
 
     name = "centralised"
@@ -194,15 +192,11 @@ class Local(Method):
 
     Decisions:
         Every client counts once in the mean, however many images it holds, and a client that has
-        not been drawn yet counts with the network it would start from. So with fewer clients a
-        round than there are, clients train in as few rounds as in a federation. Every optimizer
-        starts afresh each round, as in FedAvg. An evaluation takes as many passes as there are
-        clients (evaluate.every makes them rarer). The starting network is sent until every client
-        has trained once. A run of this method has no model to be loaded afterwards. Defences,
-        update privacy and server optimizers are refused: nothing is sent that they could work on.
-        It combines with methods that change what a client does by itself (`local+mixstyle`). It
-        runs in one process: over a network the models stay at the sites, where nobody could measure
-        them.
+        not been drawn yet counts with the network it would start from. Every optimizer starts
+        afresh each round, as in FedAvg. An evaluation takes as many passes as there are clients. A
+        run of this method has no model to be loaded afterwards. Defences, update privacy and server
+        optimizers are refused: nothing is sent that they could work on. It combines with methods
+        that change what a client does by itself (`local+mixstyle`), and runs in one process.
     """
 
     name = "local"

@@ -14,10 +14,8 @@ Leaves the client:
     Its weights and its number of images, as in FedAvg.
 
 Decisions:
-    Masked are parameters only; normalisation statistics take the plain mean (a variance moved by
-    more than the mean change could become negative). Entries that stay local are not masked. The
-    sums of signs and of changes run along the stream of updates: two models' worth of memory,
-    however many clients.
+    Normalisation statistics and entries that stay local are not masked. The sums of signs and of
+    changes run along the stream of updates: two models' worth of memory, however many clients.
 """
 
 from collections.abc import Iterable, Iterator

@@ -16,14 +16,13 @@ Leaves the client:
     class ids), over the embeddings of its last local epoch.
 
 Decisions:
-    The code that PARDON compared with drops the contrastive term of the class stored first and
-    takes one prototype only of every other class as negative; here all prototypes count, by
-    logsumexp. UPCR is the mean over dimensions and the whole set of prototypes is replaced every
-    round, as in the authors' code (the paper: a sum). FINCH's last (coarsest) partition by cosine,
-    as the authors' code; a single prototype is its own cluster. Images of a class without
-    prototypes are left out of both terms. With sampling, classes may be absent from a round:
-    `absent_classes: keep` keeps their last prototypes. An image's embedding is the last one that
-    training saw, which is that of the last local epoch.
+    All prototypes count, by logsumexp (the code that PARDON compared with drops some). UPCR is the
+    mean over dimensions and the whole set of prototypes is replaced every round, as in the authors'
+    code (the paper: a sum). FINCH's last (coarsest) partition by cosine, as the authors' code; a
+    single prototype is its own cluster. Images of a class without prototypes are left out of both
+    terms. With sampling, classes may be absent from a round: `absent_classes: keep` keeps their
+    last prototypes. An image's embedding is the last one that training saw, which is that of the
+    last local epoch.
 """
 
 import logging

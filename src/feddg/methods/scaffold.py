@@ -18,10 +18,10 @@ Leaves the client:
 Decisions:
     Only plain SGD: with momentum or Adam (x - y) / (K lr) is no gradient, so other optimizers are
     refused. The preset sets SGD with learning rate 0.01. Updates count equally, as in the paper:
-    the controls c - c_k average to zero over clients only when all count the same;
-    `weighting: examples` gives FedAvg's mean. Buffers are averaged. A server learning rate other
-    than 1 is `server.optimizer: fedavgm` with `beta1: 0`. If a round fails and is tried again, its
-    clients keep the controls of the failed attempt, and c is their mean only approximately.
+    the controls c - c_k average to zero over clients only when all count the same; `weighting:
+    examples` gives FedAvg's mean. Buffers are averaged. Another server learning rate is
+    `server.optimizer: fedavgm` with `beta1: 0`. If a round fails and is tried again, its clients
+    keep the controls of the failed attempt, and c is their mean only approximately.
 """
 
 import math

@@ -21,10 +21,8 @@ Leaves the client:
 
 Decisions:
     As both codes: the un-projected embedding is compared with the projected, permuted ones, and no
-    gradient is stopped. The curriculum over domains and the averaging of late weights are left out:
-    a client has no second domain, and the federation averages already (inference). The projector is
-    averaged with the model. A batch of one, for which BatchNorm1d is not defined, is trained by CE
-    alone.
+    gradient is stopped. The projector is averaged with the model. A batch of one, for which
+    BatchNorm1d is not defined, is trained by CE alone.
 """
 
 import torch

@@ -18,12 +18,11 @@ Leaves the client:
     The network, as in FedAvg. Covariances stay.
 
 Decisions:
-    The noise scales are not published: 0.5 is our choice, to be swept over 0.1, 0.5 and 1 (they are
-    relative to the embedding's own scale). That the clean loss is kept, with one half, is
-    inference; so are the shrinkage and the window of 8 batches, which starts anew each round. A
-    draw from N(0, S_y) is made as sum_j x_j (z_j - mean_y) / sqrt(n_y) with x ~ N(0, 1) over the
-    class's n_y embeddings: its covariance is exactly S_y and no d x d matrix is formed. A class
-    with a single embedding gets SFA-S's shift.
+    The noise scales are not published: 0.5 is our choice, relative to the embedding's own scale.
+    That the clean loss is kept, with one half, is inference; so are the shrinkage and the window of
+    8 batches, which starts anew each round. A draw from N(0, S_y) is made as sum_j x_j (z_j -
+    mean_y) / sqrt(n_y) with x ~ N(0, 1) over the class's n_y embeddings: its covariance is exactly
+    S_y and no d x d matrix is formed. A class with a single embedding gets SFA-S's shift.
 """
 
 from collections import deque

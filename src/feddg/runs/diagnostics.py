@@ -513,7 +513,7 @@ def _signs_of_a_large_rate(run: Run) -> str:
     guessing = math.log(classes) if classes > 1 else math.inf
     signs = []
     if usual is not None and rate >= FAR_ABOVE * usual:
-        signs.append(f"it is {rate:g}, the preset is {usual:g}")
+        signs.append(f"it is {rate:g}, where the preset has {usual:g}")
     if loss is not None and not math.isfinite(loss):
         signs.append("the training loss is not finite")
     elif loss is not None and loss > ABOVE_GUESSING * guessing:
