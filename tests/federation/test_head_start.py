@@ -7,9 +7,9 @@ import torch
 
 from feddg.api import run
 from feddg.errors import ExperimentError
-from feddg.federation.head_start import CROSS, GRAM, IMAGES
-from feddg.messages import Message
+from feddg.messages import Broadcast, Message
 from feddg.methods.base import methods
+from feddg.methods.ridge import CROSS, GRAM
 from feddg.models.closed_form import PENALTIES, SCALES, packed, unpacked
 from feddg.privacy.building import build_defences
 from feddg.settings import DefenceChoice, PrivacySettings, TrainSettings
@@ -116,30 +116,30 @@ def larger(sums):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda m: m.tensors.update({CROSS: torch.zeros(2, 2).double()}), "has shape"),
-        (lambda m: m.tensors.update({GRAM: m.tensors[GRAM].float()}), "float32"),
-        (lambda m: m.tensors[GRAM].fill_(torch.nan), "not finite"),
-        (lambda m: m.scalars.update({IMAGES: 0}), "outside"),
-        (lambda m: m.tensors.pop(GRAM), "lacks"),
-        (lambda m: m.tensors[CROSS].mul_(3), "no means over images"),
-        (lambda m: m.tensors[CROSS][0].fill_(1e5), "no features"),
-        (lambda m: m.tensors[GRAM][1].fill_(1e5), "no features"),
-        (lambda m: m.tensors[GRAM][0].fill_(-1.0), "no means over images"),
-        (lambda m: m.tensors.update(larger(m.tensors)), "10 times the median"),
+        (lambda m: m.weights.update({CROSS: torch.zeros(2, 2).double()}), "expected"),
+        (lambda m: m.weights.update({GRAM: m.weights[GRAM].float()}), "float32"),
+        (lambda m: m.weights[GRAM].fill_(torch.nan), "no means over images"),
+        (lambda m: setattr(m, "examples", 31), "registered with 30"),
+        (lambda m: m.weights.pop(GRAM), "lack "),
+        (lambda m: m.weights[CROSS].mul_(3), "no means over images"),
+        (lambda m: m.weights[CROSS][0].fill_(1e5), "no features"),
+        (lambda m: m.weights[GRAM][1].fill_(1e5), "no features"),
+        (lambda m: m.weights[GRAM][0].fill_(-1.0), "no means over images"),
+        (lambda m: m.weights.update(larger(m.weights)), "10 times the median"),
     ],
 )
 def test_bad_sums_are_refused_by_their_clients_name(change, reason):
     settings = TrainSettings(rounds=1, head="ridge")
     chosen = federation(sizes=(20, 30, 10), train=settings, backbone="cnn_gn")
-    honest = chosen.transport.client_statistics
+    honest = chosen.transport.train
 
     def lying(clients, broadcast):
-        for id, reply in honest(clients, broadcast):
-            if id == 1:
-                change(reply)
-            yield id, reply
+        for update in honest(clients, broadcast):
+            if update.client == 1:
+                change(update)
+            yield update
 
-    chosen.transport.client_statistics = lying
+    chosen.transport.train = lying
     chosen.server.setup()
     refused = [row for row in chosen.ledger if row["kind"] == "refusal"]
     assert [row["client"] for row in refused] == [1]
@@ -166,9 +166,7 @@ def test_what_hides_updates_does_not_go_with_open_sums(privacy, defences):
 
 def test_a_question_without_sums_is_not_answered():
     chosen = federation(train=TrainSettings(rounds=1, head="ridge"), backbone="cnn_gn")
-    replies = chosen.transport.ask(
-        [0], chosen.method.broadcast(chosen.server.state), "left_out", Message()
-    )
+    replies = chosen.transport.ask([0], Broadcast(0, {}), "left_out", Message())
     ((_, reply),) = replies
     assert "sums that it was not sent" in reply.reason
 

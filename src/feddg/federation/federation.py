@@ -26,8 +26,7 @@ from feddg.diagnostics import Progress, silent
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation, Score, mean_score
 from feddg.federation import averages
-from feddg.federation.head_start import SENDS as HEAD_SENDS
-from feddg.federation.head_start import check_head
+from feddg.federation.head_start import check_head, head_start
 from feddg.federation.inprocess import InProcess
 from feddg.federation.local_training import load_weights
 from feddg.federation.server import Server
@@ -127,15 +126,15 @@ class Federation:
             *(self.settings, self.method, self.network),
             self.transport,
         )
-        head = settings.train.head == "ridge"
-        if head:
-            check_head(network, method.name, shared=has_global_model(method, network))
+        starts = partial(head_start, network) if settings.train.head == "ridge" else None
+        if starts is not None:
+            check_head(method, network)
         checks = MessageChecks(
             method,
             network,
             len(transport.clients),
             image_size=settings.data.image_size,
-            also=self.defences.sends | (HEAD_SENDS if head else {}),
+            also=self.defences.sends,
             registered=transport.registered,
             train=settings.train,
             style_noise=self.defences.style_noise,
@@ -151,7 +150,7 @@ class Federation:
             checks=checks,
             defences=self.defences,
             frozen=network.frozen,
-            solves_head=head,
+            starts=starts,
             hooks=self.hooks,
         )
 

@@ -12,10 +12,9 @@ from torch.func import functional_call, grad_and_value, vmap
 from feddg.clients.client import Batch, Client, RecordNoise, counted_forwards
 from feddg.clients.threads import threads
 from feddg.errors import ClientError, Diverged
-from feddg.federation.head_start import head_sums, left_out
-from feddg.messages import Message, Update, Weights, joined, not_finite
+from feddg.federation.head_start import HeadStart
+from feddg.messages import Message, Update, Weights, not_finite
 from feddg.methods.base import Method, local_names
-from feddg.models.closed_form import QUESTION
 from feddg.models.dropout import draw_dropout_from
 from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.rng import add_noise
@@ -150,10 +149,7 @@ def client_statistics(client: Client, method: Method) -> Message:
     with _local_work(client), torch.no_grad(), client.worker.autocast():
         load_weights(client.network, client.received)
         client.network.eval()
-        statistics = method.client_statistics(client)
-        if client.worker.train.head == "ridge":
-            statistics = joined(statistics, head_sums(client, method))
-        return statistics or Message()
+        return method.client_statistics(client) or Message()
 
 
 def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> Update:
@@ -164,6 +160,10 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
     Raises:
         ClientError: the client cannot train, or its loss or what it remembers is not finite.
     """
+    if _before_round_1(client):
+        with _local_work(client), torch.no_grad(), client.worker.autocast():
+            client.network.eval()
+            return HeadStart(method).update(client)
     started = time.perf_counter()
     with _local_work(client), counted_forwards(client), client.held_still():
         local = _start(client, method)
@@ -179,7 +179,7 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
             for batch in client.batches(functools.partial(method.draws, client)):
                 if client.worker.stopped.is_set():
                     raise ClientError("the round ended before it was done")
-                if client.worker.record_noise is not None and not method.sums:
+                if client.worker.record_noise is not None and not method.one_round:
                     private_step(client, batch, client.worker.record_noise)
                 else:
                     method.step(client, batch)
@@ -225,11 +225,17 @@ def answer(
     if own is not None:
         return own
     with _local_work(client), torch.no_grad(), client.worker.autocast():
+        if _before_round_1(client):
+            client.network.eval()
+            return HeadStart(method).answer(client, name, question)
         _start(client, method)
         client.network.eval()
-        if name == QUESTION and client.worker.train.head == "ridge":
-            return left_out(client, method, question)
         return method.answer(client, name, question)
+
+
+def _before_round_1(client: Client) -> bool:
+    """Whether the client takes part in the round that training starts from."""
+    return client.round == 0 and client.worker.train.head == "ridge"
 
 
 @contextmanager

@@ -11,12 +11,10 @@ from feddg.clients.sampling import drawn_clients, secret_clients
 from feddg.diagnostics import Diagnostic, Progress, emit, silent
 from feddg.errors import BudgetSpent, ClientError, Diverged, NotEnoughUpdates, RunError
 from feddg.federation import averages
-from feddg.federation.head_start import HeadStart
 from feddg.federation.transport import FROZEN, Ledger, Reply, Transport
 from feddg.federation.validation import ChangeSizes, MessageChecks
-from feddg.messages import Broadcast, Message, Refusal, Update, Weights, joined, on_device
-from feddg.methods.base import Method, Round, RoundHook, State, name_clients
-from feddg.models.closed_form import QUESTION
+from feddg.messages import Broadcast, Message, Refusal, Update, Weights, joined
+from feddg.methods.base import LeavesOut, Method, Round, RoundHook, State, name_clients
 from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.records import RoundRow
 from feddg.settings import ServerSettings
@@ -166,8 +164,10 @@ class Asking(RoundHook):
             replies = self._server.transport.ask(ids, broadcast, name, question)
             return self._server.checked(replies, round.number, f"answer:{name}")
 
-        state = self._server.method.after_round(state, ask)
-        round.left_out = self._server.method.left_out(state)
+        method = self._server.method
+        state = method.after_round(state, ask)
+        if isinstance(method, LeavesOut):
+            round.left_out = {id: accuracy for id, (accuracy, _) in method.left_out(state).items()}
         return state
 
 
@@ -185,7 +185,8 @@ class Server:
         checks: checks of clients' messages against their schema.
         defences: the defences that updates pass through.
         frozen: entries of the weights that are not trained.
-        solves_head: whether training starts from a closed-form classifier.
+        starts: called with the server before anything else: sets the weights that training starts
+            from, and returns the accuracies at clients left out, by id.
         hooks: further hooks, run after the server's own.
 
     Attributes:
@@ -206,7 +207,7 @@ class Server:
         checks: MessageChecks,
         defences: Defences = NO_DEFENCES,
         frozen: Collection[str] = (),
-        solves_head: bool = False,
+        starts: Callable[["Server", Progress], dict[int, float]] | None = None,
         hooks: Iterable[RoundHook] = (),
     ) -> None:
         self.method, self.state = method, state
@@ -229,37 +230,36 @@ class Server:
         if type(method).after_round is not Method.after_round:
             chain.append(Asking(self))
         self.hooks = Hooks([*chain, *hooks])
-        self._solves_head = solves_head
+        self._starts = starts
         self.transport.ledger = ledger
         self.transport.hand_out(self.frozen.with_context(state), again=True)
 
     def setup(self, progress: Progress = silent) -> None:
-        """Does what comes before round 1: see :meth:`_collect`; then hooks learn that it begins.
+        """Does what comes before round 1; then hooks learn that it begins.
+
+        That is the round that training starts from, if there is one, and the clients' statistics.
 
         Args:
-            progress: called while statistics arrive.
+            progress: called while messages arrive.
 
         Raises:
             RunError: no client sent statistics.
         """
         round = Round(0, [*self.transport.clients], self.state)
-        round.statistics = self._collect(round, progress)
+        if self._starts is not None:
+            round.left_out = self._starts(self, progress)
+        if self.method.has_setup and self.state.context is None:
+            self._collect(round, progress)
+        # With a start, clients have what is frozen, and more.
+        if self._starts is None or self.state.context is not None or not self.frozen.names:
+            self.transport.hand_out(self.frozen.with_context(self.state))
         self.hooks.begun(self.state, round)
 
-    def _collect(self, round: Round, progress: Progress) -> Weights:
-        """Collects every client's statistics and sends all clients the resulting shared context.
+    def _collect(self, round: Round, progress: Progress) -> None:
+        """Collects every client's statistics, which make the shared context.
 
         A client without statistics is left out with a warning.
-
-        Returns:
-            The statistics, stacked by name over the clients that sent them; for the records.
         """
-        if self.state.context is not None:
-            return {}
-        if not self.method.has_setup and not self._solves_head:
-            if self.frozen.names and not self.state.round:
-                self.transport.hand_out(self.frozen.with_context(self.state))
-            return {}
         ids = self.transport.clients
         self.defences.describing(ids)
 
@@ -268,51 +268,13 @@ class Server:
                 progress("setup", done, len(ids))
                 yield reply
 
-        def refuse(id: int, reason: str) -> None:
-            self._refusals.say(Refusal(id, f"statistics refused: {reason}"), 0)
-
-        weights = self.frozen.trained(self.state.weights) if self._solves_head else {}
-        if weights and not self.frozen.names:  # the network goes out once for both questions
-            start = {FROZEN + name: tensor.detach() for name, tensor in weights.items()}
-            self.transport.hand_out(Message(start))
-            weights = {}
-        asked = list(ids)
-        while True:
-            head = HeadStart() if self._solves_head else None
-            replies = counted(self.transport.client_statistics(asked, Broadcast(0, weights)))
-            checked = self.checked(replies, 0, "statistics")
-            client_statistics = list(head.taken(checked, refuse) if head else checked)
-            outliers = head.outliers() if head else {}
-            if not outliers:
-                break
-            for id, reason in outliers.items():
-                refuse(id, reason)
-            asked = [id for id in asked if id not in outliers]
-        if not client_statistics:
+        replies = counted(self.transport.client_statistics(ids, Broadcast(0, {})))
+        found = list(self.checked(replies, 0, "statistics"))
+        if not found:
             raise RunError("setup: no client could send its statistics; see the warnings above")
-        if self.method.has_setup:
-            self.state.context = self.method.aggregate_statistics(client_statistics) or Message()
-            round.groups = self.method.groups(client_statistics)
-        if head is not None:
-            ids = [id for id, _ in client_statistics]
-            round.left_out = self._start_from(head, weights, ids)
-        self.transport.hand_out(self.frozen.with_context(self.state))
-        return _stacked([message for _, message in client_statistics])
-
-    def _start_from(self, head: HeadStart, weights: Weights, ids: list[int]) -> dict[int, float]:
-        """Sets the closed-form classifier as the start of training.
-
-        Returns its accuracy at each client, by id, when solved without that client.
-        """
-        answers = []
-        if len(ids) > 1:  # of a single client nobody else knows anything
-            sent = Broadcast(0, weights, head.question)
-            replies = self.transport.ask(ids, sent, QUESTION, sent.extras)
-            answers = list(self.checked(replies, 0, f"answer:{QUESTION}"))
-        solved, left_out = head.solved(answers)
-        device = self.state.weights["classifier.weight"].device
-        self.state.weights = self.state.weights | on_device(solved, device)
-        return left_out
+        self.state.context = self.method.aggregate_statistics(found) or Message()
+        round.groups = self.method.groups(found)
+        round.statistics = _stacked([message for _, message in found])
 
     def checked(
         self, replies: Iterator[Reply], round: int, purpose: str

@@ -109,10 +109,9 @@ class Method:
         excludes: methods it cannot be combined with, and why.
         gathers_images: whether all training images are put in one place first, unlike in a
             federation: one client then takes as many steps as a round's clients together.
-        sums: whether its updates are sums that the server only averages, and that clients clip and
-            noise themselves, image by image.
         one_round: whether the method needs a single pass over the images in one round only,
-            whatever ``train`` says of rounds, epochs and steps.
+            whatever ``train`` says of rounds, epochs and steps: its updates are sums that the
+            server only averages, and that clients clip and noise themselves, image by image.
         in_process_only: why it cannot run over a network; empty if it can.
         any_task: whether it can run a task other than classification; by default, if it works
             neither on embeddings nor on the network (:func:`feddg.methods.composition.runs`).
@@ -139,7 +138,6 @@ class Method:
     noises: ClassVar[frozenset[str]] = frozenset()
     excludes: ClassVar[dict[str, str]] = {}
     gathers_images: ClassVar[bool] = False
-    sums: ClassVar[bool] = False
     one_round: ClassVar[bool] = False
     in_process_only: ClassVar[str] = ""
     any_task: ClassVar[bool | None] = None
@@ -206,10 +204,6 @@ class Method:
     def has_setup(self) -> bool:
         """Whether clients send statistics before round 1."""
         return type(self).client_statistics is not Method.client_statistics
-
-    def head_images(self, images: Tensor) -> tuple[Tensor, ...]:
-        """At a client: the versions ``(B, 3, H, W)`` of images that ``train.head: ridge`` sums."""
-        return (images,)
 
     # At a client, every round
 
@@ -295,14 +289,6 @@ class Method:
     def after_round(self, state: State, ask: Ask) -> State:
         """Runs after aggregation; may ask this round's clients a question."""
         return state
-
-    def left_out(self, state: State) -> dict[int, float]:
-        """Returns, by client id, the accuracy of a model trained without it, if measured."""
-        return {}
-
-    def left_out_confidence(self, state: State) -> dict[int, float]:
-        """Returns the mean largest probability of that model there, where it was measured."""
-        return {}
 
     def answer(self, client: Client, name: str, question: Message) -> Message:
         """At a client: returns the answer to the server's question ``name``."""
@@ -632,10 +618,28 @@ def _plain(name: str) -> str:
     return name.lower().replace("_", "-")
 
 
-# What a method may show of itself in reports, beside its hooks; training never asks for it.
+# What a method may show of itself beside its hooks, most of it in reports.
 #
-# A method that has something to show defines the function; whoever draws the report asks with
+# A method that has something to show defines the function; whoever wants it asks with
 # ``isinstance``. In a composition the first part that shows something is the one that is shown.
+
+
+@runtime_checkable
+class ShowsVersions(Protocol):
+    """A method that has several versions of every image."""
+
+    def head_images(self, images: Tensor) -> tuple[Tensor, ...]:
+        """At a client: the versions ``(B, 3, H, W)`` of images that ``train.head: ridge`` sums."""
+        ...
+
+
+@runtime_checkable
+class LeavesOut(Protocol):
+    """A method that measures models at clients that had no part in them."""
+
+    def left_out(self, state: State) -> dict[int, tuple[float, float]]:
+        """Returns accuracy and mean largest probability of that model, by client id."""
+        ...
 
 
 @runtime_checkable

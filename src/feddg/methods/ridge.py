@@ -198,7 +198,6 @@ class Ridge(Method):
             lambda method: method.asks,
         ),
     }
-    sums = True
     one_round = True
 
     def network(self, network: Network) -> Network:
@@ -409,13 +408,10 @@ class Ridge(Method):
         state.extras[SCALE] = torch.tensor(choice.scale, dtype=torch.float64)
         return state
 
-    def left_out(self, state: State) -> dict[int, float]:
-        """The accuracy of the classifier that all clients but one make, at that one."""
-        return super().left_out(state) | _measured(state.extras[LEFT_OUT])
-
-    def left_out_confidence(self, state: State) -> dict[int, float]:
-        """Its mean largest probability there."""
-        return super().left_out_confidence(state) | _measured(state.extras[CONFIDENCE])
+    def left_out(self, state: State) -> dict[int, tuple[float, float]]:
+        """Of the classifier that all clients but one make, at that one."""
+        both = zip(state.extras[LEFT_OUT].tolist(), state.extras[CONFIDENCE].tolist())
+        return {id: measured for id, measured in enumerate(both) if measured[0] >= 0}
 
     def _choice(self, state: State, ask: Ask) -> Choice:
         """Returns lambda and the scale, and notes each client's accuracy when it is left out."""
@@ -433,8 +429,3 @@ class Ridge(Method):
         confidence[ids] = confidence.new_tensor(choice.confidences)
         state.extras |= {LEFT_OUT: left_out, CONFIDENCE: confidence}
         return choice
-
-
-def _measured(by_client: Tensor) -> dict[int, float]:
-    """What was measured of clients, by id."""
-    return {id: value for id, value in enumerate(by_client.tolist()) if value >= 0}

@@ -269,7 +269,7 @@ def traits_of(
     kind = type(method)
     found: dict[str, str | None] = dict.fromkeys(TRAITS)
 
-    owners = [c for c in kind.__mro__ if c not in (Method, object) and not vars(c).get("sums")]
+    owners = [c for c in kind.__mro__ if c not in (Method, object) and not vars(c).get("one_round")]
 
     def first_own(*hooks: str) -> str | None:
         return next((h for h in hooks if any(h in vars(owner) for owner in owners)), None)
@@ -277,7 +277,7 @@ def traits_of(
     about_sums = {
         entry
         for c in kind.__mro__
-        if vars(c).get("sums")
+        if vars(c).get("one_round")
         for entry in vars(c)["sends"]
         if entry.startswith("answer:")
     }

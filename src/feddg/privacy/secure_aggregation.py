@@ -343,7 +343,7 @@ class SecureAggregation(Defence):
 
     def fit(self, privacy: PrivacySettings, method: Method) -> None:
         """See :class:`Defence`."""
-        self.alike, self.steps = privacy.clipping != "none", not method.sums
+        self.alike, self.steps = privacy.clipping != "none", not method.one_round
 
     # At the server
 

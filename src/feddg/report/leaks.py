@@ -35,7 +35,12 @@ from feddg.text import MISSING, command, counted, listed, number, readable, size
 WEIGHTS = "weights"
 STATISTICS = ("running_mean", "running_var")
 COUNTS = "counts and means of losses"
-OWN_NAMES = {WEIGHTS: "the network's weights", "statistics": "normalisation statistics"}
+SUMS = ("classifier.gram", "classifier.cross")
+OWN_NAMES = {
+    WEIGHTS: "the network's weights",
+    "statistics": "normalisation statistics",
+    "sums": "sums over its features, which the classifier is solved from",
+}
 LOGS = ("terms/", "examples", "images", "seconds")
 MOST_KINDS = 12
 FED_WORDS = {
@@ -122,7 +127,7 @@ def _entries(ledger: LedgerRecord) -> list[_Entry]:
         if message.direction != "up" or layout is None:
             continue
         for name, count in _content(layout).items():
-            key = message.purpose, name
+            key = _purpose(message), name
             entry = found.setdefault(key, _Entry(*key, passed_on=key in passed_on))
             entry.numbers = max(entry.numbers, count)
             entry.sent[message.client] = entry.sent.get(message.client, 0) + 1
@@ -135,7 +140,8 @@ def _content(layout: LayoutRow) -> dict[str, int]:
     for tensor in layout.tensors:
         name = tensor.name
         if name.startswith("weights/"):
-            name = "statistics" if name.endswith(STATISTICS) else WEIGHTS
+            own = {"statistics": STATISTICS, "sums": SUMS}
+            name = next((kind for kind, ends in own.items() if name.endswith(ends)), WEIGHTS)
         counts[name] = counts.get(name, 0) + math.prod(tensor.shape)
     if any(name == "examples" or not name.startswith(LOGS) for name in layout.scalars):
         counts[COUNTS] = len(layout.scalars)
@@ -403,8 +409,14 @@ def _by_kind(ledger: LedgerRecord) -> list[_Kind]:
     """Returns the messages by purpose and direction, in order of first appearance."""
     kinds: dict[tuple[str, str], list[MessageRow]] = {}
     for message in ledger.messages:
-        kinds.setdefault((message.purpose, message.direction), []).append(message)
+        kinds.setdefault((_purpose(message), message.direction), []).append(message)
     return list(kinds.items())
+
+
+def _purpose(message: MessageRow) -> str:
+    """Returns a message's purpose; what a classifier is solved from describes the site's data."""
+    before = message.round == 0 and message.purpose == "update"
+    return "statistics" if before else message.purpose
 
 
 def _ledger_table(ledger: LedgerRecord) -> Table:

@@ -15,7 +15,7 @@ from feddg.experiment import Experiment
 from feddg.federation.averages import MEANS, averaged, rounds_in, wise_ft
 from feddg.federation.federation import Federation
 from feddg.messages import Broadcast, Weights
-from feddg.methods.base import Round, RoundHook, State, has_global_model, local_names
+from feddg.methods.base import LeavesOut, Round, RoundHook, State, has_global_model, local_names
 from feddg.records import (
     ID_VAL,
     LAST,
@@ -179,11 +179,10 @@ class Evaluate(RoundHook):
         from the other. No label is looked at.
         """
         method = self._federation.method
-        accuracies, confidences = method.left_out(state), method.left_out_confidence(state)
-        ids = sorted(confidences)
-        for score in scores if ids else ():
+        known = method.left_out(state) if isinstance(method, LeavesOut) else {}
+        true, own = zip(*known.values()) if known else ((), ())
+        for score in scores if known else ():
             if score.split in (TEST, UNLABELLED) and math.isfinite(score.confidence):
-                own, true = [confidences[id] for id in ids], [accuracies[id] for id in ids]
                 found = calibrated(score.confidence, own, true, score.examples)
                 log.info(
                     "round %d: %s, without its labels: expected %.0f %%, %.0f to %.0f",
@@ -195,7 +194,7 @@ class Evaluate(RoundHook):
                     images=score.examples,
                     confidence=score.confidence,
                     **found._asdict(),
-                    sites=len(ids),
+                    sites=len(known),
                 )
 
     def _due(self, state: State, last: bool) -> dict[str, Weights]:
