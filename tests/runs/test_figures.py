@@ -19,6 +19,10 @@ class ByBrightness(torch.nn.Module):
         return torch.stack([-bright, bright], 1)
 
 
+def by_brightness(found):
+    return lambda rows: found.predict(ByBrightness(), rows)
+
+
 def evaluation(labels, values, splits=("test",)):
     pixels = np.repeat(np.array(values, np.uint8)[:, None], 8 * 8 * 3, 1).reshape(-1, 8, 8, 3)
     rows = np.arange(len(values))
@@ -48,7 +52,7 @@ def test_the_surest_mistakes_come_first_and_right_answers_never():
 
 def test_the_pictures_show_the_images_that_the_captions_name(tmp_path):
     found = evaluation([0, 0, 1, 1], [10, 250, 240, 20])
-    draw_unseen(tmp_path, found, ByBrightness(), ("dark<", "bright"), seed=1)
+    draw_unseen(tmp_path, found, by_brightness(found), ("dark<", "bright"), seed=1)
     captions = json.loads((tmp_path / "captions.json").read_text())
     assert list(captions) == ["unseen.png", "mistake-01.png", "mistake-02.png"]
     assert "sketch, which no client trained on" in captions["unseen.png"]
@@ -60,14 +64,15 @@ def test_the_pictures_show_the_images_that_the_captions_name(tmp_path):
 
 def test_pictures_of_earlier_mistakes_go(tmp_path):
     for labels in ([0, 0, 1, 1], [0, 1, 1, 1]):
-        draw_unseen(
-            tmp_path, evaluation(labels, [10, 250, 240, 20]), ByBrightness(), ("a", "b"), seed=1
-        )
+        found = evaluation(labels, [10, 250, 240, 20])
+        draw_unseen(tmp_path, found, by_brightness(found), ("a", "b"), seed=1)
     assert {path.name for path in tmp_path.glob("*.png")} == {"unseen.png", "mistake-01.png"}
 
 
 def test_without_a_test_domain_or_a_mistake_there_is_no_such_picture(tmp_path):
-    draw_unseen(tmp_path / "a", evaluation([0], [3], ("id_test",)), ByBrightness(), ("a", "b"), 0)
+    found = evaluation([0], [3], ("id_test",))
+    draw_unseen(tmp_path / "a", found, by_brightness(found), ("a", "b"), 0)
     assert not (tmp_path / "a").exists()
-    draw_unseen(tmp_path, evaluation([0, 1], [3, 253]), ByBrightness(), ("a", "b"), 0)
+    found = evaluation([0, 1], [3, 253])
+    draw_unseen(tmp_path, found, by_brightness(found), ("a", "b"), 0)
     assert [path.name for path in tmp_path.glob("*.png")] == ["unseen.png"]

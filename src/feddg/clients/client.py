@@ -23,7 +23,6 @@ from feddg.models.network import Network
 from feddg.models.normalization import freeze_statistics
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.models.trained import digest_of
-from feddg.records import client_name
 from feddg.rng import Ahead, numpy_stream, stream
 from feddg.settings import TrainSettings
 from feddg.storage import kept_array
@@ -196,7 +195,6 @@ class Client:
 
     Attributes:
         id: number in the federation, from 0.
-        name: stable name, for messages to people.
         examples: its images.
         training: what it trains on this round: its images, or those plus images that the method
             added.
@@ -225,7 +223,6 @@ class Client:
         examples: Examples,
         worker: Worker,
         *,
-        name: str = "",
         round: int = 0,
         memory: Weights | None = None,
         context: Message | None = None,
@@ -233,7 +230,7 @@ class Client:
         extras: Message | None = None,
         secrets: Weights | None = None,
     ) -> None:
-        self.id, self.name, self.round = id, name or client_name(id), round
+        self.id, self.round = id, round
         self.examples, self.training, self.worker = examples, examples, worker
         self.network, self.device = worker.network, worker.device
         self.train = in_round(worker.train, round)

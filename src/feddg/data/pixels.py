@@ -341,7 +341,7 @@ class ArrayPixels(PixelStore):
     def gather(self, rows: Rows, device: torch.device | None = None) -> Tensor:
         """Returns the pixels of some rows; on a device they stay if there is room for all."""
         if device is None or device.type == "cpu":
-            return self._taken(self._places(rows))
+            return _channels_last(np.take(self._pixels, self._places(rows), axis=0))
         needed, images = self.parcel(rows, device)
         return images(on_device(needed, device))
 
@@ -356,7 +356,8 @@ class ArrayPixels(PixelStore):
                 self._on_device[device] = pixels, np.zeros(len(pixels), dtype=bool)
         held = self._on_device.get(device)
         if held is None:
-            return {"images": self._taken(places)}, lambda sent: sent["images"]
+            taken = _channels_last(np.take(self._pixels, places, axis=0))
+            return {"images": taken}, lambda sent: sent["images"]
         pixels, known = held
         needed = {"places": torch.from_numpy(places)}
         new = np.unique(places[~known[places]])
@@ -375,9 +376,6 @@ class ArrayPixels(PixelStore):
     def _places(self, rows: Rows) -> np.ndarray:
         found: np.ndarray = self._positions[np.asarray(rows, dtype=np.int64)]
         return found
-
-    def _taken(self, places: np.ndarray) -> Tensor:
-        return _channels_last(np.take(self._pixels, places, axis=0))
 
     def close(self) -> None:
         """Releases the array or memory map, and the copies on devices."""

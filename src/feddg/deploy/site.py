@@ -456,7 +456,6 @@ class Site:
             request.client,
             self._examples(request.classes, request.domains),
             worker,
-            name=self.config.site,
             round=request.round,
             memory=on_device(memory.before(request.round + after_training), worker.device),
             context=context,

@@ -152,6 +152,10 @@ def mean_score(scores: Sequence[Score]) -> Score:
     )
 
 
+Outputs = tuple[numpy.ndarray, Tensor]
+"""Rows ``(n,)`` of a pixel store, and a model's outputs for them ``(n, ...)``."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """What is evaluated: rows of a pixel store by split, with their labels and domains.
@@ -182,14 +186,22 @@ class Evaluation:
     paths: Sequence[str] = ()
     task: Task = CLASSIFICATION
 
-    def scores(self, predictor: nn.Module) -> list[Score]:
+    def scores(self, predictor: nn.Module, outputs: list[Outputs] | None = None) -> list[Score]:
         """Returns the scores of ``predictor``, after setting it to eval mode.
 
         A predictor that adapts to images (it has ``reset``) is reset before every domain.
+
+        Args:
+            predictor: maps images to outputs.
+            outputs: gets the rows and outputs of each part; None keeps none.
         """
         predictor.eval()
-        found = zip(self.parts(), self.predictions(predictor), strict=True)
-        return [self._score(logits, *part) for part, logits in found]
+        scores = []
+        for part, logits in zip(self.parts(), self.predictions(predictor), strict=True):
+            scores.append(self._score(logits, *part))
+            if outputs is not None:
+                outputs.append((part[2], logits))
+        return scores
 
     def predictions(self, predictor: nn.Module) -> Iterator[Tensor]:
         """Yields the logits of each part, as :meth:`predict` returns them."""

@@ -24,7 +24,7 @@ from feddg.clients.threads import (
 from feddg.data.augment import NONE, AugmentSettings
 from feddg.diagnostics import Progress, silent
 from feddg.errors import ExperimentError
-from feddg.evaluation.accuracy import Evaluation, Score, mean_score
+from feddg.evaluation.accuracy import Evaluation, Outputs, Score, mean_score
 from feddg.federation import averages
 from feddg.federation.head_start import check_head, head_start
 from feddg.federation.inprocess import InProcess
@@ -214,13 +214,20 @@ class Federation:
         weights = self.another().to(self.worker.device).state_dict()
         return {name: tensor.detach() for name, tensor in weights.items()}
 
-    def scores(self, evaluation: Evaluation, weights: Weights) -> list[Score]:
+    def scores(
+        self, evaluation: Evaluation, weights: Weights, outputs: list[Outputs] | None = None
+    ) -> list[Score]:
         """Returns the scores of the global model, or their mean over clients that share none.
 
         For a client that has not trained yet, the starting weights count.
+
+        Args:
+            evaluation: the images.
+            weights: the server's.
+            outputs: gets the global model's outputs: see :meth:`Evaluation.scores`.
         """
         if has_global_model(self.method, self.network):
-            return evaluation.scores(self.predictor(weights))
+            return evaluation.scores(self.predictor(weights), outputs)
         memories, ids = self.transport.memories, self.transport.clients
         local = local_names(self.method, self.network)
         waiting = sum(id not in memories for id in ids)

@@ -116,8 +116,9 @@ class InProcess:
         self, clients: Sequence[int], broadcast: Broadcast, purpose: str
     ) -> Iterator[Answer]:
         """Sends clients the broadcast and yields their answers in order."""
+        sent = broadcast.extras, broadcast.weights
         for id in clients:
-            self.ledger.broadcast(id, purpose, broadcast)
+            self.ledger.message(broadcast.round, "down", id, purpose, *sent)
         results = self.results(clients, broadcast, purpose)
         for id, (reply, memory) in zip(clients, results, strict=True):
             if memory is not None:

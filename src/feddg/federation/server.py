@@ -369,9 +369,10 @@ class Server:
 
         A defence may bind a round that is repeated to the same clients.
         """
-        bound = self.defences.bound_to(round)
-        if bound is not None:
-            return list(bound)
+        for defence in self.defences.defences:
+            bound = defence.bound_to(round)
+            if bound is not None:
+                return list(bound)
         if self._secret_rate is not None:
             return secret_clients(self.transport.clients, self._secret_rate)
         return drawn_clients(self.transport.clients, self.per_round, self.seed, round, attempt)

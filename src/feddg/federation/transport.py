@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from torch import Tensor
@@ -38,22 +39,30 @@ class Ledger:
         self._layouts: dict[Shapes, tuple[LayoutRow, int]] = {}
         self.bytes: dict[Direction, int] = {"up": 0, "down": 0}
 
-    def broadcast(self, client: int, purpose: str, broadcast: Broadcast) -> None:
-        """Records a message with weights to ``client``."""
-        self._enter(broadcast.round, "down", client, purpose, broadcast.weights, broadcast.extras)
-
     def update(self, round: int, update: Update) -> None:
         """Records a client's update."""
         logs: dict[str, Scalar] = {f"terms/{name}": value for name, value in update.terms.items()}
         logs |= {"examples": update.examples, "images": update.images, "seconds": update.seconds}
         extras = Message(update.extras.tensors, {**update.extras.scalars, **logs})
-        self._enter(round, "up", update.client, "update", update.weights, extras)
+        self.message(round, "up", update.client, "update", extras, update.weights)
 
     def message(
-        self, round: int, direction: Direction, client: int, purpose: str, message: Message
+        self,
+        round: int,
+        direction: Direction,
+        client: int,
+        purpose: str,
+        message: Message,
+        weights: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
-        """Records a message without weights."""
-        self._enter(round, direction, client, purpose, {}, message)
+        """Records a message, and the weights that come with it."""
+        shapes: list[Shape] = []
+        for prefix, tensors in (("weights/", weights), ("", message.tensors)):
+            for name, tensor in tensors.items():
+                size = tensor.numel() * tensor.element_size()
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                shapes.append((prefix + name, tuple(tensor.shape), dtype, size))
+        self.enter(round, direction, client, purpose, shapes, message.scalars)
 
     def refusal(self, round: int, client: int, reason: str) -> None:
         """Records that ``client``'s update was not used, and why."""
@@ -104,23 +113,6 @@ class Ledger:
                 bytes=size,
             )
         )
-
-    def _enter(
-        self,
-        round: int,
-        direction: Direction,
-        client: int,
-        purpose: str,
-        weights: Mapping[str, Tensor],
-        message: Message,
-    ) -> None:
-        shapes: list[Shape] = []
-        for prefix, tensors in (("weights/", weights), ("", message.tensors)):
-            for name, tensor in tensors.items():
-                size = tensor.numel() * tensor.element_size()
-                dtype = str(tensor.dtype).removeprefix("torch.")
-                shapes.append((prefix + name, tuple(tensor.shape), dtype, size))
-        self.enter(round, direction, client, purpose, shapes, message.scalars)
 
 
 def _new_layout(shapes: tuple[Shape, ...], scalars: tuple[str, ...]) -> LayoutRow:

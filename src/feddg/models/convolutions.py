@@ -76,12 +76,11 @@ class SmallMapConv2d(nn.Conv2d):
         if input.ndim != 4 or input.shape[1] != self.in_channels:
             # One image, or one clear error.
             return super()._conv_forward(input, weight, bias)  # type: ignore[no-any-return]
-        height, width = self._result(input.shape[-2]), self._result(input.shape[-1])
+        kernel, stride, padding = self.kernel_size[0], self.stride[0], int(self.padding[0])
+        height, width = ((n + 2 * padding - kernel) // stride + 1 for n in input.shape[-2:])
         if min(height, width) < 1 or height * width > MOST_PLACES.get(_arithmetic(input), 0):
             return super()._conv_forward(input, weight, bias)  # type: ignore[no-any-return]
-        padding = int(self.padding[0])
         places = functional.pad(input.permute(0, 2, 3, 1), (0, 0) + (padding,) * 4)
-        kernel, stride = self.kernel_size[0], self.stride[0]
         down, across = (stride * (size - 1) + 1 for size in (height, width))
         windows = [
             places[:, y : y + down : stride, x : x + across : stride]
@@ -92,9 +91,6 @@ class SmallMapConv2d(nn.Conv2d):
         weight = weight.permute(0, 2, 3, 1).reshape(self.out_channels, -1)
         result = functional.linear(torch.cat(windows, dim=-1), weight, bias)
         return result.permute(0, 3, 1, 2)
-
-    def _result(self, size: int) -> int:
-        return (size + 2 * int(self.padding[0]) - self.kernel_size[0]) // self.stride[0] + 1
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:

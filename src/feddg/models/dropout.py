@@ -77,12 +77,12 @@ def draw_dropout_from(network: nn.Module, generator: torch.Generator) -> None:
     Layers with rate 0 are not changed, and neither are calls of the dropout function.
     """
     before = next((one.ahead for one in network.modules() if isinstance(one, Drawn)), None)
-    ahead = Ahead(generator, _mask, before)
+    ahead: Ahead | None = None
     for layer in network.modules():
         if (type(layer) in _AXES or type(layer).__name__ in _PATHS) and _rate(layer) > 0:
             layer.__class__ = _drawn_class(type(layer))
         if isinstance(layer, Drawn):
-            layer.ahead = ahead
+            layer.ahead = ahead = ahead or Ahead(generator, _mask, before)
 
 
 def _mask(generator: torch.Generator, shape: Sequence[int], keep: float) -> list[Tensor]:

@@ -113,11 +113,6 @@ class Defences:
             transport = defence.carrier(transport, fewest)
         return transport
 
-    def bound_to(self, round: int) -> Sequence[int] | None:
-        """Returns the clients that a round must be done with; None for any."""
-        found = (defence.bound_to(round) for defence in self.defences)
-        return next((clients for clients in found if clients is not None), None)
-
     def answer(
         self, id: int, round: int, name: str, question: Message, secrets: Weights
     ) -> Message | None:

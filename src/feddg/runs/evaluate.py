@@ -4,12 +4,12 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError
-from feddg.evaluation.accuracy import Score
+from feddg.evaluation.accuracy import Outputs, Score
 from feddg.evaluation.travel import calibrated
 from feddg.experiment import Experiment
 from feddg.federation.averages import MEANS, averaged, rounds_in, wise_ft
@@ -119,6 +119,9 @@ class Evaluate(RoundHook):
         wise_ft: interpolates the final and the starting weights, if requested.
         observer: gets the scores.
         images: number of training images so far, of all clients together.
+
+    Attributes:
+        outputs: of the model that the run ends with; none before the last round.
     """
 
     def __init__(
@@ -128,6 +131,7 @@ class Evaluate(RoundHook):
         self._wise_ft, self._observer = wise_ft, observer
         self._at_chance: dict[str, Diagnostic] = {}
         self._estimates: list[EstimateRow] = []
+        self.outputs: list[Outputs] = []
 
     def begun(self, state: State, round: Round) -> None:
         """Evaluates the model that training starts from."""
@@ -156,14 +160,21 @@ class Evaluate(RoundHook):
         federation, evaluation = self._federation, self._federation.evaluation
         counted = last or bool(federation.settings.evaluate.budgets)
         rows: list[EvaluationRow] = []
-        for name, weights in self._due(state, last).items():
-            scores: list[Score] = []
-            if evaluation is not None:
-                scores += federation.scores(evaluation, weights)
-            sent = Broadcast(state.round, weights)
-            scores += federation.clients.scores_elsewhere(federation.server, sent, scores)
+        of_last: list[Score] = []
+        due = self._due(state, last)
+        for name, weights in due.items():
+            if name in MEANS and rounds_in(state, name) == 1:
+                scores = of_last  # the mean of this round's weights alone
+            else:
+                scores = []
+                if evaluation is not None:
+                    chosen = self.outputs if last and name == self._chosen(state, due) else None
+                    scores += federation.scores(evaluation, weights, chosen)
+                sent = Broadcast(state.round, weights)
+                scores += federation.clients.scores_elsewhere(federation.server, sent, scores)
             if name == LAST:
                 self._estimates = list(self._expected(state, scores))
+                of_last = scores
             scores = [score for score in scores if score.split != UNLABELLED]
             if scores and name == LAST:
                 self._observer.scores(state.round, scores)
@@ -171,6 +182,13 @@ class Evaluate(RoundHook):
                 score.row(state.round, with_confusion=counted, weights=name) for score in scores
             ]
         return rows
+
+    def _chosen(self, state: State, due: Mapping[str, Weights]) -> str:
+        """Returns which of the weights due the run ends with."""
+        mean = self._federation.settings.server.averaging
+        if WISE_FT in due:
+            return WISE_FT
+        return mean if mean in due and rounds_in(state, mean) > 1 else LAST
 
     def _expected(self, state: State, scores: Sequence[Score]) -> Iterator[EstimateRow]:
         """Yields what to expect where nobody trained, from confidence there and at sites left out.

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from feddg.diagnostics import Diagnostic, collected, emit, noted
 from feddg.errors import FeddgError, RunError, TrainingDiverged, in_words, need
 from feddg.evaluation.accuracy import (
     INSIDE_SHARE,
     Evaluation,
-    Resettable,
+    Outputs,
     about_support,
     energy,
     energy_threshold,
@@ -315,7 +316,7 @@ class EnergyThresholds(JsonFile):
     models: dict[str, EnergyThreshold] = Field(default_factory=dict)
 
 
-def write_energy_threshold(folder: RunFolder, model: nn.Module, evaluation: Evaluation) -> None:
+def write_energy_threshold(folder: RunFolder, model: nn.Module, logits: Tensor) -> None:
     """Measures the threshold on the in-domain validation images and stores it in the folder.
 
     Nothing is stored without such images, or if the model returns log-probabilities.
@@ -323,20 +324,14 @@ def write_energy_threshold(folder: RunFolder, model: nn.Module, evaluation: Eval
     Args:
         folder: the run's folder.
         model: predicts as the run's method does.
-        evaluation: the images.
+        logits: its ``(n, classes)`` for these images.
     """
-    rows = evaluation.splits.get(ID_VAL, numpy.empty(0, numpy.int64))
-    if not len(rows):
-        return
-    model.eval()
-    if isinstance(model, Resettable):
-        model.reset()
-    energies = energy(evaluation.predict(model, rows))
+    energies = energy(logits)
     threshold = energy_threshold(energies)
     if threshold is None:
         return
     found = EnergyThresholds.read(folder.path / OOD_SCORE) or EnergyThresholds()
-    row = EnergyThreshold(threshold=threshold, inside=INSIDE_SHARE, images=len(rows))
+    row = EnergyThreshold(threshold=threshold, inside=INSIDE_SHARE, images=len(logits))
     lights = EnergyThresholds(models=found.models | {fingerprint(model): row})
     folder.write_json(OOD_SCORE, lights)
 
@@ -503,9 +498,10 @@ def _run(
     images = max(took.images for after, took in so_far.spent.items() if after <= done)
     enter = writer.carried if federation.remote else writer.ledger_rows.append
     federation.ledger = Ledger(enter, layouts)
+    evaluate = Evaluate(federation, wise_ft, observer, images)
     federation.hooks += [
         observer,
-        Evaluate(federation, wise_ft, observer, images),
+        evaluate,
         writer,
         Pictures(federation, folder),
     ]
@@ -521,7 +517,7 @@ def _run(
     finally:
         folder.finish_writing()  # of a run that is interrupted, too
     if evaluation is not None:
-        _last_figures(experiment, federation, folder, models, evaluation)
+        _last_figures(experiment, federation, folder, models, evaluation, evaluate.outputs)
 
 
 def _last_figures(
@@ -530,17 +526,29 @@ def _last_figures(
     folder: RunFolder,
     models: KeptModels,
     evaluation: Evaluation,
+    outputs: list[Outputs],
 ) -> None:
-    """Writes the results about the final model."""
+    """Writes the results about the final model, from its outputs if it was just evaluated."""
     method, network = federation.method, federation.network
     weights = models.read(WISE_FT) if WISE_FT in models.files else federation.weights
     model = federation.predictor(weights)
+    if not outputs:
+        evaluation.scores(model, outputs)
+
+    seen, found = (numpy.concatenate(parts) for parts in zip(*outputs))
+    order = numpy.argsort(seen)
+
+    def logits(rows: numpy.ndarray) -> Tensor:
+        return torch.from_numpy(found[order[numpy.searchsorted(seen, rows, sorter=order)]])
+
     write_alphas(folder, method, network, evaluation)
-    write_energy_threshold(folder, model, evaluation)
+    inside = evaluation.splits.get(ID_VAL, numpy.empty(0, numpy.int64))
+    if len(inside):
+        write_energy_threshold(folder, model, logits(inside))
     if experiment.evaluate.pictures and has_global_model(method, network):
         classes = tuple(federation.clients.held.classes)
         with folder.writing(FIGURES) as figures:
-            draw_unseen(figures, evaluation, model, classes, experiment.seed)
+            draw_unseen(figures, evaluation, logits, classes, experiment.seed)
 
 
 @contextmanager

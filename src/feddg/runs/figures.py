@@ -3,12 +3,13 @@
 import csv
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from feddg.data.pixels import Vectors, as_unit
 from feddg.evaluation.accuracy import Evaluation
@@ -113,7 +114,11 @@ def grid(*rows: torch.Tensor) -> Image.Image:
 
 
 def draw_unseen(
-    folder: Path, evaluation: Evaluation, model: nn.Module, classes: tuple[str, ...], seed: int
+    folder: Path,
+    evaluation: Evaluation,
+    logits: Callable[[numpy.ndarray], Tensor],
+    classes: tuple[str, ...],
+    seed: int,
 ) -> None:
     """Writes ``unseen.png``, some test images, and the most confident mistakes, each a picture.
 
@@ -122,7 +127,7 @@ def draw_unseen(
     Args:
         folder: the folder to write to.
         evaluation: the images.
-        model: the predictor.
+        logits: returns the model's ``(n, classes)`` for rows.
         classes: names of the classes.
         seed: seed for choosing the images.
 
@@ -143,8 +148,8 @@ def draw_unseen(
         _picture(evaluation, shown),
         f"Images of {', '.join(names)}, which no client trained on, row by row: {', '.join(held)}.",
     )
-    logits = evaluation.predict(model.eval(), rows)
-    wrong, sureness, taken = surest_mistakes(logits, torch.from_numpy(evaluation.labels[rows]))
+    labels = torch.from_numpy(evaluation.labels[rows])
+    wrong, sureness, taken = surest_mistakes(logits(rows), labels)
     for earlier in folder.glob(f"{MISTAKE}*.png"):
         earlier.unlink()
     for place, (row, label, share) in enumerate(
