@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from feddg.cli import app
 from feddg.data.pixels import as_unit
-from feddg.errors import AdaptationError, DataError, MissingPackage, RunError
+from feddg.errors import AdaptationError, DataError, ExperimentError, MissingPackage, RunError
 from feddg.evaluation.accuracy import energy, separation
 from feddg.experiment import load_stored
 from feddg.prediction.classifier import image_files
@@ -82,7 +82,8 @@ def test_an_interrupted_table_goes_on_to_the_same_bytes(
     assert not list(tmp_path.glob("*.part*"))
 
 
-def test_other_work_is_not_continued(finished, images, tmp_path):
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_other_work_is_not_continued(finished, images, tmp_path, precision):
     out = tmp_path / "labels.csv"
 
     def stop(what, done, total):
@@ -91,10 +92,11 @@ def test_other_work_is_not_continued(finished, images, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         predict_files(finished, [images], out, batch_size=8, progress=stop)
-    write_images(images / "a_folder_in_front", 1)
-    done = predict_files(finished, [images], out, batch_size=8)
+    more = int(precision == "float32")
+    write_images(images / "a_folder_in_front", more)
+    done = predict_files(finished, [images], out, batch_size=8, precision=precision)
     assert done.continued == 0
-    assert len(read_csv(out)) == 31
+    assert len(read_csv(out)) == 30 + more
 
 
 def test_bad_files_have_a_row_with_the_reason_and_do_not_fail_the_command(
@@ -150,6 +152,19 @@ def test_parquet_without_its_extra_is_one_clear_line(finished, images, tmp_path,
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(MissingPackage, match=r"feddg\[parquet\]"):
         predict_files(finished, [images], tmp_path / "labels.parquet")
+
+
+def test_bfloat16_where_it_is_asked_for(finished, images, tmp_path):
+    tables = {}
+    for precision in ("float32", "bfloat16"):
+        out = tmp_path / f"{precision}.jsonl"
+        predict_files(finished, [images], out, precision=precision)
+        tables[precision] = [json.loads(line) for line in out.read_text().splitlines()]
+    pairs = list(zip(*tables.values(), strict=True))
+    apart = [abs(one["confidence"] - other["confidence"]) for one, other in pairs]
+    assert 0 < max(apart) < 0.05
+    with pytest.raises(ExperimentError, match="choose auto, float32 or bfloat16"):
+        predict_files(finished, [images], tmp_path / "a.csv", precision="half")
 
 
 def test_an_unknown_adaptation_or_ending_is_refused(finished, images, tmp_path):

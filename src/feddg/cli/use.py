@@ -34,6 +34,9 @@ ModelArgument = Annotated[
         help="the run folder, what `feddg export` wrote (ONNX, a folder), or hf:owner/name@revision"
     ),
 ]
+PrecisionOption = Annotated[
+    str, typer.Option(help="float32, bfloat16, or auto: bfloat16 where the device is fast at it")
+]
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="refuse a model about which there is a warning")
 ]
@@ -54,6 +57,7 @@ def predict(
     which: WhichOption = None,
     batch_size: BatchOption = 64,
     device: DeviceOption = "auto",
+    precision: PrecisionOption = "float32",
     strict: StrictOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -76,6 +80,7 @@ def predict(
             which=which,
             probabilities=probabilities,
             device=device,
+            precision=precision,
             batch_size=batch_size,
             strict=strict,
             progress=progress,
@@ -261,6 +266,7 @@ def serve(
     adapt: AdaptOption = None,
     which: WhichOption = None,
     device: DeviceOption = "auto",
+    precision: PrecisionOption = "float32",
     request_megabytes: Annotated[float, typer.Option(help="largest request")] = 32.0,
     megapixels: Annotated[float, typer.Option(help="largest image, in million pixels")] = 50.0,
     at_once: Annotated[int, typer.Option(help="requests answered at once")] = 8,
@@ -285,6 +291,7 @@ def serve(
         adapt=adapt,
         which=which,
         device=device,
+        precision=precision,
         limits={
             "request_megabytes": request_megabytes,
             "megapixels": megapixels,

@@ -55,7 +55,13 @@ def multiplies_tiles() -> bool:
 
 
 def choose_precision(name: str, device: torch.device) -> str:
-    """Returns ``float32`` or ``bfloat16``; ``auto`` is bfloat16 if that is faster."""
+    """Returns ``float32`` or ``bfloat16``; ``auto`` is bfloat16 if that is faster.
+
+    Raises:
+        ExperimentError: it is neither.
+    """
+    if name not in ("auto", "float32", "bfloat16"):
+        raise ExperimentError(f"precision {name!r}: choose auto, float32 or bfloat16")
     if name == "auto":
         return "bfloat16" if has_fast_bfloat16(device) else "float32"
     return name

@@ -20,6 +20,7 @@ from feddg.errors import DataError, FeddgError, RunError, field_fault
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.adaptation import Predictor
 from feddg.methods.base import local_names
+from feddg.models.precision import autocast, choose_precision
 from feddg.models.trained import fingerprint
 from feddg.prediction.model_file import (
     ModelDescription,
@@ -86,13 +87,14 @@ class ImageClassifier(ABC):
         diagnostics: warnings about the model.
         result: its accuracy on held-out domains, in one sentence.
         weights: a hash of the weights.
+        precision: ``float32`` or ``bfloat16``.
     """
 
     def __init__(self, description: ModelDescription) -> None:
         self.description, self.preparation = description, description.preparation
         self.class_names, self.threshold = description.class_names, description.energy_threshold
         self.diagnostics, self.result = description.diagnostics, description.result
-        self.weights = description.weights
+        self.weights, self.precision = description.weights, "float32"
         self.identity = description.model_dump(include={*ModelIdentity.model_fields, "adaptation"})
 
     @property
@@ -113,6 +115,7 @@ class RunClassifier(ImageClassifier):
         adapt: a test-time adaptation, as in ``feddg evaluate``.
         device: its device.
         which: the selection rule of the model, see :func:`feddg.runs.model.load_model`.
+        precision: ``float32``, ``bfloat16``, or ``auto``: bfloat16 where the device is fast at it.
 
     Attributes:
         folder: as it was named.
@@ -130,6 +133,7 @@ class RunClassifier(ImageClassifier):
         adapt: str | None = None,
         device: str = "cpu",
         which: str | None = None,
+        precision: str = "float32",
     ) -> None:
         trained = self.trained = load_trained(run, device, which)
         self.folder = Path(run)
@@ -138,6 +142,7 @@ class RunClassifier(ImageClassifier):
         self._own = trained.predictor()
         self._model = self._own if adapt is None else trained.predictor(adapt)
         self.device = next(self._own.parameters()).device
+        self.precision = choose_precision(precision, self.device)
 
     @property
     def keeps_state(self) -> bool:
@@ -156,7 +161,7 @@ class RunClassifier(ImageClassifier):
         if expected not in (None, raw.shape[1]):
             raise DataError(f"the rows have {raw.shape[1]} features, the model takes {expected}")
         images = as_unit(raw if expected else raw.permute(0, 3, 1, 2), self.device)
-        with torch.inference_mode():
+        with torch.inference_mode(), autocast(self.precision, self.device)():
             logits = plain = self._model(images).float().cpu()
             # The light is the trained model's, whatever is done to the images of today.
             if self._model is not self._own and self.threshold is not None:
@@ -214,6 +219,7 @@ def load_classifier(
     adapt: str | None = None,
     device: str = "cpu",
     which: str | None = None,
+    precision: str = "float32",
 ) -> ImageClassifier:
     """Returns the model of a run folder, a shared model, or an ONNX file of ``feddg export``.
 
@@ -224,7 +230,9 @@ def load_classifier(
         AdaptationError: the adaptation is unknown, or does not suit the model.
     """
     if Path(path).suffix.lower() != ".onnx":
-        return RunClassifier(path, adapt, device, which)
+        return RunClassifier(path, adapt, device, which, precision)
+    if precision == "bfloat16":
+        raise RunError(f"{path} computes in float32; --precision is for run folders")
     if adapt is not None or which is not None:
         raise RunError(f"{path} holds one model as it is; --adapt and --which are for run folders")
     return OnnxClassifier(Path(path))

@@ -374,6 +374,7 @@ def predict_files(
     which: str | None = None,
     probabilities: bool = False,
     device: str = "cpu",
+    precision: str = "float32",
     batch_size: int = BATCH_SIZE,
     strict: bool = False,
     progress: Callable[[str, int, int], None] = silent,
@@ -395,6 +396,7 @@ def predict_files(
         which: the selection rule of the model, see :func:`feddg.runs.model.load_model`.
         probabilities: whether to write a column for every class.
         device: ``cpu``, ``cuda`` or ``auto``.
+        precision: ``float32``, ``bfloat16``, or ``auto``: bfloat16 where the device is fast at it.
         batch_size: files per forward pass.
         strict: whether to refuse a model with warnings.
         progress: called with the progress.
@@ -410,7 +412,7 @@ def predict_files(
     """
     check_suffix(out)
     total = count_files(images)
-    classifier = load_classifier(run, adapt, device, which)
+    classifier = load_classifier(run, adapt, device, which, precision)
     emit(*about_links(images))
     if strict:
         refuse_doubtful(classifier.diagnostics)
@@ -419,6 +421,7 @@ def predict_files(
     names = columns(classifier.class_names, probabilities)
     running = estimate(classifier) if adapt is None else None
     work = [classifier.weights, adapt, batch_size, names, classifier.threshold, predictor.bits]
+    work.append(classifier.precision)
 
     def lines(done: int) -> Iterator[bytes]:
         for batch in predict_batches(predictor, islice(image_files(images), done, None)):

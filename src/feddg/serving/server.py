@@ -91,6 +91,7 @@ def serve(
     adapt: str | None = None,
     which: str | None = None,
     device: str = "cpu",
+    precision: str = "float32",
     limits: ServeLimits | Mapping[str, Any] | None = None,
     known_as: Sequence[str] = (),
     allow_network: bool = False,
@@ -106,6 +107,7 @@ def serve(
         adapt: a test-time adaptation without memory.
         which: selection rule of the model.
         device: ``cpu``, ``cuda`` or ``auto``.
+        precision: ``float32``, ``bfloat16``, or ``auto``: bfloat16 where the device is fast at it.
         limits: limits on requests.
         known_as: further names by which the server is reached.
         allow_network: whether other machines may reach it.
@@ -129,7 +131,7 @@ def serve(
             "password and in clear. Say --allow-network if that is wanted, best behind a proxy "
             "with TLS and accounts"
         )
-    classifier = load_classifier(model, adapt, device, which)
+    classifier = load_classifier(model, adapt, device, which, precision)
     if classifier.keeps_state:
         raise AdaptationError(
             f"{adapt} cannot be served: it remembers the images it has seen, so that one person's "
