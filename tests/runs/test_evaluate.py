@@ -11,9 +11,11 @@ from safetensors.torch import load_file
 
 from feddg.api import resume, run
 from feddg.errors import ExperimentError, FeddgError, RunError
+from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
 from feddg.federation.federation import build_worker
 from feddg.federation.validation import CHANGES
+from feddg.models.trained import fingerprint
 from feddg.prediction.evaluate import evaluate_run
 from feddg.runs import folder as folder_module
 from feddg.runs.folder import checkpoint_weights, kept_weights
@@ -219,6 +221,25 @@ def test_means_are_measured_every_time_where_asked_for(tmp_path, cache):
         measured[row["weights"]].add(row["round"])
     assert measured == {"last": {0, 2, 4}, "ema": {2, 4}, "swa": {4}}
     assert same(weights_of(folder, "swa"), checkpoint_weights(folder))
+
+
+def test_no_model_looks_at_an_image_twice(tmp_path, cache, monkeypatch):
+    seen, plain = [], Evaluation.predict
+
+    def counting(self, predictor, rows):
+        seen.extend((fingerprint(predictor), row) for row in rows.tolist())
+        return plain(self, predictor, rows)
+
+    monkeypatch.setattr(Evaluation, "predict", counting)
+    chosen = experiment(train={"rounds": 2, "local_steps": 1}, server={"averaging": "ema"})
+    done = run(chosen, tmp_path, cache=cache, report=False)
+    assert len(set(seen)) == len(seen)
+    measured = defaultdict(set)
+    for row in rows_of(done.folder):
+        measured[row["weights"]].add(row["round"])
+    assert measured == {"last": {0, 1, 2}, "ema": {1, 2}, "swa": {2}}
+    assert (done.folder / "ood_score.json").is_file()
+    assert (done.folder / "figures" / "unseen.png").is_file()
 
 
 def test_auto_needs_in_domain_validation(tmp_path, cache):
