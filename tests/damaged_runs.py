@@ -15,7 +15,7 @@ from feddg.comparison.results import read_comparison
 from feddg.runs.execute import resume
 from feddg.runs.folder import RunFolder
 from feddg.runs.model import load_trained
-from feddg.runs.reading import read_adapted, read_alphas, read_run
+from feddg.runs.reading import read_adapted, read_run
 
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 RESUMED, READ, COMPARED = "A run is continued", "A run is read", "A comparison is read"
@@ -254,7 +254,6 @@ def read_all(path: Path) -> None:
         getattr(run, part)
     run.pictures()
     read_adapted(path)
-    read_alphas(path)
 
 
 def read(name: str, damage: Callable[[Path], Any]) -> Callable[[Place], None]:
@@ -302,20 +301,6 @@ CASES += [
                 write('{"styles.png": "Tra'),
                 r"captions\.json is damaged",
             ),
-            ("`alphas.csv` is empty", "alphas.csv", write(""), r"alphas\.csv is damaged"),
-            (
-                "`alphas.csv` has words for numbers",
-                "alphas.csv",
-                write("split,domain,image,layer\ntest,a,b,much\n"),
-                r"alphas\.csv is damaged",
-            ),
-            (
-                "`alphas.csv` is not UTF-8",
-                "alphas.csv",
-                lambda p: p.write_bytes(b"split\xff"),
-                r"alphas\.csv is not UTF-8",
-            ),
-            ("`alphas.csv` is a pipe", "alphas.csv", pipe, "it is a pipe"),
             (
                 "`adaptation.jsonl` lacks a field",
                 "adaptation.jsonl",

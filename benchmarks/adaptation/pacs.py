@@ -16,12 +16,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy
+import torch
+
 from feddg.api import run
+from feddg.data.pixels import as_unit
+from feddg.diagnostics import silent
 from feddg.evaluation.adaptation import ADAPTATIONS
 from feddg.experiment import Experiment
+from feddg.models.normalization import Adapted
 from feddg.prediction.evaluate import evaluate_run
 from feddg.records import ID_VAL, TEST, AdaptationRow
-from feddg.runs.reading import BEST_IN_DOMAIN, FINAL, OWN, Run, read_alphas, read_run
+from feddg.runs.model import load_trained
+from feddg.runs.prepare import load_images
+from feddg.runs.reading import BEST_IN_DOMAIN, FINAL, OWN, Run, read_run
+from feddg.storage import cache_folder
 
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
 PAPER = {
@@ -236,18 +245,27 @@ def markdown(header: tuple[str, ...], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (list(header), rule, *rows))
 
 
+def alphas(folder: Path) -> numpy.ndarray:
+    """Returns how far each layer of a run adapts to each test image, ``(n, layers)``."""
+    trained = load_trained(folder)
+    images = load_images(trained.experiment, cache_folder(), silent)
+    found = []
+    for rows in torch.from_numpy(images.splits.test).split(256):
+        with torch.inference_mode():
+            own = Adapted(trained.network).alphas(as_unit(images.pixels.gather(rows)))
+        found.append(torch.stack(list(own.values()), 1))
+    return torch.cat(found).numpy()
+
+
 def draw_alphas(args: argparse.Namespace, path: Path) -> bool:
     """Draws alpha by layer on each unseen domain; says whether there was anything to draw."""
     import matplotlib.pyplot as plt
-    import numpy
 
     line = next(line for line in LINES if line.method == "fedig-a")
     found = {}
     for test in args.domains:
         for folder in folders(line, test, args)[:1]:
-            alphas = read_alphas(folder)
-            if alphas is not None and test in alphas.by_domain():
-                found[test] = alphas.by_domain()[test]
+            found[test] = alphas(folder)
     if not found:
         return False
     figure, axes = plt.subplots(2, 2, figsize=(10, 6), sharex=True, sharey=True)

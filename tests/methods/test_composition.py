@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
-from feddg.methods.base import Adapts, Method, MethodSettings, Stylizes, methods, register, title_of
+from feddg.methods.base import Method, MethodSettings, Stylizes, methods, register, title_of
 from feddg.methods.composition import HOOKS, build_method, compose, method_class
 from feddg.settings import TrainSettings
 from federations import federation, same
@@ -280,5 +280,4 @@ def test_settings_are_the_annotated_class_and_are_inherited():
 def test_only_methods_that_have_something_to_show_show_it():
     shown = {name: build_method(name, {}) for name in NAMES}
     assert {n for n, method in shown.items() if isinstance(method, Stylizes)} == {"ccst", "pardon"}
-    assert {n for n, method in shown.items() if isinstance(method, Adapts)} == {"fedig-a"}
     assert isinstance(build_method("jigen+pardon", {}), Stylizes)

@@ -1,6 +1,5 @@
 """A finished run served under adaptations: rows, refusals, personal scores, alpha, the report."""
 
-import csv
 import json
 import stat
 from pathlib import Path
@@ -30,7 +29,7 @@ from feddg.prediction.evaluate import (
 )
 from feddg.runs.model import load_trained
 from feddg.runs.prepare import load_images
-from feddg.runs.reading import OWN, read_alphas, read_run
+from feddg.runs.reading import OWN, read_run
 from trained_runs import SETTINGS
 
 SMALL = {
@@ -92,38 +91,6 @@ def test_each_clients_domain_is_measured_under_its_own_statistics(adaptive, cach
         pixels = images.pixels.gather(torch.from_numpy(rows)).float() / 255
         guess = network(pixels).argmax(1).numpy()
     assert score.accuracy == (guess == images.table.labels[rows]).mean()
-
-
-def test_alpha_is_written_for_every_evaluated_image_when_the_run_ends(adaptive, cache):
-    alphas = read_alphas(adaptive)
-    rows = read_run(adaptive).metrics.evaluations
-    evaluated = [row.examples for row in rows if (row.round, row.weights) == (1, "last")]
-    assert alphas.values.shape == (sum(evaluated), 3)
-    assert alphas.layers == tuple(f"featurizer.blocks.{i}.2" for i in range(3))
-    assert next(iter(alphas.by_domain())) == "sketch"
-    assert ((alphas.values >= 0) & (alphas.values <= 1)).all()
-    with (adaptive / "alphas.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    trained = load_trained(adaptive)
-    images = load_images(trained.experiment, cache, lambda *progress: None)
-    paths = {path: row for row, path in enumerate(images.table.paths)}
-    some = rows[:5]
-    pixels = images.pixels.gather(torch.tensor([paths[row["image"]] for row in some])).float() / 255
-    with torch.no_grad():
-        shares = trained.method.layer_shares(trained.network, pixels)
-    for name, alpha in shares.items():
-        written = torch.tensor([float(row[name]) for row in some])
-        torch.testing.assert_close(written, alpha, atol=1e-4, rtol=0)
-
-
-def test_methods_that_adapt_no_layer_write_no_alpha(finished):
-    assert not (finished / "alphas.csv").exists()
-    assert read_alphas(finished) is None
-
-
-def test_the_report_shows_alpha(adaptive):
-    page = (adaptive / "report.html").read_text()
-    assert "How far each layer adapts" in page
 
 
 def test_what_is_asked_for_by_name_must_suit(finished, cache):

@@ -342,9 +342,6 @@ def evaluate(
     personal: Annotated[
         bool, typer.Option("--personal", help="each client's domain under its own statistics")
     ] = False,
-    alphas: Annotated[
-        bool, typer.Option("--alphas", help="write how far each layer adapts to each image")
-    ] = False,
     which: WhichOption = None,
     predictions: PredictionsOption = False,
     as_json: JsonOption = False,
@@ -357,14 +354,13 @@ def evaluate(
     if predictions:
         written = api.write_image_results(folder, which=which, batch_size=batch_size)
         typer.echo(f"predictions: {written.resolve()}", err=as_json)
-        if adapt is None and not personal and not alphas:
+        if adapt is None and not personal:
             return
     found = api.evaluate(
         folder,
         adapt,
         batch_size=batch_size,
         personal=personal,
-        alphas=alphas,
         which=which,
         report=not as_json,
     )

@@ -657,20 +657,3 @@ class Stylizes(Protocol):
             Images of the same shape and type, or None if these settings stylize nothing.
         """
         ...
-
-
-@runtime_checkable
-class Adapts(Protocol):
-    """A method whose layers adapt to each image."""
-
-    def layer_shares(self, network: Network, images: Tensor) -> dict[str, Tensor]:
-        """Returns how much each layer adapts to each image, in [0, 1].
-
-        Args:
-            network: with the global weights, in eval mode.
-            images: RGB in [0, 1], ``(B, 3, H, W)``.
-
-        Returns:
-            ``(B,)`` by layer, in the network's order; empty if no layer adapts.
-        """
-        ...

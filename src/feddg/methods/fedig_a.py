@@ -146,7 +146,3 @@ class FedIGA(FedIG):
     def predictor(self, network: Network) -> nn.Module:
         """Predicts through the adapters, with the mean of alpha."""
         return Adapted(network)
-
-    def layer_shares(self, network: Network, images: Tensor) -> dict[str, Tensor]:
-        """Returns alpha of each layer."""
-        return Adapted(network).alphas(images)

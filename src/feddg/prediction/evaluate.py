@@ -19,7 +19,6 @@ from feddg.prediction.predict import parquet
 from feddg.records import AdaptationRow
 from feddg.rng import numpy_stream
 from feddg.runs.execute import is_complete
-from feddg.runs.figures import write_alphas
 from feddg.runs.folder import RunFolder
 from feddg.runs.model import Trained, load_trained
 from feddg.runs.prepare import Images, build_evaluation, cache_folder, load_images
@@ -57,7 +56,6 @@ def evaluate_run(
     *,
     batch_size: int = 64,
     personal: bool = False,
-    alphas: bool = False,
     which: str | None = None,
     cache: Path | None = None,
     progress: Progress = silent,
@@ -71,7 +69,6 @@ def evaluate_run(
         adaptations: see :func:`feddg.evaluation.adaptation.adapt`; none for all by name.
         batch_size: images per batch; matters for adaptations that need a batch or a stream.
         personal: whether to evaluate each client's domain also with the client's own statistics.
-        alphas: whether to write ``alphas.csv``: how much each layer adapts to each image.
         which: the selection rule of the model, as in :func:`feddg.load_model`; by default the run's
             own.
         cache: folder of decoded pixels; the user's cache by default.
@@ -105,7 +102,7 @@ def evaluate_run(
     asked = [*(name for name in wanted if name not in refused), *([OWN] if personal else [])]
     missing = [name for name in asked if name not in measured]
     evaluation = None
-    if missing or alphas:
+    if missing:
         evaluation = _evaluation(trained, batch_size, cache_folder(cache), progress)[0]
     for name in missing:
         assert evaluation is not None
@@ -133,9 +130,6 @@ def evaluate_run(
     with RunFolder(path) as open_folder:
         rows = (*others, *(row for rows in measured.values() for row in rows))
         open_folder.replace_rows(ADAPTED, rows)
-        if alphas:
-            assert evaluation is not None
-            write_alphas(open_folder, trained.method, trained.network, evaluation)
     return Adaptations([row for name in asked for row in measured[name]], refused)
 
 

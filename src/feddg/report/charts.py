@@ -26,7 +26,7 @@ from feddg.records import (
 )
 from feddg.report.blocks import Chart
 from feddg.report.text import SPLIT_WORDS, spelled
-from feddg.runs.reading import FINAL, Alphas, Evaluations, Run, SelectionRule
+from feddg.runs.reading import FINAL, Evaluations, Run, SelectionRule
 from feddg.text import number, readable, shortened
 
 COLOURS: Final = (
@@ -418,39 +418,6 @@ def _over_rounds(lines: Sequence[Trace], caption: str, y: Axis) -> Chart:
     ticks = {"dtick": 1} if last <= 10 else {"tickformat": "d"}
     x = axis("round", hoverformat="d", **ticks)
     return line_chart(lines, caption, x, y, hovermode="x unified")
-
-
-def alpha_boxes(alphas: Alphas) -> Chart:
-    """Returns a box plot per layer and domain, drawn from quantiles to keep the page small."""
-    held_out = set(alphas.domains[alphas.splits == TEST].tolist())
-    colours = {True: cycle(HELD_OUT_COLOURS), False: cycle(TRAINING_COLOURS)}
-    names = ("lowerfence", "q1", "median", "q3", "upperfence")
-    boxes = []
-    for domain, values in alphas.by_domain().items():
-        quantiles = np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95), axis=0).round(4).tolist()
-        boxes.append(
-            {
-                "type": "box",
-                "x": list(range(1, len(alphas.layers) + 1)),
-                **dict(zip(names, quantiles)),
-                "name": label_of(domain) + (" (unseen)" if domain in held_out else ""),
-                "marker": {"color": next(colours[domain in held_out])},
-                "line": {"width": 1},
-            }
-        )
-    caption = (
-        "How far each layer adapts to an image: the share alpha of the image's own statistics, "
-        "the rest being the federation's. Boxes hold half of a domain's images, whiskers 90 %."
-    )
-    return chart_of(
-        boxes,
-        380,
-        caption,
-        boxmode="group",
-        showlegend=True,
-        xaxis=axis("layer, from the image to the classifier", dtick=1),
-        yaxis=axis("alpha", rangemode="tozero"),
-    )
 
 
 def roc_chart(rows: Sequence[MembershipRow]) -> Chart | None:

@@ -85,7 +85,6 @@ from feddg.runs.reading import (
     flatten,
     is_run,
     read_adapted,
-    read_alphas,
     read_run,
     rules_for,
 )
@@ -694,11 +693,10 @@ SHORT_SPLITS = dict(
 
 def _adaptation_section(run: Run) -> Section | None:
     """Results of test-time adaptation; None if it was not measured."""
-    scores, alphas = read_adapted(run.folder), read_alphas(run.folder)
+    scores = read_adapted(run.folder)
     return section_of(
         "Test-time adaptation",
         _adaptation_table(scores) if scores else None,
-        charts.alpha_boxes(alphas) if alphas is not None and len(alphas.values) else None,
         folded=True,
     )
 

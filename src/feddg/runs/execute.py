@@ -48,7 +48,7 @@ from feddg.records import (
 )
 from feddg.runs.diagnostics import about_divergence, about_end, about_result, about_training
 from feddg.runs.evaluate import Evaluate, WiseFT
-from feddg.runs.figures import draw_figures, draw_unseen, write_alphas
+from feddg.runs.figures import draw_figures, draw_unseen
 from feddg.runs.folder import (
     FIGURES,
     OPENED_SUMS,
@@ -541,7 +541,6 @@ def _last_figures(
     def logits(rows: numpy.ndarray) -> Tensor:
         return torch.from_numpy(found[order[numpy.searchsorted(seen, rows, sorter=order)]])
 
-    write_alphas(folder, method, network, evaluation)
     inside = evaluation.splits.get(ID_VAL, numpy.empty(0, numpy.int64))
     if len(inside):
         write_energy_threshold(folder, model, logits(inside))

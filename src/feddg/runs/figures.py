@@ -1,7 +1,5 @@
 """Pictures and tables for the report that need the images or the network."""
 
-import csv
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +9,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from feddg.data.pixels import Vectors, as_unit
+from feddg.data.pixels import Vectors
 from feddg.evaluation.accuracy import Evaluation
-from feddg.methods.base import Adapts, Method, State, Stylizes
-from feddg.models.network import Network
-from feddg.records import TEST, as_cell
+from feddg.methods.base import Method, State, Stylizes
+from feddg.records import TEST
 from feddg.rng import stream
-from feddg.runs.folder import RunFolder
 from feddg.runs.prepare import Images
-from feddg.runs.reading import ALPHA_COLUMNS, ALPHAS, CAPTIONS, MISTAKE, read_captions
+from feddg.runs.reading import CAPTIONS, MISTAKE, read_captions
 from feddg.storage import replace_file, replace_text
 
 PER_DOMAIN, WIDE, GAP, SCALE_TO = 4, 6, 2, 96
@@ -182,43 +178,3 @@ def surest_mistakes(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Ten
 
 def _picture(evaluation: Evaluation, rows: numpy.ndarray) -> Image.Image:
     return grid(evaluation.pixels.gather(torch.from_numpy(rows)))
-
-
-def write_alphas(
-    folder: RunFolder,
-    method: Method,
-    network: Network,
-    evaluation: Evaluation,
-) -> None:
-    """Writes ``alphas.csv`` for all evaluated images, if a layer of the method adapts.
-
-    Args:
-        folder: the run's folder.
-        method: the run's method.
-        network: with the global weights.
-        evaluation: the images.
-    """
-    if not isinstance(method, Adapts):
-        return
-    network.eval()
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    layers: list[str] = []
-    for split, domain, rows in evaluation.parts():
-        for batch in torch.from_numpy(rows).split(evaluation.batch_size):
-            with torch.inference_mode(), evaluation.autocast():
-                images = as_unit(evaluation.pixels.gather(batch), evaluation.device)
-                shares = method.layer_shares(network, images)
-            if not shares:
-                return
-            if not layers:
-                layers = list(shares)
-                writer.writerow((*ALPHA_COLUMNS, *layers))
-            values = torch.stack(list(shares.values()), 1).float().cpu().numpy()
-            for row, own in zip(batch.tolist(), values):
-                image = evaluation.paths[row] if len(evaluation.paths) else row
-                name = evaluation.domain_names[domain]
-                writer.writerow(
-                    (split, as_cell(name), as_cell(image), *(f"{value:.4f}" for value in own))
-                )
-    folder.replace(ALPHAS, text.getvalue())

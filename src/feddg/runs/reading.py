@@ -1,6 +1,5 @@
 """Reads run folders as typed records; evaluations, and the rules that select a model."""
 
-import csv
 import io
 import json
 import math
@@ -44,7 +43,6 @@ from feddg.records import (
     SetupRow,
     SummaryFile,
     client_name,
-    from_cell,
 )
 from feddg.registry import Registry
 from feddg.settings import leaves
@@ -72,8 +70,6 @@ ATTACKS: Final = "attacks.jsonl"
 _PLAIN_ROWS = RowFile[dict[str, Any]](dict[str, Any])
 ADAPTED = "adaptation.jsonl"
 OWN = "own statistics"
-ALPHAS = "alphas.csv"
-ALPHA_COLUMNS = ("split", "domain", "image")
 
 
 def _values(rows: Sequence[EvaluationRow], metric: str) -> list[float] | None:
@@ -820,56 +816,6 @@ def _read_optional(path: Path) -> dict[str, Any] | None:
     return content
 
 
-# What a run's folder holds about test-time adaptation, read back.
-#
-# ``adaptation.jsonl``: accuracy under each adaptation that was tried. ``alphas.csv``: how much
-# each layer adapts to each image (FedIG-A's alpha), a row per evaluated image with its split, its
-# domain and its file, then a column per layer.
-
-
 def read_adapted(folder: Path) -> list[AdaptationRow]:
     """Returns the scores with adaptations in a run's folder."""
     return ADAPTATION_ROWS.read(folder / ADAPTED)
-
-
-@dataclass(frozen=True)
-class Alphas:
-    """The content of ``alphas.csv``.
-
-    Attributes:
-        layers: names of the layers, shallow to deep.
-        splits: ``(n,)`` split of each image.
-        domains: ``(n,)`` domain name of each image.
-        values: ``(n, layers)`` in [0, 1].
-    """
-
-    layers: tuple[str, ...]
-    splits: numpy.ndarray
-    domains: numpy.ndarray
-    values: numpy.ndarray
-
-    def by_domain(self) -> dict[str, numpy.ndarray]:
-        """Returns the values by domain, over all splits; test domains first."""
-        first = list(dict.fromkeys(self.domains[self.splits == "test"].tolist()))
-        names = dict.fromkeys([*first, *self.domains.tolist()])
-        return {name: self.values[self.domains == name] for name in names}
-
-
-def read_alphas(folder: Path) -> Alphas | None:
-    """Returns the content of a run's ``alphas.csv``, or None if it has none.
-
-    Raises:
-        RunError: the file is damaged.
-    """
-    path = folder / ALPHAS
-    if not is_file(path):
-        return None
-    try:
-        text = io.StringIO(read_text(path, errors="strict"), newline="")
-        header, *rows = csv.reader(text)
-        values = numpy.array([row[len(ALPHA_COLUMNS) :] for row in rows], dtype=numpy.float64)
-        splits, domains = (numpy.array([from_cell(row[i]) for row in rows]) for i in (0, 1))
-        layers = tuple(header[len(ALPHA_COLUMNS) :])
-        return Alphas(layers, splits, domains, values.reshape(len(rows), len(layers)))
-    except (ValueError, IndexError, csv.Error) as error:
-        raise RunError(f"{path} is damaged: {error}.") from None
