@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import published_trees as trees
-from feddg.data.croissant import CONTEXT, write_croissant
+from feddg.data.croissant import write_croissant
 from feddg.data.data_set import DATA_SETS, load_source
 from feddg.errors import DataError
 
@@ -45,8 +45,6 @@ def test_mlcommons_library_reads_it(tmp_path: Path, mlcroissant, source: str, ma
     assert text["label"].decode() == table.class_names[table.labels[5]]
     assert text["domain"].decode() == table.domain_names[table.domains[5]]
     assert ("client" in text) == (source == "iwildcam")
-    counts = list(found.records("counts"))
-    assert sum(int(row["counts/images"]) for row in counts) == len(table)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -70,11 +68,12 @@ def test_every_term_is_declared(tmp_path: Path) -> None:
                 check(one)
         elif isinstance(node, dict):
             for key, value in node.items():
-                assert key.startswith("@") or key in CONTEXT or key in schema_org, key
+                assert key.startswith("@") or key in context or key in schema_org, key
                 if key not in ("@context", "data"):
                     check(value)
 
     content = json.loads(file.read_text("utf-8"))
+    context = content["@context"]
     check(content)
     assert content["conformsTo"] == "http://mlcommons.org/croissant/1.0"
     assert content["citeAs"] == DATA_SETS["vlcs"].publication.citation

@@ -171,22 +171,6 @@ def test_the_confusion_matrix_is_in_percent_of_its_rows(folder_maker, read_page)
     assert heat["layout"]["yaxis"]["ticktext"] == maker.classes
 
 
-def test_the_ledger_table_adds_up(folder_maker, read_page):
-    maker = folder_maker()
-    page = read_page(maker.write())
-    updates = [row for row in maker.messages() if row.purpose == "update"]
-    row = page.row("Trained model")
-    assert row[1] == "site\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}server"
-    assert "weights/conv.weight (64 × 3 × 3 × 3 float32, 6.91\N{NO-BREAK SPACE}kB)" in row[2]
-    assert row[4:] == [
-        f"{len(updates)} ×",
-        str(len({update.client for update in updates})),
-        size(sum(update.bytes for update in updates)),
-    ]
-    everything = [row.bytes for row in maker.messages()]
-    assert page.row("All messages")[-1] == size(sum(everything))
-
-
 def test_the_busiest_site_is_named_with_what_it_sent(folder_maker, read_page):
     maker = folder_maker()
     page = read_page(maker.write())

@@ -18,31 +18,14 @@ from feddg.errors import DataError
 from feddg.records import as_cell
 from feddg.storage import replace_bytes, why
 
-CONFORMS_TO = "http://mlcommons.org/croissant/1.0"
+FRAME = Path(__file__).with_name("croissant.jsonld")
+"""What the metadata of every data set begins with: its terms, kind and version."""
 COLUMNS = {
     "path": "file of the image, below the folder of the images",
     "label": "its class",
     "domain": "its domain",
     "client": "who holds it",
     "split": "its role: train, val, test, id_val or id_test",
-}
-_TERMS = (
-    *("citeAs", "column", "extract", "field", "fileProperty", "fileObject", "fileSet", "format"),
-    *("includes", "isLiveDataset", "jsonPath", "key", "md5", "parentField", "path", "recordSet"),
-    *("references", "regex", "repeated", "replace", "separator", "source", "subField", "transform"),
-)
-CONTEXT: dict[str, Any] = {
-    "@language": "en",
-    "@vocab": "https://schema.org/",
-    "sc": "https://schema.org/",
-    "cr": "http://mlcommons.org/croissant/",
-    "rai": "http://mlcommons.org/croissant/RAI/",
-    "dct": "http://purl.org/dc/terms/",
-    "conformsTo": "dct:conformsTo",
-    "data": {"@id": "cr:data", "@type": "@json"},
-    "dataType": {"@id": "cr:dataType", "@type": "@vocab"},
-    "examples": {"@id": "cr:examples", "@type": "@json"},
-    **{term: f"cr:{term}" for term in _TERMS},
 }
 
 
@@ -86,13 +69,10 @@ def croissant(
     """
     about = definition.publication
     found: dict[str, Any] = {
-        "@context": CONTEXT,
-        "@type": "sc:Dataset",
-        "conformsTo": CONFORMS_TO,
+        **json.loads(FRAME.read_text(encoding="utf-8")),
         "name": definition.name,
         "description": f"{definition.summary}. {len(table)} images of {len(table.class_names)} "
         f"classes in {len(table.domain_names)} domains.",
-        "version": "1.0.0",
     }
     if about is not None:
         texts = {"citeAs": about.citation, "license": about.licence, "url": about.address}
@@ -108,49 +88,25 @@ def croissant(
             "sha256": checksum,
         }
     ]
-    found["recordSet"] = [_images(table), _counts(table)]
+    found["recordSet"] = [_images(table)]
     return found
 
 
 def _images(table: ImageTable) -> dict[str, Any]:
-    about = "the images: class, domain, and where known who holds them and their split"
+    def named(kind: str, id: str, about: str) -> dict[str, Any]:
+        return {"@type": kind, "@id": id, "name": id.rpartition("/")[2], "description": about}
+
     fields = [
-        _field(
-            "images",
-            name,
-            "sc:Text",
-            COLUMNS[name],
-            source={"fileObject": {"@id": "images-table"}, "extract": {"column": name}},
-        )
+        {
+            **named("cr:Field", f"images/{name}", COLUMNS[name]),
+            "dataType": "sc:Text",
+            "source": {"fileObject": {"@id": "images-table"}, "extract": {"column": name}},
+        }
         for name in _columns(table)
     ]
-    return _record_set("images", about, fields, key={"@id": "images/path"})
-
-
-def _counts(table: ImageTable) -> dict[str, Any]:
-    about = "images of each class in each domain; classes without any are left out"
-    fields = [
-        _field("counts", "domain", "sc:Text", "the domain"),
-        _field("counts", "label", "sc:Text", "the class"),
-        _field("counts", "images", "sc:Integer", "how many images it has"),
-    ]
-    rows = [
-        {"counts/domain": domain, "counts/label": label, "counts/images": count}
-        for domain, row in zip(table.domain_names, table.counts().tolist())
-        for label, count in zip(table.class_names, row)
-        if count
-    ]
-    return _record_set("counts", about, fields, data=rows)
-
-
-def _record_set(name: str, about: str, fields: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    head = {"@type": "cr:RecordSet", "@id": name, "name": name, "description": about}
-    return {**head, "field": fields, **more}
-
-
-def _field(records: str, name: str, kind: str, about: str, **more: Any) -> dict[str, Any]:
-    head = {"@type": "cr:Field", "@id": f"{records}/{name}", "name": name, "description": about}
-    return {**head, "dataType": kind, **more}
+    about = "the images: class, domain, and where known who holds them and their split"
+    head = named("cr:RecordSet", "images", about)
+    return {**head, "field": fields, "key": {"@id": "images/path"}}
 
 
 def _columns(table: ImageTable) -> dict[str, list[str]]:

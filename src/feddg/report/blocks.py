@@ -120,14 +120,6 @@ class Chart(Block):
 
 
 @dataclass(frozen=True)
-class Pair(Block):
-    """Two charts side by side if there is room."""
-
-    left: Chart
-    right: Chart
-
-
-@dataclass(frozen=True)
 class Gallery(Block):
     """Picture files with their captions; small ones may stand side by side."""
 

@@ -27,7 +27,7 @@ from feddg.records import (
 from feddg.report.blocks import Chart
 from feddg.report.text import SPLIT_WORDS, spelled
 from feddg.runs.reading import FINAL, Evaluations, Run, SelectionRule
-from feddg.text import number, readable, shortened
+from feddg.text import readable, shortened
 
 COLOURS: Final = (
     *("#000000", "#e69f00", "#56b4e9", "#d55e00", "#009e73"),
@@ -51,7 +51,6 @@ Point = tuple[float, float]
 DASHES: Final = ("solid", "dot", "dash", "dashdot")
 NEARLY_EVERYWHERE: Final = ("fedavg", "pardon")
 """Methods that most pages have: these keep their colour."""
-HARDEST_CLASSES = 20
 CLASSES_WITH_TEXT = 12
 MOST_COLUMNS = 100
 LABELLED_CLIENTS = 24
@@ -241,39 +240,6 @@ def confusion_matrix(counts: Counts, classes: Sequence[str], caption: str) -> Ch
         hovertemplate="%{y} recognised as %{x}<br>%{customdata} images, %{z:.1f} %<extra></extra>",
         xgap=gap,
         ygap=gap,
-    )
-
-
-def class_accuracy(counts: Counts, classes: Sequence[str]) -> Chart:
-    """Returns a chart of each class's accuracy; of very many classes, the hardest."""
-    shares, totals = np.diagonal(row_shares(counts)), counts.sum(axis=1)
-    order = list(range(len(classes)))
-    caption = "Accuracy by class; the line marks the mean over classes."
-    if len(classes) > MANY_CLASSES:
-        order = np.argsort(shares, kind="stable")[:HARDEST_CLASSES].tolist()
-        caption = f"The {HARDEST_CLASSES} hardest of {len(classes)} classes, by accuracy."
-    bars = {
-        "type": "bar",
-        "x": (100 * shares[order]).round(1).tolist(),
-        "y": list(range(len(order))),
-        "orientation": "h",
-        "marker": {"color": MIDDLE},
-        "text": [whole_percent(shares[index]) for index in order],
-        "textposition": "outside",
-        "cliponaxis": False,
-        "customdata": [f"{label_of(classes[i])}: {number(totals[i])} images" for i in order],
-        "hovertemplate": "%{customdata}<br>%{x:.1f} % correct<extra></extra>",
-    }
-    present = shares[totals > 0]
-    return chart_of(
-        [bars],
-        _class_height(len(order)),
-        caption,
-        # room for the text of a bar that ends at 100
-        xaxis=axis("correct (%)", range=[0, 116], tickvals=[0, 20, 40, 60, 80, 100]),
-        yaxis=names_axis([classes[i] for i in order], showgrid=False, autorange="reversed"),
-        shapes=[marker_line(100 * float(present.mean()) if present.size else 0.0)],
-        bargap=0.3,
     )
 
 

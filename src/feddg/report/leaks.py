@@ -17,7 +17,6 @@ from feddg.records import (
 )
 from feddg.report.blocks import (
     Block,
-    Cell,
     Code,
     Fold,
     MadeColumn,
@@ -29,7 +28,7 @@ from feddg.report.blocks import (
     text_column,
 )
 from feddg.report.charts import roc_chart
-from feddg.runs.reading import LedgerRecord, Run
+from feddg.runs.reading import LEDGER, LedgerRecord, Run
 from feddg.text import MISSING, command, counted, listed, number, readable, size
 
 WEIGHTS = "weights"
@@ -58,11 +57,6 @@ PURPOSES = {
     "train": "Model to train on",
     "update": "Trained model",
 }
-DIRECTIONS = {
-    "up": "site\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}server",
-    "down": "server\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}site",
-}
-MOST_LAYOUTS = 4
 
 
 @dataclass
@@ -114,7 +108,6 @@ def leaks_section(run: Run) -> Section | None:
         kind = ("server", "--public", "FOLDER_OF_PHOTOGRAPHS") if shares else ("membership",)
         blocks.append(Prose("No attack has been tried on this run. To try one:"))
         blocks.append(Code(command("privacy", "attack", str(run.folder), "--kind", *kind)))
-    blocks.append(Fold("Every message, tensor by tensor", [_ledger_table(run.ledger)]))
     return Section("What left the sites, and what it gives away", blocks, folded=True)
 
 
@@ -419,28 +412,6 @@ def _purpose(message: MessageRow) -> str:
     return "statistics" if before else message.purpose
 
 
-def _ledger_table(ledger: LedgerRecord) -> Table:
-    """Returns a table of all kinds of messages: content, size and how often they were sent."""
-    columns: list[MadeColumn[_Kind]] = [
-        text_column("Message", lambda kind: _purpose_text(kind[0][0])),
-        text_column("Direction", lambda kind: DIRECTIONS.get(kind[0][1], kind[0][1])),
-        text_column("What is in it", lambda kind: _content_cell(ledger, kind[1])),
-        column("Size of one", lambda kind: _size_range(kind[1])),
-        column("Sent", lambda kind: f"{number(len(kind[1]))} ×"),
-        column("Sites", lambda kind: len({message.client for message in kind[1]})),
-        column("Total", lambda kind: size(sum(message.bytes for message in kind[1]))),
-    ]
-    caption = "Every message of the run is counted here; 1 MB is 1,000,000 bytes."
-    table = table_of(_by_kind(ledger), columns, caption)
-    everything = [
-        *("All messages", "", "", ""),
-        number(len(ledger.messages)),
-        number(len({message.client for message in ledger.messages})),
-    ]
-    total = Cell(size(sum(message.bytes for message in ledger.messages)), strong=True)
-    return Table(table.columns, [*table.rows, [*map(Cell, everything), total]], caption)
-
-
 def _purpose_text(purpose: str) -> str:
     """Returns the purpose of a message in words."""
     kind, _, name = purpose.partition(":")
@@ -454,32 +425,6 @@ def _size_range(messages: Sequence[MessageRow]) -> str:
     sizes = [message.bytes for message in messages]
     lowest, highest = size(min(sizes)), size(max(sizes))
     return lowest if lowest == highest else f"{lowest} to {highest}"
-
-
-def _content_cell(ledger: LedgerRecord, messages: Sequence[MessageRow]) -> Cell:
-    names = dict.fromkeys(message.layout for message in messages)
-    layouts = [ledger.layouts[name] for name in names if name in ledger.layouts]
-    if not layouts:
-        return Cell(MISSING)
-    if len(layouts) == 1:
-        (layout,) = layouts
-        parts = [counted(len(layout.tensors), "tensor")] if layout.tensors else []
-        parts += [counted(len(layout.scalars), "number")] if layout.scalars else []
-        text = " and ".join(parts) or "nothing but the request"
-        return Cell(text, items=tuple(_layout_items(layout)))
-    items: list[str] = []
-    for place, layout in enumerate(layouts[:MOST_LAYOUTS], start=1):
-        items += [f"Form {place} of {len(layouts)}:", *_layout_items(layout)]
-    if len(layouts) > MOST_LAYOUTS:
-        items.append(f"and {len(layouts) - MOST_LAYOUTS} more forms, which differ in shapes")
-    return Cell(f"{len(layouts)} forms", items=tuple(items))
-
-
-def _layout_items(layout: LayoutRow) -> Iterator[str]:
-    for tensor in layout.tensors:
-        shape = " × ".join(map(str, tensor.shape)) or "1"
-        yield f"{tensor.name} ({shape} {tensor.dtype}, {size(tensor.bytes)})"
-    yield from (f"{name} (a number)" for name in layout.scalars)
 
 
 def _ledger_sentences(ledger: LedgerRecord) -> str:
@@ -503,6 +448,6 @@ def _ledger_sentences(ledger: LedgerRecord) -> str:
     return (
         f"Each site sent {listed(parts)}. Over the whole run that came to at most "
         f"{size(max(sent.values()))} from one site, and to {size(sum(sent.values()))} from "
-        f"{counted(len(sent), 'site')} together. The table lists everything that crossed a site's "
-        "border, tensor by tensor."
+        f"{counted(len(sent), 'site')} together. Every message that crossed a site's border is in "
+        f"{LEDGER}, tensor by tensor."
     )

@@ -40,7 +40,6 @@ from feddg.report.blocks import (
     Gallery,
     MadeColumn,
     Page,
-    Pair,
     Prose,
     Section,
     Shares,
@@ -626,7 +625,7 @@ def _mistakes_section(run: Run) -> Section | None:
         )
         matrix = charts.confusion_matrix(found, classes, caption)
         blocks += [
-            Pair(matrix, charts.class_accuracy(found, classes)),
+            matrix,
             _class_table(found, classes, name),
         ]
     return Section("Mistakes by class", blocks)

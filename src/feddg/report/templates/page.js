@@ -59,8 +59,7 @@
   // Paper is narrower than most windows: draw for it, and go back to the window afterwards.
   function fitPaper() {
     for (const canvas of drawn()) {
-      const width = canvas.closest(".pair") ? 320 : 660;
-      Plotly.relayout(canvas, { width: width, height: canvas.clientHeight });
+      Plotly.relayout(canvas, { width: 660, height: canvas.clientHeight });
     }
   }
   function fitWindow() {
