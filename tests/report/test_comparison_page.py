@@ -27,7 +27,7 @@ from feddg.errors import RunError
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import TEST, VAL
 from feddg.report import write_comparison, write_report
-from feddg.report.blocks import Chart, Code, Facts, Fold, Pair, Prose, Table
+from feddg.report.blocks import Chart, Code, Facts, Fold, Prose, Table
 from feddg.report.charts import line_styles
 from feddg.report.comparison_page import comparison_page
 from feddg.report.run_page import run_page
@@ -707,7 +707,7 @@ def test_a_run_page_is_of_one_model_which_its_top_names(tmp_path):
     (metrics,) = [one for one in sections["Metrics"].blocks if isinstance(one, Table)]
     values = {row[metrics_column(metrics, "Macro-F1")].text for row in metrics.rows}
     assert values == {"90.0", own}  # pooled, it is that of the matrix
-    matrix = next(one for one in sections["Mistakes by class"].blocks if isinstance(one, Pair)).left
+    matrix = next(one for one in sections["Mistakes by class"].blocks if isinstance(one, Chart))
     assert matrix.figure["data"][0]["customdata"] == (10 * np.eye(3, dtype=int) + 1).tolist()
     final = sections["Accuracy"].blocks[1]
     assert [cell.text for cell in final.rows[0][3:4]] == [own]
