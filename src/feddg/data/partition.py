@@ -869,29 +869,16 @@ def _by_chance(counts: np.ndarray) -> float:
     Kemp and Kotz, "Univariate Discrete Distributions"). So a table of counts is enough, and memory
     does not grow with the number of images.
     """
-    sizes, kind = counts.sum(axis=1), counts.sum(axis=0, dtype=np.float64)
-    size, total = sizes[sizes > 0, None].astype(np.float64), float(sizes.sum())
+    from scipy.stats import hypergeom  # takes a while, rarely needed
+
+    sizes, kind = counts.sum(axis=1), counts.sum(axis=0)
+    size, total = sizes[sizes > 0, None], int(sizes.sum())
     if not total:
         return 0.0
-    above = np.floor(size * (kind / total)) + 1
-    least = total - kind - size + above
-    possible = (above <= size) & (above <= kind) & (least > 0)
-    above, least = np.where(possible, above, 0), np.where(possible, least, 0)
-    log_chance = (
-        _log_ways(kind, above)
-        + _log_ways(total - kind, np.where(possible, size - above, 0))
-        - _log_ways(total, size)
-    )
-    away = np.where(possible, 2 * above * (least / total) * np.exp(log_chance), 0)
+    above = size * kind // total + 1
+    chance = hypergeom.pmf(above, total, kind, size)  # 0 where so many are not there
+    away = 2 * above * ((total - kind - size + above) / total) * chance
     return float((away / size).sum(axis=1).mean() / 2)
-
-
-def _log_ways(of: np.ndarray | float, chosen: np.ndarray) -> np.ndarray:
-    """Logarithm of the number of ways to choose ``chosen`` of ``of`` items."""
-    from scipy.special import gammaln  # a tenth of a second, rarely needed
-
-    ways: np.ndarray = gammaln(of + 1) - gammaln(chosen + 1) - gammaln(of - chosen + 1)
-    return ways
 
 
 def in_words(skew: Skew) -> Iterator[str]:

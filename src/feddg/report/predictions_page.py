@@ -1,7 +1,7 @@
 """Pages of thumbnails: for predictions, and for the expected accuracy at a new site."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +26,6 @@ from feddg.text import MISSING, percent, readable
 
 SIDE = 144
 """Side of a thumbnail in pixels."""
-DOUBT_IN = (0.5, 0.8, 0.95, 1.01)
-"""Upper limits of confidence of the page's parts: below a half, ..."""
-RISKS_IN = (0.6, 0.3, 0.1, -0.01)
-"""Lower limits of risk of the page's parts: above 60 %, ..."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +35,13 @@ class Thumbnail:
     Attributes:
         file: the file as it was named or found.
         label: the predicted class.
-        share: confidence or risk, in [0, 1].
-        number: the share in words.
+        number: confidence or risk, in words.
         unlike_training: whether the image is unlike the training images.
         source: the picture as a ``data:`` address; None if the file does not exist any more.
     """
 
     file: str
     label: str
-    share: float
     number: str
     unlike_training: bool
     source: str | None
@@ -95,7 +89,7 @@ def write_predictions_page(
         tags,
         result + (more if usable > len(rows) else ""),
         [Prose(f"Labels: {listed}{others}.")],
-        list(_by_confidence(_thumbnails(rows, preparation))),
+        _thumbnails(rows, preparation),
         diagnostics,
         found.faults,
         found.failed,
@@ -124,18 +118,16 @@ def write_travel_page(found: Travel, out: Path) -> Path:
     thumbnails = _thumbnails(rows, found.model.preparation, words)
     advice = Prose(str(found.advice), notice=True)
     blocks: list[Block] = [advice, *sentences]
-    groups = [("The images, the least confident first", thumbnails)]
     if found.expected is not None:
         blocks += [sites_table(found)] if found.calibration.sites else []
         blocks += [estimates_table(found), classes_table(found)]
-        groups = list(_by_risk(thumbnails))
     return _write(
         out,
         "Will the model travel?",
         tags,
         expectation(found.expected) if found.expected else "Its accuracy cannot be estimated.",
         blocks,
-        groups,
+        thumbnails,
         found.model.diagnostics,
     )
 
@@ -193,7 +185,7 @@ def _write(
     tags: Sequence[str],
     lead: str,
     blocks: Sequence[Block],
-    groups: Sequence[tuple[str, Sequence[Thumbnail]]],
+    thumbnails: Sequence[Thumbnail],
     diagnostics: Sequence[Diagnostic],
     faults: Sequence[Prediction] = (),
     failed: int = 0,
@@ -203,35 +195,13 @@ def _write(
         tags=tags,
         lead=lead,
         blocks=blocks,
-        groups=groups,
+        thumbnails=thumbnails,
         diagnostics=diagnostics,
         faults=faults,
         failed=failed,
         side=SIDE,
     )
     return write_file(out, text)
-
-
-def _by_confidence(thumbnails: Sequence[Thumbnail]) -> Iterator[tuple[str, list[Thumbnail]]]:
-    """Yields the thumbnails grouped by confidence, with headings."""
-    low = 0.0
-    for high in DOUBT_IN:
-        part = [one for one in thumbnails if low <= one.share < high]
-        if part:
-            words = f"{low:.0%} to {high:.0%}" if high <= 1 else f"{low:.0%} and more"
-            yield (f"Confidence below {high:.0%}" if low == 0 else f"Confidence {words}"), part
-        low = high
-
-
-def _by_risk(thumbnails: Sequence[Thumbnail]) -> Iterator[tuple[str, list[Thumbnail]]]:
-    """Yields the thumbnails grouped by risk, with headings."""
-    high = 1.01
-    for low in RISKS_IN:
-        part = [one for one in thumbnails if low <= one.share < high]
-        if part:
-            words = f"{low:.0%} and more" if high > 1 else f"{max(low, 0):.0%} to {high:.0%}"
-            yield f"Chance of being wrong: {words}", part
-        high = low
 
 
 def _thumbnails(
@@ -241,9 +211,7 @@ def _thumbnails(
 ) -> list[Thumbnail]:
     with quiet_pillow(tiled=preparation.reading.tile is not None):
         return [
-            Thumbnail(
-                file, label, share, number.format(share), bool(unlike), _picture(file, preparation)
-            )
+            Thumbnail(file, label, number.format(share), bool(unlike), _picture(file, preparation))
             for file, label, share, unlike in rows
         ]
 
