@@ -443,15 +443,12 @@ def test_runs_with_different_test_domains_are_not_ranked(folder_maker, read_page
 # --- many clients, domains and classes ----------------------------------------------------------
 
 
-def test_long_lists_of_domains_and_classes_are_cut(folder_maker, read_page):
+def test_long_lists_of_domains_are_cut(folder_maker, read_page):
     many = [f"camera{index}" for index in range(15)]
-    classes = [f"class{index}" for index in range(45)]
-    page = read_page(folder_maker(test=many, classes=classes, rounds=1).write())
+    page = read_page(folder_maker(test=many, rounds=1).write())
     assert "held-out test, mean of 15 domains" in page.lines()
     assert any(row[0].startswith("lowest: camera") for row in page.rows if row)
     assert page.row("camera7")  # in the unfolded table
-    bars = next(chart for chart in page.charts if chart["data"][0]["type"] == "bar")
-    assert len(bars["data"][0]["y"]) == 20
 
 
 # --- on a phone ----------------------------------------------------------------------------------
