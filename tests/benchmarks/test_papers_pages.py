@@ -138,7 +138,7 @@ def test_the_page_of_a_table_is_made_from_its_file(folder, pages):
         ours, _, paper = short["PARDON"][column].split(" / ")
         assert ours == f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
         assert 50 < float(paper) < 100
-    assert short["PARDON"][4] == f"{mean:+.1f} (domains {domains}; seeds {seeds})"
+    assert short["PARDON"][4] == f"**{mean:+.1f} (domains {domains}; seeds {seeds})**"
     assert short["FedAvg"][4] == ""
     # Again changes nothing, and what was written around the tables stays.
     assert pages.make([NAME], folder)[0].read_text("utf-8") == text

@@ -23,9 +23,9 @@ Decisions:
     Inference: which parts are aligned and how. We take the backbone's stages, pool them over space,
     and bring a pair of different widths to the smaller one by averaging neighbouring channels; the
     attention has no parameters and no gradient; the private model is the client's last trained one,
-    in eval mode. A client's first round stands for the published pre-training. A layer is an entry
-    of the network's state, statistics included, as in the published code; all clients count alike
-    in m. The server must see all updates at once: memory for K models.
+    in eval mode. A layer is an entry of the network's state, statistics included, as in the
+    published code; all clients count alike in m. The server must see all updates at once: memory
+    for K models.
 """
 
 from collections.abc import Iterable, Iterator

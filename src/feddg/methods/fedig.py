@@ -24,17 +24,14 @@ Leaves the client:
 
 Decisions:
     The third term averages the squares over the d dimensions of f, where the paper's (4) is printed
-    as their sum: d times less. With the sum, l2 = 4 and the paper's own SGD, our first PACS round
-    ended in NaN (ResNet-18, d = 256, one seed); the authors' loss was probably a library's mean.
-    `feature_distance: sum` is (4) as printed; there l2 = 4 / d is our default.
-    The paper leaves open (inference): gradients pass through an image's moments; epsilon is inside
-    both deviations. The server averages deviations, of which the paper speaks, not variances.
-    Layers without a map of several pixels, such as the bottleneck's, use the federation's
-    statistics in the second pass: one number has no moments. Deviations that extrapolation
-    (Table 6) takes below the root of epsilon are held there. `instance_gate` trains batch-instance
-    normalisation beside MixIG, the learned alpha of Table 3. The paper's protocol is the preset
-    `fedig`, with `train.select_every: 20` for its choice of a client's model; with many clients,
-    `fedig_silos`.
+    as their sum: d times less. With the sum, l2 = 4 and the paper's SGD, our first PACS round ended
+    in NaN. `feature_distance: sum` is (4) as printed; there l2 = 4 / d is our default. The paper
+    leaves open (inference): gradients pass through an image's moments; epsilon is inside both
+    deviations. The server averages deviations, of which the paper speaks, not variances. Layers
+    without a map of several pixels, such as the bottleneck's, use the federation's statistics in
+    the second pass: one number has no moments. `instance_gate` trains batch-instance normalisation
+    beside MixIG, the learned alpha of Table 3. The paper's protocol is the preset `fedig`, with
+    `train.select_every: 20` for its choice of a client's model; with many clients, `fedig_silos`.
 """
 
 from collections.abc import Iterable, Iterator

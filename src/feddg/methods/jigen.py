@@ -18,11 +18,11 @@ Leaves the client:
 
 Decisions:
     As the authors' ResNet-18 code for PACS: weight 0.7, share of whole images 0.9, classification
-    loss on shuffled images too. The other tenth draws from all orders, the identity among them, so
-    that 0.9032 of the images are whole. A greedy step takes the largest minimum distance, then the
-    largest sum, then the first in lexicographic order; the search starts from the identity, so
-    that shuffled images are far from whole ones too. Where a side is no multiple of 3, what is left
-    over stays in its place as a rim, so that an image has the same size in training and at test.
+    loss on shuffled images too. The other tenth draws from all orders, the identity among them. A
+    greedy step takes the largest minimum distance, then the largest sum, then the first in
+    lexicographic order; the search starts from the identity, so that shuffled images are far from
+    whole ones too. Where a side is no multiple of 3, what is left over stays in its place as a rim,
+    so that an image has the same size in training and at test.
 """
 
 import functools

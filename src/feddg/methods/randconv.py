@@ -21,10 +21,9 @@ Decisions:
     ``mix`` is RC_mix with weight 10 and is the default; ``image`` is RC_img, which leaves a version
     as it is with probability 0.5 (weight 5 on digits). As in the code, images are convolved after
     normalisation, without bias and not clamped, and no gradient is stopped in the consistency term.
-    The paper writes a for the share of the original; here it is the share of the convolution, which
-    has the same distribution, so that 0 returns the image. The cross-entropy of the first version
-    alone, and the mean (not the sum) over the three divergences, are from memory of the paper
-    (inference).
+    Here a is the share of the convolution, so that 0 returns the image. The cross-entropy of the
+    first version alone, and the mean (not the sum) over the three divergences, are from memory of
+    the paper (inference).
 """
 
 import math

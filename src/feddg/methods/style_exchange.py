@@ -58,8 +58,8 @@ class StyleSettings(MethodSettings):
     stylization: Literal["images", "released"] = Field(
         "images",
         description="what the codec gets and draws: images; or, as in PARDON's released code, "
-        "augmented images normalised for the classifier, and its inputs, not clamped (style_layer, "
-        "stylized and content_variance then follow this code unless they are set)",
+        "the classifier's normalised inputs, not clamped (style_layer, stylized and "
+        "content_variance then follow it, too)",
     )
 
     @model_validator(mode="before")

@@ -33,12 +33,11 @@ Published code:
     None; it is ours.
 
 Decisions:
-    The median of PARDON is one style for all; the groups' styles are several, so a client meets
-    what others' images look like, and no single client's style leaves the server where a group has
-    several. A group of one is that client's style: with ``median`` the one style of PARDON is sent
-    instead.
-    Its parts were chosen on digits, where it leads. On photographs it does not, and milder settings
-    are no better than plain averaging there (docs/benchmarks.md).
+    The groups' styles are several, so a client meets what others' images look like, and no single
+    client's style leaves the server where a group has several. A group of one is that client's
+    style: with ``median`` the one style of PARDON is sent instead. Its parts were chosen on digits,
+    where it leads. On photographs it does not, and milder settings are no better than plain
+    averaging there (docs/benchmarks.md).
 """
 
 from collections.abc import Iterable, Sequence
