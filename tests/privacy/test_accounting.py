@@ -396,8 +396,11 @@ def test_a_style_that_would_be_noise_alone_is_refused():
 @pytest.mark.parametrize(
     ("privacy", "words"),
     [
-        ({"epsilon": 8, "delta": 0.5}, "delta 0.5 allows to give away one of 3 clients wholly"),
-        ({"style_epsilon": 8, "delta": 0.5}, "delta 0.5 allows to give away one of 3 clients"),
+        (
+            {"epsilon": 8, "delta": 0.5},
+            "delta 0.5 allows one of 3 clients to be given away entirely",
+        ),
+        ({"style_epsilon": 8, "delta": 0.5}, "delta 0.5 allows one of 3 clients"),
         ({"epsilon": 1e6}, "privacy.epsilon 1e[+]06 protects nothing"),
     ],
 )

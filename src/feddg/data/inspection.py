@@ -127,7 +127,7 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
             "missing-classes",
             "warning" if few else "note",
             f"Some domains lack classes: {'; '.join(parts[:SHOWN])}{more}.",
-            "Where few classes are, a model learns to tell the place instead: add images, or leave "
+            "Where classes are missing, a model may learn the place instead: add images, or leave "
             "the domain out (data.leave_out)."
             if few
             else "",
@@ -262,7 +262,7 @@ def about_copies(
             "copies-weaken-epsilon",
             stops,
             f"{hides_images} is for one file, and {_contents(held)} ({_pair(files, held)}): of "
-            "an image with copies more is told than that epsilon says.",
+            "an image with copies more is revealed than that epsilon says.",
             remedy,
         )
 

@@ -248,7 +248,7 @@ def unknown_classes(model: ImageClassifier, names: Sequence[str]) -> None:
     if strange:
         raise FeddgError(
             f"the model knows no class {strange[0]!r}; its classes are "
-            f"{', '.join(model.class_names)}: rename the folders, or take away those it cannot know"
+            f"{', '.join(model.class_names)}: rename the folders, or remove those it cannot know"
         )
 
 

@@ -315,7 +315,7 @@ def require_meaning(privacy: PrivacySettings, clients: int) -> None:
             Diagnostic(
                 "delta-too-large",
                 "warning",
-                f"delta {privacy.delta:g} allows to give away one of {clients} clients wholly.",
+                f"delta {privacy.delta:g} allows one of {clients} clients to be given away entirely.",
                 f"Set privacy.delta below {1 / clients:g}.",
             )
         )
@@ -350,5 +350,5 @@ def require_afforded(privacy: PrivacySettings, once: float) -> None:
         raise ExperimentError(
             f"privacy.epsilon {privacy.epsilon:g} cannot be met with noise_multiplier "
             f"{privacy.noise_multiplier:g}: one round costs {once:.4g}. Set epsilon to at "
-            f"least {once * 1.0005:.4g}, or leave noise_multiplier away: it is chosen then"
+            f"least {once * 1.0005:.4g}, or leave out noise_multiplier: it is chosen then"
         )
