@@ -398,7 +398,7 @@ def test_a_style_that_would_be_noise_alone_is_refused():
     [
         (
             {"epsilon": 8, "delta": 0.5},
-            "delta 0.5 allows one of 3 clients to be given away entirely",
+            "delta 0.5 allows one of 3 clients to be given away",
         ),
         ({"style_epsilon": 8, "delta": 0.5}, "delta 0.5 allows one of 3 clients"),
         ({"epsilon": 1e6}, "privacy.epsilon 1e[+]06 protects nothing"),

@@ -315,7 +315,7 @@ def require_meaning(privacy: PrivacySettings, clients: int) -> None:
             Diagnostic(
                 "delta-too-large",
                 "warning",
-                f"delta {privacy.delta:g} allows one of {clients} clients to be given away entirely.",
+                f"delta {privacy.delta:g} allows one of {clients} clients to be given away.",
                 f"Set privacy.delta below {1 / clients:g}.",
             )
         )
