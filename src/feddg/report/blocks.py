@@ -152,14 +152,6 @@ class Answers(Block):
 
 
 @dataclass(frozen=True)
-class Shares(Block):
-    """Shares as one divided bar: label, share in [0, 1], text of the amount."""
-
-    parts: Sequence[tuple[str, float, str]]
-    caption: str
-
-
-@dataclass(frozen=True)
 class Prose(Block):
     """A paragraph; a notice is emphasised, to be read first."""
 

@@ -42,7 +42,6 @@ from feddg.report.blocks import (
     Page,
     Prose,
     Section,
-    Shares,
     Table,
     column,
     section_of,
@@ -624,10 +623,7 @@ def _mistakes_section(run: Run) -> Section | None:
             "in percent of the row. A perfect model fills the diagonal."
         )
         matrix = charts.confusion_matrix(found, classes, caption)
-        blocks += [
-            matrix,
-            _class_table(found, classes, name),
-        ]
+        blocks += [matrix, _class_table(found, classes, name)]
     return Section("Mistakes by class", blocks)
 
 
@@ -682,7 +678,7 @@ def _pictures_section(run: Run) -> Section | None:
     )
 
 
-# Test-time adaptation: accuracy under each one that was tried, and alpha layer by layer.
+# Test-time adaptation: accuracy under each one that was tried.
 
 
 SHORT_SPLITS = dict(
@@ -693,11 +689,8 @@ SHORT_SPLITS = dict(
 def _adaptation_section(run: Run) -> Section | None:
     """Results of test-time adaptation; None if it was not measured."""
     scores = read_adapted(run.folder)
-    return section_of(
-        "Test-time adaptation",
-        _adaptation_table(scores) if scores else None,
-        folded=True,
-    )
+    table = _adaptation_table(scores) if scores else None
+    return section_of("Test-time adaptation", table, folded=True)
 
 
 def _adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
@@ -797,7 +790,6 @@ ACTIVITIES = {
     "evaluate": "evaluation",
     "other": "everything else",
 }
-VISIBLE_SHARE = 0.002
 SENT = {
     "down_per_client_round": "To a client, per round",
     "up_per_client_round": "From a client, per round",
@@ -856,15 +848,10 @@ def _cost_section(run: Run) -> Section | None:
     cost = cost_of(run)
     if not cost.total_seconds:
         return None
-    total, forwards = duration(cost.total_seconds), cost.forwards_per_image
+    forwards = cost.forwards_per_image
     words = {name: ACTIVITIES.get(name, readable(name)) for name in cost.seconds}
-    bar = [
-        (words[name], value / cost.total_seconds, duration(value))
-        for name, value in cost.seconds.items()
-        if value > VISIBLE_SHARE * cost.total_seconds
-    ]
     rows: dict[str, Cell | str] = {
-        "Time in all": Cell(total, strong=True),
+        "Time in all": Cell(duration(cost.total_seconds), strong=True),
         **{f"Time for {words[name]}": duration(value) for name, value in cost.seconds.items()},
         "Images per second of training": number(cost.images_per_second),
         "Passes through the network per image": MISSING if forwards is None else f"{forwards:.2f}",
@@ -875,8 +862,7 @@ def _cost_section(run: Run) -> Section | None:
         text_column("", str),
         column("This run", lambda text: rows[text]),
     ]
-    shares = Shares(bar, f"Where the time went: {total} in all.")
-    return Section("Cost", [shares, table_of(rows, columns)], folded=True)
+    return Section("Cost", [table_of(rows, columns)], folded=True)
 
 
 # Groups of clients, environment, experiment.
