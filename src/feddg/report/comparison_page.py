@@ -12,7 +12,6 @@ from feddg.comparison.results import ResultRow, Results, about_method, more_metr
 from feddg.comparison.statistics import average_over_columns
 from feddg.errors import FeddgError
 from feddg.prediction.evaluate import (
-    FEW_DISCORDANT,
     PairedDifference,
     PairedRuns,
     compare_images,
@@ -389,12 +388,9 @@ def _difference_columns(
 def mcnemar_words(found: PairedRuns) -> str:
     """Returns McNemar's test in a sentence."""
     test = found.mcnemar
-    rough = test.only_first + test.only_second < FEW_DISCORDANT
     return (
         f"McNemar: {number(test.only_first)} images only the first gets right, "
-        f"{number(test.only_second)} only the second; p = {_p_text(test.exact)} (exact), "
-        f"{_p_text(test.asymptotic)} (chi-squared"
-        f"{'; too few images for it: go by the exact one' if rough else ''})."
+        f"{number(test.only_second)} only the second; p = {_p_text(test.exact)}."
     )
 
 
