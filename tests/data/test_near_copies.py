@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from feddg.data.digit_drawing import render_digits
 from feddg.data.near_copies import near_copies, perceptual_hashes
 from feddg.data.pixels import ArrayPixels
+from feddg.data.sets.digits import draw_digits
 from feddg.diagnostics import collected
 from feddg.experiment import Experiment
 from feddg.runs.inspection import inspect_experiment
@@ -61,7 +61,7 @@ def test_nothing_is_said_where_copies_are_ignored(root, tmp_path):
 
 
 def test_digits_drawn_alike_are_no_copies():
-    images = ArrayPixels(render_digits().images)
+    images = ArrayPixels(draw_digits().images)
     rows = np.arange(len(images))
     assert not list(near_copies(images, rows[::2], rows[1::2]))
 

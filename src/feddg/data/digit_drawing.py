@@ -15,42 +15,21 @@ authors and licences.
 """
 
 import gzip
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from scipy import ndimage
 
-from feddg.data.images import ImageTable
+from feddg.data.published import Drawn
+from feddg.data.sets.digits import DOMAINS, SCANS
 from feddg.rng import numpy_stream
 
 SIZE = 32
-DOMAINS = ("ink", "chalk", "photo", "sketch")
 _SEED = 0
-_SCANS = Path(__file__).with_name("scans")
 
 
-def render_digits() -> ImageTable:
-    """Returns the 1,797 digits, about 449 in each domain, as ``(n, 32, 32, 3)`` uint8 images."""
-    images, labels, domains = _rendered()
-    numbers = np.arange(len(labels))
-    return ImageTable(
-        paths=tuple(
-            f"{DOMAINS[domain]}/{label}/{number:04d}"
-            for domain, label, number in zip(domains, labels, numbers)
-        ),
-        labels=labels.copy(),
-        domains=domains.copy(),
-        class_names=tuple(str(digit) for digit in range(10)),
-        domain_names=DOMAINS,
-        images=images.copy(),
-    )
-
-
-@cache
-def _rendered() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draws everything, once per process: images, labels and domains, sorted by domain, label."""
+def render_digits() -> Drawn:
+    """Draws everything: images ``(1797, 32, 32, 3)``, labels and domains, sorted by these two."""
     scans, labels = read_scans()
     scans = scans / 16.0
     domains = _deal(labels)
@@ -65,19 +44,21 @@ def _rendered() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         ]
     )
     pixels = np.round(np.clip(images, 0.0, 1.0) * 255).astype(np.uint8)
-    return pixels, labels.astype(np.int64), domains
+    facts = np.zeros(len(labels), dtype=[("label", "i8"), ("domain", "i8")])
+    facts["label"], facts["domain"] = labels, domains
+    return pixels, facts
 
 
 def read_scans() -> tuple[np.ndarray, np.ndarray]:
     """Returns the scans ``(1797, 8, 8)``, 0 to 16, and what digits they are, int64."""
-    with gzip.open(_SCANS / "digits.csv.gz", "rt", encoding="ascii") as file:
+    with gzip.open(SCANS / "digits.csv.gz", "rt", encoding="ascii") as file:
         rows = np.loadtxt(file, delimiter=",", dtype=np.int64)
     return rows[:, :-1].reshape(-1, 8, 8), rows[:, -1]
 
 
 def read_photograph(name: str) -> np.ndarray:
     """Returns one of the sample photographs, ``(height, width, 3)`` uint8."""
-    with Image.open(_SCANS / name) as photograph:
+    with Image.open(SCANS / name) as photograph:
         return np.asarray(photograph)
 
 

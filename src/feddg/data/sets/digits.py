@@ -28,6 +28,8 @@ _SIDE = 28
 _LARGEST = 1 << 28
 """Largest size of a file in bytes; MNIST's largest has 47 million."""
 ANGLES = (0, 15, 30, 45, 60, 75)
+DOMAINS = ("ink", "chalk", "photo", "sketch")
+SCANS = Path(__file__).parents[1] / "scans"
 
 
 def draw_digits(root: Path | None = None) -> ImageTable:
@@ -38,9 +40,22 @@ def draw_digits(root: Path | None = None) -> ImageTable:
     """
     if root is not None:
         raise DataError("The data source 'digits' is built in and reads no folder: leave out root.")
-    from feddg.data.digit_drawing import render_digits  # SciPy is slow to import
 
-    return render_digits()
+    def drawn() -> Drawn:
+        from feddg.data.digit_drawing import render_digits  # SciPy is slow to import
+
+        return render_digits()
+
+    images, facts = kept_drawn([*sorted(SCANS.iterdir())], "digits 1", drawn)
+    places = enumerate(zip(facts["domain"].tolist(), facts["label"].tolist()))
+    return ImageTable(
+        paths=tuple(f"{DOMAINS[domain]}/{label}/{n:04d}" for n, (domain, label) in places),
+        labels=facts["label"].astype(np.int64),
+        domains=facts["domain"].astype(np.int64),
+        class_names=tuple(map(str, range(10))),
+        domain_names=DOMAINS,
+        images=np.array(images),
+    )
 
 
 define("digits", draw_digits)
