@@ -128,7 +128,7 @@ def loss_landscape(
     loaded: Federation, rival: Weights | None, rival_name: str, progress: Progress
 ) -> dict[str, Any]:
     """Returns the loss over the plane through three models, for seen and unseen domains."""
-    domains = loaded.clients.main_domains()
+    domains = loaded.clients.partition.counts.argmax(1)
     first = int(numpy.argmax(domains == domains[0]))
     second = int(numpy.argmax(domains != domains[first]))
     wanted = [first] if rival is not None else [first, second]
@@ -255,7 +255,7 @@ MOST_CLIENTS, GREY_IMAGES, GREY_BINS = 6, 64, 32
 
 def grey_levels(loaded: Federation, progress: Progress) -> dict[str, Any]:
     """Returns histograms of some clients' grey levels, before and after stylizing."""
-    domains = loaded.clients.main_domains()
+    domains = loaded.clients.partition.counts.argmax(1)
     # First one client of each domain, then a second one, ...
     earlier = [int((domains[:i] == domain).sum()) for i, domain in enumerate(domains)]
     order = numpy.argsort(earlier, kind="stable")

@@ -130,7 +130,7 @@ def write(file: Path, name: str, rows: Sequence[Row]) -> None:
 
 
 def clients_of(loaded: Federation, *domains: int) -> list[int]:
-    main = loaded.clients.main_domains()
+    main = loaded.clients.partition.counts.argmax(1)
     return [client for client in range(len(main)) if int(main[client]) in domains]
 
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Client
 from feddg.diagnostics import Progress
-from feddg.errors import ClientError, ExperimentError
+from feddg.errors import ExperimentError
 from feddg.federation.server import Server
 from feddg.federation.validation import MessageChecks
 from feddg.messages import Message, Update
 from feddg.methods.base import Method, Round, RoundHook, ShowsVersions, State, has_global_model
 from feddg.methods.ridge import BIAS, CROSS, GRAM, WEIGHT, Ridge
-from feddg.models.closed_form import left_out_answer, means, packed
+from feddg.models.closed_form import means, packed
 from feddg.models.network import Network
 
 CLASSIFIER = "classifier."
@@ -40,37 +40,13 @@ class HeadStart(Ridge):
     def update(self, client: Client) -> Update:
         """At a client: returns its sums, beside the classifier as it was sent."""
         started, count = time.perf_counter(), len(client.examples)
-        gram, cross = means(*self._features(client), client.examples.classes)
-        sent = {GRAM: packed(gram), CROSS: cross}
+        (gram, cross), _, _ = self._own(client)
+        sent = {GRAM: gram, CROSS: cross}
         sent |= {name: client.received[name] for name in (WEIGHT, BIAS)}
         seconds = time.perf_counter() - started
         return Update(client.id, count, sent, Message(), {}, seconds, count)
 
-    def answer(self, client: Client, name: str, question: Message) -> Message:
-        """At a client: returns how well classifiers solved without the client do at it.
-
-        Raises:
-            ClientError: the question came without sums, or with none but the client's own.
-        """
-        if {GRAM, CROSS} - client.received.keys():
-            raise ClientError("was asked about sums that it was not sent")
-        features, labels = self._features(client)
-        gram, cross = means(features, labels, client.examples.classes)
-        plain = slice(len(client.examples))
-        return left_out_answer(
-            question,
-            (client.received[GRAM], client.received[CROSS]),
-            (packed(gram), cross),
-            features[plain],
-            labels[plain],
-            self.settings.penalties,
-        )
-
-    def _features(self, client: Client) -> tuple[Tensor, Tensor]:
-        """Returns features ``(n, d)`` float64 of the client's images, and labels.
-
-        First all images unchanged, then the next version of all of them.
-        """
+    def _own(self, client: Client) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         network, method = client.network, self._method
 
         def seen(images: Tensor) -> list[Tensor]:
@@ -80,9 +56,13 @@ class HeadStart(Ridge):
             return [network.features(version) for version in versions]
 
         names = [n for n in network.state_dict() if n.startswith(("featurizer.", "embedding."))]
+        # First of all images unchanged, then of the next version of all of them.
         features = client.kept_features(seen, client.features_digest(names, seen))
-        labels = client.examples.labels.to(client.device)
-        return features.to(client.device).double(), labels.repeat(len(features) // len(labels))
+        features, labels = features.to(client.device).double(), client.examples.labels
+        labels = labels.to(client.device)
+        again = labels.repeat(len(features) // len(labels))
+        gram, cross = means(features, again, client.examples.classes)
+        return (packed(gram), cross), features[: len(labels)], labels
 
 
 class Arrivals(RoundHook):

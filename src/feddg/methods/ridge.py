@@ -311,31 +311,27 @@ class Ridge(Method):
             return super().answer(client, name, question)
         if not self.asks:
             raise ClientError("was asked what its images give away, which are to stay private")
+        if {GRAM, CROSS} - client.received.keys():
+            raise ClientError("was asked about sums that it was not sent")
+        total = tuple(client.received[name].to(client.device) for name in (GRAM, CROSS))
+        return left_out_answer(question, total, *self._own(client), self.settings.penalties)
+
+    def _own(self, client: Client) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+        """Returns the client's means as it sent them, and features and labels of its images."""
         self.begin(client)
         if self.trains_on_features(client):
             client.features = client.frozen_features()
         for batch in client.batches():  # its sums again, as it sent them
             self.step(client, batch)
         gram, cross, count = self._sums(client)
-        classifier = cast(RidgeClassifier, client.network.classifier)
-        assert classifier.gram is not None
-        return left_out_answer(
-            question,
-            (classifier.gram.detach(), classifier.cross.detach()),
-            (gram / count, cross / count),
-            *self._plain_rows(client),
-            self.settings.penalties,
-        )
-
-    def _plain_rows(self, client: Client) -> tuple[Tensor, Tensor]:
-        """Returns features ``(n, d)`` float64 of the client's images as they are, and labels."""
         features = client.features
         if features is None:
             batches = client.plain_batches()
             features = torch.cat([client.network.features(batch.images) for batch in batches])
         else:
             features = client.network.embedding(features.to(client.device))
-        return features.to(client.device).double(), client.examples.labels.to(client.device)
+        labels = client.examples.labels.to(client.device)
+        return (gram / count, cross / count), features.to(client.device).double(), labels
 
     # At the server
 

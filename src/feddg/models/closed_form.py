@@ -223,8 +223,8 @@ class Choice(NamedTuple):
 
 def left_out_answer(
     question: Message,
-    total: tuple[Tensor, Tensor],
-    own: tuple[Tensor, Tensor],
+    total: tuple[Tensor, ...],
+    own: tuple[Tensor, ...],
     features: Tensor,
     labels: Tensor,
     penalties: Sequence[float],

@@ -260,11 +260,6 @@ class Images(Sequence[Examples]):
         """Nothing is evaluated where clients are: all images are here."""
         return ()
 
-    def main_domains(self) -> numpy.ndarray:
-        """The domain of most images of each client, ``(N,)``."""
-        main: numpy.ndarray = numpy.argmax(self.partition.counts, axis=1)
-        return main
-
     def trained_by(self, experiment: Experiment) -> Experiment:
         """Returns the experiment with the actual number of clients and steps.
 
