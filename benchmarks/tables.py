@@ -17,7 +17,7 @@ from feddg.comparison.statistics import (
     average_over_columns,
     paired_margin,
 )
-from feddg.report.results_page import between_marks
+from feddg.report.page import between_marks
 from feddg.report.tables import (
     detectable_text,
     interval_text,
@@ -76,12 +76,13 @@ def campaign(name: str) -> str:
     shown = []
     for method in results.methods:
         means = [average_over_columns(own[method], results.columns) for own in found.values()]
-        seconds = results.mean(method, "seconds") / results.mean("fedavg", "seconds")
-        seen = results.mean(method, "images") * ROUNDS[name] / 1000
+        taken = [results.mean(one, "seconds_per_round") for one in (method, "fedavg")]
+        seconds = taken[0] / taken[1]
+        seen = images_of(results, method, name)
         seeds = len({row.seed for row in results.of(method)})
         cells = [spelled(method), *map(spread_text, means)]
         cells += [lead(final.get(method)), lead(ema.get(method)), over_seeds(ema.get(method))]
-        cells += [str(seeds), f"{seen:.0f}k", f"{seconds:.1f}"]
+        cells += [str(seeds), seen, f"{seconds:.1f}"]
         shown.append((-means[-1].mean if means[-1] else 0.0, cells))
     head = ["method", "final round", "EMA", "minus FedAvg, final", "minus FedAvg, EMA"]
     head += ["EMA, over seeds", "seeds", "images seen", "time"]
@@ -113,6 +114,11 @@ def front() -> str:
     return markdown(["images", "method", "trained on the others, tested on", "mean"], body)
 
 
+def images_of(results: Results, method: str, name: str) -> str:
+    """Returns how many images a method's runs saw in a table's rounds, in thousands."""
+    return f"{results.mean(method, 'images_per_round') * ROUNDS[name] / 1000:.0f}k"
+
+
 def advice() -> str:
     """Returns the differences behind the advice of "Which method", with the budget of each."""
     trained = rows_of("folder_defaults"), rows_of("folder_choice")
@@ -136,13 +142,13 @@ def advice() -> str:
     body = [["1", "ImageNet weights, 5 rounds, minus from scratch", sizes, seen, from_weights]]
     for name, data in (("serving_pacs", "PACS"), ("serving_digits", "digits")):
         results = Results.read(DATA / f"{name}.csv")
-        seen = f"{results.mean('fedavg', 'images') * ROUNDS[name] / 1000:.0f}k"
+        seen = images_of(results, "fedavg", name)
         final, ema = (results.accuracies(rule)["fedavg"] for rule in (FINAL, EMA_MEAN))
         averaged = paired_margin(ema, final, results.domains)
         body.append(["1", "FedAvg: averaged weights (EMA) minus last", data, seen, averaged])
         advised, found = "1" if data == "PACS" else "2", results.margins(EMA_MEAN, "fedavg")
         for method in ("outlines", "pardon", "mixstyle", "randconv", "vista"):
-            images = f"{results.mean(method, 'images') * ROUNDS[name] / 1000:.0f}k"
+            images = images_of(results, method, name)
             words = f"{spelled(method)} minus FedAvg"
             body.append([advised, words, data, images, found[method]])
     spent = Results.read(DATA / "budget_pacs.csv")

@@ -23,6 +23,7 @@ from feddg.records import (
     LedgerRow,
     MessageRow,
     MetricsRow,
+    NumberRow,
     RefusedUpdate,
     RoundRow,
     SetupRow,
@@ -246,3 +247,9 @@ LAYOUTS = (
     LayoutRow(id="ab02", tensors=_WEIGHTS),
     LayoutRow(id="ab03", tensors=_WEIGHTS, scalars=("examples",)),
 )
+
+
+def accuracies(split="test", **by_rule):
+    """The numbers of a results file: accuracies on a split by selection rule, and no others."""
+    of = {"split": split, "over": "domain_mean", "metric": "accuracy"}
+    return tuple(NumberRow(rule=rule, value=value, **of) for rule, value in by_rule.items())

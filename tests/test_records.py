@@ -27,6 +27,7 @@ from feddg.records import (
     EvaluationRow,
     LayoutRow,
     MessageRow,
+    NumberRow,
     RefusalRow,
     RefusedUpdate,
     RoundRow,
@@ -258,11 +259,10 @@ def test_a_client_without_a_name_is_called_one_way():
 
 
 def test_a_summary_holds_what_every_rule_chose(tmp_path):
-    summary = SummaryFile(status="completed", final={"round": 3, "test": {"loss": math.nan}})
-    path = tmp_path / "summary.json"
-    path.write_text(summary.to_text())
-    found = SummaryFile.read(path)
-    assert found["final"] == {"round": 3, "test": {"loss": None}}
-    assert found["status"] == "completed"
-    with pytest.raises(KeyError):
-        found["swa"]
+    number = NumberRow(rule="final", round=3, split="test", metric="loss", value=0.25)
+    for numbers in ([], [number], [number, number.model_copy(update={"round": None})]):
+        summary = SummaryFile(status="completed", numbers=numbers)
+        path = tmp_path / "summary.json"
+        path.write_text(summary.to_text())
+        assert SummaryFile.read(path) == summary
+    assert json.loads(summary.to_text())["numbers"][0] == number.model_dump(exclude_defaults=True)

@@ -129,7 +129,7 @@ def accuracies(line: Line, test: str, args: argparse.Namespace, best: bool = Fal
 def held_out(record: Run, best: bool) -> float | None:
     """Test accuracy after the final round, or the best by in-domain validation."""
     rule = BEST_IN_DOMAIN if best else FINAL
-    return record.evaluations.accuracy(rule.choose(record.evaluations), TEST)
+    return rule.of(record.evaluations).value(TEST)
 
 
 def stored(folder: Path, name: str, args: argparse.Namespace) -> list[AdaptationRow]:

@@ -21,7 +21,7 @@ import yaml
 import feddg
 from feddg.comparison.results import read_results
 from feddg.comparison.statistics import Interval
-from feddg.runs.reading import Evaluations, SelectionRule, add_rule, final_round
+from feddg.runs.reading import Chosen, Evaluations, SelectionRule, add_rule, final_round
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANS, DATA = ROOT / "benchmarks" / "own_size", ROOT / "docs" / "results" / "data"
@@ -47,26 +47,32 @@ STAGES: tuple[tuple[str, tuple[str, ...], list[int]], ...] = (
 )
 
 
-def mean_of_last(found: Evaluations, last: int | None, split: str) -> float | None:
-    """The mean of the accuracies of the last ten rounds' models; None unless each was evaluated."""
-    rounds = found.rounds[-LAST:]
-    if last is None or rounds != list(range(last - LAST + 1, last + 1)):
-        return None
-    values = [found.accuracy(round, split) for round in rounds]
-    known = [value for value in values if value is not None]
-    return fmean(known) if len(known) == LAST else None
+class LastRounds(Chosen):
+    """The last ten rounds; a number is the mean of theirs."""
+
+    def value(
+        self, split: str, metric: str = "accuracy", over: str = "domain_mean"
+    ) -> float | None:
+        """The mean of a number of the last ten rounds' models; None unless each has it."""
+        rounds, last = self.evaluations.rounds[-LAST:], self.round
+        if last is None or rounds != list(range(last - LAST + 1, last + 1)):
+            return None
+        values = [self.evaluations.value(round, split, metric, over) for round in rounds]
+        known = [value for value in values if value is not None]
+        return fmean(known) if len(known) == LAST else None
+
+
+class MeanOfLast(SelectionRule):
+    """The rule of the last ten rounds; it chooses none where one of them was not evaluated."""
+
+    def of(self, evaluations: Evaluations) -> LastRounds:
+        """Returns the last ten rounds of a run."""
+        found = LastRounds(evaluations, final_round(evaluations))
+        return found if found.value("test") is not None else LastRounds(evaluations, None)
 
 
 add_rule(
-    SelectionRule(
-        "Mean of the last ten rounds' accuracies",
-        "last_ten",
-        lambda found: (
-            final_round(found) if mean_of_last(found, final_round(found), "test") else None
-        ),
-        measure=mean_of_last,
-        optional=True,
-    )
+    MeanOfLast("last_ten", "Mean of the last ten rounds' accuracies", final_round, optional=True)
 )
 
 
@@ -97,12 +103,12 @@ def carry_out(root: Path, out: Path, jobs: int, stages: Sequence[int]) -> None:
 
 
 def differences(
-    name: str, method: str, key: str, than: str = "FedAvg", split: str = "test"
+    name: str, method: str, rule: str, than: str = "FedAvg", split: str = "test"
 ) -> dict[str, list[float]]:
     """Points above another method of each held-out column's seeds, where both have been run."""
     found: dict[str, dict[tuple[str, int], float]] = defaultdict(dict)
     for row in read_results(DATA / f"own_{name}.csv"):
-        if (value := row.numbers.get(f"{split}_{key}")) is not None:
+        if (value := row.value("accuracy", rule, split, "domain_mean")) is not None:
             found[row.method][row.held_out, row.seed] = 100 * value
     pairs = found[method].keys() & found[than].keys()
     by_domain: dict[str, list[float]] = defaultdict(list)
@@ -124,8 +130,8 @@ def verdict(name: str = "pacs_64", methods: Sequence[str] = (*MAIN[1:], *REST)) 
     """Returns the rule's sentences, one for each method and rule."""
     lines = []
     for method in methods:
-        for key, words in (("last_ten", "mean of the last ten rounds"), ("ema", "EMA")):
-            found = differences(name, method, key)
+        for rule, words in (("last_ten", "mean of the last ten rounds"), ("ema", "EMA")):
+            found = differences(name, method, rule)
             if not found:
                 continue
             lead = Interval.of(fmean(values) for values in found.values())

@@ -8,45 +8,43 @@ For a table NAME, the plan is ``benchmarks/papers/short/NAME.yaml``, and the res
 of each; ``runs/papers/NAME.md`` every selection rule, margin, and the cells that are not run.
 """
 
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from feddg.comparison.plan import Plan, load_plan, table_cells
 from feddg.comparison.results import Results, TuningFile, read_results
 from feddg.comparison.statistics import Margin, average_over_columns
-from feddg.records import SPLITS, TEST
-from feddg.report.results_page import (
-    BEGIN,
-    END,
-    REFERENCE,
-    about_rows,
-    between_marks,
-    by_budget,
-    fluctuation_column,
-    machines,
-    marked,
-    together,
-    with_caption,
-)
+from feddg.diagnostics import Diagnostic
+from feddg.records import CONSTANT, FLUCTUATION, LAST, RISING, SPLITS, TEST
+from feddg.report.blocks import Table, column
+from feddg.report.page import BEGIN, END, between_marks
 from feddg.report.tables import (
+    MARK,
+    MEANING,
+    MethodColumn,
     about_tuning,
     accuracy_columns,
+    budget_table,
+    budget_words,
     by_method,
+    column_groups,
     interval_text,
     margin_table,
     mark,
-    paper_table,
     points,
     spread_text,
     to_markdown,
     tuning_table,
     unseen,
 )
-from feddg.report.text import spelled
-from feddg.runs.reading import BEST_IN_DOMAIN, FINAL, SWA_MEAN, SelectionRule
-from feddg.text import counted, readable
+from feddg.report.text import spelled, split_heading
+from feddg.runs.diagnostics import CONSTANT_ANSWER, STILL_RISING
+from feddg.runs.reading import BEST_IN_DOMAIN, FINAL, SELECTION_RULES, SWA_MEAN, SelectionRule
+from feddg.text import MISSING, counted, percent, readable
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANS = Path("benchmarks/papers/short")
@@ -54,6 +52,9 @@ DATA = Path("docs/results/data/papers")
 PAGES = Path("runs/papers")
 INDEX = Path("docs/results/papers.md")
 NOT_RUN = "not run"
+REFERENCE = "fedavg"
+PRINTED_TOLERANCE = 0.051
+"""Printed averages may differ from their row's mean by rounding, in points."""
 LEADS = ("minus FedAvg, final", "minus FedAvg, SWA")
 
 
@@ -126,13 +127,68 @@ def planned_tables(
         rules = (FINAL, SWA_MEAN, BEST_IN_DOMAIN)
         parts += [accuracy(results, rule) for rule in rules]
         parts += [margins_of(results, rule) for rule in rules[:2]]
-    parts += beside_the_paper(results)
+    parts += beside_the_paper(results, plan.notes.get("paper") or {})
     if tuning is not None:
         parts += [*about_tuning(tuning), to_markdown(tuning_table(tuning))]
-    if results.differences:
-        differences = "\n".join(f"- {one}" for one in results.differences)
+    if plan.notes.get("differences"):
+        differences = "\n".join(f"- {one}" for one in plan.notes["differences"])
         parts.append(f"How this differs from the paper's setting:\n\n{differences}")
     return together(coverage(every, plan, strangers), *parts)
+
+
+def together(coverage: str, *parts: str) -> str:
+    """Joins parts of a page, with the explanation of marks after the first, if needed."""
+    others = [part.strip() for part in parts if part]
+    meaning = [MEANING] if any(MARK in part for part in others) else []
+    return "\n\n".join([coverage, *meaning, *others])
+
+
+def with_caption(caption: str, table: Table | None) -> str:
+    """Returns a table as Markdown below its caption; empty without a table."""
+    return f"{caption}\n\n{to_markdown(table)}" if table is not None else ""
+
+
+def about_rows(results: Results) -> Iterator[Diagnostic]:
+    """Yields notes on all runs: how many were still rising, or do not tell."""
+    recorded = [
+        value for own in results.values(RISING, FINAL.name).values() for value in own.values()
+    ]
+    rising = sum(value > 0 for value in recorded)
+    if rising:
+        total = len(recorded)
+        text = f"In {counted(rising, 'run')} of {total} accuracy was still rising at the end."
+        yield Diagnostic(STILL_RISING, "note", text, "Train longer.")
+    silent = len(results.rows) - sum(map(len, results.values(CONSTANT, FINAL.name).values()))
+    if silent:
+        text = (
+            f"Whether the model beats {CONSTANT_ANSWER} is not on record for "
+            f"{counted(silent, 'run')} (an earlier version kept them)."
+        )
+        yield Diagnostic("majority-class-unknown", "note", text)
+
+
+def machines(results: Results) -> str:
+    """Returns the machines that the rows name."""
+    return "; ".join(sorted({row.machine for row in results.rows if row.machine}))
+
+
+def fluctuation(results: Results, method: str) -> float | None:
+    """Returns the round-to-round fluctuation of the last weights, mean over a method's runs."""
+    found = results.frame().query(f"metric == {FLUCTUATION!r} and weights == {LAST!r}")
+    own = found[found["method"] == method]["value"]
+    return float(own.mean()) if len(own) else None
+
+
+def marked(results: Results, rules: Sequence[SelectionRule], method: str) -> str:
+    """Returns a method's name, marked if its model is no better than a constant by one rule."""
+    found = [results.no_better_than_constant(rule).get(method, set()) for rule in rules]
+    return spelled(method) + mark(set().union(*found), results.columns)
+
+
+def by_budget(results: Results) -> str:
+    """Returns every method at every budget; empty without budgets."""
+    caption = f"**By budget.** The tables below: {budget_words(results).rstrip(': ')}."
+    return with_caption(caption, budget_table(results))
 
 
 def cells_run(results: Results) -> str:
@@ -168,9 +224,9 @@ def coverage(results: Results, plan: Plan, strangers: int) -> str:
 def accuracy(results: Results, rule: SelectionRule) -> str:
     """Returns accuracy by column under one rule; cells with missing seeds are marked."""
     columns = accuracy_columns(results, rule, missing=NOT_RUN, published=True)
-    columns.append(fluctuation_column(results, "Fluctuation", "last"))
+    columns.append(column("Fluctuation", lambda method: percent(fluctuation(results, method))))
     caption = (
-        f"**{rule.name}.** Accuracy on the unseen domain {rule.when}, percent, mean ± standard "
+        f"**{rule.title}.** Accuracy on the unseen domain {rule.when}, percent, mean ± standard "
         "deviation over seeds. Fluctuation: mean change of the last weights between neighbouring "
         "evaluated rounds of the second half."
     )
@@ -179,21 +235,81 @@ def accuracy(results: Results, rule: SelectionRule) -> str:
 
 def margins_of(results: Results, rule: SelectionRule) -> str:
     """Returns every method against FedAvg, or the best other one without; empty for one method."""
-    caption = f"**Margins, {rule.name.lower()}.** Over the cells that both have."
+    caption = f"**Margins, {rule.title.lower()}.** Over the cells that both have."
     base = REFERENCE if REFERENCE in results.accuracies(rule) else ""
     named = partial(marked, results, [rule])
     return with_caption(caption, margin_table(results, rule, base, named))
 
 
-def beside_the_paper(results: Results) -> list[str]:
+def beside_the_paper(results: Results, paper: Mapping[str, Any]) -> list[str]:
     """Returns our numbers beside the paper's, by split, and the notes on them."""
-    if results.paper is None:
+    if not paper:
         return []
-    made = [paper_table(results, split, missing=NOT_RUN) for split in SPLITS]
+    made = [paper_table(results, paper, split) for split in SPLITS]
     parts = [to_markdown(one) for one in made if one is not None]
     if not parts:
-        parts = [f"{results.paper['source']} prints no numbers that could stand beside these."]
-    return [*parts, "\n".join(f"- {note}" for note in results.paper.get("notes", ()))]
+        parts = [f"{paper['source']} prints no numbers that could stand beside these."]
+    return [*parts, "\n".join(f"- {note}" for note in paper.get("notes", ()))]
+
+
+def paper_table(
+    results: Results, paper: Mapping[str, Any], split: str, missing: str = NOT_RUN
+) -> Table | None:
+    """Our accuracies beside a paper's, by its rule; None if it has none for the split.
+
+    Args:
+        results: the comparison.
+        paper: the paper's numbers, as in a plan's notes.
+        split: which images.
+        missing: the text for a missing accuracy of ours.
+    """
+    published: Mapping[str, Mapping[str, float | None]] = paper.get("values", {}).get(split, {})
+    if not published:
+        return None
+    rule = SELECTION_RULES.find(paper.get("rule", FINAL.name))
+    ours, averages = results.accuracies(rule, split), paper.get("average", {}).get(split, {})
+
+    def compared(columns: Sequence[str]) -> Callable[[str], str]:
+        def cell(method: str) -> str:
+            theirs = published.get(method, {})
+            own = average_over_columns(ours.get(method, {}), columns)
+            printed, mean = theirs.get(columns[0]), ""
+            if len(columns) > 1:
+                whole = set(theirs) <= set(columns)  # a printed average is of all its columns
+                row_mean = _printed_mean(theirs, columns)
+                printed = averages.get(method, row_mean) if whole else row_mean
+                mean = mark_of(printed, theirs, columns)
+            text = missing if own is None else spread_text(own)
+            return f"{text} / {MISSING if printed is None else f'{printed:.2f}'}{mean}"
+
+        return cell
+
+    columns: list[MethodColumn] = [
+        column(heading, compared(group), "ours / paper")
+        for heading, group in column_groups(results).items()
+    ]
+    caption = (
+        f"{split_heading(split)} accuracy in percent ({rule.title.lower()}): ours / "
+        f"{paper.get('source', 'the paper')}. An asterisk marks a printed average that is not the "
+        "mean of its printed row; the mean follows it."
+    )
+    return by_method(dict.fromkeys([*results.methods, *published]), columns, caption)
+
+
+def _printed_mean(theirs: Mapping[str, float | None], columns: Sequence[str]) -> float | None:
+    """The mean of a published row; None if the row is incomplete."""
+    values = [value for column in columns if (value := theirs.get(column)) is not None]
+    return math.fsum(values) / len(values) if 0 < len(values) == len(columns) else None
+
+
+def mark_of(
+    stated: float | None, theirs: Mapping[str, float | None], columns: Sequence[str]
+) -> str:
+    """An asterisk and a printed row's mean, if the printed average differs from it."""
+    mean = _printed_mean(theirs, columns)
+    if stated is None or mean is None or abs(stated - mean) <= PRINTED_TOLERANCE:
+        return ""
+    return f" * ({mean:.2f})"
 
 
 def listing(names: Sequence[str], root: Path = ROOT) -> str:
@@ -210,11 +326,13 @@ def listing(names: Sequence[str], root: Path = ROOT) -> str:
         if results.rows:
             title = f"[{title}]({(DATA / name).relative_to(INDEX.parent).as_posix()}.csv)"
             about += f"; seeds: {len(results.seeds_run)}"
-        images, rounds = results.mean(REFERENCE, "images"), plan.base["train"].get("rounds")
+        images = results.mean(REFERENCE, "images_per_round")
+        rounds = plan.base["train"].get("rounds")
         if images and rounds:
             about += f"; images seen: {images * rounds / 1000:.0f}k"
         if leads := leads_of(results):
-            parts.append(f"### {title}\n\n{about}.\n\n{short_table(results, leads)}")
+            table = short_table(results, leads, plan.notes.get("paper") or {})
+            parts.append(f"### {title}\n\n{about}.\n\n{table}")
         else:
             others.append(f"- {title}, {about}.")
     return "\n\n".join([*parts, "### One domain, few seeds", "\n".join(others)])
@@ -226,11 +344,13 @@ def leads_of(results: Results) -> list[dict[str, Margin]]:
     return [own for own in found if any(map(with_intervals, own.values()))]
 
 
-def short_table(results: Results, leads: Sequence[dict[str, Margin]]) -> str:
+def short_table(
+    results: Results, leads: Sequence[dict[str, Margin]], paper: Mapping[str, Any]
+) -> str:
     """Accuracy of the last model, of the averaged weights and in the paper; leads over FedAvg."""
     final, swa = results.accuracies(FINAL), results.accuracies(SWA_MEAN)
     constant = results.no_better_than_constant()
-    printed = (results.paper or {}).get("values", {}).get(TEST, {})
+    printed = paper.get("values", {}).get(TEST, {})
     methods = [method for method in results.methods if method in final]
     others = [method for method in methods if method != REFERENCE] or methods
     measured = {column for method in others for column, _ in final[method]}
@@ -238,12 +358,12 @@ def short_table(results: Results, leads: Sequence[dict[str, Margin]]) -> str:
 
     def cells(method: str) -> list[str]:
         found = [spelled(method) + mark(constant.get(method, ()), results.columns)]
-        for column in run:
-            ours = [average_over_columns(own[method], [column]) for own in (final, swa)]
-            paper = printed.get(method, {}).get(column)
+        for place in run:
+            ours = [average_over_columns(own[method], [place]) for own in (final, swa)]
+            theirs = printed.get(method, {}).get(place)
             found.append(
                 " / ".join([*(spread_text(one) if one else "-" for one in ours)])
-                + (f" / {paper:.1f}" if paper is not None else "")
+                + (f" / {theirs:.1f}" if theirs is not None else "")
             )
         for own in leads:
             found.append(with_intervals(own.get(method)))

@@ -12,6 +12,7 @@ CSV file with a row for every run is written; a results file is read, and may la
 """
 
 import argparse
+import itertools
 from pathlib import Path
 
 from feddg.comparison.results import Results, read_comparison
@@ -28,11 +29,11 @@ def write(results: Results, path: Path) -> None:
     """Writes every number of every run's final round: held-out test, then in-domain test."""
     found = results.frame()
     found = found[(found["rule"] == FINAL.name) & (found["over"] == "domain_mean")]
-    found["name"] = found["split"] + "_" + found["metric"]
-    wide = found.pivot(index=["method", "column", "seed"], columns="name", values="value")
-    wide = wide.reindex(
-        columns=[f"{split}_{name}" for split in (TEST, ID_TEST) for name in NUMBERS]
+    wide = found.pivot(
+        index=["method", "column", "seed"], columns=["split", "metric"], values="value"
     )
+    wide = wide.reindex(columns=[*itertools.product((TEST, ID_TEST), NUMBERS)])
+    wide.columns = ["_".join(column) for column in wide.columns]
     path.parent.mkdir(parents=True, exist_ok=True)
     wide.to_csv(path, float_format="%.6f", lineterminator="\n")
 

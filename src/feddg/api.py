@@ -417,17 +417,15 @@ def report(
     Raises:
         RunError: a folder is not a run folder, or an option needs runs and a file is given.
     """
-    from feddg.report import page_about, write_page, write_tables
+    from feddg.report import page_about, write_between_marks, write_page, write_tables
 
     paths = [Path(one) for one in ([folders] if isinstance(folders, str | Path) else folders)]
     in_html = out is not None and out.suffix == ".html"
     if len(paths) == 1 and paths[0].is_file() and not in_html:
-        from feddg.report.results_page import write_results_page
-
         _require_runs(paths[0], tables)
         if out is None:
             raise RunError(f"{paths[0]} is a results file: name the page that is written")
-        write_results_page(paths[0], out)
+        write_between_marks(out, page_about(paths))
         return out
     page = page_about(paths)
     if tables is not None:
@@ -446,11 +444,10 @@ def results_tables(results: Path, tables_folder: Path | None = None) -> str:
     Raises:
         RunError: the file is damaged, or a folder is given.
     """
-    from feddg.comparison.results import Results
-    from feddg.report.results_page import tables
+    from feddg.report import page_about, tables_of
 
     _require_runs(results, tables_folder)
-    return tables(Results.read(results))
+    return tables_of(page_about([results]))
 
 
 def _require_runs(results: Path, tables_folder: Path | None) -> None:

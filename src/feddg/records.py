@@ -18,6 +18,7 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
     computed_field,
+    model_validator,
 )
 
 from feddg.diagnostics import Diagnostic
@@ -279,9 +280,14 @@ class EvaluationRow(Row):
     confusion: list[list[int]] | None = None
     weights: str = LAST
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """All numbers by metric."""
+        return {"accuracy": self.accuracy, "loss": self.loss, **self.metrics}
+
     def metric(self, name: str) -> float | None:
         """Returns a metric by name, or None if it was not measured."""
-        return self.accuracy if name == "accuracy" else self.metrics.get(name)
+        return self.accuracy if name == "accuracy" else self.numbers.get(name)
 
     @property
     def support(self) -> list[int] | None:
@@ -292,6 +298,72 @@ class EvaluationRow(Row):
         # Several models' predictions of the same images are counted together.
         models = max(1, sum(counts) // max(1, self.examples))
         return [count // models for count in counts]
+
+
+CONSTANT, RISING, FLUCTUATION = "constant", "rising", "fluctuation"
+PER_ROUND: Final = (
+    "seconds_per_round",
+    "images_per_round",
+    "forwards_per_round",
+    "bytes_per_round",
+)
+"""What a round takes, mean over the rounds."""
+
+
+class NumberRow(Row):
+    """A number of a run: a row of the one long table that all tables of results are made from.
+
+    Besides the metrics of :mod:`feddg.evaluation.metrics`, of 0 to 1, there are: ``constant`` and
+    ``rising``, 1 where the model is no better on the test domains than one that always names the
+    same class, and where its accuracy there was still rising at the last round, else 0 (in-domain
+    validation judges, where no domain is held out); ``fluctuation``, by how much the accuracy on
+    the test domains changes from one evaluated round to the next, mean over the second half of the
+    rounds; and, by round, means: ``seconds_per_round`` of training and aggregation,
+    ``images_per_round`` of training steps, each once a step, ``forwards_per_round`` of images
+    through the networks where they were counted, ``bytes_per_round`` that a client sends and is
+    sent.
+
+    Attributes:
+        rule: the selection rule that chose the round; empty if it does not matter.
+        round: the round; None if it is not known, or does not matter.
+        weights: the weights, as in :class:`EvaluationRow`; empty if they do not matter.
+        split: one of ``SPLITS``; empty if it does not matter.
+        domain: the domain; empty for a number of all domains of the split.
+        over: how a number of all domains was made of theirs: ``domain_mean``, ``pooled``,
+            ``worst_domain``.
+        metric: what was measured.
+        value: the number.
+        images: images of training steps up to the end of the round; None if unknown, like the rest.
+        bytes: bytes sent by and to all clients until then.
+        seconds: time of training and aggregation until then.
+    """
+
+    rule: str = ""
+    round: int | None = Field(None, ge=0)
+    weights: str = ""
+    split: str = ""
+    domain: str = ""
+    over: str = ""
+    metric: str = Field(min_length=1)
+    value: float
+    images: int | None = Field(None, ge=0)
+    bytes: float | None = Field(None, ge=0)
+    seconds: float | None = Field(None, ge=0)
+
+    @property
+    def of(self) -> tuple[str, str, str, str, str]:
+        """What was measured: metric, rule, split, aggregate and domain."""
+        return self.metric, self.rule, self.split, self.over, self.domain
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        most = 1.0 if self.metric in ("accuracy", CONSTANT, RISING) else math.inf
+        own = (*PER_ROUND, FLUCTUATION, "accuracy", CONSTANT, RISING)
+        least = 0.0 if self.metric in own else -math.inf
+        slack = 1e-6  # means are rounded
+        if not least - slack <= self.value <= most + slack or math.isinf(self.value):
+            raise ValueError(f"{self.metric} cannot be {self.value:g}")
+        return self
 
 
 class EstimateRow(Row):
@@ -674,9 +746,6 @@ class EnergyThreshold(Row):
 class SummaryFile(JsonFile):
     """How a run ended, and its costs: ``summary.json``.
 
-    It also has an entry for each selection rule: the chosen round with its scores by split and
-    domain, or None if there is none.
-
     Attributes:
         status: ``completed``, ``interrupted`` or ``failed``.
         rounds: number of trained rounds.
@@ -686,9 +755,9 @@ class SummaryFile(JsonFile):
         error: why the run failed, if it did.
         peak_memory_bytes: largest resident memory of the process.
         diagnostics: diagnostics about images, settings and result.
+        numbers: of each selection rule's model, over the domains of each split; those of each
+            domain are in ``metrics.jsonl``.
     """
-
-    model_config = ConfigDict(extra="allow")
 
     status: str
     rounds: int = 0
@@ -698,10 +767,13 @@ class SummaryFile(JsonFile):
     error: str | None = None
     peak_memory_bytes: int | None = None
     diagnostics: list[Diagnostic] = Field(default_factory=list)
+    numbers: list[NumberRow] = Field(default_factory=list)
 
-    def __getitem__(self, name: str) -> Any:
-        """Returns the file's entry ``name``."""
-        return dict(self)[name]
+    def to_text(self) -> str:
+        """Returns the content of the file, a line for each number."""
+        text = self.model_dump_json(indent=1, exclude={"numbers"}).removesuffix("\n}")
+        lines = ",\n  ".join(one.model_dump_json(exclude_defaults=True) for one in self.numbers)
+        return f'{text},\n "numbers": [\n  {lines}\n ]\n}}\n'
 
 
 MetricsRow = SetupRow | RoundRow | EvaluationRow | EstimateRow

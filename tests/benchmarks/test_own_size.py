@@ -7,7 +7,9 @@ import pytest
 from feddg.comparison.plan import expand_plan, load_plan
 from feddg.comparison.results import ResultRow, add_rows
 from feddg.comparison.statistics import Interval
-from feddg.runs.reading import SELECTION_RULES
+from feddg.records import EvaluationRow
+from feddg.runs.reading import SELECTION_RULES, Evaluations
+from run_folders import accuracies
 from scripts import load_script
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "own_size"
@@ -35,22 +37,20 @@ def test_the_stages_are_the_plans_and_hold_every_method_and_seed_once(campaign):
             assert set(parts) == whole
 
 
-class Rounds:
-    """Evaluations of some rounds; a round's accuracy is its number, in percent."""
-
-    def __init__(self, rounds):
-        self.rounds = list(rounds)
-
-    def accuracy(self, round, split):
-        return round / 100
+def mean_of_last(rounds):
+    """What the rule finds in some rounds; a round's accuracy is its number, in percent."""
+    own = {"split": "test", "domain": "photo", "examples": 100}
+    rows = [EvaluationRow(round=round, accuracy=round / 100, **own) for round in rounds]
+    found = SELECTION_RULES.find("last_ten").of(Evaluations(rows))
+    assert (found.round is None) == (found.value("test") is None)
+    return found.value("test")
 
 
 def test_the_mean_is_over_the_last_ten_rounds_and_nothing_else(campaign):
-    assert campaign.mean_of_last(Rounds(range(1, 51)), 50, "test") == pytest.approx(0.455)
-    assert campaign.mean_of_last(Rounds(range(42, 51)), 50, "test") is None
-    assert campaign.mean_of_last(Rounds([1, *range(42, 51)]), 50, "test") is None
-    assert campaign.mean_of_last(Rounds([]), None, "test") is None
-    assert "last_ten" in {rule.key for rule in SELECTION_RULES.values()}
+    assert mean_of_last(range(1, 51)) == pytest.approx(0.455)
+    assert mean_of_last(range(42, 51)) is None
+    assert mean_of_last([1, *range(42, 51)]) is None
+    assert mean_of_last([]) is None
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_verdict_averages_seeds_before_domains(campaign, tmp_path, monkeypat
             method=method,
             held_out=domain,
             seed=seed,
-            numbers={"test_last_ten": 0.5 + share * lead / 100},
+            numbers=accuracies(last_ten=0.5 + share * lead / 100),
         )
         for domain, of_seeds in leads.items()
         for seed, lead in enumerate(of_seeds)
@@ -90,7 +90,10 @@ def test_the_verdict_averages_seeds_before_domains(campaign, tmp_path, monkeypat
             method=method,
             held_out=column,
             seed=0,
-            numbers={"val_ema": 0.4 + share * lead / 100, "test_ema": 0.9 - share / 2},
+            numbers=(
+                *accuracies("val", ema=round(0.4 + share * lead / 100, 7)),
+                *accuracies(ema=0.9 - share / 2),
+            ),
         )
         for column, lead in leads.items()
         for method, share in (("PARDON", 0), ("PARDON, released", 1))

@@ -16,8 +16,8 @@ from feddg.comparison.pool import Watcher, run_here
 from feddg.comparison.results import Results
 from feddg.data.data_set import DATA_SETS
 from feddg.report import write_comparison
-from feddg.report.tables import mark_of
 from feddg.runs.reading import read_run
+from scripts import load_script
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 PLANS = BENCHMARKS / "papers"
@@ -134,10 +134,10 @@ def test_a_plan_expands_to_the_table_it_is_for(name):
     cells = expand_plan(plan)
     assert len(cells) == EXPECTED[name]
     assert len(distinct(cells)) == len(cells) - SHARED.get(name, 0)
-    assert plan.differences
-    assert plan.paper is not None
+    assert plan.notes["differences"]
+    assert plan.notes["paper"]["source"]
     table = Results.of_rows([], plan)
-    for split, rows in plan.paper.values.items():
+    for split, rows in plan.notes["paper"].get("values", {}).items():
         assert set(rows) <= set(table.methods), (name, split)
         for row in rows.values():
             assert list(row) == list(dict.fromkeys(row))
@@ -153,13 +153,13 @@ def test_a_shortened_plan_is_the_papers_made_small(name):
     assert len(cells) == SHORTENED[name]
     assert [variant.name for variant in plan.methods] == [v.name for v in whole.methods]
     assert "fedavg" in {variant.name for variant in plan.methods}
-    assert plan.paper == whole.paper
-    assert plan.differences[: len(whole.differences)] == whole.differences
-    told = " ".join(plan.differences)
+    assert plan.notes["paper"] == whole.notes["paper"]
+    told, of_whole = (one.notes["differences"] for one in (plan, whole))
+    assert told[: len(of_whole)] == of_whole
     for cell in cells:
         said = cell.experiment
         assert (said.data.image_size, said.model.backbone) == (96, "resnet18")
-        assert f"{said.train.rounds} rounds" in told
+        assert f"{said.train.rounds} rounds" in " ".join(told)
         assert (said.server.averaging, said.evaluate.averages) == ("swa", "every")
 
 
@@ -181,13 +181,13 @@ def test_a_shortened_plan_shows_what_it_would_run(name, tiny_pacs, tmp_path, mon
 
 
 def test_the_averages_marked_are_those_that_do_not_match():
-    marked = {}
+    pages, marked = load_script(PLANS / "pages.py"), {}
     for name in EXPECTED:
-        paper = load_plan(PLANS / f"{name}.yaml").paper
-        for split, averages in paper.average.items():
+        paper = load_plan(PLANS / f"{name}.yaml").notes["paper"]
+        for split, averages in paper.get("average", {}).items():
             for method, printed in averages.items():
-                row = paper.values[split][method]
-                if mark := mark_of(printed, row, list(row)):
+                row = paper["values"][split][method]
+                if mark := pages.mark_of(printed, row, list(row)):
                     marked[name, split, method] = mark.strip(" *()")
     assert marked == WRONG_AVERAGES
 
@@ -242,4 +242,4 @@ def test_a_plan_made_small_runs_a_cell(name, tmp_path):
     assert read_run(outcome.cell.folder).rounds_done == 1
     done = carry_out_comparison(replace(work, missing=[]))
     write_comparison(done.folder)
-    assert "Beside the paper" in done.report.read_text("utf-8")
+    assert "Accuracy" in done.report.read_text("utf-8")

@@ -9,6 +9,8 @@ from scipy import stats
 from feddg.comparison.plan import expand_plan, load_plan
 from feddg.comparison.results import ResultRow, Results, TriedRow, TuningFile, to_text
 from feddg.errors import RunError
+from feddg.records import NumberRow
+from run_folders import accuracies
 from scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,13 +30,11 @@ def made_up(cell, final, tail, best, experiment=None):
         conditions=cell.conditions,
         seed=cell.seed,
         machine="x86_64, cpu, float32, 1 threads",
-        numbers={
-            "test_final": final,
-            "test_swa": tail,
-            "test_best_by_id_val": best,
-            "val_final": final / 2,
-            "fluctuation_last": 0.02,
-        },
+        numbers=(
+            *accuracies(final=final, swa=tail, best_in_domain=best),
+            *accuracies("val", final=final / 2),
+            NumberRow(weights="last", split="test", metric="fluctuation", value=0.02),
+        ),
     )
 
 
@@ -199,3 +199,35 @@ def test_the_page_of_all_tables_is_up_to_date(pages):
     assert pages.between_marks(index, pages.listing(names)) == index, (
         "run `python benchmarks/papers/pages.py`"
     )
+
+
+def test_the_paper_stands_beside_ours_and_a_wrong_average_is_marked(pages):
+    paper = {
+        "source": "Some paper, Table 9",
+        "values": {
+            "test": {
+                "fedavg": {"photo": 50.0, "sketch": 40.0, "art": 45.0},
+                "ours": {"photo": 60.0, "sketch": 50.0, "art": 55.0},
+            }
+        },
+        "average": {"test": {"fedavg": 45.04, "ours": 56.0}},
+    }
+    rows = [
+        ResultRow(
+            method="fedavg", held_out=column, seed=seed, numbers=accuracies(final=0.5 + seed / 50)
+        )
+        for column in ("photo", "sketch", "art")
+        for seed in (0, 1)
+    ]
+    results = Results.of_rows(rows)
+    found = pages.paper_table(results, paper, "test", "none")
+    texts = {row[0].text: [cell.text for cell in row[1:]] for row in found.rows}
+    assert texts["FedAvg"][0] == "51.0 ± 1.4 / 50.00"
+    assert texts["FedAvg"][3].endswith(" / 45.04")  # rounding is no fault
+    assert texts["ours"] == [
+        "none / 60.00",
+        "none / 50.00",
+        "none / 55.00",
+        "none / 56.00 * (55.00)",
+    ]
+    assert pages.paper_table(results, paper, "val") is None

@@ -57,7 +57,7 @@ def test_a_run_and_the_same_run_again(feddg, tmp_path):
     code, shown, errors = feddg(*command)
     told = [line for line in errors.splitlines() if not line.startswith("warning: ")]
     assert (code, told) == (0, []), "it is quiet"
-    assert "held-out test" in shown
+    assert "Held-out test" in shown
     assert "sketch" in shown
     (folder,) = (tmp_path / "runs").iterdir()
     assert (folder / "report.html").is_file()

@@ -246,7 +246,7 @@ def test_a_run_made_elsewhere_under_another_name_is_found(trained, tmp_path):
 
 def test_the_time_left_is_that_of_the_rounds_of_finished_runs(trained):
     records = [read_run(folder) for folder in trained.folders]
-    took = {record.method: record.summary["seconds"]["total"] for record in records}
+    took = {record.method: record.summary.seconds["total"] for record in records}
 
     def left(jobs, **changes):
         wanted = prepare_comparison(PLAN | {"hold_out": ["ink"]} | changes, "elsewhere").missing

@@ -155,19 +155,19 @@ def test_a_plan_file_over_another(tmp_path):
     (tmp_path / "papers").mkdir()
     (tmp_path / "papers" / "whole.yaml").write_text(
         "title: whole\nbase: {data: digits, train: {rounds: 9, lr: 0.1}}\n"
-        "methods: [fedavg, pardon]\nhold_out: lodo\ndifferences: [one]\n"
+        "methods: [fedavg, pardon]\nhold_out: lodo\nnotes: {differences: [one], source: here}\n"
     )
     short = tmp_path / "short.yaml"
     short.write_text(
         "extends: papers/whole.yaml\nbase: {train: {rounds: 2}}\nmethods: [fedavg]\n"
-        "differences: [two]\n"
+        "notes: {differences: [two]}\n"
     )
     plan = load_plan(short)
     assert (plan.name, plan.title, plan.hold_out) == ("short", "whole", "lodo")
     assert plan.base["data"] == {"source": "digits"}
     assert plan.base["train"] == {"rounds": 2, "lr": 0.1}
     assert [variant.name for variant in plan.methods] == ["fedavg"]
-    assert plan.differences == ("one", "two")
+    assert plan.notes == {"differences": ["one", "two"], "source": "here"}
 
 
 @pytest.mark.parametrize(

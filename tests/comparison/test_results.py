@@ -4,7 +4,6 @@ import csv
 import itertools
 import re
 import shutil
-from functools import partial
 
 import pytest
 import yaml
@@ -21,23 +20,24 @@ from feddg.cli import app
 from feddg.comparison.compare import prepare_comparison
 from feddg.comparison.plan import expand_plan, load_plan
 from feddg.comparison.results import (
+    COLUMNS,
     ResultRow,
     Results,
     about_budgets,
     add_rows,
-    mean_step,
     read_comparison,
     read_results,
     to_text,
 )
 from feddg.data.fingerprint import ImagesFile
 from feddg.errors import RunError
-from feddg.records import EvaluationRow
+from feddg.records import EvaluationRow, NumberRow
 from feddg.report.charts import accuracy_against
-from feddg.report.results_page import marked, tables
-from feddg.report.tables import accuracy_columns, budget_table, by_method, margin_table
+from feddg.report.tables import accuracy_columns, budget_table, by_method
+from feddg.runs.numbers import mean_step
 from feddg.runs.reading import FINAL, SWA_MEAN, Evaluations, read_rows, read_run
 from feddg.text import percent
+from run_folders import accuracies
 
 PLAN = {
     "name": "mine",
@@ -53,6 +53,20 @@ PLAN = {
 PRINTED = st.characters(exclude_categories=["C", "Z"], include_characters=" ")
 TEXT = st.text(PRINTED, min_size=1, max_size=12)
 SHARE = st.integers(0, 99999).map(lambda number: number / 100_000)
+NUMBERS = st.builds(
+    NumberRow,
+    rule=st.sampled_from(["", "final", "swa"]),
+    round=st.none() | st.integers(0, 99),
+    weights=st.sampled_from(["", "last", "swa"]),
+    split=st.sampled_from(["", "test", "val"]),
+    domain=st.just("") | TEXT,
+    over=st.sampled_from(["", "domain_mean"]),
+    metric=st.sampled_from(["accuracy", "fluctuation", "macro_f1"]),
+    value=SHARE,
+    images=st.none() | st.integers(0, 10**9),
+    bytes=st.none() | st.floats(0, 1e12),
+    seconds=st.none() | st.floats(0, 1e7),
+)
 RESULTS = st.builds(
     ResultRow,
     experiment=st.from_regex("^[0-9a-f]{8}$", fullmatch=True),
@@ -63,9 +77,7 @@ RESULTS = st.builds(
     budget=st.none() | st.integers(1, 10**9),
     machine=TEXT,
     hashes=st.dictionaries(TEXT, TEXT, max_size=2),
-    numbers=st.fixed_dictionaries(
-        {}, optional={"test_final": SHARE, "val_swa": SHARE, "seconds": st.integers(0, 99999)}
-    ),
+    numbers=st.lists(NUMBERS, max_size=4, unique_by=lambda one: (one.of, one.weights)).map(tuple),
 )
 
 
@@ -85,8 +97,8 @@ def test_what_is_written_comes_back(tmp_path_factory, results):
 def test_two_rows_for_one_run_in_one_place_are_refused(tmp_path):
     """As joining two machines' files by hand may leave them."""
     row = ResultRow(experiment="0" * 8, method="fedavg", held_out="ink", seed=0)
-    other = row.model_copy(update={"numbers": {"test_final": 0.5}})
-    path = results_file(tmp_path, text=to_text([row, row.model_copy(update={"seed": 1}), other]))
+    first, other = (row.model_copy(update={"numbers": accuracies(final=v)}) for v in (0.4, 0.5))
+    path = results_file(tmp_path, text=to_text([first, row.model_copy(update={"seed": 1}), other]))
     with pytest.raises(RunError, match=r"kept\.csv, line 4: fedavg, ink, seed 0 .* line 2, too"):
         read_results(path)
 
@@ -135,7 +147,7 @@ def test_a_comparison_keeps_its_results_and_never_runs_them_again(tmp_path):
             assert len(last) == 1
             assert result.accuracy(rule) == pytest.approx(last[0], abs=1e-6)
         images = [row["images"] for row in rows if row["kind"] == "round"]
-        assert result.numbers["images"] == pytest.approx(sum(images) / 4)
+        assert result.value("images_per_round") == pytest.approx(sum(images) / 4)
     # runs that were complete before are added to a file that is named later
     later = compare(
         PLAN, out, cache=cache, report=False, results=results_file(tmp_path, "later.csv")
@@ -153,7 +165,7 @@ def test_a_comparison_keeps_its_results_and_never_runs_them_again(tmp_path):
     page = again.report.read_text()
     assert "2 runs known from a results file alone" in page
     assert f"{100 * found['fedavg'].accuracy():.1f}" in page
-    assert len(again.frame().query("metric == 'accuracy' and rule == 'Final round'")) == 6
+    assert len(again.frame().query("metric == 'accuracy' and rule == 'final'")) == 6
     more = PLAN | {"seeds": 2}
     work = prepare_comparison(more, out, cache=cache, results=[path])
     assert [cell.experiment.seed for cell in work.missing] == [1, 1]
@@ -405,8 +417,8 @@ def test_a_file_that_another_process_holds_is_waited_for_and_then_named(tmp_path
     assert len(read_results(path)) == 1
 
 
-HEADS = "experiment,method,held_out,conditions,seed,machine,version,hashes,test_final\n"
-GOOD = "0123abcd,fedavg,sketch,,0,cpu,1,,0.5\n"
+HEADS = ",".join(COLUMNS) + "\n"
+GOOD = "0123abcd,fedavg,sketch,,0,,final,4,last,test,,domain_mean,accuracy,0.5,,,,cpu,1,\n"
 
 
 @pytest.mark.parametrize(
@@ -414,21 +426,13 @@ GOOD = "0123abcd,fedavg,sketch,,0,cpu,1,,0.5\n"
     [
         ("a,b\n", "is no results file"),
         ("", "is no results file"),
-        *(
-            (
-                HEADS.replace("test_final", f"test_final,{old}") + GOOD,
-                f"'{old}' is called '{new}' now",
-            )
-            for old, new in {
-                "test_tail": "test_swa",
-                "movement_last": "fluctuation_last",
-                "passes": "forwards",
-            }.items()
-        ),
-        (HEADS + GOOD + "0123abcd,fedavg\n", "line 3: 2 cells, not 9"),
+        (HEADS.replace("metric", "test_final") + GOOD, "is no results file"),
+        (HEADS + GOOD + "0123abcd,fedavg\n", "line 3: 2 cells, not 20"),
+        (HEADS + GOOD + GOOD, "line 3: fedavg, sketch, seed 0 of experiment 0123abcd is in line 2"),
         (HEADS + GOOD.replace("0123abcd", "../../etc"), "line 2 is damaged: experiment"),
-        (HEADS + GOOD.replace(",0,", ",zero,"), "line 2 is damaged: seed"),
-        (HEADS + GOOD.replace("0.5", "half"), "line 2 is damaged: numbers.test_final"),
+        (HEADS + GOOD.replace(",,0,,", ",,zero,,"), "line 2 is damaged: seed"),
+        (HEADS + GOOD.replace("0.5", "half"), "line 2 is damaged: value"),
+        (HEADS + GOOD.replace("accuracy", ""), "line 2 is damaged: metric"),
         (HEADS + GOOD.replace("sketch,,", "sketch,[1],"), "line 2 is damaged: conditions"),
         (HEADS + GOOD.replace("sketch,,", "sketch,{,"), "line 2 is damaged"),
         (
@@ -439,19 +443,13 @@ GOOD = "0123abcd,fedavg,sketch,,0,cpu,1,,0.5\n"
             HEADS + GOOD.replace("sketch", "ske\x1btch"),
             "line 2 is damaged: held_out: must be one line",
         ),
-        (
-            HEADS + GOOD.replace("0.5", "nan"),
-            "numbers: test_final cannot be nan",
-        ),
-        (HEADS + GOOD.replace("0.5", "1.5"), "test_final cannot be 1.5"),
-        (HEADS + GOOD.replace("0.5", "-0.1"), "test_final cannot be -0.1"),
-        (HEADS.replace("test_final", "seconds") + GOOD.replace("0.5", "inf"), "seconds cannot be"),
         *(
-            (
-                HEADS.replace("test_final", name) + GOOD.replace("0.5", "1.5"),
-                f"{name} cannot be 1.5",
+            (HEADS + GOOD.replace("accuracy,0.5", f"{name},{value}"), f"{name} cannot be {value}")
+            for name, value in (
+                *(("accuracy", value) for value in ("nan", "1.5", "-0.1")),
+                *(("seconds_per_round", value) for value in ("inf", "-1")),
+                *((name, "1.5") for name in ("constant", "rising")),
             )
-            for name in ("constant_final", "rising")
         ),
     ],
 )
@@ -480,15 +478,12 @@ def test_a_file_of_kept_results_is_shown_and_written_as_a_page(tmp_path):
     )
     code, shown, _ = reported(path)
     assert code == 0
-    assert "2 runs: 2 methods, 1 column" in shown
-    assert "| MixStyle | 50.0 |" in shown
+    assert "| MixStyle | sketch | 0 | 50.0 |" in shown
     page = tmp_path / "page.md"
     assert reported(path, "--out", page)[0] == 0
-    assert (
-        page.read_text()
-        == f"# kept\n\n<!-- tables -->\n\n{shown.strip()}\n\n<!-- end of tables -->\n"
-    )
-    page.write_text(page.read_text().replace("# kept", "# Mine") + "By hand.\n")
+    marked = f"<!-- tables -->\n\n{shown.strip()}\n\n<!-- end of tables -->\n"
+    assert page.read_text() == f"# FedAvg and MixStyle, tested on sketch\n\n{marked}"
+    page.write_text(page.read_text().replace("# FedAvg and MixStyle", "# Mine") + "By hand.\n")
     assert reported(path, "--out", tmp_path / "page.html")[0] == 0
     assert "<title>FedAvg and MixStyle" in (tmp_path / "page.html").read_text()
     own = page.read_text()
@@ -505,32 +500,20 @@ def test_a_model_that_learned_nothing_is_marked_wherever_its_number_stands(tmp_p
     plan["base"] = PLAN["base"] | {"train": train}
     file = tmp_path / "kept.csv"
     compare(plan, tmp_path / "out", cache=tmp_path / "cache", results=file, report=False)
-    learned, not_learned = (result.numbers for result in read_results(file))
-    assert learned["test_final"] > 0.2
-    assert not_learned["test_final"] < 0.2
-    assert (learned["constant_final"], not_learned["constant_final"]) == (0, 1)
-    assert not_learned["constant_swa"] == 1
+    learned, not_learned = read_results(file)
+    assert learned.accuracy() > 0.2
+    assert not_learned.accuracy() < 0.2
+    assert (learned.value("constant", "final"), not_learned.value("constant", "final")) == (0, 1)
+    assert not_learned.value("constant", "swa") == 1
     shown = reported(file)[1]
-    lines = [line for line in shown.splitlines() if "Still" in line and "|" in line]
-    *with_marks, costs = lines
-    assert len(with_marks) == 3, "accuracy, by column, margins"
-    assert all("†" in line for line in with_marks)
-    assert "†" not in costs
-    assert not any("†" in line for line in shown.splitlines() if line.startswith("| FedProx"))
-    assert "† In at least one run the model is no better than always answering the most" in shown
+    names = [line.split("|")[1] for line in shown.splitlines() if line.startswith("|")]
+    assert [name for name in names if "Still" in name and "majority class" in name]
+    assert not [name for name in names if "FedProx" in name and "majority class" in name]
     planned = Results.read(file, load_plan(plan))
     for rule in (FINAL, SWA_MEAN):
         columns = accuracy_columns(planned, rule, published=True)
         rows = by_method(planned.methods, columns).rows
         assert [("†" in row[-1].text) for row in rows] == [False, True]
-        named = margin_table(planned, rule, named=partial(marked, planned, [rule]))
-        assert [("†" in row[0].text) for row in named.rows] == [False, True]
-
-    for result in read_results(file):
-        silent = {n: v for n, v in result.numbers.items() if not n.startswith("constant")}
-        page = tables(Results.of_rows([result.model_copy(update={"numbers": silent})]))
-        assert "no better" not in page
-        assert "most frequent class is not on record for 1 run" in page
 
 
 def test_a_page_of_kept_results_overwrites_nothing(tmp_path):
@@ -594,20 +577,20 @@ def at_budgets(tmp_path_factory, cache):
 
 def test_a_results_file_has_a_row_for_every_budget(at_budgets):
     done, path = at_budgets
-    rows = {(row.method, row.budget): row.numbers["test_final"] for row in read_results(path)}
+    rows = {(row.method, row.budget): row.accuracy() for row in read_results(path)}
     fedavg, ridge = (read_run(cell.folder) for cell in done.cells)
     assert [row.images for row in fedavg.metrics.rounds] == [SEEN] * 8
     assert [row.images for row in ridge.metrics.rounds] == [SEEN]
     reached = {500: 1, 1000: 2, 3000: 5, 5000: 8}
     assert fedavg.evaluations.rounds == [0, *reached.values()]
     expected = {
-        ("fedavg", budget): fedavg.evaluations.accuracy(round, "test")
+        ("fedavg", budget): fedavg.evaluations.value(round, "test")
         for budget, round in reached.items()
     }
-    own = ridge.evaluations.accuracy(1, "test")
+    own = ridge.evaluations.value(1, "test")
     expected |= {("ridge", budget): own for budget in (1000, 3000, 5000)}
     assert rows == pytest.approx(expected, abs=1e-6)
-    numbers = done.frame().query("rule == 'Final round' and split == 'test' and over == 'pooled'")
+    numbers = done.frame().query("rule == 'final' and split == 'test' and over == 'pooled'")
     taken = numbers[numbers["metric"] == "accuracy"].set_index(["method", "budget"])["images"]
     assert taken.to_dict() == {
         **{("fedavg", budget): SEEN * round for budget, round in reached.items()},
@@ -643,10 +626,10 @@ def test_a_page_has_every_method_at_every_budget_and_ridge_as_a_level_line(at_bu
         f"{budget} images" for budget in ("500", "1k", "3k", "5k")
     ]
     shown = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
-    ridge = percent(read_run(done.cells[1].folder).evaluations.accuracy(1, "test"))
+    ridge = percent(read_run(done.cells[1].folder).evaluations.value(1, "test"))
     assert shown["Ridge"] == ["–", ridge, ridge, ridge]
     fedavg = read_run(done.cells[0].folder).evaluations
-    assert shown["FedAvg"] == [percent(fedavg.accuracy(round, "test")) for round in (1, 2, 5, 8)]
+    assert shown["FedAvg"] == [percent(fedavg.value(round, "test")) for round in (1, 2, 5, 8)]
     lines = {
         line["name"]: (line["x"], line["y"])
         for line in accuracy_against(every.at_largest, "images").figure["data"]
@@ -658,7 +641,7 @@ def test_a_page_has_every_method_at_every_budget_and_ridge_as_a_level_line(at_bu
         assert len(accuracy_against(every.at_largest, spent).figure["data"]) == 2
     page = done.report.read_text()
     assert "5k images seen in training: " in page
-    assert "1k images" in tables(Results.read(path))
+    assert "1k images" in reported(path)[1]
 
 
 def test_a_run_that_ends_below_a_budget_is_told_of(folder_maker):
@@ -673,11 +656,3 @@ def test_a_run_that_ends_below_a_budget_is_told_of(folder_maker):
     assert not list(about_budgets(results.at(seen)))
     (found,) = about_budgets(results)
     assert "1 run ended below the budget of 1.561k images, with 1.56k, " in found.text
-
-
-def test_a_results_file_of_before_has_no_budgets(tmp_path):
-    row = ResultRow(experiment="0" * 8, method="fedavg", held_out="ink", seed=0)
-    table = list(csv.reader(to_text([row]).splitlines()))
-    column = table[0].index("budget")
-    lines = [",".join(cells[:column] + cells[column + 1 :]) for cells in table]
-    assert read_results(results_file(tmp_path, text="\n".join(lines) + "\n")) == [row]

@@ -126,8 +126,8 @@ def test_a_site_without_labels_says_how_many_images_it_has_and_how_sure_the_mode
     (here,), (there,) = (one.metrics.estimates for one in (alone, read_run(deployment.path)))
     assert (here.site, there.site) == ("sketch", "clinic")
     assert there.model_copy(update={"site": "sketch"}) == here
-    assert (here.sites, here.images) == (3, alone.served_rows("test")[0].examples)
-    (measured,) = alone.served_rows("test")
+    assert (here.sites, here.images) == (3, alone.served.rows("test")[0].examples)
+    (measured,) = alone.served.rows("test")
     assert here.low <= measured.accuracy <= here.high
     # Two numbers came back, and nothing tells a class or a folder's name.
     assert read_run(deployment.path).metrics.evaluations == []

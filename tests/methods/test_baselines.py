@@ -262,7 +262,7 @@ def test_a_centralised_run_says_who_held_what_and_beats_chance(tmp_path, cache):
     )
     held = json.loads((done.folder / "clients.json").read_text())["clients"]
     assert [len(held), sum(held[0]["classes"])] == [1, sum(held[0]["domains"])]
-    assert done.evaluations.accuracy(3, "id_test") > 0.3
+    assert done.evaluations.value(3, "id_test") > 0.3
     assert [row.clients for row in done.metrics.rounds] == [[0]] * 3
 
 

@@ -300,7 +300,7 @@ def test_predict_says_how_many_are_right_once_travel_was_asked(ridge, cache, ske
 def test_a_new_site_is_expected_to_do_as_those_that_took_no_part(ridge, finished, cache):
     found = calibrate(ridge, Recorder(ridge, "cpu", None), cache=cache)
     run = read_run(ridge)
-    (held_out,) = run.served_rows("test")
+    (held_out,) = run.served.rows("test")
     accuracies = [site.accuracy for site in found.sites] + [held_out.accuracy]
     estimate, count = new_site(run)
     assert (estimate, count) == (at_a_new_site(accuracies), 4)
@@ -328,7 +328,7 @@ def test_shards_of_the_domains_that_trained_are_no_new_sites(
         held = numpy.eye(10, dtype=int).tolist()
         own = [c.model_copy(update={"domains": row}) for c, row in zip(run.clients.clients, held)]
         vars(run)["clients"] = run.clients.model_copy(update={"clients": own})
-    accuracies = [0.95] * sites + [row.accuracy for row in run.served_rows("test")]
+    accuracies = [0.95] * sites + [row.accuracy for row in run.served.rows("test")]
     expected = (at_a_new_site(accuracies), len(accuracies)) if accuracies else None
     assert new_site(run) == expected
     assert ("At a new site" in dict(verdict(run))) == bool(accuracies)

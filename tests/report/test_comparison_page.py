@@ -15,10 +15,8 @@ import pytest
 from feddg.cli.output import print_comparison
 from feddg.comparison.results import (
     Results,
-    measured_numbers,
     read_comparison,
     results_of,
-    rounded,
     to_text,
 )
 from feddg.comparison.statistics import paired_margin
@@ -38,7 +36,6 @@ from feddg.report.tables import (
     interval_text,
     leader_of,
     margin_table,
-    paper_table,
     rules_table,
 )
 from feddg.report.text import spelled
@@ -65,16 +62,16 @@ def comparison(tmp_path_factory):
     """
     made = {}
 
-    def make(paper=None, missing=(), values=(0.1,)):
-        key = json.dumps([paper, missing, values])
+    def make(missing=(), values=(0.1,)):
+        key = json.dumps([missing, values])
         if key not in made:
-            made[key] = written(tmp_path_factory.mktemp("comparison"), paper, missing, values)
+            made[key] = written(tmp_path_factory.mktemp("comparison"), missing, values)
         return made[key]
 
     return make
 
 
-def written(folder, paper, missing, values):
+def written(folder, missing, values):
     makers, cells = {}, []
     for key in itertools.product(GAINS, SCENARIOS, SEEDS, values):
         method, scenario, seed, value = key
@@ -94,7 +91,7 @@ def written(folder, paper, missing, values):
         place = {"method": method, "held_out": scenario, "seed": seed}
         place |= {"conditions": {"heterogeneity": str(value)}, "folder": name}
         cells.append(place)
-    content = {"name": "made-up", "title": "Made up", "cells": cells, "paper": paper}
+    content = {"name": "made-up", "title": "Made up", "cells": cells}
     (folder / "comparison.json").write_text(json.dumps(content))
     return folder, makers
 
@@ -114,11 +111,11 @@ def frame(makers):
         in_domain = max(rounds, key=lambda r: maker.accuracy("id_val", 0, r))
         held_out = max(rounds, key=lambda r: maker.accuracy("val", 0, r))
         chosen = {
-            FINAL.name: (6, "last"),
-            "Mean of the last rounds": (6, "swa"),
-            "Exponential mean": (6, "ema"),
-            "Best in-domain validation": (in_domain, "last"),
-            "Best held-out validation": (held_out, "last"),
+            "final": (6, "last"),
+            "swa": (6, "swa"),
+            "ema": (6, "ema"),
+            "best_in_domain": (in_domain, "last"),
+            "best_held_out": (held_out, "last"),
         }
         for rule, (r, weights) in chosen.items():
             scores = {split: maker.accuracy(split, 0, r, weights) for split in (TEST, VAL)}
@@ -159,7 +156,7 @@ def test_the_rules_that_a_run_follows_stand_side_by_side(plain):
     own = frame(makers).groupby(["method", "rule", "seed"])[TEST].mean()
     averages = own.groupby(["method", "rule"]).agg(["mean", "std"])
     table = rules_table(results)
-    assert [column.heading for column in table.columns[1:]] == [r.name for r in RULES]
+    assert [column.heading for column in table.columns[1:]] == [r.title for r in RULES]
     found = texts(table)
     for method, name in SPELLED.items():
         assert found[name] == [shown(*averages.loc[method, rule.name]) for rule in RULES]
@@ -305,11 +302,12 @@ def test_results_csv_holds_every_number(comparison):
     folder, makers = comparison()
     write_comparison(folder)
     rows = pandas.read_csv(folder / "results.csv")
+    rows = rows.query("metric == 'accuracy' and over == 'domain_mean'")
     for split in (TEST, VAL):
-        found = rows[rows["split"] == split].set_index(["method", "column", "seed", "rule"])
+        found = rows[rows["split"] == split].set_index(["method", "held_out", "seed", "rule"])
         expected = frame(makers).set_index(["method", "column", "seed", "rule"])
         pandas.testing.assert_series_equal(
-            found["accuracy"].sort_index(),
+            found["value"].sort_index(),
             expected[split].sort_index(),
             check_names=False,
             rtol=1e-12,
@@ -322,8 +320,14 @@ def test_the_frame_is_tidy_and_has_every_number(comparison):
     found = read_comparison(folder).frame()
     assert {"method", "column", "held_out", "heterogeneity", "seed", "folder"} <= set(found.columns)
     keys = ["method", "held_out", "heterogeneity", "seed", "rule", "split", "metric", "over"]
+    whole = ["round", "weights", "split", "domain", "metric", "value", "images", "bytes", "seconds"]
+    assert set(whole) <= set(found.columns)
+    assert not found.duplicated([*keys, "weights", "domain"]).any()
+    of_domains = found.query("domain != '' and metric == 'accuracy'")
+    means = of_domains.groupby([*keys[:6]])["value"].mean()
     named = found[found["over"] != ""]
-    assert not named.duplicated(keys).any()
+    told = named.query("metric == 'accuracy' and over == 'domain_mean'").set_index(keys[:6])
+    pandas.testing.assert_series_equal(means, told["value"].sort_index(), rtol=1e-12)
     chosen = named.query("metric == 'accuracy' and over == 'domain_mean' and split == 'test'")
     expected = frame(makers).rename(columns={"column": "held_out", "value": "heterogeneity"})
     expected["heterogeneity"] = expected["heterogeneity"].astype(str)
@@ -338,11 +342,8 @@ def test_the_frame_is_tidy_and_has_every_number(comparison):
 def test_a_results_file_gives_the_tables_of_its_run_folders(comparison, tmp_path):
     folder, _ = comparison()
     runs = read_comparison(folder)
-    numbers = [rounded(measured_numbers(row.run)) for row in runs.rows]
-    rows = [
-        row.model_copy(update={"run": None, "folder": "", "numbers": own, "experiment": "0" * 8})
-        for row, own in zip(runs.rows, numbers)
-    ]
+    without = {"run": None, "folder": "", "experiment": "0" * 8}
+    rows = [row.model_copy(update=without | {"numbers": row.measured}) for row in runs.rows]
     file = tmp_path / "results.csv"
     file.write_text(to_text(rows), "utf-8")
     known = Results.read(file)
@@ -454,30 +455,6 @@ def test_axes_get_tables_of_their_own(comparison):
     assert "By heterogeneity" in text
 
 
-PAPER = {
-    "source": "Some paper, Table 9",
-    "values": {
-        TEST: {
-            "fedavg": {"photo": 50.0, "sketch": 40.0, "art_painting": 45.0},
-            "ours": {"photo": 60.0, "sketch": 50.0, "art_painting": 55.0},
-        }
-    },
-    "average": {TEST: {"fedavg": 45.04, "ours": 56.0}},
-    "notes": [],
-}
-
-
-def test_the_paper_stands_beside_ours_and_a_wrong_average_is_marked(comparison):
-    folder, makers = comparison(paper=PAPER)
-    own = frame(makers).query("rule == @FINAL.name and method == 'fedavg'")
-    spread = own.groupby("column")[TEST].agg(["mean", "std"])
-    found = texts(paper_table(read_comparison(folder), TEST))
-    assert found["FedAvg"][0] == f"{shown(*spread.loc['photo'])} / 50.00"
-    assert found["FedAvg"][3].endswith(" / 45.04")  # rounding is no fault
-    assert found["ours"] == ["– / 60.00", "– / 50.00", "– / 55.00", "– / 56.00 * (55.00)"]
-    assert paper_table(read_comparison(folder), VAL) is None
-
-
 def test_bare_folders_find_their_places(folder_maker):
     folders = [
         folder_maker(
@@ -524,7 +501,7 @@ def test_a_folder_without_a_comparison_is_named(tmp_path):
 
 
 def test_a_browser_draws_the_page_without_error_or_request(comparison, open_in_browser, tmp_path):
-    folder, _ = comparison(paper=PAPER, values=(0.0, 1.0))
+    folder, _ = comparison(values=(0.0, 1.0))
     text = write_comparison(folder).read_text("utf-8")
     page = tmp_path / "page.html"
     page.write_text(text.replace("<details", "<details open"), "utf-8")
@@ -537,10 +514,10 @@ def test_a_browser_draws_the_page_without_error_or_request(comparison, open_in_b
 
 
 def test_the_same_tables_are_on_the_page_and_in_the_files(comparison):
-    folder, _ = comparison(paper=PAPER)
+    folder, _ = comparison()
     page = write_comparison(folder).read_text("utf-8")
     names = {path.stem for path in (folder / "tables").glob("*.csv")}
-    assert {"accuracy", "margins_and_ranks", "which_round_counts", "beside_the_paper"} <= names
+    assert {"accuracy", "margins_and_ranks", "which_round_counts"} <= names
     for name in names:
         assert {p.suffix for p in (folder / "tables").glob(f"{name}.*")} == {".md", ".csv", ".tex"}
         for row in csv.reader(io.StringIO((folder / "tables" / f"{name}.csv").read_text())):

@@ -96,8 +96,7 @@ def test_a_comparison_names_its_failures(tmp_path):
         status="failed", error="no <b> space", cell=types.SimpleNamespace(folder=tmp_path / "one")
     )
     (tmp_path / "comparison.json").write_text(
-        '{"name": "n", "title": null, "question": null, "differences": null, "paper": null,'
-        ' "cells": []}'
+        '{"name": "n", "title": null, "question": null, "cells": []}'
     )
     shown = Comparison(load_plan({}), tmp_path, [], [], outcomes=[outcome])
     assert "no &lt;b&gt; space" in shown._repr_html_()

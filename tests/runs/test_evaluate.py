@@ -21,7 +21,7 @@ from feddg.runs import folder as folder_module
 from feddg.runs.folder import checkpoint_weights, kept_weights
 from feddg.runs.model import load_model, load_trained
 from feddg.runs.prepare import build_evaluation, in_process, load_images
-from feddg.runs.reading import find_rule, read_rows, read_run
+from feddg.runs.reading import SELECTION_RULES, read_rows, read_run
 from federations import same
 
 ROUNDS = 4
@@ -74,7 +74,7 @@ def moved(mean, model, share):
 
 
 def weights_of(folder, which):
-    return kept_weights(folder, find_rule(which))[1]
+    return kept_weights(folder, SELECTION_RULES.find(which))[1]
 
 
 def rows_of(folder):
@@ -114,12 +114,13 @@ def test_every_rule_is_what_an_independent_calculation_finds(finished, cache):
     trained = load_trained(finished, which="final")
     images = load_images(trained.experiment, cache, lambda *_: None)
     for which, round in chosen.items():
-        rule = find_rule(which)
-        assert rule.choose(read_run(finished).evaluations) == round
+        rule = SELECTION_RULES.find(which)
+        assert rule.of(read_run(finished).evaluations).round == round
         weights = which if which in ("swa", "ema", "wise_ft") else "last"
         expected = mean_accuracy(rows, "test", weights)[round]
-        assert summary[rule.key]["round"] == round
-        assert summary[rule.key]["test"]["accuracy"] == expected
+        own = {"rule": which, "split": "test", "over": "domain_mean", "metric": "accuracy"}
+        (number,) = [one for one in summary["numbers"] if own.items() <= one.items()]
+        assert (number["round"], number["value"]) == (round, expected)
         network = trained.network
         network.load_state_dict(weights_of(finished, which))
         worker = build_worker(network, trained.experiment)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as theirs
 
 from feddg import Experiment
-from feddg.comparison.plan import Published
+from feddg.comparison.plan import Tune
 from feddg.comparison.results import results_of
 from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, RunError
@@ -29,6 +29,7 @@ from feddg.runs.reading import (
     BEST_HELD_OUT,
     BEST_IN_DOMAIN,
     SELECTION_RULES,
+    Chosen,
     Evaluations,
     SelectionRule,
     add_rule,
@@ -142,7 +143,7 @@ def test_a_run_that_has_only_its_experiment_is_empty_but_readable(folder_maker, 
     assert run.environment == {}
     assert (run.rounds_done, run.metrics.rounds, run.ledger.messages) == (0, [], [])
     assert run.pictures() == []
-    assert [rule.choose(run.evaluations) for rule in SELECTION_RULES.values()] == [None] * 6
+    assert [rule.of(run.evaluations).round for rule in SELECTION_RULES.values()] == [None] * 6
 
 
 @pytest.mark.parametrize("rest", ['{"kind":"evaluat', "\0\0\0\0", '{"kind":"round","round":7,"cl'])
@@ -192,8 +193,8 @@ def test_a_run_serves_its_mean_until_wise_ft_has_mixed_it(folder_maker):
     settings["server"] = {"wise_ft": "auto", "averaging": "ema"}
     (folder / "experiment.yaml").write_text(yaml.safe_dump(settings))
     run = read_run(folder)
-    assert [rule.model for rule in run.served_rules] == ["wise_ft", "ema", "final"]
-    assert run.default_rule.model == "ema"
+    assert [rule.name for rule in run.served_rules] == ["wise_ft", "ema", "final"]
+    assert run.default_rule.name == "ema"
 
 
 def test_rows_written_again_replace_the_earlier_ones(folder_maker):
@@ -203,7 +204,7 @@ def test_rows_written_again_replace_the_earlier_ones(folder_maker):
     append(folder / "metrics.jsonl", again.to_json() + "\n")
     append(folder / "metrics.jsonl", maker.round_row(2).to_json() + "\n")
     run = read_run(folder)
-    assert run.evaluations.accuracy(2, "test") == 0.123
+    assert run.evaluations.value(2, "test") == 0.123
     assert [row.round for row in run.metrics.rounds] == [1, 2]
 
 
@@ -228,7 +229,7 @@ def test_a_mean_counts_every_domain_once():
         EvaluationRow(round=1, split="test", domain="small", accuracy=1.0, examples=1),
         EvaluationRow(round=1, split="test", domain="large", accuracy=0.0, examples=999),
     ]
-    assert Evaluations(rows).accuracy(1, "test") == 0.5
+    assert Evaluations(rows).value(1, "test") == 0.5
 
 
 def test_ties_go_to_the_earliest_round():
@@ -267,7 +268,7 @@ def test_the_test_split_never_selects(levels, data):
     test_rows = [evaluation(r, "test", "c", v / 5) for r, v in enumerate(test_levels, start=1)]
     with_test, without = Evaluations(rows + test_rows), Evaluations(rows)
     for rule in SELECTION_RULES.values():
-        assert rule.choose(with_test) == rule.choose(without)
+        assert rule.of(with_test).round == rule.of(without).round
 
 
 @given(accuracy_lists)
@@ -318,9 +319,9 @@ ROWS = [
 
 def test_three_aggregates_by_hand():
     found = Evaluations(ROWS)
-    assert found.value(1, "test") == found.accuracy(1, "test") == pytest.approx((7 / 8 + 1 / 2) / 2)
-    assert found.value(1, "test", aggregate="pooled") == pytest.approx(8 / 10)
-    assert found.value(1, "test", aggregate="worst_domain") == 1 / 2
+    assert found.value(1, "test") == pytest.approx((7 / 8 + 1 / 2) / 2)
+    assert found.value(1, "test", over="pooled") == pytest.approx(8 / 10)
+    assert found.value(1, "test", over="worst_domain") == 1 / 2
     # Pooled: class 0 has 4 of 5, class 1 has 4 of 5.
     assert found.value(1, "test", "balanced_accuracy", "pooled") == pytest.approx(0.8)
     assert found.value(1, "test", "calibration_error", "worst_domain") == 0.3
@@ -482,11 +483,16 @@ def second_round(monkeypatch):
     monkeypatch.setattr(SELECTION_RULES, "_found", dict(SELECTION_RULES))
     monkeypatch.setattr(SELECTION_RULES, "_aliases", dict(SELECTION_RULES._aliases))
 
-    def measure(evaluations, round, split):
-        found = [evaluations.accuracy(one, split) for one in (round, round + 1)]
-        return None if None in found else sum(found) / 2
+    class TwoRounds(Chosen):
+        def value(self, split, *of):
+            found = [self.evaluations.value(one, split, *of) for one in (2, 3)]
+            return None if None in found else sum(found) / 2
 
-    return add_rule(SelectionRule("Second round", "second", lambda _: 2, measure=measure))
+    class Second(SelectionRule):
+        def of(self, evaluations):
+            return TwoRounds(evaluations, self.choose(evaluations))
+
+    return add_rule(Second("second", "Second round", lambda _: 2))
 
 
 def test_a_new_rule_is_in_the_summary_on_the_page_and_in_plans(
@@ -496,20 +502,21 @@ def test_a_new_rule_is_in_the_summary_on_the_page_and_in_plans(
     folder = maker.write()
     expected = sum(maker.accuracy("test", 0, round_) for round_ in (2, 3)) / 2
     summary = summarize(read_run(folder), "completed", None, {})
-    assert summary["second"]["round"] == 2
-    assert summary["second"]["test"]["accuracy"] == pytest.approx(expected)
+    of_test = ("accuracy", "second", "test", "domain_mean", "")
+    (number,) = [one for one in summary.numbers if one.of == of_test]
+    assert (number.round, number.value) == (2, pytest.approx(expected))
     other = folder_maker("other", method="fedavg").write()
     page = write_report([folder, other], tmp_path / "report.html").read_text()
     assert "Second round" in page
     assert f"{100 * expected:.1f}" in page
-    assert Published(source="paper", rule="second").rule == "Second round"
+    assert Tune(settings={"train.lr": [0.1]}, rule="second").rule == "Second round"
 
 
 def test_an_unknown_rule_is_named():
     with pytest.raises(RunError, match=r"rule 'final rond' \(did you mean 'Final round'"):
         SELECTION_RULES.find("final rond")
     with pytest.raises(ValueError, match="unknown selection rule 'best'"):
-        Published(source="paper", rule="best")
+        Tune(settings={"train.lr": [0.1]}, rule="best")
 
 
 def cut_last_row(path):

@@ -1,7 +1,6 @@
 """Terminal output before a run (its plan) and after it (tables of results)."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -20,7 +19,7 @@ from feddg.evaluation.travel import Estimate
 from feddg.experiment import DEFAULT, Origin
 from feddg.prediction.evaluate import Adaptations, PairedRuns
 from feddg.prediction.travel import Travel, expectation
-from feddg.records import SPLITS, AttackRow, EvaluationRow
+from feddg.records import AttackRow
 from feddg.report import blocks
 from feddg.report.comparison_page import mcnemar_words, paired_table
 from feddg.report.leaks import attack_tables
@@ -34,41 +33,15 @@ from feddg.report.tables import (
     conclusion,
     margin_table,
 )
-from feddg.report.text import SPLIT_WORDS, interval_words, warning_words
-from feddg.runs.diagnostics import about_result, accuracy_interval, measured
+from feddg.report.text import SPLIT_WORDS
 from feddg.runs.execute import is_complete
 from feddg.runs.inspection import STYLES, client_data_table, print_diagnostic, skew_between
-from feddg.runs.reading import Run, read_run
+from feddg.runs.reading import read_run
 from feddg.text import counted, duration, print_line, short
 
 MOST_NOTES = 3
 """Most notes printed below a comparison's result; its page has all."""
 SHORT_SPLIT_WORDS = {"test": "test", "val": "val", "id_val": "seen, val", "id_test": "seen, test"}
-
-
-def results_table(folders: Sequence[Path]) -> Table:
-    """Returns the final accuracies of runs, one column per run, one row per split and domain.
-
-    Beside every accuracy: its 95 % interval, balanced accuracy, and the largest class's share.
-    """
-    records = [read_run(folder) for folder in folders]
-    rules = dict.fromkeys(record.default_rule.name.lower() for record in records)
-    table = Table(title=f"accuracy, {' and '.join(rules)}", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("split", no_wrap=True)
-    table.add_column("domain", no_wrap=True)
-    table.add_column("largest\nclass", justify="right")
-    for record in records:
-        rule = f" ({record.default_rule.name.lower()})" if len(rules) > 1 else ""
-        warnings = warning_words(about_result(record))
-        name = escape(f"{record.method}{rule}{f' ({warnings})' if warnings else ''}")
-        table.add_column(f"{name}\n(95 % interval)\nbalanced", justify="right")
-    for split, domain in _rows(records):
-        rows = [_last_row(record, split, domain) for record in records]
-        largest = next((_share(row, "largest_class_share") for row in rows if row), "-")
-        cells = [_accuracy(row) for row in rows]
-        style = "bold" if split == "test" else None
-        table.add_row(SPLIT_WORDS[split], domain, largest, *cells, style=style)
-    return table
 
 
 def adaptation_table(found: Adaptations) -> Table:
@@ -90,30 +63,6 @@ def _mean_accuracy(found: Adaptations, name: str, split: str, domain: str) -> st
     wanted = (name, split, domain)
     own = [s.accuracy for s in found.scores if (s.adaptation, s.split, s.domain) == wanted]
     return f"{sum(own) / len(own):.1%}" if own else "-"
-
-
-def _rows(records: Sequence[Run]) -> list[tuple[str, str]]:
-    pairs = [(s, d) for s in SPLITS for record in records for d in record.evaluations.domains(s)]
-    return list(dict.fromkeys(pairs))
-
-
-def _last_row(record: Run, split: str, domain: str) -> EvaluationRow | None:
-    evaluations = record.evaluations.of(record.default_rule.weights)
-    round_ = record.default_rule.choose(record.evaluations)
-    return evaluations.get(round_, split, domain) if round_ is not None else None
-
-
-def _accuracy(row: EvaluationRow | None) -> str:
-    """The accuracy, with its interval and the balanced accuracy below."""
-    if row is None:
-        return "-"
-    interval = interval_words(accuracy_interval([row]))
-    return f"{row.accuracy:.1%}\n({interval})\n{_share(row, 'balanced_accuracy')}"
-
-
-def _share(row: EvaluationRow, name: str) -> str:
-    value = measured(row, name)
-    return "-" if value is None else f"{value:.1%}"
 
 
 def print_plan(console: Console, comparison: Comparison, jobs: int) -> None:

@@ -80,7 +80,7 @@ class Variant(Settings):
 
 def _rule_name(value: str) -> str:
     try:
-        return SELECTION_RULES.find(value).name
+        return SELECTION_RULES.find(value).title
     except RunError as error:
         raise ValueError(str(error)) from None
 
@@ -115,24 +115,6 @@ Seeds = Annotated[tuple[int, ...], BeforeValidator(_counted)]
 Budget = Annotated[int, BeforeValidator(_images), Field(ge=1)]
 
 
-class Published(Settings):
-    """Numbers of a paper, shown beside ours.
-
-    Attributes:
-        source: the paper and table.
-        rule: the selection rule of the numbers, one of ``feddg.runs.reading``.
-        values: accuracy in percent by split (``test``, ``val``), method label and column.
-        average: the averages as printed, by split and method label.
-        notes: notes on these numbers.
-    """
-
-    source: str
-    rule: RuleName = FINAL.name
-    values: dict[str, dict[str, dict[str, float | None]]] = Field(default_factory=dict)
-    average: dict[str, dict[str, float]] = Field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
 class Tune(Settings):
     """Values to try for each method before the table is run, chosen by in-domain validation.
 
@@ -148,7 +130,7 @@ class Tune(Settings):
     settings: dict[str, tuple[Any, ...]]
     rounds: int | None = Field(None, ge=1)
     seeds: Seeds = (0,)
-    rule: RuleName = FINAL.name
+    rule: RuleName = FINAL.title
 
     @model_validator(mode="after")
     def _something_to_try(self) -> "Tune":
@@ -188,8 +170,7 @@ class Plan(Settings):
             ``evaluate.every`` are ignored. A method of one round counts at all budgets from its own
             number of images on.
         tune: values to try for each method first.
-        differences: how the setting differs from the paper's, for the report.
-        paper: the paper's numbers.
+        notes: whatever else is to be kept with the plan.
     """
 
     name: str = "comparison"
@@ -216,8 +197,7 @@ class Plan(Settings):
         AfterValidator(lambda found: tuple(sorted(set(found)))),
     ] = ()
     tune: Tune | None = None
-    differences: tuple[str, ...] = ()
-    paper: Published | None = None
+    notes: dict[str, Any] = Field(default_factory=dict)
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -274,8 +254,8 @@ def load_plan(source: "Plan | Path | str | Mapping[str, Any]") -> Plan:
     """Returns a plan from a YAML file or its fields.
 
     A file's ``extends`` names another plan file, relative to its own folder. The file's values
-    override those of the other: ``base`` field by field, anything else as a whole; ``differences``
-    are added.
+    override those of the other: ``base`` field by field, anything else as a whole; lists in
+    ``notes`` are added.
 
     Raises:
         ExperimentError: the file is missing, is not YAML, or is not a plan.
@@ -302,8 +282,12 @@ def _read_plan(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     base = _read_plan(below, (*above, path.resolve()))
     if all(isinstance(part.get("base", {}), Mapping) for part in (base, fields)):
         fields["base"] = merge(expand(base.get("base", {})), expand(fields.get("base", {})))
-    if all(isinstance(part.get("differences", []), list) for part in (base, fields)):
-        fields["differences"] = [*base.get("differences", []), *fields.get("differences", [])]
+    if all(isinstance(part.get("notes", {}), Mapping) for part in (base, fields)):
+        notes = dict(base.get("notes", {}))
+        for name, own in fields.get("notes", {}).items():
+            both = isinstance(own, list) and isinstance(notes.get(name), list)
+            notes[name] = [*notes[name], *own] if both else own
+        fields["notes"] = notes
     return base | fields
 
 

@@ -4,7 +4,6 @@ import csv
 import io
 import itertools
 import json
-import math
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,9 +20,7 @@ from pydantic import (
     Field,
     InstanceOf,
     ValidationError,
-    field_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from feddg.comparison.plan import VALIDATED_ON, Cell, Plan, expand_plan
 from feddg.comparison.statistics import (
@@ -37,18 +34,18 @@ from feddg.comparison.statistics import (
 from feddg.data.fingerprint import ImagesFile
 from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, emit
 from feddg.errors import DataError, RunError, field_fault
-from feddg.evaluation.metrics import METRICS
 from feddg.experiment import Experiment
 from feddg.messages import plain_text
 from feddg.models.backbones import weights_digest
 from feddg.records import (
+    CONSTANT,
     ID_VAL,
-    LAST,
+    RISING,
     SPLITS,
-    SWA,
     TEST,
     JsonFile,
     Number,
+    NumberRow,
     Row,
     as_cell,
     from_cell,
@@ -62,19 +59,15 @@ from feddg.runs.diagnostics import (
     about_fluctuation,
     causes_of_failure,
     fluctuation,
-    split_accuracy,
 )
+from feddg.runs.numbers import numbers_of
 from feddg.runs.prepare import named_files
 from feddg.runs.provenance import IMAGES, ImagesNow
 from feddg.runs.reading import (
-    AGGREGATES,
     EXPERIMENT,
     FINAL,
-    SELECTION_RULES,
-    Evaluations,
     Run,
     SelectionRule,
-    Spent,
     common_rule,
     flatten,
     is_run,
@@ -89,24 +82,13 @@ if TYPE_CHECKING:
 
 
 TUNING: Final = "tuning.json"
-SCORE: Final = "score"
-"""Prefix of the name of a selection metric other than accuracy; it may be negative."""
-CONSTANT: Final = "constant"
-"""Prefix of the flag, 1 or 0, that a model is no better than always predicting one class."""
-RISING: Final = "rising"
-"""Name of the flag, 1 or 0, that accuracy was still rising at the last round."""
 _IMAGES, _WEIGHTS = "images", "model.weights"
 _HASHES, BUDGET = "hashes", "budget"
-_OF_PLACE = (
-    "experiment",
-    "method",
-    "held_out",
-    "conditions",
-    "seed",
-    "machine",
-    "version",
-    _HASHES,
-)
+_OF_PLACE = ("experiment", "method", "held_out", "conditions", "seed", BUDGET)
+_MADE_WITH = ("machine", "version", _HASHES)
+COLUMNS = (*_OF_PLACE, *NumberRow.model_fields, *_MADE_WITH)
+"""Columns of a results file."""
+_ROUNDED = ("value", "bytes", "seconds")
 WAIT = 60.0
 """Seconds after which another process writing the same file is assumed to hang."""
 HELD_OUT = "held out"
@@ -116,7 +98,6 @@ _OF_MARGINS = [
     *(BUDGET, "method", "other", "difference", "low", "high", "detectable", "p", "p_holm"),
     *("domains", "seeds_low", "seeds_high", "seeds"),
 ]
-_COLUMNS = ("rule", "round", "split", "metric", "over", "value")
 
 
 class TriedRow(Row):
@@ -214,99 +195,6 @@ def _edges(picked: TriedRow, rows: Sequence[TriedRow]) -> Iterator[tuple[str, st
             yield f"{name} {text} is the {end} that was tried.", f"Try a {beyond} one, too."
 
 
-def measured_numbers(run: Run) -> dict[str, float]:
-    """Returns the numbers of a finished run that tables need.
-
-    Returns:
-        Accuracies from 0 to 1 as ``SPLIT_RULE``. ``score_RULE``: what chooses rounds, on in-domain
-        validation, where that is something else (see :func:`score_name`). ``constant_RULE`` and
-        ``rising``: 1 where the model is no better on the test domains than one that always names
-        the same class, and where its accuracy there was still rising at the last round, else 0
-        (see :mod:`feddg.runs.diagnostics`); where no test domain is held out, as in the trials of a
-        ``tune`` section, this is of in-domain validation. ``fluctuation_last`` and
-        ``fluctuation_swa``: by how much the accuracy on the test domains changes from one evaluated
-        round to the next, mean over the second half of the rounds, of the last weights and of the
-        mean of the last rounds. By round, means: ``seconds`` of training and aggregation,
-        ``images`` of training steps, each once a step, ``forwards`` of images through the networks
-        where they were counted, ``bytes`` that a client sends and is sent.
-    """
-    numbers: dict[str, float] = {}
-    found = run.evaluations
-    judged = TEST if any(found.at(round, TEST) for round in found.rounds) else ID_VAL
-    for rule in SELECTION_RULES.values():
-        chosen = rule.choose(found)
-        for split in SPLITS:
-            value = rule.measure(found, chosen, split)
-            if value is not None and math.isfinite(value):
-                numbers[f"{split}_{rule.key}"] = value
-        name = score_name(rule, found.select_by, found.select_over)
-        score = found.of(rule.weights).score(chosen, ID_VAL)
-        if score is not None and math.isfinite(score):
-            numbers[name] = score
-        at = split_accuracy(found.of(rule.weights), chosen, judged)
-        if at is not None and at.constant is not None:
-            codes = {one.code for one in about_accuracy(found, chosen, judged, rule.weights)}
-            numbers[f"{CONSTANT}_{rule.key}"] = float(MAJORITY in codes)
-            if rule is FINAL:
-                numbers[RISING] = float(STILL_RISING in codes)
-    for weights in (LAST, SWA):
-        moved = mean_step(found.of(weights), run.rounds_done)
-        if moved is not None:
-            numbers[f"fluctuation_{weights}"] = moved
-    rounds = run.metrics.rounds
-    if rounds:
-        trained = [r.seconds.get("train", 0.0) + r.seconds.get("aggregate", 0.0) for r in rounds]
-        sent = [(r.bytes_up + r.bytes_down) / max(1, len(r.clients)) for r in rounds]
-        numbers["seconds"] = fmean(trained)
-        numbers["images"] = fmean(r.images for r in rounds)
-        if all(r.forwards for r in rounds):
-            numbers["forwards"] = fmean(r.forwards for r in rounds)
-        numbers["bytes"] = fmean(sent)
-    return numbers
-
-
-def more_metrics(runs: Iterable[Run]) -> list[str]:
-    """Returns the names of all metrics of the runs, in the order of tables."""
-    names = {name for run in runs for split in SPLITS for name in run.evaluations.metrics(split)}
-    return [name for name in METRICS if name in names] + sorted(names - METRICS.keys())
-
-
-def score_name(rule: SelectionRule, select_by: str, select_over: str) -> str:
-    """Returns the name of the number that a selection rule maximises on in-domain validation.
-
-    Args:
-        rule: which round and which weights are used.
-        select_by: the run's ``evaluate.select_by``.
-        select_over: its ``evaluate.select_over``.
-    """
-    tables_show_it = (select_by, select_over) == ("accuracy", "domain_mean")
-    return f"{ID_VAL if tables_show_it else SCORE}_{rule.key}"
-
-
-def mean_step(evaluations: Evaluations, rounds: int, split: str = TEST) -> float | None:
-    """Returns the mean absolute change between neighbouring evaluated rounds in the second half.
-
-    Neighbours are rounds at the smallest distance: with ``evaluate.every_of_last`` the rounds at
-    the end, which are one apart.
-
-    Args:
-        evaluations: evaluations of one kind of weights.
-        rounds: rounds trained.
-        split: the split whose accuracy is used, as the mean over its domains.
-
-    Returns:
-        The change, 0 to 1; None with fewer than two evaluations in the second half.
-    """
-    late = [
-        (round, value)
-        for round in evaluations.rounds
-        if round > rounds / 2 and (value := evaluations.accuracy(round, split)) is not None
-    ]
-    steps = [(b - a, abs(y - x)) for (a, x), (b, y) in itertools.pairwise(late)]
-    closest = min((gap for gap, _ in steps), default=0)
-    return fmean(step for gap, step in steps if gap == closest) if steps else None
-
-
 # What a result was made with: its images and the files that its experiment names, as hashes.
 #
 # An experiment's id knows the names of files and not what is in them. A row may be met by a folder
@@ -344,25 +232,15 @@ def _digest(weights: str, seen: Stamp) -> str:
     return str(weights_digest(weights))
 
 
-# A results file: CSV with one row per finished run. What it has is not run again.
+# A results file: CSV with the numbers of finished runs. What it has is not run again.
 #
 # A campaign may take many days on several machines, and its run folders many gigabytes. What its
-# tables need of a run is one row: accuracies by split and selection rule, how far they moved from
-# round to round, and what a round cost. ``feddg compare --results FILE`` adds such rows as runs
-# end, and does not run again what the file has, whatever folder or machine it ran in: experiments
-# are told apart by their id and by what is in their files, wherever these lie. Several processes
-# may add to one file.
-
-
-def _number_names() -> dict[str, tuple[str, str, str, str]]:
-    """Returns rule, split, metric and aggregate over domains, by the name in a results file."""
-    names = {}
-    for rule in SELECTION_RULES.values():
-        for split in SPLITS:
-            names[f"{split}_{rule.key}"] = (rule.name, split, "accuracy", "domain_mean")
-        names[f"{SCORE}_{rule.key}"] = (rule.name, ID_VAL, SCORE, "")
-        names[f"{CONSTANT}_{rule.key}"] = (rule.name, "", CONSTANT, "")
-    return names
+# tables need of a run are some thirty numbers: accuracies by split and selection rule, how far they
+# moved from round to round, and what a round cost. ``feddg compare --results FILE`` adds them as
+# runs end, and does not run again what the file has, whatever folder or machine it ran in:
+# experiments are told apart by their id and by what is in their files, wherever these lie. Several
+# processes may add to one file. It has a line for each number; what a run was made with stands in
+# its first line.
 
 
 Place = tuple[str, str, tuple[tuple[str, str], ...], int, int | None]
@@ -382,11 +260,9 @@ class ResultRow(BaseModel):
         version: version of this program.
         hashes: hashes of the images and, by field, of files that the experiment names; empty if not
             recorded.
-        numbers: ``test_final`` and its like (split and key of the selection rule): accuracy from 0
-            to 1, mean over the split's domains; see :func:`measured_numbers` for the others. None
-            yet of a run that is not complete.
+        numbers: its numbers in a results file; none yet of a run that is not complete.
         folder: name of the run's folder, if known.
-        run: the complete run at the budget, if its folder is here; it has all numbers.
+        run: the complete run at the budget, if its folder is here; it has all numbers then.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -400,23 +276,9 @@ class ResultRow(BaseModel):
     machine: OneLine = ""
     version: OneLine = ""
     hashes: dict[OneLine, OneLine] = Field(default_factory=dict)
-    numbers: dict[str, float] = Field(default_factory=dict)
+    numbers: tuple[NumberRow, ...] = ()
     folder: str = Field("", pattern=r"^[^/\\\x00]*$")
     run: InstanceOf[Run] | None = Field(None, exclude=True)
-
-    @field_validator("numbers")
-    @classmethod
-    def _possible(cls, numbers: dict[str, float]) -> dict[str, float]:
-        names = _number_names()
-        for name, value in numbers.items():
-            metric = names.get(name, ("", "", name, ""))[2]
-            most = 1.0 if metric in ("accuracy", CONSTANT, RISING) else math.inf
-            least = -math.inf if metric == SCORE else 0.0
-            if not least <= value <= most or math.isinf(value):
-                raise PydanticCustomError(
-                    "impossible", "{name} cannot be {value}", {"name": name, "value": value}
-                )
-        return numbers
 
     @classmethod
     def all_of(cls, cell: Cell) -> "list[ResultRow]":
@@ -469,31 +331,19 @@ class ResultRow(BaseModel):
         budget = {} if self.budget is None else {BUDGET: short(self.budget)}
         return {HELD_OUT: self.held_out, **self.conditions, **budget}
 
+    @cached_property
+    def measured(self) -> Sequence[NumberRow]:
+        """All its numbers: of its run, if that is here, or of the results file."""
+        return self.numbers if self.run is None else numbers_of(self.run)
+
+    def value(self, metric: str, rule: str = "", split: str = "", over: str = "") -> float | None:
+        """Returns one of its numbers, or None if it was not measured; see :class:`NumberRow`."""
+        wanted = (metric, rule, split, over, "")
+        return next((one.value for one in self.measured if one.of == wanted), None)
+
     def accuracy(self, rule: SelectionRule = FINAL, split: str = TEST) -> float | None:
         """Returns the accuracy from 0 to 1 under a selection rule, or None if not measured."""
-        if self.run is None:
-            return self.numbers.get(f"{split}_{rule.key}")
-        found = self.run.evaluations
-        return rule.measure(found, rule.choose(found), split)
-
-    def measured(self) -> Iterator[tuple[str, int | None, str, str, str, float]]:
-        """Yields the numbers as rule, round, split, metric, aggregate over domains, value."""
-        found = self.run.evaluations if self.run is not None else None
-        chosen = {r.name: r.choose(found) for r in SELECTION_RULES.values()} if found else {}
-        numbers = measured_numbers(self.run) if self.run is not None else self.numbers
-        names = _number_names()
-        for name, value in numbers.items():
-            rule, split, metric, over = names.get(name, ("", "", name, ""))
-            yield rule, chosen.get(rule), split, metric, over, value
-        if self.run is None or found is None:
-            return
-        pairs = list(itertools.product(more_metrics([self.run]), AGGREGATES))
-        for one, split in itertools.product(SELECTION_RULES.values(), SPLITS):
-            for metric, over in pairs:
-                at = chosen[one.name]
-                measured = found.of(one.weights).value(at, split, metric, over)
-                if measured is not None and (metric, over) != ("accuracy", "domain_mean"):
-                    yield one.name, at, split, metric, over, measured
+        return self.value("accuracy", rule.name, split, "domain_mean")
 
 
 def results_files(results: Path | str | Sequence[Path | str]) -> list[Path]:
@@ -518,16 +368,38 @@ def read_results(path: Path) -> list[ResultRow]:
         RunError: it is damaged, or has two rows for a run in one place; names the file and the
             line.
     """
-    found = list(_read(path)) if is_file(path) else []
-    lines: dict[tuple[str, Place], int] = {}
-    for line, row in enumerate(found, start=2):
-        first = lines.setdefault(row.key, line)
+    if not is_file(path):
+        return []
+    heads, *lines = [*csv.reader(io.StringIO(read_text(path, errors="strict")))] or [[]]
+    if tuple(heads) != COLUMNS:
+        raise RunError(f"{path} is no results file: it begins with {', '.join(heads[:3])!r}.")
+    found: dict[tuple[str, Place], ResultRow] = {}
+    numbers: dict[tuple[str, Place], dict[Any, tuple[int, NumberRow | None]]] = {}
+    for line, cells in enumerate(lines, start=2):
+        if len(cells) != len(heads):
+            raise RunError(f"{path}, line {line}: {len(cells)} cells, not {len(heads)}.")
+        own = {name: cell for name, cell in zip(heads, map(from_cell, cells)) if cell}
+        of_run: dict[str, Any] = {n: own.pop(n) for n in (*_OF_PLACE, *_MADE_WITH) if n in own}
+        try:
+            of_run |= {n: json.loads(of_run[n]) for n in ("conditions", _HASHES) if n in of_run}
+            row = ResultRow(**{"method": "", "held_out": ""} | of_run)
+            number = NumberRow(**own) if own else None  # type: ignore[arg-type]
+        except (ValueError, RecursionError) as error:
+            fault = field_fault(error) if isinstance(error, ValidationError) else str(error)
+            raise RunError(f"{path}, line {line} is damaged: {fault}.") from None
+        if row.key not in found or any(name in of_run for name in _MADE_WITH):
+            found[row.key] = row
+        what = number and (*number.of, number.weights)
+        first, _ = numbers.setdefault(row.key, {}).setdefault(what, (line, number))
         if first != line:
             raise RunError(
                 f"{path}, line {line}: {row.method}, {row.heading}, seed {row.seed} of "
                 f"experiment {row.experiment} is in line {first}, too; keep one"
             )
-    return found
+    return [
+        row.model_copy(update={"numbers": tuple(one for _, one in numbers[key].values() if one)})
+        for key, row in found.items()
+    ]
 
 
 def add_rows(path: Path, rows: Iterable[ResultRow], without: Iterable[ResultRow] = ()) -> None:
@@ -584,68 +456,52 @@ def rows_of(cell: Cell, run: Run) -> list[ResultRow]:
     ended = {
         budget: run if budget is None else run.at(budget) for budget in cell.budgets or (None,)
     }
+    evaluate = cell.experiment.evaluate
+    chosen_by = (evaluate.select_by, evaluate.select_over)
     return [
-        ResultRow.of(cell, budget=budget, numbers=rounded(measured_numbers(one)), **made_with)
+        ResultRow.of(cell, budget=budget, numbers=_kept(numbers_of(one), *chosen_by), **made_with)
         for budget, one in ended.items()
         if one is not None
     ]
 
 
-def rounded(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Returns numbers with seven digits, as written; finer than one image."""
-    return {name: float(f"{number:.7g}") for name, number in numbers.items()}
+def _kept(numbers: Iterable[NumberRow], metric: str, over: str) -> list[NumberRow]:
+    """Returns the numbers for a results file, rounded as written, which is finer than one image.
+
+    These are accuracies, what chose the rounds, and the numbers that are not of one split.
+    """
+    wanted = {("accuracy", split, "domain_mean") for split in SPLITS} | {(metric, ID_VAL, over)}
+    return [
+        one.model_copy(
+            update={n: float(f"{v:.7g}") for n in _ROUNDED if (v := getattr(one, n)) is not None}
+        )
+        for one in numbers
+        if not one.over or (one.metric, one.split, one.over) in wanted
+    ]
 
 
 def to_text(rows: Sequence[ResultRow]) -> str:
-    """Returns rows as CSV."""
+    """Returns rows as CSV, a line for each number."""
     out = io.StringIO()
-    names = dict.fromkeys(name for row in rows for name in row.numbers)
-    writer = csv.DictWriter(out, [*_OF_PLACE, BUDGET, *names], lineterminator="\n")
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        cells = {name: getattr(row, name) for name in (*_OF_PLACE, BUDGET)}
-        cells |= {name: _as_json(cells[name]) for name in ("conditions", _HASHES)}
-        cells |= {name: f"{number:.7g}" for name, number in row.numbers.items()}
-        writer.writerow({name: as_cell(cell) for name, cell in cells.items()})
+        place = {name: getattr(row, name) for name in _OF_PLACE}
+        place["conditions"] = _as_json(row.conditions)
+        made = {"machine": row.machine, "version": row.version, "hashes": _as_json(row.hashes)}
+        for number in row.measured or (None,):
+            cells = dict(number or ()) | place | made
+            writer.writerow({name: _as_text(cell) for name, cell in cells.items()})
+            made = {}
     return out.getvalue()
+
+
+def _as_text(cell: object) -> object:
+    return repr(cell).removesuffix(".0") if isinstance(cell, float) else as_cell(cell)
 
 
 def _as_json(values: Mapping[str, str]) -> str:
     return json.dumps(values, ensure_ascii=False) if values else ""
-
-
-def _read(path: Path) -> Iterator[ResultRow]:
-    rows = csv.reader(io.StringIO(read_text(path, errors="strict")))
-    heads = next(rows, [])
-    if tuple(heads[: len(_OF_PLACE)]) != _OF_PLACE:
-        raise RunError(f"{path} is no results file: it begins with {', '.join(heads[:3])!r}.")
-    for name in filter(_RENAMED.get, heads):
-        raise RunError(
-            f"{path} was written by an earlier version: its column {name!r} is called "
-            f"{_RENAMED[name]!r} now. Rename it in the file's first line."
-        )
-    for line, cells in enumerate(rows, start=2):
-        if len(cells) != len(heads):
-            raise RunError(f"{path}, line {line}: {len(cells)} cells, not {len(heads)}.")
-        found = dict(zip(heads, map(from_cell, cells)))
-        place: dict[str, Any] = {name: found.pop(name) for name in _OF_PLACE}
-        place[BUDGET] = found.pop(BUDGET, None) or None  # files of before have no such column
-        try:
-            place |= {name: json.loads(place[name] or "{}") for name in ("conditions", _HASHES)}
-            yield ResultRow(**place, numbers={n: value for n, value in found.items() if value})  # type: ignore[arg-type]
-        except (ValueError, RecursionError) as error:
-            fault = field_fault(error) if isinstance(error, ValidationError) else str(error)
-            raise RunError(f"{path}, line {line} is damaged: {fault}.") from None
-
-
-_RENAMED = {
-    **{f"{what}_tail": f"{what}_swa" for what in (*SPLITS, "score", "constant")},
-    **{f"{what}_interpolated": f"{what}_wise_ft" for what in (*SPLITS, "score", "constant")},
-    "movement_last": "fluctuation_last",
-    "movement_tail": "fluctuation_swa",
-    "passes": "forwards",
-}
-"""Names of columns in results files of earlier versions, and their present names."""
 
 
 def find_rows(
@@ -725,7 +581,7 @@ def find_rows(
 
 def _from_its_images_on(row: ResultRow, budgets: Sequence[int]) -> dict[int | None, ResultRow]:
     """Returns the row of a one-round method for all budgets not below its number of images."""
-    seen = row.numbers.get("images", 0.0)
+    seen = row.value("images_per_round") or 0.0
     return {budget: row for budget in budgets or (None,) if budget is None or budget >= seen}
 
 
@@ -735,14 +591,12 @@ class ComparisonFile(JsonFile):
     name: str
     title: str | None = None
     question: str | None = None
-    differences: list[str] | None = None
-    paper: dict[str, Any] | None = None
     cells: list[ResultRow]
 
     @classmethod
     def of(cls, plan: Plan, cells: Sequence[ResultRow]) -> "ComparisonFile":
         """Returns the file for a plan's texts and cells."""
-        of_plan = {"name", "title", "question", "differences", "paper"}
+        of_plan = {"name", "title", "question"}
         return cls(**plan.model_dump(mode="json", include=of_plan), cells=list(cells))
 
     def results(self, rows: Sequence[ResultRow], **more: Any) -> "Results":
@@ -761,8 +615,6 @@ class Results:
         rows: rows of complete runs; a run may have several places.
         question: the question they answer.
         open: folders of incomplete runs, each with status and reason.
-        differences: how the setting differs from the paper's.
-        paper: the paper's numbers, as in a plan's ``paper``.
         planned: all places, with or without results.
         tuning: the trials of each method, if there were any.
     """
@@ -772,8 +624,6 @@ class Results:
     rows: Sequence[ResultRow]
     question: str = ""
     open: Sequence[tuple[str, str]] = ()
-    differences: Sequence[str] = ()
-    paper: Mapping[str, Any] | None = None
     planned: Sequence[ResultRow] = ()
     tuning: TuningFile | None = None
 
@@ -888,39 +738,36 @@ class Results:
         """Returns all numbers as a tidy table, one number per row.
 
         Columns: ``method``, ``column`` (the heading in tables), ``held_out``, one for each further
-        axis, ``seed``, ``budget`` (images; empty without budgets); ``rule`` (empty if it does not
-        matter), ``round``, the cost until then if the run's folder is here (``images``, ``bytes``,
-        ``seconds``), ``split``, ``metric``, ``over`` (the aggregate over domains) and ``value``
-        (shares from 0 to 1); and the provenance: ``experiment``, ``machine``, ``version``,
-        ``hashes``, ``folder``.
+        axis, ``seed``, ``budget`` (images; empty without budgets); those of :class:`NumberRow`; and
+        the provenance: ``experiment``, ``machine``, ``version``, ``hashes``, ``folder``.
         """
-        return self._frame.copy()
+        return self._framed(domains=True)
 
-    @cached_property
-    def _frame(self) -> "DataFrame":
+    def _framed(self, *, domains: bool) -> "DataFrame":
         from pandas import DataFrame  # a third of a second, and a run needs none of it
 
         axes = dict.fromkeys(axis for row in self.rows for axis in row.conditions)
         before = ["method", "column", "held_out", *axes, "seed", BUDGET]
-        behind = ["experiment", "machine", "version", _HASHES, "folder"]
+        behind = ["experiment", *_MADE_WITH, "folder"]
         numbers = [
             dict.fromkeys(axes, "")
             | vars(row)
             | row.conditions
             | {"column": self.column(row), _HASHES: _as_json(row.hashes)}
-            | dict(zip(_COLUMNS, number))
-            | (row.run.spent[number[1]]._asdict() if row.run and number[1] is not None else {})
+            | vars(number)
             for row in self.rows
-            for number in row.measured()
+            for number in (
+                numbers_of(row.run, domains=True) if domains and row.run else row.measured
+            )
         ]
-        columns = [*before, *_COLUMNS[:2], *Spent._fields, *_COLUMNS[2:], *behind]
-        frame = DataFrame(numbers, columns=columns)
+        frame = DataFrame(numbers, columns=[*before, *NumberRow.model_fields, *behind])
         counts = dict.fromkeys((BUDGET, "round", "images"), "Int64")
         return frame.astype(counts | dict.fromkeys(("bytes", "seconds", "value"), float))
 
     @cached_property
     def _by_metric(self) -> dict[Any, "DataFrame"]:
-        return dict(iter(self._frame.groupby(["metric", "rule", "split", "over"], sort=False)))
+        keys = ["metric", "rule", "split", "over"]
+        return dict(iter(self._framed(domains=False).groupby(keys, sort=False)))
 
     def values(
         self, metric: str, rule: str = "", split: str = "", over: str = ""
@@ -936,7 +783,6 @@ class Results:
         part = self._by_metric.get((metric, rule, split, over))
         if part is None:
             return {}
-        part = part.dropna(subset="value")
         return {
             method: dict(zip(zip(own["column"], own["seed"].tolist()), own["value"].tolist()))
             for method in self.methods
@@ -1201,12 +1047,13 @@ def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]
     """Returns the warnings about a run, from the run or its row."""
     if row.run is None:
         diagnosed: dict[str, tuple[str, Severity]] = {
-            f"{CONSTANT}_{rule.key}": (MAJORITY, "warning"),
+            CONSTANT: (MAJORITY, "warning"),
             RISING: (STILL_RISING, "note"),
         }
-        return [found for name, found in diagnosed.items() if row.numbers.get(name)]
+        rules = {CONSTANT: rule.name, RISING: FINAL.name}
+        return [found for name, found in diagnosed.items() if row.value(name, rules[name])]
     evaluations = row.run.evaluations
-    found = about_accuracy(evaluations, rule.choose(evaluations), weights=rule.weights)
+    found = about_accuracy(evaluations, rule.of(evaluations).round, weights=rule.weights)
     return [(one.code, one.severity) for one in found]
 
 

@@ -14,6 +14,8 @@ from operator import itemgetter
 
 import numpy as np
 
+from feddg.evaluation.metrics import student
+
 CONFIDENCE = 0.95
 LEAST = 3
 """Fewest values for an interval: with two, Student's t is 12.7 standard errors, and two equal
@@ -66,10 +68,10 @@ class Interval:
         mean, count = float(found.mean()) if len(found) else math.nan, len(found)
         if count < LEAST or np.ptp(found) <= NO_SPREAD:
             return cls(mean, None, None, count)
-        from scipy.special import stdtr, stdtrit  # scipy.stats takes half a second to import
+        from scipy.special import stdtr  # scipy.stats takes half a second to import
 
         error = float(found.std(ddof=1)) / math.sqrt(count)
-        reach = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * error
+        reach = student(count - 1, CONFIDENCE) * error
         return cls(mean, reach, float(2 * stdtr(count - 1, -abs(mean) / error)), count)
 
     @property

@@ -14,16 +14,15 @@ from pathlib import Path
 from feddg.comparison.compare import Comparison, prepare_comparison
 from feddg.comparison.plan import Cell, Plan, combinations, table_cells, trials_of, with_values
 from feddg.comparison.results import (
-    CONSTANT,
     TUNING,
     TriedRow,
     TuningFile,
     changing,
     find_rows,
-    score_name,
 )
 from feddg.diagnostics import emit
 from feddg.errors import RunError
+from feddg.records import CONSTANT, ID_VAL
 from feddg.runs.prepare import cache_folder
 from feddg.runs.provenance import ImagesNow
 from feddg.runs.reading import SELECTION_RULES, SelectionRule, preferred
@@ -119,16 +118,18 @@ def picked(
 def _tried(cells: Sequence[Cell], trials: Comparison, rule: SelectionRule) -> TriedRow:
     """Returns the result of all trials of the same values, not marked as chosen."""
     evaluate = cells[0].experiment.evaluate
-    name = score_name(rule, evaluate.select_by, evaluate.select_over)
-    numbers = [row.numbers for cell in cells for row in trials.rows_of(cell)]
-    scores = [one[name] for one in numbers if name in one]
-    constant = [bool(one[key]) for one in numbers if (key := f"{CONSTANT}_{rule.key}") in one]
+    over = evaluate.select_over
+    rows = [row for cell in cells for row in trials.rows_of(cell)]
+    known = [row.value(evaluate.select_by, rule.name, ID_VAL, over) for row in rows]
+    scores = [value for value in known if value is not None]
+    flags = [row.value(CONSTANT, rule.name) for row in rows]
+    constant = [bool(flag) for flag in flags if flag is not None]
     return TriedRow(
         method=cells[0].method,
         held_out=cells[0].held_out,
         values={name: text for name, _, text in cells[0].tried},
         metric=evaluate.select_by,
-        over=evaluate.select_over,
+        over=over,
         score=math.fsum(scores) / len(scores) if len(scores) == len(cells) else None,
         trials=len(cells),
         constant=sum(constant) if len(constant) == len(cells) else None,

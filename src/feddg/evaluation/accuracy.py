@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from feddg.data.pixels import Pixels, as_unit
 from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, first_names
-from feddg.evaluation.metrics import Predictions, area_under_roc, measure
+from feddg.evaluation.metrics import Predictions, area_under_roc, measure, student
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.records import LAST, EvaluationRow
 from feddg.rng import stream
@@ -122,12 +122,10 @@ class Score:
 
 def _mean_and_interval(values: numpy.ndarray) -> tuple[float, tuple[float, float]]:
     """Returns a mean and its 95 % interval by Student's t, which one value leaves unbounded."""
-    from scipy.special import stdtrit  # a tenth of a second, rarely needed
-
     mean, count = float(values.mean()), len(values)
     if count < 2:
         return mean, (-math.inf, math.inf)
-    half = float(stdtrit(count - 1, 0.975) * values.std(ddof=1) / math.sqrt(count))
+    half = student(count - 1) * float(values.std(ddof=1)) / math.sqrt(count)
     return mean, (mean - half, mean + half)
 
 

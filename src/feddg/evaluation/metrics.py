@@ -245,3 +245,16 @@ register_metric(
         order=30,
     )
 )
+
+
+def student(freedom: float, level: float = 0.95) -> float:
+    """Returns half the width of Student's t interval, in standard errors.
+
+    Args:
+        freedom: degrees of freedom, above 0; infinite for the normal distribution.
+        level: how often the interval holds the truth, in (0, 1).
+    """
+    from scipy.special import ndtri, stdtrit  # scipy.stats takes half a second to import
+
+    share = (1 + level) / 2
+    return float(ndtri(share) if math.isinf(freedom) else stdtrit(freedom, share))

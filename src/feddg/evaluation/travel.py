@@ -8,18 +8,21 @@ see :func:`left_out_sites`. A few labels improve the estimate.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy
 import torch
 from torch import Tensor
 
+from feddg.evaluation.metrics import student
 from feddg.models.closed_form import extended, solved
 from feddg.records import Row
 from feddg.rng import numpy_stream
 
 LEVEL: Final = 0.9
 """How often an interval should contain the truth."""
+_student = partial(student, level=LEVEL)
 INSIDE: Final = 0.95
 """Share of validation images below the energy threshold for images unlike them."""
 
@@ -586,13 +589,6 @@ def at_a_new_site(accuracies: Sequence[float]) -> Estimate:
     variance = (AS_IF * ERROR**2 + ((own - mean) ** 2).sum()) / freedom
     reach = _student(freedom) * math.sqrt(variance * (1 + 1 / len(own)))
     return _within(mean, mean - reach, mean + reach)
-
-
-def _student(freedom: float) -> float:
-    from scipy.special import ndtri, stdtrit  # scipy.stats takes half a second to import
-
-    share = (1 + LEVEL) / 2
-    return float(ndtri(share) if math.isinf(freedom) else stdtrit(freedom, share))
 
 
 def _within(value: float, low: float, high: float) -> Estimate:

@@ -13,7 +13,7 @@ from feddg.prediction.model_file import OWN_WAY, ModelDescription
 from feddg.prediction.travel import new_site
 from feddg.records import TEST, VAL, EvaluationRow
 from feddg.runs.diagnostics import split_accuracy, wilson
-from feddg.runs.reading import LedgerRecord, Run, find_rule, read_run
+from feddg.runs.reading import SELECTION_RULES, LedgerRecord, Run, read_run
 from feddg.settings import IMAGENET
 
 TAG = "federated-learning"
@@ -33,7 +33,7 @@ def model_card(run: Path | str, about: ModelDescription) -> str:
         RunError: the folder is not a run folder.
     """
     record = read_run(Path(run))
-    evaluations = record.evaluations.of(find_rule(about.model).weights)
+    evaluations = record.evaluations.of(SELECTION_RULES.find(about.model).weights)
     tested, rows = (
         [row for split in splits for row in evaluations.at(about.round, split)]
         for splits in ((TEST,), (TEST, VAL))

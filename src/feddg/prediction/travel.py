@@ -447,7 +447,7 @@ def new_site(run: Run) -> tuple[Estimate, int] | None:
         accuracies = (
             [value for id, value in measured[-1].items() if id in apart] if measured else []
         )
-    accuracies += [row.accuracy for row in run.served_rows(TEST)]
+    accuracies += [row.accuracy for row in run.served.rows(TEST)]
     return (at_a_new_site(accuracies), len(accuracies)) if accuracies else None
 
 

@@ -3,6 +3,8 @@
 from feddg.report.page import (
     ensure_report,
     page_about,
+    tables_of,
+    write_between_marks,
     write_comparison,
     write_page,
     write_report,
@@ -12,6 +14,8 @@ from feddg.report.page import (
 __all__ = [
     "ensure_report",
     "page_about",
+    "tables_of",
+    "write_between_marks",
     "write_comparison",
     "write_page",
     "write_report",

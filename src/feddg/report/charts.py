@@ -319,7 +319,7 @@ def accuracy_curves(run: Run) -> Chart:
         if len(domains) > MANY_DOMAINS:
             name = f"{SPLIT_WORDS[split]}, mean of {len(domains)} domains"
             palette = HELD_OUT_COLOURS if split in (TEST, VAL) else TRAINING_COLOURS
-            means = {r: evaluations.accuracy(r, split) for r in evaluations.rounds}
+            means = {r: evaluations.value(r, split) for r in evaluations.rounds}
             lines.append(_split_line(means, split, name, palette[split == VAL]))
             continue
         for domain in domains:
@@ -541,7 +541,7 @@ def _mean_curve(
     runs = {(results.column(r), r.seed): r.run for r in results.of(method) if r.run is not None}
     found = {key: run.evaluations.of(weights) for key, run in runs.items()}
     curves = {
-        key: {r: value for r in own.rounds if (value := own.accuracy(r, TEST)) is not None}
+        key: {r: value for r in own.rounds if (value := own.value(r, TEST)) is not None}
         for key, own in found.items()
     }
     points = []

@@ -2,13 +2,13 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from feddg.comparison.results import ResultRow, Results, about_method, more_metrics
+from feddg.comparison.results import ResultRow, Results, about_method
 from feddg.comparison.statistics import average_over_columns
 from feddg.errors import FeddgError
 from feddg.prediction.evaluate import (
@@ -18,7 +18,7 @@ from feddg.prediction.evaluate import (
     read_image_results,
     results_file,
 )
-from feddg.records import ID_TEST, SPLITS, TEST, VAL
+from feddg.records import ID_TEST, TEST, VAL
 from feddg.report import charts, tables
 from feddg.report.blocks import (
     Block,
@@ -48,6 +48,7 @@ from feddg.report.run_page import (
 )
 from feddg.report.text import AGGREGATE_WORDS, metric_title, spelled, split_heading
 from feddg.runs.diagnostics import STILL_RISING
+from feddg.runs.numbers import more_metrics
 from feddg.runs.reading import SELECTION_RULES, Run, flatten
 from feddg.storage import is_file
 from feddg.text import (
@@ -97,7 +98,6 @@ def comparison_page(results: Results) -> Page:
             for axis in results.axes
         ),
         section_of("What differs", _differing_settings(results), folded=True),
-        _paper_section(results),
         tables.tuning_section(results.tuning),
         section_of(
             "Cost",
@@ -166,7 +166,7 @@ def _accuracy_section(results: Results) -> Section | None:
         by_axis = [tables.accuracy_table(results, rule, axis=axis) for axis in results.axes]
         blocks = [*by_axis, Fold("Every column", blocks)]
     others = [
-        Fold(f"{split_heading(s)}, {rule.name.lower()}", [tables.accuracy_table(results, rule, s)])
+        Fold(f"{split_heading(s)}, {rule.title.lower()}", [tables.accuracy_table(results, rule, s)])
         for s in (VAL, ID_TEST)
         if results.accuracies(rule, s)
     ]
@@ -217,7 +217,7 @@ def _metrics_table(results: Results) -> Table | None:
 
 def _rules_section(results: Results) -> Section:
     others = [
-        Fold(f"{rule.name}, every column", [tables.accuracy_table(results, rule)])
+        Fold(f"{rule.title}, every column", [tables.accuracy_table(results, rule)])
         for rule in SELECTION_RULES.values()
         if rule != results.default_rule and results.accuracies(rule)
     ]
@@ -245,19 +245,6 @@ def _differing_settings(results: Results) -> Block | None:
     table = table_of(differing, columns, "Everything else is the same in all runs.")
     few = len(differing) <= FEW_SETTINGS
     return table if few else Fold(counted(len(differing), "setting"), [table])
-
-
-def _paper_section(results: Results) -> Section | None:
-    notes: Sequence[str] = (results.paper or {}).get("notes") or ()
-    lists = {
-        "How this setting differs from the paper's": results.differences,
-        "About the paper's numbers": notes,
-    }
-    return section_of(
-        "Beside the paper",
-        *(tables.paper_table(results, split) for split in SPLITS),
-        *(table_of(texts, [text_column(h, str)]) for h, texts in lists.items() if texts),
-    )
 
 
 def _cost_table(results: Results) -> Table | None:

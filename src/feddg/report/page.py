@@ -11,13 +11,17 @@ from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
-from feddg.comparison.results import COMPARISON, Results, read_comparison, results_of
+from feddg.comparison.results import COMPARISON, Results, read_comparison, results_of, to_text
 from feddg.errors import RunError
 from feddg.report.blocks import Page, data_uri, template_named, write_file
 from feddg.report.comparison_page import comparison_page
 from feddg.report.run_page import run_page
-from feddg.report.tables import margins_csv, page_tables, results_csv, to_csv, to_latex, to_markdown
+from feddg.report.tables import margins_csv, page_tables, to_csv, to_latex, to_markdown
 from feddg.runs.reading import read_run
+from feddg.storage import read_text
+
+BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
+"""Everything between these marks of a Markdown file is generated."""
 
 
 def write_report(folders: Sequence[Path], out: Path) -> Path:
@@ -83,7 +87,7 @@ def write_comparison(folder: Path) -> Path:
     """
     results = read_comparison(folder)
     page = comparison_page(results)
-    write_file(folder / "results.csv", results_csv(results))
+    write_file(folder / "results.csv", to_text(results.rows))
     write_file(folder / "margins.csv", margins_csv(results))
     write_tables(page, folder / "tables")
     return write_page(page, folder / "report.html")
@@ -95,12 +99,54 @@ def write_tables(page: Page, folder: Path) -> list[Path]:
     Returns:
         The paths of the files; ``tables.md`` contains all tables.
     """
-    files, whole = [], [f"# {page.title}\n\n{page.lead}\n"]
+    files = [
+        write_file(folder / f"{name}.{suffix}", text(table))
+        for name, table in page_tables(page)
+        for suffix, text in (("md", to_markdown), ("csv", to_csv), ("tex", to_latex))
+    ]
+    return [*files, write_file(folder / "tables.md", f"# {page.title}\n\n{tables_of(page)}")]
+
+
+def tables_of(page: Page) -> str:
+    """Returns a page's lead and all of its tables as Markdown."""
+    parts = [f"{page.lead}\n"]
     for name, table in page_tables(page):
-        for suffix, text in (("md", to_markdown), ("csv", to_csv), ("tex", to_latex)):
-            files.append(write_file(folder / f"{name}.{suffix}", text(table)))
-        whole.append(f"## {name.replace('_', ' ').capitalize()}\n\n{to_markdown(table)}")
-    return [*files, write_file(folder / "tables.md", "\n".join(whole))]
+        parts.append(f"## {name.replace('_', ' ').capitalize()}\n\n{to_markdown(table)}")
+    return "\n".join(parts)
+
+
+def write_between_marks(path: Path, page: Page) -> None:
+    """Writes a page's tables as Markdown, between the marks of a file or to a new one.
+
+    Args:
+        path: the file; text outside its marks is kept.
+        page: the page.
+
+    Raises:
+        RunError: the file exists but has no marks, or cannot be written.
+    """
+    new = f"# {page.title}\n\n{BEGIN}\n{END}\n"
+    text = read_text(path, errors="strict") if path.exists() else new
+    try:
+        write_file(path, between_marks(text, tables_of(page).strip()))
+    except RunError as error:
+        raise RunError(
+            f"{path} is there already and is not overwritten: {error}. Put them in for the tables, "
+            "or name another file with --out"
+        ) from None
+
+
+def between_marks(text: str, made: str, begin: str = BEGIN, end: str = END) -> str:
+    """Returns a text with what stands between two of its marks replaced.
+
+    Raises:
+        RunError: a mark is missing.
+    """
+    before, begun, rest = text.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not begun or not ended:
+        raise RunError(f"it needs the marks {begin} and {end}, in this order")
+    return f"{before}{begin}\n\n{made}\n\n{end}{after}"
 
 
 def render(page: Page) -> str:

@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from feddg.comparison.results import more_metrics
 from feddg.data.partition import in_words, skew_of
 from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError
@@ -73,13 +72,14 @@ from feddg.runs.diagnostics import (
     split_accuracy,
 )
 from feddg.runs.execute import summarize
+from feddg.runs.numbers import more_metrics
 from feddg.runs.reading import (
     EXPERIMENT,
     FINAL,
     MISTAKE,
+    SELECTION_RULES,
     Run,
     SelectionRule,
-    find_rule,
     flatten,
     is_run,
     read_adapted,
@@ -194,7 +194,7 @@ def _day(run: Run) -> datetime | None:
 
 def model_sentence(run: Run) -> str:
     """Which model a page's numbers belong to, and why; empty before any evaluation."""
-    if run.served_round is None:
+    if run.served.round is None:
         return ""
     server, rule = run.settings.get("server") or {}, run.default_rule
     asked = [f"server.{name}: {server.get(name) or 'none'}" for name in ("wise_ft", "averaging")]
@@ -205,22 +205,22 @@ def model_sentence(run: Run) -> str:
         why = f"{setting} is set, and not measured yet"
     else:
         why = f"set by {setting}"
-    return one_model(f"one model, “{rule.name.lower()}” (round {run.served_round})", why)
+    return one_model(f"one model, “{rule.title.lower()}” (round {run.served.round})", why)
 
 
 def result_sentence(run: Run) -> str:
     """The result in plain words, with the reference values of its accuracy."""
-    accuracy = run.served_evaluations.accuracy(run.served_round, TEST)
+    accuracy = run.accuracy
     if accuracy is None:
         return "The held-out test domain has not been evaluated yet."
-    rounds = run.served_round or 0
+    rounds = run.served.round or 0
     when = f"after {counted(rounds, 'round')}" if rounds else "before any training"
-    at = split_accuracy(run.served_evaluations, run.served_round)
+    at = split_accuracy(run.served.evaluations, run.served.round)
     interval = f" (95 % interval {interval_words(at.accuracy)})" if at else ""
     warnings = warning_words(about_result(run))
     start = f"{warnings}: {when}" if warnings else when
     rule = run.default_rule
-    model = "the shared model" + ("" if rule is FINAL else f" ({rule.name.lower()})")
+    model = "the shared model" + ("" if rule is FINAL else f" ({rule.title.lower()})")
     sentence = (
         f"{_capital(start)}, {model} recognised {percent_sign(accuracy)}{interval} of the images "
         f"of {_held_out_words(run)}, which no client trained on."
@@ -243,7 +243,7 @@ def verdict(run: Run) -> list[tuple[str, str]]:
     at a new site; the worst class; what would help most.
     """
     found: list[tuple[str, str]] = []
-    accuracy = run.served_evaluations.accuracy(run.served_round, TEST)
+    accuracy = run.accuracy
     lines = [(REFERENCES[m], v) for m, v in reference_lines(run).items()]
     if accuracy is not None and lines:
         others = listed([f"{name} {percent_sign(value)}" for name, value in lines])
@@ -259,7 +259,7 @@ def verdict(run: Run) -> list[tuple[str, str]]:
                 f"{counted(sites, 'site')} that took no part.",
             )
         )
-    measured = {row.domain for row in run.served_rows(TEST)}
+    measured = {row.domain for row in run.served.rows(TEST)}
     for row in run.metrics.estimates:
         if row.site not in measured:
             text = f"{percent_sign(row.value)}, between {percent_sign(row.low)} and "
@@ -285,7 +285,7 @@ def reference_lines(run: Run) -> dict[str, float]:
             if method == run.method or not is_run(folder):
                 continue
             other = read_run(folder)
-            value = other.served_evaluations.accuracy(other.served_round, TEST)
+            value = other.accuracy
             if value is not None and other.status == "completed" and _alike(run, other):
                 found[method] = value
     return found
@@ -328,7 +328,7 @@ class _WorstClass(NamedTuple):
 def _worst_class(run: Run) -> _WorstClass | None:
     """The worst of the classes with enough images; None if they are alike, or not counted."""
     classes = _class_names(run)
-    tables = [row.confusion for row in run.served_rows(TEST)]
+    tables = [row.confusion for row in run.served.rows(TEST)]
     if not classes or not tables or None in tables:
         return None
     counts = np.sum([np.array(table, float) for table in tables], axis=0)
@@ -390,7 +390,7 @@ def _status_text(run: Run) -> str:
 
 
 def _key_facts(run: Run) -> Facts:
-    in_domain = {s: run.served_evaluations.accuracy(run.served_round, s) for s in (ID_TEST, ID_VAL)}
+    in_domain = {s: run.served.value(s) for s in (ID_TEST, ID_VAL)}
     split = ID_VAL if in_domain[ID_TEST] is None else ID_TEST
     cost = cost_of(run)
     return Facts(
@@ -407,8 +407,8 @@ def _key_facts(run: Run) -> Facts:
 
 
 def _accuracy_facts(run: Run) -> Iterator[Fact]:
-    at = split_accuracy(run.served_evaluations, run.served_round)
-    accuracy = run.served_evaluations.accuracy(run.served_round, TEST)
+    at = split_accuracy(run.served.evaluations, run.served.round)
+    accuracy = run.accuracy
     note = f"95 % interval {interval_words(at.accuracy)}" if at else "correct"
     yield Fact("Held-out test", percent_sign(accuracy), note, accent=True)
     if at is None:
@@ -471,7 +471,7 @@ def _parts(run: Run, aggregates: Sequence[str], every_domain: bool = False) -> I
     Of very many domains, only those with the lowest and the highest accuracy are listed separately.
     """
     for split in SPLITS:
-        rows = {row.domain: row for row in run.served_rows(split)}
+        rows = {row.domain: row for row in run.served.rows(split)}
         names = {domain: readable(domain) for domain in run.evaluations.domains(split)}
         for aggregate in aggregates if len(names) > 1 else ():
             label = f"{AGGREGATE_WORDS[aggregate]} ({len(names)})"
@@ -491,13 +491,14 @@ PART_COLUMNS: Sequence[MadeColumn[_Part]] = (
 )
 
 
-def final_table(run: Run, every_domain: bool = False) -> Table:
+def final_table(run: Run, every_domain: bool = False, *, brief: bool = False) -> Table:
     """Accuracy by split and domain under each selection rule.
 
     Args:
         run: The run.
         every_domain: Show all domains of a split even when there are very many; otherwise a long
             list is cut to its mean, lowest and highest.
+        brief: Show the page's model alone, without a caption.
     """
 
     def interval(part: _Part) -> str:
@@ -506,13 +507,22 @@ def final_table(run: Run, every_domain: bool = False) -> Table:
     def measured(name: str) -> Callable[[_Part], str]:
         return lambda part: percent(mean_measured(part.rows, name))
 
+    share = measured("largest_class_share")
+    measures = [
+        column("95 %" if brief else "95 % interval", interval, "interval" if brief else ""),
+        column("Balanced", measured("balanced_accuracy")),
+        column(
+            *(("Largest", share, "class") if brief else ("Largest class", share, "of the images"))
+        ),
+    ]
+    if brief:
+        columns = [*PART_COLUMNS[:2], _rule_column(run, run.default_rule, "Accuracy"), *measures]
+        return table_of(_parts(run, []), columns)
     others = [rule for rule in rules_for([run.evaluations]) if rule != run.default_rule]
     columns = [
         *PART_COLUMNS,
-        _rule_column(run, run.default_rule),
-        column("95 % interval", interval),
-        column("Balanced", measured("balanced_accuracy")),
-        column("Largest class", measured("largest_class_share"), "of the images"),
+        _rule_column(run, run.default_rule, about="this page's model, "),
+        *measures,
         *(_rule_column(run, rule) for rule in others),
     ]
     caption = (
@@ -524,27 +534,28 @@ def final_table(run: Run, every_domain: bool = False) -> Table:
     return table_of(_parts(run, ["domain_mean"], every_domain), columns, caption, grouped=True)
 
 
-def _rule_column(run: Run, rule: SelectionRule) -> MadeColumn[_Part]:
-    evaluations, chosen = run.evaluations, rule.choose(run.evaluations)
-    own, is_served = evaluations.of(rule.weights), rule == run.default_rule
+def _rule_column(
+    run: Run, rule: SelectionRule, heading: str = "", about: str = ""
+) -> MadeColumn[_Part]:
+    chosen, is_served = rule.of(run.evaluations), rule == run.default_rule
     note = "no validation domain" if rule.split == VAL else "not evaluated"
-    if chosen is not None:
-        note = f"this page's model, round {chosen}" if is_served else f"round {chosen}"
+    if chosen.round is not None:
+        note = f"{about}round {chosen.round}"
 
     def accuracy(part: _Part) -> Cell:
         if part.domain is None:
-            value = rule.measure(evaluations, chosen, part.split)
+            value = chosen.value(part.split)
         else:
-            row = own.get(chosen, part.split, part.domain) if chosen is not None else None
-            value = row.accuracy if row else None
-        is_whole = part.domain is None or len(evaluations.domains(part.split)) == 1
+            own = {row.domain: row.accuracy for row in chosen.rows(part.split)}
+            value = own.get(part.domain)
+        is_whole = part.domain is None or len(run.evaluations.domains(part.split)) == 1
         return Cell(
             percent(value),
             strong=is_whole and is_served and part.split == TEST,
             chose=is_whole and part.split == rule.split,
         )
 
-    return column(rule.name, accuracy, note)
+    return column(heading or rule.title, accuracy, "" if heading else note)
 
 
 # Every metric by domain, with the images behind it; and over domains, counted in three ways.
@@ -559,7 +570,7 @@ METRICS_CAPTION = (
 
 def metrics_section(run: Run) -> Section | None:
     """Every metric of the page's model; None if only accuracies were written."""
-    evaluations, names, classes = run.served_evaluations, more_metrics([run]), _class_names(run)
+    evaluations, names, classes = run.served.evaluations, more_metrics([run]), _class_names(run)
     if len(names) < 2:
         return None
 
@@ -567,7 +578,7 @@ def metrics_section(run: Run) -> Section | None:
         def cell(part: _Part) -> Cell:
             if part.domain is not None:
                 return Cell(percent(part.rows[0].metric(name) if part.rows else None))
-            value = evaluations.value(run.served_round, part.split, name, part.aggregate)
+            value = run.served.value(part.split, name, part.aggregate)
             return Cell(percent(value), strong=part.split == TEST)
 
         return column(metric_title(name), cell)
@@ -582,7 +593,7 @@ def metrics_section(run: Run) -> Section | None:
         *map(metric, names),
         text_column("Smallest class", smallest, "images"),
     ]
-    tested = [row.domain for row in run.served_rows(TEST)]
+    tested = [row.domain for row in run.served.rows(TEST)]
     support = [(TEST, name, evaluations.support(TEST, name) or []) for name in tested]
     notices = [Prose(str(one), notice=True) for one in about_support(support, classes)]
     table = table_of(_parts(run, list(AGGREGATE_WORDS)), columns, METRICS_CAPTION, grouped=True)
@@ -609,7 +620,7 @@ def _smallest(support: Sequence[int] | None, classes: Sequence[str]) -> str:
 
 
 def _mistakes_section(run: Run) -> Section | None:
-    classes, rows = _class_names(run), run.served_rows(TEST)
+    classes, rows = _class_names(run), run.served.rows(TEST)
     counts = {readable(row.domain): np.array(row.confusion, float) for row in rows if row.confusion}
     if not counts or not classes:
         return None
@@ -722,7 +733,7 @@ def _adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
         *map(accuracy, places),
     ]
     caption = (
-        f"Accuracy (%) of the model “{find_rule(newest.which).name.lower()}”, round "
+        f"Accuracy (%) of the model “{SELECTION_RULES.find(newest.which).title.lower()}”, round "
         f"{newest.round}, under test-time adaptations "
         "(feddg evaluate). “Global” is no adaptation; “own statistics” serves each client's domain "
         "by the statistics the client keeps, the mean where several clients share a domain."
@@ -922,7 +933,7 @@ def left_out_section(run: Run) -> Section | None:
 
 def _estimates_table(run: Run) -> Table:
     """The accuracy estimated without labels at unseen sites, beside the measured one."""
-    measured = {row.domain: row.accuracy for row in run.served_rows(TEST)}
+    measured = {row.domain: row.accuracy for row in run.served.rows(TEST)}
     columns: list[MadeColumn[EstimateRow]] = [
         text_column("Site", lambda row: readable(row.site)),
         column("Images", lambda row: row.images),

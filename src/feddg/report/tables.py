@@ -75,8 +75,6 @@ TWO_INTERVALS = (
     "95 % intervals, Student's t. Over domains: what other domains like these would give, each "
     "domain the mean of its seeds. Over seeds: what other seeds would give on these domains. "
 )
-PRINTED_TOLERANCE = 0.051
-"""Printed averages may differ from their row's mean by rounding, in points."""
 ADVICE = {STILL_RISING: "Train longer."}
 
 
@@ -185,7 +183,7 @@ def accuracy_table(
         mean = mean_of(metric)
         if any(mean(method) is not None for method in methods):
             columns.append(column(heading, _in_percent(mean), note))
-    chosen = rule.when or f"by the rule “{rule.name}”"
+    chosen = rule.when or f"by the rule “{rule.title}”"
     seeds = len(results.seeds_run)
     caption = f"Accuracy in percent, {split_heading(split).lower()} domains, {chosen}. "
     if results.no_method_fit is None:
@@ -231,7 +229,7 @@ def rules_table(results: Results) -> Table:
         one
         for rule in SELECTION_RULES.values()
         if not rule.optional or results.accuracies(rule)
-        for one in accuracy_columns(results, rule, groups={rule.name: results.columns})
+        for one in accuracy_columns(results, rule, groups={rule.title: results.columns})
     ]
     caption = (
         "Average held-out test accuracy in percent. The columns differ in which model "
@@ -247,7 +245,7 @@ def budget_table(results: Results) -> Table | None:
         part = results.at(budget)
         columns += accuracy_columns(part, rule, groups={f"{short(budget)} images": part.columns})
     caption = (
-        f"Accuracy in percent, held-out test domains, {rule.when or rule.name}, by images seen in "
+        f"Accuracy in percent, held-out test domains, {rule.when or rule.title}, by images seen in "
         "training: the round that reached them; of a run that saw fewer, its last. Average over "
         "columns, ± standard deviation over the seeds that have every column; bold: best of a "
         "budget. Methods are told apart by their paired margins."
@@ -376,64 +374,6 @@ def interval_text(interval: Interval, unit: str) -> str:
     if interval.count == 0:
         return f"no {unit} in common"
     return f"only {interval.count} {unit}s" if interval.count > 1 else f"one {unit} only"
-
-
-def paper_table(results: Results, split: str, missing: str = MISSING) -> Table | None:
-    """Our accuracies beside a paper's, by its rule; None if it has none for the split.
-
-    Args:
-        results: the comparison.
-        split: which images.
-        missing: the text for a missing accuracy of ours.
-    """
-    paper = results.paper or {}
-    published: Mapping[str, Mapping[str, float | None]] = paper.get("values", {}).get(split, {})
-    if not published:
-        return None
-    rule = SELECTION_RULES.find(paper.get("rule", FINAL.name))
-    ours, averages = results.accuracies(rule, split), paper.get("average", {}).get(split, {})
-
-    def compared(columns: Sequence[str]) -> Callable[[str], str]:
-        def cell(method: str) -> str:
-            theirs = published.get(method, {})
-            own = average_over_columns(ours.get(method, {}), columns)
-            printed, mean = theirs.get(columns[0]), ""
-            if len(columns) > 1:
-                whole = set(theirs) <= set(columns)  # a printed average is of all its columns
-                row_mean = _printed_mean(theirs, columns)
-                printed = averages.get(method, row_mean) if whole else row_mean
-                mean = mark_of(printed, theirs, columns)
-            text = missing if own is None else spread_text(own)
-            return f"{text} / {MISSING if printed is None else f'{printed:.2f}'}{mean}"
-
-        return cell
-
-    columns: list[MethodColumn] = [
-        column(heading, compared(group), "ours / paper")
-        for heading, group in column_groups(results).items()
-    ]
-    caption = (
-        f"{split_heading(split)} accuracy in percent ({rule.name.lower()}): ours / "
-        f"{paper.get('source', 'the paper')}. An asterisk marks a printed average that is not the "
-        "mean of its printed row; the mean follows it."
-    )
-    return by_method(dict.fromkeys([*results.methods, *published]), columns, caption)
-
-
-def _printed_mean(theirs: Mapping[str, float | None], columns: Sequence[str]) -> float | None:
-    """The mean of a published row; None if the row is incomplete."""
-    values = [value for column in columns if (value := theirs.get(column)) is not None]
-    return math.fsum(values) / len(values) if 0 < len(values) == len(columns) else None
-
-
-def mark_of(
-    stated: float | None, theirs: Mapping[str, float | None], columns: Sequence[str]
-) -> str:
-    """An asterisk and a printed row's mean, if the printed average differs from it."""
-    mean = _printed_mean(theirs, columns)
-    if stated is None or mean is None or abs(stated - mean) <= PRINTED_TOLERANCE:
-        return ""
-    return f" * ({mean:.2f})"
 
 
 def tuning_section(tuning: TuningFile | None) -> Section | None:
@@ -623,11 +563,11 @@ def about_results(results: Results) -> list[Diagnostic]:
 
 def model_sentence(results: Results) -> str:
     """Which kind of model a comparison's numbers belong to, and why."""
-    differ = len({run.default_rule.name for run in results.runs()}) > 1
+    differ = len({run.default_rule for run in results.runs()}) > 1
     why = "the runs serve different ones, and all have this" if differ else "every run serves it"
     if not results.runs():
         why = "a results file does not say which its runs serve"
-    return one_model(f"one kind of model, “{results.default_rule.name.lower()}”", why)
+    return one_model(f"one kind of model, “{results.default_rule.title.lower()}”", why)
 
 
 def _left_out(results: Results) -> Iterator[Diagnostic]:
@@ -724,21 +664,6 @@ def to_latex(table: Table) -> str:
         r"\end{table}",
     ]
     return "\n".join(lines) + "\n"
-
-
-def results_csv(results: Results) -> str:
-    """Returns every number of a comparison as CSV: one row per run, selection rule and split."""
-    numbers = results.frame()
-    numbers = numbers[numbers["over"] != ""].drop(
-        columns=["experiment", "machine", "version", "hashes"]
-    )
-    of_accuracy = (numbers["metric"] == "accuracy") & (numbers["over"] == "domain_mean")
-    numbers["name"] = (numbers["metric"] + "_" + numbers["over"]).mask(of_accuracy, "accuracy")
-    names = list(dict.fromkeys(["accuracy", *numbers["name"]]))
-    keys = [name for name in numbers if name not in ("metric", "over", "value", "name")]
-    wide = numbers.pivot(index=keys, columns="name", values="value").reindex(columns=names)
-    wide = wide.reset_index().map(as_cell)
-    return str(wide.rename(columns=as_cell).to_csv(index=False, lineterminator="\n"))
 
 
 def margins_csv(results: Results) -> str:

@@ -15,7 +15,7 @@ from feddg.errors import FeddgError, RunError
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.experiment import Experiment, fewest_fields
 from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, EvaluationRow
-from feddg.runs.reading import Evaluations, Run, find_rule, read_run
+from feddg.runs.reading import SELECTION_RULES, Evaluations, Run, read_run
 from feddg.settings import IMAGENET
 from feddg.text import command, counted
 
@@ -307,7 +307,7 @@ def _one_class(found: SplitAccuracy, classes: Sequence[str]) -> Iterator[Diagnos
 
 
 def _untrained(evaluations: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
-    start = evaluations.accuracy(0, split)
+    start = evaluations.value(0, split)
     if start is not None and found.accuracy.high < start:  # by more than chance
         yield Diagnostic(
             UNTRAINED,
@@ -322,7 +322,7 @@ def _gap(own: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Diagnos
     """Warns if accuracy on training domains is far better than on unseen ones."""
     if split not in (TEST, VAL):
         return
-    accuracies = (own.accuracy(found.round, part) for part in (ID_TEST, ID_VAL))
+    accuracies = (own.value(found.round, part) for part in (ID_TEST, ID_VAL))
     seen = next((value for value in accuracies if value is not None), 0.0)
     gap = seen - found.accuracy.share
     if round(gap, 6) >= LEAST_GAP:
@@ -447,7 +447,7 @@ def about_fluctuation(moved: float | None, margin: float) -> Iterator[Diagnostic
 
 def _end_steps(evaluations: Evaluations, split: str) -> list[float]:
     """Returns the steps between evaluations at the end, without that from the untrained model."""
-    values = [evaluations.accuracy(round_, split) for round_ in evaluations.rounds if round_ > 0]
+    values = [evaluations.value(round_, split) for round_ in evaluations.rounds if round_ > 0]
     curve = [value for value in values if value is not None and math.isfinite(value)]
     steps = [after - before for before, after in pairwise(curve)]
     return steps[-max(WINDOW, len(steps) // 3) :]
@@ -571,9 +571,9 @@ def causes_of_failure(run: Run) -> list[Cause]:
 
 def _fall(run: Run) -> str:
     """Returns how held-out accuracy fell from a round that was no guess; empty if it did not."""
-    own, rounds = run.served_evaluations, run.evaluations.rounds
-    best = max(rounds, key=lambda round_: own.accuracy(round_, TEST) or 0.0, default=None)
-    start, after = (split_accuracy(own, at, TEST) for at in (best, run.served_round))
+    own, rounds = run.served.evaluations, run.evaluations.rounds
+    best = max(rounds, key=lambda round_: own.value(round_, TEST) or 0.0, default=None)
+    start, after = (split_accuracy(own, at, TEST) for at in (best, run.served.round))
     if start is None or after is None or after.accuracy.high >= start.accuracy.low:
         return ""
     if any(_majority(start, trains=True)):
@@ -617,7 +617,7 @@ def about_result(run: Run) -> list[Diagnostic]:
     """Returns warnings about the accuracy of the run's default model."""
     rule = run.default_rule
     classes = run.clients.classes if run.clients else ()
-    chosen = rule.choose(run.evaluations)
+    chosen = run.served.round
     trains = not run.has_one_round
     found = about_accuracy(
         run.evaluations, chosen, weights=rule.weights, classes=classes, trains=trains
@@ -681,7 +681,7 @@ def about_model(run: Path | str, which: str, round_: int) -> tuple[Diagnostic, .
     Raises:
         RunError: the folder is not a run folder.
     """
-    weights = find_rule(which).weights
+    weights = SELECTION_RULES.find(which).weights
     evaluations, split = _held_out(run, weights, round_)
     trains = not read_run(Path(run)).has_one_round
     found = about_accuracy(evaluations, round_, split, weights, trains=trains)
@@ -695,7 +695,7 @@ def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
     Raises:
         RunError: the folder is not a run folder.
     """
-    weights = find_rule(which).weights
+    weights = SELECTION_RULES.find(which).weights
     evaluations, split = _held_out(run, weights, round_)
     evaluations = evaluations.of(weights)
     found = split_accuracy(evaluations, round_, split)

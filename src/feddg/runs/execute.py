@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy
 import torch
@@ -35,10 +34,8 @@ from feddg.records import (
     ID_VAL,
     OPENED_SUM_ROWS,
     PRIVACY_ROWS,
-    SPLITS,
     WISE_FT,
     EnergyThreshold,
-    EvaluationRow,
     JsonFile,
     LedgerRow,
     MessageRow,
@@ -57,6 +54,7 @@ from feddg.runs.folder import (
     KeptModels,
     RunFolder,
 )
+from feddg.runs.numbers import numbers_of
 from feddg.runs.observer import Observer, Together
 from feddg.runs.prepare import (
     Images,
@@ -69,17 +67,13 @@ from feddg.runs.prepare import (
 )
 from feddg.runs.provenance import IMAGES, check_identity, check_images
 from feddg.runs.reading import (
-    AGGREGATES,
     CLIENTS,
     ENVIRONMENT,
     EXPERIMENT,
     LEDGER,
     METRICS_FILE,
-    SELECTION_RULES,
     SUMMARY,
-    Evaluations,
     Run,
-    SelectionRule,
     read_run,
     require_run,
 )
@@ -244,45 +238,8 @@ def summarize(
             # A resumed run's own list begins where it went on.
             *dict.fromkeys([*diagnostics, *about_training(record.evaluations)]),
         ],
-        **{rule.key: _chosen(record, rule) for rule in SELECTION_RULES.values()},
+        numbers=numbers_of(record, costs=False),
     )
-
-
-def _chosen(record: Run, rule: SelectionRule) -> dict[str, Any] | None:
-    """The scores of every split after the round that a rule chooses; None if it chooses none."""
-    round = rule.choose(record.evaluations)
-    if round is None:
-        return None
-    evaluations = record.evaluations.of(rule.weights)
-    scores: dict[str, Any] = {"round": round}
-    for split in SPLITS:
-        rows = evaluations.at(round, split)
-        if rows:
-            scores[split] = {
-                "accuracy": rule.measure(record.evaluations, round, split),
-                "loss": sum(row.loss for row in rows) / len(rows),
-                "metrics": _aggregates(evaluations, round, split),
-                "domains": {row.domain: _domain(record.evaluations, row) for row in rows},
-            }
-    return scores
-
-
-def _aggregates(evaluations: Evaluations, round: int, split: str) -> dict[str, dict[str, float]]:
-    """Every known metric of a split over its domains, by metric and aggregate."""
-    found: dict[str, dict[str, float]] = {}
-    for metric in evaluations.metrics(split):
-        for name in AGGREGATES:
-            value = evaluations.value(round, split, metric, name)
-            if value is not None:
-                found.setdefault(metric, {})[name] = value
-    return found
-
-
-def _domain(evaluations: Evaluations, row: EvaluationRow) -> dict[str, Any]:
-    """The scores of one domain, with the number of images of each class."""
-    scores = {"accuracy": row.accuracy, "loss": row.loss, "metrics": row.metrics}
-    support = evaluations.support(row.split, row.domain)
-    return scores if support is None else scores | {"support": support}
 
 
 def _bytes(messages: Sequence[MessageRow]) -> dict[str, float]:

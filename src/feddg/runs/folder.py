@@ -587,15 +587,15 @@ class KeptModels:
             )
             self._warn_of_no_choice(evaluations)
             for rule in SELECTION_RULES.values():
-                if rule.weights == LAST and rule.model != FINAL.model:
-                    self._choose(rule.model, rule.choose(evaluations), state)
+                if rule.weights == LAST and rule.name != FINAL.name:
+                    self._choose(rule.name, rule.of(evaluations).round, state)
         return self.files
 
     def _warn_of_no_choice(self, evaluations: Evaluations) -> None:
         """Reports once per validation split that its metric is undefined for its images."""
         last = evaluations.rounds[-1] if evaluations.rounds else None
         for split in {ID_VAL, VAL} - self._warned:
-            if last is None or evaluations.accuracy(last, split) is None:
+            if last is None or evaluations.value(last, split) is None:
                 continue
             if evaluations.preference(last, split) is None:
                 self._warned.add(split)
@@ -668,11 +668,11 @@ def kept_weights(folder: Path, *rules: SelectionRule) -> tuple[SelectionRule, We
         if not weights:
             continue
         chosen = None
-        if rule.model != FINAL.model and rule.weights not in MEANS:
-            chosen = rule.choose(read_run(folder).evaluations)
+        if rule.name != FINAL.name and rule.weights not in MEANS:
+            chosen = rule.of(read_run(folder).evaluations).round
         return rule, weights, index.round if chosen is None else chosen
     reason = _why_not_kept(folder, index, rules[-1])
-    raise RunError(f"{folder} has no {rules[-1].model!r} model: {reason}")
+    raise RunError(f"{folder} has no {rules[-1].name!r} model: {reason}")
 
 
 def _weights_of(folder: Path, index: CheckpointIndex, rule: SelectionRule) -> Weights:
@@ -681,9 +681,9 @@ def _weights_of(folder: Path, index: CheckpointIndex, rule: SelectionRule) -> We
         # Until a mean begins there is none; of the entries that are not averaged the last count.
         mean = read_tensors(folder, index, index.state, f"extras/{prefix_of(rule.weights)}")
         return mean and read_tensors(folder, index, index.state, "weights/") | mean
-    if rule.model == FINAL.model:
+    if rule.name == FINAL.name:
         return read_tensors(folder, index, index.state, "weights/")
-    file = index.models.get(rule.model)
+    file = index.models.get(rule.name)
     return {} if file is None else read_tensors(folder, index, f"{MODELS}/{file}")
 
 
@@ -696,7 +696,7 @@ def _why_not_kept(folder: Path, index: CheckpointIndex, rule: SelectionRule) -> 
         return "its evaluate.averages is never"
     if rule.weights == WISE_FT:
         return "that takes server.wise_ft, and the run's last round"
-    round = rule.choose(run.evaluations)
+    round = rule.of(run.evaluations).round
     if round is not None:
         return f"the rule chooses round {round}, whose weights this run did not keep"
     return {

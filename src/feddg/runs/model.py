@@ -21,7 +21,7 @@ from feddg.models.precision import choose_device
 from feddg.runs.folder import RunFolder, checkpoint_memories, kept_weights
 from feddg.runs.prepare import federation_of, load_images
 from feddg.runs.provenance import check_images
-from feddg.runs.reading import EXPERIMENT, find_rule, read_run, require_run
+from feddg.runs.reading import EXPERIMENT, SELECTION_RULES, read_run, require_run
 from feddg.runs.shared import at_hand, is_shared, load_shared
 
 
@@ -68,7 +68,7 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
     path = at_hand(folder)
     if is_shared(path):
         return _load_shared(path, device, which)
-    rules, run = [] if which is None else [find_rule(which)], read_run(path)
+    rules, run = [] if which is None else [SELECTION_RULES.find(which)], read_run(path)
     clients = run.clients
     if clients is None:
         raise RunError(f"{path} stopped before training began: there is no model in it")
@@ -96,7 +96,7 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
             own[id] = part
     _ready(network, device)
     parts, names = Parts(own, experiment.seed), tuple(clients.classes)
-    return Trained(experiment, method, network, parts, names, rule.model, round)
+    return Trained(experiment, method, network, parts, names, rule.name, round)
 
 
 def _ready(network: Network, device: str) -> None:

@@ -25,6 +25,7 @@ from feddg.records import (
     METRICS_ROWS,
     PRIVACY_ROWS,
     SWA,
+    TEST,
     VAL,
     WISE_FT,
     AdaptationRow,
@@ -149,7 +150,7 @@ class Evaluations:
         select_over: str = "domain_mean",
     ) -> None:
         self.select_by, self.select_over = select_by, select_over
-        self._rows, self._weights = list(rows), weights
+        self._rows, self.weights = list(rows), weights
         self._others: dict[str, Evaluations] = {weights: self}
         self._by_round: dict[int, dict[tuple[str, str], EvaluationRow]] = {}
         for row in self._rows:
@@ -196,16 +197,12 @@ class Evaluations:
         rows = self._by_round.get(round_, {})
         return [row for (part, _), row in rows.items() if part == split]
 
-    def accuracy(self, round_: int | None, split: str) -> float | None:
-        """Returns the accuracy of a split after one round, as the mean over its domains."""
-        return self.value(round_, split)
-
     def value(
         self,
         round_: int | None,
         split: str,
         metric: str = "accuracy",
-        aggregate: str = "domain_mean",
+        over: str = "domain_mean",
     ) -> float | None:
         """Returns a metric of a split after one round, over its domains; None if unknown.
 
@@ -213,10 +210,10 @@ class Evaluations:
             round_: the round; None for none.
             split: one of ``SPLITS``.
             metric: a name of :data:`feddg.evaluation.metrics.METRICS`.
-            aggregate: a name of :data:`AGGREGATES`.
+            over: a name of :data:`AGGREGATES`.
         """
         rows = self.at(round_, split) if round_ is not None else []
-        return AGGREGATES[aggregate](rows, metric) if rows else None
+        return AGGREGATES[over](rows, metric) if rows else None
 
     def preference(self, round_: int, split: str) -> float | None:
         """Returns the value that chooses rounds, larger being better; None if unknown.
@@ -224,12 +221,8 @@ class Evaluations:
         It is the metric ``select_by`` of the split, aggregated by ``select_over``, with its sign
         changed if less is better.
         """
-        value = self.score(round_, split)
+        value = self.value(round_, split, self.select_by, self.select_over)
         return None if value is None or math.isnan(value) else preferred(value, self.select_by)
-
-    def score(self, round_: int | None, split: str) -> float | None:
-        """Returns the metric ``select_by`` of a split after a round; None if unknown."""
-        return self.value(round_, split, self.select_by, self.select_over)
 
     def metrics(self, split: str) -> list[str]:
         """Returns the metrics of a split's evaluations, in the order of tables."""
@@ -248,45 +241,62 @@ class Evaluations:
 
 # The rules that choose the model that counts; none of them looks at the test split.
 #
-# A rule chooses a round, and which weights of that round: those the federation trained, or a mean
-# over rounds that it keeps beside them. A new rule is one definition here, or in another package
-# under the entry-point group ``feddg.selection_rules``: tables, pages, plans, ``summary.json`` and
-# ``load_model(which=...)`` find it by themselves.
+# A rule is a function from a run's evaluations to a round, and says which weights of that round:
+# those the federation trained, or a mean over rounds that it keeps beside them. A new rule is one
+# definition here, or in another package under the entry-point group ``feddg.selection_rules``:
+# tables, pages, plans, ``summary.json`` and ``load_model(which=...)`` find it by themselves.
 
 
-Measure = Callable[[Evaluations, int | None, str], float | None]
+@dataclass(frozen=True)
+class Chosen:
+    """A round that a rule chose, with its evaluations.
+
+    Attributes:
+        evaluations: those of the rule's weights.
+        round: the round; None if there is none to choose from.
+    """
+
+    evaluations: Evaluations
+    round: int | None
+
+    def rows(self, split: str) -> list[EvaluationRow]:
+        """Returns the evaluations of a split, one per domain."""
+        return self.evaluations.at(self.round, split) if self.round is not None else []
+
+    def value(
+        self, split: str, metric: str = "accuracy", over: str = "domain_mean"
+    ) -> float | None:
+        """Returns a metric of a split over its domains; see :meth:`Evaluations.value`."""
+        return self.evaluations.value(self.round, split, metric, over)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SelectionRule:
     """A named rule that selects a model.
 
     Attributes:
-        name: its name in tables and plans.
-        key: its name in ``summary.json``.
-        choose: returns the round from evaluations, or None if the needed split was not evaluated.
+        name: its name for ``load_model``, in model files, plans and tables of numbers.
+        title: its name in tables for reading.
+        choose: returns the round from the evaluations of its weights, or None if the needed split
+            was not evaluated.
         split: the split that decides; None if no accuracy is needed.
-        measure: returns the accuracy of a split for the chosen round; by default that round's.
-        which: its name for ``load_model`` and in model files; ``key`` if empty.
         weights: the weights of the chosen round, as in an evaluation's row.
         optional: whether tables omit it if no run has evaluated its weights.
         when: words for a sentence, after an accuracy.
     """
 
     name: str
-    key: str
+    title: str
     choose: Callable[[Evaluations], int | None]
     split: str | None = None
-    measure: Measure = Evaluations.accuracy
-    which: str = ""
     weights: str = LAST
     optional: bool = False
     when: str = ""
 
-    @property
-    def model(self) -> str:
-        """Its name for ``load_model`` and in model files."""
-        return self.which or self.key
+    def of(self, evaluations: Evaluations) -> Chosen:
+        """Returns what it chooses from a run's evaluations."""
+        own = evaluations.of(self.weights)
+        return Chosen(own, self.choose(own))
 
 
 SELECTION_RULES: Final = Registry[SelectionRule](
@@ -295,21 +305,8 @@ SELECTION_RULES: Final = Registry[SelectionRule](
 
 
 def add_rule(rule: SelectionRule) -> SelectionRule:
-    """Registers a rule under all its names, and returns it."""
-    return SELECTION_RULES.add(rule.name, rule, tuple(dict.fromkeys((rule.key, rule.model))))
-
-
-def find_rule(which: str) -> SelectionRule:
-    """Returns the rule of a model's name, or of another of its names.
-
-    Raises:
-        RunError: there is none; the message lists all.
-    """
-    for rule in SELECTION_RULES.values():
-        if which in (rule.model, rule.key, rule.name):
-            return rule
-    models = ", ".join(rule.model for rule in SELECTION_RULES.values())
-    raise RunError(f"no selection rule is called {which!r}; which= takes one of: {models}")
+    """Registers a rule under its name and title, and returns it."""
+    return SELECTION_RULES.add(rule.name, rule, (rule.title,))
 
 
 def rules_for(runs: Iterable[Evaluations]) -> list[SelectionRule]:
@@ -318,7 +315,7 @@ def rules_for(runs: Iterable[Evaluations]) -> list[SelectionRule]:
     return [
         rule
         for rule in SELECTION_RULES.values()
-        if not rule.optional or any(rule.choose(evaluations) is not None for evaluations in found)
+        if not rule.optional or any(rule.of(one).round is not None for one in found)
     ]
 
 
@@ -345,51 +342,35 @@ def _best_round(evaluations: Evaluations, split: str) -> int | None:
     return max(trained, key=lambda r: (trained[r], -r), default=None)
 
 
-def _rule_of_weights(name: str, weights: str, when: str) -> SelectionRule:
+def _of_weights(weights: str, title: str, when: str) -> SelectionRule:
     """Returns the rule that selects the named weights after the last round."""
     return SelectionRule(
-        name,
-        weights,
-        lambda evaluations: final_round(evaluations.of(weights)),
-        measure=lambda evaluations, round, split: evaluations.of(weights).accuracy(round, split),
-        which=weights,
-        weights=weights,
-        optional=True,
-        when=when,
+        weights, title, final_round, weights=weights, optional=True, when=f"by {when}"
     )
+
+
+def _of_validation(
+    name: str, choose: Callable[[Evaluations], int | None], split: str, of: str
+) -> SelectionRule:
+    when = f"after the round that is best on {of} validation"
+    return SelectionRule(name, f"Best {of} validation", choose, split, when=when)
 
 
 FINAL: Final = add_rule(
-    SelectionRule("Final round", "final", final_round, when="after the final round")
+    SelectionRule("final", "Final round", final_round, when="after the final round")
 )
 SWA_MEAN: Final = add_rule(
-    _rule_of_weights("Mean of the last rounds", SWA, "by the mean of the last rounds' models")
+    _of_weights(SWA, "Mean of the last rounds", "the mean of the last rounds' models")
 )
 EMA_MEAN: Final = add_rule(
-    _rule_of_weights("Exponential mean", EMA, "by the exponential mean of the rounds' models")
+    _of_weights(EMA, "Exponential mean", "the exponential mean of the rounds' models")
 )
 BEST_IN_DOMAIN: Final = add_rule(
-    SelectionRule(
-        "Best in-domain validation",
-        "best_by_id_val",
-        best_in_domain,
-        ID_VAL,
-        which="best_in_domain",
-        when="after the round that is best on in-domain validation",
-    )
+    _of_validation("best_in_domain", best_in_domain, ID_VAL, "in-domain")
 )
-BEST_HELD_OUT: Final = add_rule(
-    SelectionRule(
-        "Best held-out validation",
-        "best_by_val",
-        best_held_out,
-        VAL,
-        which="best_held_out",
-        when="after the round that is best on held-out validation",
-    )
-)
+BEST_HELD_OUT: Final = add_rule(_of_validation("best_held_out", best_held_out, VAL, "held-out"))
 WISE_FT_RULE: Final = add_rule(
-    _rule_of_weights("WiSE-FT", WISE_FT, "by a mix of the final model and the one it began from")
+    _of_weights(WISE_FT, "WiSE-FT", "a mix of the final model and the one it began from")
 )
 
 
@@ -580,13 +561,18 @@ class Run(Shown):
         server = self.settings.get("server") or {}
         names = [WISE_FT] if str(server.get("wise_ft") or "none") != "none" else []
         names += {str(server.get("averaging"))} & {SWA, EMA}
-        return [*map(find_rule, names), FINAL]
+        return [*map(SELECTION_RULES.find, names), FINAL]
 
     @cached_property
     def default_rule(self) -> SelectionRule:
         """The rule of the run's default model, among those that were evaluated."""
-        measured = (r for r in self.served_rules if r.choose(self.evaluations) is not None)
-        return next(measured, FINAL)
+        rules = (r for r in self.served_rules if r.of(self.evaluations).round is not None)
+        return next(rules, FINAL)
+
+    @cached_property
+    def served(self) -> Chosen:
+        """The run's default model with its evaluations; of no round before any evaluation."""
+        return self.default_rule.of(self.evaluations)
 
     @property
     def accuracy(self) -> float | None:
@@ -594,8 +580,7 @@ class Run(Shown):
 
         It is the mean over the test domains, of the run's default model.
         """
-        rule, evaluations = self.default_rule, self.evaluations
-        return rule.measure(evaluations, rule.choose(evaluations), "test")
+        return self.served.value(TEST)
 
     @property
     def model(self) -> "nn.Module":
@@ -620,35 +605,21 @@ class Run(Shown):
         page = higher("report").ensure_report(self.folder)
         webbrowser.open(page.resolve().as_uri())
 
-    @cached_property
-    def served_evaluations(self) -> Evaluations:
-        """The evaluations of the weights of the run's default model."""
-        return self.evaluations.of(self.default_rule.weights)
-
-    @cached_property
-    def served_round(self) -> int | None:
-        """The round of the run's default model; None before any evaluation."""
-        return self.default_rule.choose(self.evaluations)
-
-    def served_rows(self, split: str) -> list[EvaluationRow]:
-        """Returns the evaluations of the run's default model on a split, one per domain."""
-        at = self.served_round
-        return self.served_evaluations.at(at, split) if at is not None else []
-
     def frame(self) -> "DataFrame":
-        """Returns all evaluations as rows: round, split, domain, weights, metric, value.
+        """Returns all evaluations as one long table, a number a row.
 
-        Shares are from 0 to 1. ``images``, ``bytes`` and ``seconds`` are the run's cost up to the
-        end of the round, see :class:`Spent`.
+        Columns: ``round``, ``weights``, ``split``, ``domain``, ``metric``, ``value`` (shares from 0
+        to 1), and ``images``, ``bytes``, ``seconds``: the run's cost up to the end of the round,
+        see :class:`Spent`.
         """
         from pandas import DataFrame  # a third of a second, and a run needs none of it
 
+        columns = ["round", "weights", "split", "domain", "metric", "value", *Spent._fields]
         rows = [
-            (row.round, row.split, row.domain, row.weights, metric, value, *self.spent[row.round])
+            (row.round, row.weights, row.split, row.domain, *number, *self.spent[row.round])
             for row in self.metrics.evaluations
-            for metric, value in {"accuracy": row.accuracy, "loss": row.loss, **row.metrics}.items()
+            for number in row.numbers.items()
         ]
-        columns = ["round", "split", "domain", "weights", "metric", "value", *Spent._fields]
         return DataFrame(rows, columns=columns)
 
     @cached_property
@@ -747,8 +718,8 @@ def read_captions(folder: Path) -> dict[str, str]:
 
 def common_rule(runs: Iterable[Run]) -> SelectionRule:
     """Returns the rule of the runs' default models; the final round's if they differ."""
-    rules = {run.default_rule.name: run.default_rule for run in runs}
-    return next(iter(rules.values())) if len(rules) == 1 else FINAL
+    rules = {run.default_rule for run in runs}
+    return rules.pop() if len(rules) == 1 else FINAL
 
 
 def is_run(folder: Path) -> bool:
