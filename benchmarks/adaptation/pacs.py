@@ -230,7 +230,7 @@ def seen(line: Line, test: str, how: str | None, args: argparse.Namespace) -> li
     for folder in folders(line, test, args):
         record = read_run(folder)
         if how is None:
-            value = record.evaluations.accuracy(record.rounds_done, ID_VAL)
+            value = record.evaluations.value(record.rounds_done, ID_VAL)
             values += [] if value is None else [100 * value]
             continue
         found = evaluate_run(folder, ["global"], personal=True).scores
