@@ -339,6 +339,22 @@ def test_the_frame_is_tidy_and_has_every_number(comparison):
     )
 
 
+def test_three_lines_of_pandas_give_the_margins_from_the_frame_and_from_the_file(comparison):
+    folder, _ = comparison()
+    write_comparison(folder)
+    results = read_comparison(folder)
+    wanted = (
+        "metric == 'accuracy' and split == 'test' and rule == 'final' and over == 'domain_mean'"
+    )
+    for table in (results.frame(), pandas.read_csv(folder / "results.csv")):
+        wide = table.query(wanted).pivot(
+            index=["held_out", "seed"], columns="method", values="value"
+        )
+        leads = wide.sub(wide["fedavg"], axis=0).groupby("held_out").mean()
+        for method, margin in results.margins(FINAL, "fedavg").items():
+            assert leads[method].mean() == pytest.approx(margin.mean, abs=1e-12)
+
+
 def test_a_results_file_gives_the_tables_of_its_run_folders(comparison, tmp_path):
     folder, _ = comparison()
     runs = read_comparison(folder)
