@@ -1,7 +1,7 @@
 """Training that starts from a classifier in closed form (``train.head: ridge``).
 
 Before round 1 comes a round of :class:`feddg.methods.ridge.Ridge` over the features of the network
-that training starts from: round 0, of all clients, in which the classifier alone is sent.
+that training starts from: round 0, of all clients, in which nothing is sent but sums.
 """
 
 import copy
@@ -38,13 +38,11 @@ class HeadStart(Ridge):
         self._method = method
 
     def update(self, client: Client) -> Update:
-        """At a client: returns its sums, beside the classifier as it was sent."""
+        """At a client: returns its sums."""
         started, count = time.perf_counter(), len(client.examples)
         (gram, cross), _, _ = self._own(client)
-        sent = {GRAM: gram, CROSS: cross}
-        sent |= {name: client.received[name] for name in (WEIGHT, BIAS)}
         seconds = time.perf_counter() - started
-        return Update(client.id, count, sent, Message(), {}, seconds, count)
+        return Update(client.id, count, {GRAM: gram, CROSS: cross}, Message(), {}, seconds, count)
 
     def _own(self, client: Client) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
         network, method = client.network, self._method
@@ -106,6 +104,7 @@ def head_start(network: Network, server: Server, progress: Progress) -> dict[int
     summing = copy.copy(network)
     summing._modules = dict(network._modules)
     summing = method.network(summing)
+    del summing.classifier.weight, summing.classifier.bias  # nobody sends what is to be solved for
     device = state.weights[WEIGHT].device
     sums = summing.classifier.state_dict(prefix=CLASSIFIER)
     head = {name: tensor.detach().to(device) for name, tensor in sums.items()}

@@ -104,7 +104,7 @@ def leaks_section(run: Run) -> Section | None:
         blocks.append(Fold("What the attacks found, in numbers", [*found, *charts]))
     else:
         described = [one for one in entries if one.purpose == "statistics"]
-        shares = any(one.name not in OWN_NAMES for one in described)
+        shares = any(one.name not in {*OWN_NAMES, COUNTS} for one in described)
         kind = ("server", "--public", "FOLDER_OF_PHOTOGRAPHS") if shares else ("membership",)
         blocks.append(Prose("No attack has been tried on this run. To try one:"))
         blocks.append(Code(command("privacy", "attack", str(run.folder), "--kind", *kind)))
