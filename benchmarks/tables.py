@@ -21,7 +21,7 @@ from feddg.report.page import between_marks
 from feddg.report.tables import (
     detectable_text,
     interval_text,
-    margin_text,
+    points,
     spread_text,
     unseen,
 )
@@ -49,6 +49,11 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Returns a table in Markdown."""
     head_line, *lines = (f"| {' | '.join(line)} |" for line in (head, *rows))
     return "\n".join([head_line, f"|{'---|' * len(head)}", *lines])
+
+
+def margin_text(margin: Margin) -> str:
+    """``+1.3 (-0.4 to +2.1)``, with the interval over domains."""
+    return f"{points(margin.mean)} ({interval_text(margin.domains, 'domain')})"
 
 
 def lead(margin: Margin | None) -> str:

@@ -10,14 +10,14 @@ of each; ``runs/papers/NAME.md`` every selection rule, margin, and the cells tha
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from feddg.comparison.plan import Plan, load_plan, table_cells
 from feddg.comparison.results import Results, TuningFile, read_results
-from feddg.comparison.statistics import Margin, average_over_columns
+from feddg.comparison.statistics import Key, Margin, average_over_columns
 from feddg.diagnostics import Diagnostic
 from feddg.records import CONSTANT, FLUCTUATION, LAST, RISING, SPLITS, TEST
 from feddg.report.blocks import Table, column
@@ -27,14 +27,12 @@ from feddg.report.tables import (
     MEANING,
     MethodColumn,
     about_tuning,
-    accuracy_columns,
     budget_table,
     budget_words,
     by_method,
     column_groups,
     interval_text,
     margin_table,
-    mark,
     points,
     spread_text,
     to_markdown,
@@ -221,9 +219,35 @@ def coverage(results: Results, plan: Plan, strangers: int) -> str:
     return "\n".join([*lines, *map(str, about_rows(results))])
 
 
+def mark(places: Iterable[Key], columns: Iterable[str]) -> str:
+    """Returns the mark if one of the places is in one of the columns, else an empty text."""
+    among = set(columns)
+    return MARK if any(column in among for column, _ in places) else ""
+
+
+def accuracy_column(
+    results: Results, rule: SelectionRule, heading: str, columns: Sequence[str]
+) -> MethodColumn:
+    """Accuracy of each method on some columns, and how many seeds lack.
+
+    Models that are no better than a constant one are marked.
+    """
+    found, constant = results.accuracies(rule), results.no_better_than_constant(rule)
+
+    def cell(method: str) -> str:
+        one, seeds = average_over_columns(found.get(method, {}), columns), len(results.seeds)
+        if one is None:
+            return NOT_RUN
+        lack = f" ({one.count} of {seeds})" if one.count < seeds else ""
+        return spread_text(one) + lack + mark(constant.get(method, ()), columns)
+
+    return column(heading, cell)
+
+
 def accuracy(results: Results, rule: SelectionRule) -> str:
     """Returns accuracy by column under one rule; cells with missing seeds are marked."""
-    columns = accuracy_columns(results, rule, missing=NOT_RUN, published=True)
+    groups = column_groups(results).items()
+    columns = [accuracy_column(results, rule, heading, group) for heading, group in groups]
     columns.append(column("Fluctuation", lambda method: percent(fluctuation(results, method))))
     caption = (
         f"**{rule.title}.** Accuracy on the unseen domain {rule.when}, percent, mean ± standard "

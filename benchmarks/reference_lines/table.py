@@ -22,7 +22,6 @@ from feddg.report.tables import accuracy_columns, by_method, to_markdown
 from feddg.runs.reading import FINAL
 
 NUMBERS = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "calibration_error")
-NOT_RUN = "not run"
 
 
 def write(results: Results, path: Path) -> None:
@@ -40,9 +39,9 @@ def write(results: Results, path: Path) -> None:
 
 def table(results: Results) -> Table:
     """Returns held-out test accuracy by column and on average, and in-domain test accuracy."""
-    columns = accuracy_columns(results, FINAL, missing=NOT_RUN)
+    columns = accuracy_columns(results, FINAL)
     inside = {"in-domain test": results.columns}
-    columns += accuracy_columns(results, FINAL, ID_TEST, inside, missing=NOT_RUN)
+    columns += accuracy_columns(results, FINAL, ID_TEST, inside)
     return by_method(results.methods, columns)
 
 

@@ -18,7 +18,6 @@ from feddg.comparison.results import (
 from feddg.comparison.statistics import (
     LEAST,
     Interval,
-    Key,
     Margin,
     Spread,
     average_over_columns,
@@ -78,12 +77,6 @@ TWO_INTERVALS = (
 ADVICE = {STILL_RISING: "Train longer."}
 
 
-def mark(places: Iterable[Key], columns: Iterable[str]) -> str:
-    """Returns the mark if one of the places is in one of the columns, else an empty text."""
-    among = set(columns)
-    return MARK if any(column in among for column, _ in places) else ""
-
-
 def by_method(
     methods: Iterable[str],
     columns: Sequence[MethodColumn],
@@ -106,8 +99,6 @@ def accuracy_columns(
     rule: SelectionRule,
     split: str = TEST,
     groups: Mapping[str, Sequence[str]] | None = None,
-    missing: str = MISSING,
-    published: bool = False,
 ) -> list[MethodColumn]:
     """Accuracy of each method under a rule, averaged over columns of the table.
 
@@ -117,13 +108,9 @@ def accuracy_columns(
         split: which images.
         groups: by heading, what is averaged over; a seed counts when it has all of them. Each
             column by itself and their average, if None.
-        missing: what stands where there is none.
-        published: whether to say how many seeds of a plan lack, and to mark models that are no
-            better than a constant one on test domains; otherwise the best is bold.
     """
     found = results.accuracies(rule, split)
-    constant = results.no_better_than_constant(rule) if published and split == TEST else {}
-    is_bold = not published and results.no_method_fit is None
+    is_fit = results.no_method_fit is None
 
     def accuracy_column(heading: str, columns: Sequence[str]) -> MethodColumn:
         spreads = {method: average_over_columns(own, columns) for method, own in found.items()}
@@ -131,13 +118,7 @@ def accuracy_columns(
 
         def accuracy(method: str) -> Cell:
             one = spreads.get(method)
-            if one is None:
-                return Cell(missing)
-            text, seeds = spread_text(one), len(results.seeds)
-            if published and results.planned and one.count < seeds:
-                text += f" ({one.count} of {seeds})"
-            text += mark(constant.get(method, ()), columns)
-            return Cell(text, strong=is_bold and one.mean == best)
+            return Cell(spread_text(one), strong=is_fit and one is not None and one.mean == best)
 
         return column(heading, accuracy)
 
@@ -338,13 +319,6 @@ def unseen(margins: Iterable[Margin]) -> str:
 def _mean_rank(places: Iterable[float]) -> str:
     found = spread(places)
     return f"{found.mean:.2f}" if found else MISSING
-
-
-def margin_text(margin: Margin | None) -> str:
-    """``+1.3 (-0.4 to +2.1)``, with the interval over domains."""
-    if margin is None:
-        return MISSING
-    return f"{points(margin.mean)} ({interval_text(margin.domains, 'domain')})"
 
 
 def detectable_text(margin: Margin) -> str:
