@@ -3,10 +3,11 @@
     python benchmarks/privacy/robust.py updates --out runs/robust
     python benchmarks/privacy/robust.py styles --out runs/robust
 
-``updates``: ten sites, of which none, two or four send their training's change times -4, under
-every robust aggregation. ``styles``: one of five sites sends PARDON's or VISTA's server a false
-style, with and without the range that styles must lie in. Runs that are complete are not run again.
-Writes docs/results/data/robust_KIND.csv, one row a run, after each run.
+``updates``: five sites, of which none or one sends its training's change times -4, and ten, of
+which none, two or four do, under every robust aggregation: a small network on digits, and a head on
+ImageNet features of emoji. ``styles``: one of five sites sends PARDON's or VISTA's server a false
+style, with and without the range that styles must lie in. Writes docs/results/data/robust_KIND.csv,
+one row a run, after each run; rows that are there are not run again.
 """
 
 import argparse
@@ -14,31 +15,34 @@ import csv
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+import pandas
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from feddg.api import run
 from feddg.clients.client import Client
+from feddg.data.pixels import as_unit
 from feddg.experiment import Experiment
 from feddg.messages import Message, SchemaContext, Update, Weights
-from feddg.methods.base import Round, weighted_mean
 from feddg.methods.base import register as register_method
 from feddg.methods.pardon import Pardon, PardonSettings
 from feddg.methods.style_exchange import OneStyleEach
 from feddg.methods.vista import Vista, VistaSettings
+from feddg.models.backbones import build_network
 from feddg.privacy.defence import Defence
 from feddg.privacy.defence import register as register_defence
-from feddg.privacy.robust import aggregated, kept, middle
 from feddg.rng import stream
+from feddg.runs.prepare import load_table
 from feddg.settings import Settings
 
 DATA = Path(__file__).parents[2] / "docs" / "results" / "data"
-SEEDS = (0, 1)
-SITES, LIARS = 10, (0, 2, 4)
+SEEDS = (0, 1, 2)
+LIARS = {5: (0, 1), 10: (0, 2, 4)}
 SETTINGS: dict[str, Any] = {
     "data": {"source": "digits", "image_size": 16, "id_val": 0.0, "id_test": 0.2},
     "hold_out": {"test": "ink"},
@@ -47,16 +51,28 @@ SETTINGS: dict[str, Any] = {
     "evaluate": {"every": 1000, "pictures": False, "averages": "never"},
     "device": "cpu",
 }
-DEFENCES: dict[str, list[dict[str, Any]]] = {
-    "none": [],
-    "norm_bounding": [{"name": "norm_bounding"}],
-    "median": [{"name": "median"}],
-    "trimmed_mean, f = 4": [{"name": "trimmed_mean", "bad_clients": 4}],
-    "krum, f = 3": [{"name": "krum", "bad_clients": 3}],
-    "krum, f = 3, selected = 5": [{"name": "krum", "bad_clients": 3, "selected": 5}],
-    "centred_clipping": [{"name": "centred_clipping"}],
-    "bucketed_median": [{"name": "bucketed_median"}],
+EMOJI = SETTINGS | {
+    "hold_out": {"test": "noto"},
+    "model": {"backbone": "features"},
+    "train": SETTINGS["train"] | {"head": "random", "rounds": 20},
 }
+"""The same of a head on features that were extracted beforehand."""
+
+
+def defences(sites: int) -> dict[str, list[dict[str, Any]]]:
+    """Returns every robust aggregation, by name."""
+    trimmed, krum = (4, 3) if sites == 10 else (1, 1)
+    return {
+        "none": [],
+        "norm_bounding": [{"name": "norm_bounding"}],
+        "median": [{"name": "median"}],
+        f"trimmed_mean, f = {trimmed}": [{"name": "trimmed_mean", "bad_clients": trimmed}],
+        f"krum, f = {krum}": [{"name": "krum", "bad_clients": krum}],
+        f"krum, f = {krum}, selected = {sites // 2}": [
+            {"name": "krum", "bad_clients": krum, "selected": sites // 2}
+        ],
+        "centred_clipping": [{"name": "centred_clipping"}],
+    }
 
 
 # Updates that pull the wrong way
@@ -88,48 +104,42 @@ class Flipped(Defence):
         return replace(update, weights=update.weights | changed)
 
 
-class BucketedSettings(Settings):
-    """How many updates a bucket has."""
-
-    size: int = Field(2, ge=1, description="updates of a bucket, which are averaged")
-
-
-@register_defence
-class BucketedMedian(Defence):
-    """The median of the means of random buckets (Karimireddy, He and Jaggi 2022, Algorithm 1)."""
-
-    name = "bucketed_median"
-    summary = "the median of means of random buckets"
-    Settings = BucketedSettings
-    aggregates = True
-
-    def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
-        """Yields one update: the median of the buckets."""
-        copies = kept(self, updates)
-        order = torch.randperm(len(copies), generator=stream(0, "buckets", round.number)).tolist()
-        size = self.settings.size
-        buckets = [[copies[k] for k in order[at : at + size]] for at in range(0, len(order), size)]
-        means = [
-            replace(bucket[0], weights=weighted_mean((update.weights, 1) for update in bucket))
-            for bucket in buckets
-        ]
-        yield aggregated(means, middle)
-
-
-def updates() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def updates(out: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yields what a row says, and the experiment's fields."""
-    for defence, chosen in DEFENCES.items():
-        for liars in LIARS:
-            for seed in SEEDS:
-                drawn = torch.randperm(SITES, generator=stream(seed, "liars"))[:liars]
-                attack = [{"name": "flipped", "clients": sorted(drawn.tolist())}] if liars else []
-                yield (
-                    {"defence": defence, "liars": liars, "sites": SITES, "seed": seed},
-                    {
-                        "clients": {"number": SITES, "heterogeneity": 0.1},
-                        "defences": [*attack, *chosen],
-                    },
-                )
+    table = {"source": "features", "root": emoji_features(out), "id_val": 0.0, "id_test": 0.2}
+    kinds = {"emoji": EMOJI | {"data": table}, "digits": SETTINGS}
+    for (images, settings), sites, seed in product(kinds.items(), LIARS, SEEDS):
+        for (defence, chosen), liars in product(defences(sites).items(), LIARS[sites]):
+            drawn = torch.randperm(sites, generator=stream(seed, "liars"))[:liars]
+            attack = [{"name": "flipped", "clients": sorted(drawn.tolist())}] if liars else []
+            about = {"images": images, "defence": defence, "liars": liars, "sites": sites}
+            clients = {"number": sites, "heterogeneity": 0.1}
+            yield (
+                about | {"seed": seed},
+                settings | {"clients": clients, "defences": [*attack, *chosen]},
+            )
+
+
+def emoji_features(out: Path) -> Path:
+    """Writes what EfficientNet-Lite0 makes of emoji at 96 pixels, once."""
+    file = out / "emoji.parquet"
+    if file.is_file():
+        return file
+    chosen = Experiment(data={"source": "emoji", "image_size": 96})
+    table, pixels, *_ = load_table(chosen, None, lambda *_: None)
+    classes, size = len(table.class_names), chosen.data.image_size
+    network = build_network("efficientnet_lite0", classes, weights="imagenet", image_size=size)
+    with torch.inference_mode():
+        parts = torch.arange(len(table)).split(64)
+        found = [network.eval().features(as_unit(pixels.gather(rows))) for rows in parts]
+    columns = {
+        "domain": [table.domain_names[domain] for domain in table.domains],
+        "label": [table.class_names[label] for label in table.labels],
+        "features": list(torch.cat(found).numpy()),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    pandas.DataFrame(columns).to_parquet(file)
+    return file
 
 
 # Styles that lie
@@ -197,7 +207,7 @@ class LyingVista(Lying, Vista):
     settings: LyingVistaSettings
 
 
-def styles() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def styles(out: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yields what a row says, and the experiment's fields."""
     for method in ("pardon", "vista"):
         for lie, ranges in LIES:
@@ -214,19 +224,24 @@ def styles() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def measured(kind: str, out: Path) -> None:
-    """Carries out the runs, and writes what there is after each."""
-    rows: list[dict[str, Any]] = []
-    for row, fields in {"updates": updates, "styles": styles}[kind]():
+    """Carries out the runs that have no row yet, and writes what there is after each."""
+    file = DATA / f"robust_{kind}.csv"
+    with file.open(newline="", encoding="utf-8") as content:
+        rows: list[dict[str, Any]] = list(csv.DictReader(content))
+    for row, fields in {"updates": updates, "styles": styles}[kind](out):
+        about = {name: str(value) for name, value in row.items()}
+        if any(about.items() <= known.items() for known in rows):
+            continue
         done = run(Experiment(**SETTINGS | fields, seed=row["seed"]), out, report=False)
         evaluations = done.evaluations
         last = evaluations.rounds[-1]
         for column, split in (("unseen", "test"), ("seen", "id_test")):
             accuracies = [found.accuracy for found in evaluations.at(last, split)]
-            row[f"{column}_accuracy"] = f"{statistics.mean(accuracies):.4f}"
-        rows.append(row)
-        print(*row.values(), flush=True)
-        with (DATA / f"robust_{kind}.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
+            about[f"{column}_accuracy"] = f"{statistics.mean(accuracies):.4f}"
+        rows.append(about)
+        print(*about.values(), flush=True)
+        with file.open("w", newline="", encoding="utf-8") as content:
+            writer = csv.DictWriter(content, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
 

@@ -83,7 +83,9 @@ class Federation(federation.Federation):
             give targets instead of class ids, tensors of one shape; those of the images' height
             and width are augmented as the images are, by the nearest pixel.
         cache: folder for methods' cached results; no cache by default.
-        transport: carries messages to the clients; by default they are in this process.
+        transport: carries messages to the clients; by default they are in this process. With one,
+            ``clients`` is one data set like theirs, which shows shapes.
+        number: how many clients there are, if some are elsewhere.
         hooks: what happens in every round besides: objects of :class:`feddg.RoundHook`.
         **fields: fields of an experiment: ``lr``, ``batch_size``, ``local_epochs``, ``rounds``,
             ``seed``, ``device``, ``clients_per_round``, ``augmentation``, ``privacy``,
@@ -112,6 +114,7 @@ class Federation(federation.Federation):
         task: Task = CLASSIFICATION,
         cache: Path | None = None,
         transport: Transport | None = None,
+        number: int | None = None,
         hooks: Sequence[RoundHook] = (),
         **fields: Any,
     ) -> None:
@@ -125,7 +128,8 @@ class Federation(federation.Federation):
         for id, dataset in enumerate(clients):
             held.append(read_images(dataset, f"client {id}", image_size, task))
             image_size = held[0][0].shape[1]
-        settings = _settings(method, fields, len(clients), cast(int, image_size))
+        number = number or len(clients if transport is None else transport.clients)
+        settings = _settings(method, fields, number, cast(int, image_size))
         check_task(type(method), task, held[0][1].shape[-2:] == held[0][0].shape[1:3])
         start = _network_of(model, method, held[0][0][:2], settings.seed, normalize, task)
         for id, (_, targets) in enumerate(held):
@@ -173,7 +177,11 @@ class Federation(federation.Federation):
 
         Raises:
             NotEnoughUpdates: too few clients' updates could be used.
+            ExperimentError: other clients are elsewhere, and no transport reaches them.
         """
+        here, number = len(self.transport.clients), self.settings.clients.number
+        if here != number:
+            raise ExperimentError(f"{here} of {number} clients are here: give a transport to all")
         return super().fit(rounds or self.settings.train.rounds, progress)
 
     @property

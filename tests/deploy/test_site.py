@@ -123,7 +123,7 @@ def test_a_process_reads_a_run_s_experiment_once_for_each_device(images, tmp_pat
 
 def test_a_node_config_names_what_is_wrong():
     assert SiteConfig.read({"site": "a", "images": "/x", "partition-id": 3}).domain is None
-    with pytest.raises(FeddgError, match="images: Field required"):
+    with pytest.raises(FeddgError, match="give either images or program"):
         SiteConfig.read({"site": "a"})
 
 

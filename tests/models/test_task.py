@@ -1,18 +1,24 @@
 """Tasks other than classification: own losses, scores and targets of any shape."""
 
+import copy
 import math
+from collections import defaultdict
 
+import dp_accounting
 import numpy
 import pytest
 import torch
+from dp_accounting.pld import PLDAccountant
 from scipy.stats import t as student
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import feddg
+from discs import SEGMENT, Discs, SmallUNet, dice
 from feddg.data.augment import AugmentSettings, apply, draw, moved
 from feddg.errors import ExperimentError
+from feddg.federation import local_training
 from feddg.methods.base import methods
 from feddg.models.task import CLASSIFICATION, spread
 from federations import same
@@ -24,49 +30,6 @@ RUN = [
 """Methods that run any task."""
 
 
-class Discs(Dataset):
-    """Bright discs on noise, with their masks ``(1, 16, 16)``."""
-
-    def __init__(self, seed: int, count: int = 12, tint: float = 1.0) -> None:
-        rng = torch.Generator().manual_seed(seed)
-        x, y = torch.rand(2, count, 1, 1, generator=rng) * 8 + 4
-        across = torch.arange(16.0)
-        inside = (across - x).square() + (across[:, None] - y).square() < 14
-        noise = torch.rand(count, 3, 16, 16, generator=rng) * 0.4
-        self.masks = inside[:, None].float()
-        self.images = (noise + 0.6 * tint * self.masks).clamp(0, 1)
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.images[index], self.masks[index]
-
-
-class SmallUNet(nn.Module):
-    """A network that gives one number a pixel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.down = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
-        self.deep = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU())
-        self.up = nn.Conv2d(16, 1, 3, padding=1)
-        self.stages = [self.down, self.deep]
-
-    def forward(self, images: Tensor) -> Tensor:
-        fine = self.down(images)
-        coarse = functional.interpolate(self.deep(fine), scale_factor=2)
-        return self.up(torch.cat([fine, coarse], 1))
-
-
-def dice(outputs: Tensor, masks: Tensor) -> Tensor:
-    found = (outputs > 0).float()
-    both, all = (found * masks).sum((1, 2, 3)), (found + masks).sum((1, 2, 3))
-    return (2 * both + 1) / (all + 1)
-
-
-SEGMENT = feddg.Task(functional.binary_cross_entropy_with_logits, dice, name="Dice")
 SITES = [Discs(0), Discs(1), Discs(5)]
 
 
@@ -297,3 +260,49 @@ def test_defences_privacy_and_averages_hold(fields):
     fed = federation(normalization="frozen", **fields).fit(2)
     assert math.isfinite(fed.evaluate(Discs(2)).mean)
     assert same(fed.weights, fed.server.state.weights) is (fed.settings.server.averaging == "none")
+
+
+PRIVATE = {"privacy": {"record_epsilon": 8.0}, "local_epochs": 2, "normalization": "frozen"}
+
+
+@pytest.mark.parametrize(
+    ("method", "fields"),
+    [
+        ("fedavg", {}),
+        ("scaffold", {}),
+        ("fedavg", {"averaging": "ema", "defences": ["median"]}),
+        ("fedavg", {"normalization": "frozen", "defences": ["secure_aggregation"]}),
+    ],
+)
+def test_a_federation_that_was_stopped_goes_on_with_the_bits_of_one_that_was_not(method, fields):
+    whole = federation(method, rounds=3, **fields).fit(3)
+    first = federation(method, rounds=3, **fields).fit(2)
+    second = federation(method, rounds=3, **fields)
+    second.resume(copy.deepcopy(first.server.state), copy.deepcopy(first.transport.memories))
+    assert same(second.fit(1).server.state.weights, whole.server.state.weights)
+    assert same(second.weights, whole.weights)
+
+
+def test_secure_sums_of_a_task_are_the_sums_without():
+    plain = federation(normalization="frozen").fit(2)
+    hidden = federation(normalization="frozen", defences=["secure_aggregation"]).fit(2)
+    assert not same(plain.weights, hidden.weights)  # sums are rounded to 2^-24 of the range
+    for name, entry in plain.weights.items():
+        torch.testing.assert_close(hidden.weights[name], entry, rtol=1e-5, atol=1e-6)
+
+
+def test_another_accountant_counts_the_epsilon_of_a_private_task(monkeypatch):
+    steps, private_step = defaultdict(list), local_training.private_step
+
+    def noted(client, batch, noise):
+        private_step(client, batch, noise)
+        for place in batch.positions.tolist():
+            steps[client.id, place].append(noise.multiplier)
+
+    monkeypatch.setattr(local_training, "private_step", noted)
+    federation(rounds=3, **PRIVATE).fit(3)
+    assert {len(own) for own in steps.values()} == {3 * 2}  # every image, each epoch
+    (multiplier,) = {one for own in steps.values() for one in own}
+    accountant = PLDAccountant()
+    accountant.compose(dp_accounting.GaussianDpEvent(multiplier), 3 * 2)
+    assert accountant.get_epsilon(1e-5) == pytest.approx(8, rel=0.01)

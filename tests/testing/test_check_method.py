@@ -7,7 +7,7 @@ import torch
 
 from feddg.messages import Message
 from feddg.methods.base import Method, methods
-from feddg.testing import MethodFault, check_method
+from feddg.testing import MethodFault, a_network_changes_nothing, check_method
 
 
 class Plain(Method):
@@ -114,6 +114,14 @@ def test_a_planted_fault_is_found_and_said(method):
 
 QUICK = {"fedavg", "pardon", "ridge", "scaffold"}
 """By images, by what is sent before round 1, in one round, by control variates."""
+
+
+def test_what_a_process_remembers_is_not_there_over_flower():
+    pytest.importorskip("flwr", reason="Flower is an optional extra")
+    assert a_network_changes_nothing(Plain) is None
+    what, why = a_network_changes_nothing(LostWhenStopped)
+    assert "over Flower it differs" in what
+    assert "messages" in why
 
 
 def test_a_method_without_faults_has_none():

@@ -8,7 +8,7 @@ from flwr.app import Context
 from flwr.app import Message as Envelope
 from flwr.clientapp import ClientApp
 
-from feddg.deploy.site import SIMULATED, MissingContext, SimulatedSite, Site
+from feddg.deploy.site import MissingContext, Site, site_of
 from feddg.deploy.wire import CONTEXT, Payload
 from feddg.errors import ClientError, Diverged, ExperimentError, FeddgError
 
@@ -28,10 +28,7 @@ def _reply(
     """
     started = time.perf_counter()
     try:
-        # What a SuperNode's own config says is never overruled by what is sent to it.
-        simulated = SIMULATED in context.run_config and "site" not in context.node_config
-        kind = SimulatedSite if simulated else Site
-        site = kind(context.node_config, context.run_config)
+        site = site_of(context.node_config, context.run_config)
         result = work(site, Payload.from_records(envelope.content))
     except MissingContext:
         result = Payload({"missing": CONTEXT})

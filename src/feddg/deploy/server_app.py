@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from pydantic import BeforeValidator, Field, NonNegativeInt, ValidationError
 
 from feddg.clients.client import Worker
-from feddg.deploy.site import load_pixels, positions, read_experiment, test_images
+from feddg.deploy.site import TARGETS, load_pixels, positions, read_experiment, test_images
 from feddg.deploy.transport import FlowerTransport, Policy
 from feddg.deploy.wire import MOST_IMAGES, Registration, RunKey
 from feddg.diagnostics import Diagnostic, Progress, emit
@@ -264,6 +264,29 @@ class Sites(Sequence[Any]):
         """Asks the evaluation sites; see :func:`evaluation_scores`."""
         classes = len(self.held.classes)
         return evaluation_scores(self._transport, classes, server, broadcast, scores)
+
+
+def transport_to_programs(
+    grid: Grid, sites: Sequence[str], run: str, policy: Policy | None = None, **options: Any
+) -> FlowerTransport:
+    """Returns a transport to sites with programs of their own, once all have registered.
+
+    >>> fed = feddg.Federation([example], unet, task=task, transport=transport_to_programs(...))
+
+    Args:
+        grid: Flower's, as the main function of a ServerApp gets it.
+        sites: names of all sites; the order is part of the experiment.
+        run: key under which sites store their memory: another one for every run.
+        policy: waiting times.
+        **options: of :class:`FlowerTransport`.
+
+    Raises:
+        RunError: a site is missing; names it.
+    """
+    transport = FlowerTransport(grid, sites, run, policy or Policy(len(sites)), **options)
+    transport.gather(len(sites))
+    transport.fields = {"classes": json.dumps([TARGETS]), "domains": json.dumps(list(sites))}
+    return transport
 
 
 app = ServerApp()

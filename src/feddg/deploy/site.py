@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import pkgutil
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +44,7 @@ from feddg.errors import (
 )
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
-from feddg.federation.federation import build, build_worker, defences_for
+from feddg.federation.federation import Federation, build, build_worker, defences_for
 from feddg.federation.local_training import answer, client_statistics, load_weights, train
 from feddg.federation.transport import without_frozen
 from feddg.messages import Message, Scalar, Weights, on_device
@@ -61,6 +62,8 @@ DIGITS = "digits:"
 IMAGES = "images.json"
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MEMORY = re.compile(r"memory-(\d{1,9})\.bin")
+TARGETS = "targets"
+"""What stands for the classes of a site whose program knows what its targets are."""
 SIMULATED = "simulated"
 """Key of the run config of simulated nodes, which differ in ``partition-id`` only."""
 
@@ -306,7 +309,11 @@ class SiteConfig(Settings):
 
     site: str = Field(description="the site's name, one of the deployment's `sites`")
     images: str = Field(
-        description="folder root/domain/class/*, or root/class/* with `domain`; or digits:DOMAIN"
+        "",
+        description="folder root/domain/class/*, or root/class/* with `domain`; or digits:DOMAIN",
+    )
+    program: str = Field(
+        "", description="instead of images: `module:function`, which returns a feddg.Federation"
     )
     domain: str | None = Field(None, description="what the images of root/class/* are called")
     cache: Path | None = Field(None, description="folder for pixels, stylized copies and memory")
@@ -324,9 +331,12 @@ class SiteConfig(Settings):
         """
         own = {key: value for key, value in node_config.items() if key in cls.model_fields}
         try:
-            return cls(**own)
+            found = cls(**own)
         except ValidationError as error:
             raise FeddgError(f"--node-config of this SuperNode: {field_fault(error)}") from None
+        if bool(found.images) == bool(found.program):
+            raise FeddgError("--node-config of this SuperNode: give either images or program")
+        return found
 
     @property
     def cache_folder(self) -> Path:
@@ -572,6 +582,58 @@ class SimulatedSite(Site):
 
     def _examples(self, classes: list[str], domains: list[str]) -> Examples:
         return self._own
+
+
+class ProgramSite(Site):
+    """A site whose own program says what is trained: images, network, method, loss and score.
+
+    Args:
+        config: the site's.
+        federation: what the program made: its first client is the site.
+    """
+
+    def __init__(self, config: SiteConfig, federation: Federation) -> None:
+        self.config, self.federation = config, federation
+
+    def evaluate(self, payload: Payload) -> Payload:
+        """Refuses: scores of another task than classification stay where they were measured."""
+        raise ClientError(f"{self.config.site} only trains; evaluate where its program runs")
+
+    def _build(self, classes: int) -> tuple[Method, Worker, Defences]:
+        return self.federation.method, self.federation.worker, self.federation.defences
+
+    def _registration(self) -> Registration:
+        count = len(self.federation.clients[0].labels)
+        return Registration(classes={TARGETS: count}, domains={self.config.site: count})
+
+    _memory = SimulatedSite._memory
+
+    def _examples(self, classes: list[str], domains: list[str]) -> Examples:
+        own: Examples = self.federation.clients[0]
+        domain = domains.index(self.config.site)
+        return replace(own, domains=torch.full_like(own.domains, domain))
+
+
+def site_of(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Site:
+    """Returns the site that a node is, by its config.
+
+    Raises:
+        FeddgError: the config, the experiment, the images or the program cannot be used.
+    """
+    # What a SuperNode's own config says is never overruled by what is sent to it.
+    if SIMULATED in run_config and "site" not in node_config:
+        return SimulatedSite(node_config, run_config)
+    if not node_config.get("program"):
+        return Site(node_config, run_config)
+    config = SiteConfig.read(node_config)
+    try:
+        made = pkgutil.resolve_name(config.program)()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise FeddgError(f"program {config.program!r} cannot be used: {error}") from None
+    if not isinstance(made, Federation):
+        kind = type(made).__name__
+        raise FeddgError(f"program {config.program!r} must return a feddg.Federation, not {kind}")
+    return ProgramSite(config, made)
 
 
 def _counts(ids: Tensor, names: Sequence[str]) -> dict[str, int]:

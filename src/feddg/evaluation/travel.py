@@ -615,24 +615,32 @@ def right_chances(confidence: numpy.ndarray, accuracy: float) -> numpy.ndarray:
     return chances
 
 
+IN_A_STRATUM: Final = 10
+"""The least number of labels in each stratum of confidence."""
+
+
+def _strata(scores: numpy.ndarray, labels: int) -> list[numpy.ndarray]:
+    """Returns the images of each stratum for so many labels, by rising score."""
+    order = numpy.argsort(scores, kind="stable")
+    return numpy.array_split(order, max(1, labels // IN_A_STRATUM))
+
+
 def images_to_label(confidence: numpy.ndarray, count: int, seed: int = 0) -> numpy.ndarray:
     """Returns which images to label, ``(count,)``, for an unbiased estimate.
 
-    Systematic sampling in the order of confidence, from a random start: all images are equally
-    likely, and doubtful ones are represented in proportion (Cochran 1977, chapter 8).
+    A simple random sample of each stratum of confidence, so that doubtful images are represented in
+    proportion (Cochran 1977, chapter 5). Equal steps of confidence would do so, too, but have few
+    samples to choose from, whose spread no single one shows.
     """
-    order = numpy.argsort(confidence, kind="stable")
-    count = min(count, len(order))
-    start = numpy_stream(seed, "images to label").random()
-    places = ((start + numpy.arange(count)) * len(order) / max(1, count)).astype(int)
-    chosen: numpy.ndarray = order[places.clip(max=len(order) - 1)]
-    return chosen
+    random, count = numpy_stream(seed, "images to label"), min(count, len(confidence))
+    parts = _strata(confidence, count)
+    sizes = [len(part) for part in numpy.array_split(numpy.arange(count), len(parts))]
+    chosen = [random.choice(part, size, replace=False) for part, size in zip(parts, sizes)]
+    return numpy.concatenate(chosen)
 
 
 DOUBT: Final = 3.0
 """Beside labels an estimate without them may err this many times as much as it says."""
-IN_A_STRATUM: Final = 10
-"""The least number of labels in each stratum of confidence."""
 
 
 def with_labels(
@@ -682,23 +690,17 @@ def labels_estimate(
     count = len(labelled)
     if count < 2:
         return None
-    strata = max(1, count // IN_A_STRATUM)
-    place = numpy.empty(len(chances), int)
-    place[numpy.argsort(chances, kind="stable")] = numpy.arange(len(chances))
-    stratum = place * strata // len(chances)
-    own = stratum[labelled]
     value = variance = 0.0
-    for number in range(strata):
-        inside = stratum == number
-        share = inside.mean()
-        errors = right[own == number] - chances[labelled[own == number]]
+    for inside in _strata(chances, count):
+        own, share = numpy.isin(labelled, inside), len(inside) / len(chances)
+        errors = right[own] - chances[labelled[own]]
         wrong = errors.mean() if len(errors) else (right - chances[labelled]).mean()
-        value += share * (chances[inside].mean() + wrong)
-        # Two more answers, one right and one wrong, at the stratum's mean chance.
         mean = chances[inside].mean()
+        value += share * (mean + wrong)
+        # Two more answers, one right and one wrong, at the stratum's mean chance.
         more = (1 - mean - wrong) ** 2 + (mean + wrong) ** 2
         spread = (((errors - wrong) ** 2).sum() + more) / (len(errors) + 2)
-        left = 1 - len(errors) / inside.sum()
+        left = 1 - len(errors) / len(inside)
         variance += share**2 * spread / max(1, len(errors)) * left
     return min(1.0, max(0.0, float(value))), math.sqrt(max(variance, 1e-12))
 

@@ -12,12 +12,16 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy
 import torch
 from torch.utils import backend_registration
 
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError, FeddgError
 from feddg.federation.server import Hooks
 from feddg.messages import Message, Refusal, Weights
@@ -90,7 +94,7 @@ class _Small(Federation):
         chosen: dict[str, Any] = {"batch_size": BATCH, "local_steps": steps, "rounds": ROUNDS}
         chosen |= {"averaging": "none", "precision": "float32"}
         super().__init__(clients, network, method, **(chosen | fields))
-        for worker in self.transport.workers:  # a CPU's own have other last bits than a device's
+        for worker in self.workers:  # a CPU's own have other last bits than a device's
             use_plain_convolutions(worker.network)
         self.seen = _Refused()
         self.server.hooks = Hooks([*self.server.hooks.all, self.seen])
@@ -236,6 +240,46 @@ def a_stopped_run_goes_on(make: Make) -> Found:
             "What lasts belongs into client.memory (tensors) or state.extras (tensors)",
         )
     return None
+
+
+@_check
+def a_network_changes_nothing(make: Make) -> Found:
+    """Over Flower, in messages of bytes, a run has the same bits."""
+    if find_spec("flwr") is None:
+        emit(
+            Diagnostic("not-checked", "note", "Not tried over a network: feddg[flower] is missing.")
+        )
+        return None
+    from feddg.deploy.nodes import NodesHere
+    from feddg.deploy.server_app import transport_to_programs
+    from feddg.deploy.transport import Policy
+
+    names = [f"site_{id}" for id in range(len(SIZES))]
+    for id, name in enumerate(names):
+        setattr(_Programs, name, staticmethod(partial(_site, make, id)))
+    with TemporaryDirectory() as cache:
+        grid = NodesHere(
+            {n: {"program": f"{__name__}:_Programs.{n}", "cache": cache} for n in names}
+        )
+        transport = transport_to_programs(grid, names, "check", Policy(len(names), wait=1, poll=0))
+        here, there = _Small(make()), _Small(make(), transport=transport)
+        differs = _differs(here.trained(), there.trained())
+    if there.seen.reasons:
+        return f"over Flower {there.seen.reasons[0]}", "Sites do not share a process"
+    if differs:
+        return f"over Flower it differs in {differs}", "What a client needs crosses in messages"
+    return None
+
+
+class _Programs:
+    """The programs of the sites of a check, by the site's name."""
+
+
+def _site(make: Make, id: int) -> Federation:
+    """Returns what a site's program makes, anew for every message."""
+    site = _Small(make())
+    site.clients = [site.clients[id]]
+    return site
 
 
 @_check

@@ -1,0 +1,115 @@
+"""Sites whose own program says what is trained: segmentation over Flower's grid."""
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is an optional extra")
+
+import feddg
+from discs import SEGMENT, Discs, SmallUNet
+from feddg.deploy import client_app
+from feddg.deploy.server_app import transport_to_programs
+from feddg.deploy.transport import Policy
+from feddg.errors import ExperimentError, RunError
+from federations import same
+from flower_grid import LocalGrid
+
+SEEDS = {"oslo": 0, "lyon": 1, "graz": 5}
+FIELDS = {"lr": 0.01, "batch_size": 6, "averaging": "none", "precision": "float32", "rounds": 2}
+CASES = [
+    ("fedavg", {}),
+    ("elcfs", {}),
+    ("ccst", {}),
+    ("scaffold", {}),
+    ("fedbn", {}),
+    ("fedavg", {"defences": ["median"]}),
+    ("fedavg", {"normalization": "frozen", "defences": ["secure_aggregation"]}),
+]
+
+
+class Program:
+    """What stands in the program of coordinator and sites: all but the images is the same."""
+
+    method, fields = CASES[0]
+
+    @classmethod
+    def federation(cls, data, **more):
+        given = FIELDS | cls.fields | more
+        return feddg.Federation(data, SmallUNet(), cls.method, task=SEGMENT, **given)
+
+
+def oslo():
+    return Program.federation([Discs(SEEDS["oslo"])], number=3)
+
+
+def lyon():
+    return Program.federation([Discs(SEEDS["lyon"])], number=3)
+
+
+def graz():
+    return Program.federation([Discs(SEEDS["graz"])], number=3)
+
+
+def no_federation():
+    return SmallUNet()
+
+
+def grid(folder, **changed):
+    nodes = {
+        site: {"program": f"{__name__}:{changed.get(site, site)}", "cache": str(folder / site)}
+        for site in SEEDS
+    }
+    return LocalGrid(client_app.app, nodes, {})
+
+
+POLICY = Policy(3, wait=0.01, poll=0.001)
+
+
+def over(nodes, run="run-1"):
+    """The coordinator's federation, which knows shapes from images of its own."""
+    transport = transport_to_programs(nodes, list(SEEDS), run, POLICY)
+    return Program.federation([Discs(9, count=2)], transport=transport)
+
+
+@pytest.mark.parametrize(("method", "fields"), CASES)
+def test_a_segmentation_over_flower_has_the_bits_of_one_in_memory(
+    tmp_path, monkeypatch, method, fields
+):
+    monkeypatch.setattr(Program, "method", method)
+    monkeypatch.setattr(Program, "fields", fields)
+    here = Program.federation([Discs(seed) for seed in SEEDS.values()]).fit(2)
+    there = over(grid(tmp_path)).fit(2)
+    assert same(there.server.state.weights, here.server.state.weights)
+    assert there.server.state.round == 2
+    if method != "fedbn":  # every site has its own
+        assert there.evaluate(Discs(2)).mean == here.evaluate(Discs(2)).mean
+
+
+def test_a_private_segmentation_runs_over_flower(tmp_path, monkeypatch):
+    """Without the bits of another: nobody but the site knows its noise."""
+    private = {"normalization": "frozen", "privacy": {"record_epsilon": 8.0}}
+    monkeypatch.setattr(Program, "fields", private)
+    there = over(grid(tmp_path)).fit(2)
+    assert there.server.state.round == 2
+    assert 0 <= there.evaluate(Discs(2)).mean <= 1
+
+
+def test_a_coordinator_that_was_stopped_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(Program, "method", "scaffold")  # sites remember
+    here = Program.federation([Discs(seed) for seed in SEEDS.values()]).fit(2)
+    nodes = grid(tmp_path)
+    first = over(nodes).fit(1)
+    second = over(nodes).resume(first.server.state, {})
+    second.transport.hand_out(first.server.state.context)
+    assert same(second.fit(1).server.state.weights, here.server.state.weights)
+
+
+@pytest.mark.parametrize("changed", ["no_federation", "not_there"])
+def test_a_program_that_makes_no_federation_is_said_at_its_site(tmp_path, caplog, changed):
+    with pytest.raises(RunError, match="missing: graz"):
+        over(grid(tmp_path, graz=changed))
+    assert "cannot be used" in caplog.text or "must return a feddg.Federation" in caplog.text
+
+
+def test_a_site_cannot_train_alone_for_all():
+    with pytest.raises(ExperimentError, match="1 of 3 clients are here"):
+        oslo().fit(1)
