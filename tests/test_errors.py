@@ -3,7 +3,7 @@ from typing import Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from feddg.errors import field_fault, first_names
+from feddg.errors import field_fault, first_names, nearest
 
 
 class Model(BaseModel):
@@ -31,3 +31,8 @@ def test_a_fault_of_a_field_is_one_line(fields: dict[str, object], words: list[s
 def test_of_many_names_the_first_are_shown() -> None:
     assert first_names(["a", "b"]) == "a, b"
     assert first_names(["a", "b", "c", "d"], 2) == "a, b and 2 more"
+
+
+def test_the_nearest_name_may_be_an_abbreviation() -> None:
+    assert nearest("learning_rate", ["rounds", "lr"]) == " (did you mean 'lr'?)"
+    assert nearest("r", ["rounds", "r"]) == " (did you mean 'r'?)"

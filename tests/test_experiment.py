@@ -328,3 +328,8 @@ def test_fields_as_words_of_a_command_line():
     assert command_words({"clients": {"number": 3}}, ["clients.number"]) == [
         *("--set", "clients.number=3")
     ]
+
+
+def test_fields_in_a_mapping_are_told_from_an_experiment():
+    with pytest.raises(ExperimentError, match=r"feddg\.run\(\*\*fields\); this is a dict"):
+        load_experiment({"data": "digits"})

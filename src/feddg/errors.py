@@ -5,6 +5,7 @@ traceback.
 """
 
 import difflib
+import re
 import reprlib
 import sys
 import sysconfig
@@ -150,7 +151,10 @@ def _is_own(frame: FrameType, plugins: set[str]) -> bool:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Returns ``" (did you mean 'x'?)"`` for the closest known word, or an empty text."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    names = list(known)
+    initials = "".join(part[:1] for part in re.split(r"[_\W]", word.lower()))  # learning_rate: lr
+    found = [name for name in names if len(initials) > 1 and name.lower() == initials]
+    matches = found or difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 

@@ -199,6 +199,12 @@ def load_experiment(
     Raises:
         ExperimentError: the file is missing, is not YAML, or is not a valid experiment.
     """
+    if not isinstance(source, Experiment | Path | str | None):
+        raise ExperimentError(
+            "an experiment is a feddg.Experiment, the path of a file, or fields by name: "
+            f'feddg.run(data="digits", method="fedavg"), or feddg.run(**fields); this is a '
+            f"{type(source).__name__}"
+        )
     if isinstance(source, Experiment) and not overrides:
         return source
     given = expand(dict(overrides or {}))

@@ -1,6 +1,8 @@
 """`feddg run` and `feddg demo` from the command line."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 from PIL import Image
@@ -130,3 +132,15 @@ def test_a_dry_run_does_not_lay_missing_weights_on_the_user(feddg, image_folder,
     rows = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip()}
     assert rows["model.weights"][1:] == ["none", "ImageNet's", "cannot", "be", "had", "here"]
     assert rows["train.lr"][2:4] == ["preset", "scratch,"]
+
+
+def test_a_dry_run_warns_of_the_data(feddg, image_folder):
+    shutil.copytree(image_folder / "blue", image_folder / "green")
+    for file in (image_folder / "green").rglob("*.png"):
+        Image.new("RGB", (20, 24), tuple(os.urandom(3))).save(file)
+    (image_folder / "blue" / "dark").rename(image_folder / "blue" / "darks")
+    where = ["--root", image_folder, "--hold-out", "red", "--clients", "2", "--weights", "none"]
+    code, shown, said = feddg("run", *where, "--dry-run")
+    assert code == 0, said
+    assert "The classes 'dark', 'darks' differ in spelling only" in " ".join(shown.split())
+    assert "blue lacks dark" in " ".join(shown.split())

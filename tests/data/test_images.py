@@ -158,6 +158,15 @@ def test_unknown_domain_suggests_the_nearest_and_lists_all() -> None:
         named("photo", "sketch").domain_id("skech")
     with pytest.raises(DataError, match="'c'"):
         named("cartoon", "clipart").domain_id("c")
+    with pytest.raises(DataError, match="feddg compare --hold-out lodo"):
+        named("photo", "sketch").domain_id("all")
+
+
+def test_a_class_for_a_domain_is_said() -> None:
+    none = np.zeros(0, dtype=np.int64)
+    swapped = ImageTable((), none, none, ("photo", "sketch"), ("dog", "cat"), root=Path("."))
+    with pytest.raises(DataError, match="but a class: folders must be ROOT/DOMAIN/CLASS"):
+        swapped.domain_id("Photo")
 
 
 def test_columns_of_different_length_or_out_of_range_are_refused() -> None:

@@ -1,6 +1,7 @@
 """Every lie of a site that only evaluates is refused by its name, and the run goes on."""
 
 import json
+import math
 
 import pytest
 
@@ -89,3 +90,10 @@ def test_whatever_a_judge_sends_is_refused_or_counts_what_it_holds(content):
     except ValueError:
         return
     assert all(HELD[score.domain] == score.examples for score in scores)
+
+
+@pytest.mark.parametrize("loss", [-1e308, -0.1, 1e7, 1e308])
+def test_a_loss_that_no_site_can_have_is_not_known(loss):
+    (score,) = read_scores(sent(row(loss=loss)), 2, HELD)
+    assert math.isnan(score.loss)
+    assert score.correct == 3

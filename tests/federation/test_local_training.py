@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import replace
+from typing import ClassVar
 
 import dp_accounting
 import pytest
@@ -19,6 +20,7 @@ from feddg.experiment import Experiment
 from feddg.federation import local_training
 from feddg.federation.federation import build, defences_for
 from feddg.federation.local_training import clipped_sum, image_gradients, private_step, train
+from feddg.messages import EntrySchema, Message
 from feddg.methods.base import Method
 from feddg.models.precision import autocast
 from feddg.records import PRIVACY_ROWS
@@ -309,3 +311,16 @@ def test_mixed_precision_sees_the_weights_of_the_last_step():
         optimizer.step()
     for name, tensor in worker.network.state_dict().items():
         torch.testing.assert_close(trained[name], tensor, rtol=0, atol=0, msg=name)
+
+
+def test_a_report_in_16_bits_is_sent_in_32():
+    class Reports(Method):
+        name = "reports"
+        sends: ClassVar = Method.sends | {"update/mean": EntrySchema("of something", (3,))}
+
+        def report(self, client):
+            return Message({"mean": torch.ones(3, dtype=torch.bfloat16)})
+
+    small = SmallFederation(Reports())
+    small.run(1)
+    assert {reply.extras.tensors["mean"].dtype for reply in small.replies} == {torch.float32}

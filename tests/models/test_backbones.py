@@ -3,6 +3,7 @@
 import functools
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 
 import pytest
 import torch
@@ -12,8 +13,11 @@ from torch import nn
 from feddg.errors import AdaptationError, ExperimentError, WeightsError
 from feddg.evaluation.adaptation import ADAPTATIONS, adapt
 from feddg.methods.base import methods
+from feddg.models import backbones
 from feddg.models.backbones import (
     PACKAGED,
+    SmallCNN,
+    backbone_names,
     build_network,
     fetch_imagenet,
 )
@@ -21,6 +25,7 @@ from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD
 from feddg.models.normalization import freeze_statistics, statistics_names
 from feddg.prediction.export import export_run
 from feddg.prediction.predict import predict
+from feddg.registry import Registry
 from feddg.settings import TrainSettings
 from federations import affine_names, federation
 from trained_runs import trained_run, write_images
@@ -407,3 +412,12 @@ def test_a_backbone_is_trained_predicts_and_becomes_onnx(backbone, tmp_path):
 @pytest.mark.parametrize("backbone", [name for name in TWELVE if name not in SIX])
 def test_other_backbones_of_six_families_do_too(backbone, tmp_path):
     test_a_backbone_is_trained_predicts_and_becomes_onnx(backbone, tmp_path)
+
+
+def test_a_backbone_of_another_package_is_found_by_its_entry_point(monkeypatch):
+    entry = EntryPoint("theirs", "feddg.models.backbones:SmallCNN", "feddg.backbones")
+    monkeypatch.setattr("feddg.registry.entry_points", lambda group: [entry])
+    monkeypatch.setattr(backbones, "_OWN", Registry("backbone", group="feddg.backbones"))
+    network = build_network("theirs", 3, weights=None, image_size=32)
+    assert isinstance(network.featurizer, SmallCNN)
+    assert "theirs" in backbone_names()

@@ -265,3 +265,10 @@ def test_links_out_of_a_folder_are_left_out_and_named(finished, images, tmp_path
     linked.symlink_to(images, target_is_directory=True)
     assert len(list(image_files([linked]))) == len(before) + 1
     assert list(image_files([images / "a\x1b.png"])) == [images / "a\x1b.png"]
+
+
+def test_predict_does_not_advise_settings_of_training(finished, tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    tifffile.imwrite(tmp_path / "float.tif", numpy.zeros((16, 16), numpy.float32))
+    (row,) = predict(finished, tmp_path / "float.tif")
+    assert row.reason == "floating-point pixels without a known range"

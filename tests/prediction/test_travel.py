@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import save_file
 from typer.testing import CliRunner
@@ -19,12 +20,14 @@ from feddg.errors import DataError, RunError
 from feddg.evaluation.travel import Estimate, Familiar, at_a_new_site
 from feddg.models.backbones import SmallCNN
 from feddg.prediction import travel as module
+from feddg.prediction.evaluate import evaluate_run, write_image_results
 from feddg.prediction.predict import predict
 from feddg.prediction.travel import (
     COLLECTIONS,
     FOREIGN,
     HELD,
     TRAVEL,
+    UNLIKE,
     Recorder,
     TravelFile,
     calibrate,
@@ -177,7 +180,8 @@ def test_of_images_that_show_something_else_no_accuracy_is_printed(
     page = tmp_path / "page.html"
     found = feddg.travel(finished, files, cache=cache, html=page)
     assert (found.advice.code, found.advice.severity) == (FOREIGN, "warning")
-    assert found.advice.text.startswith("Do not use it: ")
+    assert found.advice.text.startswith(UNLIKE)
+    assert "a new style, or other objects" in found.advice.text
     assert len(found.diagnostics) == 1  # nothing that contradicts it
     assert found.expected is found.without_labels is None
     assert found.fields()["value"] is None
@@ -205,6 +209,19 @@ def test_few_images_and_single_classes_of_a_site_are_no_false_alarm(
     folders += [[f for f in files if truths[f] == label][:count] for label in ("0", "3", "7")]
     for own in folders:
         assert travel(finished, own, cache=cache).advice.code != FOREIGN
+
+
+def test_outputs_that_are_not_finite_are_no_accuracy(finished, cache, sketches, monkeypatch):
+    """Their largest would be the first class, as the labels of some images are."""
+    calibrate(finished, Recorder(finished, "cpu", None), cache=cache)
+    forward = torch.nn.Linear.forward
+    monkeypatch.setattr(torch.nn.Linear, "forward", lambda *given: forward(*given) * math.nan)
+    with pytest.raises(RunError, match="not finite"):
+        evaluate_run(finished, batch_size=50, cache=cache)
+    with pytest.raises(RunError, match="not finite"):
+        write_image_results(finished, cache=cache)
+    with pytest.raises(DataError, match="not finite"):
+        travel(finished, sketches[0], cache=cache)
 
 
 def test_labels_overrule_the_advice_not_to_use_a_model(finished, cache, foreign, tmp_path):

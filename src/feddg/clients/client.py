@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from feddg.clients.optim import Optimization, in_round
 from feddg.data.augment import AugmentSettings, apply, draw, moved
 from feddg.data.pixels import Parcel, Pixels, PixelStore, as_unit, fits
-from feddg.errors import Diverged
+from feddg.errors import ClientError, Diverged
 from feddg.messages import Check, Message, Weights, on_device, on_host, sent_together
 from feddg.models.network import Network
 from feddg.models.normalization import freeze_statistics
@@ -309,6 +309,12 @@ class Client:
             draws: what else each batch holds, see :meth:`batch`.
         """
         order, augmentation = self.stream("order"), self.stream("augment")
+        for name, view in self.views.items():
+            if view.dim() != 4 or len(view) < len(self.training):
+                raise ClientError(
+                    f"its cached {name} copies are {tuple(view.shape)} for {len(self.training)} "
+                    "images: delete them from its cache folder"
+                )
         small = {n: view for n, view in self.views.items() if fits(view.nbytes, self.device)}
         self.views |= on_device(small, self.device)
         train, steps = self.worker.train, 0

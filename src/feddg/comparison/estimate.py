@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from feddg.data.inspection import about_labels
+from feddg.data.inspection import about_clients, about_labels
 from feddg.diagnostics import Diagnostic, emit
 from feddg.experiment import Experiment
 from feddg.federation.federation import build, defences_for
@@ -71,6 +71,7 @@ def forecast(experiment: Experiment) -> Forecast:
     table, size = loaded.table, experiment.data.image_size
     images = deal(experiment, loaded)
     found = [*about_labels(table), *split_diagnostics(experiment, loaded, images.splits)]
+    found += about_clients(images.partition.sizes.tolist())
     emit(*(one for one in found if one.severity == "error"))
     method, network = build(experiment, len(table.class_names))
     method.read_files()
@@ -86,5 +87,5 @@ def forecast(experiment: Experiment) -> Forecast:
         len(table) * size * size * 3,
         weights,
         weights * 4 * copies,
-        defences.diagnostics,
+        (*found, *defences.diagnostics),
     )

@@ -178,7 +178,18 @@ class Reading:
 
 
 class UnusableImageError(Exception):
-    """Raised for a file that cannot be decoded; the message is the reason, without its name."""
+    """Raised for a file that cannot be decoded; the message is the reason, without its name.
+
+    Attributes:
+        reason: the same, without the setting that would help if one were to train on it.
+    """
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(f"{reason}{remedy}")
+        self.reason = reason
+
+
+CUT = "; cut it into tiles with data.tile: 512"
 
 
 class OversizedImageError(UnusableImageError):
@@ -333,7 +344,9 @@ def _choose(samples: Samples, bands: tuple[int, ...]) -> tuple[np.ndarray, np.nd
         return values[:, :, [band - 1 for band in bands]], None
     count = colours.shape[2]
     if count > 4 or count == 2:
-        raise UnusableImageError(f"it has {count} bands: choose three with data.bands: [3, 2, 1]")
+        raise UnusableImageError(
+            f"it has {count} bands", ": choose three with data.bands: [3, 2, 1]"
+        )
     return colours[:, :, :3], values[:, :, -1:] if samples.alpha else None
 
 
@@ -342,7 +355,7 @@ def _to_bytes(values: np.ndarray, range: ValueRange, bits: int) -> np.ndarray:
         return _stretch(values)
     if values.dtype.kind == "f":
         raise UnusableImageError(
-            "floating-point pixels without a known range: set data.range: percentile"
+            "floating-point pixels without a known range", ": set data.range: percentile"
         )
     if values.dtype == np.uint8:
         return np.ascontiguousarray(values)
@@ -447,8 +460,9 @@ def decode_parts(
                 return [make_square(_part(colours, box), size, resize) for box in boxes]
             width, height = image.size
             if width * height > most:
-                remedy = "; cut it into tiles with data.tile: 512" if most == MOST_PIXELS else ""
-                raise OversizedImageError(f"{width} x {height} pixels, more than {most:,}{remedy}")
+                remedy = CUT if most == MOST_PIXELS else ""
+                size_found = f"{width} x {height} pixels"
+                raise OversizedImageError(f"{size_found}, more than {most:,}", remedy)
             with nullcontext() if width * height <= MOST_PIXELS else _ONE_HUGE_IMAGE:
                 if None in boxes:
                     # A JPEG far larger than needed is decoded at 1/2, 1/4 or 1/8, never below
@@ -586,9 +600,7 @@ def _unusable(path: ImageSource, error: Exception) -> UnusableImageError:
             return UnknownFormatError(f"not a known format; {ending}: {REMEDIES[ending]}")
         return UnknownFormatError("not an image in a known format")
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
-        return OversizedImageError(
-            f"more than {MOST_PIXELS:,} pixels; cut it into tiles with data.tile: 512"
-        )
+        return OversizedImageError(f"more than {MOST_PIXELS:,} pixels", CUT)
     text = " ".join(str(error).split()) or type(error).__name__
     return UnusableImageError(f"cannot be decoded: {text}")
 

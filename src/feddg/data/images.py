@@ -283,9 +283,13 @@ class ImageTable:
             matches = [i for i, domain in enumerate(plain_names) if domain.startswith(wanted)]
         if len(matches) == 1:
             return matches[0]
+        hint = nearest(name, self.domain_names)
+        if wanted in map(plain_name, self.class_names):
+            hint = ", but a class: folders must be ROOT/DOMAIN/CLASS"
+        elif wanted in ("all", "each", "lodo"):
+            hint = " (to hold each out in turn: feddg compare --hold-out lodo)"
         raise DataError(
-            f"There is no domain {name!r}{nearest(name, self.domain_names)}; "
-            f"there are: {', '.join(self.domain_names)}."
+            f"There is no domain {name!r}{hint}; there are: {', '.join(self.domain_names)}."
         )
 
     def counts(self) -> np.ndarray:

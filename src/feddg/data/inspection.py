@@ -297,8 +297,12 @@ def _leaks(
 
 
 def similar(names: Sequence[str]) -> list[list[str]]:
-    """Returns groups of names that differ in case, blanks, ``_`` and ``-`` only."""
-    groups = (list(group) for _, group in groupby(sorted(names, key=plain_name), key=plain_name))
+    """Returns groups of names that differ in case, blanks, ``_``, ``-`` or a plural's s only."""
+
+    def plain(name: str) -> str:
+        return plain_name(name).removesuffix("s")
+
+    groups = (list(group) for _, group in groupby(sorted(names, key=plain), key=plain))
     return [sorted(group) for group in groups if len(group) > 1]
 
 

@@ -50,6 +50,8 @@ from feddg.storage import replace_text
 log = logging.getLogger("feddg")
 
 DEPLOYMENT, TRAFFIC = "deployment.json", "traffic.jsonl"
+MOST_LOSS = 1e6
+"""A site's mean cross-entropy above this is no number that a mean over sites could use."""
 MOST_SHARE = 0.8
 """A site with more than this share of all images is reported as dominant."""
 
@@ -234,7 +236,7 @@ def _score(row: EvaluationRow, classes: int, held: Mapping[str, int]) -> Score:
             f"it counted {examples} images of {shown!r}, but registered with {registered}"
         )
     confusion = numpy.array(table, dtype=numpy.int64)
-    loss = row.loss if math.isfinite(row.loss) else math.nan
+    loss = row.loss if 0 <= row.loss <= MOST_LOSS else math.nan
     metrics = measure(Predictions(confusion))
     return Score(TEST, row.domain, int(confusion.trace()), examples, loss, confusion, metrics)
 

@@ -242,7 +242,8 @@ _AsJson = BeforeValidator(lambda text: from_json(text) if isinstance(text, str) 
 _Name = Annotated[str, AfterValidator(_one_line)]
 _Count = Annotated[int, Field(ge=0, le=MOST_IMAGES)]
 _Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
-_Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Finite = Annotated[float, Field(ge=-1e12, le=1e12)]
+"""A loss term: larger ones would drown those of all others in a mean."""
 _SettingName = Annotated[str, Field(max_length=100, pattern=r"^[a-z0-9_.]+$")]
 _ContentHash = Annotated[str, Field(max_length=40, pattern=r"^[A-Za-z0-9_-]+$")]
 RunKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,100}$")]

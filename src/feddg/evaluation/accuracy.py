@@ -20,6 +20,7 @@ from feddg.rng import stream
 
 ONE_IMAGE = "one image"
 """What a predictor needs whose answer depends on nothing but the image."""
+NOT_FINITE = "the model's outputs for {} are not finite (NaN or infinite): it cannot be evaluated"
 FEW_IMAGES = "few-images-of-a-class"
 FEW = 20
 """With fewer images of a class, its recall changes by more than 5 points with each image."""

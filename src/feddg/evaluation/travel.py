@@ -183,9 +183,10 @@ ESTIMATORS: Final[Mapping[str, Estimator]] = {
 """The estimates whose mean is calibrated on sites."""
 
 
-# Images that show something else. A new style makes a model as doubtful as another object does, and
-# its last features differ as much. The layers before tell them apart: what their maps are made of
-# changes less between styles of the same objects than between kinds of images.
+# Images unlike those of all sites. A new style makes a model as doubtful as another object does,
+# and its last features differ as much. The layers before tell more: what their maps are made of
+# mostly changes less between styles of the same objects than between kinds of images. Not always:
+# which of the two it is nobody can tell from images alone.
 
 
 def moments(maps: Tensor) -> Tensor:
@@ -263,10 +264,14 @@ class Familiar:
         outside = torch.stack([span.outside(own) for span in spans], 1)
         return cls(spans, outside.numpy(), places, labels)
 
+    def distances(self, maps: numpy.ndarray) -> numpy.ndarray:
+        """Returns how far images ``(n, m)`` are outside of each site's span, ``(n, sites)``."""
+        own = torch.from_numpy(maps).double()
+        return numpy.stack([span.outside(own).numpy() for span in self.spans], 1)
+
     def novelty(self, maps: numpy.ndarray) -> float:
         """Returns the logarithm of how far images ``(n, m)`` are outside of the nearest span."""
-        own = torch.from_numpy(maps).double()
-        return _novelty(numpy.stack([span.outside(own).numpy() for span in self.spans], 1))
+        return novelty_of(self.distances(maps))
 
     def limit(self, images: int) -> float:
         """Returns the largest novelty of a folder of so many images of the same classes.
@@ -283,12 +288,13 @@ class Familiar:
             kinds = [rows, *(own for own in of_class if len(own) >= LEAST_OF_A_FOLDER)]
             # As many folders of all images as of single classes.
             chosen = [*[rows] * DRAWS, *(kinds[1:] or kinds) * math.ceil(DRAWS / len(kinds))]
-            drawn = [_novelty(others[random.choice(own, images)]) for own in chosen]
+            drawn = [novelty_of(others[random.choice(own, images)]) for own in chosen]
             found.append(float(numpy.quantile(drawn, INSIDE)))
         return math.fsum(found) / len(found) if found else math.inf
 
 
-def _novelty(outside: numpy.ndarray) -> float:
+def novelty_of(outside: numpy.ndarray) -> float:
+    """Returns the novelty of images by their distances ``(n, sites)`` from the sites' spans."""
     return math.log(max(float(outside.mean(0).min()), 1e-9))
 
 
@@ -323,7 +329,7 @@ class Signals(Row):
 
     @property
     def foreign(self) -> bool:
-        """Whether the images show something else than those of the sites."""
+        """Whether the images differ more from those of the sites than a new site's usually do."""
         return self.novelty is not None and self.limit is not None and self.novelty > self.limit
 
     @property

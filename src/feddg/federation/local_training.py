@@ -144,12 +144,19 @@ def load_weights(network: nn.Module, weights: Weights) -> None:
             state[name].copy_(tensor)
 
 
+def widened(message: Message) -> Message:
+    """Returns a message with float32 where mixed precision left 16 bits, which no schema takes."""
+    half = (torch.bfloat16, torch.float16)
+    tensors = {n: t.float() if t.dtype in half else t for n, t in message.tensors.items()}
+    return Message(tensors, message.scalars)
+
+
 def client_statistics(client: Client, method: Method) -> Message:
     """Returns a client's statistics for the setup; the network is in eval mode."""
     with _local_work(client), torch.no_grad(), client.worker.autocast():
         load_weights(client.network, client.received)
         client.network.eval()
-        return method.client_statistics(client) or Message()
+        return widened(method.client_statistics(client) or Message())
 
 
 def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> Update:
@@ -189,7 +196,7 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
             if selection is not None:
                 selection.restore()
             try:
-                extras = method.report(client)
+                extras = widened(method.report(client))
             except Exception:
                 client.mean_terms()  # a loss that is not finite is the cause, and says so
                 raise
@@ -230,7 +237,7 @@ def answer(
             return HeadStart(method).answer(client, name, question)
         _start(client, method)
         client.network.eval()
-        return method.answer(client, name, question)
+        return widened(method.answer(client, name, question))
 
 
 def _before_round_1(client: Client) -> bool:

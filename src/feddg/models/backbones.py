@@ -14,12 +14,15 @@ from torch import Tensor, nn
 
 from feddg.errors import ExperimentError, WeightsError, nearest
 from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD, Embedding, Network
+from feddg.registry import Registry
 from feddg.rng import derive_seed
 from feddg.settings import IMAGENET
 from feddg.storage import is_file, why
 
 HEAD_NAMES = ("fc", "classifier", "heads", "head")
-_OWN: dict[str, Callable[[], nn.Module]] = {}
+_OWN: Registry[Callable[[], nn.Module]] = Registry(
+    "backbone", group="feddg.backbones", error=ExperimentError
+)
 FEATURES = "features"
 """The backbone of a network that is given features instead of images."""
 STEMS = ("act", "bn", "conv", "stem")
@@ -34,8 +37,7 @@ def register_backbone(name: str) -> Callable[[Callable[[], nn.Module]], Callable
     """Registers a function that builds a featurizer with ``out_features`` (and ``stages``)."""
 
     def add(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-        _OWN[name] = build
-        return build
+        return _OWN.add(name, build)
 
     return add
 

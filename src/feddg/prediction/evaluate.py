@@ -1,6 +1,7 @@
 """Evaluates a finished run's model again: with adaptations, by image, and against another run."""
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy
 from feddg.data.fingerprint import ImagesFile, file_of
 from feddg.diagnostics import Diagnostic, Progress, silent
 from feddg.errors import AdaptationError, FeddgError, RunError
-from feddg.evaluation.accuracy import Evaluation, Score
+from feddg.evaluation.accuracy import NOT_FINITE, Evaluation, Score
 from feddg.evaluation.adaptation import ADAPTATIONS, ClientEnsemble, NoSettings, Parts, read
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.federation.federation import build_worker
@@ -109,6 +110,10 @@ def evaluate_run(
             if name == OWN
             else ((None, score) for score in evaluation.scores(trained.predictor(name)))
         )
+        scores = list(scores)
+        for _, score in scores:
+            if not math.isfinite(score.loss):
+                raise RunError(NOT_FINITE.format(f"images of {score.domain}"))
         measured[name] = [
             AdaptationRow(
                 adaptation=name,
@@ -251,6 +256,9 @@ def write_image_results(
         with arrow.parquet.ParquetWriter(aside, schema) as writer:
             for split, domain, rows in evaluation.parts():
                 logits = evaluation.predict(predictor, rows)
+                if not bool(logits.isfinite().all()):
+                    name = evaluation.domain_names[domain]
+                    raise RunError(NOT_FINITE.format(f"images of {name}"))
                 shares = logits.double().softmax(1).float().numpy()
                 files = [evaluation.paths[row] for row in rows.tolist()]
                 found = (hashes.get(file_of(file)) for file in files)

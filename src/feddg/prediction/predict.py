@@ -66,6 +66,7 @@ class Prediction:
     energy: float | None = None
     unlike_training: bool | None = None
     reason: str | None = None
+    outside: Sequence[float] = ()
 
 
 Batch = list[tuple[Path, list[Prediction]]]
@@ -120,7 +121,9 @@ class BatchPredictor:
         boxes = [None] if side is None else [Tile.named(part).box for part in names]
         try:
             pixels = decode_parts(file, boxes, look.size, look.resize, look.reading, self.bits)
-        except (UnusableImageError, MissingPackage) as error:
+        except UnusableImageError as error:
+            return error.reason
+        except MissingPackage as error:
             return str(error)
         return list(zip(names, pixels))
 
@@ -147,7 +150,11 @@ class BatchPredictor:
 
 
 def prediction_of(
-    classifier: ImageClassifier, name: str, shares: numpy.ndarray, energy: float
+    classifier: ImageClassifier,
+    name: str,
+    shares: numpy.ndarray,
+    energy: float,
+    outside: Sequence[float] = (),
 ) -> Prediction:
     """Returns the prediction for an image from its probabilities and energy; no label for NaN.
 
@@ -156,6 +163,7 @@ def prediction_of(
         name: name of the image.
         shares: probabilities ``(classes,)``.
         energy: energy of the image.
+        outside: its distances from the training domains, see ``feddg travel``.
     """
     if not numpy.isfinite(shares).all():
         return Prediction(name, reason="the model's output for it is not finite (NaN or infinite)")
@@ -167,6 +175,7 @@ def prediction_of(
         tuple(map(float, shares)),
         energy if threshold is not None else None,
         energy > threshold if threshold is not None else None,
+        outside=outside,
     )
 
 

@@ -17,7 +17,7 @@ from feddg.data.inspection import depth_of
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic, Progress, emit, silent
 from feddg.errors import DataError, RunError
-from feddg.evaluation.accuracy import energy
+from feddg.evaluation.accuracy import NOT_FINITE, energy
 from feddg.evaluation.travel import (
     ESTIMATORS,
     Estimate,
@@ -39,6 +39,7 @@ from feddg.evaluation.travel import (
     labels_needed,
     left_out_sites,
     moments,
+    novelty_of,
     right_chances,
     with_labels,
 )
@@ -134,9 +135,18 @@ class RunningEstimate:
     ) -> None:
         self._calibration, self.images = calibration, 0
         self._sums: defaultdict[str, float] = defaultdict(float)
-        self._familiar, self._maps = familiar, list[Tensor]()
-        if network is not None:
-            watch_middle(network, self._maps.append)
+        self.familiar, self._outside = familiar, list[numpy.ndarray]()
+        if network is not None and familiar is not None:
+            watch_middle(network, lambda maps: self.look(familiar.distances(maps.numpy())))
+
+    def look(self, outside: numpy.ndarray) -> None:
+        """Adds images: their distances ``(n, sites)``, see :meth:`Familiar.distances`."""
+        self._outside.append(outside)
+
+    def taken(self, images: int) -> list[list[float]]:
+        """Returns the distances of as many images and forgets them; empty ones if unknown."""
+        found, self._outside = [row for part in self._outside for row in part.tolist()], []
+        return found if len(found) == images else [[]] * images
 
     def add(self, probabilities: numpy.ndarray, energies: numpy.ndarray) -> None:
         """Adds answers: probabilities ``(n, classes)`` and energies ``(n,)``."""
@@ -148,14 +158,17 @@ class RunningEstimate:
         self.images += len(logits)
 
     @property
+    def foreign(self) -> bool:
+        """Whether the images differ more from those of the sites than a new site's usually do."""
+        if self.familiar is None or not self._outside:
+            return False
+        return novelty_of(numpy.concatenate(self._outside)) > self.familiar.limit(self.images)
+
+    @property
     def expected(self) -> Estimate | None:
-        """The estimate; None for less than 20 images, or if they show something else."""
-        if self.images < LEAST_IMAGES:
+        """The estimate; None for less than 20 images, or if they are unlike all sites'."""
+        if self.images < LEAST_IMAGES or self.foreign:
             return None
-        if self._maps and self._familiar is not None:
-            maps = torch.cat(self._maps).numpy()
-            if self._familiar.novelty(maps) > self._familiar.limit(self.images):
-                return None
         means = {name: total / self.images for name, total in self._sums.items()}
         return self._calibration.expected(means, self.images)
 
@@ -192,13 +205,19 @@ class Recorder(RunClassifier):
         self._middle = maps
 
     def see(self, images: Tensor) -> Tensor:
-        """Returns the logits of images in [0, 1], and records what estimates need."""
+        """Returns the logits of images in [0, 1], and records what estimates need.
+
+        Raises:
+            DataError: some are not finite.
+        """
         network = self.trained.network
         with torch.inference_mode():
             features = network.features(images).float()
             middle = features if self._middle is None else self._middle
             own = network.classifier(features) if self._own is network else self._own(images)
             logits: Tensor = own.float().cpu()
+        if not bool(logits.isfinite().all()):
+            raise DataError(NOT_FINITE.format("some images"))
         features = features.cpu()
         agreement = agreement_with(logits.argmax(1), features.double(), self.others)
         self._logits.append(logits)
@@ -507,9 +526,10 @@ def running_estimate(model: ImageClassifier, *, watch: bool = True) -> RunningEs
     if not isinstance(model, RunClassifier) or model.threshold is None:
         return None  # without a threshold answers have no energies
     found = kept_calibration(model.folder, model.weights)
-    if found is None or not watch:
-        return None if found is None else RunningEstimate(found)
-    return RunningEstimate(found, _kept_arrays(model.folder)[0], model.trained.network)
+    if found is None:
+        return None
+    familiar = _kept_arrays(model.folder)[0] if (model.folder / HEADS).is_file() else None
+    return RunningEstimate(found, familiar, model.trained.network if watch else None)
 
 
 # The answer.
@@ -555,7 +575,7 @@ class Travel:
 
     Attributes:
         expected: the accuracy, with the interval that contains it about nine times in ten; None if
-            the images show something else, and none has a label.
+            the images are unlike all of training, and none has a label.
         without_labels: the same, without using labels.
         labels: number of images with labels.
         needed: about how many labels bring the interval to five points on either side.
@@ -739,7 +759,8 @@ def expectation(expected: Estimate) -> str:
 
 
 FOREIGN: Final = "unlike-all-sites"
-"""Code of the advice not to use a model, because the images show something else."""
+"""Code of the advice to label some images, because they differ too much for an estimate."""
+UNLIKE: Final = "No accuracy can be estimated, as these images are unlike those of training"
 HELD: Final = {"whole domains": (55, 56), "simulated clients": (62, 70)}
 """How many intervals held the truth, and in how many tests, by what took no part."""
 COLLECTIONS: Final = 3
@@ -755,9 +776,10 @@ def _diagnostics(
         yield Diagnostic(
             FOREIGN,
             "warning",
-            f"Do not use it: the images are unlike those of all sites, {ratio:.1f} times as far "
-            "from them as those of a new site with the same classes usually are.",
-            "If they do show its classes, label 50 of them (--choose 50); then the labels count.",
+            f"{UNLIKE}: they are {ratio:.1f} times as far from them as those of a new site with "
+            "the same classes usually are. It may be a new style, or other objects; that cannot be "
+            "told from images alone.",
+            "If they show its classes, label 50 of them (--choose 50), and the labels decide.",
         )
         return
     reference, sites = found.reference, counted(len(found.sites), found.kind)

@@ -34,7 +34,7 @@ from feddg.errors import MissingPackage, field_fault
 from feddg.methods.base import title_of
 from feddg.prediction.classifier import ImageClassifier
 from feddg.prediction.predict import Prediction, prediction_of, rounded
-from feddg.prediction.travel import LEAST_IMAGES, expectation, running_estimate
+from feddg.prediction.travel import LEAST_IMAGES, UNLIKE, expectation, running_estimate
 from feddg.report.blocks import template_named
 from feddg.settings import Settings
 
@@ -227,6 +227,8 @@ MOST_TOGETHER = 64
 """Most images in one forward pass."""
 FAILED = "the model failed on these images; the server's log says why"
 
+Raw = tuple[numpy.ndarray, float, list[float]]
+"""Probabilities ``(classes,)``, energy, and distances from the training domains if known."""
 Answered = tuple[Prediction, HTTPStatus]
 """The prediction for one uploaded file, and its HTTP status if it were the only file."""
 
@@ -248,8 +250,9 @@ class Answerer:
         decoders = min(MOST_DECODERS, available_cores())
         self._decoders = ThreadPoolExecutor(decoders, thread_name_prefix="decode")
         self._model = ThreadPoolExecutor(1, thread_name_prefix="model")
-        self._waiting: list[tuple[numpy.ndarray, asyncio.Future[tuple[numpy.ndarray, float]]]] = []
+        self._waiting: list[tuple[numpy.ndarray, asyncio.Future[Raw]]] = []
         self._at_work: asyncio.Task[None] | None = None
+        self._running = running_estimate(classifier)
 
     async def __call__(self, request: Request) -> list[Answered]:
         """Returns the answer for each file.
@@ -297,8 +300,7 @@ class Answerer:
         self._waiting.append((pixels, answer))
         if self._at_work is None or self._at_work.done():
             self._at_work = loop.create_task(self._work())
-        shares, energy = await answer
-        return prediction_of(self._classifier, image.name, shares, energy), HTTPStatus.OK
+        return prediction_of(self._classifier, image.name, *await answer), HTTPStatus.OK
 
     async def _work(self) -> None:
         """Answers waiting files until there are none."""
@@ -315,9 +317,10 @@ class Answerer:
                         fault = HTTPException(HTTPStatus.INTERNAL_SERVER_ERROR, FAILED)
                         answer.set_exception(fault)
                 continue
-            for (_, answer), shares, energy in zip(part, *found):
+            outside = self._running.taken(len(part)) if self._running else [[]] * len(part)
+            for (_, answer), shares, energy, own in zip(part, *found, outside):
                 if not answer.done():  # its request may have gone away
-                    answer.set_result((shares, float(energy)))
+                    answer.set_result((shares, float(energy), own))
 
     def _decode(self, image: ImageBytes) -> numpy.ndarray:
         preparation = self._classifier.preparation
@@ -345,6 +348,7 @@ class ImageAnswer(BaseModel):
             score.
         unlike_training: whether the image is out of distribution; None without a score.
         reason: why the file cannot be used.
+        outside: how far it is from each training domain, for ``/expected``; empty if unknown.
     """
 
     name: str
@@ -354,6 +358,7 @@ class ImageAnswer(BaseModel):
     energy: float | None = None
     unlike_training: bool | None = None
     reason: str | None = None
+    outside: list[float] = []
 
 
 class PredictAnswer(BaseModel):
@@ -408,10 +413,12 @@ class SeenAnswers(BaseModel):
     Attributes:
         probabilities: of all classes, image by image.
         energies: of each image.
+        outside: the distances of each image.
     """
 
     probabilities: list[list[Annotated[float, Field(ge=0, le=1)]]]
     energies: list[FiniteFloat]
+    outside: list[list[Annotated[FiniteFloat, Field(ge=0)]]] = []
 
 
 class ExpectedAnswer(BaseModel):
@@ -436,7 +443,8 @@ def expected_of(classifier: ImageClassifier, seen: SeenAnswers) -> ExpectedAnswe
     """Returns how many answers are thought to be right.
 
     Raises:
-        HTTPException: nothing is known of the model, or these are not enough answers of it.
+        HTTPException: nothing is known of the model, these are not enough answers of it, or the
+            images are unlike those of training.
     """
     running = running_estimate(classifier, watch=False)
     if running is None:
@@ -447,8 +455,19 @@ def expected_of(classifier: ImageClassifier, seen: SeenAnswers) -> ExpectedAnswe
             HTTPStatus.UNPROCESSABLE_ENTITY,
             f"each image needs {classes} probabilities and an energy",
         )
+    if running.familiar is not None:
+        sites = len(running.familiar.spans)
+        if [len(row) for row in seen.outside] != [sites] * images:
+            raise HTTPException(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                f"each image needs {sites} distances, `outside`, as /predict gives them; a server "
+                "that was started before `feddg travel` must be started again",
+            )
+        running.look(numpy.array(seen.outside).reshape(images, sites))
     running.add(numpy.array(seen.probabilities), numpy.array(seen.energies))
     found = running.expected
+    if found is None and images >= LEAST_IMAGES:
+        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, f"{UNLIKE}.")
     if found is None:
         raise HTTPException(
             HTTPStatus.UNPROCESSABLE_ENTITY, f"{images} images are not enough: send {LEAST_IMAGES}"
@@ -488,6 +507,7 @@ def answer_about(classifier: ImageClassifier, found: Sequence[Answered]) -> JSON
                 for name, share in zip(classifier.class_names, one.probabilities)
             },
             energy=rounded(one.energy),
+            outside=list(one.outside),
             unlike_training=one.unlike_training,
             reason=one.reason,
         )

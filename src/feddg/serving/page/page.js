@@ -10,7 +10,7 @@ const expected = document.getElementById("expected");
 const queue = [];
 // From so many answers on the page asks how many of them are right, where the server can say it.
 const ENOUGH = 20;
-const seen = { probabilities: [], energies: [] };
+const seen = { probabilities: [], energies: [], outside: [] };
 let working = 0, done = 0, total = 0;
 
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
@@ -53,6 +53,7 @@ function show(text, answer) {
   if (answer.energy !== null) {
     seen.probabilities.push(Object.values(answer.probabilities));
     seen.energies.push(answer.energy);
+    if (answer.outside.length) seen.outside.push(answer.outside);
   }
   const label = element("p", "label", `${answer.label} `);
   label.append(element("span", "share", percent(answer.confidence)));
@@ -93,8 +94,8 @@ async function estimate() {
   try {
     const reply = await fetch("expected", { method: "POST", body: JSON.stringify(seen) });
     const answer = await reply.json();
-    if (!answer.text) return;
-    expected.textContent = `${answer.text} It is an estimate without labels, for images of one site.`;
+    const note = "It is an estimate without labels, for images of one site.";
+    expected.textContent = answer.text ? `${answer.text} ${note}` : answer.detail;
     expected.hidden = false;
   } catch {
     // The answers themselves say that the server does not answer.
