@@ -222,14 +222,19 @@ def ridge_by_epsilon() -> str:
 
 
 def robust_updates() -> str:
-    """Returns accuracy by defence and share of liars, mean of the seeds: unseen / seen domains."""
+    """Returns accuracy by defence and liars, mean of the seeds: unseen / seen domains."""
     groups: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in rows_of("robust_updates"):
-        groups.setdefault((row["defence"], row["liars"]), []).append(row)
-    defences = list(dict.fromkeys(defence for defence, _ in groups))
-    liars = list(dict.fromkeys(count for _, count in groups))
-    body = [[name, *(seen_and_unseen(groups[name, count]) for count in liars)] for name in defences]
-    return markdown(["`defences`", *(f"{count} of 10 lie" for count in liars)], body)
+        defence = row["defence"].partition(",")[0]
+        if "selected" in row["defence"]:
+            defence += ", half of the sites selected"
+        column = f"{row['images']}, {row['liars']} of {row['sites']} lie"
+        groups.setdefault((defence, column), []).append(row)
+    defences, columns = (list(dict.fromkeys(key[place] for key in groups)) for place in (0, 1))
+    body = [
+        [name, *(seen_and_unseen(groups[name, column]) for column in columns)] for name in defences
+    ]
+    return markdown(["`defences`", *columns], body)
 
 
 def seen_and_unseen(rows: Sequence[Mapping[str, str]]) -> str:
