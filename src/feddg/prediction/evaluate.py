@@ -110,8 +110,8 @@ def evaluate_run(
             if name == OWN
             else ((None, score) for score in evaluation.scores(trained.predictor(name)))
         )
-        scores = list(scores)
-        for _, score in scores:
+        found = list(scores)
+        for _, score in found:
             if not math.isfinite(score.loss):
                 raise RunError(NOT_FINITE.format(f"images of {score.domain}"))
         measured[name] = [
@@ -126,7 +126,7 @@ def evaluate_run(
                 examples=score.examples,
                 client=client,
             )
-            for client, score in scores
+            for client, score in found
         ]
     new = {(name, *key) for name in measured}
     others = [row for row in read_adapted(path) if row.key not in new]
