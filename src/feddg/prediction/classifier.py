@@ -149,6 +149,13 @@ class RunClassifier(ImageClassifier):
         """Whether a prediction depends on earlier images."""
         return isinstance(self._model, Predictor) and self._model.keeps_state
 
+    def inputs(self, pixels: numpy.ndarray) -> torch.Tensor:
+        """Returns the network's inputs: images in [0, 1], or rows of features."""
+        raw, expected = torch.from_numpy(pixels), self.description.features
+        if expected not in (None, raw.shape[1]):
+            raise DataError(f"the rows have {raw.shape[1]} features, the model takes {expected}")
+        return as_unit(raw if expected else raw.permute(0, 3, 1, 2), self.device)
+
     def answer(self, pixels: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
         """Maps ``(B, size, size, 3)`` uint8 to probabilities ``(B, C)`` and energies ``(B,)``.
 
@@ -157,10 +164,7 @@ class RunClassifier(ImageClassifier):
         Raises:
             DataError: there are more or fewer features than it was trained on.
         """
-        raw, expected = torch.from_numpy(pixels), self.description.features
-        if expected not in (None, raw.shape[1]):
-            raise DataError(f"the rows have {raw.shape[1]} features, the model takes {expected}")
-        images = as_unit(raw if expected else raw.permute(0, 3, 1, 2), self.device)
+        images = self.inputs(pixels)
         with torch.inference_mode(), autocast(self.precision, self.device)():
             logits = plain = self._model(images).float().cpu()
             # The light is the trained model's, whatever is done to the images of today.

@@ -229,7 +229,7 @@ class Recorder(RunClassifier):
 
     def answer(self, pixels: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
         """Maps ``(B, size, size, 3)`` uint8 to probabilities ``(B, C)`` and energies ``(B,)``."""
-        logits = self.see(as_unit(torch.from_numpy(pixels).permute(0, 3, 1, 2), self.device))
+        logits = self.see(self.inputs(pixels))
         return logits.softmax(1).numpy(), energy(logits).numpy()
 
     def taken(self) -> Outputs:

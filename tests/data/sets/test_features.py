@@ -160,6 +160,15 @@ def test_what_a_run_learnt_labels_another_table(table):
         list(feddg.predict(done.folder, "fewer.csv"))
 
 
+def test_travel_expects_an_accuracy_on_a_table(table):
+    done = run(table, method="ridge")
+    unseen = frame_of()[lambda rows: rows["domain"] == "c"].drop(columns=["label", "domain"])
+    unseen.to_csv("unseen.csv", index=False)
+    found = feddg.travel(done.folder, "unseen.csv")
+    assert len(found.images) == 30
+    assert found.expected is None or found.expected.low <= done.accuracy <= found.expected.high
+
+
 def test_a_comparison_and_privacy_and_secure_sums(table):
     found = feddg.compare(
         ["fedavg", "ridge"],
