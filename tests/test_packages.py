@@ -103,7 +103,6 @@ REFUSED = {
     "tiff": FOLDER,
     "parquet": TABLE,
     "huggingface": ("run", "--data", "huggingface", "--root", "images", "--out", "runs"),
-    "ray": (*SEVERAL, "ray"),
     "slurm": (*SEVERAL, "slurm"),
     "attacks": ("privacy", "attack", "a_run", "--kind", "server"),
     "export": ("export", "a_run", "--onnx", "model.onnx"),

@@ -29,7 +29,7 @@ from feddg.messages import Update, Weights
 from feddg.methods.base import Stylizes, has_global_model, title_of
 from feddg.privacy.building import NO_DEFENCES
 from feddg.records import client_name
-from feddg.report.blocks import Block, Chart, Page, Pair, Prose, Section
+from feddg.report.blocks import Block, Chart, Page, Prose, Section
 from feddg.report.charts import (
     COLOURS,
     HEAT_COLOURS,
@@ -411,7 +411,7 @@ def _feature_maps(found: dict[str, Any]) -> list[Block]:
         points = numpy.array(each["points"])
         when = "before training" if each["round"] == 0 else f"after round {each['round']}"
         by_class = feature_map(points, labels, found["classes"], f"{when}, by class")
-        blocks.append(Pair(by_class, feature_map(points, domains, names, f"{when}, by domain")))
+        blocks += [by_class, feature_map(points, domains, names, f"{when}, by domain")]
     text = (
         "t-SNE maps of the features in front of the classifier: near points have similar "
         "features, while far distances and the axes mean nothing. Classes should fall apart, "
@@ -435,7 +435,7 @@ def _grey_levels(found: dict[str, Any]) -> list[Block]:
         f"{percent(overlap_gap(found['after']))} after."
     )
     after = grey_histograms(found["clients"], found["after"], "after")
-    return [Pair(before, after), Prose(text)]
+    return [before, after, Prose(text)]
 
 
 def overlap_gap(histograms: Sequence[Sequence[float]]) -> float | None:

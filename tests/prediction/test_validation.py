@@ -86,7 +86,7 @@ def test_the_command_writes_counts_and_no_name(finished, site, tmp_path):
     assert None in cells
     assert all(cell is None or cell == 0 or cell >= 5 for cell in cells)
     assert found.domains[0].metrics == {}
-    assert "Nothing of a single image" in ended.output
+    assert "nothing about single images" in ended.output
 
 
 def test_a_class_that_the_model_cannot_know_is_named(finished, site, tmp_path):

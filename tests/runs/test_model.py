@@ -36,7 +36,7 @@ def test_a_model_can_be_loaded_under_an_adaptation(finished, run_of):
 
 
 def test_a_rule_without_a_model_says_why(finished):
-    with pytest.raises(RunError, match=r"no selection rule is called 'best'.*best_held_out"):
+    with pytest.raises(RunError, match=r"unknown selection rule 'best'.*best_held_out"):
         load_model(finished, which="best")
     with pytest.raises(RunError, match=r"no held-out validation domain was measured"):
         load_model(finished, which="best_held_out")
