@@ -47,7 +47,7 @@ def numbers_of(run: Run, *, domains: bool = False, costs: bool = True) -> list[N
         spent = run.spent[chosen.round]._asdict() if costs else {}
         about = {"rule": rule.name, "round": chosen.round, "weights": rule.weights, **spent}
         found = itertools.chain(
-            _over_domains(chosen), _of_domains(chosen) if domains else (), _flags(run, rule)
+            _over_domains(chosen), _of_domains(chosen) if domains else (), _flags(run, rule, chosen)
         )
         rows += [NumberRow(**about, **one) for one in found if math.isfinite(one["value"])]
     return [*rows, *_of_all_rounds(run)]
@@ -68,9 +68,9 @@ def _of_domains(chosen: Chosen) -> Iterator[dict[str, Any]]:
             yield {"split": row.split, "domain": row.domain, "metric": metric, "value": value}
 
 
-def _flags(run: Run, rule: SelectionRule) -> Iterator[dict[str, Any]]:
+def _flags(run: Run, rule: SelectionRule, chosen: Chosen) -> Iterator[dict[str, Any]]:
     """Yields whether the model is no better than a constant one, and whether it still rose."""
-    found, chosen = run.evaluations, rule.of(run.evaluations)
+    found = run.evaluations
     split = TEST if any(found.at(round, TEST) for round in found.rounds) else ID_VAL
     at = split_accuracy(chosen.evaluations, chosen.round, split)
     if at is None or at.constant is None:
