@@ -372,7 +372,7 @@ def read_results(path: Path) -> list[ResultRow]:
         return []
     heads, *lines = [*csv.reader(io.StringIO(read_text(path, errors="strict")))] or [[]]
     if tuple(heads) != COLUMNS:
-        raise RunError(f"{path} is no results file: it begins with {', '.join(heads[:3])!r}.")
+        raise RunError(f"{path} is no results file: its columns are not {', '.join(COLUMNS)}.")
     found: dict[tuple[str, Place], ResultRow] = {}
     numbers: dict[tuple[str, Place], dict[Any, tuple[int, NumberRow | None]]] = {}
     for line, cells in enumerate(lines, start=2):
