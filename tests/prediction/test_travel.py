@@ -211,17 +211,27 @@ def test_few_images_and_single_classes_of_a_site_are_no_false_alarm(
         assert travel(finished, own, cache=cache).advice.code != FOREIGN
 
 
-def test_outputs_that_are_not_finite_are_no_accuracy(finished, cache, sketches, monkeypatch):
-    """Their largest would be the first class, as the labels of some images are."""
+@pytest.fixture
+def no_finite_output(finished, cache, monkeypatch):
     calibrate(finished, Recorder(finished, "cpu", None), cache=cache)
     forward = torch.nn.Linear.forward
     monkeypatch.setattr(torch.nn.Linear, "forward", lambda *given: forward(*given) * math.nan)
+
+
+@pytest.mark.usefixtures("no_finite_output")
+def test_outputs_that_are_not_finite_are_no_accuracy(finished, cache, sketches):
+    """Their largest would be the first class, as the labels of some images are."""
     with pytest.raises(RunError, match="not finite"):
         evaluate_run(finished, batch_size=50, cache=cache)
-    with pytest.raises(RunError, match="not finite"):
-        write_image_results(finished, cache=cache)
     with pytest.raises(DataError, match="not finite"):
         travel(finished, sketches[0], cache=cache)
+
+
+@pytest.mark.usefixtures("no_finite_output")
+def test_outputs_that_are_not_finite_are_no_labels_in_a_table(finished, cache):
+    pytest.importorskip("pyarrow.parquet", reason="needs the extra `parquet`")
+    with pytest.raises(RunError, match="not finite"):
+        write_image_results(finished, cache=cache)
 
 
 def test_labels_overrule_the_advice_not_to_use_a_model(finished, cache, foreign, tmp_path):
