@@ -120,8 +120,9 @@ class DataSet:
         protocol: how papers use it, in one line; the preset follows it.
         clients: who holds an image in reality (such as a hospital), in a word or two; empty if
             unknown.
-        pictures: whether images that come from no files are searched for near copies, too; line
-            drawings such as digits are too much alike for that.
+        alike: why images of different domains may be near copies of each other, as a sentence. Such
+            pairs are a note, not a warning, and images that come from no files are searched, too
+            (others are not: line drawings such as digits are too much alike).
     """
 
     name: str
@@ -144,7 +145,7 @@ class DataSet:
     layouts: tuple[str, ...] = ()
     protocol: str = ""
     clients: str = ""
-    pictures: bool = False
+    alike: str = ""
 
     def __post_init__(self) -> None:
         if self.load is None and not self.instead:

@@ -23,7 +23,11 @@ _FREQUENCIES, _BITS = 8, 64
 
 
 def about_near_copies(
-    pixels: PixelStore, paths: Sequence[str], contents: Sequence[str], splits: Splits
+    pixels: PixelStore,
+    paths: Sequence[str],
+    contents: Sequence[str],
+    splits: Splits,
+    alike: str = "",
 ) -> Iterator[Diagnostic]:
     """Warns if validation or test images are near copies of training images.
 
@@ -32,6 +36,7 @@ def about_near_copies(
         paths: the path of each row.
         contents: a hash of each row's file; exact copies are reported elsewhere.
         splits: the rows by role.
+        alike: why the data set has such pairs, if it must have them: then they are a note.
     """
     measured = np.concatenate([splits.id_val, splits.id_test, splits.val, splits.test])
     pairs = [
@@ -42,13 +47,19 @@ def about_near_copies(
     if pairs:
         images = len({other for _, other in pairs})
         named = first_names([f"{paths[own]} and {paths[other]}" for own, other in pairs], 3)
-        yield Diagnostic(
-            "near-copies",
-            "warning",
+        found = (
             f"{images:,} of {len(measured):,} images that measure look like images of training "
-            f"({named}). Where they are copies, saved again, accuracies are too high.",
-            "Look at them, and remove the copies.",
+            f"({named})."
         )
+        if alike:
+            yield Diagnostic("near-copies", "note", found, alike)
+        else:
+            yield Diagnostic(
+                "near-copies",
+                "warning",
+                f"{found} Where they are copies, saved again, accuracies are too high.",
+                "Look at them, and remove the copies.",
+            )
 
 
 def near_copies(

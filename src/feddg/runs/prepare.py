@@ -201,10 +201,11 @@ def split_diagnostics(
 def near_copy_diagnostics(experiment: Experiment, images: "Images") -> Iterator[Diagnostic]:
     """Reports near copies of training images in validation or test sets; reads all pixels once."""
     table, contents = images.table, images.contents
-    searched = table.root is not None or DATA_SETS.find(experiment.data.source).pictures
+    alike = DATA_SETS.find(experiment.data.source).alike
+    searched = table.root is not None or alike
     if experiment.data.duplicates != "ignore" and searched and contents is not None:
         hashes = _hashes(table, contents)
-        yield from about_near_copies(images.pixels, table.paths, hashes, images.splits)
+        yield from about_near_copies(images.pixels, table.paths, hashes, images.splits, alike)
 
 
 def _refuses_copies(data: DataSettings) -> bool:

@@ -106,3 +106,14 @@ def test_near_copies_are_single_drawings_not_styles(table):
     assert alike("noto", "blob") == 3
     assert alike("noto", "emojitwo") == 0
     assert 100 < alike("emojitwo", "mono") < 200
+
+
+def test_drawings_of_one_form_are_a_note_that_names_the_other_question(table):
+    pixels, splits = ArrayPixels(table.images), hold_out(table, ["noto"], seed=0)
+    found = [pixels, table.paths, [""] * len(table), splits]
+    (note,) = near_copies.about_near_copies(*found, DATA_SETS.find("emoji").alike)
+    assert (note.code, note.severity) == ("near-copies", "note")
+    assert "31 of 1,413" in note.text
+    assert "data.options.objects=held_out" in note.advice
+    (warning,) = near_copies.about_near_copies(*found)
+    assert warning.severity == "warning"
