@@ -6,7 +6,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from feddg.styles.codecs import Vgg19Codec, initialised
+from feddg.styles.codecs import Vgg19Codec
+from scripts import load_script
+
+training = load_script(Path(__file__).parents[1] / "benchmarks/codec/train.py")
+initialised, untrained = training.initialised, training.untrained
 
 
 def vgg19_modules(divisor: int = 1) -> tuple[nn.Sequential, nn.Sequential]:

@@ -17,18 +17,12 @@ from matplotlib import cbook, pyplot
 from PIL import Image
 from sklearn.datasets import load_sample_image
 from torch import Tensor
+from train import Variant, flat_colours, inverted, line_drawing, recoloured
 
 from feddg.data.decoding import make_square
 from feddg.rng import stream
 from feddg.styles.codec import Codec, load_codec, transfer
-from feddg.styles.statistics import (
-    Variant,
-    flat_colours,
-    inverted,
-    line_drawing,
-    measure,
-    recoloured,
-)
+from feddg.styles.statistics import measure
 
 STRENGTHS = (0.5, 1.0)
 

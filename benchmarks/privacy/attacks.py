@@ -36,7 +36,7 @@ from feddg.federation.federation import Federation
 from feddg.records import Row
 from feddg.runs.figures import grid
 from feddg.runs.model import load_finished_run
-from feddg.styles.training import load_images
+from feddg.styles.transfer import load_images
 
 STAGES = ("transfer", "reconstruct", "membership", "update")
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")

@@ -743,7 +743,6 @@ _HOME = {
     "feddg.runs.inspection": ("print_inspection",),
     "feddg.serving.server": ("is_loopback", "serve"),
     "feddg.storage": ("KINDS", "OTHER", "cache_folder", "clear", "contents"),
-    "feddg.styles.training": ("Recipe", "train_codec"),
     "feddg.styles.transfer": ("stylize_files",),
 }
 

@@ -32,7 +32,7 @@ def test_the_version_is_that_of_the_package_and_of_what_it_runs_on():
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("comprae", "compare"), ("deploy simualte", "simulate"), ("style tarin", "train")],
+    [("comprae", "compare"), ("deploy chekc", "check"), ("style tranfser", "transfer")],
 )
 def test_a_mistyped_command_names_the_nearest_once(typed, meant):
     shown = CliRunner().invoke(app, typed.split(), env={"COLUMNS": "200"})

@@ -67,12 +67,6 @@ NOT_CARRIED_OUT = {
     "docs/data_sets.md: feddg run --data huggingface": (
         "needs a data set of Hugging Face's; tests/data/sets/test_huggingface.py has one in memory"
     ),
-    "docs/codec.md: feddg style train": (
-        "trains for an hour; tests/styles/test_training.py trains some steps"
-    ),
-    "docs/tutorial.md: feddg style train": (
-        "trains for an hour; tests/styles/test_training.py trains some steps"
-    ),
 }
 """Why not; they are parsed all the same."""
 SLOW = ("feddg style", "feddg export", "feddg evaluate")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from codec_files import write_vgg19
+from codec_files import untrained, write_vgg19
 from feddg.errors import WeightsError
 from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD
 from feddg.styles.codec import CODECS, NormalizedCodec, adain, load_codec
@@ -19,7 +19,7 @@ from style_images import random_features, random_images, random_style
 
 
 def random_codec(seed: int = 0) -> CompactCodec:
-    return CompactCodec.untrained(None, None, seed).frozen()
+    return untrained(CompactCodec, None, None, seed).frozen()
 
 
 def test_adain_by_hand() -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from codec_files import vgg19_modules, write_vgg19
+from codec_files import initialised, training, untrained, vgg19_modules, write_vgg19
 from feddg.errors import ExperimentError, WeightsError
 from feddg.methods.composition import build_method
 from feddg.methods.style_exchange import StyleExchange
@@ -26,10 +26,8 @@ from feddg.styles.codecs import (
     ConvolutionalCodec,
     ModulatedCodec,
     Vgg19Codec,
-    initialised,
 )
 from feddg.styles.statistics import measure
-from feddg.styles.training import Recipe, train_codec
 
 
 def random_images(*shape: int, seed: int = 0) -> Tensor:
@@ -173,7 +171,7 @@ def test_its_two_files_are_small() -> None:
 
 def test_its_training_begins_with_what_compact_draws() -> None:
     images = random_images(2, 3, 24, 24)
-    begun = ModulatedCodec.untrained(ModulatedCodec.file("encoder", None), None, seed=3).frozen()
+    begun = untrained(ModulatedCodec, ModulatedCodec.file("encoder", None), None, seed=3).frozen()
     compact = load_codec("compact")
     style = measure(compact, images).styles().flip(0)
     assert torch.equal(transfer(begun, images, style), transfer(compact, images, style))
@@ -184,8 +182,10 @@ def test_a_trained_decoder_is_loaded_and_another_codecs_is_refused(tmp_path: Pat
     folder.mkdir()
     for number, image in enumerate(random_images(4, 3, 48, 48)):
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{number}.png")
-    recipe = Recipe(codec="modulated", steps=2, batch_pixels=4 * 32**2, sizes=(32,))
-    decoder = train_codec(content=[folder], style=[folder], out=tmp_path / "out", recipe=recipe)
+    recipe = training.Recipe(codec="modulated", steps=2, batch_pixels=4 * 32**2, sizes=(32,))
+    decoder = training.train_codec(
+        content=[folder], style=[folder], out=tmp_path / "out", recipe=recipe
+    )
     trained = load_codec("modulated", decoder=decoder)
     assert trained.fingerprint() != load_codec("modulated").fingerprint()
     with pytest.raises(WeightsError, match=r"layers\.1\.weight is missing"):
@@ -283,8 +283,8 @@ def test_widths_are_read_from_the_files(tmp_path: Path, divisor: int) -> None:
     expected = vgg19_modules(divisor)[0](images / 255)
     torch.testing.assert_close(codec.encode(images / 255), expected, rtol=1e-3, atol=1e-4)
     assert transfer(codec, images, random_style(codec.channels)).shape == images.shape
-    untrained = Vgg19Codec.untrained(tmp_path / "vgg_normalised.pth", None, 0)
-    assert convolutions(untrained.decoder) == convolutions(codec.decoder)
+    begun = untrained(Vgg19Codec, tmp_path / "vgg_normalised.pth", None, 0)
+    assert convolutions(begun.decoder) == convolutions(codec.decoder)
 
 
 def test_an_uneven_pair_is_read_as_it_is(tmp_path: Path) -> None:

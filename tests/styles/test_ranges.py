@@ -3,14 +3,13 @@
 import pytest
 import torch
 
-from codec_files import write_vgg19
+from codec_files import training, write_vgg19
 from feddg.messages import SchemaContext
 from feddg.methods.composition import build_method
 from feddg.rng import stream
 from feddg.styles.codec import load_codec
 from feddg.styles.ranges import extreme_images, noised_range, style_range
 from feddg.styles.statistics import (
-    VARIANTS,
     StyleNoise,
     interpolation_style,
     measure,
@@ -28,7 +27,7 @@ def many_images(side):
     rng = stream(3, "images", side)
     blocks = torch.rand(6, 3, 4, 4, generator=rng).repeat_interleave(side // 4, -1)
     images = blocks.repeat_interleave(side // 4, -2)
-    varied = torch.cat([variant(images, rng) for variant in VARIANTS])
+    varied = torch.cat([variant(images, rng) for variant in training.VARIANTS])
     return (varied.clamp(0, 1) * 255).to(torch.uint8)
 
 

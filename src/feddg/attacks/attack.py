@@ -38,7 +38,7 @@ from feddg.runs.folder import FIGURES, RunFolder
 from feddg.runs.model import load_finished_run
 from feddg.runs.prepare import cache_folder
 from feddg.runs.reading import ATTACKS, LedgerRecord, read_run
-from feddg.styles.training import load_images as load_public
+from feddg.styles.transfer import load_images as load_public
 
 SHOWN = 6
 """Columns of a picture per domain."""

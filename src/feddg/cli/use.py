@@ -1,6 +1,5 @@
 """Commands about trained models: predict, travel, export, serve, evaluate, attack, style."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -469,62 +468,10 @@ def attack(
 
 
 style_app = typer.Typer(
-    help="Train a style codec, or stylize images with one.",
+    help="Stylize images.",
     no_args_is_help=True,
     suggest_commands=False,
 )
-
-
-@style_app.command("train")
-def style_train(
-    content: Annotated[list[Path], typer.Option(help="folder(s) of photographs")],
-    style: Annotated[list[Path], typer.Option(help="folder(s) of pictures in other styles")],
-    out: Annotated[Path, typer.Option(help="folder for weights, loss curve and saved state")],
-    steps: Annotated[int, typer.Option(help="training steps")] = 4000,
-    size: Annotated[list[int], typer.Option(help="side(s) of the training crops, pixels")] = [64],  # noqa: B006
-    seed: Annotated[int, typer.Option(help="seed")] = 0,
-    codec: Annotated[
-        str, typer.Option(help="what to train: compact, modulated or vgg19")
-    ] = "compact",
-    encoder: Annotated[Path | None, typer.Option(help="the encoder's first weights")] = None,
-    decoder: Annotated[Path | None, typer.Option(help="the decoder's first weights")] = None,
-    loss_network: Annotated[
-        Path | None,
-        typer.Option(help="VGG-19-like encoder that judges; with it, the encoder is trained, too"),
-    ] = None,
-    keep_encoder: Annotated[
-        bool, typer.Option("--keep-encoder", help="train the decoder alone, whatever judges")
-    ] = False,
-    critic: Annotated[float, typer.Option(min=0, help="weight of an adversary; 0 for none")] = 0,
-    learning_rate: Annotated[float, typer.Option(min=0, help="Adam's, at its highest")] = 1e-3,
-    save_every: Annotated[int, typer.Option(min=1, help="steps between saved states")] = 250,
-) -> None:
-    """Train a codec on folders of content and style images; run again to go on."""
-    from rich.progress import Progress
-
-    recipe = api.Recipe(
-        codec,
-        steps=steps,
-        seed=seed,
-        sizes=tuple(size),
-        learning_rate=learning_rate,
-        critic_weight=critic,
-        keep_encoder=keep_encoder,
-    )
-    with Progress(transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("training the codec", total=steps)
-        result = api.train_codec(
-            content=content,
-            style=style,
-            out=out,
-            recipe=recipe,
-            encoder=encoder,
-            start=decoder,
-            loss_network=loss_network,
-            progress=lambda state: progress.update(task, completed=state.step),
-            save_every=save_every,
-        )
-    typer.echo(result)
 
 
 @style_app.command("transfer")

@@ -209,7 +209,7 @@ def load_codec(
             are the layer indices ``0.weight, 0.bias, 2.weight, ...``; later layers than the
             codec uses may follow.
         decoder: likewise for the decoder, for example one trained by
-            :func:`feddg.styles.training.train_codec`.
+            ``benchmarks/codec/train.py``.
         style_layer: the map on which styles are measured, see :meth:`Codec.style_features`.
 
     Raises:

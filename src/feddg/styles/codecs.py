@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar, Literal, Self, TypeVar, cast
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,9 @@ from torch.nn import functional
 from feddg.errors import WeightsError
 from feddg.models.backbones import read_weights
 from feddg.models.normalization import instance_moments
-from feddg.rng import stream
 from feddg.storage import is_file
 from feddg.styles.codec import VARIANCE_FLOOR, Codec, StyleLayer, register_codec
 
-M = TypeVar("M", bound=nn.Module)
 Plan = Sequence[int | Literal["pool", "up"]]
 SUMMARY_NUMBERS = 24
 """Number of values that summarise a style for the decoder."""
@@ -109,24 +107,15 @@ class ConvolutionalCodec(Codec):
     def load(cls, encoder: Path | None, decoder: Path | None, style_layer: StyleLayer) -> Self:
         """Returns the codec with the weights of two files; see :meth:`Codec.load`."""
         files = cls.file("encoder", encoder), cls.file("decoder", decoder)
-        return cls(*cls._filled(*files), style_layer=style_layer)
+        return cls(*cls.filled(*files), style_layer=style_layer)
 
     @classmethod
-    def untrained(cls, encoder: Path | None, decoder: Path | None, seed: int) -> Self:
-        """Returns the codec at the start of training; a part without a file gets random weights.
+    def filled(cls, encoder: Path | None, decoder: Path | None) -> tuple[nn.Sequential, nn.Module]:
+        """Returns encoder and decoder with the weights of their files; without a file, no weights.
 
         Raises:
             WeightsError: a file is missing, unreadable or does not fit.
         """
-        parts = cls._filled(encoder, decoder)
-        for part, module, file in zip(("encoder", "decoder"), parts, (encoder, decoder)):
-            if file is None:
-                initialised(module, seed, part)
-        return cls(*parts).to(memory_format=torch.channels_last)
-
-    @classmethod
-    def _filled(cls, encoder: Path | None, decoder: Path | None) -> tuple[nn.Sequential, nn.Module]:
-        """Returns both modules with the weights of their files; without a file, no weights."""
         weights = _read(encoder, cls.name)
         others = _read(decoder, cls.name)
         modules = cls.parts(cls.fitted(weights, others))
@@ -187,17 +176,6 @@ class Reflect(nn.Module):
 def packaged_weights(codec: str, part: Literal["encoder", "decoder"]) -> Path:
     """Returns the packaged file with the weights of a codec's part."""
     return Path(str(resources.files("feddg.styles") / "assets" / f"{codec}_{part}.safetensors"))
-
-
-def initialised(module: M, seed: int, part: str) -> M:
-    """Gives a part of a codec random weights that suit ReLU (He et al. 2015)."""
-    module.to_empty(device="cpu")
-    generator = stream(seed, "codec", part)
-    for layer in module.modules():
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)
-            nn.init.zeros_(cast(Tensor, layer.bias))
-    return module
 
 
 def _fill(
@@ -364,12 +342,6 @@ class ModulatedDecoder(nn.Module):
                 maps = torch.addcmul(shift, maps, 1 + scale, out=out)
         return maps
 
-    def begin_as(self, weights: dict[str, Tensor]) -> None:
-        """Loads a plain decoder's weights; until it is trained further it gives the same images."""
-        self.layers.load_state_dict(weights)
-        nn.init.zeros_(self.write.weight)
-        nn.init.zeros_(self.write.bias)
-
 
 @register_codec
 class ModulatedCodec(CompactCodec):
@@ -389,14 +361,6 @@ class ModulatedCodec(CompactCodec):
     def parts(cls, architecture: Architecture) -> tuple[nn.Sequential, nn.Module]:
         """Returns encoder and decoder without weights (on the meta device)."""
         return architecture.modules()[0], ModulatedDecoder(architecture)
-
-    @classmethod
-    def untrained(cls, encoder: Path | None, decoder: Path | None, seed: int) -> Self:
-        """Returns the codec at the start of training; without a file it draws like ``compact``."""
-        codec = super().untrained(encoder, decoder, seed)
-        if decoder is None and isinstance(codec.decoder, ModulatedDecoder):
-            codec.decoder.begin_as(read_weights(CompactCodec.file("decoder", None)))
-        return codec
 
 
 @register_codec

@@ -1,5 +1,6 @@
-"""Transfers image files to the style of another image, or of a folder of images."""
+"""Transfers image files to the style of another image, or of a folder; reads such folders."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from feddg.storage import entries, is_file, replace_file, why
 from feddg.styles.codec import load_codec, transfer
 from feddg.styles.statistics import client_style, measure
 
+logger = logging.getLogger("feddg")
 LEAST_SIDE = 16
 """Smallest side in pixels; a narrower strip is enlarged, as a codec's maps need this much."""
 
@@ -163,3 +165,34 @@ def _resized(pixels: Tensor, height: int, width: int) -> Tensor:
         pixels[None].float(), (height, width), mode="bilinear", antialias=True
     )
     return wanted[0].round().clamp(0, 255).to(torch.uint8)
+
+
+def load_images(folders: Sequence[Path], side: int) -> Tensor:
+    """Returns all readable images under some folders as squares.
+
+    Args:
+        folders: searched at any depth, in the order of their paths.
+        side: the short side is resized to this many pixels, and the centre square is taken.
+
+    Returns:
+        ``(N, 3, side, side)``, uint8 RGB.
+
+    Raises:
+        DataError: a folder is missing or has no readable image.
+    """
+    return torch.stack([image for folder in folders for image in _images_of(folder, side)])
+
+
+def _images_of(folder: Path, side: int) -> list[Tensor]:
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; give a folder of images")
+    images = []
+    for path in sorted(folder.rglob("*")):
+        if path.suffix.lower() in IMAGE_SUFFIXES:
+            try:
+                images.append(torch.from_numpy(decode_image(path, side, "crop")).permute(2, 0, 1))
+            except UnusableImageError as error:
+                logger.warning("%s is left out: %s", path, error)
+    if not images:
+        raise DataError(f"{folder}: no readable image ({endings()})")
+    return images

@@ -1,36 +1,52 @@
-"""Trains a codec on the user's own images: data, losses, and resuming."""
+"""Trains a codec on folders of content and style images; run again to go on.
 
+    python benchmarks/codec/train.py --content PHOTOS --style PICTURES --out FOLDER [--size 64 128]
+        [--codec compact|modulated|vgg19] [--loss-network VGG19_ENCODER] [--critic 0.3]
+        [--keep-encoder] [--learning-rate 1e-3]
+
+``decoder.safetensors`` in the folder (and ``encoder.safetensors``, if that was trained) is what
+``method.decoder`` of an experiment, or ``feddg style transfer --decoder``, takes.
+"""
+
+import argparse
 import csv
 import hashlib
 import json
-import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from feddg.data.decoding import UnusableImageError, decode_image
-from feddg.data.images import IMAGE_SUFFIXES, endings
 from feddg.errors import DataError, WeightsError
+from feddg.models.backbones import read_weights
 from feddg.models.normalization import instance_moments
 from feddg.rng import stream
 from feddg.storage import replace_bytes
 from feddg.styles.codec import CODECS, VARIANCE_FLOOR, adain
-from feddg.styles.codecs import ConvolutionalCodec, Vgg19Codec
-from feddg.styles.statistics import VARIANTS, Variant, inverted, recoloured, texture, unchanged
+from feddg.styles.codecs import (
+    CompactCodec,
+    ConvolutionalCodec,
+    ModulatedDecoder,
+    Vgg19Codec,
+)
+from feddg.styles.statistics import between, texture
+from feddg.styles.transfer import load_images
+
+M = TypeVar("M", bound=nn.Module)
+Variant = Callable[[Tensor, torch.Generator], Tensor]
 
 # What a codec's training looks at: squares of two collections, in many styles.
 #
-# A batch is made of groups. Each has its own contents and styles, and one variant (see
-# :mod:`feddg.styles.statistics`) of either, drawn once for the group. So a group's styles may be
-# pooled, as a client's or a cluster's are, and the *counterpart* of a content, itself in the
-# styles' variant, is known where both come from the same collection.
+# A batch is made of groups. Each has its own contents and styles, and one variant of either, drawn
+# once for the group. So a group's styles may be pooled, as a client's or a cluster's are, and the
+# *counterpart* of a content, itself in the styles' variant, is known where both come from the same
+# collection.
 
 
 GROUP = 4
@@ -39,10 +55,6 @@ GROUP = 4
 MOST_IMAGES = 32
 """Largest number of images in a batch, for any image size."""
 
-RECOVERABLE: tuple[Variant, ...] = (unchanged, recoloured, inverted)
-"""Variants from which the counterpart of an image can be recovered."""
-
-logger = logging.getLogger("feddg")
 TERMS = ("content", "style", "reconstruction", "counterpart", "overshoot", "critic")
 STRONG = 0.8
 """From this strength on, an image should look like one of the style's collection."""
@@ -78,22 +90,6 @@ class TrainingBatch:
     known: Tensor
     strength: Tensor
     pool: int
-
-
-def load_images(folders: Sequence[Path], side: int) -> Tensor:
-    """Returns all readable images under some folders as squares.
-
-    Args:
-        folders: searched at any depth, in the order of their paths.
-        side: the short side is resized to this many pixels, and the centre square is taken.
-
-    Returns:
-        ``(N, 3, side, side)``, uint8 RGB.
-
-    Raises:
-        DataError: a folder is missing or has no readable image.
-    """
-    return torch.stack([image for folder in folders for image in _images_of(folder, side)])
 
 
 def draw_batch(
@@ -162,19 +158,80 @@ def _squares(images: Tensor, count: int, size: int, generator: torch.Generator) 
     return (resized.flip(-1) if _chance(0.5, generator) else resized).clamp(0, 1)
 
 
-def _images_of(folder: Path, side: int) -> list[Tensor]:
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; give a folder of images")
-    images = []
-    for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() in IMAGE_SUFFIXES:
-            try:
-                images.append(torch.from_numpy(decode_image(path, side, "crop")).permute(2, 0, 1))
-            except UnusableImageError as error:
-                logger.warning("%s is left out: %s", path, error)
-    if not images:
-        raise DataError(f"{folder}: no readable image ({endings()})")
+# Strong colour and texture variants of images: more styles for the decoder than folders hold.
+#
+# Each variant takes float RGB images ``(B, 3, H, W)`` in [0, 1] and a generator, and returns
+# images of the same shape and range.
+
+
+def unchanged(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Returns the images unchanged."""
     return images
+
+
+def recoloured(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Returns images with randomly mixed colour channels and a random tone curve."""
+    mix = torch.eye(3) + 0.6 * torch.randn(3, 3, generator=generator)
+    mixed = torch.einsum("oc,bchw->bohw", mix, images - 0.5) + 0.5
+    return mixed.clamp(0, 1).pow(between(0.5, 2.0, generator))
+
+
+def inverted(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Returns the negatives."""
+    return 1 - images
+
+
+def grey(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Returns grey images of random contrast and brightness."""
+    contrast = between(0.4, 2.5, generator)
+    brightness = between(0.3, 0.7, generator)
+    return ((_luminance(images) - 0.5) * contrast + brightness).clamp(0, 1).expand_as(images)
+
+
+def line_drawing(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Returns dark lines on white paper, from a difference of Gaussians."""
+    return _paper_with_lines(images, generator).expand_as(images)
+
+
+def flat_colours(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Returns smooth, saturated areas of few tones with dark outlines."""
+    from torchvision.transforms.functional import gaussian_blur  # a second to import
+
+    smooth = gaussian_blur(images, [5, 5], [1.5, 1.5])
+    levels = 2 + int(between(0, 4, generator))
+    luminance = _luminance(smooth)
+    vivid = luminance + (smooth - luminance) * between(1.0, 3.0, generator)
+    posterised = (vivid.clamp(0, 1) * levels).round() / levels
+    outlined: Tensor = posterised * _paper_with_lines(images, generator)
+    return outlined
+
+
+VARIANTS: tuple[Variant, ...] = (
+    unchanged,
+    recoloured,
+    flat_colours,
+    line_drawing,
+    grey,
+    inverted,
+    texture,
+)
+RECOVERABLE: tuple[Variant, ...] = (unchanged, recoloured, inverted)
+"""Variants from which the counterpart of an image can be recovered."""
+
+
+def _paper_with_lines(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Returns ``(B, 1, H, W)``: 1 on paper, towards 0 at dark edges."""
+    width = between(0.6, 1.6, generator)
+    luminance = _luminance(images)
+    from torchvision.transforms.functional import gaussian_blur
+
+    fine, coarse = (gaussian_blur(luminance, [9, 9], [s, s]) for s in (width, 1.6 * width))
+    threshold = between(0.005, 0.03, generator)
+    return torch.sigmoid((fine - coarse + threshold) * between(100, 400, generator))
+
+
+def _luminance(images: Tensor) -> Tensor:
+    return images.mean(dim=1, keepdim=True)
 
 
 # What a codec is trained for.
@@ -509,7 +566,7 @@ class Recipe:
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """The weights of :data:`feddg.styles.training.TERMS`, in order."""
+        """The weights of :data:`TERMS`, in order."""
         return (
             1.0,
             self.style_weight,
@@ -651,13 +708,45 @@ def _beginning(
         )
     kept = alone or recipe.keep_encoder
     first = definition.file("encoder", encoder) if kept else encoder
-    codec = definition.untrained(first, start, recipe.seed)
+    codec = untrained(definition, first, start, recipe.seed)
     codec.encoder.requires_grad_(not kept)
     return codec
 
 
+def untrained(
+    definition: type[ConvolutionalCodec], encoder: Path | None, decoder: Path | None, seed: int
+) -> ConvolutionalCodec:
+    """Returns a codec at the start of training; a part without a file gets random weights.
+
+    A modulated decoder without a file draws like the one of ``compact``.
+
+    Raises:
+        WeightsError: a file is missing, unreadable or does not fit.
+    """
+    parts = definition.filled(encoder, decoder)
+    for part, module, file in zip(("encoder", "decoder"), parts, (encoder, decoder)):
+        if file is None:
+            initialised(module, seed, part)
+    if decoder is None and isinstance(parts[1], ModulatedDecoder):
+        parts[1].layers.load_state_dict(read_weights(CompactCodec.file("decoder", None)))
+        nn.init.zeros_(parts[1].write.weight)
+        nn.init.zeros_(parts[1].write.bias)
+    return definition(*parts).to(memory_format=torch.channels_last)
+
+
+def initialised(module: M, seed: int, part: str) -> M:
+    """Gives a part of a codec random weights that suit ReLU (He et al. 2015)."""
+    module.to_empty(device="cpu")
+    generator = stream(seed, "codec", part)
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu", generator=generator)
+            nn.init.zeros_(cast(Tensor, layer.bias))
+    return module
+
+
 def _network(codec: ConvolutionalCodec, file: Path | None, contents: Tensor) -> LossNetwork:
-    encoder = codec.encoder if file is None else Vgg19Codec.untrained(file, None, 0).encoder
+    encoder = codec.encoder if file is None else untrained(Vgg19Codec, file, None, 0).encoder
     return LossNetwork(encoder, contents[:64] / 255)
 
 
@@ -692,3 +781,50 @@ def _hash(tensors: Iterable[Tensor]) -> str:
     for tensor in tensors:
         digest.update(tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Trains the codec that the command line asks for."""
+    parser = argparse.ArgumentParser(description="Train a codec; run again to go on.")
+    folders = {"type": Path, "nargs": "+", "required": True}
+    parser.add_argument("--content", **folders, help="folders of photographs")
+    parser.add_argument("--style", **folders, help="folders of pictures in other styles")
+    parser.add_argument("--out", type=Path, required=True, help="weights, loss curve, saved state")
+    parser.add_argument("--codec", default="compact", help="compact, modulated or vgg19")
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--size", type=int, nargs="+", default=[64], help="sides of the crops")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--encoder", type=Path, help="the encoder's first weights")
+    parser.add_argument("--decoder", type=Path, help="the decoder's first weights")
+    parser.add_argument("--loss-network", type=Path, help="VGG-19-like encoder that judges")
+    parser.add_argument("--keep-encoder", action="store_true", help="train the decoder alone")
+    parser.add_argument("--critic", type=float, default=0.0, help="weight of an adversary")
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--save-every", type=int, default=250, help="steps between saved states")
+    options = parser.parse_args(words)
+    recipe = Recipe(
+        options.codec,
+        steps=options.steps,
+        seed=options.seed,
+        sizes=tuple(options.size),
+        learning_rate=options.learning_rate,
+        critic_weight=options.critic,
+        keep_encoder=options.keep_encoder,
+    )
+    print(
+        train_codec(
+            content=options.content,
+            style=options.style,
+            out=options.out,
+            recipe=recipe,
+            encoder=options.encoder,
+            start=options.decoder,
+            loss_network=options.loss_network,
+            progress=lambda now: print(f"step {now.step} of {now.steps}", now.losses),
+            save_every=options.save_every,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

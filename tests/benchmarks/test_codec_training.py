@@ -8,30 +8,31 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
-from feddg.cli import app
+from codec_files import training
 from feddg.errors import DataError, WeightsError
 from feddg.rng import stream
 from feddg.styles.codec import adain, load_codec
 from feddg.styles.codecs import CompactCodec, Vgg19Codec
-from feddg.styles.statistics import VARIANTS, Variant, grey, inverted, line_drawing, unchanged
-from feddg.styles.training import (
-    TERMS,
-    Critic,
-    LossNetwork,
-    Progress,
-    Recipe,
-    TrainingBatch,
-    draw_batch,
-    judge,
-    load_images,
-    moments,
-    pooled,
-    train_codec,
-)
+from feddg.styles.transfer import load_images
 from style_images import random_unit_images, write_images
 from style_images import random_unit_images as images
+
+TERMS = training.TERMS
+Critic = training.Critic
+draw_batch = training.draw_batch
+grey = training.grey
+inverted = training.inverted
+judge = training.judge
+line_drawing = training.line_drawing
+LossNetwork = training.LossNetwork
+moments = training.moments
+pooled = training.pooled
+Progress = training.Progress
+Recipe = training.Recipe
+train_codec = training.train_codec
+TrainingBatch = training.TrainingBatch
+unchanged = training.unchanged
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
 SMALL = {"sizes": (16, 24), "batch_pixels": 1024, "seed": 3}
 
 
-def recipe(steps: int, **changed) -> Recipe:
+def recipe(steps: int, **changed) -> "training.Recipe":
     return Recipe(steps=steps, **(SMALL | changed))
 
 
@@ -67,7 +68,7 @@ def judging_network(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_three_steps_write_a_decoder_that_loads(folders, tmp_path: Path) -> None:
-    heard: list[Progress] = []
+    heard: list[training.Progress] = []
     decoder = train_codec(**folders, out=tmp_path, recipe=recipe(3), progress=heard.append)
     assert decoder == tmp_path / "decoder.safetensors"
     assert not (tmp_path / "encoder.safetensors").exists()
@@ -94,7 +95,7 @@ def test_same_seed_same_weights_even_when_interrupted(
     chosen = {"recipe": recipe(30, critic_weight=0.2), "loss_network": judging_network}
     through = train_codec(**folders, out=tmp_path / "through", **chosen)
 
-    def stop(progress: Progress) -> None:
+    def stop(progress) -> None:
         raise KeyboardInterrupt
 
     again = {"out": tmp_path / "interrupted", "save_every": 10, **chosen}
@@ -177,14 +178,12 @@ def test_a_codec_without_weights_cannot_be_trained(folders, tmp_path: Path) -> N
 def test_the_command_line_trains_and_goes_on(
     folders, judging_network: Path, tmp_path: Path
 ) -> None:
-    content = [str(word) for path in folders["content"] for word in ("--content", path)]
-    command = ["style", "train", *content, "--style", str(folders["style"][0])]
-    command += ["--out", str(tmp_path), "--steps", "2", "--size", "16", "--size", "24"]
+    command = ["--content", *map(str, folders["content"]), "--style", str(folders["style"][0])]
+    command += ["--out", str(tmp_path), "--steps", "2", "--size", "16", "24"]
     command += ["--loss-network", str(judging_network), "--critic", "0.1", "--save-every", "1"]
-    first = CliRunner().invoke(app, command)
-    assert first.exit_code == 0, first.output
+    training.main(command)
     written = (tmp_path / "decoder.safetensors").read_bytes()
-    assert CliRunner().invoke(app, command).exit_code == 0
+    training.main(command)
     assert (tmp_path / "decoder.safetensors").read_bytes() == written
     expected = Recipe(steps=2, sizes=(16, 24), critic_weight=0.1)
     again = train_codec(
@@ -247,8 +246,8 @@ def test_batches_hold_about_the_pixels_asked_for() -> None:
     assert {known for *_, known, _ in seen} == {True, False}
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.__name__)
-def test_variants_keep_shape_and_range_and_differ(variant: Variant) -> None:
+@pytest.mark.parametrize("variant", training.VARIANTS, ids=lambda variant: variant.__name__)
+def test_variants_keep_shape_and_range_and_differ(variant) -> None:
     images = torch.rand(3, 3, 24, 20, generator=stream(0, "images"))
     before = images.clone()
     varied = variant(images, stream(0, "variant"))
@@ -277,7 +276,9 @@ def test_what_the_simple_variants_do() -> None:
 # What a codec is trained for, against a calculation by hand.
 
 
-def batch(contents: Tensor, styles: Tensor, strength: Sequence[float], **changed) -> TrainingBatch:
+def batch(
+    contents: Tensor, styles: Tensor, strength: Sequence[float], **changed
+) -> "training.TrainingBatch":
     count = len(contents)
     fields = {
         "counterparts": contents,
@@ -293,23 +294,23 @@ def answering(answer: Tensor) -> CompactCodec:
     return CompactCodec(load_codec().encoder, nn.Sequential(_Answer(answer)))
 
 
-def terms(codec, network, given: TrainingBatch) -> dict[str, float]:
+def terms(codec, network, given: "training.TrainingBatch") -> dict[str, float]:
     return {name: t.item() for name, t in zip(TERMS, judge(codec, network, None, given)[0])}
 
 
 @pytest.fixture
-def network() -> LossNetwork:
+def network() -> "training.LossNetwork":
     return LossNetwork(load_codec().encoder, images(9, count=4))
 
 
-def test_loss_terms_are_zero_for_a_perfect_codec(network: LossNetwork) -> None:
+def test_loss_terms_are_zero_for_a_perfect_codec(network: "training.LossNetwork") -> None:
     """If decoding gave the original back at strength 0, no term would remain."""
     contents = images(0)
     found = terms(answering(contents), network, batch(contents, images(1), [0, 0]))
     assert found == pytest.approx(dict.fromkeys(TERMS, 0), abs=1e-8)
 
 
-def test_loss_terms_by_hand(network: LossNetwork) -> None:
+def test_loss_terms_by_hand(network: "training.LossNetwork") -> None:
     contents, styles, answer, counterparts = images(1), images(2) * 0.5, images(3), images(4)
     given = batch(
         contents,
@@ -343,7 +344,7 @@ def test_loss_terms_by_hand(network: LossNetwork) -> None:
     assert found == pytest.approx(expected, rel=1e-3)
 
 
-def test_overshoot_is_judged_clamped_and_costs(network: LossNetwork) -> None:
+def test_overshoot_is_judged_clamped_and_costs(network: "training.LossNetwork") -> None:
     contents = torch.ones(2, 3, 32, 32)
     answer = contents.clone()
     answer[0] += 0.5
@@ -355,7 +356,7 @@ def test_overshoot_is_judged_clamped_and_costs(network: LossNetwork) -> None:
     assert found == pytest.approx(inside, abs=1e-8)
 
 
-def test_a_critic_learns_to_tell_real_from_redrawn(network: LossNetwork) -> None:
+def test_a_critic_learns_to_tell_real_from_redrawn(network: "training.LossNetwork") -> None:
     """On answers that are plainly wrong its loss falls, and the codec is told so."""
     critic = Critic(network.widths, seed=0)
     optimizer = torch.optim.Adam(critic.parameters(), lr=1e-2)
