@@ -64,8 +64,7 @@ class LocalGrid(Grid):
         node = next(self._ids)
         self.nodes[node] = name
         self.keys[node] = key or public_key(name)
-        simulated = "partition-id" in config
-        node_config = dict(config) if simulated else {"site": name, **config}
+        node_config = {"site": name, **config}
         self.contexts[node] = Context(1, node, node_config, RecordDict(), self._run_config)
 
     def set_run(self, run: Any) -> None:

@@ -201,33 +201,6 @@ def preview(
     return Preview(chosen, settings, folder, state, forecast(chosen))
 
 
-def simulate(
-    experiment: "Experiment | Path | str | None" = None,
-    out: Path | str = "runs",
-    *,
-    observer: "Observer | None" = None,
-    cpus: int = 1,
-    gpus: float = 0.0,
-    **fields: Any,
-) -> "Run":
-    """Runs an experiment in Flower's simulation (Ray), clients in parallel; see :func:`run`.
-
-    Args:
-        experiment: the experiment, or its file; ``fields`` override its values.
-        out: parent of the run folder.
-        observer: gets the progress.
-        cpus: cores per client.
-        gpus: share of a GPU per client.
-        **fields: fields of the experiment.
-    """
-    from feddg.deploy import simulation
-    from feddg.experiment import load_experiment
-    from feddg.runs.at_hand import with_weights_at_hand
-
-    chosen = with_weights_at_hand(load_experiment(experiment, fields))
-    return simulation.simulate(chosen, Path(out), observer=observer, cpus=cpus, gpus=gpus)
-
-
 def compare(
     plan: "Plan | Path | str | Mapping[str, Any] | list[Any] | tuple[Any, ...] | None" = None,
     out: Path | str | None = None,

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -10,14 +10,10 @@ from feddg import api
 from feddg.cli.common import (
     DeviceOption,
     DomainOption,
-    ExperimentCommand,
     JsonOption,
     OutOption,
     WhichOption,
     print_json,
-    resumable,
-    show_results,
-    takes,
 )
 from feddg.cli.use import ModelArgument, show_warnings
 
@@ -155,22 +151,3 @@ def deploy_validate(
         typer.echo(f"{row.domain}: {share}{between} of {row.images} images right{guess or ''}")
     exact = "" if hide_below > 1 else "; its counts are exact: --hide-below 5 hides small ones"
     typer.echo(f"{out} holds counts, nothing about single images and no file names{exact}")
-
-
-@app.command("simulate", cls=ExperimentCommand)
-@takes()
-def deploy_simulate(
-    overrides: dict[str, Any],
-    experiment: Annotated[Path | None, typer.Argument(help="experiment file (YAML)")] = None,
-    out: OutOption = Path("runs"),
-    cpus: Annotated[int, typer.Option(min=1, help="cores per client")] = 1,
-    gpus: Annotated[float, typer.Option(min=0, help="share of a GPU per client")] = 0.0,
-) -> None:
-    """Run an experiment over Flower's simulation (Ray), clients side by side."""
-    from feddg.cli.progress import observer
-
-    with resumable():
-        done = api.simulate(
-            experiment, out, observer=observer(verbose=True), cpus=cpus, gpus=gpus, **overrides
-        )
-    show_results(done)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy
 import torch
-import yaml
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -51,8 +50,8 @@ from feddg.messages import Message, Scalar, Weights, on_device
 from feddg.methods.base import Method
 from feddg.privacy.building import Defences
 from feddg.privacy.secure_aggregation import KNOWN
-from feddg.records import EVALUATION_ROWS, UNLABELLED, client_name
-from feddg.runs.prepare import Images, cache_folder, load_images, methods_files
+from feddg.records import EVALUATION_ROWS, UNLABELLED
+from feddg.runs.prepare import cache_folder, methods_files
 from feddg.settings import Settings
 from feddg.storage import entries, open_file, parse_fields, replace_bytes, replace_text, why
 
@@ -64,8 +63,6 @@ _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MEMORY = re.compile(r"memory-(\d{1,9})\.bin")
 TARGETS = "targets"
 """What stands for the classes of a site whose program knows what its targets are."""
-SIMULATED = "simulated"
-"""Key of the run config of simulated nodes, which differ in ``partition-id`` only."""
 
 
 class SiteMemory:
@@ -500,7 +497,7 @@ class Site:
             raise MissingContext("it was not sent the shared context of before round 1")
         return context
 
-    # What a simulated site has otherwise.
+    # What a site with a program of its own has otherwise.
 
     def _registration(self) -> Registration:
         table, counts = self.table, self.table.counts()
@@ -551,39 +548,6 @@ class Site:
         )
 
 
-@functools.lru_cache(maxsize=1)
-def _simulated(text: str, cache: Path) -> tuple[Experiment, Images]:
-    # All clients draw on the same images: an actor loads them once.
-    experiment = Experiment(**yaml.safe_load(text))
-    return experiment, load_images(experiment, cache, lambda *_: None)
-
-
-class SimulatedSite(Site):
-    """A simulated client: the node's ``partition-id`` is its id and selects its images."""
-
-    def __init__(self, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> None:
-        id, text = int(node_config["partition-id"]), str(run_config["experiment"])
-        cache = Path(str(run_config["cache"]))
-        self.experiment, images = _simulated(text, cache)
-        self.config = SiteConfig(
-            site=client_name(id), images="", cache=cache, device=self.experiment.device
-        )
-        self._own, self._names = images.examples(id), images.table
-
-    def _registration(self) -> Registration:
-        return Registration(
-            classes=_counts(self._own.labels, self._names.class_names),
-            domains=_counts(self._own.domains, self._names.domain_names),
-        )
-
-    def _memory(self, request: Request) -> SiteMemory:
-        """Returns the client's memory of the run; images are not checked in a simulation."""
-        return SiteMemory(self.config.cache_folder, request.run, self.config.site)
-
-    def _examples(self, classes: list[str], domains: list[str]) -> Examples:
-        return self._own
-
-
 class ProgramSite(Site):
     """A site whose own program says what is trained: images, network, method, loss and score.
 
@@ -606,7 +570,9 @@ class ProgramSite(Site):
         count = len(self.federation.clients[0].labels)
         return Registration(classes={TARGETS: count}, domains={self.config.site: count})
 
-    _memory = SimulatedSite._memory
+    def _memory(self, request: Request) -> SiteMemory:
+        """Returns the site's memory of the run; nothing is known of its program's files."""
+        return SiteMemory(self.config.cache_folder, request.run, self.config.site)
 
     def _examples(self, classes: list[str], domains: list[str]) -> Examples:
         own: Examples = self.federation.clients[0]
@@ -620,9 +586,6 @@ def site_of(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Si
     Raises:
         FeddgError: the config, the experiment, the images or the program cannot be used.
     """
-    # What a SuperNode's own config says is never overruled by what is sent to it.
-    if SIMULATED in run_config and "site" not in node_config:
-        return SimulatedSite(node_config, run_config)
     if not node_config.get("program"):
         return Site(node_config, run_config)
     config = SiteConfig.read(node_config)
