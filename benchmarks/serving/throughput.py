@@ -24,10 +24,11 @@ import numpy
 from feddg.data.decoding import quiet_pillow
 from feddg.prediction.classifier import RunClassifier, image_files
 
-sys.path.append(str(Path(__file__).parents[2] / "tests"))
+sys.path += [str(Path(__file__).parents[2] / folder) for folder in ("tests", "tests/helpers")]
+from serving.test_load import storm
+
 from hostile_uploads import hostile_uploads
 from served_models import ServerProcess, served_by_a_process
-from serving.test_load import storm
 
 LARGE = 500
 

@@ -9,7 +9,6 @@ import torch
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 from flwr.app import Array, ConfigRecord, RecordDict
-from hostile_replies import ENVELOPE, LIES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
@@ -17,6 +16,7 @@ from feddg.deploy import server_app
 from feddg.runs.inspection import skew_between
 from federations import same
 from hostile_grid import HostileFederation
+from hostile_replies import ENVELOPE, LIES
 
 CASES = [
     *((kind, name) for kind, lies in LIES.items() for name in lies),

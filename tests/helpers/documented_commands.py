@@ -11,7 +11,7 @@ import typer
 
 from feddg.cli import app
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 NOT_READ = ("docs/architecture.md",)
 """Made by programs, without a command that a reader would type."""
 _BLOCK = re.compile(r"^ {0,3}```(\w*)[^\n]*\n(.*?)^ {0,3}```", re.MULTILINE | re.DOTALL)
