@@ -20,7 +20,7 @@ MODULES = {
     *("data", "data.images", "data.pixels", "data.decoding", "data.augment", "data.partition"),
     *("data.splits", "data.formats"),  # the last is empty: where a registry looks for readers
 }
-SATELLITES = {"styles.transfer", "evaluation.travel"}
+SATELLITES = {"evaluation.travel"}
 """Modules of the core's packages that are built on it."""
 HEAVY = {"pandas", "plotly", "matplotlib", "sklearn", "cryptography", "tensorboard"}
 """Packages that importing the core may not load."""

@@ -5,7 +5,7 @@
         [--keep-encoder] [--learning-rate 1e-3]
 
 ``decoder.safetensors`` in the folder (and ``encoder.safetensors``, if that was trained) is what
-``method.decoder`` of an experiment, or ``feddg style transfer --decoder``, takes.
+``method.decoder`` of an experiment, or ``stylize.py --decoder``, takes.
 """
 
 import argparse
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from feddg.attacks.attack import load_public
 from feddg.errors import DataError, WeightsError
 from feddg.models.backbones import read_weights
 from feddg.models.normalization import instance_moments
@@ -36,7 +37,6 @@ from feddg.styles.codecs import (
     Vgg19Codec,
 )
 from feddg.styles.statistics import between, texture
-from feddg.styles.transfer import load_images
 
 M = TypeVar("M", bound=nn.Module)
 Variant = Callable[[Tensor, torch.Generator], Tensor]
@@ -629,7 +629,7 @@ def train_codec(
         raise DataError(f"{'style' if content else 'content'}: no folder of images was given")
     if min(recipe.sizes, default=0) < SMALLEST_SIZE:
         raise DataError(f"sizes {recipe.sizes}: crops need {SMALLEST_SIZE} pixels or more a side")
-    contents, styles = load_images(content, KEPT_SIDE), load_images(style, KEPT_SIDE)
+    contents, styles = load_public(content, KEPT_SIDE), load_public(style, KEPT_SIDE)
     codec = _beginning(recipe, encoder, start, alone=loss_network is None)
     training = _Training(recipe, codec, contents, styles, _network(codec, loss_network, contents))
     fixed = training.identity()

@@ -26,6 +26,7 @@ from judges import Extractor, read_extractor
 from torch import Tensor
 
 from feddg.api import run
+from feddg.attacks.attack import load_public
 from feddg.attacks.inversion import Search, invert_updates
 from feddg.attacks.membership import membership
 from feddg.attacks.reconstruction import ALL, Effort, Reconstruction, reconstruct
@@ -36,7 +37,6 @@ from feddg.federation.federation import Federation
 from feddg.records import Row
 from feddg.runs.figures import grid
 from feddg.runs.model import load_finished_run
-from feddg.styles.transfer import load_images
 
 STAGES = ("transfer", "reconstruct", "membership", "update")
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
@@ -105,7 +105,7 @@ def public_images(folders: Sequence[Path], out: Path, side: int) -> Tensor:
     """Returns public images ``(n, 3, side, side)``, evenly from all folders."""
     kept = out / "public.pt"
     if not kept.exists():
-        found = [load_images([folder], side) for folder in folders]
+        found = [load_public([folder], side) for folder in folders]
         share = PUBLIC // len(found)
         torch.save(torch.cat([part[:: max(1, len(part) // share)][:share] for part in found]), kept)
     images: Tensor = torch.load(kept, weights_only=True)

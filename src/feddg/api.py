@@ -702,11 +702,10 @@ _HOME = {
     "feddg.methods.base": ("methods",),
     "feddg.prediction.evaluate": ("write_image_results",),
     "feddg.prediction.export": ("export_run", "one_format"),
-    "feddg.prediction.hub": ("push_model", "save_model"),
+    "feddg.prediction.hub": ("save_model",),
     "feddg.runs.inspection": ("print_inspection",),
     "feddg.serving.server": ("is_loopback", "serve"),
     "feddg.storage": ("KINDS", "OTHER", "cache_folder", "clear", "contents"),
-    "feddg.styles.transfer": ("stylize_files",),
 }
 
 

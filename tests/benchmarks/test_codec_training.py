@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from codec_files import training
+from feddg.attacks.attack import load_public
 from feddg.errors import DataError, WeightsError
 from feddg.rng import stream
 from feddg.styles.codec import adain, load_codec
 from feddg.styles.codecs import CompactCodec, Vgg19Codec
-from feddg.styles.transfer import load_images
 from style_images import random_unit_images, write_images
 from style_images import random_unit_images as images
 
@@ -217,7 +217,7 @@ def test_training_can_start_from_weights(folders, tmp_path: Path) -> None:
 def test_load_images_searches_in_depth(tmp_path: Path) -> None:
     write_images(tmp_path / "deep" / "a", 3)
     write_images(tmp_path / "b", 2)
-    images = load_images([tmp_path], 20)
+    images = load_public([tmp_path], 20)
     assert images.shape == (5, 3, 20, 20)
     assert images.dtype == torch.uint8
 

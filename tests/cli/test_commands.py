@@ -17,7 +17,7 @@ from feddg.cli import app
 
 def test_help_is_readable_and_names_every_command():
     shown = CliRunner().invoke(app, ["--help"]).output
-    for command in ("run", "resume", "demo", "methods", "data", "style", "report"):
+    for command in ("run", "resume", "demo", "methods", "data", "report"):
         assert command in shown
     flags = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "120"}).output
     for flag in ("--method", "--hold-out", "--clients-per-round", "--heterogeneity", "--weights"):
@@ -32,7 +32,7 @@ def test_the_version_is_that_of_the_package_and_of_what_it_runs_on():
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("comprae", "compare"), ("deploy chekc", "check"), ("style tranfser", "transfer")],
+    [("comprae", "compare"), ("deploy chekc", "check")],
 )
 def test_a_mistyped_command_names_the_nearest_once(typed, meant):
     shown = CliRunner().invoke(app, typed.split(), env={"COLUMNS": "200"})

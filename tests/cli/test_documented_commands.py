@@ -26,7 +26,7 @@ MENTIONED = sorted({words for page in pages() for words in inline_commands(page)
 _LOOPBACK = "test_pardon_over_tls_gives_the_bits_of_the_in_process_transport"
 _SERVED = "tests/serving/test_load.py::test_a_storm_of_requests_is_weathered"
 _LOOKED_AT = "test_the_folders_of_the_page_are_looked_at_trained_on_and_labelled"
-_SHARED = "tests/prediction/test_hub.py::test_pushed_and_used_from_the_hub"
+_SHARED = "tests/prediction/test_hub.py::test_uploaded_and_used_from_the_hub"
 _REPLAYED = "tests/cli/test_tutorial.py::test_every_command_of_the_page_does_what_it_says"
 ELSEWHERE = {
     **{
@@ -41,7 +41,7 @@ ELSEWHERE = {
         "tests/prediction/test_travel.py::test_the_command_prints_the_answer_and_its_numbers"
     ),
     "README.md: feddg serve": _SERVED,
-    "docs/use_a_model.md: feddg hub push": _SHARED,
+    "docs/use_a_model.md: feddg export RUN --hub": _SHARED,
     "docs/use_a_model.md: feddg predict hf:": _SHARED,
     "docs/deploy.md: feddg deploy check": (
         "tests/deploy/test_preflight.py::test_a_site_in_order_is_go"
@@ -69,7 +69,7 @@ NOT_CARRIED_OUT = {
     ),
 }
 """Why not; they are parsed all the same."""
-SLOW = ("feddg style", "feddg export", "feddg evaluate")
+SLOW = ("feddg export", "feddg evaluate")
 NEEDS = {
     "--onnx": ("onnx", "onnxscript", "onnxruntime"),
     "feddg deploy": ("flwr",),

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 from filelock import FileLock
-from PIL import Image
 
 from feddg.api import run
 from feddg.experiment import Experiment
@@ -193,53 +192,3 @@ def test_names_that_are_no_text_are_written_all_the_same(runs, feddg, place):
     assert code == 0
     assert "10 of 10 images" in shown
     assert "a\\\\xff.png" in (place / "x.jsonl").read_text("utf-8")
-
-
-def test_style_transfer_of_files(feddg, image_folder, tmp_path):
-    source, style = image_folder / "red/dark", image_folder / "blue/dark"
-    arguments = [source, "--style", style, "--out", tmp_path / "out", "--size", "32"]
-    code, shown, _ = feddg("style", "transfer", *arguments)
-    assert code == 0
-    assert "4 images" in shown
-    red, _, blue = Image.open(tmp_path / "out/0.png").convert("RGB").resize((1, 1)).getpixel((0, 0))
-    assert blue > red
-
-
-def test_style_transfer_keeps_shapes_goes_into_folders_and_skips_what_is_broken(feddg, tmp_path):
-    images, out = tmp_path / "images", tmp_path / "images" / "stylized"
-    (images / "inner").mkdir(parents=True)
-    Image.new("RGB", (60, 20), "red").save(images / "wide.jpg")
-    Image.new("RGB", (60, 20), "red").save(images / "wide.png")
-    Image.new("RGB", (10, 40), "blue").save(images / "inner" / "tall.png")
-    lying = Image.Exif()
-    lying[0x0112] = 6  # the camera was turned: 40 x 20 in the file, 20 x 40 to the eye
-    Image.new("RGB", (40, 20), "green").save(images / "turned.jpg", exif=lying)
-    (images / "broken.jpg").write_text("not an image")
-    arguments = ["style", "transfer", images, "--style", images / "wide.jpg", "--out", out]
-    for _ in range(2):  # the second time, the first one's results lie among the images
-        code, shown, errors = feddg(*arguments, "--size", "48")
-        assert code == 0
-        assert "4 images written" in shown
-        assert "broken.jpg" in errors
-        assert "Traceback" not in errors
-    sizes = {}
-    for path in out.rglob("*.png"):
-        with Image.open(path) as image:
-            sizes[str(path.relative_to(out))] = image.size
-    assert sizes == {
-        "inner/tall.png": (16, 48),
-        "turned.png": (24, 48),
-        "wide.jpg.png": (48, 16),
-        "wide.png.png": (48, 16),
-    }
-
-
-def test_style_transfer_of_broken_files_alone_is_one_error(feddg, tmp_path, image_folder):
-    broken = tmp_path / "broken.jpg"
-    broken.write_text("not an image")
-    style = image_folder / "blue/dark"
-    code, _, errors = feddg(
-        "style", "transfer", broken, "--style", style, "--out", tmp_path / "out"
-    )
-    assert code == 1
-    assert "broken.jpg" in errors

@@ -1,6 +1,5 @@
-"""The Hugging Face hub on this machine, as far as feddg asks it: listings, files, commits."""
+"""The Hugging Face hub on this machine, as far as feddg asks it: listings and files."""
 
-import base64
 import hashlib
 import json
 import re
@@ -11,9 +10,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
-_API = re.compile(r"/api/(datasets|models)/([^/]+/[^/]+)/(revision|preupload|commit)/([^/]+)")
+_API = re.compile(r"/api/(datasets|models)/([^/]+/[^/]+)/(revision)/([^/]+)")
 _FILE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
-TOKEN = "hf_" + "a" * 34
 
 
 @dataclass
@@ -24,17 +22,13 @@ class Hub:
         commits: files by path, of each commit.
         heads: a repository's commit, by ``datasets/owner/name`` or ``models/owner/name``.
         cuts: after how many bytes of each file the connection is cut, one after the other.
-        refuses: who may do nothing although the token is a good one: status of every commit.
         asked: method and path of every request, with its ``Range``.
-        sent: what was committed, file by file.
     """
 
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     heads: dict[str, str] = field(default_factory=dict)
     cuts: list[int] = field(default_factory=list)
-    refuses: int = 0
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)
-    sent: list[str] = field(default_factory=list)
     address: str = ""
 
     def commit(self, repository: str, files: dict[str, bytes]) -> str:
@@ -130,55 +124,6 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             cut = hub.cuts.pop(0) if hub.cuts else None
             self.wfile.write(content[start:] if cut is None else content[start:][:cut])
             self.close_connection = True
-
-        def do_POST(self) -> None:
-            path = self._note()
-            body = self._body()
-            if path == "/api/validate-yaml":
-                self._json({"errors": [], "warnings": []})
-                return
-            if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-                self._json({"error": "Invalid username or password."}, 401)
-                return
-            if hub.refuses:
-                self._json({"error": "You don't have the rights"}, hub.refuses)
-                return
-            api = _API.fullmatch(path)
-            if path == "/api/repos/create":
-                asked = json.loads(body)
-                name = f"{asked['organization']}/{asked['name']}"
-                there = f"models/{name}" in hub.heads
-                if not there:
-                    hub.commit(f"models/{name}", {})
-                self._json({"url": f"{hub.address}/{name}"}, 409 if there else 200)
-            elif api and api[3] == "preupload":
-                self._json(
-                    {
-                        "files": [
-                            {"path": one["path"], "uploadMode": "regular", "shouldIgnore": False}
-                            for one in json.loads(body)["files"]
-                        ]
-                    }
-                )
-            elif api and api[3] == "commit":
-                rows = [json.loads(line)["value"] for line in body.splitlines() if line][1:]
-                files = {row["path"]: base64.b64decode(row["content"]) for row in rows}
-                hub.sent += files
-                commit = hub.commit(f"{api[1]}/{api[2]}", files)
-                url = f"{hub.address}/{api[2]}/commit/{commit}"
-                self._json({"commitUrl": url, "commitOid": commit, "success": True})
-            else:
-                self._json({}, 404)
-
-        def _body(self) -> bytes:
-            if self.headers.get("Transfer-Encoding") != "chunked":
-                return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            parts = []
-            while size := int(self.rfile.readline(), 16):
-                parts.append(self.rfile.read(size))
-                self.rfile.readline()
-            self.rfile.readline()
-            return b"".join(parts)
 
         def log_message(self, *arguments: object) -> None:
             pass

@@ -16,19 +16,12 @@ from feddg.methods.composition import build_method
 from feddg.models.backbones import weights_license
 from feddg.prediction.classifier import RunClassifier
 from feddg.prediction.export import export_run
-from feddg.prediction.hub import CARD, push_model, save_model
+from feddg.prediction.hub import CARD, save_model
 from feddg.runs.model import load_trained
 from feddg.runs.shared import CONFIG, WEIGHTS, network_config
-from hub_server import TOKEN
 from trained_runs import read_csv, trained_run, write_images
 
 NAME = "somebody/digits"
-
-
-@pytest.fixture
-def token(hub, monkeypatch):
-    """Logged in."""
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "copa", "fedig-a", "ccst+jigen"])
@@ -145,13 +138,13 @@ def test_a_data_set_with_a_mirror_is_linked(run_of):
     assert "model-index" not in fields
 
 
-def test_pushed_and_used_from_the_hub(run_of, hub, token, images, tmp_path):
-    run = run_of("fedavg")
-    done = CliRunner().invoke(app, ["hub", "push", str(run), NAME])
+def test_uploaded_and_used_from_the_hub(run_of, hub, images, tmp_path):
+    run, folder = run_of("fedavg"), tmp_path / "model"
+    done = CliRunner().invoke(app, ["export", str(run), "--hub", str(folder)])
     assert done.exit_code == 0, done.output
-    first = hub.heads[f"models/{NAME}"]
-    assert f"pushed: {hub.address}/{NAME}/commit/{first}" in done.output
-    assert sorted(hub.sent) == [CARD, CONFIG, WEIGHTS], "and nothing else"
+    assert f"model card: {folder / CARD}" in done.output
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    first = hub.commit(f"models/{NAME}", files)
     pixels = torch.rand(3, 3, 32, 32)
     assert torch.equal(feddg.load_model(f"hf:{NAME}")(pixels), feddg.load_model(run)(pixels))
     asked = len([one for one in hub.asked if one[0] == "GET"])
@@ -166,55 +159,25 @@ def test_pushed_and_used_from_the_hub(run_of, hub, token, images, tmp_path):
     assert torch.equal(
         feddg.load_model(f"hf:{NAME}@{first}")(pixels), feddg.load_model(run)(pixels)
     )
-
-
-def test_a_card_that_was_edited_is_pushed_as_it_is(run_of, hub, token, tmp_path):
-    folder = tmp_path / "model"
-    done = CliRunner().invoke(app, ["export", str(run_of("fedavg")), "--hub", str(folder)])
-    assert done.exit_code == 0, done.output
-    assert f"model card: {folder / CARD}" in done.output
-    text = (folder / CARD).read_text().replace("license: other", "license: cc-by-4.0")
-    (folder / CARD).write_text(text)
-    (folder / "notes.txt").write_text("mine")
-    push_model(folder, NAME)
-    files = hub.commits[hub.heads[f"models/{NAME}"]]
-    assert files[CARD].decode() == text
-    assert "notes.txt" not in files
     (folder / WEIGHTS).write_bytes(b"")
     with pytest.raises(RunError, match="SHA-256"):
-        push_model(folder, NAME)
+        feddg.load_model(folder)
 
 
-def test_what_the_hub_refuses_is_one_line(run_of, hub, monkeypatch, tmp_path):
-    run = run_of("fedavg")
-    with pytest.raises(RunError, match="needs a token with the right to write: `hf auth login`"):
-        push_model(run, NAME)
-    assert hub.asked == []
-    monkeypatch.setenv("HF_TOKEN", "hf_" + "b" * 34)
-    refusals = [(lambda: push_model(run, NAME), f"Cannot push to {NAME}: .*token")]
-    refusals.append(
-        (lambda: feddg.load_model("hf:no/body"), "Cannot load hf:no/body: there is none")
-    )
+def test_what_the_hub_refuses_is_one_line(hub):
     hub.commit("models/an/other", {"config.json": b'{"model_type": "vit"}', WEIGHTS: b"many"})
     hub.commit("models/a/gguf", {"weights.gguf": b""})
-    refusals = [
-        (lambda: push_model(run, NAME), f"Cannot push to {NAME}: .*token"),
-        (lambda: feddg.load_model("hf:no/body"), "Cannot load hf:no/body: there is none"),
-        (lambda: feddg.load_model("hf:an/other@v2"), "it has no such revision"),
-        (lambda: feddg.load_model("hf:an/other"), "holds no model of feddg"),
-        (lambda: feddg.load_model("hf:a/gguf"), "it has no such file"),
-        (lambda: feddg.load_model("hf:not a name"), "Cannot load hf:not a name: "),
-    ]
-    for act, words in refusals:
+    for name, words in (
+        ("no/body", "Cannot load hf:no/body: there is none"),
+        ("an/other@v2", "it has no such revision"),
+        ("an/other", "holds no model of feddg"),
+        ("a/gguf", "it has no such file"),
+        ("not a name", "Cannot load hf:not a name: "),
+    ):
         with pytest.raises(FeddgError, match=words) as caught:
-            act()
+            feddg.load_model(f"hf:{name}")
         assert "\n" not in str(caught.value)
     assert not any(path.endswith(WEIGHTS) for _, path, _ in hub.asked), "first the configuration"
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    hub.refuses = 403
-    with pytest.raises(RunError, match="it needs a token that may do so"):
-        push_model(run, NAME)
-    assert hub.sent == []
 
 
 def test_what_is_there_is_not_replaced(run_of, tmp_path):
@@ -246,11 +209,9 @@ def test_a_folder_is_no_run(run_of, tmp_path):
         save_model(tmp_path / "model", tmp_path / "again")
 
 
-def test_a_meaningless_model_says_so_and_may_be_refused(meaningless, hub, token, tmp_path):
+def test_a_meaningless_model_says_so_and_may_be_refused(meaningless, tmp_path):
     done = save_model(meaningless, tmp_path / "model")
     assert done.diagnostics
     assert RunClassifier(tmp_path / "model").diagnostics == done.diagnostics
-    for named in (meaningless, tmp_path / "model"):
-        with pytest.raises(RunError, match="Leave out --strict"):
-            push_model(named, NAME, strict=True)
-    assert hub.asked == []
+    with pytest.raises(RunError, match="Leave out --strict"):
+        save_model(meaningless, tmp_path / "other", strict=True)

@@ -1,5 +1,6 @@
 """Runs attacks on a finished run, and stores results and pictures in its folder."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +30,8 @@ from feddg.attacks.senders import (
     chosen_entries,
     entries_of,
 )
+from feddg.data.decoding import UnusableImageError, decode_image
+from feddg.data.images import IMAGE_SUFFIXES, endings
 from feddg.diagnostics import Progress, silent
 from feddg.errors import DataError, ExperimentError, RunError, need
 from feddg.federation.federation import Federation
@@ -38,7 +41,8 @@ from feddg.runs.folder import FIGURES, RunFolder
 from feddg.runs.model import load_finished_run
 from feddg.runs.prepare import cache_folder
 from feddg.runs.reading import ATTACKS, LedgerRecord, read_run
-from feddg.styles.transfer import load_images as load_public
+
+log = logging.getLogger("feddg")
 
 SHOWN = 6
 """Columns of a picture per domain."""
@@ -177,6 +181,37 @@ def attack_run(
     for name, (images, caption) in work.pictures.items():
         add_figure(path / FIGURES, name, grid(*images), caption)
     return rows
+
+
+def load_public(folders: Sequence[Path], side: int) -> Tensor:
+    """Returns all readable images under some folders as squares.
+
+    Args:
+        folders: searched at any depth, in the order of their paths.
+        side: the short side is resized to this many pixels, and the centre square is taken.
+
+    Returns:
+        ``(N, 3, side, side)``, uint8 RGB.
+
+    Raises:
+        DataError: a folder is missing or has no readable image.
+    """
+    return torch.stack([image for folder in folders for image in _images_of(folder, side)])
+
+
+def _images_of(folder: Path, side: int) -> list[Tensor]:
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder; give a folder of images")
+    images = []
+    for path in sorted(folder.rglob("*")):
+        if path.suffix.lower() in IMAGE_SUFFIXES:
+            try:
+                images.append(torch.from_numpy(decode_image(path, side, "crop")).permute(2, 0, 1))
+            except UnusableImageError as error:
+                log.warning("%s is left out: %s", path, error)
+    if not images:
+        raise DataError(f"{folder}: no readable image ({endings()})")
+    return images
 
 
 class _Work:

@@ -1,7 +1,7 @@
 """The command line: thin, no logic of its own.
 
 A module per group of commands: ``run`` (run, resume, demo), ``compare`` (compare, report, paired),
-``use`` (evaluate, adaptations, methods, predict, travel, export, hub, serve, privacy, style),
+``use`` (evaluate, adaptations, methods, predict, travel, export, serve, privacy),
 ``data`` (data, cache), ``deploy``. ``common`` holds what they share: flags made from an
 experiment's settings, and the parsing of their values; ``output`` shows plans and results. Heavy
 imports wait until a command needs them.
@@ -21,10 +21,10 @@ from feddg.text import printable
 
 PANELS = {
     "Start": ("demo", "run", "compare", "report"),
-    "Use a model": ("predict", "travel", "serve", "export", "evaluate", "hub"),
+    "Use a model": ("predict", "travel", "serve", "export", "evaluate"),
     "Look around": ("data", "methods", "adaptations", "paired", "privacy"),
     "Between sites": ("deploy",),
-    "Further": ("resume", "style", "cache"),
+    "Further": ("resume", "cache"),
 }
 """The commands as help lists them."""
 
@@ -56,11 +56,9 @@ app = typer.Typer(
 for group in (run.app, compare.app, use.app):
     app.add_typer(group)
 app.add_typer(data.data_app, name="data")
-app.add_typer(use.style_app, name="style")
 app.add_typer(deploy.app, name="deploy")
 app.add_typer(data.cache_app, name="cache")
 app.add_typer(use.privacy_app, name="privacy")
-app.add_typer(use.hub_app, name="hub")
 
 
 def _say_version(wanted: bool) -> None:

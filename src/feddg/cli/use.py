@@ -170,7 +170,7 @@ def export(
     torch: Annotated[Path | None, typer.Option(help="write a torch.export program, .pt2")] = None,
     safetensors: Annotated[Path | None, typer.Option(help="write the weights alone")] = None,
     hub: Annotated[
-        Path | None, typer.Option(help="write a folder that `feddg hub push` would put there")
+        Path | None, typer.Option(help="write a folder for `hf upload owner/name FOLDER`")
     ] = None,
     adapt: AdaptOption = None,
     which: WhichOption = None,
@@ -205,37 +205,6 @@ def export(
     typer.echo(f"model: {done.path}")
     typer.echo(f"model card: {done.card}")
     show_warnings(done.diagnostics)
-
-
-hub_app = typer.Typer(no_args_is_help=True, suggest_commands=False)
-
-
-@hub_app.callback()
-def hub() -> None:
-    """Share a model on the Hugging Face hub."""
-
-
-@hub_app.command("push")
-def hub_push(
-    run: Annotated[Path, typer.Argument(help="the run folder, or one of `feddg export --hub`")],
-    repository: Annotated[str, typer.Argument(help="owner/name; made where there is none")],
-    which: WhichOption = None,
-    public: Annotated[
-        bool, typer.Option("--public", help="a new repository is open to all, not private")
-    ] = False,
-    strict: StrictOption = False,
-) -> None:
-    """Put a run's model there, with a card: `hf:owner/name` names it wherever a model is asked for.
-
-    Weights, settings of the network, names of classes and domains with their numbers of images go;
-    no image, no name of a file, nothing of single clients. `feddg export --hub` writes the same
-    folder here, to look at it first.
-    """
-    address, diagnostics = api.push_model(
-        run, repository, which=which, public=public, strict=strict
-    )
-    typer.echo(f"pushed: {address}\nuse it: feddg predict hf:{repository} IMAGES --out labels.csv")
-    show_warnings(diagnostics)
 
 
 def show_warnings(found: "Sequence[Diagnostic]") -> None:
@@ -465,30 +434,3 @@ def attack(
         return
     print_attack(rows)
     typer.echo(f"report: {(folder / 'report.html').resolve()}")
-
-
-style_app = typer.Typer(
-    help="Stylize images.",
-    no_args_is_help=True,
-    suggest_commands=False,
-)
-
-
-@style_app.command("transfer")
-def style_transfer(
-    images: Annotated[Path, typer.Argument(help="an image or a folder of images to stylize")],
-    style: Annotated[Path, typer.Option(help="an image, or a folder whose pooled style to take")],
-    out: Annotated[Path, typer.Option(help="folder for the stylized images")],
-    strength: Annotated[float, typer.Option(min=0, max=1, help="adaIN blend")] = 1.0,
-    size: Annotated[int, typer.Option(help="longer side of the results, pixels")] = 128,
-    codec: Annotated[str, typer.Option(help="compact, modulated, vgg19 or colors")] = "compact",
-    encoder: Annotated[Path | None, typer.Option(help="encoder weights")] = None,
-    decoder: Annotated[Path | None, typer.Option(help="decoder weights")] = None,
-) -> None:
-    """Stylize images in the style of another image, or of a folder of images."""
-    done = api.stylize_files(
-        images, style, out, strength, size, codec=codec, encoder=encoder, decoder=decoder
-    )
-    for path, reason in done.skipped:
-        typer.echo(f"left out: {path}: {reason}", err=True)
-    typer.echo(f"{len(done.written)} images written to {out}")

@@ -1,11 +1,8 @@
-"""Shares a run's model as a folder or on the Hugging Face hub: weights, config, model card."""
+"""Writes a run's model as a folder for the Hugging Face hub: weights, config, model card."""
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from feddg.data.download import digest
-from feddg.data.mirror import hub_fault
-from feddg.diagnostics import Diagnostic
 from feddg.errors import AdaptationError, RunError
 from feddg.prediction.card import TAG, model_card
 from feddg.prediction.classifier import describe_model
@@ -80,53 +77,3 @@ def save_model(
     except OSError as error:
         raise RunError(f"cannot write {folder}: {error.strerror or error}") from None
     return Exported(folder, card, about.fields(), 0, 0.0, about.diagnostics)
-
-
-def push_model(
-    run: Path | str,
-    repository: str,
-    *,
-    which: str | None = None,
-    public: bool = False,
-    strict: bool = False,
-) -> tuple[str, tuple[Diagnostic, ...]]:
-    """Uploads a model to the Hugging Face hub, all three files in one commit.
-
-    Args:
-        run: the run folder; or a folder of :func:`save_model`, whose card may have been edited.
-        repository: ``owner/name``; created if missing.
-        which: the selection rule of the model, for a run folder.
-        public: whether a new repository is public.
-        strict: whether to refuse a model with warnings.
-
-    Returns:
-        The commit's address, and the warnings about the model.
-
-    Raises:
-        RunError: there is no model, no token, or the hub refuses.
-    """
-    from huggingface_hub import CommitOperationAdd, HfApi, get_token
-
-    if get_token() is None:
-        raise RunError(
-            "the hub needs a token with the right to write: `hf auth login`, or the environment's "
-            "HF_TOKEN"
-        )
-    with TemporaryDirectory() as aside:
-        folder = Path(run)
-        if is_shared(folder):
-            about = describe_model(folder, load_trained(folder, which=which))
-            if strict:
-                refuse_doubtful(about.diagnostics)
-            diagnostics = about.diagnostics
-        else:
-            folder = Path(aside)
-            diagnostics = save_model(run, folder, which=which, strict=strict).diagnostics
-        hub = HfApi()
-        try:
-            added = [CommitOperationAdd(name, folder / name) for name in (CONFIG, WEIGHTS, CARD)]
-            hub.create_repo(repository, private=not public, exist_ok=True)
-            done = hub.create_commit(repository, added, commit_message="A model of feddg")
-        except Exception as error:  # it raises what its many parts raise
-            raise RunError(f"Cannot push to {repository}: {hub_fault(error)}.") from None
-    return done.commit_url, diagnostics

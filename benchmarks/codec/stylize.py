@@ -1,6 +1,11 @@
-"""Transfers image files to the style of another image, or of a folder; reads such folders."""
+"""Transfers image files to the style of another image, or of a folder of images.
 
-import logging
+python benchmarks/codec/stylize.py PHOTOS --style PAINTINGS --out FOLDER [--strength 0.5]
+[--size 128] [--codec compact] [--encoder FILE] [--decoder FILE]
+"""
+
+import argparse
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,12 +17,11 @@ from torch import Tensor
 
 from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow, upright_size
 from feddg.data.images import IMAGE_SUFFIXES, endings
-from feddg.errors import DataError
+from feddg.errors import DataError, FeddgError
 from feddg.storage import entries, is_file, replace_file, why
 from feddg.styles.codec import load_codec, transfer
 from feddg.styles.statistics import client_style, measure
 
-logger = logging.getLogger("feddg")
 LEAST_SIDE = 16
 """Smallest side in pixels; a narrower strip is enlarged, as a codec's maps need this much."""
 
@@ -167,32 +171,25 @@ def _resized(pixels: Tensor, height: int, width: int) -> Tensor:
     return wanted[0].round().clamp(0, 255).to(torch.uint8)
 
 
-def load_images(folders: Sequence[Path], side: int) -> Tensor:
-    """Returns all readable images under some folders as squares.
+def main(words: Sequence[str] | None = None) -> None:
+    """Stylizes what the command line names."""
+    parser = argparse.ArgumentParser(description="Stylize images in the style of others.")
+    parser.add_argument("images", type=Path, help="an image or a folder of images")
+    parser.add_argument("--style", type=Path, required=True, help="an image, or a folder to pool")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the stylized images")
+    parser.add_argument("--strength", type=float, default=1.0, help="AdaIN blend, 0 to 1")
+    parser.add_argument("--size", type=int, default=128, help="longer side of the results, pixels")
+    parser.add_argument("--codec", default="compact", help="compact, modulated, vgg19 or colors")
+    parser.add_argument("--encoder", type=Path, help="encoder weights")
+    parser.add_argument("--decoder", type=Path, help="decoder weights")
+    try:
+        done = stylize_files(**vars(parser.parse_args(words)))
+    except FeddgError as error:
+        sys.exit(f"error: {error}")
+    for path, reason in done.skipped:
+        print(f"left out: {path}: {reason}", file=sys.stderr)
+    print(f"{len(done.written)} images written")
 
-    Args:
-        folders: searched at any depth, in the order of their paths.
-        side: the short side is resized to this many pixels, and the centre square is taken.
 
-    Returns:
-        ``(N, 3, side, side)``, uint8 RGB.
-
-    Raises:
-        DataError: a folder is missing or has no readable image.
-    """
-    return torch.stack([image for folder in folders for image in _images_of(folder, side)])
-
-
-def _images_of(folder: Path, side: int) -> list[Tensor]:
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; give a folder of images")
-    images = []
-    for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() in IMAGE_SUFFIXES:
-            try:
-                images.append(torch.from_numpy(decode_image(path, side, "crop")).permute(2, 0, 1))
-            except UnusableImageError as error:
-                logger.warning("%s is left out: %s", path, error)
-    if not images:
-        raise DataError(f"{folder}: no readable image ({endings()})")
-    return images
+if __name__ == "__main__":
+    main()
