@@ -104,7 +104,7 @@ def run(
 
             write_image_results(done.folder, cache=cached)
         if report:
-            from feddg.report import ensure_report
+            from feddg.report.page import ensure_report
 
             ensure_report(done.folder)
     return done
@@ -128,7 +128,7 @@ def resume(
     Raises:
         RunError: the folder is not a run folder.
     """
-    from feddg.report import ensure_report
+    from feddg.report.page import ensure_report
     from feddg.runs import execute
     from feddg.runs.prepare import cache_folder
     from feddg.runs.workers import join_torchrun, number_of_workers, together
@@ -310,7 +310,7 @@ def compare(
         emit(*write_missing_results(done.folders, cache=cached))
     if report:
         from feddg.prediction.export import ensure_card
-        from feddg.report import write_comparison
+        from feddg.report.page import write_comparison
         from feddg.runs.execute import is_complete
 
         write_comparison(done.folder)
@@ -390,7 +390,7 @@ def report(
     Raises:
         RunError: a folder is not a run folder, or an option needs runs and a file is given.
     """
-    from feddg.report import page_about, write_between_marks, write_page, write_tables
+    from feddg.report.page import page_about, write_between_marks, write_page, write_tables
 
     paths = [Path(one) for one in ([folders] if isinstance(folders, str | Path) else folders)]
     in_html = out is not None and out.suffix == ".html"
@@ -417,7 +417,7 @@ def results_tables(results: Path, tables_folder: Path | None = None) -> str:
     Raises:
         RunError: the file is damaged, or a folder is given.
     """
-    from feddg.report import page_about, tables_of
+    from feddg.report.page import page_about, tables_of
 
     _require_runs(results, tables_folder)
     return tables_of(page_about([results]))
@@ -470,12 +470,11 @@ def predict_files(
     """
     from feddg.errors import DataError
     from feddg.prediction import predict
-    from feddg.prediction.travel import running_estimate
 
     if html is not None and (html.is_dir() or html.resolve() == out.resolve()):
         raise DataError(f"--html {html} is a folder, or the table itself; name a file of its own")
     try:
-        done = predict.predict_files(run, images, out, estimate=running_estimate, **options)
+        done = predict.predict_files(run, images, out, **options)
     except KeyboardInterrupt:
         how = "goes on where it stopped" if predict.part_of(out).is_file() else "begins anew"
         raise KeyboardInterrupt(f"the same command {how}") from None
@@ -536,7 +535,7 @@ def evaluate(
         **options: options and errors of :func:`feddg.prediction.evaluate.evaluate_run`.
     """
     from feddg.prediction.evaluate import evaluate_run
-    from feddg.report import write_report
+    from feddg.report.page import write_report
 
     found = evaluate_run(folder, adaptations, **options)
     if report:
@@ -567,7 +566,7 @@ def attack(
     """
     from feddg.attacks.attack import AttackSettings, attack_run
     from feddg.attacks.senders import MembershipEffort
-    from feddg.report import write_report
+    from feddg.report.page import write_report
 
     effort = MembershipEffort(clients=clients, shadows=shadows)
     rows = attack_run(

@@ -12,7 +12,7 @@ from feddg.attacks.attack import attack_run
 from feddg.cli import app
 from feddg.errors import DataError, ExperimentError, FeddgError, RunError
 from feddg.records import DifferenceRow, InversionRow, ReconstructionRow
-from feddg.report import write_report
+from feddg.report.page import write_report
 from feddg.runs.reading import read_run
 from trained_runs import write_images
 

@@ -15,7 +15,7 @@ from feddg.comparison.plan import distinct, expand_plan, load_plan
 from feddg.comparison.pool import Watcher, run_here
 from feddg.comparison.results import Results
 from feddg.data.data_set import DATA_SETS
-from feddg.report import write_comparison
+from feddg.report.page import write_comparison
 from feddg.runs.reading import read_run
 from scripts import load_script
 

@@ -23,7 +23,7 @@ from feddg.comparison.estimate import forecast, seconds_left
 from feddg.comparison.pool import Watcher
 from feddg.errors import ExperimentError, FeddgError, RunError
 from feddg.methods.base import METHODS
-from feddg.report import write_comparison
+from feddg.report.page import write_comparison
 from feddg.runs.folder import checkpoint_weights
 from feddg.runs.model import load_model
 from feddg.runs.reading import read_rows, read_run

@@ -15,7 +15,7 @@ from feddg.comparison.plan import expand_plan, load_plan, table_cells, trials_of
 from feddg.comparison.pool import Watcher
 from feddg.comparison.results import TriedRow, TuningFile
 from feddg.errors import ExperimentError, RunError
-from feddg.report import write_comparison
+from feddg.report.page import write_comparison
 from feddg.report.tables import MARK, MEANING, to_markdown, tuning_section, tuning_table
 from feddg.runs.prepare import load_images
 from feddg.runs.reading import read_rows, read_run

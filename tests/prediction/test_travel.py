@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import feddg
-from feddg.api import predict_files
 from feddg.cli import app
 from feddg.data.data_set import load_source
 from feddg.errors import DataError, RunError
@@ -195,8 +194,6 @@ def test_of_images_that_show_something_else_no_accuracy_is_printed(
     assert found.advice.text in words
     assert "Expected accuracy" not in words
     assert "right in" not in words
-    # Nor does predict, which only says how to ask.
-    assert predict_files(finished, files, tmp_path / "a.csv").expected is None
 
 
 @pytest.mark.parametrize("count", [20, 50])
@@ -304,24 +301,6 @@ def test_predict_says_how_to_ask_how_many_are_right(ridge, sketches, tmp_path):
     command = ["predict", str(ridge), str(sketches[0]), "--out", str(tmp_path / "a.csv"), "-q"]
     ended = CliRunner().invoke(app, [*command, "--device", "cpu"])
     assert f"feddg travel {ridge} {sketches[0]}" in ended.output
-
-
-@pytest.mark.usefixtures("unlimited")
-def test_predict_says_how_many_are_right_once_travel_was_asked(ridge, cache, sketches, tmp_path):
-    calibrate(ridge, Recorder(ridge, "cpu", None), cache=cache)
-    command = ["predict", str(ridge), str(sketches[0]), "--out", str(tmp_path / "a.csv"), "-q"]
-    ended = CliRunner().invoke(app, [*command, "--device", "cpu"])
-    done = predict_files(ridge, [sketches[0]], tmp_path / "b.csv")
-    assert expectation(done.expected) in ended.output
-    # What the same estimators say when they see all images at once, without other models' answers.
-    found = travel(ridge, sketches[0], cache=cache)
-    alone = {name: found.signals.estimates[name] for name in ("confidence", "atc", "doc")}
-    whole = found.calibration.expected(alone, 200)
-    assert done.expected == pytest.approx(whole, abs=0.01)
-    few = predict_files(ridge, sorted(map(str, sketches[0].glob("*.png")))[:19], tmp_path / "c.csv")
-    assert few.expected is None
-    adapted = predict_files(ridge, [sketches[0]], tmp_path / "d.csv", adapt="tent")
-    assert adapted.expected is None
 
 
 def test_a_new_site_is_expected_to_do_as_those_that_took_no_part(ridge, finished, cache):

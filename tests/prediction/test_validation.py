@@ -1,7 +1,6 @@
 """A site that took no part measures a model: right counts, and nothing but counts."""
 
 import json
-import math
 
 import numpy
 import pytest
@@ -12,13 +11,10 @@ from PIL import Image
 from scipy.optimize import Bounds, LinearConstraint, milp
 from typer.testing import CliRunner
 
-from feddg.api import predict_files
 from feddg.cli import app
 from feddg.data.data_set import load_source
 from feddg.errors import DataError, FeddgError
-from feddg.evaluation.travel import Familiar
 from feddg.prediction.predict import predict
-from feddg.prediction.travel import TRAVEL, Recorder, calibrate
 from feddg.prediction.validation import ValidationFile, release, validate
 
 
@@ -50,26 +46,6 @@ def test_counts_are_those_of_the_predictions(finished, site):
     unlike = sum(row.unlike_training is True for row in predict(finished, site))
     assert domain.unlike_training == unlike
     assert found.model.method == "fedavg"
-
-
-def test_what_would_have_been_expected_without_labels_stands_beside(
-    finished, site, cache, tmp_path, monkeypatch
-):
-    (finished / TRAVEL).unlink(missing_ok=True)
-    assert validate(finished, site, domain="clinic").domains[0].expected is None
-    try:
-        calibrate(finished, Recorder(finished, "cpu", None), cache=cache)
-        # For models of other styles, sketches of digits are something else: nothing is expected.
-        assert validate(finished, site, domain="clinic").domains[0].expected is None
-        monkeypatch.setattr(Familiar, "limit", lambda self, images: math.inf)
-        (domain,) = validate(finished, site, domain="clinic").domains
-        done = predict_files(finished, [site], tmp_path / "labels.csv")
-        assert domain.expected == pytest.approx(done.expected, abs=0.01)
-        command = ["deploy", "validate", str(finished), str(site), "--domain", "clinic"]
-        ended = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "validation.json")])
-        assert f"(without labels: {domain.expected[0]:.0%}, " in ended.output
-    finally:
-        (finished / TRAVEL).unlink(missing_ok=True)
 
 
 def test_the_command_writes_counts_and_no_name(finished, site, tmp_path):

@@ -24,10 +24,10 @@ from feddg.diagnostics import Diagnostic
 from feddg.errors import RunError
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import TEST, VAL
-from feddg.report import write_comparison, write_report
 from feddg.report.blocks import Chart, Code, Facts, Fold, Prose, Table
 from feddg.report.charts import line_styles
 from feddg.report.comparison_page import comparison_page
+from feddg.report.page import write_comparison, write_report
 from feddg.report.run_page import run_page
 from feddg.report.tables import (
     about_results,

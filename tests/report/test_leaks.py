@@ -2,7 +2,7 @@
 
 import pytest
 
-from feddg.report import write_report
+from feddg.report.page import write_report
 
 pytest.importorskip("torchmetrics")
 

@@ -14,8 +14,8 @@ from typer.main import get_command
 
 from feddg.cli import app
 from feddg.errors import RunError
-from feddg.report import write_report
 from feddg.report.blocks import Code
+from feddg.report.page import write_report
 from feddg.report.run_page import cost_of, run_steps
 from feddg.runs.reading import read_run
 from feddg.text import size

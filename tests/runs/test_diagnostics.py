@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 import feddg
 from feddg.diagnostics import Diagnostic
 from feddg.records import ID_TEST, TEST, ClientRow, EvaluationRow
-from feddg.report import write_report
+from feddg.report.page import write_report
 from feddg.runs.diagnostics import (
     DOMAIN_AT_CHANCE,
     FAR_BELOW_SEEN,

@@ -20,7 +20,7 @@ from feddg.errors import ExperimentError, RunError
 from feddg.evaluation.metrics import METRICS, Predictions, measure
 from feddg.methods.base import State
 from feddg.records import EvaluationRow, SummaryFile
-from feddg.report import write_report
+from feddg.report.page import write_report
 from feddg.runs.diagnostics import about_run
 from feddg.runs.execute import is_complete, summarize
 from feddg.runs.folder import KeptModels

@@ -18,7 +18,7 @@ from feddg.data.pixels import open_pixels
 from feddg.deploy.site import SiteMemory
 from feddg.errors import DataError, FeddgError, RunError
 from feddg.experiment import Experiment, load_experiment
-from feddg.report import write_report
+from feddg.report.page import write_report
 from feddg.runs.folder import RunFolder
 from feddg.runs.reading import read_run
 from feddg.storage import kept_array

@@ -2,29 +2,17 @@
 
 import html
 import io
-import math
 
 import numpy
 import pytest
-from PIL import Image
 
 pytest.importorskip("fastapi", reason="needs the extra `serve`")
 pytest.importorskip("python_multipart", reason="needs the extra `serve`")
 pytest.importorskip("httpx", reason="needs httpx")
 
-from feddg.api import predict_files
 from feddg.errors import AdaptationError, RunError
 from feddg.prediction.classifier import RunClassifier
 from feddg.prediction.predict import predict
-from feddg.prediction.travel import (
-    TRAVEL,
-    UNLIKE,
-    Recorder,
-    calibrate,
-    expectation,
-    running_estimate,
-    travel,
-)
 from feddg.serving import application
 from feddg.serving.server import ServeLimits, hosts_of, is_loopback, serve
 from hostile_uploads import hostile_uploads, multipart, png
@@ -59,77 +47,6 @@ def test_answers_are_those_of_predict(finished, client, tmp_path):
         assert row["unlike_training"] == expected.unlike_training
         assert row["energy"] == pytest.approx(expected.energy, abs=1e-3)
         assert row["reason"] is None
-
-
-def test_answers_add_up_to_how_many_are_right(finished, client, cache, tmp_path):
-    write_images(tmp_path / "images", 24)
-    rows = list(predict(finished, tmp_path / "images"))
-    seen = {
-        "probabilities": [list(row.probabilities) for row in rows],
-        "energies": [row.energy for row in rows],
-    }
-    (finished / TRAVEL).unlink(missing_ok=True)
-    reply = client.post("/expected", json=seen)
-    assert reply.status_code == 404
-    assert "was not asked" in reply.json()["detail"]
-    try:
-        calibrate(finished, Recorder(finished, "cpu", None), cache=cache)
-        done = predict_files(finished, [tmp_path / "images"], tmp_path / "a.csv")
-        reply = client.post("/expected", json=seen)
-        assert reply.status_code == 422
-        assert "3 distances" in reply.json()["detail"]
-        familiar = running_estimate(RunClassifier(finished)).familiar
-        seen["outside"] = [[math.exp(familiar.limit(24) - 0.1)] * 3] * 24
-        reply = client.post("/expected", json=seen)
-        assert reply.status_code == 200
-        found = reply.json()
-        assert found["images"] == 24
-        assert [found[name] for name in ("value", "low", "high")] == pytest.approx(done.expected)
-        assert found["text"] == expectation(done.expected)
-        few = {name: column[:19] for name, column in seen.items()}
-        for wrong, words in (
-            (few, "19 images are not enough: send 20"),
-            (seen | {"energies": [0.0]}, "10 probabilities and an energy"),
-            (seen | {"probabilities": [[2.0] * 10]}, "probabilities"),
-            ({}, "probabilities"),
-        ):
-            reply = client.post("/expected", json=wrong)
-            assert reply.status_code == 422
-            assert words in reply.json()["detail"]
-        assert client.post("/expected", content=b"no JSON").status_code == 422
-        assert client.post("/expected", content=b" " * 2_100_000).status_code == 413
-        far = seen | {"outside": [[math.exp(familiar.limit(24) + 0.1)] * 3] * 24}
-        reply = client.post("/expected", json=far)
-        assert reply.status_code == 422
-        assert reply.json()["detail"].startswith(UNLIKE)
-        elsewhere = {"origin": "http://elsewhere.example"}
-        assert client.post("/expected", json=seen, headers=elsewhere).status_code == 403
-    finally:
-        (finished / TRAVEL).unlink(missing_ok=True)
-
-
-def test_of_images_that_travel_refuses_the_server_expects_nothing(finished, cache, tmp_path):
-    random = numpy.random.default_rng(0)
-    files = []
-    for number in range(24):
-        files.append(tmp_path / f"{number}.png")
-        Image.fromarray(random.integers(0, 256, (32, 32, 3), dtype=numpy.uint8)).save(files[-1])
-    try:
-        calibrate(finished, Recorder(finished, "cpu", None), cache=cache)
-        assert travel(finished, files, cache=cache).expected is None
-        with serving(RunClassifier(finished)) as client:
-            sent = [("images", (file.name, file.read_bytes())) for file in files]
-            rows = client.post("/predict", files=sent).json()["images"]
-            seen = {
-                "probabilities": [list(row["probabilities"].values()) for row in rows],
-                "energies": [row["energy"] for row in rows],
-                "outside": [row["outside"] for row in rows],
-            }
-            reply = client.post("/expected", json=seen)
-        assert reply.status_code == 422
-        assert reply.json()["detail"].startswith(UNLIKE)
-    finally:
-        (finished / TRAVEL).unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("upload", hostile_uploads(), ids=lambda upload: upload.name)

@@ -11,7 +11,6 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright
 
 from feddg.prediction.classifier import RunClassifier
 from feddg.prediction.predict import predict
-from feddg.prediction.travel import TRAVEL, Recorder, calibrate
 from served_models import serving
 from trained_runs import write_images
 
@@ -74,28 +73,6 @@ def test_images_that_are_chosen_are_answered_on_the_page(finished, browser, tmp_
     assert {url.split("/")[2] for url in requests if url.startswith("http")} == {
         f"127.0.0.1:{client.base_url.port}"
     }
-
-
-@pytest.mark.parametrize("width", [1280, 390])
-def test_enough_answers_have_an_estimate_of_how_many_are_right(
-    finished, browser, cache, tmp_path, width
-):
-    files = write_images(tmp_path, 21)
-    try:
-        calibrate(finished, Recorder(finished, "cpu", None), cache=cache)
-        with serving(RunClassifier(finished)) as client:
-            page = browser.new_page(viewport={"width": width, "height": 900})
-            page.goto(str(client.base_url))
-            page.locator("#files").set_input_files(files[:19])
-            page.get_by_text("19 answered").wait_for()
-            assert not page.locator("#expected").is_visible()
-            page.locator("#files").set_input_files(files[19:])
-            page.get_by_text("Expected accuracy on these images").wait_for()
-            wide = page.evaluate("document.documentElement.scrollWidth")
-            page.close()
-    finally:
-        (finished / TRAVEL).unlink(missing_ok=True)
-    assert wide <= width
 
 
 def test_images_that_are_dropped_are_answered_and_the_page_stays(finished, browser, tmp_path):

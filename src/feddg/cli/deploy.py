@@ -147,7 +147,6 @@ def deploy_validate(
     for row in found.domains:
         share = "hidden" if row.accuracy is None else f"{row.accuracy:.1%}"
         between = "" if row.interval is None else " (95 %: {:.1%} to {:.1%})".format(*row.interval)
-        guess = row.expected and " (without labels: {:.0%}, {:.0%} to {:.0%})".format(*row.expected)
-        typer.echo(f"{row.domain}: {share}{between} of {row.images} images right{guess or ''}")
+        typer.echo(f"{row.domain}: {share}{between} of {row.images} images right")
     exact = "" if hide_below > 1 else "; its counts are exact: --hide-below 5 hides small ones"
     typer.echo(f"{out} holds counts, nothing about single images and no file names{exact}")

@@ -15,7 +15,6 @@ from feddg.comparison.estimate import Forecast, seconds_left
 from feddg.comparison.tuning import TRIALS
 from feddg.data.partition import in_words
 from feddg.diagnostics import Diagnostic
-from feddg.evaluation.travel import Estimate
 from feddg.experiment import DEFAULT, Origin
 from feddg.prediction.evaluate import Adaptations, PairedRuns
 from feddg.prediction.travel import Travel, expectation
@@ -166,14 +165,9 @@ def print_travel(found: Travel) -> None:
     if found.expected is not None:
         if found.calibration.sites:
             console.print(as_rich(sites_table(found)))
-        print_expected(found.expected)
+        print_line(console, expectation(found.expected))
     for one in found.diagnostics:
         print_line(console, str(one))
-
-
-def print_expected(found: Estimate) -> None:
-    """Prints how many images are probably right, estimated without labels."""
-    print_line(Console(), expectation(found))
 
 
 # What ``feddg run --dry-run`` shows: every setting and where it comes from, and what it takes.

@@ -93,12 +93,7 @@ def predict(
         typer.echo("no out-of-distribution score: the run keeps no energy threshold for this model")
     else:
         typer.echo(f"unlike anything seen in training: {done.unlike}")
-    if done.expected is not None:
-        from feddg.cli.output import print_expected
-
-        print_expected(done.expected)
-        typer.echo(f"what that rests on: feddg travel {run} {' '.join(images)}")
-    elif run.is_dir():
+    if run.is_dir():
         typer.echo(f"how many are right, without labels: feddg travel {run} {' '.join(images)}")
     if html is not None:
         typer.echo(f"page, the most doubtful images first: {html}")

@@ -39,7 +39,7 @@ from feddg.records import (
     JsonFile,
     RoundRow,
 )
-from feddg.report import ensure_report
+from feddg.report.page import ensure_report
 from feddg.runs.execute import carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import cache_folder
@@ -111,20 +111,11 @@ class Deployment(Settings):
         return Policy(self.minimum, self.wait_seconds, self.round_deadline, self.poll_seconds)
 
 
-class RunFile(JsonFile):
-    """A run over Flower.
-
-    Attributes:
-        run: key under which sites store their memory of the run.
-    """
-
-    run: RunKey
-
-
-class DeploymentFile(RunFile):
+class DeploymentFile(JsonFile):
     """A deployment and its registered sites, kept across restarts.
 
     Attributes:
+        run: key under which sites store their memory of the run.
         sites: names of the training sites; a site's position is its number.
         classes: the federation's classes, in the order of their numbers.
         domains: domains of the training sites, in the order of their numbers.
@@ -132,6 +123,7 @@ class DeploymentFile(RunFile):
         images: number of images each site registered with, by name.
     """
 
+    run: RunKey
     sites: list[str]
     classes: list[str]
     domains: list[str]

@@ -5,7 +5,7 @@ import logging
 import pkgutil
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,6 @@ import torch
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor
 
 from feddg.clients.client import Client, Examples, Worker
 from feddg.data.data_set import find_augmentation, load_source
@@ -597,8 +596,3 @@ def site_of(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Si
         kind = type(made).__name__
         raise FeddgError(f"program {config.program!r} must return a feddg.Federation, not {kind}")
     return ProgramSite(config, made)
-
-
-def _counts(ids: Tensor, names: Sequence[str]) -> dict[str, int]:
-    counts = torch.bincount(ids, minlength=len(names)).tolist()
-    return {name: count for name, count in zip(names, counts) if count}

@@ -7,10 +7,10 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy
 
@@ -20,7 +20,6 @@ from feddg.data.inspection import depth_of
 from feddg.data.sets.features import read_rows
 from feddg.diagnostics import emit, silent
 from feddg.errors import DataError, MissingPackage, RunError, need
-from feddg.evaluation.travel import Estimate
 from feddg.prediction.classifier import (
     ImageClassifier,
     about_links,
@@ -66,7 +65,6 @@ class Prediction:
     energy: float | None = None
     unlike_training: bool | None = None
     reason: str | None = None
-    outside: Sequence[float] = ()
 
 
 Batch = list[tuple[Path, list[Prediction]]]
@@ -150,11 +148,7 @@ class BatchPredictor:
 
 
 def prediction_of(
-    classifier: ImageClassifier,
-    name: str,
-    shares: numpy.ndarray,
-    energy: float,
-    outside: Sequence[float] = (),
+    classifier: ImageClassifier, name: str, shares: numpy.ndarray, energy: float
 ) -> Prediction:
     """Returns the prediction for an image from its probabilities and energy; no label for NaN.
 
@@ -163,7 +157,6 @@ def prediction_of(
         name: name of the image.
         shares: probabilities ``(classes,)``.
         energy: energy of the image.
-        outside: its distances from the training domains, see ``feddg travel``.
     """
     if not numpy.isfinite(shares).all():
         return Prediction(name, reason="the model's output for it is not finite (NaN or infinite)")
@@ -175,7 +168,6 @@ def prediction_of(
         tuple(map(float, shares)),
         energy if threshold is not None else None,
         energy > threshold if threshold is not None else None,
-        outside=outside,
     )
 
 
@@ -336,20 +328,6 @@ def parquet(otherwise: str = "let --out end in .csv") -> Any:
 OnBad = Callable[[str], None]
 
 
-class Running(Protocol):
-    """What answers add up to; :class:`feddg.prediction.travel.RunningEstimate` is one."""
-
-    def add(self, probabilities: numpy.ndarray, energies: numpy.ndarray) -> None:
-        """Takes answers in: probabilities ``(n, classes)`` and energies ``(n,)``."""
-
-    @property
-    def expected(self) -> Estimate | None:
-        """The share of them that is thought to be right."""
-
-
-Estimator = Callable[[ImageClassifier], Running | None]
-
-
 @dataclass(frozen=True)
 class PredictedFiles:
     """The result of predicting files.
@@ -362,7 +340,6 @@ class PredictedFiles:
             score.
         continued: number of files done by an earlier call.
         classifier: the classifier.
-        expected: estimated share of correct predictions; None if there is no estimate.
     """
 
     out: Path
@@ -371,7 +348,6 @@ class PredictedFiles:
     unlike: int | None
     continued: int
     classifier: ImageClassifier
-    expected: Estimate | None = None
 
 
 def predict_files(
@@ -388,7 +364,6 @@ def predict_files(
     strict: bool = False,
     progress: Callable[[str, int, int], None] = silent,
     on_bad: OnBad = lambda line: None,
-    estimate: Estimator = lambda classifier: None,
 ) -> PredictedFiles:
     """Writes a table with a row per file: name, label, confidence, energy, score, reason.
 
@@ -410,8 +385,6 @@ def predict_files(
         strict: whether to refuse a model with warnings.
         progress: called with the progress.
         on_bad: called with one line for each file that cannot be used.
-        estimate: returns an accumulator of predictions, see :class:`~feddg.prediction.travel
-            .RunningEstimate`; None for a model without calibration.
 
     Raises:
         RunError: the folder has no model, the table cannot be written or is being written by
@@ -428,7 +401,6 @@ def predict_files(
     predictor = BatchPredictor(classifier, depth_of(image_files(images)), batch_size)
     classes, part = len(classifier.class_names), part_of(out)
     names = columns(classifier.class_names, probabilities)
-    running = estimate(classifier) if adapt is None else None
     work = [classifier.weights, adapt, batch_size, names, classifier.threshold, predictor.bits]
     work.append(classifier.precision)
 
@@ -438,8 +410,6 @@ def predict_files(
                 if rows[0].reason is not None:
                     on_bad(f"{rows[0].file}: {rows[0].reason}")
                 yield _line([_written(file), [cells(row, classes, probabilities) for row in rows]])
-            if running is not None:
-                _add(running, [row for _, rows in batch for row in rows])
             done += len(batch)
             progress("predicting images", done, total)
 
@@ -455,23 +425,12 @@ def predict_files(
                     table.truncate(length)
                     table.seek(length)
                     table.writelines(chain(() if done else [_line(work)], lines(done)))
-                whole = _put_in_place(part, out, names, done, classifier)
-                if running is None or done:  # of files done before there are no energies
-                    return whole
-                return replace(whole, expected=running.expected)
+                return _put_in_place(part, out, names, done, classifier)
             finally:
                 if classifier.keeps_state:
                     part.unlink(missing_ok=True)
     except OSError as error:
         raise RunError(f"cannot write {out}: {error.strerror or error}") from None
-
-
-def _add(running: Running, rows: Sequence[Prediction]) -> None:
-    """Takes answers in, where they have energies."""
-    own = [row for row in rows if row.energy is not None]
-    if own:
-        energies = numpy.array([row.energy for row in own])
-        running.add(numpy.array([row.probabilities for row in own]), energies)
 
 
 def part_of(out: Path) -> Path:

@@ -2,8 +2,7 @@
 
 import csv
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -34,12 +33,10 @@ from feddg.evaluation.travel import (
     at_a_new_site,
     calibrated,
     combined,
-    estimates_of,
     images_to_label,
     labels_needed,
     left_out_sites,
     moments,
-    novelty_of,
     right_chances,
     with_labels,
 )
@@ -68,8 +65,6 @@ FAMILIAR, SPAN = "familiar.", "span."
 REACH: Final = 0.05
 """A reliable interval reaches at most five points to either side."""
 FEW_SITES: Final = 5
-LEAST_IMAGES: Final = 20
-"""The least number of images for an estimate that was not asked for."""
 MOST_OF_A_SITE: Final = 3000
 """Most training images of each site for classifiers without a site."""
 REAL_CLIENTS: Final = "client"
@@ -100,11 +95,8 @@ class TravelFile(JsonFile):
     models: Literal["features", "first features", "runs", "none"]
 
     def at(self, signals: Signals, images: int) -> Estimate:
-        """Returns the calibrated estimate at a new site, from its images' signals."""
-        return self.expected(signals.estimates, images)
-
-    def expected(self, estimates: Mapping[str, float], images: int) -> Estimate:
-        """Returns the calibrated estimate, from the estimates that all sites have too."""
+        """Returns the calibrated estimate at a new site, from the estimates that all sites have."""
+        estimates = signals.estimates
         known = [site.signals.estimates for site in self.sites]
         names = [name for name in ESTIMATORS if all(name in own for own in (estimates, *known))]
         return calibrated(
@@ -113,64 +105,6 @@ class TravelFile(JsonFile):
             [site.accuracy for site in self.sites],
             images,
         )
-
-
-class RunningEstimate:
-    """The running estimate from answers alone, for a model that was calibrated before.
-
-    Args:
-        calibration: the stored calibration.
-        familiar: what the model's middle layers see in the sites' images.
-        network: whose passes from now on are the images; None if they cannot be watched.
-
-    Attributes:
-        images: number of images so far.
-    """
-
-    def __init__(
-        self,
-        calibration: TravelFile,
-        familiar: Familiar | None = None,
-        network: Network | None = None,
-    ) -> None:
-        self._calibration, self.images = calibration, 0
-        self._sums: defaultdict[str, float] = defaultdict(float)
-        self.familiar, self._outside = familiar, list[numpy.ndarray]()
-        if network is not None and familiar is not None:
-            watch_middle(network, lambda maps: self.look(familiar.distances(maps.numpy())))
-
-    def look(self, outside: numpy.ndarray) -> None:
-        """Adds images: their distances ``(n, sites)``, see :meth:`Familiar.distances`."""
-        self._outside.append(outside)
-
-    def taken(self, images: int) -> list[list[float]]:
-        """Returns the distances of as many images and forgets them; empty ones if unknown."""
-        found, self._outside = [row for part in self._outside for row in part.tolist()], []
-        return found if len(found) == images else [[]] * images
-
-    def add(self, probabilities: numpy.ndarray, energies: numpy.ndarray) -> None:
-        """Adds answers: probabilities ``(n, classes)`` and energies ``(n,)``."""
-        # What the softmax took away is the energy.
-        logits = numpy.log(probabilities.clip(1e-7).astype(float)) - energies[:, None]
-        outputs = Outputs(logits, numpy.empty((len(logits), 0)))
-        for name, value in estimates_of(self._calibration.reference, outputs).items():
-            self._sums[name] += len(logits) * value
-        self.images += len(logits)
-
-    @property
-    def foreign(self) -> bool:
-        """Whether the images differ more from those of the sites than a new site's usually do."""
-        if self.familiar is None or not self._outside:
-            return False
-        return novelty_of(numpy.concatenate(self._outside)) > self.familiar.limit(self.images)
-
-    @property
-    def expected(self) -> Estimate | None:
-        """The estimate; None for less than 20 images, or if they are unlike all sites'."""
-        if self.images < LEAST_IMAGES or self.foreign:
-            return None
-        means = {name: total / self.images for name, total in self._sums.items()}
-        return self._calibration.expected(means, self.images)
 
 
 def watch_middle(network: Network, take: Callable[[Tensor], None]) -> None:
@@ -436,16 +370,6 @@ def _write(run: Path, found: TravelFile, model: Recorder) -> None:
         raise RunError(f"Cannot write {run / TRAVEL}: {why(error)}.") from None
 
 
-def kept_calibration(run: Path, weights: str) -> TravelFile | None:
-    """Returns what :func:`calibrate` stored for the model with a hash; None if nothing.
-
-    Raises:
-        RunError: it is damaged.
-    """
-    found = TravelFile.read(run / TRAVEL)
-    return found if found is not None and found.weights == weights else None
-
-
 def new_site(run: Run) -> tuple[Estimate, int] | None:
     """Returns the expected accuracy at one more site, and the number of sites it is from.
 
@@ -485,8 +409,8 @@ def read_calibration(run: Path, model: Recorder) -> TravelFile | None:
     Raises:
         RunError: it is damaged.
     """
-    found = kept_calibration(run, model.weights)
-    if found is None or not (run / HEADS).is_file():
+    found = TravelFile.read(run / TRAVEL)
+    if found is None or found.weights != model.weights or not (run / HEADS).is_file():
         return None
     model.familiar, model.others = _kept_arrays(run)
     return found
@@ -511,25 +435,6 @@ def _kept_arrays(run: Path) -> tuple[Familiar | None, list[Head]]:
         for number in range(len(weights) // 2)
     ]
     return (Familiar(spans, **own) if own else None), others
-
-
-def running_estimate(model: ImageClassifier, *, watch: bool = True) -> RunningEstimate | None:
-    """Returns a model's running estimate; None if ``feddg travel`` was never run for it.
-
-    Args:
-        model: the model.
-        watch: whether the images that it sees from now on are those of the estimate.
-
-    Raises:
-        RunError: its stored file is damaged.
-    """
-    if not isinstance(model, RunClassifier) or model.threshold is None:
-        return None  # without a threshold answers have no energies
-    found = kept_calibration(model.folder, model.weights)
-    if found is None:
-        return None
-    familiar = _kept_arrays(model.folder)[0] if (model.folder / HEADS).is_file() else None
-    return RunningEstimate(found, familiar, model.trained.network if watch else None)
 
 
 # The answer.

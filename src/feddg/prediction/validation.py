@@ -17,7 +17,6 @@ from feddg.evaluation.metrics import Predictions, measure
 from feddg.prediction.classifier import ImageClassifier, load_classifier, unknown_classes
 from feddg.prediction.model_file import ModelIdentity
 from feddg.prediction.predict import BATCH_SIZE, BatchPredictor, Prediction, predict_batches
-from feddg.prediction.travel import running_estimate
 from feddg.records import JsonFile, Row
 from feddg.runs.diagnostics import wilson
 
@@ -146,8 +145,6 @@ class DomainValidation(Row):
         confusion: ``[true][predicted]`` counts.
         metrics: further metrics of the whole table; empty if part of it is hidden.
         mean_confidence: mean confidence of the predictions, to compare with the accuracy.
-        expected: accuracy estimated without labels, with its 90 % interval (value, low, high);
-            None if the model's run has no estimate, see :mod:`feddg.prediction.travel`.
         unlike_training: number of images above the out-of-distribution threshold; None also if the
             model has none.
     """
@@ -162,7 +159,6 @@ class DomainValidation(Row):
     confusion: list[list[int | None]]
     metrics: dict[str, float] = Field(default_factory=dict)
     mean_confidence: float
-    expected: tuple[float, float, float] | None = None
     unlike_training: int | None
 
 
@@ -251,7 +247,7 @@ def _domain(
     classes = len(classifier.class_names)
     confusion = numpy.zeros((classes, classes), numpy.int64)
     unusable = unlike = 0
-    confidence, running = 0.0, running_estimate(classifier)
+    confidence = 0.0
     for label, answer in _answers(classifier, table, name, bits, batch_size):
         if answer.label is None:
             unusable += 1
@@ -259,8 +255,6 @@ def _domain(
         confusion[label, classifier.class_names.index(answer.label)] += 1
         confidence += answer.confidence or 0.0
         unlike += answer.unlike_training is True
-        if running is not None and answer.energy is not None:
-            running.add(numpy.array([answer.probabilities]), numpy.array([answer.energy]))
     if not confusion.any():
         raise DataError(f"no image of domain '{name}' can be used ({unusable} cannot be read)")
     released = release(confusion, hide_below)
@@ -278,7 +272,6 @@ def _domain(
         confusion=released.confusion,
         metrics=measure(Predictions(confusion)) if whole else {},
         mean_confidence=round(confidence / released.total, 4),
-        expected=None if running is None else running.expected,
         unlike_training=None
         if classifier.threshold is None or _is_small(unlike, released.total, hide_below)
         else unlike,

@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from importlib.resources import files
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import numpy
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
@@ -30,11 +30,10 @@ from feddg.data.decoding import (
 )
 from feddg.data.images import ImageBytes, usable_formats
 from feddg.diagnostics import Diagnostic
-from feddg.errors import MissingPackage, field_fault
+from feddg.errors import MissingPackage
 from feddg.methods.base import title_of
 from feddg.prediction.classifier import ImageClassifier
 from feddg.prediction.predict import Prediction, prediction_of, rounded
-from feddg.prediction.travel import LEAST_IMAGES, UNLIKE, expectation, running_estimate
 from feddg.report.blocks import template_named
 from feddg.settings import Settings
 
@@ -227,8 +226,8 @@ MOST_TOGETHER = 64
 """Most images in one forward pass."""
 FAILED = "the model failed on these images; the server's log says why"
 
-Raw = tuple[numpy.ndarray, float, list[float]]
-"""Probabilities ``(classes,)``, energy, and distances from the training domains if known."""
+Raw = tuple[numpy.ndarray, float]
+"""Probabilities ``(classes,)`` and energy."""
 Answered = tuple[Prediction, HTTPStatus]
 """The prediction for one uploaded file, and its HTTP status if it were the only file."""
 
@@ -252,7 +251,6 @@ class Answerer:
         self._model = ThreadPoolExecutor(1, thread_name_prefix="model")
         self._waiting: list[tuple[numpy.ndarray, asyncio.Future[Raw]]] = []
         self._at_work: asyncio.Task[None] | None = None
-        self._running = running_estimate(classifier)
 
     async def __call__(self, request: Request) -> list[Answered]:
         """Returns the answer for each file.
@@ -317,10 +315,9 @@ class Answerer:
                         fault = HTTPException(HTTPStatus.INTERNAL_SERVER_ERROR, FAILED)
                         answer.set_exception(fault)
                 continue
-            outside = self._running.taken(len(part)) if self._running else [[]] * len(part)
-            for (_, answer), shares, energy, own in zip(part, *found, outside):
+            for (_, answer), shares, energy in zip(part, *found):
                 if not answer.done():  # its request may have gone away
-                    answer.set_result((shares, float(energy), own))
+                    answer.set_result((shares, float(energy)))
 
     def _decode(self, image: ImageBytes) -> numpy.ndarray:
         preparation = self._classifier.preparation
@@ -348,7 +345,6 @@ class ImageAnswer(BaseModel):
             score.
         unlike_training: whether the image is out of distribution; None without a score.
         reason: why the file cannot be used.
-        outside: how far it is from each training domain, for ``/expected``; empty if unknown.
     """
 
     name: str
@@ -358,7 +354,6 @@ class ImageAnswer(BaseModel):
     energy: float | None = None
     unlike_training: bool | None = None
     reason: str | None = None
-    outside: list[float] = []
 
 
 class PredictAnswer(BaseModel):
@@ -386,7 +381,6 @@ class ModelAnswer(BaseModel):
         energy_threshold: energy above which an image is out of distribution; None without a score.
         result: how good the model was at sites that it was not trained on.
         diagnostics: warnings about the model; empty without warnings.
-        estimates: whether ``/expected`` estimates the share of correct answers.
         formats: suffixes of accepted files.
         limits: limits on requests.
         feddg: version of feddg.
@@ -401,78 +395,9 @@ class ModelAnswer(BaseModel):
     energy_threshold: float | None
     result: str
     diagnostics: tuple[Diagnostic, ...]
-    estimates: bool
     formats: list[str]
     limits: ServeLimits
     feddg: str
-
-
-class SeenAnswers(BaseModel):
-    """What ``/expected`` takes: answers about images of one site, as ``/predict`` gave them.
-
-    Attributes:
-        probabilities: of all classes, image by image.
-        energies: of each image.
-        outside: the distances of each image.
-    """
-
-    probabilities: list[list[Annotated[float, Field(ge=0, le=1)]]]
-    energies: list[FiniteFloat]
-    outside: list[list[Annotated[FiniteFloat, Field(ge=0)]]] = []
-
-
-class ExpectedAnswer(BaseModel):
-    """How many of the answers are thought to be right, without labels.
-
-    Attributes:
-        images: how many there are.
-        value: the share of them.
-        low: the lower end of the interval that holds it about nine times in ten.
-        high: the upper end.
-        text: the same as a sentence.
-    """
-
-    images: int
-    value: float
-    low: float
-    high: float
-    text: str
-
-
-def expected_of(classifier: ImageClassifier, seen: SeenAnswers) -> ExpectedAnswer:
-    """Returns how many answers are thought to be right.
-
-    Raises:
-        HTTPException: nothing is known of the model, these are not enough answers of it, or the
-            images are unlike those of training.
-    """
-    running = running_estimate(classifier, watch=False)
-    if running is None:
-        raise HTTPException(HTTPStatus.NOT_FOUND, "feddg travel was not asked about this model yet")
-    classes, images = len(classifier.class_names), len(seen.energies)
-    if len(seen.probabilities) != images or {len(row) for row in seen.probabilities} != {classes}:
-        raise HTTPException(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
-            f"each image needs {classes} probabilities and an energy",
-        )
-    if running.familiar is not None:
-        sites = len(running.familiar.spans)
-        if [len(row) for row in seen.outside] != [sites] * images:
-            raise HTTPException(
-                HTTPStatus.UNPROCESSABLE_ENTITY,
-                f"each image needs {sites} distances, `outside`, as /predict gives them; a server "
-                "that was started before `feddg travel` must be started again",
-            )
-        running.look(numpy.array(seen.outside).reshape(images, sites))
-    running.add(numpy.array(seen.probabilities), numpy.array(seen.energies))
-    found = running.expected
-    if found is None and images >= LEAST_IMAGES:
-        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, f"{UNLIKE}.")
-    if found is None:
-        raise HTTPException(
-            HTTPStatus.UNPROCESSABLE_ENTITY, f"{images} images are not enough: send {LEAST_IMAGES}"
-        )
-    return ExpectedAnswer(images=images, **found._asdict(), text=expectation(found))
 
 
 def about(classifier: ImageClassifier, limits: ServeLimits) -> ModelAnswer:
@@ -485,7 +410,6 @@ def about(classifier: ImageClassifier, limits: ServeLimits) -> ModelAnswer:
         energy_threshold=classifier.threshold,
         result=classifier.result,
         diagnostics=classifier.diagnostics,
-        estimates=running_estimate(classifier) is not None,
         formats=sorted(usable_formats()),
         limits=limits,
         feddg=feddg.__version__,
@@ -507,7 +431,6 @@ def answer_about(classifier: ImageClassifier, found: Sequence[Answered]) -> JSON
                 for name, share in zip(classifier.class_names, one.probabilities)
             },
             energy=rounded(one.energy),
-            outside=list(one.outside),
             unlike_training=one.unlike_training,
             reason=one.reason,
         )
@@ -535,15 +458,6 @@ MULTIPART = {
     }
 }
 """OpenAPI description of ``/predict``'s body, which is read without FastAPI."""
-
-
-SEEN = {
-    "requestBody": {
-        "required": True,
-        "content": {"application/json": {"schema": SeenAnswers.model_json_schema()}},
-    }
-}
-"""The body of ``/expected``, which is read by hand, within the limits."""
 
 
 def create_application(
@@ -593,18 +507,6 @@ def create_application(
     async def predict(request: Request) -> JSONResponse:
         """Predicts the classes of a request's images; stores none of them."""
         return answer_about(classifier, await application.state.answerer(request))
-
-    @application.post("/expected", response_model=ExpectedAnswer, openapi_extra=SEEN)
-    async def expected(request: Request) -> ExpectedAnswer:
-        """Says how many of some answers are right, without labels, and keeps none of them."""
-        refuse_large(request, limits)
-        body = b"".join([chunk async for chunk in _within(request, limits)])
-        try:
-            seen = SeenAnswers.model_validate_json(body)
-        except ValidationError as error:
-            reason = f"{field_fault(error, list(SeenAnswers.model_fields))}"
-            raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, reason) from None
-        return expected_of(classifier, seen)
 
     @application.get("/model")
     async def model() -> ModelAnswer:

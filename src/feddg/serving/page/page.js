@@ -6,11 +6,7 @@ const input = document.getElementById("files");
 const results = document.getElementById("results");
 const state = document.getElementById("state");
 const limit = Number(document.body.dataset.limit);
-const expected = document.getElementById("expected");
 const queue = [];
-// From so many answers on the page asks how many of them are right, where the server can say it.
-const ENOUGH = 20;
-const seen = { probabilities: [], energies: [], outside: [] };
 let working = 0, done = 0, total = 0;
 
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
@@ -50,11 +46,6 @@ function show(text, answer) {
     text.append(element("p", "fault", `Cannot be used: ${answer.reason}.`));
     return;
   }
-  if (answer.energy !== null) {
-    seen.probabilities.push(Object.values(answer.probabilities));
-    seen.energies.push(answer.energy);
-    if (answer.outside.length) seen.outside.push(answer.outside);
-  }
   const label = element("p", "label", `${answer.label} `);
   label.append(element("span", "share", percent(answer.confidence)));
   const bar = element("meter");
@@ -89,19 +80,6 @@ async function ask({ file, text }) {
   }
 }
 
-async function estimate() {
-  if (!document.body.dataset.estimates || seen.energies.length < ENOUGH) return;
-  try {
-    const reply = await fetch("expected", { method: "POST", body: JSON.stringify(seen) });
-    const answer = await reply.json();
-    const note = "It is an estimate without labels, for images of one site.";
-    expected.textContent = answer.text ? `${answer.text} ${note}` : answer.detail;
-    expected.hidden = false;
-  } catch {
-    // The answers themselves say that the server does not answer.
-  }
-}
-
 async function work() {
   if (working >= AT_ONCE || queue.length === 0) return;
   working += 1;
@@ -109,7 +87,6 @@ async function work() {
   working -= 1;
   done += 1;
   state.textContent = done < total ? `${done} of ${total} images answered` : `${total} answered`;
-  if (done === total) estimate();
   work();
 }
 
