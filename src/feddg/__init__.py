@@ -57,7 +57,7 @@ HIGHER = {
     "notebook": "feddg.report.notebook",
     "predict": "feddg.prediction.predict",
     "progress": "feddg.cli.progress",
-    "report": "feddg.report",
+    "report": "feddg.report.page",
 }
 """Where what :mod:`feddg.views` asks for is."""
 __all__ = [*sorted(_HOME), "__version__"]
