@@ -52,6 +52,15 @@ def test_a_lie_is_refused(name):
         read_scores(sent(lie), 2, HELD)
 
 
+def test_a_judge_that_exchanges_classes_or_leaves_a_domain_out_is_refused():
+    ink = row(domain="ink", examples=4, confusion=[[3, 1], [0, 0]])
+    assert len(read_scores(sent(row(), ink), 2, HELD, [7, 3])) == 2
+    exchanged = row(domain="ink", examples=4, confusion=[[0, 0], [3, 1]])
+    for rows in ([row(), exchanged], [row()], []):
+        with pytest.raises(ValueError, match="by class are not those it registered with"):
+            read_scores(sent(*rows), 2, HELD, [7, 3])
+
+
 def test_an_honest_judge_is_believed():
     (score,) = read_scores(sent(row()), 2, HELD)
     assert (score.domain, score.correct, score.examples, score.loss) == ("sketch", 3, 6, 1.0)

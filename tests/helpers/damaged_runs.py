@@ -86,6 +86,12 @@ def debris(place: Place) -> None:
     assert not any((place.run / name).exists() for name in left)
 
 
+def written_again(place: Place, name: str) -> None:
+    (place.run / name).unlink()
+    continued(place)
+    assert (place.run / name).read_bytes()
+
+
 def opened(make: Callable[[Path], Path]) -> Callable[[Place], None]:
     def play(place: Place) -> None:
         with RunFolder(make(place.root / "new") / "run"):
@@ -171,6 +177,12 @@ CASES: list[Case] = [
                 lambda p: (without('"round":1,')(p), without('"round":3,')(p)),
                 r"ledger\.jsonl lacks 2 .*\(1, 3\)",
             ),
+            (
+                "`ledger.jsonl` is cut inside a round",
+                "ledger.jsonl",
+                without('"round":3,', '"client":1,', '"up"'),
+                r"ledger\.jsonl lacks 1 of the 3 .*\(3\)",
+            ),
         )
     ),
     *(
@@ -225,6 +237,10 @@ CASES: list[Case] = [
     ),
     Case(RESUMED, "the folder has another run's id", renamed, error="is of 01234567"),
     Case(RESUMED, "half-written files of a killed process", debris),
+    *(
+        Case(RESUMED, f"`{name}` is gone", partial(written_again, name=name))
+        for name in ("clients.json", "environment.json")
+    ),
     Case(
         RESUMED,
         "the output folder is a file",
@@ -314,6 +330,12 @@ CASES += [
                 r"experiment\.yaml is damaged: it must hold fields",
             ),
         )
+    ),
+    Case(
+        READ,
+        "`ledger.jsonl` is cut inside a round",
+        read("ledger.jsonl", without('"round":2,', '"client":1,', '"up"')),
+        said=r"ledger\.jsonl lacks messages of rounds 2\.",
     ),
     Case(
         READ,

@@ -14,9 +14,10 @@ from hypothesis import strategies as some
 
 from feddg.deploy import server_app
 from feddg.runs.inspection import skew_between
+from feddg.runs.reading import read_rows
 from federations import same
 from hostile_grid import HostileFederation
-from hostile_replies import ENVELOPE, LIES
+from hostile_replies import ENVELOPE, LIES, dropped, field
 
 CASES = [
     *((kind, name) for kind, lies in LIES.items() for name in lies),
@@ -66,6 +67,36 @@ def test_a_lie_is_refused_by_name_and_the_round_goes_on(kind, name, caplog):
         assert said.isprintable()
         assert len(said) < 2000
         assert "site-0" in said or "node 100" in said or "client 0" in said
+
+
+def test_a_site_has_worked_no_longer_than_it_was_waited_for(tmp_path):
+    federation = HostileFederation()
+    federation.transport._mailbox._traffic = tmp_path / "traffic.jsonl"
+
+    federation.lie(0, "train", lambda honest: field("busy", 1e9)(field("seconds", 1e9)(honest)))
+    federation.run()
+    rows = read_rows(tmp_path / "traffic.jsonl")
+    assert all(max(row["train"], row["busy"]) <= row["seconds"] < 1e3 for row in rows)
+    assert federation.row.seconds["train"] < 1e3
+    assert not federation.refusals
+
+
+@pytest.mark.parametrize("term", [1e308, -1e308])
+def test_a_loss_term_beyond_all_others_is_refused_not_averaged(term):
+    federation = HostileFederation()
+    federation.lie(0, "train", field("terms/cross_entropy", term))
+    federation.run()
+    assert [client for client, _ in federation.refusals] == [0]
+    assert abs(federation.row.terms["cross_entropy"]) < 1e3
+
+
+def test_an_update_of_scaffold_without_one_control_is_refused_by_its_name():
+    federation = HostileFederation("scaffold")
+    federation.lie(0, "train", dropped("extras"))
+    federation.run()
+    ((client, reason),) = federation.refusals
+    assert client == 0
+    assert "lacks 'scaffold/" in reason
 
 
 @pytest.mark.parametrize("length", [1e4, 1e5, 1e6, 1e20])

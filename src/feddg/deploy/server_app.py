@@ -133,7 +133,7 @@ class DeploymentFile(JsonFile):
 
 def evaluation_scores(
     transport: FlowerTransport,
-    classes: int,
+    classes: Sequence[str],
     server: Server,
     broadcast: Broadcast,
     scores: Sequence[Score],
@@ -145,7 +145,7 @@ def evaluation_scores(
 
     Args:
         transport: knows the evaluation sites.
-        classes: number of classes.
+        classes: names of the classes.
         server: its ledger records refusals.
         broadcast: the weights.
         scores: scores that were measured before.
@@ -158,10 +158,11 @@ def evaluation_scores(
         if isinstance(reply, Message):
             try:
                 held = registration.domains if registration else {}
+                counts = registration.classes if registration else {}
                 new = (
                     [read_unlabelled(reply, site, held)]
                     if reply.scalars.keys() == {"images", "confidence"}
-                    else read_scores(reply, classes, held)
+                    else read_scores(reply, len(classes), held, [counts.get(c, 0) for c in classes])
                 )
             except ValueError as error:
                 reason = f"{site}: its scores cannot be used ({plain_text(error, 200)})"
@@ -196,13 +197,16 @@ def read_unlabelled(reply: Message, site: str, held: Mapping[str, int]) -> Score
     return Score(UNLABELLED, site, 0, images, math.nan, nothing, confidence=confidence)
 
 
-def read_scores(reply: Message, classes: int, held: Mapping[str, int]) -> list[Score]:
+def read_scores(
+    reply: Message, classes: int, held: Mapping[str, int], labels: list[int] | None = None
+) -> list[Score]:
     """Returns an evaluation site's checked scores, one per domain.
 
     Args:
         reply: the site's message.
         classes: number of classes.
         held: number of images of each domain it registered with.
+        labels: number of images of each class it registered with; None if unknown.
 
     Raises:
         ValueError: the scores are impossible; the message says why.
@@ -212,7 +216,11 @@ def read_scores(reply: Message, classes: int, held: Mapping[str, int]) -> list[S
     rows = EVALUATION_ROWS.parse(str(reply.scalars["scores"]))
     if len({row.domain for row in rows}) < len(rows):
         raise ValueError("it counted a domain twice")
-    return [_score(row, classes, held) for row in rows]
+    scores = [_score(row, classes, held) for row in rows]
+    counted = numpy.sum([score.confusion.sum(1) for score in scores], axis=0).tolist()
+    if labels is not None and counted != labels:
+        raise ValueError("its images by class are not those it registered with")
+    return scores
 
 
 def _score(row: EvaluationRow, classes: int, held: Mapping[str, int]) -> Score:
@@ -256,8 +264,7 @@ class Sites(Sequence[Any]):
         self, server: Server, broadcast: Broadcast, scores: Sequence[Score]
     ) -> Sequence[Score]:
         """Asks the evaluation sites; see :func:`evaluation_scores`."""
-        classes = len(self.held.classes)
-        return evaluation_scores(self._transport, classes, server, broadcast, scores)
+        return evaluation_scores(self._transport, self.held.classes, server, broadcast, scores)
 
 
 def transport_to_programs(

@@ -207,6 +207,8 @@ class Mailbox:
             log.debug("%s sent what cannot be read", sent.site, exc_info=True)
             sent.refuse(f"its reply cannot be read ({type(error).__name__})")
         else:
+            for name in reply.fields.keys() & {"busy", "seconds"}:  # nobody works longer than that
+                reply.fields[name] = min(reply.fields[name], seconds)
             if "refusal" in reply.fields:
                 sent.refuse(reply.fields["refusal"], reply.fields.get("diverged", False))
             else:

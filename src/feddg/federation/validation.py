@@ -282,6 +282,9 @@ class MessageChecks(RoundHook):
         declared = self._schemas.get(purpose, {})
         bound: dict[str, int] = {}
         met: set[str] = set()
+        # What the server holds under the same name, it must get of every client.
+        extras = context.server_extras
+        expected = {name for name in extras if any(fnmatchcase(name, key) for key in declared)}
         for name, value in (*message.tensors.items(), *message.scalars.items()):
             key = next((key for key in declared if fnmatchcase(name, key)), None)
             if key is None:
@@ -294,7 +297,8 @@ class MessageChecks(RoundHook):
             else:
                 figures, judge = found(schema.number_fault(self._method, context, name, value))
             yield figures, partial(_named, plain_text(name, 60), judge)
-        missing = sorted(declared.keys() - met)
+            expected.discard(name)
+        missing = sorted((declared.keys() - met) | expected)
         yield found(f"lacks {missing[0]!r}" if missing else None)
 
 

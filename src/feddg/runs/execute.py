@@ -462,9 +462,11 @@ def _run(
         writer,
         Pictures(federation, folder),
     ]
-    if checkpoint is None:
+    if checkpoint is None or not is_file(folder.path / ENVIRONMENT):
         folder.write_json(ENVIRONMENT, environment(experiment, federation))
+    if checkpoint is None or not is_file(folder.path / CLIENTS):
         folder.write_json(CLIENTS, federation.clients.held)
+    if checkpoint is None:
         if federation.clients.contents is not None:
             folder.write_json(IMAGES, federation.clients.contents)
     else:

@@ -35,8 +35,10 @@ from feddg.runs.reading import (
     SELECTION_RULES,
     Evaluations,
     SelectionRule,
+    in_spans,
     read_rows,
     read_run,
+    short_rounds,
 )
 from feddg.settings import EvaluateSettings
 from feddg.storage import (
@@ -348,14 +350,17 @@ class RunFolder:
         ``keep_ledger`` keeps the ledger's rows, because messages over a network were sent even if
         their round failed.
         """
-        layouts: set[str] = set()
+        layouts, sent = set[str](), list[tuple[int, int]]()
         for name in (METRICS_FILE, LEDGER):
             # As they are: what another version of this program wrote is kept whole.
             last = math.inf if keep_ledger and name == LEDGER else last_round
             rows = read_rows(self.path / name) if last >= 0 else self._begun_again(name)
             rows = [row for row in rows if _round_of(row, self.path / name) <= last]
             layouts |= {str(row.get("id")) for row in rows if row.get("kind") == "layout"}
-            self._warn_of_missing(name, rows, last_round)
+            if name == METRICS_FILE:
+                found = [row for row in rows if row.get("kind") == "round"]
+                sent = [(r["round"], r.get("bytes_up", 0) + r.get("bytes_down", 0)) for r in found]
+            self._warn_of_missing(name, rows, last_round, sent)
             lines = (to_json(row, inf_nan_mode="null").decode() + "\n" for row in rows)
             self.replace(name, "".join(lines))
         return layouts
@@ -372,15 +377,20 @@ class RunFolder:
                 emit(Diagnostic("begins-again", "warning", text))
         return []
 
-    def _warn_of_missing(self, name: str, rows: list[dict[str, Any]], last_round: int) -> None:
-        """Reports rounds of the checkpoint that have no row."""
+    def _warn_of_missing(
+        self, name: str, rows: list[dict[str, Any]], last_round: int, sent: list[tuple[int, int]]
+    ) -> None:
+        """Reports rounds of the checkpoint that have no row, or lack some of their messages."""
         kind = "round" if name == METRICS_FILE else "message"
-        found = {row.get("round") for row in rows if row.get("kind") == kind}
-        missing = [round for round in range(1, last_round + 1) if round not in found]
+        rows = [row for row in rows if row.get("kind") == kind]
+        short = set(range(1, last_round + 1)) - {row.get("round") for row in rows}
+        if name == LEDGER:
+            short |= {*short_rounds(sent, ((row["round"], row.get("bytes", 0)) for row in rows))}
+        missing = sorted(short)
         if missing:
             text = (
                 f"{self.path / name} lacks {len(missing)} of the {last_round} rounds that the "
-                f"checkpoint has ({_spans(missing)}); the run goes on, and its report will lack "
+                f"checkpoint has ({in_spans(missing)}); the run goes on, and its report will lack "
                 "them, too."
             )
             emit(Diagnostic("rounds-missing", "warning", text))
@@ -515,17 +525,6 @@ def _round_of(row: dict[str, Any], path: Path) -> int:
     if isinstance(round, int):
         return round
     raise RunError(f"{path} is damaged: 'round' is {round!r}, not a whole number.")
-
-
-def _spans(rounds: list[int]) -> str:
-    """Returns ascending rounds as text: ``1-3, 7``."""
-    spans: list[list[int]] = []
-    for round in rounds:
-        if spans and spans[-1][-1] == round - 1:
-            spans[-1] = [spans[-1][0], round]
-        else:
-            spans.append([round])
-    return ", ".join("-".join(map(str, span)) for span in spans)
 
 
 def _lines(rows: Iterable[Row]) -> str:

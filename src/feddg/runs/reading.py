@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy
 
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError, RunError
 from feddg.evaluation.metrics import METRICS, Metric, Predictions, measure
 from feddg.experiment import Experiment, load_stored
@@ -422,6 +424,36 @@ class LedgerRecord:
         self.messages = [row for row in rows if isinstance(row, MessageRow)]
 
 
+def short_rounds(sent: Iterable[tuple[int, int]], messages: Iterable[tuple[int, int]]) -> list[int]:
+    """Returns the rounds of which a ledger has fewer bytes than were counted while they ran.
+
+    Args:
+        sent: the bytes of each round, as counted then.
+        messages: round and bytes of every message in the ledger.
+    """
+    held, more, short = Counter[int](), 0, list[int]()
+    for round, size in messages:
+        held[round] += size
+    for round, size in sorted(sent):
+        # What a failed attempt sent, or came late, is entered and not counted in its round.
+        more += held[round] - size
+        if more < 0:
+            short.append(round)
+            more = 0
+    return short
+
+
+def in_spans(rounds: list[int]) -> str:
+    """Returns ascending rounds as text: ``1-3, 7``."""
+    spans: list[list[int]] = []
+    for round in rounds:
+        if spans and spans[-1][-1] == round - 1:
+            spans[-1] = [spans[-1][0], round]
+        else:
+            spans.append([round])
+    return ", ".join("-".join(map(str, span)) for span in spans)
+
+
 class Spent(NamedTuple):
     """The cost of a run up to the end of a round.
 
@@ -528,8 +560,14 @@ class Run(Shown):
 
     @cached_property
     def ledger(self) -> LedgerRecord:
-        """Everything in ``ledger.jsonl``."""
-        return LedgerRecord(LEDGER_ROWS.read(self.folder / LEDGER))
+        """Everything in ``ledger.jsonl``; warns of rounds that lack messages."""
+        found = LedgerRecord(LEDGER_ROWS.read(self.folder / LEDGER))
+        sent = ((row.round, row.bytes_up + row.bytes_down) for row in self.metrics.rounds)
+        short = short_rounds(sent, ((row.round, row.bytes) for row in found.messages))
+        if short and self.summary:  # while a run goes on, its last round may be under way
+            text = f"{self.folder / LEDGER} lacks messages of rounds {in_spans(short)}."
+            emit(Diagnostic("messages-missing", "warning", text))
+        return found
 
     @cached_property
     def privacy(self) -> dict[tuple[Any, ...], PrivacyRow]:
