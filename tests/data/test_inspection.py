@@ -12,7 +12,13 @@ import pytest
 
 from feddg.comparison.estimate import forecast
 from feddg.data.images import ImageTable, from_folder
-from feddg.data.inspection import about_clients, about_ignored, ignored_files, inspect
+from feddg.data.inspection import (
+    about_clients,
+    about_ignored,
+    about_labels,
+    ignored_files,
+    inspect,
+)
 from feddg.errors import DataError, FeddgError
 from feddg.experiment import Experiment
 from feddg.runs.prepare import load_images
@@ -92,6 +98,31 @@ def test_nothing_is_said_of_images_that_are_in_order(root, tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         load(root, tmp_path)
     assert said(caplog) == []
+
+
+@pytest.mark.parametrize(
+    ("classes", "domains", "swapped"),
+    [
+        (("site_1", "site 2"), ("monocyte", "lymphocyte"), True),
+        (("Hospital A", "Hospital B"), ("cat", "dog"), True),
+        (("art_painting", "photo", "sketch"), ("dog", "horse"), True),
+        (("cat", "dog"), ("site_1", "site_2"), False),
+        (("labrador", "collie"), ("north", "south"), False),
+        (("photo", "dog"), ("north", "south"), False),
+        (("photo", "sketch"), ("site_1", "site_2"), False),  # somebody tells styles apart
+    ],
+)
+def test_folders_of_classes_above_those_of_domains_are_noticed(classes, domains, swapped):
+    counts = len(classes) * len(domains)
+    table = ImageTable(
+        tuple(f"{row}.png" for row in range(counts)),
+        np.arange(counts) % len(classes),
+        np.arange(counts) // len(classes),
+        classes,
+        domains,
+        root=Path("."),
+    )
+    assert [one.code for one in about_labels(table)] == ["folders-swapped"] * swapped
 
 
 def test_classes_that_differ_in_spelling_only(root, tmp_path, caplog):

@@ -65,6 +65,11 @@ _LEVELS = 2
 SAMPLE = 24
 """Number of images of a domain whose bit depth is looked at."""
 _MAYBE_DEEP = (".tif", ".tiff", ".png", ".jp2", ".j2k")
+_PLACE = re.compile(
+    r"(^|[\W\d_])(site|hospital|clinic|cent(er|re)|lab|scanner|camera|domain|style|photo|sketch|"
+    r"cartoon|painting|clipart)s?($|[\W\d_])"
+)
+"""Names that domains have, and classes hardly ever."""
 _SEE_THROUGH = 0.5
 """Share of half-transparent pixels above which a fourth band is probably not transparency."""
 
@@ -84,6 +89,18 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
                 f"The {what} {_quoted(group)} differ in spelling only.",
                 "If they are one, rename their folders.",
             )
+    places, others = (
+        [bool(_PLACE.search(name.casefold())) for name in names]
+        for names in (table.class_names, table.domain_names)
+    )
+    if all(places) and len(places) > 1 and not any(others):
+        yield Diagnostic(
+            "folders-swapped",
+            "warning",
+            f"The classes ({first_names(table.class_names, SHOWN)}) are called like places or "
+            "styles, and the domains are not.",
+            "If these are the domains, let their folders be the upper ones: ROOT/DOMAIN/CLASS.",
+        )
     counts = table.counts()
     for domain, images in zip(table.domain_names, counts.sum(axis=1).tolist()):
         if not images:

@@ -22,7 +22,7 @@ from feddg.clients.client import Examples
 from feddg.data.decoding import Reading, Tile, UnusableImageError, decode_image, quiet_pillow
 from feddg.data.images import ImageTable
 from feddg.data.inspection import survey
-from feddg.data.pixels import ArrayPixels
+from feddg.data.pixels import ArrayPixels, Vectors
 from feddg.deploy.setup import JoinFile, held_out_among, public_key
 from feddg.deploy.site import list_images
 from feddg.diagnostics import Diagnostic
@@ -30,6 +30,7 @@ from feddg.errors import FeddgError, first_names
 from feddg.experiment import Experiment
 from feddg.federation.federation import Federation, build, defences_for
 from feddg.methods.composition import build_method
+from feddg.models.backbones import FEATURES
 from feddg.models.precision import choose_device
 from feddg.privacy.building import NO_DEFENCES
 from feddg.runs.prepare import free_memory, methods_files, peak_memory
@@ -93,9 +94,12 @@ def check_site(
         yield failed("experiment", str(error), "Install the version that the coordinator has.")
         return
     try:
-        table = list_images(images, domain)
+        table = list_images(images, domain, experiment.data)
     except FeddgError as error:
-        yield failed("images", str(error), "Name the folder root/class/* and --domain.")
+        remedy = "Name the folder root/class/* and --domain."
+        if experiment.data.source == FEATURES:
+            remedy = "Name a table whose columns are those of the experiment (data.options)."
+        yield failed("images", str(error), remedy)
         return
     yield check_decoding(table, experiment)
     yield check_classes(table, join.classes)
@@ -113,7 +117,7 @@ def check_decoding(table: ImageTable, experiment: Experiment) -> Diagnostic:
     """Decodes some images, evenly spaced, in the same way as training does."""
     code, data = "images-decode", experiment.data
     if table.root is None:
-        return passed(code, f"{len(table)} images are built in.")
+        return passed(code, f"{len(table)} images need no decoding.")
     depths = survey(table).depths
     places = numpy.unique(numpy.linspace(0, len(table) - 1, min(SAMPLE, len(table))).astype(int))
     bad: Counter[str] = Counter()
@@ -270,6 +274,8 @@ def seconds_per_image(experiment: Experiment, classes: int) -> float:
     size, own = bare.data.image_size, STEPS * train.batch_size
     noise = numpy.random.default_rng(0).integers(0, 256, (own, size, size, 3), numpy.uint8)
     pixels, rows = ArrayPixels(noise), torch.arange(own)
+    if (width := bare.data.features) is not None:
+        pixels = Vectors(numpy.zeros((own, width), numpy.float32))
 
     pair = [
         Examples(pixels, rows, rows % classes, torch.full((own,), client), classes)

@@ -23,6 +23,7 @@ from feddg.errors import ExperimentError, FeddgError
 from feddg.experiment import Experiment
 from feddg.methods.base import require_network_fit
 from feddg.methods.composition import method_class
+from feddg.models.backbones import FEATURES
 from feddg.records import JsonFile
 from feddg.storage import parse_fields, private_folder
 
@@ -143,15 +144,30 @@ def public_key(file: Path) -> bytes:
 
 def _known_classes(experiment: Experiment, test: str) -> Sequence[str]:
     """Returns the classes that a coordinator knows: of its test folder, or of the data set."""
+    data = experiment.data
     if test and not test.startswith("digits:"):
+        source, options = ("folder", {}) if data.source != FEATURES else (FEATURES, data.options)
         try:
-            return load_source("folder", Path(test).expanduser()).class_names
+            return load_source(source, test, **options).class_names
         except FeddgError:
             return ()  # the run says what is wrong with it
-    source = "digits" if test else experiment.data.source
+    source = "digits" if test else data.source
     if source == "digits":
         return load_source("digits").class_names
     return DATA_SETS.find(source).classes
+
+
+def require_width(experiment: Experiment) -> None:
+    """Checks that a federation of tables of features says how many there are in a row.
+
+    Raises:
+        ExperimentError: it does not.
+    """
+    if experiment.data.source == FEATURES and experiment.data.features is None:
+        raise ExperimentError(
+            "sites have tables of features, and the experiment does not say of how many: set "
+            "data.features to the number in a row"
+        )
 
 
 def deployment_fields(sites: Sequence[str]) -> dict[str, Any]:
@@ -198,6 +214,7 @@ def write_app(
         ExperimentError: a name, the address or the folder cannot be used.
     """
     require_network_fit(method_class(experiment.method.name))
+    require_width(experiment)
     everybody = [*sites, *evaluation_sites]
     host, port, behind = _checked(everybody, address, superlink_port)
     folder, out = folder.expanduser().resolve(), out.expanduser().resolve()

@@ -30,7 +30,7 @@ from feddg.data.images import (
 )
 from feddg.data.inspection import survey
 from feddg.data.pixels import PixelStore, open_pixels
-from feddg.deploy.setup import SITE_NAME
+from feddg.deploy.setup import SITE_NAME, require_width
 from feddg.deploy.wire import CONTEXT, Payload, Registration, Request, explained
 from feddg.errors import (
     ClientError,
@@ -47,11 +47,12 @@ from feddg.federation.local_training import answer, client_statistics, load_weig
 from feddg.federation.transport import without_frozen
 from feddg.messages import Message, Scalar, Weights, on_device
 from feddg.methods.base import Method
+from feddg.models.backbones import FEATURES
 from feddg.privacy.building import Defences
 from feddg.privacy.secure_aggregation import KNOWN
 from feddg.records import EVALUATION_ROWS, UNLABELLED
 from feddg.runs.prepare import cache_folder, methods_files
-from feddg.settings import Settings
+from feddg.settings import DataSettings, Settings
 from feddg.storage import entries, open_file, parse_fields, replace_bytes, replace_text, why
 
 log = logging.getLogger("feddg")
@@ -184,17 +185,27 @@ def _read_checked(file: Path) -> bytes:
     return content
 
 
-def list_images(images: str, domain: str | None) -> ImageTable:
-    """Returns the list of a site's images, not decoded.
+def list_images(images: str, domain: str | None, data: DataSettings) -> ImageTable:
+    """Returns the list of a site's images, not decoded, or its table of features.
 
     Args:
         images: ``digits:DOMAIN``, a folder ``root/domain/class/*``, or with ``domain`` a folder
-            ``root/class/*``.
+            ``root/class/*``; a file where the federation's data are features.
         domain: name of the domain for images in ``root/class/*``.
+        data: the federation's settings.
 
     Raises:
         DataError: they cannot be listed.
+        ClientError: a row has another number of features than the federation's.
     """
+    if data.source == FEATURES:
+        table = load_source(FEATURES, images, **data.options)
+        if table.images is not None and table.images.shape[1] != data.features:
+            raise ClientError(
+                f"a row of its table has {table.images.shape[1]} features, and {data.features} in "
+                "the federation (data.features)"
+            )
+        return table
     if images.startswith(DIGITS):
         whole = load_source("digits")
         name = images.removeprefix(DIGITS)
@@ -242,7 +253,7 @@ def load_pixels(
     table = (
         unlabelled_images(Path(images).expanduser(), unlabelled)
         if unlabelled
-        else list_images(images, domain)
+        else list_images(images, domain, data)
     )
     usable, pixels, _ = open_pixels(
         table,
@@ -306,7 +317,8 @@ class SiteConfig(Settings):
     site: str = Field(description="the site's name, one of the deployment's `sites`")
     images: str = Field(
         "",
-        description="folder root/domain/class/*, or root/class/* with `domain`; or digits:DOMAIN",
+        description="folder root/domain/class/*, or root/class/* with `domain`; a table of "
+        "features; or digits:DOMAIN",
     )
     program: str = Field(
         "", description="instead of images: `module:function`, which returns a feddg.Federation"
@@ -356,6 +368,7 @@ def read_experiment(run_config: Mapping[str, Any]) -> Experiment:
             "the Flower app's config has no 'experiment'; write the app with `feddg deploy init`"
         )
     experiment = Experiment(**fields)
+    require_width(experiment)
     if experiment.data.id_val or experiment.data.id_test:
         raise ExperimentError(
             "sites train on all their images: set data.id_val and data.id_test to 0"
