@@ -1,6 +1,7 @@
 """Notebooks run from top to bottom, and what they show is whole."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 
 def test_there_are_notebooks_without_outputs():
     nbformat = pytest.importorskip("nbformat", reason="needs the extra notebooks")
-    assert len(NOTEBOOKS) == 2
+    assert len(NOTEBOOKS) == 3
     for file in NOTEBOOKS:
         book = nbformat.read(file, as_version=4)
         nbformat.validate(book)
@@ -31,6 +32,7 @@ def test_every_notebook_runs(file, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    shutil.copy(EXAMPLES / "nuclei.zip", tmp_path)
     book = nbformat.read(file, as_version=4)
     nbclient.NotebookClient(
         book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
