@@ -22,7 +22,7 @@ from feddg.clients.client import Examples
 from feddg.data.decoding import Reading, Tile, UnusableImageError, decode_image, quiet_pillow
 from feddg.data.images import ImageTable
 from feddg.data.inspection import survey
-from feddg.data.pixels import ArrayPixels, Vectors
+from feddg.data.pixels import ArrayPixels, PixelStore, Vectors
 from feddg.deploy.setup import JoinFile, held_out_among, public_key
 from feddg.deploy.site import list_images
 from feddg.diagnostics import Diagnostic
@@ -273,9 +273,10 @@ def seconds_per_image(experiment: Experiment, classes: int) -> float:
     bare = experiment.model_copy(update={"model": model, "train": train})
     size, own = bare.data.image_size, STEPS * train.batch_size
     noise = numpy.random.default_rng(0).integers(0, 256, (own, size, size, 3), numpy.uint8)
-    pixels, rows = ArrayPixels(noise), torch.arange(own)
+    pixels: PixelStore = ArrayPixels(noise)
     if (width := bare.data.features) is not None:
         pixels = Vectors(numpy.zeros((own, width), numpy.float32))
+    rows = torch.arange(own)
 
     pair = [
         Examples(pixels, rows, rows % classes, torch.full((own,), client), classes)
