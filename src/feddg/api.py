@@ -598,6 +598,7 @@ def validate(
 
 
 def inspect_data(
+    croissant: Path | None = None,
     *,
     progress: Progress = silent,
     **fields: Any,
@@ -605,6 +606,8 @@ def inspect_data(
     """Counts an experiment's images by domain and class, finds bad files, and partitions them.
 
     Args:
+        croissant: file for metadata as Croissant (``.json``), with a table beside it; none by
+            default.
         progress: called with the progress.
         **fields: fields of the experiment.
     """
@@ -613,7 +616,14 @@ def inspect_data(
     from feddg.settings import merge
 
     experiment = Experiment(**merge({"model": {"weights": None}}, expand(fields)))
-    return inspect_experiment(experiment, progress)
+    found = inspect_experiment(experiment, progress)
+    if croissant is not None:
+        from feddg.data.croissant import write_croissant
+        from feddg.data.data_set import DATA_SETS, load_images_of
+
+        definition = DATA_SETS.find(experiment.data.source)
+        write_croissant(load_images_of(experiment.data), definition, croissant)
+    return found
 
 
 def deploy(folder: Path, experiment: Path, sites: Sequence[str], **options: Any) -> list[Path]:

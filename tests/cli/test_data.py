@@ -175,6 +175,18 @@ def test_published_files_are_named_by_https_and_their_checksums_by_kind() -> Non
             assert len(digits) == {"": 0, "md5": 32, "sha256": 64}[kind]
 
 
+def test_inspect_writes_croissant(feddg, tmp_path) -> None:
+    root = published_trees.camelyon17(tmp_path / "images")
+    arguments = ("data", "inspect", "--data", "camelyon17", "--root", root)
+    code, out, _ = feddg(*arguments, "--image-size", 8, "--croissant", "meta/c.json")
+    assert code == 0
+    assert "written: meta/c.json, meta/c.csv" in out
+    assert "train 12" in out, "an official split is shown without anything held out"
+    code, _, err = feddg(*arguments, "--croissant", "c.txt")
+    assert code == 1
+    assert "ends in .json" in err
+
+
 # `feddg cache`: counts what is feddg's, removes nothing else.
 
 

@@ -73,17 +73,23 @@ def get_data(
 def inspect_data(
     overrides: dict[str, Any],
     as_json: JsonOption = False,
+    croissant: Annotated[
+        Path | None,
+        typer.Option(help="also write metadata as Croissant (.json), and a table beside it (.csv)"),
+    ] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Count images per domain and class, find bad files, show how clients would look."""
     from feddg.cli.progress import working
 
     with working(quiet) as progress:
-        found = api.inspect_data(progress=progress, **overrides)
+        found = api.inspect_data(croissant, progress=progress, **overrides)
     if as_json:
         print_json(found)
     else:
         api.print_inspection(found)
+    if croissant is not None:
+        typer.echo(f"written: {croissant}, {croissant.with_suffix('.csv')}", err=as_json)
 
 
 cache_app = typer.Typer(help="Show, or clear, the cache of decoded images.", suggest_commands=False)

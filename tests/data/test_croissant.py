@@ -1,0 +1,108 @@
+"""Metadata as Croissant: what MLCommons' own library makes of it, and the table beside it."""
+
+import csv
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+import published_trees as trees
+from feddg.data.croissant import write_croissant
+from feddg.data.data_set import DATA_SETS, load_source
+from feddg.errors import DataError
+
+
+def written(tmp_path: Path, source: str, make) -> tuple[Path, Path]:
+    table = load_source(source, make(tmp_path / "images"))
+    return write_croissant(table, DATA_SETS[source], tmp_path / "out/croissant.json")
+
+
+@pytest.fixture(scope="module")
+def mlcroissant():
+    """MLCommons' library; an extra of development."""
+    import warnings
+
+    with warnings.catch_warnings():  # its own imports are not ours to mend
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("mlcroissant", reason="needs mlcroissant (feddg[dev])")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("source", "make"), [("vlcs", trees.vlcs_folders), ("iwildcam", trees.iwildcam)]
+)
+def test_mlcommons_library_reads_it(tmp_path: Path, mlcroissant, source: str, make) -> None:
+    file, _ = written(tmp_path, source, make)
+    table = load_source(source, tmp_path / "images")
+    found = mlcroissant.Dataset(jsonld=file)
+    assert not found.metadata.ctx.issues.errors
+    assert found.metadata.name == source
+    records = list(found.records("images"))
+    assert len(records) == len(table)
+    text = {name.removeprefix("images/"): value for name, value in records[5].items()}
+    assert text["path"].decode() == table.paths[5]
+    assert text["label"].decode() == table.class_names[table.labels[5]]
+    assert text["domain"].decode() == table.domain_names[table.domains[5]]
+    assert ("client" in text) == (source == "iwildcam")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlcommons_library_reads_that_of_the_emoji(tmp_path: Path, mlcroissant) -> None:
+    file, _ = write_croissant(load_source("emoji"), DATA_SETS["emoji"], tmp_path / "emoji.json")
+    found = mlcroissant.Dataset(jsonld=file)
+    assert not found.metadata.ctx.issues.errors
+    assert "CC BY 4.0" in str(found.metadata.license)
+    assert sum(1 for _ in found.records("images")) == 4 * 1089
+
+
+def test_every_term_is_declared(tmp_path: Path) -> None:
+    """Where the library is not there: every key is one of the context's, or schema.org's."""
+    file, _ = written(tmp_path, "vlcs", trees.vlcs_folders)
+    schema_org = {"name", "description", "version", "license", "url", "distribution"}
+    schema_org |= {"contentUrl", "encodingFormat", "sha256"}
+
+    def check(node: object) -> None:
+        if isinstance(node, list):
+            for one in node:
+                check(one)
+        elif isinstance(node, dict):
+            for key, value in node.items():
+                assert key.startswith("@") or key in context or key in schema_org, key
+                if key not in ("@context", "data"):
+                    check(value)
+
+    content = json.loads(file.read_text("utf-8"))
+    context = content["@context"]
+    check(content)
+    assert content["conformsTo"] == "http://mlcommons.org/croissant/1.0"
+    assert content["citeAs"] == DATA_SETS["vlcs"].publication.citation
+
+
+def test_the_table_beside_it_is_one_of_ours(tmp_path: Path) -> None:
+    file, listing = written(tmp_path, "camelyon17", trees.camelyon17)
+    found = json.loads(file.read_text())["distribution"][0]
+    assert found["contentUrl"] == listing.name
+    assert found["sha256"] == hashlib.sha256(listing.read_bytes()).hexdigest()
+    assert {path.stat().st_mode & 0o777 for path in (file, listing)} == {0o600}
+    before = load_source("camelyon17", tmp_path / "images")
+    after = load_source("table", listing, images=before.root)
+    assert after.paths == before.paths
+    assert after.clients.tolist() == before.clients.tolist()
+    assert after.split.tolist() == before.split.tolist()
+    assert after.counts().tolist() == before.counts().tolist()
+
+
+def test_names_that_a_spreadsheet_would_compute_are_texts(tmp_path: Path) -> None:
+    trees.images(tmp_path / "images", ["=north/a", "=north/b", "south/a", "south/b"])
+    table = load_source("folder", tmp_path / "images")
+    _, listing = write_croissant(table, DATA_SETS["folder"], tmp_path / "c.json")
+    rows = list(csv.reader(listing.read_text("utf-8").splitlines()))
+    assert rows[1][2] == "'=north"
+    assert load_source("table", listing, images=table.root).domain_names[0] == "=north"
+
+
+def test_another_ending_is_refused(tmp_path: Path) -> None:
+    table = load_source("vlcs", trees.vlcs_folders(tmp_path / "images"))
+    with pytest.raises(DataError, match=r"ends in \.json"):
+        write_croissant(table, DATA_SETS["vlcs"], tmp_path / "c.yaml")
