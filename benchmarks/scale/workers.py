@@ -1,4 +1,4 @@
-"""What do several processes for one run cost and save? Rounds by workers, and two nodes.
+"""What do several processes for one run cost and save? Rounds by workers.
 
     python benchmarks/scale/workers.py FOLDER --pacs PACS --weights WEIGHTS
 
@@ -7,9 +7,7 @@ the small CNN (20 of 100 clients, about 20 images of 32 pixels each) and of ResN
 clients of PACS at 64 pixels), by one process with one or two threads and by two workers with one
 thread each: medians over rounds of its seconds, of CPU seconds of process 0 and of the busiest
 worker; and at process 0 of CPU seconds of training and of messages (the rest is the server's work:
-sums, checks, ledger), and of the seconds that it waits for replies. Then a round of 1,000 clients
-of about 20 images by two agents of torchrun on the loopback interface (``--nodes``: this alone):
-seconds, CPU seconds and largest resident memory of each process.
+sums, checks, ledger), and of the seconds that it waits for replies.
 
 Results go to FOLDER/workers.csv. Trees are those of ``measure.py``.
 """
@@ -148,74 +146,12 @@ def apart(name: str, options: argparse.Namespace, workers: int, threads: int) ->
     return found
 
 
-def nodes(folder: Path) -> list[dict[str, float]]:
-    """Runs a round of 1,000 clients on two nodes; returns what each of their processes took."""
-    import yaml
-
-    tree = folder / "tree20000"
-    make_tree(tree, 20_000)
-    shutil.rmtree(folder / "runs", ignore_errors=True)
-    fields = data_of(tree) | {
-        "model": {"backbone": "cnn", "weights": None},
-        "train": {"rounds": 1, "local_epochs": 1, "batch_size": 32},
-        "clients": {"number": 1000, "heterogeneity": 1.0, "partition": "heterogeneous"},
-    }
-    file = folder / "nodes.yaml"
-    file.write_text(yaml.safe_dump(fields))
-    environment = os.environ | {"FEDDG_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
-    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    agent += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:29513", "--rdzv-id=nodes"]
-    run = ["-m", "feddg", "run", str(file), "--quiet", "--out", str(folder / "runs")]
-    with (folder / "nodes.log").open("w") as log:
-        agents = [
-            subprocess.Popen([*agent, *run], env=environment, stdout=log, stderr=log)
-            for _ in range(2)
-        ]
-    found: dict[int, dict[str, float]] = {}
-    while any(each.poll() is None for each in agents):
-        for each in agents:
-            for pid in children_of(each.pid):
-                note(found.setdefault(pid, {"began": time.time()}), pid)
-        time.sleep(0.2)
-    if any(each.returncode for each in agents):
-        raise SystemExit((folder / "nodes.log").read_text()[-3000:])
-    (summary,) = (folder / "runs").glob("*/summary.json")
-    seconds = json.loads(summary.read_text())["seconds"]
-    print(json.dumps(seconds))
-    names = ("seconds", "cpu_seconds", "peak_bytes")
-    rows = [[row[name] for name in names] for row in found.values() if "peak_bytes" in row]
-    return [{"process": number, **dict(zip(names, row))} for number, row in enumerate(rows)]
-
-
-def children_of(pid: int) -> list[int]:
-    """Returns the processes that a process has started."""
-    try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except OSError:
-        return []
-    return [int(child) for child in text.split()]
-
-
-def note(row: dict[str, float], pid: int) -> None:
-    """Notes what a process has taken so far."""
-    try:
-        row["cpu_seconds"] = cpu_of(pid)
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return
-    lines = [line for line in status.splitlines() if line.startswith("VmHWM")]
-    if lines:
-        row["peak_bytes"] = int(lines[0].split()[1]) * 1024
-    row["seconds"] = time.time() - row["began"]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--pacs", type=Path, required=True)
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--nodes", action="store_true", help="the two nodes alone")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     folder: Path = options.folder
@@ -226,20 +162,16 @@ def main() -> None:
         one(known[name], folder / "runs", folder / "cache", int(workers), int(threads))
         return
     rows: list[dict[str, Any]] = []
-    if not options.nodes:
-        make_tree(folder / "tree2000", 2_000)
-        for name in known:
-            found: dict[str, list[dict[str, float]]] = {setup: [] for setup in SETUPS}
-            for _ in range(options.repeats):
-                for setup, numbers in SETUPS.items():
-                    found[setup].append(apart(name, options, *numbers))
-            for setup, runs in found.items():
-                medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
-                rows.append({"job": name, "setup": setup, **medians})
-                print(json.dumps(rows[-1]), flush=True)
-    for row in nodes(folder):
-        rows.append({"job": "1,000 clients", "setup": "two nodes", **row})
-        print(json.dumps(rows[-1]), flush=True)
+    make_tree(folder / "tree2000", 2_000)
+    for name in known:
+        found: dict[str, list[dict[str, float]]] = {setup: [] for setup in SETUPS}
+        for _ in range(options.repeats):
+            for setup, numbers in SETUPS.items():
+                found[setup].append(apart(name, options, *numbers))
+        for setup, runs in found.items():
+            medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+            rows.append({"job": name, "setup": setup, **medians})
+            print(json.dumps(rows[-1]), flush=True)
     with (folder / "workers.csv").open("w", newline="") as file:
         names = dict.fromkeys(name for row in rows for name in row)
         table = csv.DictWriter(file, names, lineterminator="\n")

@@ -69,7 +69,6 @@ def run(
             :func:`feddg.prediction.evaluate.write_image_results`.
         workers: number of processes that share the clients and the cores, including this one; by
             default 1, or one per GPU for ``device="all"``. Results are those of one process.
-            Under torchrun all processes call this, and all but the first end in it.
         **fields: fields of the experiment, as in :class:`feddg.experiment.Experiment`.
 
     Raises:
@@ -80,12 +79,11 @@ def run(
     from feddg.runs.at_hand import with_weights_at_hand
     from feddg.runs.prepare import cache_folder
     from feddg.runs.provenance import ImagesNow, find_folder
-    from feddg.runs.workers import join_torchrun, placed, together
+    from feddg.runs.workers import placed, together
 
     if predictions:
         _parquet()
     cached = cache_folder(cache)
-    join_torchrun(cached)
     asked = load_experiment(experiment, fields)
     asked, number = placed(asked, workers)
     chosen = with_weights_at_hand(asked)
@@ -131,11 +129,10 @@ def resume(
     from feddg.report.page import ensure_report
     from feddg.runs import execute
     from feddg.runs.prepare import cache_folder
-    from feddg.runs.workers import join_torchrun, number_of_workers, together
+    from feddg.runs.workers import together
 
     cached = cache_folder(cache)
-    join_torchrun(cached)
-    with _resumable(folder), together(number_of_workers(workers), cached) as prepare:
+    with _resumable(folder), together(workers or 1, cached) as prepare:
         done = execute.resume(
             folder, observer=observer or notebook_observer(), cache=cached, prepare=prepare
         )
@@ -263,15 +260,9 @@ def compare(
     from feddg.comparison.pool import Watcher
     from feddg.comparison.results import results_files
     from feddg.comparison.tuning import picked, prepare_trials
-    from feddg.runs.workers import started_by_torchrun
     from feddg.settings import merge
     from feddg.storage import cache_folder
 
-    if started_by_torchrun():
-        raise ExperimentError(
-            "torchrun starts the processes of one run; a comparison hands whole runs out: --jobs, "
-            "or --launcher slurm"
-        )
     if drop_weights and predictions:
         raise ExperimentError("--predictions needs the weights that --drop-weights deletes")
     axes, given = _split_fields(fields)

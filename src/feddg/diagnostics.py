@@ -71,6 +71,11 @@ def emit(*found: Diagnostic) -> None:
         raise DataError(f"{errors[0]}{more}")
 
 
+def warn(code: str, text: str, advice: str = "") -> None:
+    """Emits a warning; see :class:`Diagnostic`."""
+    emit(Diagnostic(code, "warning", text, advice))
+
+
 @contextmanager
 def collected() -> Iterator[list[Diagnostic]]:
     """Collects the diagnostics emitted in its block; enclosing blocks get them too."""

@@ -29,7 +29,7 @@ from feddg.data.data_set import (
     presets,
 )
 from feddg.data.partition import counts_clients, rules_of
-from feddg.diagnostics import Diagnostic, emit
+from feddg.diagnostics import warn
 from feddg.errors import DataError, ExperimentError, FeddgError, field_fault, nearest
 from feddg.evaluation.metrics import METRICS
 from feddg.methods.base import Method
@@ -262,11 +262,11 @@ def _without_other_method(
     before, after = method_class(str(own.get("name", "fedavg"))), method_class(str(wanted))
     if before.name == after.name:
         return fields
-    text = (
+    warn(
+        "settings-left-out",
         f"{named} is for {before.name}; its settings {', '.join(own['settings'])} are left out, as "
-        f"the method is now {after.name}."
+        f"the method is now {after.name}.",
     )
-    emit(Diagnostic("settings-left-out", "warning", text))
     return {**fields, "method": {"name": own.get("name", "fedavg")}}
 
 

@@ -164,8 +164,7 @@ class DataSettings(Settings):
         "(all that a file could hold), percentile (1st to 99th of each image and band)",
     )
     bands: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (),
-        description="bands that are red, green and blue, from 1, or the one that is grey: 4,3,2",
+        (), description="bands that are red, green and blue, from 1, or the one that is grey: 4,3,2"
     )
     tile: int | None = Field(
         None, ge=16, description="larger images are cut into tiles of this side, pixels"
@@ -256,8 +255,7 @@ class ModelSettings(Settings):
     )
     weights: str | None = Field(None, description="none, imagenet, or a .safetensors/.pth file")
     embedding: Literal["none", "linear", "bottleneck"] = Field(
-        "none",
-        description="layer before the classifier (PARDON: linear; CSAC, FedIG: bottleneck)",
+        "none", description="layer before the classifier (PARDON: linear; CSAC, FedIG: bottleneck)"
     )
     normalization: Literal["auto", "train", "frozen"] = Field(
         "auto",
@@ -501,8 +499,7 @@ class PrivacySettings(Settings):
         "image", description="what a noised style hides: an image, or all that a client has"
     )
     style_norm: Positive = Field(
-        1.0,
-        description="styles: largest moments of an image, as a multiple of most textures'",
+        1.0, description="styles: largest moments of an image, as a multiple of most textures'"
     )
     record_epsilon: Positive | None = Field(
         None,

@@ -103,17 +103,6 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def death(status: int) -> str:
-    """How a process ended that should not have: ``its process died (signal 11)``.
-
-    Args:
-        status: as :class:`subprocess.Popen` gives it: below 0 a signal's number.
-    """
-    if status == -9:
-        return "its process was killed, perhaps for want of memory"
-    return f"its process died ({'signal' if status < 0 else 'status'} {abs(status)})"
-
-
 def print_line(console: Any, text: str) -> None:
     """Prints a line on Rich's console as it is."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)

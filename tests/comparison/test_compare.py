@@ -19,7 +19,7 @@ from feddg.cli import app
 from feddg.clients.threads import threads, threads_per_job
 from feddg.comparison import compare as compare_module
 from feddg.comparison.compare import prepare_comparison, why_hopeless
-from feddg.comparison.estimate import forecast, seconds_left
+from feddg.comparison.estimate import forecast
 from feddg.comparison.pool import Watcher
 from feddg.errors import ExperimentError, FeddgError, RunError
 from feddg.methods.base import METHODS
@@ -244,20 +244,6 @@ def test_a_run_made_elsewhere_under_another_name_is_found(trained, tmp_path):
     assert missing.experiment.method.name == "fedavg"
 
 
-def test_the_time_left_is_that_of_the_rounds_of_finished_runs(trained):
-    records = [read_run(folder) for folder in trained.folders]
-    took = {record.method: record.summary.seconds["total"] for record in records}
-
-    def left(jobs, **changes):
-        wanted = prepare_comparison(PLAN | {"hold_out": ["ink"]} | changes, "elsewhere").missing
-        return seconds_left([cell.experiment for cell in wanted], records, jobs)
-
-    assert left(2) == pytest.approx(sum(took.values()) / 2)
-    assert left(1, methods=["fedavg"]) == pytest.approx(took["fedavg"])
-    assert left(1, methods=["mixstyle"]) == pytest.approx(sum(took.values()) / 2)
-    assert seconds_left([], [], 1) is None
-
-
 def test_threads_are_shared_out(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("feddg.clients.threads.available_cores", lambda: 8)
@@ -350,7 +336,7 @@ def test_a_process_that_dies_is_a_failed_run(tmp_path):
     process = start(LONG, out, tmp_path)
     wait_for(lambda: begun(out), process)
     children = subprocess.run(
-        ["pgrep", "-P", str(process.pid), "-f", "feddg.comparison.process"],
+        ["pgrep", "-P", str(process.pid), "-f", "feddg.comparison.pool"],
         capture_output=True,
         text=True,
         check=True,

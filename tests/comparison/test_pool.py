@@ -20,10 +20,10 @@ from feddg.comparison.pool import (
     Launcher,
     Outcome,
     Watcher,
+    answer_to,
     register_launcher,
     run_here,
 )
-from feddg.comparison.process import answer_to
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError
 from feddg.runs.execute import is_complete

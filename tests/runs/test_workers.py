@@ -24,7 +24,6 @@ from feddg.runs.execute import carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import in_process
 from feddg.settings import merge
-from loopback import free_port
 
 SETTINGS = {
     "method": "fedavg",
@@ -140,39 +139,6 @@ def test_ctrl_c_or_a_dead_worker_ends_the_run_and_any_number_goes_on(cache, tmp_
     assert_alike(one, resume(folder, cache=cache).folder)
 
 
-def test_two_nodes_of_torchrun_leave_the_bits_of_one(cache, tmp_path):
-    file = tmp_path / "experiment.yaml"
-    file.write_text(Experiment(**SETTINGS).to_yaml())
-    one = carry_out(tmp_path / "one", Experiment(**SETTINGS), cache=cache).folder
-    environment = os.environ | {"FEDDG_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
-    store = f"--rdzv-backend=c10d --rdzv-endpoint=localhost:{free_port()} --rdzv-id=test"
-    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    command = ["-m", "feddg", "run", str(file), "--quiet", "--out", str(tmp_path / "two")]
-    agents = [
-        subprocess.Popen(
-            [*agent, *store.split(), *command],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    said = [each.communicate()[0] for each in agents]
-    assert [each.returncode for each in agents] == [0, 0], said
-    assert sum("run folder" in each for each in said) == 1  # the other process says nothing
-    (folder,) = (tmp_path / "two").iterdir()
-    assert_alike(one, folder)
-
-
-def test_torchrun_says_how_many_processes_there_are(monkeypatch):
-    for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "3"}.items():
-        monkeypatch.setenv(name, value)
-    assert workers.number_of_workers(None) == 3
-    with pytest.raises(ExperimentError, match="leave out --workers 2"):
-        workers.number_of_workers(2)
-
-
 def test_workers_have_a_gpu_each(monkeypatch):
     experiment = Experiment(**SETTINGS, device="all")
     with pytest.raises(ExperimentError, match="no GPU here; say --workers"):
@@ -229,8 +195,8 @@ def test_replies_that_nobody_takes_leave_no_trace(three, cache):
 
 
 def test_a_worker_must_be_as_process_0_is(three, cache, tmp_path, monkeypatch):
-    monkeypatch.setattr(workers, "version", lambda package: "0.0")
-    with pytest.raises(RunError, match=r"worker 1 on \S+ has another feddg"):
+    monkeypatch.setattr(workers, "hash_of", lambda contents: "others")
+    with pytest.raises(RunError, match="worker 1 has another images"):
         carry_out(tmp_path / "run", Experiment(**SETTINGS), cache=cache, prepare=three)
     monkeypatch.undo()
     again = carry_out(tmp_path / "run", Experiment(**SETTINGS), cache=cache, prepare=three)

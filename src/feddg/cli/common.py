@@ -1,11 +1,13 @@
 """Shared by commands: flags made from an experiment's settings, and the parsing of values."""
 
+import ast
 import functools
 import inspect
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -217,23 +219,10 @@ DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="show what would be run; run nothing")
 ]
 AgainOption = Annotated[
-    bool,
-    typer.Option("--again", help="start anew beside the old run if its images have changed"),
+    bool, typer.Option("--again", help="start anew beside the old run if its images have changed")
 ]
 
-WhichOption = Annotated[
-    str | None,
-    typer.Option(
-        help="the model: final, swa, ema, best_in_domain, best_held_out, wise_ft; by "
-        "default what the run serves"
-    ),
-]
-AdaptOption = Annotated[
-    str | None, typer.Option(help="a test-time adaptation, see `feddg adaptations`")
-]
-BatchOption = Annotated[int, typer.Option(min=1, help="images per batch")]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
-DomainOption = Annotated[str | None, typer.Option(help="what the images of root/class/* are")]
 WorkersOption = Annotated[
     int | None,
     typer.Option(
@@ -289,6 +278,134 @@ def show_results(done: "Run") -> None:
         print_diagnostic(console, one)
     typer.echo(f"run folder: {done.folder}")
     typer.echo(f"report: {done.report.resolve()}")
+
+
+# Options that a function or a dataclass has already: name, type and default are its parameter's,
+# the help is what its docstring says of it. All that is read from the source, for importing it
+# takes seconds.
+
+
+HELP = {
+    "which": "the model: final, swa, ema, best_in_domain, best_held_out, wise_ft; by default what "
+    "the run serves",
+    "adapt": "a test-time adaptation, see `feddg adaptations`",
+    "domain": "what the images of root/class/* are",
+    "strict": "refuse a model about which there is a warning",
+}
+"""What options of several commands say."""
+Bounds = tuple[Any, Any]
+
+
+def options_of(
+    target: str, names: str, into: str = "options", **bounds: Bounds
+) -> Callable[[Any], Any]:
+    """Gives a command options for parameters of a function, or fields of a dataclass.
+
+    Args:
+        target: the function or class: ``feddg.package.module:name``.
+        names: the parameters; ``sizes=size`` calls the option of ``sizes`` ``--size``.
+        into: the command's parameter that receives those that were given, by name.
+        bounds: smallest and largest value, by parameter.
+    """
+    listed = {name: flag or name for name, _, flag in (n.partition("=") for n in names.split())}
+
+    def flags() -> list[click.Parameter]:
+        found = _declared(target)
+        return [
+            _parameter_option(name, flag, *found[name], bounds.get(name, (None, None)))
+            for name, flag in listed.items()
+        ]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def called(**given: Any) -> None:
+            options = {name: given.pop(f"option_{name}") for name in listed}
+            options = {name: value for name, value in options.items() if value not in (None, ())}
+            command(**given, **{into: options})
+
+        return _with_flags(called, command, flags, into)
+
+    return decorate
+
+
+def _with_flags(
+    called: Any, command: Any, flags: Callable[[], list[click.Parameter]], *instead_of: str
+) -> Callable[..., None]:
+    """Returns a wrapped command with more flags in place of some of its own parameters."""
+    signature = inspect.signature(command)
+    own = {k: p for k, p in signature.parameters.items() if k not in instead_of}
+    called.__signature__ = signature.replace(parameters=[*own.values()])
+    called.__annotations__ = {name: command.__annotations__[name] for name in own}
+    before = getattr(command, "flags", list)
+    called.flags = lambda: [*flags(), *before()]
+    return called  # type: ignore[no-any-return]
+
+
+def _declared(target: str) -> dict[str, tuple[str, Any, str]]:
+    """The type, default and meaning of each parameter or field, as the source has them."""
+    module, _, name = target.partition(":")
+    file = Path(__file__).parents[1].joinpath(*module.split(".")[1:]).with_suffix(".py")
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    node: Any = next(node for node in body if getattr(node, "name", "") == name)
+    if isinstance(node, ast.ClassDef):
+        fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+        found = [(ast.unparse(one.target), one.annotation, one.value) for one in fields]
+    else:
+        listed = [*node.args.args, *node.args.kwonlyargs]
+        defaults = [*node.args.defaults, *node.args.kw_defaults]
+        defaults = [None] * (len(listed) - len(defaults)) + defaults
+        found = [(one.arg, one.annotation, value) for one, value in zip(listed, defaults)]
+    doc = re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", ast.get_docstring(node) or "", re.M)
+    meaning = {name: re.sub(r":\w+:`([^`]+)`|``", r"\1", text) for name, text in doc}
+    declared = {}
+    for name, kind, value in found:
+        text = " ".join(meaning.get(name, "").split()).rstrip(".")
+        if isinstance(value, ast.Call):  # pydantic's Field
+            described = [key.value for key in value.keywords if key.arg == "description"]
+            text = ast.literal_eval(described[0]) if described else text
+            value = value.args[0] if value.args else None
+        default = None
+        with suppress(ValueError, TypeError):  # no plain value, or none
+            default = ast.literal_eval(value or "None")
+        declared[name] = ast.unparse(kind), default, text
+    return declared
+
+
+def _parameter_option(
+    name: str, flag: str, kind: str, default: Any, text: str, bounds: Bounds
+) -> TyperOption:
+    any_bound = bounds != (None, None)
+    types = {
+        "bool": click.BOOL,
+        "Path": click.Path(path_type=Path),
+        "int": click.IntRange(*bounds) if any_bound else click.INT,
+        "float": click.FloatRange(*bounds) if any_bound else click.FLOAT,
+        "str": click.STRING,
+    }
+    return TyperOption(
+        param_decls=[f"option_{name}", f"--{flag.replace('_', '-')}"],
+        type=next(found for word, found in types.items() if word in kind),
+        is_flag=kind == "bool",
+        multiple=kind.startswith(("Sequence", "tuple")),
+        default=default,
+        help=HELP.get(name, text),
+        show_default=default not in (False, None, "", ()),
+    )
+
+
+class OptionsCommand(TyperCommand):
+    """A command with generated flags, which follow its own arguments."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Returns the command's own parameters and the generated ones."""
+        own = super().get_params(ctx)
+        arguments = [parameter for parameter in own if isinstance(parameter, click.Argument)]
+        options = [parameter for parameter in own if not isinstance(parameter, click.Argument)]
+        return [*arguments, *self._generated, *options]
+
+    @functools.cached_property
+    def _generated(self) -> list[click.Parameter]:
+        return self.callback.flags()  # type: ignore[union-attr, no-any-return]
 
 
 # The flags that set an experiment's fields, each declared once; its name says which field.
@@ -395,25 +512,22 @@ def takes(*paths: str, several: bool = False) -> Callable[[Any], Any]:
             settings = assigned(given.pop(SET_KEY, None) or ())
             command(overrides=merge(_fields(texts), settings), **given)
 
-        signature = inspect.signature(command)
-        own = {k: p for k, p in signature.parameters.items() if k not in ("overrides", "axes")}
-        called.__signature__ = signature.replace(parameters=[*own.values()])  # type: ignore[attr-defined]
-        called.__annotations__ = {name: command.__annotations__[name] for name in own}
-        called.flags = lambda: [_option(flag, several) for flag in flags()]  # type: ignore[attr-defined]
-        return called
+        def options() -> list[click.Parameter]:
+            any_field = TyperOption(
+                param_decls=[SET_KEY, "--set"],
+                multiple=True,
+                help="any field: --set method.gamma1=0.5 --set train.momentum=0.9",
+                metavar="FIELD=VALUE",
+            )
+            return [*(_option(flag, several) for flag in flags()), any_field]
+
+        return _with_flags(called, command, options, "overrides", "axes")
 
     return decorate
 
 
-class ExperimentCommand(TyperCommand):
-    """A command with flags from :func:`takes`, which follow its own parameters."""
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Returns the command's own parameters and the generated ones."""
-        own = super().get_params(ctx)
-        arguments = [parameter for parameter in own if isinstance(parameter, click.Argument)]
-        options = [parameter for parameter in own if not isinstance(parameter, click.Argument)]
-        return [*arguments, *self._generated, *options]
+class ExperimentCommand(OptionsCommand):
+    """A command with flags from :func:`takes`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the command line; if a field has no flag of its own, says how to set it."""
@@ -426,16 +540,6 @@ class ExperimentCommand(TyperCommand):
             ways = " or ".join(f"--set {field}=VALUE" for field in fields)
             message = f"No such option '{error.option_name}'. The field is set by {ways}."
             raise click.UsageError(message, ctx) from None
-
-    @functools.cached_property
-    def _generated(self) -> list[click.Parameter]:
-        any_field = TyperOption(
-            param_decls=[SET_KEY, "--set"],
-            multiple=True,
-            help="any field: --set method.gamma1=0.5 --set train.momentum=0.9",
-            metavar="FIELD=VALUE",
-        )
-        return [*self.callback.flags(), any_field]  # type: ignore[union-attr]
 
 
 def field_of(path: str) -> Any:

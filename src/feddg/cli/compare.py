@@ -12,11 +12,12 @@ from feddg.cli.common import (
     DryRunOption,
     ExperimentCommand,
     JsonOption,
+    OptionsCommand,
     PredictionsOption,
     QuietOption,
     TrackOption,
-    WhichOption,
     launcher_options,
+    options_of,
     print_json,
     resumable,
     takes,
@@ -132,12 +133,12 @@ def report(
         typer.echo(api.report(folders, out, tables=tables))
 
 
-@app.command()
+@app.command(cls=OptionsCommand)
+@options_of("feddg.api:paired", "split which")
 def paired(
+    options: dict[str, Any],
     first: Annotated[Path, typer.Argument(help="a run's folder")],
     second: Annotated[Path, typer.Argument(help="another's, measured on the same images")],
-    split: Annotated[str, typer.Option(help="test, val, id_val or id_test")] = "test",
-    which: WhichOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare two runs image by image.
@@ -145,7 +146,7 @@ def paired(
     By McNemar's test and the paired bootstrap. Both runs need their results by image:
     `feddg evaluate RUN --predictions`.
     """
-    found = api.paired(first, second, split, which)
+    found = api.paired(first, second, **options)
     if as_json:
         print_json(asdict(found))
         return

@@ -2,19 +2,12 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from feddg import api
-from feddg.cli.common import (
-    DeviceOption,
-    DomainOption,
-    JsonOption,
-    OutOption,
-    WhichOption,
-    print_json,
-)
+from feddg.cli.common import DeviceOption, JsonOption, OptionsCommand, options_of, print_json
 from feddg.cli.use import ModelArgument, show_warnings
 
 app = typer.Typer(
@@ -22,41 +15,20 @@ app = typer.Typer(
 )
 
 
-@app.command("init")
+@app.command("init", cls=OptionsCommand)
+@options_of(
+    "feddg.deploy.setup:write_app",
+    "address superlink_port out test min_sites evaluation_sites=evaluation_site classes=class_name",
+    min_sites=(0, None),
+)
 def deploy_init(
+    options: dict[str, Any],
     folder: Annotated[Path, typer.Argument(help="folder for the Flower app; must not hold one")],
     experiment: Annotated[Path, typer.Option(help="experiment file (YAML)")],
     site: Annotated[list[str], typer.Option(help="A site's name; once per site, in order")],
-    address: Annotated[
-        str, typer.Option(help="HOST:PORT at which sites reach the coordinator's proxy")
-    ] = "127.0.0.1:8000",
-    superlink_port: Annotated[
-        int, typer.Option(help="of the SuperLink behind it, on loopback; 0: the proxy's + 1")
-    ] = 0,
-    test: Annotated[str, typer.Option(help="the coordinator's test folder, or digits:DOMAIN")] = "",
-    min_sites: Annotated[int, typer.Option(min=0, help="sites needed; 0 for all")] = 0,
-    evaluation_site: Annotated[
-        list[str] | None, typer.Option(help="A site that never trains and reports the accuracy")
-    ] = None,
-    class_name: Annotated[
-        list[str] | None,
-        typer.Option(help="A class that sites must have, once per class; by default the test's"),
-    ] = None,
-    out: OutOption = Path("runs"),
 ) -> None:
     """Write the app of a federation, its proxy and services, scripts for keys, and start lines."""
-    api.deploy(
-        folder,
-        experiment,
-        site,
-        address=address,
-        superlink_port=superlink_port,
-        out=out,
-        test=test,
-        min_sites=min_sites,
-        evaluation_sites=evaluation_site or [],
-        classes=class_name or (),
-    )
+    api.deploy(folder, experiment, site, **options)
     typer.echo(f"written to {folder}; how to start it: {folder / 'START.md'}")
 
 
@@ -95,16 +67,12 @@ def deploy_run(
     typer.echo(f"run {api.run_signed(folder, stream=stream)}; its log: flwr log RUN feddg")
 
 
-@app.command("check")
+@app.command("check", cls=OptionsCommand)
+@options_of("feddg.api:check_site", "domain cache device offline")
 def deploy_check(
+    options: dict[str, Any],
     folder: Annotated[Path, typer.Argument(help="what the coordinator sent, with the key in it")],
     images: Annotated[str, typer.Option(help="root/domain/class/*, or root/class/* (--domain)")],
-    domain: DomainOption = None,
-    cache: Annotated[Path | None, typer.Option(help="the site's cache folder")] = None,
-    device: DeviceOption = "auto",
-    offline: Annotated[
-        bool, typer.Option("--offline", help="leave out keys, versions and the connection")
-    ] = False,
     json: JsonOption = False,
 ) -> None:
     """At a site, before it joins: go or no-go for images, machine, keys and connection."""
@@ -112,9 +80,7 @@ def deploy_check(
 
     from feddg.cli.output import checks_table
 
-    site, found = api.check_site(
-        folder, images, domain, cache=cache, device=device, offline=offline
-    )
+    site, found = api.check_site(folder, images, **options)
     if json:
         print_json([asdict(one) for one in found])
     else:
@@ -124,29 +90,25 @@ def deploy_check(
         raise typer.Exit(1)
     if not json:
         unseen = "'s images and machine will do; keys, versions and connection were left out"
-        typer.echo(f"ok: {site}{unseen if offline else ' can join'}")
+        typer.echo(f"ok: {site}{unseen if options['offline'] else ' can join'}")
 
 
-@app.command("validate")
+@app.command("validate", cls=OptionsCommand)
+@options_of("feddg.prediction.validation:validate", "domain hide_below which", hide_below=(0, None))
 def deploy_validate(
+    options: dict[str, Any],
     model: ModelArgument,
     images: Annotated[Path, typer.Argument(help="root/domain/class/*, or root/class/* (--domain)")],
     out: Annotated[Path, typer.Option(help="what is handed back, JSON")],
-    domain: DomainOption = None,
-    hide_below: Annotated[
-        int, typer.Option(min=0, help="hide counts below this, and whatever would reveal them")
-    ] = 0,
-    which: WhichOption = None,
     device: DeviceOption = "auto",
 ) -> None:
     """Measure a model on the images of a site that takes no part: counts leave it, nothing else."""
-    found = api.validate(
-        model, images, out, domain=domain, hide_below=hide_below, which=which, device=device
-    )
+    found = api.validate(model, images, out, device=device, **options)
     show_warnings(found.diagnostics)
     for row in found.domains:
         share = "hidden" if row.accuracy is None else f"{row.accuracy:.1%}"
         between = "" if row.interval is None else " (95 %: {:.1%} to {:.1%})".format(*row.interval)
         typer.echo(f"{row.domain}: {share}{between} of {row.images} images right")
-    exact = "" if hide_below > 1 else "; its counts are exact: --hide-below 5 hides small ones"
+    hidden = options["hide_below"] > 1
+    exact = "" if hidden else "; its counts are exact: --hide-below 5 hides small ones"
     typer.echo(f"{out} holds counts, nothing about single images and no file names{exact}")

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from feddg.api import Preview
 from feddg.comparison.compare import Comparison, why_hopeless
-from feddg.comparison.estimate import Forecast, seconds_left
+from feddg.comparison.estimate import Forecast
 from feddg.comparison.tuning import TRIALS
 from feddg.data.partition import in_words
 from feddg.diagnostics import Diagnostic
@@ -33,10 +33,8 @@ from feddg.report.tables import (
     margin_table,
 )
 from feddg.report.text import SPLIT_WORDS
-from feddg.runs.execute import is_complete
 from feddg.runs.inspection import STYLES, client_data_table, print_diagnostic, skew_between
-from feddg.runs.reading import read_run
-from feddg.text import counted, duration, print_line, short
+from feddg.text import counted, print_line, short
 
 MOST_NOTES = 3
 """Most notes printed below a comparison's result; its page has all."""
@@ -64,8 +62,8 @@ def _mean_accuracy(found: Adaptations, name: str, split: str, domain: str) -> st
     return f"{sum(own) / len(own):.1%}" if own else "-"
 
 
-def print_plan(console: Console, comparison: Comparison, jobs: int) -> None:
-    """Prints what a comparison will do, and how long it takes, if similar runs are finished."""
+def print_plan(console: Console, comparison: Comparison) -> None:
+    """Prints what a comparison will do."""
     plan, cells, missing = comparison.plan, comparison.cells, comparison.missing
     folders, started = comparison.folders, comparison.started
     complete = len(folders) - len(missing)
@@ -86,11 +84,6 @@ def print_plan(console: Console, comparison: Comparison, jobs: int) -> None:
         f"{counted(len(folders), 'run')}{shared}: {complete} complete, {started} to "
         f"continue, {len(missing) - started} to start; in {comparison.folder}",
     )
-    there = set(folders) - {cell.folder for cell in missing}
-    finished = (read_run(folder) for folder in there if is_complete(folder))  # some are only rows
-    seconds = seconds_left([cell.experiment for cell in missing], finished, jobs)
-    if seconds:
-        print_line(console, f"time: about {duration(seconds)}, at the pace of the complete runs")
 
 
 def as_rich(table: blocks.Table) -> Table:

@@ -20,8 +20,7 @@ from rich.progress import (
 )
 
 from feddg.comparison.plan import Cell
-from feddg.comparison.pool import Outcome, Watcher
-from feddg.comparison.process import Reporter
+from feddg.comparison.pool import Outcome, Reporter, Watcher
 from feddg.diagnostics import Diagnostic
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
@@ -113,7 +112,7 @@ class PlannedRuns(Watcher):
         """Prints it."""
         from feddg.cli.output import print_plan
 
-        print_plan(self._console, comparison, max(1, jobs))
+        print_plan(self._console, comparison)
 
 
 class ManyBars(PlannedRuns):

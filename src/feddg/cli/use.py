@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from feddg import api
 from feddg.cli.common import (
-    AdaptOption,
-    BatchOption,
     DeviceOption,
     JsonOption,
+    OptionsCommand,
     PredictionsOption,
     QuietOption,
-    WhichOption,
+    options_of,
     print_json,
     resumable,
     whole_numbers,
@@ -33,31 +32,25 @@ ModelArgument = Annotated[
         help="the run folder, what `feddg export` wrote (ONNX, a folder), or hf:owner/name@revision"
     ),
 ]
-PrecisionOption = Annotated[
-    str, typer.Option(help="float32, bfloat16, or auto: bfloat16 where the device is fast at it")
-]
-StrictOption = Annotated[
-    bool, typer.Option("--strict", help="refuse a model about which there is a warning")
-]
+AT_LEAST_1 = (1, None)
+AT_LEAST_0 = (0, None)
 
 
-@app.command()
+@app.command(cls=OptionsCommand)
+@options_of(
+    "feddg.prediction.predict:predict_files",
+    "adapt which probabilities batch_size precision strict",
+    batch_size=AT_LEAST_1,
+)
 def predict(
+    options: dict[str, Any],
     run: ModelArgument,
     images: Annotated[list[str], typer.Argument(help="images, folders (all below), globs")],
     out: Annotated[Path, typer.Option(help="the table: ends in .csv, .jsonl or .parquet")],
-    probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="a column for every class")
-    ] = False,
     html: Annotated[
         Path | None, typer.Option(help="a page of thumbnails, the most doubtful first")
     ] = None,
-    adapt: AdaptOption = None,
-    which: WhichOption = None,
-    batch_size: BatchOption = 64,
     device: DeviceOption = "auto",
-    precision: PrecisionOption = "float32",
-    strict: StrictOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Label image files with a run's model.
@@ -71,19 +64,7 @@ def predict(
 
     with resumable(), working(quiet) as progress:
         done = api.predict_files(
-            run,
-            images,
-            out,
-            html=html,
-            adapt=adapt,
-            which=which,
-            probabilities=probabilities,
-            device=device,
-            precision=precision,
-            batch_size=batch_size,
-            strict=strict,
-            progress=progress,
-            on_bad=bad,
+            run, images, out, html=html, device=device, progress=progress, on_bad=bad, **options
         )
     if done.continued:
         typer.echo(f"continued: {done.continued} images were done before")
@@ -102,25 +83,20 @@ def predict(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=OptionsCommand)
+@options_of(
+    "feddg.prediction.travel:travel",
+    "labels choose beside which batch_size",
+    choose=AT_LEAST_0,
+    batch_size=AT_LEAST_1,
+)
 def travel(
+    options: dict[str, Any],
     run: RunArgument,
     images: Annotated[list[str], typer.Argument(help="images, folders, globs: all of one site")],
-    labels: Annotated[
-        Path | None, typer.Option(help="a CSV file, `file,label`, of images that were labelled")
-    ] = None,
-    choose: Annotated[
-        int, typer.Option(min=0, help="images to label: their names are written to --labels")
-    ] = 0,
-    beside: Annotated[
-        list[Path] | None,
-        typer.Option(help="a run like it that held another domain out; may be repeated"),
-    ] = None,
     html: Annotated[
         Path | None, typer.Option(help="a page of thumbnails, the riskiest first")
     ] = None,
-    which: WhichOption = None,
-    batch_size: BatchOption = 64,
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -133,33 +109,25 @@ def travel(
     from feddg.cli.progress import working
 
     with working(quiet or as_json) as progress:
-        found = api.travel(
-            run,
-            images,
-            labels=labels,
-            choose=choose,
-            beside=beside or (),
-            html=html,
-            which=which,
-            batch_size=batch_size,
-            device=device,
-            progress=progress,
-        )
+        found = api.travel(run, images, html=html, device=device, progress=progress, **options)
     if as_json:
         print_json(found.fields())
         return
     from feddg.cli.output import print_travel
 
     print_travel(found)
-    if choose:
+    if options["choose"]:
+        labels = options["labels"]
         typer.echo(f"images to label: {labels}; fill in its column, then leave out --choose")
     if html is not None:
         typer.echo(f"page, the riskiest images first: {html}")
     show_warnings(found.model.diagnostics)
 
 
-@app.command()
+@app.command(cls=OptionsCommand)
+@options_of("feddg.prediction.export:export_run", "adapt which strict")
 def export(
+    options: dict[str, Any],
     run: RunArgument,
     onnx: Annotated[Path | None, typer.Option(help="write ONNX (extra `export`)")] = None,
     torch: Annotated[Path | None, typer.Option(help="write a torch.export program, .pt2")] = None,
@@ -167,12 +135,9 @@ def export(
     hub: Annotated[
         Path | None, typer.Option(help="write a folder for `hf upload owner/name FOLDER`")
     ] = None,
-    adapt: AdaptOption = None,
-    which: WhichOption = None,
     floats: Annotated[
         bool, typer.Option("--float-input", help="images in [0, 1] instead of 0..255")
     ] = False,
-    strict: StrictOption = False,
 ) -> None:
     """Write a run's model as a file that works without feddg.
 
@@ -181,17 +146,10 @@ def export(
     named = [("onnx", onnx), ("torch", torch), ("safetensors", safetensors), ("hub", hub)]
     format, path = api.one_format(named)
     if format == "hub":
-        done = api.save_model(run, path, adapt=adapt, which=which, strict=strict)
+        done = api.save_model(run, path, **options)
     else:
-        done = api.export_run(
-            run,
-            path,
-            format,
-            adapt=adapt,
-            which=which,
-            input_kind="float" if floats else "uint8",
-            strict=strict,
-        )
+        kind = "float" if floats else "uint8"
+        done = api.export_run(run, path, format, input_kind=kind, **options)
     if done.checked:
         typer.echo(
             f"checked on {done.checked} images: labels are the run's, probabilities within "
@@ -214,27 +172,22 @@ def show_warnings(found: "Sequence[Diagnostic]") -> None:
         Console(stderr=True).print(panel)
 
 
-@app.command()
+@app.command(cls=OptionsCommand)
+@options_of(
+    "feddg.serving.application:ServeLimits",
+    "request_megabytes megapixels at_once waiting",
+    into="limits",
+)
+@options_of(
+    "feddg.serving.server:serve",
+    "port host allow_network known_as adapt which precision strict",
+    port=(0, 65535),
+)
 def serve(
+    options: dict[str, Any],
+    limits: dict[str, Any],
     run: ModelArgument,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for a free one")] = 8000,
-    host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
-    allow_network: Annotated[
-        bool, typer.Option("--allow-network", help="let other machines reach it")
-    ] = False,
-    known_as: Annotated[
-        list[str] | None,
-        typer.Option(help="a name by which it is reached from elsewhere; may be repeated"),
-    ] = None,
-    adapt: AdaptOption = None,
-    which: WhichOption = None,
     device: DeviceOption = "auto",
-    precision: PrecisionOption = "float32",
-    request_megabytes: Annotated[float, typer.Option(help="largest request")] = 32.0,
-    megapixels: Annotated[float, typer.Option(help="largest image, in million pixels")] = 50.0,
-    at_once: Annotated[int, typer.Option(help="requests answered at once")] = 8,
-    waiting: Annotated[int, typer.Option(help="requests that may wait")] = 256,
-    strict: StrictOption = False,
 ) -> None:
     """Label images on a page in the browser, and for programs.
 
@@ -243,29 +196,11 @@ def serve(
 
     def ready(address: str, classifier: "ImageClassifier") -> None:
         show_warnings(classifier.diagnostics)
-        if not api.is_loopback(host):
+        if not api.is_loopback(options["host"]):
             typer.echo("warning: other machines reach this server without a password", err=True)
         typer.echo(f"{classifier.result}\nserving {run} at {address} (Ctrl-C ends it)")
 
-    api.serve(
-        run,
-        host=host,
-        port=port,
-        adapt=adapt,
-        which=which,
-        device=device,
-        precision=precision,
-        limits={
-            "request_megabytes": request_megabytes,
-            "megapixels": megapixels,
-            "at_once": at_once,
-            "waiting": waiting,
-        },
-        known_as=known_as or (),
-        allow_network=allow_network,
-        strict=strict,
-        ready=ready,
-    )
+    api.serve(run, device=device, limits=limits, ready=ready, **options)
 
 
 @app.command()
@@ -294,18 +229,17 @@ def methods(as_json: JsonOption = False) -> None:
     Console().print(table)
 
 
-@app.command()
+@app.command(cls=OptionsCommand)
+@options_of(
+    "feddg.prediction.evaluate:evaluate_run", "which batch_size personal", batch_size=AT_LEAST_1
+)
 def evaluate(
+    options: dict[str, Any],
     folder: Annotated[Path, typer.Argument(help="the run folder")],
     adapt: Annotated[
         list[str] | None,
         typer.Option(help="`feddg adaptations`, or fixed:alpha=0.3; all by default"),
     ] = None,
-    batch_size: BatchOption = 64,
-    personal: Annotated[
-        bool, typer.Option("--personal", help="each client's domain under its own statistics")
-    ] = False,
-    which: WhichOption = None,
     predictions: PredictionsOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -315,18 +249,12 @@ def evaluate(
     model makes of every image is written.
     """
     if predictions:
-        written = api.write_image_results(folder, which=which, batch_size=batch_size)
+        own = {name: value for name, value in options.items() if name != "personal"}
+        written = api.write_image_results(folder, **own)
         typer.echo(f"predictions: {written.resolve()}", err=as_json)
-        if adapt is None and not personal:
+        if adapt is None and not options["personal"]:
             return
-    found = api.evaluate(
-        folder,
-        adapt,
-        batch_size=batch_size,
-        personal=personal,
-        which=which,
-        report=not as_json,
-    )
+    found = api.evaluate(folder, adapt, report=not as_json, **options)
     if as_json:
         print_json([score.model_dump() for score in found.scores])
         return
@@ -360,8 +288,15 @@ def privacy() -> None:
     """Attack a finished run: what do its messages give away?"""
 
 
-@privacy_app.command("attack")
+@privacy_app.command("attack", cls=OptionsCommand)
+@options_of("feddg.attacks.senders:MembershipEffort", "clients shadows", into="effort")
+@options_of(
+    "feddg.attacks.attack:AttackSettings",
+    "public entry client most_public targets steps updates iterations optimizer seed",
+)
 def attack(
+    options: dict[str, Any],
+    effort: dict[str, Any],
     folder: Annotated[Path, typer.Argument(help="the run folder")],
     kind: Annotated[
         str,
@@ -371,59 +306,18 @@ def attack(
             "update: gradient inversion of single updates; membership: whose images they were"
         ),
     ],
-    public: Annotated[
-        list[Path] | None,
-        typer.Option(help="server: folder(s) of images that the attacker learns on"),
-    ] = None,
-    entry: Annotated[
-        str | None,
-        typer.Option(help="what is read, as statistics/style; `statistics`: of normalisation"),
-    ] = None,
-    client: Annotated[
-        int | None, typer.Option(help="client: the malicious one; that with most images")
-    ] = None,
-    most_public: Annotated[int, typer.Option(min=16, help="images the attacker learns on")] = 1000,
-    targets: Annotated[int, typer.Option(min=2, help="true images to compare with")] = 64,
-    steps: Annotated[
-        int, typer.Option(min=0, help="of the generator; 0: the linear attack alone")
-    ] = 300,
     batch_sizes: Annotated[
         str, typer.Option(help="update: images behind an update, as 1,4,32")
     ] = "1,4",
-    updates: Annotated[int, typer.Option(min=1, help="update: how many of each size")] = 4,
-    iterations: Annotated[int, typer.Option(min=1, help="update: steps of the search")] = 300,
-    optimizer: Annotated[
-        str, typer.Option(help="update: the client's step, by the run's own optimizer or by sgd")
-    ] = "own",
-    clients: Annotated[int, typer.Option(min=1, help="membership: clients attacked")] = 8,
-    shadows: Annotated[int, typer.Option(min=0, help="membership: shadow clients for each")] = 4,
-    seed: Annotated[int, typer.Option(help="of everything that the attack draws")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Attack a finished run; rows are kept in its attacks.jsonl, pictures in its figures."""
     from feddg.cli.output import print_attack
     from feddg.cli.progress import working
 
+    options["batch_sizes"] = whole_numbers("--batch-sizes", batch_sizes)
     with working(quiet=as_json) as progress:
-        rows = api.attack(
-            folder,
-            kind,
-            report=not as_json,
-            progress=progress,
-            clients=clients,
-            shadows=shadows,
-            public=tuple(public or ()),
-            entry=entry,
-            client=client,
-            most_public=most_public,
-            targets=targets,
-            steps=steps,
-            batch_sizes=whole_numbers("--batch-sizes", batch_sizes),
-            updates=updates,
-            iterations=iterations,
-            optimizer=optimizer,
-            seed=seed,
-        )
+        rows = api.attack(folder, kind, report=not as_json, progress=progress, **options, **effort)
     if as_json:
         print_json([row.model_dump() for row in rows])
         return

@@ -16,10 +16,7 @@ PASSES = 3
 """
 COPIES = 4
 """Tensors as large as the weights: weights, gradients and two moments of an optimizer."""
-LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Files in which Linux states a container's memory limit."""
 MEASURED = 2
 """Number of images used to measure feature maps."""

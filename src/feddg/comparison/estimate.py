@@ -1,8 +1,7 @@
-"""Estimates what a run needs, and how long runs will take."""
+"""Estimates what a run needs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from feddg.data.inspection import about_clients, about_labels
 from feddg.diagnostics import Diagnostic, emit
@@ -10,32 +9,6 @@ from feddg.experiment import Experiment
 from feddg.federation.federation import build, defences_for
 from feddg.records import ClientsTable
 from feddg.runs.prepare import cache_folder, clients_table, deal, load_undecoded, split_diagnostics
-from feddg.runs.reading import Run
-
-
-def seconds_left(missing: Sequence[Experiment], finished: Iterable[Run], jobs: int) -> float | None:
-    """Returns the estimated time of experiments together, from the round times of others.
-
-    Args:
-        missing: the experiments to run.
-        finished: completed runs of the same comparison.
-        jobs: number of runs at once, assumed to share the machine evenly.
-
-    Returns:
-        Seconds, from the mean round time of the method's runs, or of all runs for a method without
-        any; None if no run is finished.
-    """
-    rates: dict[str, list[float]] = {}
-    for run in finished:
-        if run.summary is not None and run.summary.rounds:
-            seconds = run.summary.seconds.get("total", 0.0) / run.summary.rounds
-            rates.setdefault(run.method, []).append(seconds)
-    every = [rate for own in rates.values() for rate in own]
-    if not every:
-        return None
-    means = {method: fmean(own) for method, own in rates.items()}
-    rest = fmean(every)
-    return sum(means.get(one.method.name, rest) * one.train.rounds for one in missing) / jobs
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,37 @@
 """Many runs: in this process, in processes of their own, or under Slurm."""
 
+import _thread
 import functools
 import json
 import logging
+import os
+import platform
+import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Queue
+from queue import SimpleQueue
 from typing import Any, ClassVar, TypeVar
 
-from feddg.clients.threads import environment_of_job, threads_per_job
+from feddg.clients.threads import share_of_process, threads_per_job
 from feddg.comparison.plan import Cell
-from feddg.comparison.process import Reporter, answer_to
-from feddg.errors import ExperimentError, in_words, need
+from feddg.errors import ExperimentError, FeddgError, in_words, need
+from feddg.evaluation.accuracy import Score
+from feddg.experiment import Experiment
+from feddg.messages import Refusal, Update
+from feddg.records import RoundRow
 from feddg.registry import Registry
 from feddg.runs.execute import carry_out
-from feddg.text import death
+from feddg.runs.observer import Observer
+from feddg.runs.processes import Child, child, death, end, with_parent
 
 LOG_FOLDER = "logs"
 STOP_SECONDS = 60
@@ -55,13 +64,56 @@ class Watcher:
         """``done`` of ``total`` runs were already complete; ``jobs`` will run at once."""
 
     def news(self, cell: Cell, news: Mapping[str, Any]) -> None:
-        """A run reported something: see :class:`feddg.comparison.process.Reporter`."""
+        """A run reported something: see :class:`Reporter`."""
 
     def ended(self, outcome: Outcome) -> None:
         """A run ended."""
 
     def end(self) -> None:
         """All work has ended."""
+
+
+class Reporter(Observer):
+    """Reports the progress of a run in short messages.
+
+    Args:
+        tell: called with values by name: ``rounds`` done (a fraction for the current one), ``of``
+            how many, ``work`` before training, ``scores``, how it ``ended``, the ``error``.
+    """
+
+    def __init__(self, tell: Callable[[Mapping[str, Any]], None]) -> None:
+        self._tell = tell
+        self._done, self._clients = 0.0, 1
+
+    def start(self, experiment: Experiment, first_round: int) -> None:
+        """See :class:`Observer`."""
+        self._clients = experiment.clients.per_round or experiment.clients.number
+        self._done = first_round - 1.0
+        self.say(rounds=self._done, of=experiment.train.rounds)
+
+    def work(self, what: str, done: int, total: int) -> None:
+        """See :class:`Observer`."""
+        if done in (0, total) or done % max(1, total // 50) == 0:
+            self.say(work=what if done < total else "")
+
+    def client(self, round: int, reply: Update | Refusal) -> None:
+        """See :class:`Observer`."""
+        self._done = min(round - 0.001, self._done + 1 / self._clients)
+        self.say(rounds=self._done)
+
+    def round(self, row: RoundRow) -> None:
+        """See :class:`Observer`."""
+        self._done = float(row.round)
+        self.say(rounds=self._done)
+
+    def scores(self, round: int, scores: Sequence[Score]) -> None:
+        """See :class:`Observer`."""
+        held = [score for score in scores if score.split in ("test", "val")]
+        self.say(scores="  ".join(f"{score.domain} {score.accuracy:.1%}" for score in held))
+
+    def say(self, **news: Any) -> None:
+        """Sends a message."""
+        self._tell(news)
 
 
 def run_here(cells: Sequence[Cell], cache: Path, watcher: Watcher) -> Iterator[Outcome]:
@@ -187,13 +239,50 @@ def register_launcher(cls: L) -> L:
     return cls
 
 
+def answer_to(line: str, observer: Observer | None = None) -> dict[str, str]:
+    """Executes a job and returns how it ended.
+
+    Args:
+        line: JSON with the run's ``folder``, its complete ``experiment``, the folder for decoded
+            pixels (``cache``), the ``threads`` for tensor operations, and the ``device``, which
+            is no part of an experiment's identity; none for the experiment's.
+        observer: gets the progress.
+
+    Returns:
+        ``ended``, and the ``error`` if there was one.
+    """
+    job = json.loads(line)
+    folder = Path(job["folder"])
+    shared = folder.parent
+    if not shared.is_dir():
+        fault = f"{platform.node()} sees no folder {shared}: all machines must share it, and images"
+        return {"ended": "failed", "error": fault}
+    share_of_process(job["threads"])
+    try:
+        experiment = Experiment(**job["experiment"])
+        if job.get("device") is not None:
+            experiment = experiment.model_copy(update={"device": job["device"]})
+        carry_out(
+            folder,
+            experiment,
+            observer=observer or Observer(),
+            cache=Path(job["cache"]),
+            keep_unstarted=True,
+        )
+    except Exception as error:
+        if not isinstance(error, FeddgError):
+            traceback.print_exc()
+        return {"ended": "failed", "error": in_words(error)}
+    return {"ended": "completed"}
+
+
 @register_launcher
 class LocalLauncher(Launcher):
     """Runs in processes of this machine, several at a time.
 
-    The processes are detached from the terminal, so Ctrl-C reaches only this process, which then
-    asks them to stop; their runs can be continued. They also stop by themselves when this process
-    dies.
+    Ctrl-C reaches only this process, which then asks them to stop; their runs can be continued.
+    They also stop by themselves when this process dies. So each run has its own peak memory and
+    cannot crash the others.
     """
 
     name = "local"
@@ -210,106 +299,69 @@ class LocalLauncher(Launcher):
             raise ExperimentError(f"launcher 'local': reuse must be yes or no (got {reuse!r})")
         self._reuse = reuse == "yes"
         self._threads, self._devices = threads_per_job(self.jobs), _devices()
-        self._waiting = deque(cells)
-        self._ended = Queue[Outcome]()
-        self._lock = threading.Lock()
-        self._alive: set[subprocess.Popen[str]] = set()
+        self._free = list(range(self.jobs))
+        self._alive = dict[int, Child]()
+        self._lock, self._stopped = threading.Lock(), False
         self.logs.mkdir(parents=True, exist_ok=True)
-        threads = [
-            threading.Thread(target=self._work, args=(place,), daemon=True)
-            for place in range(min(self.jobs, len(cells)))
-        ]
-        for thread in threads:
-            thread.start()
+        pool = ThreadPoolExecutor(self.jobs)
+        waiting = {pool.submit(self._carry_out, cell): cell for cell in cells}
         try:
-            for _ in cells:
-                outcome = self._ended.get()
-                self.watcher.ended(outcome)
-                yield outcome
+            for answer in as_completed(waiting):
+                yield self.outcome(waiting[answer], answer.result())
         finally:
-            self._stop()
-            for thread in threads:
-                thread.join()
-
-    def _work(self, place: int) -> None:
-        """Carries out runs one after the other, as one of the parallel ``jobs``."""
-        process: subprocess.Popen[str] | None = None
-        while True:
             with self._lock:
-                if not self._waiting:
-                    break
-                cell = self._waiting.popleft()
-                name = f"process{place + 1}" if self._reuse else cell.folder.name
-                log_file = self.logs / f"{name}.log"
-                try:
-                    process = process or self._start(log_file)
-                except OSError as error:
-                    fault = f"its process could not be started: {error}"
-                    self._ended.put(Outcome(cell, "failed", fault))
-                    continue
-            outcome = self._follow(process, cell, place, log_file)
-            if outcome.status != "completed" or not self._reuse:
-                self._end(process)
-                process = None
-                if log_file.stat().st_size == 0:
-                    log_file.unlink()
-            self._ended.put(outcome)
-        if process is not None:
-            self._end(process)
+                self._stopped = True
+            pool.shutdown(wait=False, cancel_futures=True)
+            end([*self._alive.values()], STOP_SECONDS)
+            pool.shutdown()
 
-    def _start(self, log_file: Path) -> "subprocess.Popen[str]":
-        with log_file.open("a", encoding="utf-8") as log_to:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "feddg.comparison.process"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log_to,
-                text=True,
-                encoding="utf-8",
-                env=environment_of_job(self._threads),
-                start_new_session=True,
-            )
-        self._alive.add(process)
-        return process
-
-    def _follow(
-        self, process: "subprocess.Popen[str]", cell: Cell, place: int, log_file: Path
-    ) -> Outcome:
-        """Gives a process a run, and reads its reports until the run ends or the process dies."""
-        assert process.stdin is not None
-        assert process.stdout is not None
+    def _carry_out(self, cell: Cell) -> Mapping[str, str]:
+        """Carries out a run in a process, and returns how it ended."""
+        with self._lock:
+            if self._stopped:
+                return {"ended": "interrupted"}
+            place = self._free.pop()
+            name = f"process{place + 1}" if self._reuse else cell.folder.name
+            log_file = self.logs / f"{name}.log"
+            try:
+                with log_file.open("a", encoding="utf-8") as log_to:
+                    process = self._alive.get(place) or child(
+                        "feddg.comparison.pool",
+                        threads=self._threads,
+                        stdout=subprocess.PIPE,
+                        stderr=log_to,
+                    )
+                self._alive[place] = process
+            except OSError as error:
+                self._free.append(place)
+                return {"ended": "failed", "error": f"its process could not be started: {error}"}
         spread = self._devices and cell.experiment.device == "auto"
         device = self._devices[place % len(self._devices)] if spread else None
+        answer = self._followed(process, cell, self.job(cell, self._threads, device))
+        if answer is None:
+            reason = f"{death(process.wait())}; see {log_file}"
+            answer = {"ended": "failed", "error": reason}
+        if answer["ended"] != "completed" or not self._reuse:
+            end([process], STOP_SECONDS)
+            del self._alive[place]
+            if log_file.stat().st_size == 0:
+                log_file.unlink()
+        self._free.append(place)
+        return answer
+
+    def _followed(self, process: Child, cell: Cell, job: str) -> Mapping[str, str] | None:
+        """Gives a process a run, and reads its reports until the run ends; None if it dies."""
+        assert process.stdin is not None
+        assert process.stdout is not None
         with suppress(OSError, ValueError):  # it died at once, or is stopped: its output ends
-            process.stdin.write(self.job(cell, self._threads, device))
+            process.stdin.write(job)
             process.stdin.flush()
         for line in process.stdout:
-            news = json.loads(line)
+            news: dict[str, Any] = json.loads(line)
             self.watcher.news(cell, news)
             if "ended" in news:
-                return Outcome(cell, news["ended"], news.get("error"))
-        return Outcome(cell, "failed", f"{death(process.wait())}; see {log_file}")
-
-    def _end(self, process: "subprocess.Popen[str]") -> None:
-        """Ends an idle or dead process by closing its input."""
-        with suppress(OSError), process:
-            pass
-        self._alive.discard(process)
-
-    def _stop(self) -> None:
-        """Asks running processes to stop, and ends those that do not."""
-        with self._lock:
-            self._waiting.clear()
-            alive = list(self._alive)
-        for process in alive:
-            with suppress(OSError):
-                if process.stdin is not None:
-                    process.stdin.close()
-        for process in alive:
-            try:
-                process.wait(STOP_SECONDS)
-            except (subprocess.TimeoutExpired, KeyboardInterrupt):
-                process.kill()
+                return news
+        return None
 
 
 def _devices() -> list[str]:
@@ -318,6 +370,43 @@ def _devices() -> list[str]:
 
     count = torch.cuda.device_count()
     return [f"cuda:{i}" for i in range(count)] if count > 1 else []
+
+
+def main() -> None:
+    """In a child: executes the jobs on standard input, and writes reports on standard output.
+
+    Each line of the input is a job, see :func:`answer_to`. Each line of the output is a JSON object
+    with the progress or, at the end of a job, the outcome.
+    """
+    # A comparison in the background may ignore this signal, and its children with it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    lines, at_work = SimpleQueue[str](), threading.Event()
+
+    def stop() -> None:
+        lines.put("")
+        if at_work.is_set():
+            _thread.interrupt_main()
+
+    with_parent(stop, lines.put)
+    # Whatever a library prints must not end up among the answers.
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def tell(news: Mapping[str, Any]) -> None:
+        out.write(json.dumps(news) + "\n")
+        out.flush()
+
+    while line := lines.get():
+        try:
+            at_work.set()
+            if not lines.empty():  # the end of the input, which came before anybody was at work
+                raise KeyboardInterrupt
+            answer = answer_to(line, Reporter(tell))
+            at_work.clear()
+        except KeyboardInterrupt:
+            tell({"ended": "interrupted"})
+            break
+        tell(answer)
 
 
 class _Job:
@@ -408,3 +497,7 @@ def _answer(job: Any) -> dict[str, str]:
         return answer
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return {"ended": "failed", "error": f"job {job.job_id} died: {lines[0]}"}
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,7 @@ import itertools
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -14,25 +14,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    InstanceOf,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 
 from feddg.comparison.plan import VALIDATED_ON, Cell, Plan, expand_plan
-from feddg.comparison.statistics import (
-    Accuracies,
-    Key,
-    Margin,
-    best_other,
-    margins,
-    spread,
-)
+from feddg.comparison.statistics import Accuracies, Key, Margin, best_other, margins, spread
 from feddg.data.fingerprint import ImagesFile
-from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, emit
+from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, warn
 from feddg.errors import DataError, RunError, field_fault
 from feddg.experiment import Experiment
 from feddg.messages import plain_text
@@ -300,13 +287,7 @@ class ResultRow(BaseModel):
     @property
     def place(self) -> Place:
         """Method, column, seed and budget: the place in a table."""
-        return (
-            self.method,
-            self.held_out,
-            tuple(self.conditions.items()),
-            self.seed,
-            self.budget,
-        )
+        return (self.method, self.held_out, tuple(self.conditions.items()), self.seed, self.budget)
 
     @property
     def key(self) -> tuple[str, Place]:
@@ -321,9 +302,12 @@ class ResultRow(BaseModel):
     @property
     def heading(self) -> str:
         """What is held out, and the values of further axes."""
-        return ", ".join(
-            value if axis == HELD_OUT else f"{axis} {value}" for axis, value in self.axes.items()
-        )
+        return self.heading_of(self.axes)
+
+    def heading_of(self, axes: Container[str]) -> str:
+        """Returns the values of some axes, each with its name but the held-out domains."""
+        own = {axis: value for axis, value in self.axes.items() if axis in axes}
+        return ", ".join(v if axis == HELD_OUT else f"{axis} {v}" for axis, v in own.items())
 
     @property
     def axes(self) -> dict[str, str]:
@@ -560,11 +544,11 @@ def find_rows(
         elif there.keys() >= set(own_cells[0].budgets or (None,)):
             found[id] = there
     if silent:
-        text = (
+        warn(
+            "images-unknown",
             f"{path} does not record for {silent} of its results which images and files they were "
-            "made with; they are assumed to be the same."
+            "made with; they are assumed to be the same.",
         )
-        emit(Diagnostic("images-unknown", "warning", text))
     if changed and not again:
         first, names = changed[0]
         fault = (
@@ -575,7 +559,7 @@ def find_rows(
             raise RunError(
                 f"{fault}put them back, or use --again to run them anew and replace them"
             )
-        emit(Diagnostic("other-files", "warning", f"{fault}they are not used."))
+        warn("other-files", f"{fault}they are not used.")
     return found, [row for row, _ in changed] if own else []
 
 
@@ -714,12 +698,7 @@ class Results:
 
     def column(self, place: ResultRow) -> str:
         """Returns the column heading of a place."""
-        texts = [
-            value if axis == HELD_OUT else f"{axis} {value}"
-            for axis, value in place.axes.items()
-            if axis in self.axes
-        ]
-        return ", ".join(texts) or place.held_out
+        return place.heading_of(self.axes) or place.held_out
 
     @cached_property
     def columns(self) -> list[str]:

@@ -13,13 +13,7 @@ from pathlib import Path
 
 from feddg.comparison.compare import Comparison, prepare_comparison
 from feddg.comparison.plan import Cell, Plan, combinations, table_cells, trials_of, with_values
-from feddg.comparison.results import (
-    TUNING,
-    TriedRow,
-    TuningFile,
-    changing,
-    find_rows,
-)
+from feddg.comparison.results import TUNING, TriedRow, TuningFile, changing, find_rows
 from feddg.diagnostics import emit
 from feddg.errors import RunError
 from feddg.records import CONSTANT, ID_VAL

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from feddg.clients.sampling import drawn_clients, secret_clients
-from feddg.diagnostics import Diagnostic, Progress, emit, silent
+from feddg.diagnostics import Progress, silent, warn
 from feddg.errors import BudgetSpent, ClientError, Diverged, NotEnoughUpdates, RunError
 from feddg.federation import averages
 from feddg.federation.transport import FROZEN, Ledger, Reply, Transport
@@ -348,11 +348,11 @@ class Server:
                 log.warning("%s", error)
                 affordable = False
             if not affordable:
-                text = (
+                warn(
+                    "budget-spent",
                     f"The run ends after round {self.state.round} of {self.state.rounds}: another "
-                    "one would cost more than privacy.epsilon."
+                    "one would cost more than privacy.epsilon.",
                 )
-                emit(Diagnostic("budget-spent", "warning", text))
                 return
 
     def affordable(self, state: State) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
-from feddg.diagnostics import Diagnostic, emit
+from feddg.diagnostics import warn
 from feddg.errors import BudgetSpent, ExperimentError
 from feddg.records import PrivacyRow
 from feddg.settings import PrivacySettings
@@ -302,22 +302,16 @@ def require_meaning(privacy: PrivacySettings, clients: int) -> None:
     }
     for name, epsilon in epsilons.items():
         if epsilon > WEAKEST:
-            emit(
-                Diagnostic(
-                    "epsilon-too-large",
-                    "warning",
-                    f"privacy.{name} {epsilon:g} protects nothing.",
-                    "Choose 1 for strong, 8 for weak protection.",
-                )
+            warn(
+                "epsilon-too-large",
+                f"privacy.{name} {epsilon:g} protects nothing.",
+                "Choose 1 for strong, 8 for weak protection.",
             )
     if epsilons and privacy.delta * clients >= 1:
-        emit(
-            Diagnostic(
-                "delta-too-large",
-                "warning",
-                f"delta {privacy.delta:g} allows one of {clients} clients to be given away.",
-                f"Set privacy.delta below {1 / clients:g}.",
-            )
+        warn(
+            "delta-too-large",
+            f"delta {privacy.delta:g} allows one of {clients} clients to be given away.",
+            f"Set privacy.delta below {1 / clients:g}.",
         )
     if privacy.style_epsilon is not None:
         noise = gaussian_noise(privacy.style_epsilon, privacy.delta)

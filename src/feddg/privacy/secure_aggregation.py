@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from secrets import randbelow
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy
 import torch
@@ -322,11 +322,7 @@ class SecureAggregation(Defence):
     def sends(self) -> dict[str, EntrySchema]:
         """The schema of the masked update."""
         schema = EntrySchema(
-            "its update, masked",
-            ("entries",),
-            dtype=torch.int64,
-            low=-math.inf,
-            high=math.inf,
+            "its update, masked", ("entries",), dtype=torch.int64, low=-math.inf, high=math.inf
         )
         return {"update/masked": schema}
 
@@ -349,7 +345,7 @@ class SecureAggregation(Defence):
 
     def carrier(self, transport: Any, fewest: int) -> "MaskedRounds":
         """Returns the rounds whose updates arrive as one sum."""
-        return MaskedRounds(transport, self, self.opened, fewest)
+        return MaskedRounds(transport, self, fewest)
 
     def bound_to(self, round: int) -> Sequence[int] | None:
         """A round whose sum was opened is repeated with the same clients."""
@@ -465,13 +461,7 @@ class SecureAggregation(Defence):
         secrets |= {"checked": members.clone(), "pairs": _rows(pairs)}
         return Message({"held": torch.tensor(held)})
 
-    def mask(
-        self,
-        update: Update,
-        received: Weights,
-        message: Message,
-        secrets: Weights,
-    ) -> Update:
+    def mask(self, update: Update, received: Weights, message: Message, secrets: Weights) -> Update:
         """Returns the update as the server may see it: one vector of masked numbers.
 
         Raises:
@@ -496,15 +486,8 @@ class SecureAggregation(Defence):
         secrets[f"{tried}{sum(name.startswith(tried) for name in secrets)}"] = ids.clone()
         del secrets["seed"]
         vector = torch.from_numpy(values.view(numpy.int64))
-        return Update(
-            update.client,
-            update.examples,
-            {},
-            Message(update.extras.tensors | {MASKED: vector}, update.extras.scalars),
-            {},
-            update.seconds,
-            update.images,
-        )
+        extras = Message(update.extras.tensors | {MASKED: vector}, update.extras.scalars)
+        return replace(update, weights={}, extras=extras, terms={}, forwards=0, moved=None)
 
     def _unmask(self, id: int, round: int, question: Message, secrets: Weights) -> Message:
         if "members" not in secrets:
@@ -575,41 +558,17 @@ def _number(secrets: Weights, name: str) -> int | None:
 _Schema = tuple[tuple[int, ...], torch.dtype]
 
 
-class Clients(Protocol):
-    """What a round needs of a transport: see :class:`feddg.federation.transport.Transport`."""
-
-    registered: Mapping[int, int]
-
-    def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
-        """Makes clients train."""
-        ...
-
-    def ask(
-        self, clients: Sequence[int], broadcast: Broadcast, name: str, question: Message
-    ) -> Iterator[tuple[int, Message | Refusal]]:
-        """Asks clients a question."""
-        ...
-
-
 class MaskedRounds:
     """Trains clients so that only the sum of their updates can be read.
 
     Args:
-        transport: the transport of messages.
-        defence: the clients' secure aggregation.
-        opened: sums that were opened before.
+        transport: see :class:`feddg.federation.transport.Transport`.
+        defence: the clients' secure aggregation, with the sums that were opened before.
         fewest: minimum number of updates; with fewer no sum is opened.
     """
 
-    def __init__(
-        self,
-        transport: Clients,
-        defence: "SecureAggregation",
-        opened: OpenedSums,
-        fewest: int = 1,
-    ) -> None:
-        self.transport, self.defence = transport, defence
-        self.opened, self.fewest = opened, fewest
+    def __init__(self, transport: Any, defence: SecureAggregation, fewest: int = 1) -> None:
+        self.transport, self.defence, self.fewest = transport, defence, fewest
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
         """Yields a refusal for every client that drops out, then the mean of the others.
@@ -636,7 +595,7 @@ class _Round:
 
     def __init__(self, rounds: MaskedRounds, broadcast: Broadcast) -> None:
         self._transport, self._defence = rounds.transport, rounds.defence
-        self._opened, self._fewest = rounds.opened, rounds.fewest
+        self._opened, self._fewest = rounds.defence.opened, rounds.fewest
         self._broadcast, self._needed = broadcast, 0
         self._held: Mapping[int, Mapping[int, bool]] = {}
         self.refusals: list[Refusal] = []

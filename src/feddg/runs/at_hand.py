@@ -5,7 +5,7 @@ Pretrained weights that are expected and cannot be had: the network then learns 
 
 from feddg.data.data_set import SCRATCH
 from feddg.data.sets import features
-from feddg.diagnostics import Diagnostic, emit
+from feddg.diagnostics import warn
 from feddg.errors import WeightsError
 from feddg.experiment import Experiment, explain
 from feddg.models.backbones import fetch_imagenet
@@ -34,15 +34,11 @@ def with_weights_at_hand(experiment: Experiment) -> Experiment:
     found = explain(written)
     if any(setting.source.startswith(f"preset {SCRATCH}") for setting in found.values()):
         train = experiment.train
-        emit(
-            Diagnostic(
-                "learns-from-scratch",
-                "warning",
-                f"No pretrained weights: {experiment.model.backbone} at "
-                f"{experiment.data.image_size} pixels learns from scratch, learning rate "
-                f"{train.lr:g}, {train.rounds} rounds.",
-                "Expect less than with weights from ImageNet (--weights imagenet, or a file).",
-            )
+        warn(
+            "learns-from-scratch",
+            f"No pretrained weights: {experiment.model.backbone} at {experiment.data.image_size} "
+            f"pixels learns from scratch, learning rate {train.lr:g}, {train.rounds} rounds.",
+            "Expect less than with weights from ImageNet (--weights imagenet, or a file).",
         )
     return experiment
 
@@ -53,7 +49,6 @@ def _can_be_had(model: ModelSettings) -> bool:
     try:
         fetch_imagenet(model.backbone)
     except WeightsError as error:
-        text = f"{error}. Nothing was said of weights, so it is the latter."
-        emit(Diagnostic("weights-not-had", "warning", text))
+        warn("weights-not-had", f"{error}. Nothing was said of weights, so it is the latter.")
         return False
     return True

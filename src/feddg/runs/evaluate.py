@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from feddg.diagnostics import Diagnostic, emit
+from feddg.diagnostics import Diagnostic, emit, warn
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Outputs, Score
 from feddg.evaluation.travel import calibrated
@@ -16,15 +16,7 @@ from feddg.federation.averages import MEANS, averaged, rounds_in, wise_ft
 from feddg.federation.federation import Federation
 from feddg.messages import Broadcast, Weights
 from feddg.methods.base import LeavesOut, Round, RoundHook, State, has_global_model, local_names
-from feddg.records import (
-    ID_VAL,
-    LAST,
-    TEST,
-    UNLABELLED,
-    WISE_FT,
-    EstimateRow,
-    EvaluationRow,
-)
+from feddg.records import ID_VAL, LAST, TEST, UNLABELLED, WISE_FT, EstimateRow, EvaluationRow
 from feddg.runs.diagnostics import about_domains
 from feddg.runs.folder import MODELS, START, KeptModels, RunFolder
 from feddg.runs.observer import Observer
@@ -57,11 +49,7 @@ class WiseFT:
     """
 
     def __init__(
-        self,
-        experiment: Experiment,
-        federation: Federation,
-        folder: RunFolder,
-        models: KeptModels,
+        self, experiment: Experiment, federation: Federation, folder: RunFolder, models: KeptModels
     ) -> None:
         self._settings = experiment.server
         self._federation, evaluation = federation, federation.evaluation
@@ -74,14 +62,11 @@ class WiseFT:
                 "none here; set data.id_val above 0, or say a share such as 0.5"
             )
         if experiment.model.weights is None:
-            emit(
-                Diagnostic(
-                    "wise-ft-from-random-weights",
-                    "warning",
-                    "server.wise_ft mixes in the weights that training started from, and "
-                    "these are random.",
-                    "Choose pretrained weights (model.weights), or leave server.wise_ft away.",
-                )
+            warn(
+                "wise-ft-from-random-weights",
+                "server.wise_ft mixes in the weights that training started from, and these are "
+                "random.",
+                "Choose pretrained weights (model.weights), or leave server.wise_ft away.",
             )
 
     def finish(self, state: State) -> Weights:

@@ -3,8 +3,9 @@
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy
@@ -24,7 +25,7 @@ from feddg.evaluation.accuracy import (
 )
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.federation import Federation
-from feddg.federation.transport import Ledger, Transport
+from feddg.federation.transport import Ledger
 from feddg.methods.base import Round, RoundHook, State, has_global_model
 from feddg.models.trained import fingerprint
 from feddg.privacy.accounting import Account
@@ -46,14 +47,7 @@ from feddg.records import (
 from feddg.runs.diagnostics import about_divergence, about_end, about_result, about_training
 from feddg.runs.evaluate import Evaluate, WiseFT
 from feddg.runs.figures import draw_figures, draw_unseen
-from feddg.runs.folder import (
-    FIGURES,
-    OPENED_SUMS,
-    PRIVACY,
-    SNAPSHOTS,
-    KeptModels,
-    RunFolder,
-)
+from feddg.runs.folder import FIGURES, OPENED_SUMS, PRIVACY, SNAPSHOTS, KeptModels, RunFolder
 from feddg.runs.numbers import numbers_of
 from feddg.runs.observer import Observer, Together
 from feddg.runs.prepare import (
@@ -88,12 +82,11 @@ class Records(RoundHook):
     """Writes a completed round: its rows first, then the checkpoint that makes it count.
 
     Args:
+        federation: what is run.
         folder: the run's.
-        transport: has the clients' memory.
         models: the stored models.
         snapshots: rounds whose weights are kept.
         seconds: gets the time of the setup.
-        beside: whether checkpoints are written during the next round.
 
     Attributes:
         models: the stored models.
@@ -102,17 +95,17 @@ class Records(RoundHook):
 
     def __init__(
         self,
+        federation: Federation,
         folder: RunFolder,
-        transport: Transport,
         models: KeptModels,
         snapshots: Collection[int],
         seconds: dict[str, float],
-        *,
-        beside: bool = False,
     ) -> None:
-        self._folder, self._transport, self._snapshots = folder, transport, snapshots
-        self._seconds, self._beside = seconds, beside
-        self.models = models
+        self._federation, self._folder, self.models = federation, folder, models
+        self._snapshots, self._seconds = snapshots, seconds
+        # Where sites remember rounds or what is sent costs privacy, none may be done twice: not
+        # even after a crash while a checkpoint was under way, during the next round.
+        self._beside = not federation.remote and not federation.defences.defences
         self.ledger_rows: list[LedgerRow] = []
 
     def carried(self, row: LedgerRow) -> None:
@@ -120,13 +113,17 @@ class Records(RoundHook):
         self._folder.append(LEDGER, [row])
 
     def begun(self, state: State, round: Round) -> None:
-        """Writes what came of the setup."""
+        """Writes what came of the setup, and pictures of it, if the images are here."""
         self._seconds["setup"] = round.seconds - round.evaluating
         give_memory_back()
         if round.statistics:
             self._folder.write_tensors("setup.safetensors", round.statistics)
         row = SetupRow(seconds=self._seconds["setup"], groups=round.groups, left_out=round.left_out)
         self.keep(state, [row, *round.evaluations])
+        images, settings = self._federation.clients, self._federation.settings
+        if settings.evaluate.pictures and isinstance(images, Images):
+            with self._folder.writing(FIGURES) as figures:
+                draw_figures(figures, images, self._federation.method, state, settings.seed)
 
     def completed(self, state: State, round: Round) -> State:
         """Makes the round count."""
@@ -143,24 +140,10 @@ class Records(RoundHook):
             name = f"{SNAPSHOTS}/round-{state.round}.safetensors"
             self._folder.write_tensors(name, state.weights)
         files = self.models.take_in(state, rows)
-        memories, changed = self._transport.memories, self._transport.remembered
+        transport = self._federation.transport
+        memories, changed = transport.memories, transport.remembered
         self._folder.save_checkpoint(state, memories, changed, files, beside=self._beside)
-        self._transport.remembered.clear()
-
-
-class Pictures(RoundHook):
-    """Draws the page's figures once there is a shared context, if the images are here."""
-
-    def __init__(self, federation: Federation, folder: RunFolder) -> None:
-        self._federation, self._folder = federation, folder
-
-    def begun(self, state: State, round: Round) -> None:
-        """Draws them."""
-        federation, images = self._federation, self._federation.clients
-        if federation.settings.evaluate.pictures and isinstance(images, Images):
-            seed = federation.settings.seed
-            with self._folder.writing(FIGURES) as figures:
-                draw_figures(figures, images, federation.method, state, seed)
+        transport.remembered.clear()
 
 
 def open_account(folder: RunFolder, defences: Defences, rounds: int) -> Account:
@@ -344,10 +327,10 @@ def carry_out(
         folder.keep_experiment(experiment)
         complete = is_complete(path)
         if not complete:
-            watching, cached = observer or Observer(), cache_folder(cache)
+            work = partial(_run, experiment, folder, cache_folder(cache), prepare, snapshots)
             try:
                 require_installed(experiment)
-                _execute(experiment, folder, watching, cached, prepare, snapshots)
+                _execute(folder, observer or Observer(), work)
             except Exception:
                 if not keep_unstarted:
                     folder.remove_unstarted()
@@ -378,12 +361,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def _execute(
-    experiment: Experiment,
-    folder: RunFolder,
-    observer: Observer,
-    cache: Path,
-    prepare: Prepare,
-    snapshots: Collection[int],
+    folder: RunFolder, observer: Observer, work: Callable[[Together, dict[str, float]], None]
 ) -> None:
     """Runs to the end, or records why it failed."""
     seconds: dict[str, float] = {}
@@ -396,7 +374,7 @@ def _execute(
 
     try:
         with timed(seconds, "total"), collected() as diagnostics:
-            _run(experiment, folder, everyone, cache, prepare, snapshots, seconds)
+            work(everyone, seconds)
     except KeyboardInterrupt:
         end("interrupted", None)
         raise
@@ -413,10 +391,10 @@ def _execute(
 def _run(
     experiment: Experiment,
     folder: RunFolder,
-    observer: Together,
     cache: Path,
     prepare: Prepare,
     snapshots: Collection[int],
+    observer: Together,
     seconds: dict[str, float],
 ) -> None:
     checkpoint = folder.load_checkpoint()
@@ -433,10 +411,7 @@ def _run(
         experiment.evaluate,
         experiment.train.head_rounds if experiment.server.wise_ft != "none" else None,
     )
-    # Where sites remember rounds or what is sent costs privacy, none may be done twice: not even
-    # after a crash while a checkpoint was under way.
-    beside = not federation.remote and not defences.defences
-    writer = Records(folder, federation.transport, models, snapshots, seconds, beside=beside)
+    writer = Records(federation, folder, models, snapshots, seconds)
     defences.charge_to(open_account(folder, defences, done))
     if isinstance(defences.masking, SecureAggregation):
         defences.masking.opened = opened_sums(folder)
@@ -456,12 +431,7 @@ def _run(
     enter = writer.carried if federation.remote else writer.ledger_rows.append
     federation.ledger = Ledger(enter, layouts)
     evaluate = Evaluate(federation, wise_ft, observer, images)
-    federation.hooks += [
-        observer,
-        evaluate,
-        writer,
-        Pictures(federation, folder),
-    ]
+    federation.hooks += [observer, evaluate, writer]
     if checkpoint is None or not is_file(folder.path / ENVIRONMENT):
         folder.write_json(ENVIRONMENT, environment(experiment, federation))
     if checkpoint is None or not is_file(folder.path / CLIENTS):

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from feddg.clients.threads import share_of_process
-from feddg.diagnostics import Diagnostic, emit
+from feddg.diagnostics import warn
 from feddg.errors import RunError
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.averages import MEANS, prefix_of
@@ -370,11 +370,11 @@ class RunFolder:
         with suppress(RunError):  # a damaged file is dropped as well
             rows = read_rows(self.path / name) if name == METRICS_FILE else []
             if any(row.get("kind") == "round" for row in rows):
-                text = (
+                warn(
+                    "begins-again",
                     f"There is no checkpoint in {self.path}, though rounds were recorded; it "
-                    "begins again."
+                    "begins again.",
                 )
-                emit(Diagnostic("begins-again", "warning", text))
         return []
 
     def _warn_of_missing(
@@ -388,12 +388,12 @@ class RunFolder:
             short |= {*short_rounds(sent, ((row["round"], row.get("bytes", 0)) for row in rows))}
         missing = sorted(short)
         if missing:
-            text = (
+            warn(
+                "rounds-missing",
                 f"{self.path / name} lacks {len(missing)} of the {last_round} rounds that the "
                 f"checkpoint has ({in_spans(missing)}); the run goes on, and its report will lack "
-                "them, too."
+                "them, too.",
             )
-            emit(Diagnostic("rounds-missing", "warning", text))
 
     # Checkpoints
 
@@ -580,9 +580,7 @@ class KeptModels:
         if new:
             self._rows += new
             evaluations = Evaluations(
-                self._rows,
-                select_by=self._chosen.select_by,
-                select_over=self._chosen.select_over,
+                self._rows, select_by=self._chosen.select_by, select_over=self._chosen.select_over
             )
             self._warn_of_no_choice(evaluations)
             for rule in SELECTION_RULES.values():
@@ -598,12 +596,12 @@ class KeptModels:
                 continue
             if evaluations.preference(last, split) is None:
                 self._warned.add(split)
-                text = (
+                warn(
+                    "metric-undefined",
                     f"{self._chosen.select_by} is not defined for every domain of {split} after "
                     f"round {last}, as where all images are of one class; no round is chosen by "
-                    "it then (evaluate.select_by)."
+                    "it then (evaluate.select_by).",
                 )
-                emit(Diagnostic("metric-undefined", "warning", text))
 
     def _choose(self, name: str, round: int | None, state: State) -> None:
         file = f"round-{round}.safetensors"

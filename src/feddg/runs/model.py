@@ -117,10 +117,7 @@ def _load_shared(folder: Path, device: str, which: str | None) -> Trained:
 
 
 def load_model(
-    folder: Path | str,
-    device: str = "cpu",
-    adapt: str | None = None,
-    which: str | None = None,
+    folder: Path | str, device: str = "cpu", adapt: str | None = None, which: str | None = None
 ) -> nn.Module:
     """Returns a run's global model in eval mode.
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
-from feddg.evaluation.metrics import METRICS
 from feddg.records import (
     CONSTANT,
     FLUCTUATION,
@@ -28,6 +27,7 @@ from feddg.runs.reading import (
     Evaluations,
     Run,
     SelectionRule,
+    in_order,
 )
 
 
@@ -126,5 +126,6 @@ def mean_step(evaluations: Evaluations, rounds: int, split: str = TEST) -> float
 
 def more_metrics(runs: Iterable[Run]) -> list[str]:
     """Returns the names of all metrics of the runs, in the order of tables."""
-    names = {name for run in runs for split in SPLITS for name in run.evaluations.metrics(split)}
-    return [name for name in METRICS if name in names] + sorted(names - METRICS.keys())
+    return in_order(
+        name for run in runs for split in SPLITS for name in run.evaluations.metrics(split)
+    )

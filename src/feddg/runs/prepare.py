@@ -20,13 +20,7 @@ import torch
 from feddg.clients.client import Examples, Worker, split_batches
 from feddg.data.data_set import DATA_SETS, find_augmentation, load_images_of
 from feddg.data.decoding import Reading, whole_images
-from feddg.data.fingerprint import (
-    ContentHashes,
-    ImagesFile,
-    file_of,
-    hash_file,
-    images_file,
-)
+from feddg.data.fingerprint import ContentHashes, ImagesFile, file_of, hash_file, images_file
 from feddg.data.images import ImageTable
 from feddg.data.inspection import (
     Survey,
@@ -46,7 +40,7 @@ from feddg.data.partition import Partition, counts_clients, held_alike, partitio
 from feddg.data.pixels import ArrayPixels, BadImage, PixelStore, open_pixels
 from feddg.data.protocols import from_csv
 from feddg.data.splits import Splits, from_roles, hold_out
-from feddg.diagnostics import Diagnostic, Progress, emit, silent
+from feddg.diagnostics import Diagnostic, Progress, emit, silent, warn
 from feddg.errors import ExperimentError, first_names
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment
@@ -54,9 +48,7 @@ from feddg.federation.federation import Federation, build
 from feddg.methods.composition import build_method, method_class
 from feddg.models.backbones import require_weights, weights_digest
 from feddg.records import BadImageRow, ClientRow, ClientsTable
-from feddg.settings import (
-    DataSettings,
-)
+from feddg.settings import DataSettings
 from feddg.storage import Stamp, stamp
 from feddg.storage import cache_folder as cache_folder
 
@@ -385,24 +377,18 @@ def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits
         ask = f"--hold-out DOMAIN, one of {first_names(table.domain_names, 12)}"
         if DATA_SETS.find(data.source).domains:
             raise ExperimentError(f"name the domain nobody trains on: {ask}")
-        emit(
-            Diagnostic(
-                "nothing-held-out",
-                "warning",
-                "No domain is held out: all train, and accuracies are of domains that trained. "
-                "They say nothing about a new one.",
-                f"To know that: {ask}.",
-            )
+        warn(
+            "nothing-held-out",
+            "No domain is held out: all train, and accuracies are of domains that trained. "
+            "They say nothing about a new one.",
+            f"To know that: {ask}.",
         )
     in_domain = _in_domain(table)
     if table.split is not None and data.own_split and not in_domain:
-        emit(
-            Diagnostic(
-                "own-split-unused",
-                "warning",
-                "The data set's own split holds domains out; it is not used, as hold_out names "
-                f"{first_names(held_out)}.",
-            )
+        warn(
+            "own-split-unused",
+            "The data set's own split holds domains out; it is not used, as hold_out names "
+            f"{first_names(held_out)}.",
         )
     return hold_out(
         table,

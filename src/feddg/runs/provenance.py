@@ -6,14 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from feddg.data.data_set import load_images_of
-from feddg.data.fingerprint import (
-    ContentHashes,
-    Difference,
-    ImagesFile,
-    difference,
-    images_file,
-)
-from feddg.diagnostics import Diagnostic, emit
+from feddg.data.fingerprint import ContentHashes, Difference, ImagesFile, difference, images_file
+from feddg.diagnostics import warn
 from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.runs.folder import CHECKPOINTS, NEWEST, CheckpointIndex
@@ -160,13 +154,10 @@ def _changes(folder: Path, now: ImagesFile) -> Difference | None:
 
 
 def _warn(folder: Path) -> None:
-    emit(
-        Diagnostic(
-            "images-unknown",
-            "warning",
-            f"{folder} does not say which images it was made with (a deployment does not); they "
-            "are taken to be the same.",
-        )
+    warn(
+        "images-unknown",
+        f"{folder} does not say which images it was made with (a deployment does not); they are "
+        "taken to be the same.",
     )
 
 

@@ -128,6 +128,12 @@ def preferred(value: float, metric: str) -> float:
     return -value if kind is not None and kind.higher_is_better is False else value
 
 
+def in_order(metrics: Iterable[str]) -> list[str]:
+    """Returns the names of metrics, each once, in the order of tables."""
+    found = set(metrics)
+    return [name for name in METRICS if name in found] + sorted(found - METRICS.keys())
+
+
 class Evaluations:
     """Evaluations, looked up by round, split and domain.
 
@@ -200,11 +206,7 @@ class Evaluations:
         return [row for (part, _), row in rows.items() if part == split]
 
     def value(
-        self,
-        round_: int | None,
-        split: str,
-        metric: str = "accuracy",
-        over: str = "domain_mean",
+        self, round_: int | None, split: str, metric: str = "accuracy", over: str = "domain_mean"
     ) -> float | None:
         """Returns a metric of a split after one round, over its domains; None if unknown.
 
@@ -229,8 +231,7 @@ class Evaluations:
     def metrics(self, split: str) -> list[str]:
         """Returns the metrics of a split's evaluations, in the order of tables."""
         rows = (row for r in self.rounds for row in self.at(r, split))
-        found = {"accuracy", *(name for row in rows for name in row.metrics)}
-        return [name for name in METRICS if name in found] + sorted(found - METRICS.keys())
+        return in_order({"accuracy", *(name for row in rows for name in row.metrics)})
 
     def support(self, split: str, domain: str) -> list[int] | None:
         """Returns the number of images per class in a domain; None before it was recorded."""

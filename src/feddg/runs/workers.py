@@ -1,30 +1,24 @@
-"""Processes that work on one run together: started on this machine, or by torchrun on any."""
+"""Processes of this machine that work on one run together."""
 
-import atexit
 import json
 import logging
 import os
-import platform
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from datetime import timedelta
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from feddg.clients.threads import environment_of_job, threads, threads_per_job
+from feddg.clients.threads import threads, threads_per_job
 from feddg.data.decoding import hash_of
 from feddg.diagnostics import Progress, silent
 from feddg.errors import ExperimentError, FeddgError, RunError, WorkerLost, in_words
@@ -44,20 +38,14 @@ from feddg.federation.workers import (
 from feddg.messages import Message, under
 from feddg.models.precision import choose_device
 from feddg.runs.prepare import Prepare, federation_of, in_process, load_images
+from feddg.runs.processes import Child, child, death, end, with_parent
 from feddg.storage import cache_folder
-from feddg.text import death
 
 RUN, END = "run", "end"
 PATIENCE = timedelta(days=30)
 """How long a process waits for another that is alive; a client may train for days."""
-SECONDS_TO_END = 10
 
 log = logging.getLogger("feddg")
-
-
-def started_by_torchrun() -> bool:
-    """Whether this process is one of several that torchrun started."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1
 
 
 def placed(experiment: Experiment, workers: int | None) -> tuple[Experiment, int]:
@@ -68,28 +56,14 @@ def placed(experiment: Experiment, workers: int | None) -> tuple[Experiment, int
         workers: how many; by default one, or one for each GPU of ``all``.
 
     Raises:
-        ExperimentError: there are too few GPUs for that, or torchrun says another number.
+        ExperimentError: there are too few GPUs for that.
     """
     if experiment.device == "all":
         experiment = experiment.model_copy(update={"device": "cuda"})
         workers = workers or torch.cuda.device_count()
         if not workers:
             raise ExperimentError("device all: there is no GPU here; say --workers N for CPUs")
-    return experiment, number_of_workers(workers)
-
-
-def number_of_workers(asked: int | None) -> int:
-    """Returns the number of processes of a run: as requested, or as started by torchrun.
-
-    Raises:
-        ExperimentError: the two contradict each other.
-    """
-    if not started_by_torchrun():
-        return asked or 1
-    started = int(os.environ["WORLD_SIZE"])
-    if asked not in (None, started):
-        raise ExperimentError(f"torchrun started {started} workers: leave out --workers {asked}")
-    return started
+    return experiment, workers or 1
 
 
 @contextmanager
@@ -106,15 +80,6 @@ def together(workers: int, cache: Path) -> Iterator[Prepare]:
     if workers == 1:
         yield in_process
         return
-    if _of_torchrun is not None:
-        try:
-            yield partial(prepared_by, _of_torchrun)
-        except (KeyboardInterrupt, WorkerLost):
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what there is to say is said
-            atexit.unregister(_end_torchrun)
-            atexit.register(_of_torchrun.leave)
-            raise
-        return
     with ExitStack() as ending:
 
         def prepare(experiment: Experiment, *rest: Any) -> Federation:
@@ -127,26 +92,20 @@ def together(workers: int, cache: Path) -> Iterator[Prepare]:
 
 @contextmanager
 def started(workers: int, cache: Path) -> Iterator[Channel]:
-    """Starts workers on this machine, each with its share of the cores; ends them with the block.
-
-    They are detached from the terminal, so Ctrl-C reaches only this process. They end when their
-    standard input does, so when this process dies, however it dies.
-    """
+    """Starts workers on this machine, each with its share of the cores, and ends them."""
     if not dist.is_available():
         raise ExperimentError(
             "workers need torch.distributed, which this PyTorch was built without"
         )
     if dist.is_initialized():
         raise RunError("this process is in a group of torch.distributed already: leave it first")
-    count = threads_per_job(workers)
-    environment = environment_of_job(count) | {"FEDDG_CACHE": str(cache.resolve())}
-    environment |= _loopback()
+    count, environment = threads_per_job(workers), _loopback()
     folder = tempfile.mkdtemp(prefix="feddg-")
     store = os.path.join(folder, "store")
-    children = dict[int, subprocess.Popen[bytes]]()
+    children = dict[int, Child]()
 
     def watch() -> None:
-        ended = {rank: child.poll() for rank, child in children.items()}
+        ended = {rank: one.poll() for rank, one in children.items()}
         # Those whose connection broke end, too, with status 0: the one that broke it is named.
         for rank, status in sorted(ended.items(), key=lambda one: one[1] in (None, 0)):
             if status is not None:
@@ -155,22 +114,18 @@ def started(workers: int, cache: Path) -> Iterator[Channel]:
     channel = Channel(watch)
     try:
         for rank in range(1, workers):
-            command = [sys.executable, "-m", "feddg.runs.workers", store, str(rank), str(workers)]
-            children[rank] = subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, start_new_session=True
-            )
+            words = (store, str(rank), str(workers))
+            own = environment | {"FEDDG_CACHE": str(cache.resolve())}
+            children[rank] = child("feddg.runs.workers", *words, threads=count, environment=own)
         with threads(count):
-            with _environment(_loopback()):
+            with _environment(environment):
                 channel.join(partial(_group, store, 0, workers))
             yield channel
             channel.tell(Message({}, {"job": END}))
-            for child in children.values():
-                with suppress(subprocess.TimeoutExpired):
-                    child.wait(SECONDS_TO_END)
     finally:
-        for child in children.values():  # they keep nothing that could be lost
-            child.kill()
-            child.communicate()
+        for one in children.values():  # they keep nothing that could be lost
+            one.kill()
+        end(children.values(), 0)
         channel.leave()
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -210,99 +165,48 @@ def _backend() -> str:
     return "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
 
 
-_of_torchrun: Channel | None = None
-
-
-def join_torchrun(cache: Path) -> None:
-    """Joins the processes started by torchrun, if any.
-
-    Only process 0 returns: the others work for it until it ends, and end here.
-
-    Args:
-        cache: folder for decoded pixels.
-    """
-    global _of_torchrun
-    if _of_torchrun is not None or not started_by_torchrun():
-        return
-    channel = _of_torchrun = Channel()
-    channel.join(lambda: {"backend": _backend(), "timeout": PATIENCE})
-    if channel.rank:
-        serve(channel, cache)
-        sys.exit()
-    signal.signal(signal.SIGTERM, _told_to_end)
-    atexit.register(_end_torchrun)
-
-
-def _end_torchrun() -> None:
-    assert _of_torchrun is not None
-    with suppress(WorkerLost):
-        _of_torchrun.tell(Message({}, {"job": END}))
-    _of_torchrun.leave()
-
-
-def _told_to_end(*_: object) -> None:
-    raise WorkerLost("a worker is lost, and torchrun, which says which, ends the others")
-
-
-def devices_of(experiment: Experiment, here: int) -> list[torch.device]:
-    """Returns the devices of this machine's processes.
+def devices_of(experiment: Experiment, processes: int) -> list[torch.device]:
+    """Returns the devices of the processes of a run.
 
     Args:
         experiment: its device is a kind: ``auto``, ``cpu``, ``cuda``.
-        here: how many processes there are.
+        processes: how many there are.
 
     Raises:
         ExperimentError: there are too few.
     """
     device = choose_device(experiment.device)
     if device.type != "cuda":
-        return [device] * here
+        return [device] * processes
     count = torch.cuda.device_count()
     if device.index is not None:
         raise ExperimentError(f"device {device} is a single one: with workers say cuda, or cpu")
-    if count < here:
+    if count < processes:
         raise ExperimentError(
-            f"{here} workers, and this machine has {count} GPUs, one for each worker: "
+            f"{processes} workers, and this machine has {count} GPUs, one for each worker: "
             f"--workers {count}, or --device cpu"
         )
-    return [torch.device("cuda", number) for number in range(here)]
+    return [torch.device("cuda", number) for number in range(processes)]
 
 
 def prepared_by(
-    channel: Channel,
-    experiment: Experiment,
-    cache: Path,
-    progress: Progress,
+    channel: Channel, experiment: Experiment, cache: Path, progress: Progress
 ) -> Federation:
-    """Prepares a run at process 0, then at the workers, so images are decoded once per machine."""
-    size, here = channel.size, _processes_here(channel)
-    own = _on_device(channel, experiment)
-    clients = partial(WorkerTransport, channel)
+    """Prepares a run at process 0, then at the workers, so that images are decoded once."""
+    own, clients = _on_device(channel, experiment), partial(WorkerTransport, channel)
     found = in_process(own, cache, progress, in_process=clients)
     settings = json.dumps(experiment.model_dump(mode="json"))
     channel.tell(Message({}, {"job": RUN, "experiment": settings}))
-    first = range(here, size, here)  # of their machines
-    others = [rank for rank in range(1, size) if rank not in first]
-    ready = {rank: channel.receive(rank).scalars for rank in first}
-    for rank in others:
-        channel.send(rank, Message({}, {"decoded": True}))
-    channel.flush()
-    ready |= {rank: channel.receive(rank).scalars for rank in others}
-    for rank, about in ready.items():
-        _require_alike(rank, about, _about(found))
+    for rank in range(1, channel.size):
+        _require_alike(rank, channel.receive(rank).scalars, _about(found))
     assert found.evaluation is not None
     given = {field.name: getattr(found.evaluation, field.name) for field in fields(Evaluation)}
     found.evaluation = WorkerEvaluation(**given, channel=channel, network=found.network)
     return found
 
 
-def _processes_here(channel: Channel) -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", channel.size))
-
-
 def _on_device(channel: Channel, experiment: Experiment) -> Experiment:
-    here = _processes_here(channel)
-    channel.device = devices_of(experiment, here)[channel.rank % here]
+    channel.device = devices_of(experiment, channel.size)[channel.rank]
     if channel.device.type == "cuda":
         torch.cuda.set_device(channel.device)
     return experiment.model_copy(update={"device": str(channel.device)})
@@ -314,8 +218,6 @@ def _about(found: Federation) -> dict[str, str]:
     worker, on_gpu = found.worker, found.worker.device.type == "cuda"
     computing = worker.threads or torch.get_num_threads()
     return {
-        "feddg": version("feddg"),
-        "torch": torch.__version__,
         "device": torch.cuda.get_device_name(worker.device) if on_gpu else worker.device.type,
         "precision": type(worker.autocast()).__name__,
         "number of threads": "" if on_gpu else str(computing),
@@ -329,8 +231,8 @@ def _require_alike(rank: int, theirs: dict[str, Any], own: dict[str, str]) -> No
     for what, value in own.items():
         if theirs[what] != value:
             raise RunError(
-                f"worker {rank} on {theirs['machine']} has another {what} ({theirs[what]}) than "
-                f"process 0 ({value}): bits would depend on who trains whom"
+                f"worker {rank} has another {what} ({theirs[what]}) than process 0 ({value}): bits "
+                "would depend on who trains whom"
             )
 
 
@@ -350,7 +252,7 @@ def serve(channel: Channel, cache: Path) -> None:
             except Exception as error:
                 if not isinstance(error, FeddgError):
                     log.exception("worker %d", channel.rank)
-                channel.send(0, Message({}, {FAILED: f"{platform.node()}: {in_words(error)}"}))
+                channel.send(0, Message({}, {FAILED: in_words(error)}))
                 channel.flush()
                 break
     except WorkerLost:  # process 0 is gone, and says why
@@ -361,10 +263,8 @@ def serve(channel: Channel, cache: Path) -> None:
 def _prepared(channel: Channel, job: Message, cache: Path) -> Federation:
     experiment = Experiment(**json.loads(str(job.scalars["experiment"])))
     experiment = _on_device(channel, experiment)
-    if channel.rank % _processes_here(channel):  # another one decodes this machine's images
-        channel.receive(0)
     found = federation_of(experiment, load_images(experiment, cache, silent), cache)
-    channel.send(0, Message({}, {**_about(found), "machine": platform.node()}))
+    channel.send(0, Message({}, dict(_about(found))))
     channel.flush()
     return found
 
@@ -385,23 +285,17 @@ def _work(channel: Channel, found: Federation, job: Message) -> None:
     channel.flush()
 
 
-def _end_with_parent(store: str) -> None:
-    while os.read(0, 1):
-        pass
-    shutil.rmtree(Path(store).parent, ignore_errors=True)
-    os._exit(1)
-
-
 def main() -> None:
     """Works for the process that started this one, and ends with it."""
     store, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    threading.Thread(target=_end_with_parent, args=[store], daemon=True).start()
+    clean = partial(shutil.rmtree, Path(store).parent, ignore_errors=True)
+    with_parent(lambda: (clean(), os._exit(1)))
     try:
         channel = Channel()
         channel.join(partial(_group, store, rank, size))
         serve(channel, cache_folder())
     finally:
-        shutil.rmtree(Path(store).parent, ignore_errors=True)
+        clean()
 
 
 if __name__ == "__main__":

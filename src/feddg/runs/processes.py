@@ -1,0 +1,84 @@
+"""Processes of this machine that work for the one that starts them, and end with it."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any
+
+from feddg.clients.threads import environment_of_job
+
+Child = subprocess.Popen[str]
+
+
+def child(
+    module: str,
+    *words: str,
+    threads: int,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    **streams: Any,
+) -> Child:
+    """Starts a module of this package in a process of its own, which never imports the caller's.
+
+    It is detached from the terminal, so Ctrl-C reaches only this process. Its standard input ends
+    when this process closes it, or dies, however it dies: see :func:`with_parent`.
+
+    Args:
+        module: dotted name; run as ``python -m``.
+        words: its arguments.
+        threads: for its tensor operations.
+        environment: variables that it has besides this process's.
+        streams: ``stdout`` and ``stderr``; this process's by default.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *words],
+        stdin=subprocess.PIPE,
+        env=environment_of_job(threads) | dict(environment),
+        start_new_session=True,
+        text=True,
+        encoding="utf-8",
+        **streams,
+    )
+
+
+def end(children: Iterable[Child], seconds: float) -> None:
+    """Ends processes: closes their input, and kills those that are still there after a while."""
+    ending = list(children)
+    for one in ending:
+        with suppress(OSError, ValueError):  # it is dead, or was told before
+            one.stdin.close()  # type: ignore[union-attr]
+    for one in ending:
+        try:
+            one.wait(seconds)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            one.kill()
+        with suppress(OSError, ValueError), one:  # what it wrote is read
+            pass
+
+
+def with_parent(end: Callable[[], object], line: Callable[[str], None] = lambda line: None) -> None:
+    """In a child: calls ``line`` with each line of its input, and ``end`` when there are no more.
+
+    That is in another thread; the parent has closed the input then, or is dead.
+    """
+
+    def listen() -> None:
+        with open(0, encoding="utf-8", closefd=False) as own:  # Python may end while it waits
+            for each in own:
+                line(each)
+        end()
+
+    threading.Thread(target=listen, daemon=True).start()
+
+
+def death(status: int) -> str:
+    """How a process ended that should not have: ``its process died (signal 11)``.
+
+    Args:
+        status: as :class:`subprocess.Popen` gives it: below 0 a signal's number.
+    """
+    if status == -9:
+        return "its process was killed, perhaps for want of memory"
+    return f"its process died ({'signal' if status < 0 else 'status'} {abs(status)})"
