@@ -9,7 +9,7 @@ from torch import nn
 from feddg.styles.codecs import Vgg19Codec
 from scripts import load_script
 
-training = load_script(Path(__file__).parents[1] / "benchmarks/codec/train.py")
+training = load_script(Path(__file__).parents[2] / "benchmarks/codec/train.py")
 initialised, untrained = training.initialised, training.untrained
 
 
