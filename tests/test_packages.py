@@ -91,7 +91,7 @@ def a_table(root):
 
 RUN = ("run", "--data", "digits", "--hold-out", "sketch", "--out", "runs", "-q")
 FOLDER = ("run", "--root", "images", "--hold-out", "light", "--out", "runs")
-TABLE = ("run", "--data", "table", "--root", "rows.parquet", "--out", "runs")
+TABLE = ("run", "--data", "features", "--root", "rows.parquet", "--out", "runs")
 SEVERAL = ("compare", "--data", "digits", "--hold-out", "ink", "--methods", "fedavg", "--launcher")
 REFUSED = {
     "lora": (*RUN, "--set", "train.trainable=lora"),

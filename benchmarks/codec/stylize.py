@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from PIL import Image
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow, upright_size
-from feddg.data.images import IMAGE_SUFFIXES, endings
+from feddg.data.decoding import UnusableImageError, decode_image, quiet_pillow
+from feddg.data.images import IMAGE_SUFFIXES, endings, open_image
 from feddg.errors import DataError, FeddgError
 from feddg.storage import entries, is_file, replace_file, why
 from feddg.styles.codec import load_codec, transfer
@@ -142,8 +142,9 @@ def _decoded(
     for file in files:
         try:
             pixels = torch.from_numpy(decode_image(file, size, "pad"))
-            width, height = upright_size(file)
-        except UnusableImageError as error:
+            with open_image(file) as image:
+                width, height = ImageOps.exif_transpose(image).size
+        except (UnusableImageError, UnidentifiedImageError) as error:
             skipped.append((file, str(error)))
             continue
         scale = size / max(width, height)

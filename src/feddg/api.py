@@ -359,7 +359,7 @@ def _split_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
 def _parquet() -> None:
     """Raises an error at the start, rather than at the end, if PyArrow is missing."""
-    from feddg.prediction.predict import parquet
+    from feddg.prediction.evaluate import parquet
 
     parquet("leave out predictions")
 
@@ -455,7 +455,7 @@ def predict_files(
     Args:
         run: the run folder, or an ONNX file.
         images: files, folders, globs.
-        out: the table to write; ends in ``.csv``, ``.jsonl`` or ``.parquet``.
+        out: the table to write; ends in ``.csv`` or ``.jsonl``.
         html: the page to write; none by default.
         **options: options and errors of :func:`feddg.prediction.predict.predict_files`.
     """

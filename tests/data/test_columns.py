@@ -1,4 +1,4 @@
-"""Columns of CSV and Parquet files, and what is none."""
+"""Columns of CSV files, and what is none."""
 
 import csv
 from pathlib import Path
@@ -8,23 +8,6 @@ import pytest
 from feddg.data.data_set import load_source
 from feddg.errors import DataError
 from published_trees import NAMES, hospital, write_table
-
-
-def test_parquet_is_the_same_table(tmp_path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    rows = hospital(tmp_path)
-    columns = {name: [row[place] for row in rows] for place, name in enumerate(NAMES)}
-    columns["label"] = [int(row[1] == "ill") for row in rows]
-    parquet.write_table(arrow.table(columns), tmp_path / "t.parquet")
-    table = load_source("table", tmp_path / "t.parquet")
-    assert table.class_names == ("0", "1")
-    assert list(table.paths) == [row[0] for row in rows]
-    columns["label"][3] = None
-    parquet.write_table(arrow.table(columns), tmp_path / "t.parquet")
-    with pytest.raises(DataError, match=r"row 4 of t\.parquet has no label"):
-        load_source("table", tmp_path / "t.parquet")
 
 
 @pytest.mark.parametrize("between", [";", "\t"])

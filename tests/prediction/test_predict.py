@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from feddg.cli import app
 from feddg.data.pixels import as_unit
-from feddg.errors import AdaptationError, DataError, ExperimentError, MissingPackage, RunError
+from feddg.errors import AdaptationError, DataError, ExperimentError, RunError
 from feddg.evaluation.accuracy import energy, separation
 from feddg.experiment import load_stored
 from feddg.prediction.classifier import image_files
@@ -52,13 +52,11 @@ def test_batches_change_nothing(finished, images):
     assert [row.label for row in predict(finished, images, adapt="global")] == whole
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 @pytest.mark.parametrize("stop_after", [1, 3])
 def test_an_interrupted_table_goes_on_to_the_same_bytes(
     finished, images, tmp_path, suffix, stop_after
 ):
-    if suffix == ".parquet":
-        pytest.importorskip("pyarrow.parquet", reason="needs the extra `parquet`")
     (images / "broken.png").write_bytes(b"no image")
     straight, halting = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
     predict_files(finished, [images], straight, batch_size=8)
@@ -136,22 +134,6 @@ def test_no_cell_is_a_formula(finished, tmp_path, monkeypatch, start):
     assert read_csv(tmp_path / "labels.csv")[0]["file"] == f"'{file.name}"
     predict_files(finished, [file.name], tmp_path / "labels.jsonl")
     assert json.loads((tmp_path / "labels.jsonl").read_text())["file"] == file.name
-
-
-def test_parquet_holds_what_the_csv_holds(finished, images, tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra `parquet`")
-    (images / "text.jpg").write_text("no image")
-    for name in ("labels.csv", "labels.parquet"):
-        predict_files(finished, [images], tmp_path / name, batch_size=8, probabilities=True)
-    rows = parquet.read_table(tmp_path / "labels.parquet").to_pylist()
-    as_text = [{k: "" if v is None else str(v) for k, v in row.items()} for row in rows]
-    assert as_text == read_csv(tmp_path / "labels.csv")
-
-
-def test_parquet_without_its_extra_is_one_clear_line(finished, images, tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(MissingPackage, match=r"feddg\[parquet\]"):
-        predict_files(finished, [images], tmp_path / "labels.parquet")
 
 
 def test_bfloat16_where_it_is_asked_for(finished, images, tmp_path):

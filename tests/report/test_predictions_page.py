@@ -20,10 +20,8 @@ def images(tmp_path):
     return tmp_path / "images"
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 def test_the_page_shows_the_most_doubtful_first(finished, images, tmp_path, suffix):
-    if suffix == ".parquet":
-        pytest.importorskip("pyarrow.parquet", reason="needs the extra `parquet`")
     next(images.rglob("*.png")).rename(images / "=<b>bold.png")
     (images / "text.jpg").write_text("no image")
     out, page = tmp_path / f"labels{suffix}", tmp_path / "page.html"

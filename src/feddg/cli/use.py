@@ -46,7 +46,7 @@ def predict(
     options: dict[str, Any],
     run: ModelArgument,
     images: Annotated[list[str], typer.Argument(help="images, folders (all below), globs")],
-    out: Annotated[Path, typer.Option(help="the table: ends in .csv, .jsonl or .parquet")],
+    out: Annotated[Path, typer.Option(help="the table: ends in .csv or .jsonl")],
     html: Annotated[
         Path | None, typer.Option(help="a page of thumbnails, the most doubtful first")
     ] = None,

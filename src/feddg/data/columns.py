@@ -1,4 +1,4 @@
-"""Reads columns of a CSV or Parquet file as texts."""
+"""Reads columns of a CSV file as texts."""
 
 import csv
 import io
@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from feddg.errors import DataError, nearest, need
+from feddg.errors import DataError, nearest
 from feddg.records import from_cell
-from feddg.storage import read_text, why
+from feddg.storage import read_text
 
-PARQUET = (".parquet", ".pq")
-TABLES = (".csv", *PARQUET)
+FIRST = 2
+"""Number of the first row, below the header line."""
 _CONTROL = re.compile("[\x00-\x1f\x7f]")
 
 
@@ -23,12 +23,10 @@ class Columns:
     Attributes:
         file: the file they were read from.
         values: the cells of each column, by the name that was asked for.
-        first: number of the first row, counted from 1: 2 below a header line, else 1.
     """
 
     file: Path
     values: Mapping[str, Sequence[str]]
-    first: int
 
     def __len__(self) -> int:
         return len(next(iter(self.values.values())))
@@ -41,7 +39,7 @@ class Columns:
 
     def row(self, index: int) -> str:
         """Returns the name of a row for messages, such as ``row 3 of patients.csv``."""
-        return f"row {index + self.first} of {self.file.name}"
+        return f"row {index + FIRST} of {self.file.name}"
 
     def check(self, name: str, allowed: Collection[str]) -> Sequence[str]:
         """Returns a column after checking that it holds allowed values only.
@@ -80,12 +78,12 @@ class Columns:
 def read_columns(
     file: Path, wanted: Collection[str], optional: Collection[str] = (), remedy: str = ""
 ) -> Columns:
-    """Reads columns of a CSV or Parquet file; empty and missing cells are empty texts.
+    """Reads columns of a CSV file; empty and missing cells are empty texts.
 
-    Cells of a CSV file are separated by commas, semicolons or tabs; the first row decides.
+    Cells are separated by commas, semicolons or tabs; the first row decides.
 
     Args:
-        file: the file; one that ends in ``.parquet`` is read as Parquet, others as CSV.
+        file: the file.
         wanted: columns that must be there.
         optional: columns that are read if they exist.
         remedy: a sentence for the error message: what to do if a column is missing.
@@ -93,15 +91,14 @@ def read_columns(
     Raises:
         DataError: the file cannot be read, lacks a column, or has no rows.
     """
-    parquet = file.suffix.lower() in PARQUET
-    names, columns = (_parquet if parquet else _csv)(file, {*wanted, *optional})
+    names, columns = _csv(file, {*wanted, *optional})
     for name in wanted:
         if name not in columns:
             raise DataError(
                 f"{file} has no column {name!r}{nearest(name, names)}; it has: "
                 f"{', '.join(names) or 'none'}.{' ' if remedy else ''}{remedy}"
             )
-    found = Columns(file, columns, 1 if parquet else 2)
+    found = Columns(file, columns)
     if not len(found):
         raise DataError(f"{file} has no rows.")
     for name, values in columns.items():
@@ -138,24 +135,3 @@ def _csv(file: Path, wanted: set[str]) -> tuple[list[str], dict[str, list[str]]]
         place = names.index(name)
         columns[name] = [from_cell(row[place]).strip() if row else "" for row in rows[1:]]
     return names, columns
-
-
-def _parquet(file: Path, wanted: set[str]) -> tuple[list[str], dict[str, list[str]]]:
-    need("parquet", str(file), otherwise="write it as CSV")
-    from pyarrow import ArrowException, parquet
-
-    try:
-        with parquet.ParquetFile(file) as opened:
-            names = opened.schema_arrow.names
-            table = opened.read(columns=[name for name in names if name in wanted])
-    except (OSError, ValueError, ArrowException) as error:
-        raise DataError(f"Cannot read {file}: {why(error)}.") from None
-    return names, {name: list(map(_text, table[name].to_pylist())) for name in table.schema.names}
-
-
-def _text(value: object) -> str:
-    if value is None or value != value:  # not a number: pandas' missing value
-        return ""
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))  # pandas turns whole numbers with gaps into floats
-    return str(value).strip()

@@ -54,7 +54,7 @@ _ORIENTATIONS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_ORIENTATION_TAG, _LYING = 0x0112, (5, 6, 7, 8)
+_ORIENTATION_TAG = 0x0112
 
 
 @dataclass(frozen=True)
@@ -477,25 +477,6 @@ def decode_parts(
     except (UnusableImageError, MissingPackage):
         raise
     except Exception as error:  # Pillow's decoders raise many kinds on a broken file
-        raise _unusable(path, error) from error
-
-
-def upright_size(path: ImageSource) -> tuple[int, int]:
-    """Returns width and height of an image after its orientation tag is applied.
-
-    Raises:
-        UnusableImageError: no image can be read from the file.
-    """
-    try:
-        with _opened(path) as image:
-            if image is None:
-                height, width, _ = read_tiff(path).values.shape
-                return width, height
-            width, height = image.size
-            return (height, width) if _orientation(image) in _LYING else (width, height)
-    except (UnusableImageError, MissingPackage):
-        raise
-    except Exception as error:  # Pillow's readers raise many kinds on a broken file
         raise _unusable(path, error) from error
 
 

@@ -11,12 +11,11 @@ import numpy
 
 from feddg.data.fingerprint import ImagesFile, file_of
 from feddg.diagnostics import Diagnostic, Progress, silent
-from feddg.errors import AdaptationError, FeddgError, RunError
+from feddg.errors import AdaptationError, FeddgError, RunError, need
 from feddg.evaluation.accuracy import NOT_FINITE, Evaluation, Score
 from feddg.evaluation.adaptation import ADAPTATIONS, ClientEnsemble, NoSettings, Parts, read
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.federation.federation import build_worker
-from feddg.prediction.predict import parquet
 from feddg.records import AdaptationRow
 from feddg.rng import numpy_stream
 from feddg.runs.execute import is_complete
@@ -198,6 +197,22 @@ class ImageResults:
 
     def __len__(self) -> int:
         return len(self.columns["file"])
+
+
+def parquet(otherwise: str) -> Any:
+    """Returns PyArrow with its Parquet module.
+
+    Args:
+        otherwise: what else the user can do, for the error message.
+
+    Raises:
+        MissingPackage: it is not installed.
+    """
+    need("parquet", "Parquet", otherwise=otherwise)
+    import pyarrow
+    import pyarrow.parquet
+
+    return pyarrow
 
 
 def results_file(folder: Path, which: str | None = None) -> Path:

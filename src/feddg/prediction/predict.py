@@ -19,7 +19,7 @@ from feddg.data.decoding import Tile, UnusableImageError, decode_parts, names_in
 from feddg.data.inspection import depth_of
 from feddg.data.sets.features import read_rows
 from feddg.diagnostics import emit, silent
-from feddg.errors import DataError, MissingPackage, RunError, need
+from feddg.errors import DataError, MissingPackage, RunError
 from feddg.prediction.classifier import (
     ImageClassifier,
     about_links,
@@ -273,50 +273,19 @@ def _write_lines(out: Path, names: Sequence[str], rows: Rows) -> None:
             file.write(json.dumps(dict(zip(names, row)), ensure_ascii=False) + "\n")
 
 
-def _write_parquet(out: Path, names: Sequence[str], rows: Rows) -> None:
-    """Writes Parquet: numbers as float64, the rest as text, some thousand rows at a time."""
-    arrow, left = parquet(), iter(rows)
-    number, text = arrow.float64(), arrow.string()
-    numbers = ("confidence", "energy")
-    schema = arrow.schema(
-        [(name, number if name in numbers or ": " in name else text) for name in names]
-    )
-    with arrow.parquet.ParquetWriter(out, schema) as writer:
-        while group := [dict(zip(names, row)) for row in islice(left, ROWS_AT_ONCE)]:
-            writer.write_table(arrow.Table.from_pylist(group, schema=schema))
-
-
-_WRITERS = {".csv": _write_csv, ".jsonl": _write_lines, ".parquet": _write_parquet}
+_WRITERS = {".csv": _write_csv, ".jsonl": _write_lines}
 
 
 def check_suffix(out: Path) -> None:
     """Checks that a file can be written in the format of its suffix.
 
     Raises:
-        DataError: the suffix is unknown, its extra is not installed, or the path is a folder.
+        DataError: the suffix is unknown, or the path is a folder.
     """
     if out.suffix.lower() not in _WRITERS:
         raise DataError(f"{out} must end in one of {', '.join(_WRITERS)}")
     if out.is_dir():
         raise DataError(f"{out} is a folder; name a file")
-    if out.suffix.lower() == ".parquet":
-        parquet()
-
-
-def parquet(otherwise: str = "let --out end in .csv") -> Any:
-    """Returns PyArrow with its Parquet module.
-
-    Args:
-        otherwise: what else the user can do, for the error message.
-
-    Raises:
-        MissingPackage: it is not installed.
-    """
-    need("parquet", "Parquet", otherwise=otherwise)
-    import pyarrow
-    import pyarrow.parquet
-
-    return pyarrow
 
 
 # Predicts any number of image files into one table, and goes on where it was interrupted.
@@ -374,8 +343,7 @@ def predict_files(
     Args:
         run: the run folder, or an ONNX file of ``feddg export``.
         images: files, folders, globs.
-        out: the table to write; ends in ``.csv``, ``.jsonl`` or ``.parquet``. An existing one is
-            replaced.
+        out: the table to write; ends in ``.csv`` or ``.jsonl``. An existing one is replaced.
         adapt: a test-time adaptation, as in ``feddg evaluate``.
         which: the selection rule of the model, see :func:`feddg.runs.model.load_model`.
         probabilities: whether to write a column for every class.
@@ -521,7 +489,7 @@ def doubtful(table: Path, most: int = MOST_SHOWN) -> Doubtful:
     """Summarises a table of ``feddg predict``, in constant memory.
 
     Args:
-        table: the file, CSV, JSON lines or Parquet.
+        table: the file, CSV or JSON lines.
         most: number of doubtful rows to keep.
 
     Raises:
@@ -577,10 +545,4 @@ def _read_lines(table: Path) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, file)
 
 
-def _read_parquet(table: Path) -> Iterator[dict[str, Any]]:
-    wanted = ["file", "label", "confidence", "unlike_training", "reason"]
-    for batch in parquet().parquet.ParquetFile(table).iter_batches(columns=wanted):
-        yield from batch.to_pylist()
-
-
-_READERS = {".csv": _read_csv, ".jsonl": _read_lines, ".parquet": _read_parquet}
+_READERS = {".csv": _read_csv, ".jsonl": _read_lines}

@@ -29,7 +29,6 @@ from feddg.data.decoding import (
     decode_image,
     names_in,
     quiet_pillow,
-    upright_size,
 )
 from feddg.data.images import ImageBytes, from_folder
 from feddg.data.inspection import about_ignored, ignored_files, stored_images, survey
@@ -181,7 +180,6 @@ def test_the_settings_of_other_depths_do_not_touch_it(tmp_path):
 
 def test_it_has_a_size_and_is_cut_into_tiles_like_any_image(tmp_path):
     path = dicom(tmp_path / "n/x/a.dcm", np.zeros((20, 40), np.uint16))
-    assert upright_size(path) == (40, 20)
     assert names_in(path, "a.dcm", 20) == ["a.dcm#x0y0w20h20", "a.dcm#x20y0w20h20"]
     dicom(tmp_path / "n/y/b.dcm", np.zeros((20, 40), np.uint16))
     table = from_folder(tmp_path)

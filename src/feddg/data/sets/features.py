@@ -10,7 +10,6 @@ from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from feddg.data.columns import PARQUET
 from feddg.data.data_set import DATA_SETS, checked_options, define
 from feddg.data.images import ImageTable, positions, roles_of_domains
 from feddg.data.published import needs_root
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 SOURCE = "features"
+PARQUET = (".parquet", ".pq")
 ENDINGS = (".csv", *PARQUET, ".safetensors")
 
 

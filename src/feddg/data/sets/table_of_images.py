@@ -1,11 +1,11 @@
-"""The user's own table: a CSV or Parquet file with path, class, domain and client of each image."""
+"""The user's own table: a CSV file with path, class, domain and client of each image."""
 
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from pydantic import Field
 
-from feddg.data.columns import TABLES, Columns, read_columns
+from feddg.data.columns import FIRST, Columns, read_columns
 from feddg.data.data_set import define
 from feddg.data.images import ImageTable, listed_images, roles_of_domains
 from feddg.data.published import needs_root
@@ -51,8 +51,7 @@ def list_table(root: Path | None, options: TableOptions) -> ImageTable:
     ``val`` and ``test`` of a domain that also trains are in-domain validation and test.
 
     Args:
-        root: the table, or a folder with ``table.csv``, ``images.csv`` or ``metadata.csv`` (or
-            ``.parquet``).
+        root: the table, or a folder with ``table.csv``, ``images.csv`` or ``metadata.csv``.
         options: names of its columns, and the folder of the images.
 
     Raises:
@@ -91,22 +90,20 @@ def list_table(root: Path | None, options: TableOptions) -> ImageTable:
         listed_in=file.name,
         split=_roles(found, split, rows, domains) if split in found else None,
         clients=[found[client][row] for row in rows] if client in found else None,
-        listed_rows=[row + found.first for row in rows],
+        listed_rows=[row + FIRST for row in rows],
     )
 
 
 def _table(root: Path) -> Path:
     if root.is_dir():
-        files = [root / f"{name}{suffix}" for name in NAMES for suffix in TABLES]
+        files = [root / f"{name}.csv" for name in NAMES]
         there = next((file for file in files if file.is_file()), None)
         if there is None:
-            raise DataError(
-                f"{root} holds none of {', '.join(f'{name}.csv' for name in NAMES)} (or .parquet). "
-                "Give the table itself as root."
-            )
+            names = ", ".join(file.name for file in files)
+            raise DataError(f"{root} holds none of {names}. Give the table itself as root.")
         return there
-    if root.suffix.lower() not in TABLES:
-        raise DataError(f"{root} is no table; a table ends in {' or '.join(TABLES)}.")
+    if root.suffix.lower() != ".csv":
+        raise DataError(f"{root} is no table; a table ends in .csv.")
     return root
 
 
@@ -143,7 +140,7 @@ def _once(found: Columns, paths: Sequence[str], names: Sequence[str]) -> list[in
             if found[name][before] != found[name][index]:
                 raise DataError(
                     f"{found.row(index)} gives {path} the {name} {found[name][index]!r}, and row "
-                    f"{before + found.first} {found[name][before]!r}; one of them is wrong."
+                    f"{before + FIRST} {found[name][before]!r}; one of them is wrong."
                 )
     return list(first.values())
 
