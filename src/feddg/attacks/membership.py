@@ -136,11 +136,13 @@ def _row(
     victims: Sequence[Victim],
     seed: int,
 ) -> MembershipRow:
+    from sklearn.metrics import roc_curve
+
     members = [victim.case.members for victim in victims]
     areas = [area_under_roc(m, s) for m, s in zip(members, scores)]
     mean = clustered_mean(torch.tensor(areas), torch.arange(len(areas))).within(0, 1)
     grid = numpy.linspace(0, 1, POINTS)
-    curves = [roc_curve(m, s) for m, s in zip(members, scores)]
+    curves = [roc_curve(m, s, drop_intermediate=False)[:2] for m, s in zip(members, scores)]
     heights = numpy.mean([numpy.interp(grid, *curve) for curve in curves], axis=0)
     early = numpy.mean([numpy.interp(EARLY, *curve) for curve in curves])
     return MembershipRow(
@@ -157,23 +159,6 @@ def _row(
         others_from=victims[0].others_from,
         seed=seed,
     )
-
-
-def roc_curve(members: numpy.ndarray, scores: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Returns false and true positive rates, from the highest threshold to the lowest.
-
-    Args:
-        members: ``(n,)`` bool; some are and some are not.
-        scores: ``(n,)``; the higher, the more likely a member. Equal ones share a threshold.
-
-    Returns:
-        Two arrays in [0, 1] with one value more than there are thresholds; both begin at 0.
-    """
-    order = numpy.argsort(-scores, kind="stable")
-    last = numpy.append(numpy.flatnonzero(numpy.diff(scores[order])), len(scores) - 1)
-    true = numpy.append(0, numpy.cumsum(members[order])[last])
-    false = numpy.append(0, last + 1) - true
-    return false / false[-1], true / true[-1]
 
 
 def _losses(senders: Senders, cases: Sequence[Case]) -> Iterator[numpy.ndarray]:

@@ -227,18 +227,12 @@ class Targets:
 
     def take(self, positions: Tensor) -> "Targets":
         """Returns some of the targets."""
-        return Targets(
-            self.images[positions],
-            self.labels[positions],
-            self.clients[positions],
-            self.domains[positions],
-        )
+        return Targets(*(column[positions] for column in vars(self).values()))
 
     @classmethod
     def joined(cls, parts: "Sequence[Targets]") -> "Targets":
         """Returns several sets of targets as one."""
-        fields = ("images", "labels", "clients", "domains")
-        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in fields))
+        return cls(*map(torch.cat, zip(*(vars(part).values() for part in parts))))
 
 
 def chosen_clients(loaded: Federation, most: int, seed: int) -> list[int]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 import torch
@@ -31,6 +32,9 @@ class Predictions:
     labels: Tensor | None = None
 
 
+Compute = Callable[[Predictions], float | None]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """A number computed from the predictions on a domain.
@@ -47,14 +51,14 @@ class Metric:
 
     name: str
     summary: str
-    compute: Callable[[Predictions], float | None]
+    compute: Compute
     needs_logits: bool = False
     higher_is_better: bool | None = True
     order: int = 100
     title: str = ""
 
     @property
-    def defined_by(self) -> Callable[[Predictions], float | None]:
+    def defined_by(self) -> Compute:
         """The function that tells this metric from another of the same name."""
         return self.compute
 
@@ -78,6 +82,20 @@ def register_metric(metric: Metric) -> Metric:
     return METRICS.add(metric.name, metric)
 
 
+def _metric(
+    name: str, title: str, summary: str, order: int, **more: Any
+) -> Callable[[Compute], Compute]:
+    """Registers the decorated function as the ``compute`` of a metric."""
+
+    def register(compute: Compute) -> Compute:
+        register_metric(
+            Metric(name=name, title=title, summary=summary, compute=compute, order=order, **more)
+        )
+        return compute
+
+    return register
+
+
 def measure(predictions: Predictions) -> dict[str, float]:
     """Returns every metric that is defined for these predictions, by name."""
     values = {
@@ -92,6 +110,14 @@ def measure(predictions: Predictions) -> dict[str, float]:
     }
 
 
+@_metric(
+    "calibration_error",
+    "ECE",
+    f"expected calibration error over {BINS} bins of confidence, in [0, 1]",
+    order=40,
+    needs_logits=True,
+    higher_is_better=False,
+)
 def _expected_calibration_error(predictions: Predictions) -> float | None:
     """Expected calibration error: Guo et al., "On Calibration of ..." (ICML 2017), equation 3.
 
@@ -112,24 +138,18 @@ def _expected_calibration_error(predictions: Predictions) -> float | None:
     return float(sums.abs().sum() / len(labels))
 
 
-register_metric(
-    Metric(
-        name="calibration_error",
-        title="ECE",
-        summary=f"expected calibration error over {BINS} bins of confidence, in [0, 1]",
-        compute=_expected_calibration_error,
-        needs_logits=True,
-        higher_is_better=False,
-        order=40,
-    )
-)
-
-
+@_metric("accuracy", "Accuracy", "share of images classified correctly, in [0, 1]", order=0)
 def _accuracy(predictions: Predictions) -> float | None:
     examples = int(predictions.confusion.sum())
     return int(predictions.confusion.trace()) / examples if examples else None
 
 
+@_metric(
+    "balanced_accuracy",
+    "Balanced accuracy",
+    "mean over the classes with images of the share classified correctly, in [0, 1]",
+    order=10,
+)
 def _balanced_accuracy(predictions: Predictions) -> float | None:
     support = predictions.confusion.sum(axis=1)
     seen = support > 0
@@ -137,6 +157,12 @@ def _balanced_accuracy(predictions: Predictions) -> float | None:
     return float(recall.mean()) if seen.any() else None
 
 
+@_metric(
+    "macro_f1",
+    "Macro-F1",
+    "mean over the classes with images of their F1 score, in [0, 1]",
+    order=20,
+)
 def _macro_f1(predictions: Predictions) -> float | None:
     """F1 = 2 hits / (images + predictions) of each class with images (iWildCam's official score).
 
@@ -150,50 +176,26 @@ def _macro_f1(predictions: Predictions) -> float | None:
     return float(scores.mean()) if seen.any() else None
 
 
+@_metric(
+    "largest_class_share",
+    "Largest class",
+    "share of the commonest class, in (0, 1]: what naming it always would reach",
+    order=90,
+    higher_is_better=None,
+)
 def _largest_class_share(predictions: Predictions) -> float | None:
     support = predictions.confusion.sum(axis=1)
     return int(support.max()) / int(support.sum()) if support.any() else None
 
 
-register_metric(
-    Metric(
-        name="accuracy",
-        title="Accuracy",
-        summary="share of images classified correctly, in [0, 1]",
-        compute=_accuracy,
-        order=0,
-    )
+@_metric(
+    "auroc",
+    "AUROC",
+    "area under the ROC curve, each class against the rest, mean over the classes with images, in "
+    "[0, 1]",
+    order=30,
+    needs_logits=True,
 )
-register_metric(
-    Metric(
-        name="balanced_accuracy",
-        title="Balanced accuracy",
-        summary="mean over the classes with images of the share classified correctly, in [0, 1]",
-        compute=_balanced_accuracy,
-        order=10,
-    )
-)
-register_metric(
-    Metric(
-        name="macro_f1",
-        title="Macro-F1",
-        summary="mean over the classes with images of their F1 score, in [0, 1]",
-        compute=_macro_f1,
-        order=20,
-    )
-)
-register_metric(
-    Metric(
-        name="largest_class_share",
-        title="Largest class",
-        summary="share of the commonest class, in (0, 1]: what naming it always would reach",
-        compute=_largest_class_share,
-        higher_is_better=None,
-        order=90,
-    )
-)
-
-
 def _auroc(predictions: Predictions) -> float | None:
     """The area of each class against the rest, mean over the classes that are in both."""
     assert predictions.logits is not None
@@ -232,19 +234,6 @@ def _ranks(values: numpy.ndarray) -> numpy.ndarray:
     _, places, counts = numpy.unique(values, return_inverse=True, return_counts=True)
     shared: numpy.ndarray = (counts.cumsum() - (counts - 1) / 2)[places]
     return shared
-
-
-register_metric(
-    Metric(
-        name="auroc",
-        title="AUROC",
-        summary="area under the ROC curve, each class against the rest, mean over the classes "
-        "with images, in [0, 1]",
-        compute=_auroc,
-        needs_logits=True,
-        order=30,
-    )
-)
 
 
 def student(freedom: float, level: float = 0.95) -> float:

@@ -57,14 +57,14 @@ class SmallCNN(nn.Module):
     Other image sizes are pooled to the same map. 357 k weights.
     """
 
-    def __init__(self, widths: tuple[int, int, int] = (32, 64, 128), features: int = 128) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.out_features = features
+        self.out_features, widths = 128, (32, 64, 128)
         before = (3, *widths[:-1])
         self.blocks = nn.Sequential(*(_block(a, b) for a, b in zip(before, widths)))
         self.pool = nn.AdaptiveAvgPool2d(4)
         # Without the LayerNorm, Adam's first steps push most units' inputs below zero for good.
-        self.linear = nn.Sequential(nn.Linear(16 * widths[-1], features), nn.LayerNorm(features))
+        self.linear = nn.Sequential(nn.Linear(16 * widths[-1], 128), nn.LayerNorm(128))
 
     @property
     def stages(self) -> list[nn.Module]:
@@ -97,8 +97,9 @@ class GroupNormCNN(nn.Module):
     GroupNorm: Wu and He (ECCV 2018).
     """
 
-    def __init__(self, widths: tuple[int, int, int] = (8, 16, 16)) -> None:
+    def __init__(self) -> None:
         super().__init__()
+        widths = (8, 16, 16)
         self.out_features = 16 * widths[-1]
         before = (3, *widths[:-1])
         self.blocks = nn.Sequential(*(_group_block(a, b) for a, b in zip(before, widths)))

@@ -4,12 +4,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from feddg.data.decoding import Tile, UnusableImageError, decode_parts, quiet_pillow
 from feddg.diagnostics import Diagnostic
 from feddg.evaluation.travel import ESTIMATORS
 from feddg.prediction.model_file import ImagePreparation
-from feddg.prediction.predict import MOST_SHOWN, Doubtful, Prediction
+from feddg.prediction.predict import MOST_SHOWN, Doubtful
 from feddg.prediction.travel import Travel, expectation
 from feddg.report.blocks import (
     Block,
@@ -85,14 +86,14 @@ def write_predictions_page(
     others = f" and {len(labels) - 20} more" if len(labels) > 20 else ""
     return _write(
         out,
-        "Predictions, the most doubtful first",
-        tags,
-        result + (more if usable > len(rows) else ""),
-        [Prose(f"Labels: {listed}{others}.")],
-        _thumbnails(rows, preparation),
-        diagnostics,
-        found.faults,
-        found.failed,
+        title="Predictions, the most doubtful first",
+        tags=tags,
+        lead=result + (more if usable > len(rows) else ""),
+        blocks=[Prose(f"Labels: {listed}{others}.")],
+        thumbnails=_thumbnails(rows, preparation),
+        diagnostics=diagnostics,
+        faults=found.faults,
+        failed=found.failed,
     )
 
 
@@ -115,20 +116,20 @@ def write_travel_page(found: Travel, out: Path) -> Path:
     tags += [f"{found.failed:,} could not be used"] if found.failed else []
     sentences = [Prose(str(one), notice=one.severity == "warning") for one in found.diagnostics[1:]]
     words = "{:.1%} likely wrong" if found.expected else ""
-    thumbnails = _thumbnails(rows, found.model.preparation, words)
     advice = Prose(str(found.advice), notice=True)
     blocks: list[Block] = [advice, *sentences]
     if found.expected is not None:
         blocks += [sites_table(found)] if found.calibration.sites else []
         blocks += [estimates_table(found), classes_table(found)]
+    lead = expectation(found.expected) if found.expected else "Its accuracy cannot be estimated."
     return _write(
         out,
-        "Will the model travel?",
-        tags,
-        expectation(found.expected) if found.expected else "Its accuracy cannot be estimated.",
-        blocks,
-        thumbnails,
-        found.model.diagnostics,
+        title="Will the model travel?",
+        tags=tags,
+        lead=lead,
+        blocks=blocks,
+        thumbnails=_thumbnails(rows, found.model.preparation, words),
+        diagnostics=found.model.diagnostics,
     )
 
 
@@ -179,29 +180,10 @@ def classes_table(found: Travel) -> Table:
     )
 
 
-def _write(
-    out: Path,
-    title: str,
-    tags: Sequence[str],
-    lead: str,
-    blocks: Sequence[Block],
-    thumbnails: Sequence[Thumbnail],
-    diagnostics: Sequence[Diagnostic],
-    faults: Sequence[Prediction] = (),
-    failed: int = 0,
-) -> Path:
-    text = template_named("predictions.html.j2").render(
-        title=title,
-        tags=tags,
-        lead=lead,
-        blocks=blocks,
-        thumbnails=thumbnails,
-        diagnostics=diagnostics,
-        faults=faults,
-        failed=failed,
-        side=SIDE,
-    )
-    return write_file(out, text)
+def _write(out: Path, **parts: Any) -> Path:
+    """Fills the template with the parts of a page."""
+    parts = {"faults": (), "failed": 0, "side": SIDE} | parts
+    return write_file(out, template_named("predictions.html.j2").render(**parts))
 
 
 def _thumbnails(
