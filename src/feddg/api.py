@@ -472,14 +472,7 @@ def predict_files(
     if html is not None:
         from feddg.report.predictions_page import write_predictions_page
 
-        model = done.classifier
-        write_predictions_page(
-            predict.doubtful(done.out),
-            html,
-            preparation=model.preparation,
-            result=model.result,
-            diagnostics=model.diagnostics,
-        )
+        write_predictions_page(done, html)
     return done
 
 

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from feddg.api import travel
 from feddg.cli import app
-from feddg.errors import DataError
-from feddg.prediction.predict import doubtful, predict, predict_files
+from feddg.prediction import predict as prediction
+from feddg.prediction.predict import predict, predict_files
 from feddg.prediction.travel import expectation
 from trained_runs import write_images
 
@@ -40,15 +40,12 @@ def test_the_page_shows_the_most_doubtful_first(finished, images, tmp_path, suff
     assert page.stat().st_mode & 0o077 == 0
 
 
-def test_a_page_about_many_images_keeps_to_the_most_doubtful(finished, images, tmp_path):
-    predict_files(finished, [images], tmp_path / "labels.csv")
-    found = doubtful(tmp_path / "labels.csv", most=5)
+def test_of_many_images_the_most_doubtful_are_kept(finished, images, tmp_path, monkeypatch):
+    monkeypatch.setattr(prediction, "MOST_SHOWN", 5)
+    found = predict_files(finished, [images], tmp_path / "labels.csv")
     own = sorted(row.confidence for row in predict(finished, images))
-    assert [row.confidence for row in found.rows] == pytest.approx(own[:5], abs=1e-6)
-    assert (found.total, sum(found.labels.values())) == (30, 30)
-    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(DataError, match="is no table of `feddg predict`"):
-        doubtful(tmp_path / "other.csv")
+    assert [row.confidence for row in found.doubtful] == pytest.approx(own[:5], abs=1e-6)
+    assert (found.files, found.labels.total(), found.faults) == (30, 30, [])
 
 
 def test_the_page_about_a_new_site_shows_the_riskiest_first(finished, cache, images, tmp_path):

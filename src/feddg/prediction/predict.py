@@ -27,9 +27,9 @@ from feddg.prediction.classifier import (
     image_files,
     load_classifier,
 )
-from feddg.records import as_cell, from_cell
+from feddg.records import as_cell
 from feddg.runs.diagnostics import refuse_doubtful
-from feddg.storage import alone, replace_file, why
+from feddg.storage import alone, replace_file
 from feddg.text import printable
 from feddg.views import Shown
 
@@ -309,6 +309,9 @@ class PredictedFiles:
             score.
         continued: number of files done by an earlier call.
         classifier: the classifier.
+        doubtful: the least confident rows, most doubtful first.
+        faults: the first rows without a prediction.
+        labels: number of rows with each label.
     """
 
     out: Path
@@ -317,6 +320,9 @@ class PredictedFiles:
     unlike: int | None
     continued: int
     classifier: ImageClassifier
+    doubtful: list[Prediction]
+    faults: list[Prediction]
+    labels: Counter[str]
 
 
 def predict_files(
@@ -446,103 +452,41 @@ def _whole_batches(
 def _put_in_place(
     part: Path, out: Path, names: Sequence[str], continued: int, classifier: ImageClassifier
 ) -> PredictedFiles:
-    """Writes the table from its partial file, which is then deleted."""
-    counts: Counter[str] = Counter()
+    """Writes the table from its partial file, which is then deleted; in constant memory."""
+    faults, labels = list[Prediction](), Counter[str]()
+    files = failed = unlike = 0
 
-    def rows() -> Iterator[Sequence[Any]]:
-        for (_, found), _ in islice(_lines(part), 1, None):
-            counts["files"] += 1
-            for row in found:
-                named = dict(zip(names, row))
-                counts["failed"] += named["reason"] is not None
-                counts["unlike"] += named["unlike_training"] == "yes"
-                yield row
-
-    replace_file(out, lambda aside: _WRITERS[out.suffix.lower()](aside, names, rows()))
-    part.unlink()
-    unlike = counts["unlike"] if classifier.threshold is not None else None
-    return PredictedFiles(out, counts["files"], counts["failed"], unlike, continued, classifier)
-
-
-@dataclass(frozen=True)
-class Doubtful:
-    """A summary of a table of predictions.
-
-    Attributes:
-        rows: the least confident rows, most doubtful first.
-        faults: the first rows without a prediction.
-        total: number of rows.
-        failed: number of rows without a prediction.
-        unlike: number of rows unlike the training images; None without a score.
-        labels: number of rows with each label.
-    """
-
-    rows: list[Prediction]
-    faults: list[Prediction]
-    total: int
-    failed: int
-    unlike: int | None
-    labels: Counter[str]
-
-
-def doubtful(table: Path, most: int = MOST_SHOWN) -> Doubtful:
-    """Summarises a table of ``feddg predict``, in constant memory.
-
-    Args:
-        table: the file, CSV or JSON lines.
-        most: number of doubtful rows to keep.
-
-    Raises:
-        DataError: the table cannot be read.
-    """
-    faults: list[Prediction] = []
-    labels: Counter[str] = Counter()
-    total = failed = unlike = 0
-    lit = False
+    def by_file() -> Iterator[Sequence[Sequence[Any]]]:
+        return (rows for (_, rows), _ in islice(_lines(part), 1, None))
 
     def usable() -> Iterator[Prediction]:
-        nonlocal total, failed, unlike, lit
-        for row in _rows(table):
-            total += 1
-            if row.reason:
+        nonlocal files, failed, unlike
+        for rows in by_file():
+            files += 1
+            for file, label, confidence, _, light, reason, *_ in rows:
+                if reason is None:
+                    labels[label] += 1
+                    unlike += light == "yes"
+                    lit = None if light is None else light == "yes"
+                    yield Prediction(file, label, confidence, unlike_training=lit)
+                    continue
                 failed += 1
                 if len(faults) < MOST_FAULTS:
-                    faults.append(row)
-                continue
-            labels[row.label or ""] += 1
-            unlike += row.unlike_training is True
-            lit = lit or row.unlike_training is not None
-            yield row
+                    faults.append(Prediction(file, reason=reason))
 
-    try:
-        rows = heapq.nsmallest(most, usable(), key=lambda row: row.confidence or 0.0)
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{table} is no table of `feddg predict`: {why(error)}") from None
-    return Doubtful(rows, faults, total, failed, unlike if lit else None, labels)
-
-
-def _rows(table: Path) -> Iterator[Prediction]:
-    check_suffix(table)
-    for row in _READERS[table.suffix.lower()](table):
-        unlike = row["unlike_training"]
-        yield Prediction(
-            row["file"],
-            row["label"] or None,
-            float(row["confidence"] or 0),
-            unlike_training=unlike == "yes" if unlike else None,
-            reason=row["reason"] or None,
-        )
-
-
-def _read_csv(table: Path) -> Iterator[dict[str, Any]]:
-    with table.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            yield {name: from_cell(cell or "") for name, cell in row.items()}
-
-
-def _read_lines(table: Path) -> Iterator[dict[str, Any]]:
-    with table.open(encoding="utf-8") as file:
-        yield from map(json.loads, file)
-
-
-_READERS = {".csv": _read_csv, ".jsonl": _read_lines}
+    write, all_rows = _WRITERS[out.suffix.lower()], chain.from_iterable(by_file())
+    replace_file(out, lambda aside: write(aside, names, all_rows))
+    doubtful = heapq.nsmallest(MOST_SHOWN, usable(), key=lambda row: row.confidence or 0.0)
+    part.unlink()
+    scored = classifier.threshold is not None
+    return PredictedFiles(
+        out,
+        files,
+        failed,
+        unlike if scored else None,
+        continued,
+        classifier,
+        doubtful,
+        faults,
+        labels,
+    )

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from feddg.data.decoding import Tile, UnusableImageError, decode_parts, quiet_pillow
-from feddg.diagnostics import Diagnostic
 from feddg.evaluation.travel import ESTIMATORS
 from feddg.prediction.model_file import ImagePreparation
-from feddg.prediction.predict import MOST_SHOWN, Doubtful
+from feddg.prediction.predict import MOST_SHOWN, PredictedFiles
 from feddg.prediction.travel import Travel, expectation
 from feddg.report.blocks import (
     Block,
@@ -53,30 +52,23 @@ class Thumbnail:
         return os.path.basename(self.file)
 
 
-def write_predictions_page(
-    found: Doubtful,
-    out: Path,
-    *,
-    preparation: ImagePreparation,
-    result: str,
-    diagnostics: Sequence[Diagnostic] = (),
-) -> Path:
+def write_predictions_page(found: PredictedFiles, out: Path) -> Path:
     """Writes one self-contained page; returns its path.
 
     It contains small copies of the images, so everyone who can read the page sees them.
 
     Args:
-        found: the table's most doubtful rows.
+        found: the predictions; the most doubtful are shown.
         out: the file to write.
-        preparation: how files become RGB images.
-        result: how good the model was at sites that it was not trained on.
-        diagnostics: warnings about the model.
 
     Raises:
         RunError: it cannot be written.
     """
-    rows = [(r.file, r.label or "", r.confidence or 0.0, r.unlike_training) for r in found.rows]
-    usable = found.total - found.failed
+    model, usable = found.classifier, found.labels.total()
+    rows = [
+        (one.file, one.label or "", one.confidence or 0.0, one.unlike_training)
+        for one in found.doubtful
+    ]
     tags = [f"{usable:,} images labelled"]
     tags += [f"{found.failed:,} could not be used"] if found.failed else []
     tags += [] if found.unlike is None else [f"{found.unlike:,} unlike the training images"]
@@ -88,10 +80,10 @@ def write_predictions_page(
         out,
         title="Predictions, the most doubtful first",
         tags=tags,
-        lead=result + (more if usable > len(rows) else ""),
+        lead=model.result + (more if usable > len(rows) else ""),
         blocks=[Prose(f"Labels: {listed}{others}.")],
-        thumbnails=_thumbnails(rows, preparation),
-        diagnostics=diagnostics,
+        thumbnails=_thumbnails(rows, model.preparation),
+        diagnostics=model.diagnostics,
         faults=found.faults,
         failed=found.failed,
     )
