@@ -1,4 +1,4 @@
-"""The tables of README.md, docs/benchmarks.md and docs/which_method.md, from docs/results/data.
+"""The tables of README.md and of pages in docs, from docs/results/data.
 
     python benchmarks/tables.py
 
@@ -17,6 +17,7 @@ from feddg.comparison.statistics import (
     average_over_columns,
     paired_margin,
 )
+from feddg.methods.base import METHODS
 from feddg.report.page import between_marks
 from feddg.report.tables import (
     detectable_text,
@@ -31,7 +32,10 @@ from feddg.text import readable
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "results" / "data"
-PAGES = tuple(ROOT / name for name in ("README.md", "docs/benchmarks.md", "docs/which_method.md"))
+PAGES = tuple(
+    ROOT / name
+    for name in ("README.md", "docs/benchmarks.md", "docs/which_method.md", "docs/segmentation.md")
+)
 
 
 ROUNDS = {"serving_digits": 10, "serving_pacs": 12}
@@ -328,6 +332,20 @@ def travel_labels() -> str:
     return markdown([*head, *(f"{name}, labels alone" for name in head[1:])], body)
 
 
+def nuclei() -> str:
+    """Returns Dice by unseen kind and method: means over seeds, ends of intervals too."""
+    body = []
+    for (kind, method), rows in grouped("nuclei", "unseen", "method").items():
+        dice, low, high, inside = (
+            f"{100 * statistics.mean(float(row[column]) for row in rows):.1f}"
+            for column in ("dice", "low", "high", "inside")
+        )
+        title = METHODS.find(method).title
+        body.append([readable(kind), title, str(len(rows)), dice, f"{low} to {high}", inside])
+    head = ["unseen kind", "method", "seeds", "Dice", "95 % over images", "kinds that trained"]
+    return markdown(head, body)
+
+
 def tables() -> dict[str, str]:
     """Returns every table by its name."""
     return {
@@ -342,6 +360,7 @@ def tables() -> dict[str, str]:
         "robust_updates": robust_updates(),
         "travel_intervals": travel_intervals(),
         "travel_labels": travel_labels(),
+        "nuclei": nuclei(),
     }
 
 

@@ -164,10 +164,10 @@ def main() -> None:
                 fed = federation(method, data, unseen, seed).fit()
                 score = fed.evaluate(data[unseen], unseen)
                 inside = [fed.evaluate(fifths(data[k])[1], k).mean for k in KINDS if k != unseen]
-                images = (len(KINDS) - 1) * ROUNDS * STEPS * BATCH
+                seen = (len(KINDS) - 1) * ROUNDS * STEPS * BATCH
                 values = (score.mean, *score.interval, sum(inside) / len(inside))
                 rounded = [f"{value:.4f}" for value in values]
-                rows.append(dict(zip(COLUMNS, (method, unseen, seed, *rounded, images))))
+                rows.append(dict(zip(COLUMNS, (method, unseen, seed, *rounded, seen))))
                 with given.out.open("w", newline="") as file:
                     writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
                     writer.writeheader()

@@ -131,52 +131,6 @@ class DeploymentFile(JsonFile):
     images: dict[str, NonNegativeInt] = Field(default_factory=dict)
 
 
-def evaluation_scores(
-    transport: FlowerTransport,
-    classes: Sequence[str],
-    server: Server,
-    broadcast: Broadcast,
-    scores: Sequence[Score],
-) -> Sequence[Score]:
-    """Asks the evaluation sites for the accuracy of weights; they send counts only.
-
-    A site that fails is logged and left out. If a domain was also measured elsewhere, the site's
-    name is added.
-
-    Args:
-        transport: knows the evaluation sites.
-        classes: names of the classes.
-        server: its ledger records refusals.
-        broadcast: the weights.
-        scores: scores that were measured before.
-    """
-    found: list[Score] = []
-    taken = {score.domain for score in scores}
-    for id, reply in transport.evaluate(broadcast) if transport.evaluation_sites else ():
-        site, registration = transport.sites[id], transport.registry.registrations.get(id)
-        new: list[Score] = []
-        if isinstance(reply, Message):
-            try:
-                held = registration.domains if registration else {}
-                counts = registration.classes if registration else {}
-                new = (
-                    [read_unlabelled(reply, site, held)]
-                    if reply.scalars.keys() == {"images", "confidence"}
-                    else read_scores(reply, len(classes), held, [counts.get(c, 0) for c in classes])
-                )
-            except ValueError as error:
-                reason = f"{site}: its scores cannot be used ({plain_text(error, 200)})"
-                reply = Refusal(id, reason)
-        if isinstance(reply, Refusal):
-            server.ledger.refusal(broadcast.round, id, reply.reason)
-            log.warning("round %d: no evaluation by %s", broadcast.round, reply.reason)
-        for score in new:
-            named = replace(score, domain=f"{score.domain} at {site}")
-            found.append(named if score.domain in taken else score)
-        taken |= {score.domain for score in found}
-    return found
-
-
 def read_unlabelled(reply: Message, site: str, held: Mapping[str, int]) -> Score:
     """Returns what a site without labels measured, checked: how many images, how confidently.
 
@@ -263,8 +217,37 @@ class Sites(Sequence[Any]):
     def scores_elsewhere(
         self, server: Server, broadcast: Broadcast, scores: Sequence[Score]
     ) -> Sequence[Score]:
-        """Asks the evaluation sites; see :func:`evaluation_scores`."""
-        return evaluation_scores(self._transport, self.held.classes, server, broadcast, scores)
+        """Asks the evaluation sites for the accuracy of weights; they send counts only.
+
+        A site that fails is logged and left out. If a domain was also measured elsewhere, the
+        site's name is added.
+        """
+        transport, found = self._transport, list[Score]()
+        taken = {score.domain for score in scores}
+        for id, reply in transport.evaluate(broadcast) if transport.evaluation_sites else ():
+            new: list[Score] = []
+            if isinstance(reply, Message):
+                try:
+                    new = self._read(reply, id)
+                except ValueError as error:
+                    reason = f"its scores cannot be used ({plain_text(error, 200)})"
+                    reply = Refusal(id, f"{transport.sites[id]}: {reason}")
+            if isinstance(reply, Refusal):
+                server.ledger.refusal(broadcast.round, id, reply.reason)
+                log.warning("round %d: no evaluation by %s", broadcast.round, reply.reason)
+            for score in new:
+                named = replace(score, domain=f"{score.domain} at {transport.sites[id]}")
+                found.append(named if score.domain in taken else score)
+            taken |= {score.domain for score in found}
+        return found
+
+    def _read(self, reply: Message, id: int) -> list[Score]:
+        registration = self._transport.registry.registrations.get(id)
+        domains, counts = (registration.domains, registration.classes) if registration else ({}, {})
+        if reply.scalars.keys() == {"images", "confidence"}:
+            return [read_unlabelled(reply, self._transport.sites[id], domains)]
+        labels = [counts.get(name, 0) for name in self.held.classes]
+        return read_scores(reply, len(labels), domains, labels)
 
 
 def transport_to_programs(
