@@ -20,7 +20,6 @@ from feddg.records import (
     EVALUATION_ROWS,
     LEDGER_ROWS,
     METRICS_ROWS,
-    TRAFFIC_ROWS,
     AdaptationRow,
     ClientRow,
     ClientsTable,
@@ -31,6 +30,7 @@ from feddg.records import (
     RefusalRow,
     RefusedUpdate,
     RoundRow,
+    RowFile,
     SetupRow,
     SummaryFile,
     TensorEntry,
@@ -173,7 +173,7 @@ KINDS = [
     (METRICS_ROWS, metrics),
     (LEDGER_ROWS, ledger),
     (ADAPTATION_ROWS, adapted),
-    (TRAFFIC_ROWS, traffic),
+    (RowFile(TrafficRow), traffic),
     (EVALUATION_ROWS, evaluations),
 ]
 

@@ -44,10 +44,10 @@ from feddg.report.page import write_page
 from feddg.report.text import percent
 from feddg.rng import stream
 from feddg.runs.figures import some_of_each
-from feddg.runs.folder import SNAPSHOTS, checkpoint_weights
+from feddg.runs.folder import SNAPSHOTS, kept_weights
 from feddg.runs.model import load_finished_run
 from feddg.runs.prepare import cache_folder
-from feddg.runs.reading import read_run
+from feddg.runs.reading import FINAL, read_run
 from feddg.storage import is_file, why
 
 # t-SNE maps of features by class and by domain, as training goes on (PARDON, Figure 1).
@@ -309,7 +309,7 @@ def figures(
         raise RunError(f"{folder}: under {name} there is no global model to look into")
     rival, rival_name = None, ""
     if beside is not None:
-        rival, own = checkpoint_weights(beside), loaded.server.state.weights
+        rival, own = kept_weights(beside, FINAL)[1], loaded.server.state.weights
         if {n: t.shape for n, t in rival.items()} != {n: t.shape for n, t in own.items()}:
             raise RunError(f"{beside} trained another network; name a run with the same one")
         rival_name = f"{title_of(read_run(beside).method)} model"

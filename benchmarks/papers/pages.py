@@ -177,9 +177,18 @@ def fluctuation(results: Results, method: str) -> float | None:
     return float(own.mean()) if len(own) else None
 
 
+def no_better_than_constant(
+    results: Results, rule: SelectionRule = FINAL
+) -> dict[str, set[tuple[str, int]]]:
+    """Returns by method the columns and seeds whose model is no better than a constant one."""
+    values = results.values(CONSTANT, rule.name)
+    found = {method: {k for k, v in own.items() if v} for method, own in values.items()}
+    return {method: places for method, places in found.items() if places}
+
+
 def marked(results: Results, rules: Sequence[SelectionRule], method: str) -> str:
     """Returns a method's name, marked if its model is no better than a constant by one rule."""
-    found = [results.no_better_than_constant(rule).get(method, set()) for rule in rules]
+    found = [no_better_than_constant(results, rule).get(method, set()) for rule in rules]
     return spelled(method) + mark(set().union(*found), results.columns)
 
 
@@ -232,7 +241,7 @@ def accuracy_column(
 
     Models that are no better than a constant one are marked.
     """
-    found, constant = results.accuracies(rule), results.no_better_than_constant(rule)
+    found, constant = results.accuracies(rule), no_better_than_constant(results, rule)
 
     def cell(method: str) -> str:
         one, seeds = average_over_columns(found.get(method, {}), columns), len(results.seeds)
@@ -373,7 +382,7 @@ def short_table(
 ) -> str:
     """Accuracy of the last model, of the averaged weights and in the paper; leads over FedAvg."""
     final, swa = results.accuracies(FINAL), results.accuracies(SWA_MEAN)
-    constant = results.no_better_than_constant()
+    constant = no_better_than_constant(results)
     printed = paper.get("values", {}).get(TEST, {})
     methods = [method for method in results.methods if method in final]
     others = [method for method in methods if method != REFERENCE] or methods

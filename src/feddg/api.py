@@ -582,10 +582,7 @@ def validate(
 
 
 def inspect_data(
-    croissant: Path | None = None,
-    *,
-    progress: Progress = silent,
-    **fields: Any,
+    croissant: Path | None = None, *, progress: Progress = silent, **fields: Any
 ) -> dict[str, Any]:
     """Counts an experiment's images by domain and class, finds bad files, and partitions them.
 

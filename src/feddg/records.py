@@ -785,7 +785,6 @@ EVALUATION_ROWS = RowFile[EvaluationRow](EvaluationRow)
 ADAPTATION_ROWS = RowFile[AdaptationRow](AdaptationRow)
 PRIVACY_ROWS = RowFile[PrivacyRow](PrivacyRow)
 OPENED_SUM_ROWS = RowFile[OpenedSumRow](OpenedSumRow)
-TRAFFIC_ROWS = RowFile[TrafficRow](TrafficRow)
 ATTACK_ROWS = RowFile[AttackRow](Annotated[AttackRow, Field(discriminator="kind")], tagged=True)
 
 

@@ -30,27 +30,26 @@ _WINDOWS = os.name == "nt"
 # Windows waits for no writer, but changes bytes unless told otherwise.
 _READ_PLAINLY = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 KINDS = {
-    "pixels": "decoded images",
-    "checks": "which image files cannot be used",
-    "drawn": "images read or drawn from a data set's own files, as FEMNIST's",
-    "taken": "images taken out of Hugging Face data sets",
-    "hashes": "hashes of image files, to notice changes",
-    "stylized": "images stylized in other styles, and what else methods compute once",
-    "partial": "left behind by processes that were killed, or being written",
-}
-OTHER = "other"
-"""Kind of all other entries in the folder: counted, never removed."""
-_NAMES = {
-    "pixels": re.compile(r"pixels-[0-9a-f]{32}(\.npy)?"),
-    "checks": re.compile(r"checked-[0-9a-f]{32}\.json"),
-    "drawn": re.compile(r"drawn-[0-9a-f]{32}-(images|facts)\.npy"),
-    "taken": re.compile(r"taken-[0-9a-f]{32}"),
-    "hashes": re.compile(r"hashes-[0-9a-f]{32}\.json"),
-    "stylized": re.compile(r"[0-9a-f]{24}-.+\.npy"),
-    "partial": re.compile(
-        r"partial-[0-9a-f]{32}|\.([0-9a-f]{24}-|pixels-|checked-|hashes-|drawn-).+\.\d+\.\d+"
+    "pixels": ("decoded images", r"pixels-[0-9a-f]{32}(\.npy)?"),
+    "checks": ("which image files cannot be used", r"checked-[0-9a-f]{32}\.json"),
+    "drawn": (
+        "images read or drawn from a data set's own files, as FEMNIST's",
+        r"drawn-[0-9a-f]{32}-(images|facts)\.npy",
+    ),
+    "taken": ("images taken out of Hugging Face data sets", r"taken-[0-9a-f]{32}"),
+    "hashes": ("hashes of image files, to notice changes", r"hashes-[0-9a-f]{32}\.json"),
+    "stylized": (
+        "images stylized in other styles, and what else methods compute once",
+        r"[0-9a-f]{24}-.+\.npy",
+    ),
+    "partial": (
+        "left behind by processes that were killed, or being written",
+        r"partial-[0-9a-f]{32}|\.([0-9a-f]{24}-|pixels-|checked-|hashes-|drawn-).+\.\d+\.\d+",
     ),
 }
+"""What is kept in the cache folder: by kind, what it is and how the names of its entries look."""
+OTHER = "other"
+"""Kind of all other entries in the folder: counted, never removed."""
 MOST_VALUES = 100_000
 """Most values in a file with aliases expanded, because aliases can double them with every line."""
 DEEPEST = 50
@@ -420,7 +419,7 @@ def _entries(cache: Path) -> Iterator[tuple[Path, str]]:
             "folder, or to one that does not exist yet."
         ) from None
     for path in paths:
-        kinds = (kind for kind, pattern in _NAMES.items() if pattern.fullmatch(path.name))
+        kinds = (kind for kind, (_, name) in KINDS.items() if re.fullmatch(name, path.name))
         yield path, next(kinds, OTHER)
 
 

@@ -24,9 +24,9 @@ from feddg.comparison.pool import Watcher
 from feddg.errors import ExperimentError, FeddgError, RunError
 from feddg.methods.base import METHODS
 from feddg.report.page import write_comparison
-from feddg.runs.folder import checkpoint_weights
+from feddg.runs.folder import kept_weights
 from feddg.runs.model import load_model
-from feddg.runs.reading import read_rows, read_run
+from feddg.runs.reading import FINAL, read_rows, read_run
 
 BASE = {
     "data": {"source": "digits", "image_size": 16},
@@ -361,7 +361,7 @@ def test_weights_that_are_dropped_leave_every_number(trained, run_plan, tmp_path
     page = write_comparison(out).read_text()
     assert "FedProx" in page
     assert "left out" not in page
-    for read in (load_model, checkpoint_weights):
+    for read in (load_model, lambda folder: kept_weights(folder, FINAL)):
         with pytest.raises(RunError, match=r"keeps no weights.*--drop-weights.*experiment\.yaml"):
             read(done.cells[0].folder)
     assert run_plan(drop_weights=True)[1].counts == (2, 2)

@@ -215,15 +215,16 @@ class Lazy(Method):
 PROGRAM = """
 import feddg, sys, torch
 from feddg.methods.composition import method_class
-from feddg.runs.folder import checkpoint_weights
+from feddg.runs.folder import kept_weights
 from feddg.runs.prepare import build
+from feddg.runs.reading import FINAL
 
 assert method_class("lazy").__module__ == "lazy_package.lazy"
 train = {"rounds": 1, "local_epochs": 1, "batch_size": 64}
 data = {"source": "digits", "image_size": 16}
 experiment = feddg.Experiment(data=data, method="lazy", hold_out="sketch", train=train)
 run = feddg.run(experiment, sys.argv[1], report=False)
-weights, start = checkpoint_weights(run.folder), build(experiment, 10)[1].state_dict()
+weights, start = kept_weights(run.folder, FINAL)[1], build(experiment, 10)[1].state_dict()
 parameters = [name for name in start if "running" not in name and "num_batches" not in name]
 assert all(torch.equal(weights[name], start[name]) for name in parameters)
 """

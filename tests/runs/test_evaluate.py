@@ -18,10 +18,10 @@ from feddg.federation.validation import CHANGES
 from feddg.models.trained import fingerprint
 from feddg.prediction.evaluate import evaluate_run
 from feddg.runs import folder as folder_module
-from feddg.runs.folder import checkpoint_weights, kept_weights
+from feddg.runs.folder import kept_weights
 from feddg.runs.model import load_model, load_trained
 from feddg.runs.prepare import build_evaluation, in_process, load_images
-from feddg.runs.reading import SELECTION_RULES, read_rows, read_run
+from feddg.runs.reading import FINAL, SELECTION_RULES, read_rows, read_run
 from federations import same
 
 ROUNDS = 4
@@ -221,7 +221,7 @@ def test_means_are_measured_every_time_where_asked_for(tmp_path, cache):
     for row in rows_of(folder):
         measured[row["weights"]].add(row["round"])
     assert measured == {"last": {0, 2, 4}, "ema": {2, 4}, "swa": {4}}
-    assert same(weights_of(folder, "swa"), checkpoint_weights(folder))
+    assert same(weights_of(folder, "swa"), kept_weights(folder, FINAL)[1])
 
 
 def test_no_model_looks_at_an_image_twice(tmp_path, cache, monkeypatch):

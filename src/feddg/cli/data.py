@@ -112,7 +112,8 @@ def show(context: typer.Context, as_json: JsonOption = False) -> None:
     from rich.table import Table
 
     table = Table("kind", "entries", "size", "what it is", box=None, pad_edge=False)
-    about = api.KINDS | {api.OTHER: "not feddg's; never removed"}
+    about = {kind: what for kind, (what, _) in api.KINDS.items()}
+    about[api.OTHER] = "not feddg's; never removed"
     for kind, held in found.items():
         table.add_row(kind, str(held.entries), decimal(held.size), about[kind])
     typer.echo(f"{folder} (the environment's FEDDG_CACHE says where)")

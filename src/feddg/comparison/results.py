@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 
 from feddg.comparison.plan import VALIDATED_ON, Cell, Plan, expand_plan
-from feddg.comparison.statistics import Accuracies, Key, Margin, best_other, margins, spread
+from feddg.comparison.statistics import Accuracies, Margin, best_other, margins, spread
 from feddg.data.fingerprint import ImagesFile
 from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, warn
 from feddg.errors import DataError, RunError, field_fault
@@ -824,12 +824,6 @@ class Results:
                 also = (seeds.low, seeds.high, seeds.count)
                 rows.append((budget, method, others[method], one.mean, *ends, *also))
         return DataFrame(rows, columns=_OF_MARGINS).astype({BUDGET: "Int64"})
-
-    def no_better_than_constant(self, rule: SelectionRule = FINAL) -> dict[str, set[Key]]:
-        """Returns by method the columns and seeds whose model is no better than a constant one."""
-        values = self.values(CONSTANT, rule.name)
-        found = {method: {k for k, v in own.items() if v} for method, own in values.items()}
-        return {method: places for method, places in found.items() if places}
 
     @cached_property
     def no_method_fit(self) -> Diagnostic | None:

@@ -10,13 +10,7 @@ from torch import Tensor, nn
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
 from feddg.messages import Broadcast, EntrySchema, Update, Weights
-from feddg.methods.base import (
-    Method,
-    MethodSettings,
-    State,
-    register,
-    shared_parameters,
-)
+from feddg.methods.base import Method, MethodSettings, State, register, shared_parameters
 from feddg.models.network import Network
 from feddg.settings import ExperimentSettings
 

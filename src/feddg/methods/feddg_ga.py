@@ -40,13 +40,7 @@ from feddg.messages import (
     Weights,
     joined,
 )
-from feddg.methods.base import (
-    Ask,
-    Method,
-    MethodSettings,
-    State,
-    register,
-)
+from feddg.methods.base import Ask, Method, MethodSettings, State, register
 from feddg.models.network import Network
 from feddg.settings import Fraction
 

@@ -25,13 +25,7 @@ from pydantic import Field
 from torch import Tensor
 
 from feddg.messages import Update, Weights
-from feddg.methods.base import (
-    Method,
-    MethodSettings,
-    State,
-    register,
-    shared_parameters,
-)
+from feddg.methods.base import Method, MethodSettings, State, register, shared_parameters
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 

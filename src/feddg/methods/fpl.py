@@ -76,9 +76,7 @@ class FPL(Method):
     settings: FPLSettings
     sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
         f"update/{PROTOTYPES}": EntrySchema(
-            "the mean embedding of each class it holds",
-            ("held", "features"),
-            rows="classes",
+            "the mean embedding of each class it holds", ("held", "features"), rows="classes"
         ),
         f"update/{CLASSES}": EntrySchema(
             "which classes these are",

@@ -44,14 +44,8 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
 from feddg.messages import Message, SchemaContext, Weights, joined, on_device
-from feddg.methods.base import (
-    register,
-)
-from feddg.methods.style_exchange import (
-    OneStyleEach,
-    StyleSettings,
-    members,
-)
+from feddg.methods.base import register
+from feddg.methods.style_exchange import OneStyleEach, StyleSettings, members
 from feddg.records import Groups
 from feddg.settings import Fraction
 from feddg.styles.ranges import DEVIATIONS

@@ -66,15 +66,7 @@ from torch.nn.functional import linear
 from feddg.clients.client import Batch, Client
 from feddg.errors import ClientError, ExperimentError, NotEnoughUpdates
 from feddg.messages import EntrySchema, Message, Refusal, Update, Weights
-from feddg.methods.base import (
-    Ask,
-    FoundOut,
-    Method,
-    MethodSettings,
-    State,
-    name_clients,
-    register,
-)
+from feddg.methods.base import Ask, FoundOut, Method, MethodSettings, State, name_clients, register
 from feddg.models.closed_form import (
     EXAMPLES,
     PENALTIES,
@@ -194,8 +186,7 @@ class Ridge(Method):
     sends: ClassVar[dict[str, EntrySchema]] = {
         **{name: schema for name, schema in Method.sends.items() if name != "update/terms/*"},
         **left_out_schemas(
-            lambda method: len(method.settings.penalties),
-            lambda method: method.asks,
+            lambda method: len(method.settings.penalties), lambda method: method.asks
         ),
     }
     one_round = True

@@ -45,13 +45,7 @@ from feddg.messages import (
     Weights,
     joined,
 )
-from feddg.methods.base import (
-    Method,
-    MethodSettings,
-    State,
-    register,
-    shared_parameters,
-)
+from feddg.methods.base import Method, MethodSettings, State, register, shared_parameters
 from feddg.models.network import Network
 from feddg.settings import ExperimentSettings
 

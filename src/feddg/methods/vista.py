@@ -51,11 +51,7 @@ from feddg.clients.client import Batch, Client
 from feddg.messages import Message, Weights, joined
 from feddg.methods.base import register
 from feddg.methods.randconv import KERNELS, convolved, random_kernel
-from feddg.methods.style_exchange import (
-    OneStyleEach,
-    StyleSettings,
-    members,
-)
+from feddg.methods.style_exchange import OneStyleEach, StyleSettings, members
 from feddg.records import Groups
 from feddg.settings import Fraction
 from feddg.styles.codec import adain

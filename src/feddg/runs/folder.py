@@ -180,20 +180,6 @@ def _under(prefix: str, tensors: Weights) -> Weights:
     return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
-def checkpoint_weights(folder: Path, prefix: str = "weights/") -> Weights:
-    """Returns the global weights of a run folder's checkpoint; changes nothing.
-
-    Args:
-        folder: the run's folder.
-        prefix: of the tensors to return; removed from their names.
-
-    Raises:
-        RunError: there is no complete checkpoint.
-    """
-    index = read_index(folder)
-    return read_tensors(folder, index, index.state, prefix)
-
-
 def checkpoint_memories(folder: Path) -> dict[int, Weights]:
     """Returns the clients' memory in a run folder's checkpoint, by id; changes nothing.
 
