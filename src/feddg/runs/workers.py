@@ -197,8 +197,9 @@ def prepared_by(
     found = in_process(own, cache, progress, in_process=clients)
     settings = json.dumps(experiment.model_dump(mode="json"))
     channel.tell(Message({}, {"job": RUN, "experiment": settings}))
-    for rank in range(1, channel.size):
-        _require_alike(rank, channel.receive(rank).scalars, _about(found))
+    ready = {rank: channel.receive(rank).scalars for rank in range(1, channel.size)}
+    for rank, about in ready.items():
+        _require_alike(rank, about, _about(found))
     assert found.evaluation is not None
     given = {field.name: getattr(found.evaluation, field.name) for field in fields(Evaluation)}
     found.evaluation = WorkerEvaluation(**given, channel=channel, network=found.network)
