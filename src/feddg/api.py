@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from feddg.comparison.plan import Plan
     from feddg.comparison.pool import Watcher
     from feddg.experiment import Experiment, Origin
-    from feddg.prediction.evaluate import Adaptations, PairedRuns
+    from feddg.prediction.evaluate import Adaptations
     from feddg.prediction.predict import PredictedFiles
     from feddg.prediction.travel import Travel
     from feddg.prediction.validation import ValidationFile
@@ -417,29 +417,6 @@ def results_tables(results: Path, tables_folder: Path | None = None) -> str:
 def _require_runs(results: Path, tables_folder: Path | None) -> None:
     if tables_folder is not None:
         raise RunError(f"{results} is a results file: of the options, only --out is for it")
-
-
-def paired(
-    first: Path | str, second: Path | str, split: str = "test", which: str | None = None
-) -> "PairedRuns":
-    """Compares two runs image by image: McNemar's test and the paired bootstrap.
-
-    Args:
-        first: the folder of a run with stored results by image (``predictions``).
-        second: the folder of another, evaluated on the same images.
-        split: ``test``, ``val``, ``id_val`` or ``id_test``.
-        which: the selection rule of the model; by default each run's own.
-
-    Raises:
-        RunError: the split is unknown, results by image are missing, or the images differ.
-    """
-    from feddg.prediction.evaluate import compare_images, read_image_results
-    from feddg.records import SPLITS
-
-    if split not in SPLITS:
-        raise RunError(f"unknown split {split!r}; there are: {', '.join(SPLITS)}")
-    one, other = (read_image_results(folder, which) for folder in (first, second))
-    return compare_images(one, other, split)
 
 
 def predict_files(

@@ -1,6 +1,6 @@
 """The command line: thin, no logic of its own.
 
-A module per group of commands: ``run`` (run, resume, demo), ``compare`` (compare, report, paired),
+A module per group of commands: ``run`` (run, resume, demo), ``compare`` (compare, report),
 ``use`` (evaluate, adaptations, methods, predict, travel, export, serve, privacy),
 ``data`` (data, cache), ``deploy``. ``common`` holds what they share: flags made from an
 experiment's settings, and the parsing of their values; ``output`` shows plans and results. Heavy
@@ -22,7 +22,7 @@ from feddg.text import printable
 PANELS = {
     "Start": ("demo", "run", "compare", "report"),
     "Use a model": ("predict", "travel", "serve", "export", "evaluate"),
-    "Look around": ("data", "methods", "adaptations", "paired", "privacy"),
+    "Look around": ("data", "methods", "adaptations", "privacy"),
     "Between sites": ("deploy",),
     "Further": ("resume", "cache"),
 }

@@ -233,7 +233,7 @@ PredictionsOption = Annotated[
     bool,
     typer.Option(
         "--predictions",
-        help="keep what is predicted of every image (Parquet, private), for `feddg paired`",
+        help="keep what is predicted of every image (Parquet, private), to compare by",
     ),
 ]
 

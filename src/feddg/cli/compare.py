@@ -1,6 +1,5 @@
-"""Commands about many runs: ``compare``, ``report`` and ``paired``."""
+"""Commands about many runs: ``compare`` and ``report``."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,14 +10,10 @@ from feddg.cli.common import (
     AgainOption,
     DryRunOption,
     ExperimentCommand,
-    JsonOption,
-    OptionsCommand,
     PredictionsOption,
     QuietOption,
     TrackOption,
     launcher_options,
-    options_of,
-    print_json,
     resumable,
     takes,
     track,
@@ -131,25 +126,3 @@ def report(
         typer.echo(api.results_tables(folders[0], tables))
     else:
         typer.echo(api.report(folders, out, tables=tables))
-
-
-@app.command(cls=OptionsCommand)
-@options_of("feddg.api:paired", "split which")
-def paired(
-    options: dict[str, Any],
-    first: Annotated[Path, typer.Argument(help="a run's folder")],
-    second: Annotated[Path, typer.Argument(help="another's, measured on the same images")],
-    as_json: JsonOption = False,
-) -> None:
-    """Compare two runs image by image.
-
-    By McNemar's test and the paired bootstrap. Both runs need their results by image:
-    `feddg evaluate RUN --predictions`.
-    """
-    found = api.paired(first, second, **options)
-    if as_json:
-        print_json(asdict(found))
-        return
-    from feddg.cli.output import print_paired
-
-    print_paired(found, first.name, second.name)

@@ -16,11 +16,10 @@ from feddg.comparison.tuning import TRIALS
 from feddg.data.partition import in_words
 from feddg.diagnostics import Diagnostic
 from feddg.experiment import DEFAULT, Origin
-from feddg.prediction.evaluate import Adaptations, PairedRuns
+from feddg.prediction.evaluate import Adaptations
 from feddg.prediction.travel import Travel, expectation
 from feddg.records import AttackRow
 from feddg.report import blocks
-from feddg.report.comparison_page import mcnemar_words, paired_table
 from feddg.report.leaks import attack_tables
 from feddg.report.predictions_page import sites_table
 from feddg.report.tables import (
@@ -137,13 +136,6 @@ def print_missing(done: Comparison) -> None:
         print_line(console, f"as things are, no run could start: {hopeless}")
     if done.missing and done.folder.name == TRIALS:
         print_line(console, "the table's runs follow, with the values that are picked")
-
-
-def print_paired(found: PairedRuns, first: str, second: str) -> None:
-    """Prints how two runs called ``first`` and ``second`` differ image by image."""
-    console = Console()
-    console.print(as_rich(paired_table(found, first, second)))
-    print_line(console, mcnemar_words(found))
 
 
 def print_attack(rows: Sequence[AttackRow]) -> None:

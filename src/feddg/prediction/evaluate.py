@@ -14,7 +14,6 @@ from feddg.diagnostics import Diagnostic, Progress, silent
 from feddg.errors import AdaptationError, FeddgError, RunError, need
 from feddg.evaluation.accuracy import NOT_FINITE, Evaluation, Score
 from feddg.evaluation.adaptation import ADAPTATIONS, ClientEnsemble, NoSettings, Parts, read
-from feddg.evaluation.metrics import Predictions, measure
 from feddg.federation.federation import build_worker
 from feddg.records import AdaptationRow
 from feddg.rng import numpy_stream
@@ -32,7 +31,6 @@ _ABOUT = b"feddg"
 _FORMAT = 1
 DRAWS = 2000
 LEVEL = 0.95
-METRICS_OF_COUNTS = ("accuracy", "balanced_accuracy", "macro_f1")
 
 
 @dataclass(frozen=True)
@@ -387,20 +385,22 @@ class McNemar:
 
 
 @dataclass(frozen=True)
-class PairedDifference:
-    """A metric of the first run minus that of the second.
+class PairedRuns:
+    """Two runs compared image by image.
 
     Attributes:
-        metric: its name.
-        aggregate: ``pooled`` (each image counts once) or ``domain_mean`` (each domain once).
-        first: value of the first run.
-        second: value of the second run.
+        images: number of images.
+        domains: names of their domains.
+        mcnemar: the test on all images together.
+        first: accuracy of the first run on all images, in [0, 1].
+        second: accuracy of the second run.
         low: lower end of the 95 % interval of the difference, by the paired bootstrap.
         high: upper end of the interval.
     """
 
-    metric: str
-    aggregate: str
+    images: int
+    domains: tuple[str, ...]
+    mcnemar: McNemar
     first: float
     second: float
     low: float
@@ -410,23 +410,6 @@ class PairedDifference:
     def difference(self) -> float:
         """First minus second."""
         return self.first - self.second
-
-
-@dataclass(frozen=True)
-class PairedRuns:
-    """Two runs compared image by image.
-
-    Attributes:
-        images: number of images.
-        domains: names of their domains.
-        mcnemar: the test on all images together.
-        differences: by metric and aggregate.
-    """
-
-    images: int
-    domains: tuple[str, ...]
-    mcnemar: McNemar
-    differences: tuple[PairedDifference, ...]
 
 
 def mcnemar(first: numpy.ndarray, second: numpy.ndarray) -> McNemar:
@@ -464,15 +447,35 @@ def compare_images(
     _check_same(one, other, split)
     texts = [one.columns["label"], one.columns["predicted"], other.columns["predicted"]]
     names = numpy.unique(numpy.concatenate(texts))
-    labels = numpy.searchsorted(names, one.columns["label"])
-    predicted = [numpy.searchsorted(names, run.columns["predicted"]) for run in (one, other)]
+    labels, *predicted = (numpy.searchsorted(names, column) for column in texts)
     domains, of_domain = numpy.unique(one.columns["domain"], return_inverse=True)
-    cells = _Cells.of(of_domain, labels, (predicted[0], predicted[1]), len(names))
+    # Images of one domain and class, with the same two predictions, are drawn together.
+    rows = numpy.stack([of_domain, labels, *predicted])
+    cells, counts = numpy.unique(rows, axis=1, return_counts=True)
+    right = [cells[2] == cells[1], cells[3] == cells[1]]
+    places = cells[0] == numpy.arange(len(domains))[:, None]
+    random = numpy_stream(0, "paired bootstrap")
+
+    def accuracies(counts: numpy.ndarray) -> tuple[float, float]:
+        first, second = (int(counts[own].sum()) / int(counts.sum()) for own in right)
+        return first, second
+
+    gaps, drawn = list[float](), numpy.zeros_like(counts)
+    for _ in range(draws):
+        for place in places:
+            own = counts[place]
+            drawn[place] = random.multinomial(own.sum(), own / own.sum())
+        ours, theirs = accuracies(drawn)
+        gaps.append(ours - theirs)
+    tail = 100 * (1 - LEVEL) / 2
+    low, high = numpy.percentile(gaps, [tail, 100 - tail])
     return PairedRuns(
         len(one),
         tuple(domains.tolist()),
         mcnemar(predicted[0] == labels, predicted[1] == labels),
-        tuple(_differences(cells, draws)),
+        *accuracies(counts),
+        low=float(low),
+        high=float(high),
     )
 
 
@@ -503,73 +506,3 @@ def _check_same(one: ImageResults, other: ImageResults, split: str) -> None:
 
 def _identity(run: ImageResults) -> Iterator[tuple[str, ...]]:
     return zip(*(run.columns[name].tolist() for name in ("content", "label", "domain")))
-
-
-@dataclass(frozen=True, eq=False)
-class _Cells:
-    """Counts of images that are the same for every metric: domain, label and both predictions.
-
-    Attributes:
-        counts: ``(cells,)`` number of images.
-        domain: ``(cells,)`` their domain.
-        pairs: for each run ``(cells,)`` the index into its flattened confusion matrix.
-        classes: number of classes.
-    """
-
-    counts: numpy.ndarray
-    domain: numpy.ndarray
-    pairs: tuple[numpy.ndarray, numpy.ndarray]
-    classes: int
-
-    @classmethod
-    def of(
-        cls,
-        domain: numpy.ndarray,
-        labels: numpy.ndarray,
-        predicted: tuple[numpy.ndarray, numpy.ndarray],
-        classes: int,
-    ) -> "_Cells":
-        rows = numpy.stack([domain, *(labels * classes + own for own in predicted)])
-        (domains, one, other), counts = numpy.unique(rows, axis=1, return_counts=True)
-        return cls(counts, domains, (one, other), classes)
-
-    def metrics(self, counts: numpy.ndarray, run: int) -> dict[tuple[str, str], float]:
-        """Returns metrics by name and aggregate, for other counts of images in the cells."""
-        shape = (self.classes, self.classes)
-        by_domain = [
-            measure(
-                Predictions(
-                    numpy.bincount(
-                        self.pairs[run][own], counts[own], minlength=self.classes**2
-                    ).reshape(shape)
-                )
-            )
-            for own in (self.domain == domain for domain in range(int(self.domain.max()) + 1))
-        ]
-        together = numpy.bincount(self.pairs[run], counts, minlength=self.classes**2)
-        pooled = measure(Predictions(together.reshape(shape)))
-        found = {}
-        for metric in METRICS_OF_COUNTS:
-            found[metric, "domain_mean"] = float(numpy.mean([own[metric] for own in by_domain]))
-            found[metric, "pooled"] = pooled[metric]
-        return found
-
-
-def _differences(cells: _Cells, draws: int) -> Iterator[PairedDifference]:
-    first, second = cells.metrics(cells.counts, 0), cells.metrics(cells.counts, 1)
-    random = numpy_stream(0, "paired bootstrap")
-    drawn: dict[tuple[str, str], list[float]] = {key: [] for key in first}
-    places = [numpy.flatnonzero(cells.domain == d) for d in range(int(cells.domain.max()) + 1)]
-    for _ in range(draws):
-        counts = numpy.zeros_like(cells.counts)
-        for place in places:
-            own = cells.counts[place]
-            counts[place] = random.multinomial(own.sum(), own / own.sum())
-        one, other = cells.metrics(counts, 0), cells.metrics(counts, 1)
-        for key in drawn:
-            drawn[key].append(one[key] - other[key])
-    tail = 100 * (1 - LEVEL) / 2
-    for (metric, aggregate), values in drawn.items():
-        low, high = numpy.percentile(values, [tail, 100 - tail])
-        key = metric, aggregate
-        yield PairedDifference(*key, first[key], second[key], float(low), float(high))

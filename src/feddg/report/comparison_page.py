@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from feddg.comparison.results import ResultRow, Results, about_method
 from feddg.comparison.statistics import average_over_columns
 from feddg.errors import FeddgError
 from feddg.prediction.evaluate import (
-    PairedDifference,
     PairedRuns,
     compare_images,
     read_image_results,
@@ -336,51 +335,6 @@ def _steps(results: Results) -> Iterator[Step]:
         )
 
 
-T = TypeVar("T")
-
-
-def paired_table(found: PairedRuns, first: str, second: str) -> Table:
-    """Returns metrics of two runs on the same images, and their differences with intervals."""
-    columns: list[MadeColumn[PairedDifference]] = [
-        text_column("Metric", lambda d: metric_title(d.metric)),
-        text_column("Over domains", lambda d: AGGREGATE_WORDS[d.aggregate]),
-        column(first, lambda d: percent(d.first), "%"),
-        column(second, lambda d: percent(d.second), "%"),
-        *_difference_columns(lambda d: d, "points"),
-    ]
-    caption = (
-        f"{counted(found.images, 'image')} of {', '.join(found.domains[:6])}. Images are drawn "
-        "anew within each domain, the same for both (paired bootstrap). It is about these two "
-        "models, and says nothing about other seeds or domains."
-    )
-    return table_of(found.differences, columns, caption)
-
-
-def _difference_columns(
-    difference: Callable[[T], PairedDifference], note: str
-) -> list[MadeColumn[T]]:
-    """Returns columns of a difference between two models and its interval over images."""
-    return [
-        column("Difference", lambda row: tables.points(difference(row).difference), note),
-        column(
-            "95 % interval",
-            lambda row: (
-                f"{tables.points(difference(row).low)} to {tables.points(difference(row).high)}"
-            ),
-            "over images",
-        ),
-    ]
-
-
-def mcnemar_words(found: PairedRuns) -> str:
-    """Returns McNemar's test in a sentence."""
-    test = found.mcnemar
-    return (
-        f"McNemar: {number(test.only_first)} images only the first gets right, "
-        f"{number(test.only_second)} only the second; p = {_p_text(test.exact)}."
-    )
-
-
 def _p_text(value: float) -> str:
     """Returns a p-value with its significant digits."""
     return "< 0.0001" if value < 1e-4 else f"{value:.4f}"
@@ -391,11 +345,6 @@ class _Pair(NamedTuple):
 
     row: ResultRow
     found: PairedRuns
-
-    def pooled(self) -> PairedDifference:
-        """Returns the difference in accuracy over all images."""
-        wanted = ("accuracy", "pooled")
-        return next(d for d in self.found.differences if (d.metric, d.aggregate) == wanted)
 
 
 def _paired_section(results: Results) -> Section | None:
@@ -411,7 +360,16 @@ def _paired_section(results: Results) -> Section | None:
         text_column("Method", lambda pair: spelled(pair.row.method)),
         text_column("Column", lambda pair: results.column(pair.row) or MISSING),
         column("Seed", lambda pair: str(pair.row.seed)),
-        *_difference_columns(_Pair.pooled, f"points to {base}"),
+        column(
+            "Difference",
+            lambda pair: tables.points(pair.found.difference),
+            f"points to {base}",
+        ),
+        column(
+            "95 % interval",
+            lambda pair: f"{tables.points(pair.found.low)} to {tables.points(pair.found.high)}",
+            "over images",
+        ),
         column("Only it", lambda pair: pair.found.mcnemar.only_first, "right"),
         column(f"Only {base}", lambda pair: pair.found.mcnemar.only_second, "right"),
         column("McNemar", lambda pair: _p_text(pair.found.mcnemar.exact), "p, exact"),
