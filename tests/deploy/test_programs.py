@@ -6,7 +6,6 @@ pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 import feddg
 from discs import SEGMENT, Discs, SmallUNet
-from feddg.deploy import client_app
 from feddg.deploy.server_app import transport_to_programs
 from feddg.deploy.transport import Policy
 from feddg.errors import ExperimentError, RunError
@@ -58,7 +57,7 @@ def grid(folder, **changed):
         site: {"program": f"{__name__}:{changed.get(site, site)}", "cache": str(folder / site)}
         for site in SEEDS
     }
-    return LocalGrid(client_app.app, nodes, {})
+    return LocalGrid(nodes)
 
 
 POLICY = Policy(3, wait=0.01, poll=0.001)

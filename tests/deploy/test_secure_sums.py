@@ -43,7 +43,7 @@ class FourSites(Deployment):
             name: {"images": f"digits:{of}", "cache": str(folder / name), "device": "cpu"}
             for name, of in SITES.items()
         }
-        self.grid = LocalGrid(client_app.app, self.nodes, self.config)
+        self.grid = LocalGrid(self.nodes, client_app.app, self.config)
         self.heard = []
         original = self.grid.pull_messages
 

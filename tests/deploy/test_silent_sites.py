@@ -2,7 +2,6 @@
 
 import logging
 import math
-from types import SimpleNamespace
 
 import pytest
 
@@ -55,39 +54,25 @@ class SlowGrid(HostileGrid):
     clock: Clock
 
     def __init__(self, *args):
-        super().__init__(*args)
         self.seconds, self.dies, self.offline = {}, set(), set()
+        super().__init__(*args)
         self.ready = {}
         self.delivered = []
 
     def get_node_ids(self):
         return [node for node in super().get_node_ids() if node not in self.offline]
 
-    def get_nodes(self):
-        return [
-            SimpleNamespace(node_id=n, name=self.names[n - 100], registered_at="", public_key=b"")
-            for n in self.get_node_ids()
-        ]
-
-    def push_messages(self, messages):
-        ids = []
-        for message in messages:
-            node, kind = message.metadata.dst_node_id, message.metadata.message_type
-            seconds = self.seconds.get((node - 100, kind), 0)
-            if (node - 100, kind) in self.dies:
-                self.offline.add(node)
-                seconds = NEVER
-            if seconds == NEVER:
-                id = f"message-{len(self.sent)}"
-                self.sent.append(kind)
-                message.metadata.__dict__["_message_id"] = id
-                ids.append(id)
-            else:
-                (id,) = super().push_messages([message])
-                self.ready[id] = self.clock.now + seconds
-                ids.append(id)
-            self.delivered.append((node - 100, kind))
-        return ids
+    def answered(self, message):
+        node, kind = message.metadata.dst_node_id, message.metadata.message_type
+        seconds = self.seconds.get((node - 100, kind), 0)
+        self.delivered.append((node - 100, kind))
+        if (node - 100, kind) in self.dies:
+            self.offline.add(node)
+            seconds = NEVER
+        if seconds == NEVER:
+            return None
+        self.ready[message.metadata.message_id] = self.clock.now + seconds
+        return super().answered(message)
 
     def pull_messages(self, ids):
         return super().pull_messages(
@@ -115,7 +100,7 @@ def test_silent_at_the_start_costs_wait_seconds_once(silent, clock, caplog):
     (line,) = said(caplog, "round 0 goes on without the sites")
     for site in silent:
         assert f"site-{site} (connected, but it has not registered)" in line
-    assert some.grid.sent.count(TRAIN) == 3 * (4 - len(silent))
+    assert some.grid.kinds.count(TRAIN) == 3 * (4 - len(silent))
 
 
 def test_all_silent_at_the_start_is_one_line_and_no_round(clock):

@@ -257,7 +257,7 @@ def test_all_sites_failing_fails_the_run_and_a_restart_gives_the_undisturbed_bit
         deployment.start()
     assert read_run(deployment.path).status == "failed"
     grid.fail = lambda site, message: False
-    again = LocalGrid(client_app.app, deployment.nodes, deployment.config)  # the SuperLink, too
+    again = LocalGrid(deployment.nodes, client_app.app, deployment.config)  # the SuperLink, too
     deployment.grid = again
     assert same(deployment.start(), weights(expected.folder))
     assert read_run(deployment.path).status == "completed"
@@ -283,12 +283,12 @@ def test_a_name_belongs_to_the_first_key_that_had_it_over_restarts_too(deploy, c
     kept = json.loads((deployment.path / "deployment.json").read_text())["keys"]
     assert kept == {site: fingerprint(public_key(site)) for site in SITES}
     # The site is away and the thief alone: the name is not free.
-    deployment.grid = LocalGrid(client_app.app, deployment.nodes, deployment.config)
+    deployment.grid = LocalGrid(deployment.nodes, client_app.app, deployment.config)
     deployment.grid.keys[102] = public_key("thief")
     with pytest.raises(RunError, match="missing: ink"):
         deployment.start()
     # It comes back with its own key.
-    deployment.grid = LocalGrid(client_app.app, deployment.nodes, deployment.config)
+    deployment.grid = LocalGrid(deployment.nodes, client_app.app, deployment.config)
     deployment.start()
     assert read_run(deployment.path).status == "completed"
 

@@ -1,21 +1,18 @@
 """Flower without processes, ports or Ray: a grid that hands messages to the ClientApp itself."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from itertools import count
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
-from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 from safetensors.torch import load_file
 
 from feddg.deploy import client_app, server_app
+from feddg.deploy.nodes import NodesHere
 from feddg.experiment import Experiment
 from feddg.runs.reading import read_rows
 
@@ -29,8 +26,8 @@ def public_key(owner: str) -> bytes:
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-class LocalGrid(Grid):
-    """Nodes that live in this process, each with its own context.
+class LocalGrid(NodesHere):
+    """Nodes of which some do not answer as they should.
 
     Attributes:
         offline: names of sites that are not connected.
@@ -42,40 +39,20 @@ class LocalGrid(Grid):
         keys: public key of every node, PEM.
     """
 
-    def __init__(self, app: ClientApp, sites: dict[str, dict[str, Any]], run_config: Any) -> None:
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-        self._app, self._run_config = app, run_config
-        self._ids = count(100)
-        self.nodes: dict[int, str] = {}
-        self.contexts: dict[int, Context] = {}
-        self._replies: dict[str, Message] = {}
+    def __init__(self, sites: dict[str, dict[str, Any]], *app: Any) -> None:
         self.offline: set[str] = set()
         self.silent: set[str] = set()
         self.mute: set[str] = set()
         self.fail: Fault = lambda site, message: False
         self.received: list[tuple[str, str]] = []
-        self.sent: list[Message] = []
         self.registered: dict[str, str] = {}
         self.keys: dict[int, bytes] = {}
-        for name, config in reversed(list(sites.items())):  # ids in another order than names
-            self.connect(name, config)
+        super().__init__(dict(reversed(sites.items())), *app)  # ids in another order than names
 
-    def connect(self, name: str, config: dict[str, Any], key: bytes = b"") -> None:
-        node = next(self._ids)
-        self.nodes[node] = name
+    def connect(self, name: str, config: Mapping[str, Any], key: bytes = b"") -> int:
+        node = super().connect(name, config)
         self.keys[node] = key or public_key(name)
-        node_config = {"site": name, **config}
-        self.contexts[node] = Context(1, node, node_config, RecordDict(), self._run_config)
-
-    def set_run(self, run: Any) -> None:
-        """Not needed."""
-
-    @property
-    def run(self) -> Any:
-        raise NotImplementedError
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        raise NotImplementedError
+        return node
 
     def get_node_ids(self) -> Iterable[int]:
         return [node for node, name in self.nodes.items() if name not in self.offline]
@@ -83,44 +60,30 @@ class LocalGrid(Grid):
     def get_nodes(self) -> Iterable[NodeInfo]:
         return [
             NodeInfo(
-                node_id=node,
-                name=self.registered.get(self.nodes[node], self.nodes[node]),
-                public_key=self.keys[node],
-                registered_at=f"{node:09}",
+                node_id=node.node_id,
+                name=self.registered.get(node.name, node.name),
+                public_key=self.keys[node.node_id],
+                registered_at=f"{node.node_id:09}",
             )
-            for node in self.get_node_ids()
+            for node in super().get_nodes()
         ]
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        ids = []
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = f"message-{len(self.sent)}"
-            self.sent.append(message)
-            ids.append(message.metadata.message_id)
-            self._deliver(message)
-        return ids
-
-    def _deliver(self, message: Message) -> None:
-        node = message.metadata.dst_node_id
-        site = self.nodes[node]
-        self.received.append((site, message.metadata.message_type))
-        if site in self.mute or (site in self.silent and message.metadata.message_type == "train"):
-            return
+    def answered(self, message: Message) -> Message | None:
+        site, kind = self.nodes[message.metadata.dst_node_id], message.metadata.message_type
+        self.received.append((site, kind))
+        if site in self.mute or (site in self.silent and kind == "train"):
+            return None
         try:
             if self.fail(site, message):
                 raise RuntimeError("the process died")
-            reply = self._app(message, self.contexts[node])
+            return super().answered(message)
         except Exception as error:
-            reply = Message(Error(0, f"Traceback ...\n{error}"), reply_to=message)
-        self._replies[message.metadata.message_id] = reply
+            return Message(Error(0, f"Traceback ...\n{error}"), reply_to=message)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         # The last one first: replies must not be believed to arrive in order.
         found = [id for id in reversed(list(message_ids)) if id in self._replies]
-        return [self._replies.pop(id) for id in found[:1]]
-
-    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
-        raise NotImplementedError
+        return super().pull_messages(found[:1])
 
 
 SITES = ("ink", "chalk", "photo")
@@ -159,7 +122,7 @@ class Deployment:
             for name in SITES
         }
         self.nodes = nodes
-        self.grid = LocalGrid(client_app.app, nodes, self.config)
+        self.grid = LocalGrid(nodes, client_app.app, self.config)
 
     def start(self):
         """Starts the ServerApp as Flower does."""

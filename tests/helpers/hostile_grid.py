@@ -1,14 +1,12 @@
 """A real transport and server over sites of which some lie: what they send is changed."""
 
 from collections.abc import Callable, Iterable
-from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import Message as Envelope
 from flwr.app import RecordDict
-from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
+from feddg.deploy.nodes import NodesHere
 from feddg.deploy.transport import FlowerTransport, Policy
 from feddg.deploy.wire import (
     ASK,
@@ -29,66 +27,38 @@ Change = Callable[[RecordDict], RecordDict]
 """What a hostile site makes of its reply."""
 
 
-class HostileGrid(Grid):
-    """Nodes 100, 101, ... that answer at once: honestly, or what ``change`` makes of it.
+class HostileGrid(NodesHere):
+    """Nodes that answer at once: honestly, or what ``change`` makes of it.
 
     Attributes:
         change: by site and kind of message, what becomes of the reply.
-        sent: number of messages by kind.
+        kinds: of all messages sent.
         wire: (direction, bytes as Flower counts them) of all that crossed.
     """
 
     def __init__(self, small: SmallFederation, names: tuple[str, ...]) -> None:
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        super().__init__({name: {} for name in names})
         self.small, self.names = small, names
         self.change: dict[tuple[int, str], Change] = {}
-        self.sent: list[str] = []
         self.wire: list[tuple[str, int]] = []
-        self._replies: dict[str, Envelope] = {}
-
-    def set_run(self, run: Any) -> None: ...
 
     @property
-    def run(self) -> Any:
-        raise NotImplementedError
+    def kinds(self) -> list[str]:
+        return [message.metadata.message_type for message in self.sent]
 
-    def create_message(self, *args: Any, **kwargs: Any) -> Envelope:
-        raise NotImplementedError
-
-    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
-        raise NotImplementedError
-
-    def get_node_ids(self) -> Iterable[int]:
-        return [100 + site for site in range(len(self.names))]
-
-    def get_nodes(self) -> Iterable[Any]:
-        return [
-            SimpleNamespace(
-                node_id=node, name=self.names[node - 100], registered_at="", public_key=b""
-            )
-            for node in self.get_node_ids()
-        ]
-
-    def push_messages(self, messages: Iterable[Envelope]) -> Iterable[str]:
-        ids = []
-        for message in messages:
-            id = f"message-{len(self.sent)}"
-            message.metadata.__dict__["_message_id"] = id
-            kind, site = message.metadata.message_type, message.metadata.dst_node_id - 100
-            self.sent.append(kind)
-            self.wire.append(("down", flower_bytes(message.content)))
-            records = self._answered(kind, site, Payload.from_records(message.content)).to_records()
-            change = self.change.get((site, kind), lambda honest: honest)
-            self._replies[id] = Envelope(change(records), reply_to=message)
-            ids.append(id)
-        return ids
+    def answered(self, message: Envelope) -> Envelope | None:
+        kind, site = message.metadata.message_type, message.metadata.dst_node_id - 100
+        self.wire.append(("down", flower_bytes(message.content)))
+        records = self._honest(kind, site, Payload.from_records(message.content)).to_records()
+        change = self.change.get((site, kind), lambda honest: honest)
+        return Envelope(change(records), reply_to=message)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Envelope]:
-        found = [self._replies.pop(id) for id in list(message_ids) if id in self._replies]
+        found = list(super().pull_messages(message_ids))
         self.wire += [("up", flower_bytes(envelope.content)) for envelope in found]
         return found
 
-    def _answered(self, kind: str, site: int, asked: Payload) -> Payload:
+    def _honest(self, kind: str, site: int, asked: Payload) -> Payload:
         if kind == REGISTER:
             count = self.small.sizes[site]
             counts = {"classes": {"a": count}, "domains": {f"domain {site}": count}}

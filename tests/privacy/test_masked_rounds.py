@@ -739,7 +739,7 @@ def test_sites_hold_a_coordinator_that_forgot_to_what_they_opened(tmp_path):
                 name: {"images": f"digits:{of}", "cache": str(tmp_path / name), "device": "cpu"}
                 for name, of in sites.items()
             }
-            self.grid = type(self.grid)(self.grid._app, self.nodes, self.config)
+            self.grid = type(self.grid)(self.nodes, self.grid.app, self.config)
 
     FourSites().start()
     forgetful = FourSites()

@@ -103,7 +103,7 @@ def test_what_sites_send_and_what_the_coordinator_keeps(hospital, tmp_path, capf
             crossed.extend(array.data.decode("latin-1") for array in arrays)
         return reply
 
-    deployment.grid = LocalGrid(site, sites, deployment.config)
+    deployment.grid = LocalGrid(sites, site, deployment.config)
     deployment.start()
     assert len(crossed) > 20
     assert leaks([*crossed, *capfd.readouterr(), caplog.text], tmp_path) == []

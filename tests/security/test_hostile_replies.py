@@ -125,7 +125,7 @@ def test_a_site_that_always_asks_again_is_given_up():
     asked = RecordDict({"fields": ConfigRecord({"parts": "", "missing": "context"})})
     federation.lie(0, "train", lambda honest: asked)
     federation.run()
-    assert federation.grid.sent.count("train") == 4 + 2
+    assert federation.grid.kinds.count("train") == 4 + 2
     assert [client for client, _ in federation.refusals] == [0]
     assert "again and again" in federation.refusals[0][1]
 
