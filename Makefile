@@ -11,7 +11,7 @@ demo: .venv/.core  ## training alone and together on emoji, every style unseen o
 	$(BIN)/feddg demo
 
 test: .venv/.dev  ## the default test suite, a process and a thread for each of up to four cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 slow: .venv/.dev  ## experiments and deployments that take minutes
 	$(BIN)/python -m pytest -m slow

@@ -9,9 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hypothesis
+import numpy
 import pytest
+from filelock import FileLock
 
+from feddg import storage
+from feddg.data import published
 from feddg.data.data_set import DATA_SETS
+from feddg.data.decoding import hash_of
 from hub_server import Hub, serving_hub
 from run_folders import FolderMaker
 from trained_runs import SHORT, trained_run
@@ -90,41 +95,78 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield served
 
 
-# Runs that several files of tests look at, each trained once.
+# What several files of tests look at is computed once, by whichever worker comes first.
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all workers of these tests share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "together"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def drawn_once(together: Path) -> Iterator[None]:
+    """Digits are drawn once, whatever a test's own cache folder is: it takes two seconds."""
+
+    def kept(file: Path, draw: Callable[[], numpy.ndarray]) -> numpy.ndarray:
+        return storage.kept_array(together / file.name, draw)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(published, "kept_array", kept)
+        yield
+
+
+@pytest.fixture(scope="session")
+def cache(together: Path) -> Path:
     """A cache of the runs below."""
-    return tmp_path_factory.mktemp("cache")
+    (folder := together / "cache").mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
-    """FedAvg on digits, good enough for an out-of-distribution score."""
-    return trained_run(tmp_path_factory.mktemp("runs"), cache)
+def train_once(
+    tmp_path_factory: pytest.TempPathFactory, together: Path, cache: Path
+) -> Callable[..., Path]:
+    """Gives a worker its own copy of a run that is trained once: ``train_once("ridge", seed=1)``.
 
+    Arguments are those of ``trained_run``; the same ones give the same folder again.
+    """
+    copies: dict[str, Path] = {}
 
-@pytest.fixture(scope="session")
-def run_of(
-    tmp_path_factory: pytest.TempPathFactory, cache: Path, finished: Path
-) -> Callable[[str], Path]:
-    """Gives a run of a method, trained once; but for FedAvg a short one."""
-    out, runs = tmp_path_factory.mktemp("runs"), {"fedavg": finished}
-
-    def run(method: str) -> Path:
-        if method not in runs:
-            runs[method] = trained_run(out, cache, method, **SHORT)
-        return runs[method]
+    def run(method: str = "fedavg", **changes: object) -> Path:
+        key = hash_of([method, sorted(changes.items())])
+        if key not in copies:
+            with FileLock(together / f"{key}.lock"):
+                if not (done := together / f"{key}.done").is_file():
+                    done.write_text(str(trained_run(together / key, cache, method, **changes)))
+            of = Path(done.read_text())
+            copies[key] = tmp_path_factory.mktemp("runs") / of.name
+            shutil.copytree(of, copies[key])
+        return copies[key]
 
     return run
 
 
 @pytest.fixture(scope="session")
-def meaningless(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+def finished(train_once: Callable[..., Path]) -> Path:
+    """FedAvg on digits, good enough for an out-of-distribution score."""
+    return train_once()
+
+
+@pytest.fixture(scope="session")
+def run_of(train_once: Callable[..., Path], finished: Path) -> Callable[[str], Path]:
+    """Gives a run of a method, trained once; but for FedAvg a short one."""
+    return lambda method: finished if method == "fedavg" else train_once(method, **SHORT)
+
+
+@pytest.fixture(scope="session")
+def meaningless(train_once: Callable[..., Path]) -> Path:
     """A run that has learnt nothing."""
     train = {"rounds": 1, "local_steps": 1, "batch_size": 8, "lr": 1e-9, "augmentation": "none"}
-    return trained_run(tmp_path_factory.mktemp("runs"), cache, train=train)
+    return train_once(train=train)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Small runs that are attacked, each trained once, and attacks on them."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 from feddg.attacks.attack import AttackSettings, attack_run
 from feddg.attacks.senders import MembershipEffort
 from feddg.records import AttackRow
-from trained_runs import trained_run, write_images
+from trained_runs import write_images
 
 SMALL = {
     "data": {"source": "digits", "image_size": 16, "id_val": 0.6, "id_test": 0},
@@ -28,17 +27,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def runs(place: Path) -> Callable[..., Path]:
+def runs(train_once: Callable[..., Path]) -> Callable[..., Path]:
     """Gives a run of a method; fields change its experiment."""
-    made: dict[str, Path] = {}
-
-    def run(method: str, **changes: object) -> Path:
-        key = json.dumps([method, changes])
-        if key not in made:
-            made[key] = trained_run(place / "runs", place / "cache", method, **SMALL | changes)
-        return made[key]
-
-    return run
+    return lambda method, **changes: train_once(method, **SMALL | changes)
 
 
 @pytest.fixture(scope="session")

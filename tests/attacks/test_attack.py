@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from extras import needs
 from feddg.attacks.attack import attack_run
 from feddg.cli import app
 from feddg.errors import DataError, ExperimentError, FeddgError, RunError
@@ -16,8 +17,10 @@ from feddg.report.page import write_report
 from feddg.runs.reading import read_run
 from trained_runs import write_images
 
-pytest.importorskip("torchmetrics")
-pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+pytestmark = [
+    needs("torchmetrics"),
+    pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
+]
 
 
 @pytest.mark.parametrize(

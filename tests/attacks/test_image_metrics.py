@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from extras import needs
 from feddg.attacks.image_metrics import (
     clustered_mean,
     perceptual_distances,
@@ -17,7 +18,7 @@ from feddg.attacks.image_metrics import (
 )
 from feddg.rng import stream
 
-torchmetrics = pytest.importorskip("torchmetrics")
+pytestmark = needs("torchmetrics")
 
 
 def found_by(one, other, groups):

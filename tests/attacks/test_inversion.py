@@ -1,13 +1,13 @@
 """Gradient inversion where the answer is known."""
 
-import pytest
 import torch
 from torch import nn
 
+from extras import needs
 from feddg.attacks.inversion import Search, invert
 from feddg.rng import stream
 
-pytest.importorskip("torchmetrics")
+pytestmark = needs("torchmetrics")
 
 
 class Linear(nn.Module):

@@ -2,11 +2,13 @@
 
 import pytest
 
+from extras import needs
 from feddg.records import MembershipRow
 
-pytest.importorskip("torchmetrics")
-
-pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+pytestmark = [
+    needs("torchmetrics"),
+    pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
+]
 
 
 def test_membership_of_weights_and_styles(attack):

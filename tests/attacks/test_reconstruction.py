@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from extras import needs
 from feddg.attacks.image_metrics import (
     clustered_mean,
     perceptual_points,
@@ -15,7 +16,7 @@ from feddg.rng import stream
 from feddg.styles.codec import load_codec
 from feddg.styles.statistics import measure
 
-torchmetrics = pytest.importorskip("torchmetrics")
+pytestmark = needs("torchmetrics")
 PUBLIC, ASKED = 300, 60
 
 

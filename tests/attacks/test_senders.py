@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from extras import needs
 from feddg.attacks.senders import (
     STATISTICS,
     Senders,
@@ -17,7 +18,7 @@ from feddg.models.backbones import build_network
 from feddg.rng import stream
 from feddg.runs.model import load_finished_run
 
-pytest.importorskip("torchmetrics")
+pytestmark = needs("torchmetrics")
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,14 @@ import numpy
 import pytest
 from PIL import Image
 
-pytest.importorskip("torchmetrics")
+from extras import needs
+
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "privacy"
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
-pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+pytestmark = [
+    needs("torchmetrics"),
+    pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
+]
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ import pytest
 import torch
 from scipy.linalg import sqrtm
 
+from extras import needs
 from feddg.errors import WeightsError
 from feddg.rng import stream
 
-torchmetrics = pytest.importorskip("torchmetrics")
+pytestmark = needs("torchmetrics")
 FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "privacy" / "judges.py"
 spec = importlib.util.spec_from_file_location("privacy_judges", FILE)
 judges = importlib.util.module_from_spec(spec)

@@ -114,9 +114,9 @@ def test_a_method_does_the_same_on_another_device_and_nothing_waits_for_it(
     case: str, device: str
 ) -> None:
     expected = small(case, 2, "cpu").run()
-    found, first = counted(small(case, 2, device))
-    _, longer = counted(small(case, 3, device))
-    _, wider = counted(small(case, 2, device, clients=4))
+    _, first = counted(small(case, 1, device))
+    found, longer = counted(small(case, 2, device))
+    _, wider = counted(small(case, 1, device, clients=4))
     assert {n: t.device.type for n, t in found.items()} == dict.fromkeys(expected, device)
     assert all(torch.equal(t.cpu(), expected[n]) for n, t in found.items())
     if case in OF_ITS_OWN:
@@ -151,7 +151,7 @@ def test_a_constant_that_is_sent_in_a_step_is_found(device: str) -> None:
         train = TrainSettings(rounds=2, batch_size=4, local_steps=steps)
         return counted(SmallFederation(Sends(), (4, 4), device=device, train=train))[1]
 
-    first, longer = run(2), run(3)
+    first, longer = run(1), run(2)
     assert (longer.waits - first.waits).total() == 4
     assert len(longer.sent) - len(first.sent) == 8
 

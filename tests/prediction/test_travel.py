@@ -77,11 +77,9 @@ SHORTER = {"train": {**SETTINGS["train"], "rounds": 1}, "evaluate": {"every": 1}
 
 
 @pytest.fixture(scope="module")
-def beside(tmp_path_factory, cache):
+def beside(train_once):
     """Runs like the finished one that held other domains out."""
-    out = tmp_path_factory.mktemp("beside")
-    domains = ("ink", "chalk", "photo")
-    return [trained_run(out, cache, hold_out=domain, **SHORTER) for domain in domains]
+    return [train_once(hold_out=domain, **SHORTER) for domain in ("ink", "chalk", "photo")]
 
 
 @pytest.mark.usefixtures("unlimited")
@@ -111,9 +109,9 @@ def test_the_truth_is_within_the_interval_at_a_domain_that_took_no_part(
 
 
 @pytest.fixture(scope="module")
-def ridge(tmp_path_factory, cache):
+def ridge(train_once):
     """A run whose features are as they were."""
-    return trained_run(tmp_path_factory.mktemp("ridge"), cache, "ridge", train={"batch_size": 64})
+    return train_once("ridge", train={"batch_size": 64})
 
 
 @pytest.mark.usefixtures("unlimited")

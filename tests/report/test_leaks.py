@@ -1,10 +1,9 @@
 """What left the sites, on a page."""
 
-import pytest
-
+from extras import needs
 from feddg.report.page import write_report
 
-pytest.importorskip("torchmetrics")
+pytestmark = needs("torchmetrics")
 
 
 def test_the_page_of_a_run_nobody_attacked_says_how(finished, tmp_path):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy
 import torch
-from scipy import stats
+from scipy.special import stdtrit
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -125,5 +125,5 @@ def clustered_mean(values: Tensor, clusters: Tensor) -> MeanInterval:
     mean = float(means.mean())
     if len(means) < 2:
         return MeanInterval(mean, math.nan, math.nan)
-    half = float(means.std(ddof=1) / len(means) ** 0.5 * stats.t.ppf(0.975, len(means) - 1))
+    half = float(means.std(ddof=1) / len(means) ** 0.5 * stdtrit(len(means) - 1, 0.975))
     return MeanInterval(mean, mean - half, mean + half)

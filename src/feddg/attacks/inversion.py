@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from feddg.attacks.image_metrics import (
@@ -271,6 +270,8 @@ def _total_variation(images: Tensor) -> Tensor:
 
 def _assigned(drawn: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
     """Returns drawn images in the order that fits the true ones best, and the true ones."""
+    from scipy.optimize import linear_sum_assignment  # a second to import
+
     distances = torch.cdist(true.flatten(1), drawn.flatten(1)).square()
     _, columns = linear_sum_assignment(distances.numpy())
     return drawn[torch.from_numpy(columns)], true

@@ -869,14 +869,20 @@ def _by_chance(counts: np.ndarray) -> float:
     Kemp and Kotz, "Univariate Discrete Distributions"). So a table of counts is enough, and memory
     does not grow with the number of images.
     """
-    from scipy.stats import hypergeom  # takes a while, rarely needed
+    from scipy.special import betaln  # scipy.stats has it, and takes a second to import
+
+    def ways(among: np.ndarray | int, taken: np.ndarray) -> np.ndarray:
+        """Returns the logarithm of how many ways there are to take some."""
+        return -np.log1p(among) - betaln(1 + among - taken, 1 + taken)
 
     sizes, kind = counts.sum(axis=1), counts.sum(axis=0)
     size, total = sizes[sizes > 0, None], int(sizes.sum())
     if not total:
         return 0.0
     above = size * kind // total + 1
-    chance = hypergeom.pmf(above, total, kind, size)  # 0 where so many are not there
+    possible = (above <= np.minimum(kind, size)) & (size - above <= total - kind)
+    log = ways(kind, above) + ways(total - kind, size - above) - ways(total, size)
+    chance = np.exp(np.where(possible, log, -np.inf))
     away = 2 * above * ((total - kind - size + above) / total) * chance
     return float((away / size).sum(axis=1).mean() / 2)
 

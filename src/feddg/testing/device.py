@@ -7,15 +7,15 @@ every copy from memory that is not pinned.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import backend_registration
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 NAME = "pretended"
@@ -131,30 +131,56 @@ def _taken(value: Any) -> Any:
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
-def _carry_out(operation: Any, args: Any, kwargs: Any) -> Any:
-    if torch._C._dispatch_has_kernel_for_dispatch_key(
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yields what lists hold; PyTorch's own trees would take half of all time."""
+    if isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _leaves(one)
+    else:
+        yield value
+
+
+def _changed(change: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)([_changed(change, one) for one in value])
+    return change(value)
+
+
+@cache
+def _is_composed(operation: Any) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(
         operation.name(), "CompositeImplicitAutograd"
-    ):
+    )
+
+
+@cache
+def _gives_a_view(operation: Any) -> bool:
+    return any(r.alias_info and not r.alias_info.is_write for r in operation._schema.returns)
+
+
+def _carry_out(operation: Any, args: Any, kwargs: Any) -> Any:
+    if _is_composed(operation):
         # Inference mode does not take compositions apart; one that changes nothing is an alias.
         result = operation.decompose(*args, **kwargs)
         if result is not NotImplemented:
-            given = tree_leaves((args, kwargs))
-            return tree_map(
+            given = [*_leaves([args, *kwargs.values()])]
+            return _changed(
                 lambda x: _put(x.held) if any(x is g for g in given) and _here(x) else x, result
             )
-    leaves = tree_leaves((args, kwargs))
+    leaves = [*_leaves([args, *kwargs.values()])]
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     _check(operation, args, leaves, tensors)
     _count(operation, args, kwargs, tensors)
     if operation is aten._to_copy.default:
         device = kwargs.get("device")
         own = {n: value for n, value in kwargs.items() if n not in ("device", "pin_memory")}
-        moved = operation(*tree_map(_taken, args), **own)
+        moved = operation(*_changed(_taken, args), **own)
         return moved if device is not None and device.type == "cpu" else _put(moved)
     if operation is aten.copy_.default:
-        operation(*tree_map(_taken, args), **kwargs)
+        operation(*_changed(_taken, args), **kwargs)
         return args[0]
-    result = operation(*tree_map(_taken, args), **tree_map(_taken, kwargs))
+    named = {name: _changed(_taken, value) for name, value in kwargs.items()}
+    result = operation(*_changed(_taken, args), **named)
     known = {id(x.held): x for x in tensors if isinstance(x, OnDevice)}
 
     def back(value: Any) -> Any:
@@ -163,10 +189,9 @@ def _carry_out(operation: Any, args: Any, kwargs: Any) -> Any:
         return known[id(value)] if id(value) in known else _put(value)
 
     # A view of an ordinary tensor is one, also in inference mode.
-    viewed = any(r.alias_info and not r.alias_info.is_write for r in operation._schema.returns)
-    ordinary = viewed and not any(x.is_inference() for x in tensors)
+    ordinary = _gives_a_view(operation) and not any(x.is_inference() for x in tensors)
     with torch.inference_mode(torch.is_inference_mode_enabled() and not ordinary):
-        return tree_map(back, result)
+        return _changed(back, result)
 
 
 def _here(value: Any) -> bool:

@@ -1,0 +1,38 @@
+"""Every rule for methods as a test of its own; pytest finds it where feddg is installed.
+
+    @pytest.mark.feddg(MyMethod)
+    def test_it_keeps_the_rules(feddg_check):
+        feddg_check()
+
+Nothing of feddg is imported before a test asks for it.
+"""
+
+from functools import partial
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Says what the mark is."""
+    config.addinivalue_line(
+        "markers", "feddg(*methods): methods of one's own; feddg_check() checks a rule of one"
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Makes a test of every rule and method."""
+    if "feddg_check" not in metafunc.fixturenames:
+        return
+    from feddg.testing import CHECKS, check_method  # takes seconds
+
+    methods = [one for mark in metafunc.definition.iter_markers("feddg") for one in mark.args]
+    if not methods:
+        raise pytest.UsageError("feddg_check needs @pytest.mark.feddg(MyMethod) above the test")
+    metafunc.parametrize(
+        "feddg_check",
+        [
+            pytest.param(partial(check_method, one, [check]), id=f"{one.__name__}-{check.__name__}")
+            for one in methods
+            for check in CHECKS
+        ],
+    )

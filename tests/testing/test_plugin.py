@@ -1,0 +1,52 @@
+"""Rules as tests, in a project of somebody's own."""
+
+import subprocess
+import sys
+
+PROJECT = """
+import pytest
+from feddg import Method
+
+class Forgetful(Method):
+    name = "forgetful"
+    def loss(self, client, batch):
+        self.last = batch.labels_here
+        return super().loss(client, batch)
+
+@pytest.mark.feddg(Forgetful)
+def test_it_keeps_the_rules(feddg_check):
+    feddg_check()
+"""
+TEST = "test_mine.py::test_it_keeps_the_rules"
+
+
+def pytest_there(folder, *arguments):
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "feddg.pytest_plugin",
+        "-p",
+        "no:cacheprovider",
+    ]
+    options = ["-q", "--strict-markers", "-rA", *arguments]
+    return subprocess.run([*command, *options], cwd=folder, capture_output=True, text=True).stdout
+
+
+def test_every_rule_is_a_test_and_the_broken_one_fails(tmp_path):
+    (tmp_path / "test_mine.py").write_text(PROJECT)
+    shown = pytest_there(tmp_path, "-k", "kept_on_self or settings_are_checked")
+    assert f"FAILED {TEST}[Forgetful-nothing_is_kept_on_self]" in shown
+    assert "training changed self.last" in shown
+    assert f"PASSED {TEST}[Forgetful-settings_are_checked]" in shown
+
+
+def test_a_check_of_nothing_is_no_check(tmp_path):
+    (tmp_path / "test_mine.py").write_text(PROJECT.replace("@pytest.mark.feddg(Forgetful)", ""))
+    assert "feddg_check needs @pytest.mark.feddg(MyMethod)" in pytest_there(tmp_path)
+
+
+def test_pytest_starts_without_importing_torch():
+    program = "import feddg.pytest_plugin, sys; assert not {'torch', 'numpy'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", program], check=True)
