@@ -10,6 +10,7 @@ from scipy import stats
 
 from feddg import rng
 from feddg.rng import add_noise, derive_seed, discrete_gaussian, numpy_stream, stream
+from odd_inputs import NOT_FINITE
 
 
 def test_seeds_never_change_between_versions_or_machines():
@@ -160,7 +161,7 @@ def test_noise_lies_around_the_value():
     assert noised.mean().item() == pytest.approx(7.0, abs=0.1 * 6 / math.sqrt(200_000))
 
 
-@pytest.mark.parametrize("deviation", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("deviation", [0.0, -1.0, *NOT_FINITE])
 def test_a_deviation_that_is_none_is_refused(deviation):
     with pytest.raises(ValueError, match="above 0"):
         noise((3,), deviation)

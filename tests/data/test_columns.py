@@ -7,6 +7,7 @@ import pytest
 
 from feddg.data.data_set import load_source
 from feddg.errors import DataError
+from odd_inputs import NOT_UTF8
 from published_trees import NAMES, hospital, write_table
 
 
@@ -30,7 +31,7 @@ def test_a_missing_column_is_named_with_those_that_are_there(tmp_path: Path, mis
     ("content", "words"),
     [
         (b"", "no column 'path'"),
-        (b"\xff\xfe\x00", "not UTF-8"),
+        (NOT_UTF8, "not UTF-8"),
         (b'path,label,domain\n"a', "cannot be read as CSV"),
         (b"path,path,label,domain\na,b,c,d\n", "two columns called 'path'"),
     ],

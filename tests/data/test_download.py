@@ -17,6 +17,7 @@ from feddg.data.data_set import PublishedFile
 from feddg.data.download import digest, download, unpack
 from feddg.errors import DataError
 from file_server import Served, serving
+from odd_inputs import OUTSIDE
 
 CUT = 6 * module._CHUNK
 CONTENT = np.random.default_rng(0).bytes(300_000)
@@ -316,13 +317,7 @@ def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
     assert read(tmp_path / "out") == {}
 
 
-OUTSIDE = [
-    *("../evil.jpg", "/evil.jpg", "a/../../evil.jpg", "a/..", "..", "C:\\evil.jpg", "C:evil"),
-    *("a\\..\\..\\evil.jpg", "a\nb", "x" * 300, "/".join("a" * 40)),
-]
-
-
-@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize("name", [*OUTSIDE, "a\nb", "x" * 300, "/".join("a" * 40)])
 @pytest.mark.parametrize("pack", [zipped, tarred])
 def test_paths_outside_the_folder_are_refused(tmp_path: Path, name: str, pack) -> None:
     packed = pack(tmp_path / "a.bin", {"good.jpg": b"good", name: b"evil"})

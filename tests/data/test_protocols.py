@@ -11,6 +11,7 @@ from feddg.data.images import ImageTable
 from feddg.data.protocols import from_csv, known_domains, scenarios
 from feddg.data.splits import ROLES, from_roles, hold_out
 from feddg.errors import DataError, ExperimentError
+from odd_inputs import NOT_UTF8
 from split_files import NAMES, PACS_LIKE, table_of, write_csv
 
 
@@ -87,7 +88,7 @@ def test_csv_may_list_images_known_to_be_bad(tmp_path: Path) -> None:
     [
         (b"split,file\ntrain,x\n", "has no column 'path'"),
         (b"", "has no column 'split'"),
-        (b"\xff\xfe\x00", "is not UTF-8"),
+        (NOT_UTF8, "is not UTF-8"),
     ],
 )
 def test_csv_that_is_none(tmp_path: Path, content: bytes, message: str) -> None:

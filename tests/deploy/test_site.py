@@ -8,6 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
+from odd_inputs import OUTSIDE
+
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 from feddg.deploy.server_app import Deployment
@@ -81,7 +83,7 @@ def test_what_was_agreed_is_kept_under_its_digest(tmp_path):
     assert found.tensors["style"].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden"])
+@pytest.mark.parametrize("name", [*OUTSIDE, "a/b", "", ".hidden"])
 def test_a_run_key_cannot_leave_the_cache_folder(name, tmp_path):
     with pytest.raises(ClientError, match="cannot name a folder"):
         SiteMemory(tmp_path, name, "ink")

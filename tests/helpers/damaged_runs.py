@@ -16,6 +16,7 @@ from feddg.runs.execute import resume
 from feddg.runs.folder import RunFolder
 from feddg.runs.model import load_trained
 from feddg.runs.reading import read_adapted, read_run
+from odd_inputs import NOT_UTF8
 
 DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 RESUMED, READ, COMPARED = "A run is continued", "A run is read", "A comparison is read"
@@ -218,7 +219,7 @@ CASES: list[Case] = [
             (
                 "`experiment.yaml` is binary",
                 "experiment.yaml",
-                lambda p: p.write_bytes(b"\xff\xfe\x00"),
+                lambda p: p.write_bytes(NOT_UTF8),
                 "is not UTF-8",
             ),
         )

@@ -19,6 +19,7 @@ from feddg.privacy.defence import WeightNames
 from feddg.privacy.noise import Clipping
 from feddg.settings import PrivacySettings, TrainSettings
 from federations import federation, same
+from odd_inputs import NOT_FINITE
 
 
 def clipped(kind, norm, received, trained):
@@ -52,7 +53,7 @@ def test_a_short_change_stays_as_it_is(change):
     assert update.extras.scalars == {"clipping/norm_bit": 0}
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("value", NOT_FINITE)
 def test_a_change_that_is_not_finite_counts_as_none(value):
     received = {"a": torch.ones(2), "b": torch.zeros(1)}
     update = clipped("fixed", 1.0, received, {"a": torch.tensor([value, 2.0]), "b": torch.ones(1)})

@@ -20,6 +20,7 @@ from feddg.privacy.defence import WeightNames
 from feddg.privacy.robust import distance, length, scores, squared_distances
 from feddg.settings import DefenceChoice, ServerSettings, TrainSettings
 from federations import federation, same
+from odd_inputs import NOT_FINITE
 
 NAMES = frozenset({"a", "b"})
 
@@ -403,7 +404,7 @@ def test_a_distance_does_not_depend_on_how_either_lies_in_memory():
     assert distance(one, other, one) == pytest.approx(distance(one, turned, one), rel=1e-12)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("bad", NOT_FINITE)
 def test_what_is_not_finite_makes_them_not_finite(bad):
     one, other = some_weights(0), some_weights(1)
     one["last"][2, 1, 0, 2] = bad

@@ -16,6 +16,7 @@ from feddg.privacy.accounting import Account
 from feddg.privacy.defence import WeightNames
 from feddg.privacy.noise import Clipping
 from feddg.settings import PrivacySettings
+from odd_inputs import NOT_FINITE
 
 FACTS = WeightNames(frozenset("ab"), frozenset("ab"))
 VALUES = st.floats(-1e6, 1e6, width=32)
@@ -121,7 +122,7 @@ def test_noise_at_the_client_has_the_stated_variance_and_leaves_the_rest_alone()
     assert low < (noise**2).sum() < high
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("value", NOT_FINITE)
 def test_a_change_that_is_not_finite_never_leaves_under_noise(value):
     own = defence(clipping_norm=0.5, noise_multiplier=2.0, noised_at="client")
     trained = {n: torch.full_like(t, value) for n, t in SENT.items()}

@@ -19,9 +19,8 @@ from feddg.report.page import write_report
 from feddg.report.run_page import cost_of, run_steps
 from feddg.runs.reading import read_run
 from feddg.text import size
+from odd_inputs import MARKUP
 from run_folders import FolderMaker
-
-NASTY = '<script>alert("x")</script><img src=http://example.org/x onerror=alert(1)>&amp;'
 
 
 class PageReader(HTMLParser):
@@ -364,19 +363,19 @@ def test_nothing_to_report_and_nowhere_to_write_are_clear_errors(folder_maker, t
 
 def test_names_are_text_whatever_they_contain(folder_maker, read_page):
     benign = folder_maker("benign", method="theirs", classes=["a", "b"], status="failed")
-    nasty = folder_maker("nasty", classes=[NASTY, "b"], status="failed")
-    nasty.method, nasty.test, nasty.training = NASTY, [NASTY], [NASTY + "1", "sketch"]
+    nasty = folder_maker("nasty", classes=[MARKUP, "b"], status="failed")
+    nasty.method, nasty.test, nasty.training = MARKUP, [MARKUP], [MARKUP + "1", "sketch"]
     nasty_folder = nasty.write()
     summary = json.loads((nasty_folder / "summary.json").read_text())
-    (nasty_folder / "summary.json").write_text(json.dumps(summary | {"error": NASTY}))
-    (nasty_folder / "figures" / "captions.json").write_text(json.dumps({"styles-0.png": NASTY}))
+    (nasty_folder / "summary.json").write_text(json.dumps(summary | {"error": MARKUP}))
+    (nasty_folder / "figures" / "captions.json").write_text(json.dumps({"styles-0.png": MARKUP}))
     clients = json.loads((nasty_folder / "clients.json").read_text())
-    clients["clients"][0]["name"] = clients["bad_images"][0]["path"] = NASTY
+    clients["clients"][0]["name"] = clients["bad_images"][0]["path"] = MARKUP
     (nasty_folder / "clients.json").write_text(json.dumps(clients))
     expected, page = read_page(benign.write()), read_page(nasty_folder)
     assert page.tags == expected.tags
     assert page.handlers == []
-    assert NASTY in "".join(page.text)
+    assert MARKUP in "".join(page.text)
     for label in _chart_texts(page.charts):
         assert "<script" not in label
         assert "<img" not in label
@@ -482,7 +481,7 @@ def test_items_of_the_header_wrap_without_separators(folder_maker, tmp_path):
 def test_a_browser_draws_every_chart_without_error_or_request(
     open_in_browser, folder_maker, tmp_path
 ):
-    nasty = folder_maker("nasty", classes=[NASTY, "1", "2"], test=[NASTY])
+    nasty = folder_maker("nasty", classes=[MARKUP, "1", "2"], test=[MARKUP])
     out = write_report([nasty.write()], tmp_path / "report.html")
     unfold(out)
     opened = open_in_browser(out)
@@ -491,7 +490,7 @@ def test_a_browser_draws_every_chart_without_error_or_request(
     assert 'data-charts="drawn"' in opened.page
     charts = PageReader(out.read_text("utf-8")).charts
     assert opened.page.count('data-state="drawn"') == len(charts)
-    assert html.escape(NASTY[:20], quote=False) in opened.page
+    assert html.escape(MARKUP[:20], quote=False) in opened.page
     assert "example.org" not in opened.log
 
 

@@ -16,6 +16,7 @@ import feddg
 from feddg.errors import RunError
 from feddg.prediction.hub import save_model
 from feddg.runs.shared import CONFIG, WEIGHTS
+from odd_inputs import NOT_FINITE
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +118,7 @@ def test_weights_that_do_not_fit_are_refused(folder: Path) -> None:
     refused(folder, f"'{name}' is not in model.safetensors")
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("value", [*NOT_FINITE, -1.0])
 def test_weights_that_are_no_usable_numbers_are_refused(folder: Path, value: float) -> None:
     weights = load_file(folder / WEIGHTS)
     name = next(name for name in weights if name.endswith("running_var"))
