@@ -1,6 +1,6 @@
 """Every rule for methods as a test of its own; pytest finds it where feddg is installed.
 
-    @pytest.mark.feddg(MyMethod)
+    @pytest.mark.feddg(method=MyMethod)
     def test_it_keeps_the_rules(feddg_check):
         feddg_check()
 
@@ -15,7 +15,7 @@ import pytest
 def pytest_configure(config: pytest.Config) -> None:
     """Says what the mark is."""
     config.addinivalue_line(
-        "markers", "feddg(*methods): methods of one's own; feddg_check() checks a rule of one"
+        "markers", "feddg(method): a method of one's own; feddg_check() checks a rule of it"
     )
 
 
@@ -25,9 +25,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     from feddg.testing import CHECKS, check_method  # takes seconds
 
-    methods = [one for mark in metafunc.definition.iter_markers("feddg") for one in mark.args]
+    marks = metafunc.definition.iter_markers("feddg")
+    methods = [mark.kwargs["method"] for mark in marks if "method" in mark.kwargs]
     if not methods:
-        raise pytest.UsageError("feddg_check needs @pytest.mark.feddg(MyMethod) above the test")
+        raise pytest.UsageError(
+            "feddg_check needs @pytest.mark.feddg(method=MyMethod) above the test"
+        )
     metafunc.parametrize(
         "feddg_check",
         [

@@ -13,7 +13,7 @@ class Forgetful(Method):
         self.last = batch.labels_here
         return super().loss(client, batch)
 
-@pytest.mark.feddg(Forgetful)
+@pytest.mark.feddg(method=Forgetful)
 def test_it_keeps_the_rules(feddg_check):
     feddg_check()
 """
@@ -43,8 +43,10 @@ def test_every_rule_is_a_test_and_the_broken_one_fails(tmp_path):
 
 
 def test_a_check_of_nothing_is_no_check(tmp_path):
-    (tmp_path / "test_mine.py").write_text(PROJECT.replace("@pytest.mark.feddg(Forgetful)", ""))
-    assert "feddg_check needs @pytest.mark.feddg(MyMethod)" in pytest_there(tmp_path)
+    (tmp_path / "test_mine.py").write_text(
+        PROJECT.replace("@pytest.mark.feddg(method=Forgetful)", "")
+    )
+    assert "feddg_check needs @pytest.mark.feddg(method=MyMethod)" in pytest_there(tmp_path)
 
 
 def test_pytest_starts_without_importing_torch():
