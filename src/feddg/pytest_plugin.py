@@ -23,14 +23,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Makes a test of every rule and method."""
     if "feddg_check" not in metafunc.fixturenames:
         return
-    from feddg.testing import CHECKS, check_method  # takes seconds
-
     marks = metafunc.definition.iter_markers("feddg")
     methods = [mark.kwargs["method"] for mark in marks if "method" in mark.kwargs]
     if not methods:
-        raise pytest.UsageError(
-            "feddg_check needs @pytest.mark.feddg(method=MyMethod) above the test"
-        )
+        raise pytest.UsageError("feddg_check needs the mark feddg(method=MyMethod) above the test")
+    from feddg.testing import CHECKS, check_method  # takes seconds
+
     metafunc.parametrize(
         "feddg_check",
         [

@@ -43,10 +43,8 @@ def test_every_rule_is_a_test_and_the_broken_one_fails(tmp_path):
 
 
 def test_a_check_of_nothing_is_no_check(tmp_path):
-    (tmp_path / "test_mine.py").write_text(
-        PROJECT.replace("@pytest.mark.feddg(method=Forgetful)", "")
-    )
-    assert "feddg_check needs @pytest.mark.feddg(method=MyMethod)" in pytest_there(tmp_path)
+    (tmp_path / "test_mine.py").write_text("def test_it(feddg_check):\n    feddg_check()\n")
+    assert "feddg_check needs the mark feddg(method=MyMethod)" in pytest_there(tmp_path)
 
 
 def test_pytest_starts_without_importing_torch():
