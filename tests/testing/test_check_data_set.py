@@ -53,9 +53,9 @@ def nothing(root):
 ROLES = numpy.array(["train"] * 16 + ["test"] * 8)
 HALF = numpy.full((24, 5), 0.5, numpy.float32)
 FAULTS = {
-    "global numbers": (global_numbers, "images differ when it is loaded again"),
-    "another number each time": (grows, "paths differ when it is loaded again"),
-    "no images": (nothing, "not an ImageTable with images"),
+    "global numbers": (global_numbers, "the second time it gives others"),
+    "another number each time": (grows, "the second time it gives others"),
+    "no images": (nothing, "is no ImageTable with images"),
     "a label out of range": (changed(labels=numpy.arange(24) % 3), "labels must lie in 0..1"),
     "labels that are floats": (changed(labels=drawn().labels / 1.0), "labels are float64"),
     "a domain without a name": (changed(domain_names=("ink", "", "pen")), "domain_names holds ''"),
@@ -72,12 +72,12 @@ FAULTS = {
     ),
     "floats for pixels": (changed(images=drawn().images / 255), "not uint8"),
     "grey images": (changed(images=drawn().images[..., :1]), "not uint8"),
-    "features of nan": (changed(images=HALF * numpy.nan), "not finite float32"),
+    "features of nan": (changed(images=HALF * numpy.nan), "finite float32"),
     "copies in two classes": (a_copy(1, of=0), "one of the labels is wrong"),
     "copies in two domains": (a_copy(8, of=0), "it is not unseen"),
     "copies of training images": (a_copy(16, of=0, split=ROLES), "Copies of training images"),
     "an unknown role": (changed(split=numpy.full(24, "exam")), "Unknown split 'exam'"),
-    "any option": (takes_all, "an unknown option: it is taken"),
+    "any option": (takes_all, "an option 'no_such_option': it is taken"),
 }
 
 
@@ -107,9 +107,9 @@ def test_faults_of_a_folder_are_found_and_said(tmp_path):
             return from_folder(root)
         raise DataError("no images")
 
-    assert "a folder that is not there: it is taken" in faults(loses_the_folder, root)
-    assert "a folder that is not there: KeyError" in faults(speaks_of_a_key, root)
-    assert "a folder that is not there: DataError: no images" in faults(speaks_of_nothing, root)
+    assert "a folder 'not there': it is taken" in faults(loses_the_folder, root)
+    assert "a folder 'not there': KeyError" in faults(speaks_of_a_key, root)
+    assert "a folder 'not there': DataError: no images" in faults(speaks_of_nothing, root)
     first = next(file for file in root.rglob("*.*"))
     first.with_stem("torn").write_bytes(first.read_bytes()[:40])
     assert "torn" in faults(partial(load_source, "folder"), root)

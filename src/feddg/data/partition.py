@@ -873,7 +873,7 @@ def _by_chance(counts: np.ndarray) -> float:
 
     def ways(among: np.ndarray | int, taken: np.ndarray) -> np.ndarray:
         """Returns the logarithm of how many ways there are to take some."""
-        return -np.log1p(among) - betaln(1 + among - taken, 1 + taken)
+        return np.asarray(-np.log1p(among) - betaln(1 + among - taken, 1 + taken))
 
     sizes, kind = counts.sum(axis=1), counts.sum(axis=0)
     size, total = sizes[sizes > 0, None], int(sizes.sum())

@@ -1,5 +1,6 @@
 """Checks of a data set of one's own: what feddg demands of its own."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -15,7 +16,8 @@ from feddg.data.splits import from_roles
 from feddg.errors import FeddgError
 from feddg.testing.methods import Fault, FaultsFound, other_global_numbers
 
-CONFUSING = "Accuracies would be of something else than what they seem to be of"
+UNUSABLE = "Nothing could be trained"
+MISLEADING = "Accuracies would not be of what they seem to be of"
 
 
 class DataSetFault(FaultsFound):
@@ -36,97 +38,74 @@ def check_data_set(
         DataSetFault: it breaks rules; says which, where and why they matter.
     """
     folder = None if root is None else Path(root)
-    faults = []
+    faults: list[Fault] = []
     try:
-        tables = []
-        for seed in (1, 2):
-            with other_global_numbers(seed):
-                tables.append(load(folder, **options))
-        for check in (_is_listed, _is_the_same, _can_be_read, _says_what_is_what, _has_no_copies):
-            found = [Fault(check.__name__[1:].replace("_", " "), *one) for one in check(*tables)]
-            faults += found
-            if found and check is _is_listed:
-                break
+        with other_global_numbers(1):
+            table = load(folder, **options)
+        with other_global_numbers(2):
+            again = load(folder, **options)
+        faults += _about_names(table) or [*_about_images(table, again)]
     except Exception as error:
-        faults.append(Fault("can be loaded", f"{type(error).__name__}: {error}", "Nobody could"))
-    faults += [Fault("says what is wrong", *one) for one in _errors(load, folder, options)]
+        faults.append(Fault("images can be read", f"{type(error).__name__}: {error}", UNUSABLE))
+    faults += _about_errors(load, folder, options)
     if faults:
         raise DataSetFault(getattr(load, "__name__", repr(load)), faults)
 
 
-Found = Iterator[tuple[str, str]]
-
-
-def _is_listed(table: ImageTable, _: ImageTable) -> Found:
+def _about_names(table: ImageTable) -> list[Fault]:
     if not isinstance(table, ImageTable) or not len(table):
-        yield f"it gives {table!r:.60}, not an ImageTable with images", "Nothing could be trained"
-        return
+        return [Fault("images are listed", f"{table!r:.60} is no ImageTable with images", UNUSABLE)]
+    faults = []
     for what in ("paths", "class_names", "domain_names"):
-        names = getattr(table, what)
-        if bad := [name for name in names if not isinstance(name, str) or not name.strip()]:
-            yield f"{what} holds {bad[0]!r}", "Results are listed by name"
-        elif len(set(names)) < len(names):
-            yield f"{what} holds {sorted(names, key=names.count)[-1]!r} twice", "Which is meant?"
+        counted = Counter(name.strip() for name in getattr(table, what))
+        for name in [name for name, count in counted.items() if count > 1 or not name][:1]:
+            text = f"{what} holds {name!r}" + " twice" * (counted[name] > 1)
+            faults.append(Fault("names tell apart", text, MISLEADING))
     for what in ("labels", "domains"):
         if (kind := getattr(table, what).dtype) != numpy.int64:
-            yield f"{what} are {kind}, not int64", "They are positions in the lists of names"
+            faults.append(Fault("labels are positions", f"{what} are {kind}, not int64", UNUSABLE))
+    return faults
 
 
-def _is_the_same(table: ImageTable, again: ImageTable) -> Found:
-    why = "Nobody could repeat a result: draw from a generator of your own, and sort what you list"
-    for what in ("paths", "class_names", "domain_names", "labels", "domains", "images", "split"):
-        if not numpy.array_equal(*(numpy.asarray(getattr(t, what)) for t in (table, again))):
-            yield f"{what} differ when it is loaded again", why
-    hashes = [None if t.root is None else ContentHashes(t.root, None) for t in (table, again)]
-    if images_file(table, hashes[0]) != images_file(again, hashes[1]):
-        yield "files differ when it is loaded again", why
-
-
-def _can_be_read(table: ImageTable, _: ImageTable) -> Found:
-    images = table.images
-    if images is None:
-        open_pixels(table, 32, cache=None, on_bad_image="fail")
-    elif images.ndim == 2:
-        if images.dtype != numpy.float32 or not numpy.isfinite(images).all():
-            yield "features are not finite float32", "Nothing could be trained"
-    elif images.dtype != numpy.uint8 or images.ndim != 4 or images.shape[-1] != 3:
-        shape = f"{images.dtype} {images.shape}"
-        yield f"images are {shape}, not uint8 (n, height, width, 3)", "Nothing could be trained"
-
-
-def _says_what_is_what(table: ImageTable, _: ImageTable) -> Found:
-    for one in about_labels(table):
-        if one.severity != "note" and one.code != "missing-classes":
-            yield one.text.rstrip("."), CONFUSING
-
-
-def _has_no_copies(table: ImageTable, _: ImageTable) -> Found:
+def _about_images(table: ImageTable, again: ImageTable) -> Iterator[Fault]:
+    hashes = None if table.root is None else ContentHashes(table.root, None)
+    splits = None if table.split is None else from_roles(table.split)
+    if images_file(table, hashes) != images_file(again, hashes) or table.paths != again.paths:
+        why = "Nobody could repeat a result: draw from a generator of your own, sort what you list"
+        yield Fault("the same images twice", "the second time it gives others", why)
     files = [file_of(path) for path in table.paths]
-    if table.root is not None:
-        known = ContentHashes(table.root, None).of(files)
+    if hashes is not None:
+        open_pixels(table, 32, cache=None, on_bad_image="fail")
+        known = hashes.of(files)
         contents = [known[file][1] for file in files]
     else:
         assert table.images is not None
         contents = [sha256(image.tobytes()).hexdigest() for image in table.images]
-    splits = None if table.split is None else from_roles(table.split)
-    for one in about_copies(table, files, contents, splits, refuse=True):
-        if one.severity != "note":
-            yield one.text.rstrip("."), CONFUSING
+        kind, shape = table.images.dtype, table.images.shape
+        pixels = kind == numpy.uint8 and shape[3:] == (3,)
+        features = kind == numpy.float32 and len(shape) == 2
+        if not pixels and not (features and numpy.isfinite(table.images).all()):
+            what = f"{kind} {shape}, not uint8 (n, height, width, 3) or finite float32 (n, d)"
+            yield Fault("images are pixels or features", what, UNUSABLE)
+    found = [*about_labels(table), *about_copies(table, files, contents, splits, refuse=True)]
+    for one in found:
+        if one.severity != "note" and one.code != "missing-classes":
+            yield Fault("images show what they should", one.text.rstrip("."), MISLEADING)
 
 
-def _errors(load: Callable[..., ImageTable], folder: Path | None, options: dict[str, Any]) -> Found:
-    cases = {"an unknown option": (folder, {**options, "no_such_option": 1}, "")}
+def _about_errors(
+    load: Callable[..., ImageTable], folder: Path | None, options: dict[str, Any]
+) -> Iterator[Fault]:
+    cases = {"no_such_option": (folder, {**options, "no_such_option": 1})}
     if folder is not None:
-        cases["a folder that is not there"] = folder / "not there", options, "not there"
-    for what, (place, chosen, named) in cases.items():
+        cases["not there"] = folder / "not there", options
+    for wrong, (place, chosen) in cases.items():
+        said = "it is taken"
         try:
             load(place, **chosen)
-            wrong = "it is taken"
-        except (FeddgError, TypeError) as error:  # of options, load_source makes one line
-            clear = named in str(error) and "\n" not in str(error)
-            told = isinstance(error, FeddgError) or not named
-            wrong = "" if clear and told else f"{type(error).__name__}: {error}"
         except Exception as error:
-            wrong = f"{type(error).__name__}: {error}"
-        if wrong:
-            yield f"{what}: {wrong}", "Whoever mistypes it must be told so in one line"
+            clear = isinstance(error, (FeddgError, TypeError)) and "\n" not in str(error)
+            said = "" if clear and wrong in str(error) else f"{type(error).__name__}: {error}"
+        if said:
+            what = f"{'an option' if place == folder else 'a folder'} {wrong!r}: {said}"
+            yield Fault("errors are clear", what, "Whoever mistypes it must be told so in one line")
