@@ -38,6 +38,7 @@ LEVELS = (
     {"deploy", "serving"},
     {"api", "simple"},
     {"cli", "testing"},
+    {"pytest_plugin"},
 )
 """Packages and single modules from the ground up; those of one level may not import each other,
 except on the ground, where circles are what a test below looks for."""
