@@ -24,7 +24,8 @@ from feddg.data.pixels import as_unit
 from feddg.diagnostics import silent
 from feddg.evaluation.adaptation import ADAPTATIONS
 from feddg.experiment import Experiment
-from feddg.models.normalization import Adapted
+from feddg.models.network import Network
+from feddg.models.normalization import Adapted, interpolated, map_layers, normalised_by
 from feddg.prediction.evaluate import evaluate_run
 from feddg.records import ID_VAL, TEST, AdaptationRow
 from feddg.runs.model import load_trained
@@ -252,9 +253,22 @@ def alphas(folder: Path) -> numpy.ndarray:
     found = []
     for rows in torch.from_numpy(images.splits.test).split(256):
         with torch.inference_mode():
-            own = Adapted(trained.network).alphas(as_unit(images.pixels.gather(rows)))
+            own = shares_of(trained.network, as_unit(images.pixels.gather(rows)))
         found.append(torch.stack(list(own.values()), 1))
     return torch.cat(found).numpy()
+
+
+def shares_of(network: Network, images: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Returns alpha of each layer for each image, ``(B,)`` by the layer's name."""
+    share, names = Adapted(network).share, list(map_layers(network))
+    found: dict[str, torch.Tensor] = {}
+
+    def watched(number: int, layer, ours, image) -> torch.Tensor:
+        return found.setdefault(names[number], share(number, layer, ours, image))
+
+    with normalised_by(network, interpolated(network, watched)):
+        network(images)
+    return {name: found[name] for name in names}
 
 
 def draw_alphas(args: argparse.Namespace, path: Path) -> bool:

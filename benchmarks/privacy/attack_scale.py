@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from feddg.attacks.inversion import Step
-from feddg.attacks.reconstruction import Effort, GeneratorTraining
+from feddg.attacks.reconstruction import GeneratorTraining
 from feddg.attacks.senders import MembershipEffort
 
-_EFFORT = Effort(targets=128, training=GeneratorTraining(steps=60, batch_size=16))
+_TRAINING = GeneratorTraining(steps=60, batch_size=16)
 _MEMBERSHIP = MembershipEffort(clients=12, images=24, shadows=2)
 
 
@@ -20,7 +20,8 @@ class Scale:
         test: held by nobody, too.
         clients: of all domains together.
         size: side of an image in pixels.
-        effort: of reconstruction.
+        targets: true images of a reconstruction.
+        training: of its generator.
         inversions: a client's optimizer, images behind an update, and how many updates.
         iterations: of the search behind an update.
         membership: of membership.
@@ -31,7 +32,8 @@ class Scale:
     test: int = 8
     clients: int = 64
     size: int = 64
-    effort: Effort = _EFFORT
+    targets: int = 128
+    training: GeneratorTraining = _TRAINING
     inversions: tuple[tuple[Step, int, int], ...] = (
         ("sgd", 1, 16),
         ("sgd", 4, 8),
@@ -51,7 +53,8 @@ SMALL = Scale(
     test=1,
     clients=8,
     size=32,
-    effort=Effort(targets=8, training=GeneratorTraining(steps=1, batch_size=4)),
+    targets=8,
+    training=GeneratorTraining(steps=1, batch_size=4),
     inversions=(("sgd", 1, 1), ("own", 2, 1)),
     iterations=2,
     membership=MembershipEffort(clients=2, images=4, shadows=1),

@@ -29,7 +29,7 @@ from feddg.api import run
 from feddg.attacks.attack import load_public
 from feddg.attacks.inversion import Search, invert_updates
 from feddg.attacks.membership import membership
-from feddg.attacks.reconstruction import ALL, Effort, Reconstruction, reconstruct
+from feddg.attacks.reconstruction import ALL, GeneratorTraining, Reconstruction, reconstruct
 from feddg.attacks.senders import Senders, entries_of
 from feddg.errors import RunError
 from feddg.experiment import Experiment
@@ -141,7 +141,8 @@ def attack(
     out: Path,
     judge: Extractor,
     attackers: Sequence[str],
-    effort: Effort,
+    targets: int,
+    training: GeneratorTraining,
 ) -> None:
     """Draws images again from what one run sends beside weights: by the server, by clients."""
     loaded = load_finished_run(folder, out / "cache", lambda *_: None)
@@ -149,7 +150,7 @@ def attack(
     names = loaded.clients.table.domain_names
     for entry in entries_of(loaded.method, loaded.network).values():
         if "server" in attackers:
-            found = reconstruct(senders, entry, public, senders.labels(public), effort)
+            found = reconstruct(senders, entry, public, senders.labels(public), targets, training)
             keep(name, "server", judged(found, names, judge), out)
             draw(found, out / "grids" / f"{name}-server.png")
         # A malicious client of photos draws the other domains, one of paintings the photos.
@@ -166,7 +167,8 @@ def attack(
                     entry,
                     images,
                     torch.from_numpy(loaded.clients.table.labels[rows]),
-                    Effort(effort.targets * len(others) // len(DOMAINS), effort.training),
+                    targets * len(others) // len(DOMAINS),
+                    training,
                     attacker=clients_of(loaded, ids[0])[0],
                     victims=clients_of(loaded, *ids[1:]),
                 )
@@ -266,7 +268,16 @@ def main(given: Sequence[str] | None = None) -> None:
             transferred(name, folder, out)
         if "reconstruct" in stages and name != "fedavg":
             public = public_images(said.public, out, scale.size)
-            attack(name, folder, public, out, judge, said.attackers.split(","), scale.effort)
+            attack(
+                name,
+                folder,
+                public,
+                out,
+                judge,
+                said.attackers.split(","),
+                scale.targets,
+                scale.training,
+            )
             tell(name)
         if "membership" in stages:
             loaded = load_finished_run(folder, out / "cache", lambda *_: None)

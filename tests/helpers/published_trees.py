@@ -206,29 +206,6 @@ def iwildcam(root: Path) -> Path:
     return root
 
 
-WRITERS = ("f0000_14", "f0001_41", "f0002_01")
-
-
-def femnist_leaf(root: Path, new_writer: bool = True) -> Path:
-    """LEAF's: the first image of every writer except the first is stored twice."""
-    random = np.random.default_rng(3)
-    for part in ("train", "test"):
-        writers = (*WRITERS, "f9999_99") if part == "test" and new_writer else WRITERS
-        users, data = list(writers), {}
-        for position, writer in enumerate(writers):
-            pixels = [random.integers(0, 256, 784) / 255 for _ in range(4)]
-            labels = [0, 0, 10, 10]
-            if position:
-                pixels, labels = [pixels[0], *pixels], [labels[0], *labels]
-            data[writer] = {"x": [list(one) for one in pixels], "y": labels}
-        samples = [len(data[user]["y"]) for user in users]
-        file = root / f"data/{part}/all_data_0_niid_0_keep_0_{part}_9.json"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        content = {"users": users, "num_samples": samples, "user_data": data}
-        file.write_text(json.dumps(content))
-    return root
-
-
 def femnist_listed(root: Path, name: str = "metadata.csv") -> Path:
     rows = []
     roles = {0: ("train", "id_val", "id_test"), 1: ("train", "id_val", "id_test"), 2: ("val",)}
@@ -317,7 +294,6 @@ LAYOUTS = {
     "mini_domain_net": Layout("mini_domain_net", mini_domain_net),
     "camelyon17": Layout("camelyon17", camelyon17, official=True),
     "iwildcam": Layout("iwildcam", iwildcam, official=True),
-    "femnist_leaf": Layout("femnist", femnist_leaf, official=True),
     "femnist_listed": Layout("femnist", femnist_listed, official=True),
     "digits_dg": Layout("digits_dg", digits_dg),
     "fed_isic2019": Layout("fed_isic2019", fed_isic2019),

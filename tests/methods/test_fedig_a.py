@@ -1,5 +1,7 @@
 """FedIG-A: alpha, what each of the two steps moves, and predictions without adaptation."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -18,7 +20,9 @@ from feddg.models.normalization import (
 )
 from feddg.settings import TrainSettings
 from federations import federation, same, snapshot
+from scripts import load_script
 
+PACS = Path(__file__).resolve().parents[2] / "benchmarks/adaptation/pacs.py"
 SGD = TrainSettings(rounds=2, batch_size=4, optimizer="sgd", lr=0.01)
 
 
@@ -240,10 +244,11 @@ def test_alpha_is_clamped_for_every_draw():
 def test_shares_of_layers_are_told_by_image():
     small = federation("fedig-a", train=SGD)
     network = scattered(small.network).eval()
+    shares_of = load_script(PACS).shares_of
     images = torch.rand(6, 3, 16, 16)
     with torch.no_grad():
-        together = Adapted(network).alphas(images)
-        alone = [Adapted(network).alphas(image[None]) for image in images]
+        together = shares_of(network, images)
+        alone = [shares_of(network, image[None]) for image in images]
     assert list(together) == [f"featurizer.blocks.{i}.2" for i in range(3)]
     for name, alpha in together.items():
         assert alpha.shape == (6,)

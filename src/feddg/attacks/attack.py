@@ -17,7 +17,6 @@ from feddg.attacks.reconstruction import (
     SAMPLE,
     SENT,
     UNRELATED,
-    Effort,
     GeneratorTraining,
     Reconstruction,
     reconstruct,
@@ -250,7 +249,7 @@ class _Work:
     def _reconstructions(self, attacker: int | None) -> list[AttackRow]:
         entries, chosen = self._entries(), self._settings
         images, labels = self._known_images(attacker)
-        effort = Effort(chosen.targets, GeneratorTraining(chosen.steps, seed=chosen.seed))
+        training = GeneratorTraining(chosen.steps, seed=chosen.seed)
         names = self._loaded.clients.table.domain_names
         rows: list[AttackRow] = []
         for entry in entries:
@@ -259,7 +258,8 @@ class _Work:
                 entry,
                 images,
                 labels,
-                effort,
+                chosen.targets,
+                training,
                 attacker=attacker,
                 progress=self._progress,
             )

@@ -1,7 +1,7 @@
 """Reconstructs images from what clients send besides weights, with a trained generator."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal
 
@@ -76,7 +76,7 @@ class GeneratorTraining:
         lr: Adam's learning rate; falls to a tenth along a cosine.
         perceptual: weight of the perceptual loss relative to the mean squared pixel error.
         validation: share of the images for choosing ridge and weights.
-        seed: seed of initial weights and batches.
+        seed: seed of initial weights, batches, and all other random draws.
     """
 
     steps: int = 300
@@ -335,24 +335,6 @@ Attacker = Literal["server", "client"]
 
 
 @dataclass(frozen=True)
-class Effort:
-    """The size of an attack.
-
-    Attributes:
-        targets: number of true images.
-        training: settings of the generator's training.
-    """
-
-    targets: int = 64
-    training: GeneratorTraining = field(default_factory=GeneratorTraining)
-
-    @property
-    def seed(self) -> int:
-        """Seed of all random draws."""
-        return self.training.seed
-
-
-@dataclass(frozen=True)
 class Reconstruction:
     """The result of an attack on one entry.
 
@@ -382,7 +364,8 @@ def reconstruct(
     entry: SentEntry,
     public: Tensor,
     labels: Tensor,
-    effort: Effort,
+    count: int,
+    training: GeneratorTraining,
     *,
     attacker: int | None = None,
     victims: Sequence[int] | None = None,
@@ -395,7 +378,8 @@ def reconstruct(
         entry: the attacked entry.
         public: ``(n, 3, S, S)`` uint8 images of the attacker; for a malicious client its own.
         labels: ``(n,)`` their labels.
-        effort: size of the attack.
+        count: number of true images to compare with.
+        training: settings of the training of the generator, and the seed of all random draws.
         attacker: the malicious client's id; None for the server.
         victims: clients whose images are reconstructed; by default some of every domain.
         progress: called with (what, done, total).
@@ -411,28 +395,28 @@ def reconstruct(
     generator = train_generator(
         others,
         public,
-        effort.training,
+        training,
         lambda done, total: progress(f"{entry.key}: training the generator", done, total),
     )
     if victims is None:
-        victims = chosen_clients(senders.loaded, effort.targets, effort.seed)
+        victims = chosen_clients(senders.loaded, count, training.seed)
     rows = senders.real(entry, [client for client in victims if client != attacker])
     if attacker is not None:
         rows = _received(senders, entry, rows, attacker)
     if not rows:
         raise RunError(f"no client sent {entry.key}, so there is nothing to draw from")
-    each = max(1, effort.targets // len(rows))
+    each = max(1, count // len(rows))
     parts = [
-        _of_client(senders, entry, generator, client, sent, each, effort.seed)
+        _of_client(senders, entry, generator, client, sent, each, training.seed)
         for client, sent in rows.items()
     ]
     targets = Targets.joined([part[0] for part in parts])
     fed = {SENT: torch.cat([p[1] for p in parts]), SAMPLE: torch.cat([p[2] for p in parts])}
-    rng = stream(effort.seed, "unrelated")
+    rng = stream(training.seed, "unrelated")
     fed[UNRELATED] = others[torch.randint(len(others), (len(targets),), generator=rng)]
     drawn = {name: generator.images(vectors) for name, vectors in fed.items()}
     kind: Attacker = "server" if attacker is None else "client"
-    return Reconstruction(kind, entry, targets, drawn, len(public), effort.seed)
+    return Reconstruction(kind, entry, targets, drawn, len(public), training.seed)
 
 
 def _received(

@@ -135,9 +135,6 @@ def export(
     hub: Annotated[
         Path | None, typer.Option(help="write a folder for `hf upload owner/name FOLDER`")
     ] = None,
-    floats: Annotated[
-        bool, typer.Option("--float-input", help="images in [0, 1] instead of 0..255")
-    ] = False,
 ) -> None:
     """Write a run's model as a file that works without feddg.
 
@@ -148,8 +145,7 @@ def export(
     if format == "hub":
         done = api.save_model(run, path, **options)
     else:
-        kind = "float" if floats else "uint8"
-        done = api.export_run(run, path, format, input_kind=kind, **options)
+        done = api.export_run(run, path, format, **options)
     if done.checked:
         typer.echo(
             f"checked on {done.checked} images: labels are the run's, probabilities within "

@@ -333,8 +333,6 @@ def rendered_table(
     domains: np.ndarray,
     class_names: tuple[str, ...],
     domain_names: tuple[str, ...],
-    split: np.ndarray | None = None,
-    clients: np.ndarray | None = None,
 ) -> ImageTable:
     """Returns the table of images that have no files of their own.
 
@@ -344,8 +342,6 @@ def rendered_table(
         domains: ``(n,)`` domain of each, a position in ``domain_names``.
         class_names: the classes.
         domain_names: the domains.
-        split: ``(n,)`` the role of each.
-        clients: ``(n,)`` who holds each.
     """
     names = enumerate(zip(domains.tolist(), labels.tolist()))
     return ImageTable(
@@ -355,8 +351,6 @@ def rendered_table(
         class_names,
         domain_names,
         images=np.broadcast_to(grey[..., None], (*grey.shape, 3)),
-        split=split,
-        clients=clients,
     )
 
 

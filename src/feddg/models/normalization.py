@@ -407,7 +407,6 @@ def interpolated(
     network: nn.Module,
     share: Share,
     statistics: Statistics = stored,
-    watch: Callable[[int, Tensor], None] | None = None,
 ) -> Rule:
     """Returns the rule that mixes each image's moments into the running ones (FedIG-A, Eq. 7).
 
@@ -418,7 +417,6 @@ def interpolated(
         network: the network that the rule is for.
         share: computes alpha.
         statistics: the global statistics of a layer; its running ones by default.
-        watch: called with each layer's number and alpha ``(B,)``.
     """
     numbers: dict[nn.Module, int] = {
         layer: number for number, layer in enumerate(map_layers(network).values())
@@ -430,8 +428,6 @@ def interpolated(
             return normalize_stored(layer, inputs, kept)
         ours, image = kept.moments(layer.eps), instance_moments(inputs, layer.eps)
         alpha = share(numbers[layer], layer, ours, image)
-        if watch is not None:
-            watch(numbers[layer], alpha)
         # A graph that is traced must not depend on the images it is traced with.
         traced = torch.compiler.is_compiling()
         if not traced and not alpha.requires_grad and not alpha.any():
@@ -464,12 +460,3 @@ class Adapted(nn.Module):
         with normalised_by(self.network, interpolated(self.network, self.share)):
             logits: Tensor = self.network(images)
         return logits
-
-    def alphas(self, images: Tensor) -> dict[str, Tensor]:
-        """Returns alpha of each layer for each image, ``(B,)`` by the layer's name."""
-        found: dict[int, Tensor] = {}
-        rule = interpolated(self.network, self.share, watch=found.__setitem__)
-        with normalised_by(self.network, rule):
-            self.network(images)
-        names = list(map_layers(self.network))
-        return {names[number]: alpha for number, alpha in sorted(found.items())}

@@ -188,13 +188,11 @@ class OnnxClassifier(ImageClassifier):
     def __init__(self, file: Path, threads: int = 0) -> None:
         self._session = onnx_session(file, threads)
         super().__init__(_metadata(file, self._session.get_modelmeta().custom_metadata_map))
-        self._floats = "float32" in self.description.input
 
     def answer(self, pixels: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
         """Maps ``(B, size, size, 3)`` uint8 to probabilities ``(B, C)`` and energies ``(B,)``."""
         images = numpy.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
-        given = images.astype(numpy.float32) / 255 if self._floats else images
-        probabilities, energies = self._session.run(["probabilities", "energy"], {"images": given})
+        probabilities, energies = self._session.run(["probabilities", "energy"], {"images": images})
         return probabilities, energies
 
 

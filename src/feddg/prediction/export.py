@@ -25,7 +25,6 @@ from feddg.prediction.model_file import (
     OWN_WAY,
     RANDOM_IMAGES,
     Format,
-    InputKind,
     ModelDescription,
     example,
     write_file,
@@ -44,7 +43,7 @@ log = logging.getLogger("feddg")
 def images_to_check(experiment: Experiment) -> tuple[Tensor, int]:
     """Returns uint8 images for the check, random and real ones, and the number of real ones."""
     size = experiment.data.image_size
-    random = example(size, RANDOM_IMAGES, "uint8", experiment.seed)
+    random = example(size, RANDOM_IMAGES, experiment.seed)
     real = _real_images(experiment)
     return (
         torch.cat([random, torch.from_numpy(numpy.stack(real)).permute(0, 3, 1, 2)])
@@ -106,7 +105,6 @@ def export_run(
     *,
     adapt: str | None = None,
     which: str | None = None,
-    input_kind: InputKind = "uint8",
     strict: bool = False,
 ) -> Exported:
     """Writes a run's model as one file, and a model card with the same name and ``.md``.
@@ -123,7 +121,6 @@ def export_run(
         format: format of the file.
         adapt: a test-time adaptation without memory.
         which: the selection rule of the model, see :func:`feddg.runs.model.load_model`.
-        input_kind: ``uint8`` images in 0..255, or ``float`` ones in [0, 1].
         strict: whether to refuse a model with warnings.
 
     Raises:
@@ -140,7 +137,7 @@ def export_run(
     require_run(Path(run))
     trained = load_trained(run, which=which)
     colours = trained.network.mean, trained.network.std
-    about = _description(describe_model(Path(run), trained), format, adapt, input_kind, colours)
+    about = _description(describe_model(Path(run), trained), format, adapt, colours)
     if strict:
         refuse_doubtful(about.diagnostics)
     model: nn.Module = trained.network
@@ -150,7 +147,7 @@ def export_run(
         images, real = images_to_check(trained.experiment)
         checked = {"random_images": RANDOM_IMAGES, "real_images": real}
         about = about.model_copy(update={"checked": checked})
-    gap = write_file(path, model, about, images, input_kind)
+    gap = write_file(path, model, about, images)
     card = path.with_suffix(".md")
     replace_text(card, model_card(run, about))
     return Exported(path, card, about.fields(), len(images), gap, about.diagnostics)
@@ -160,7 +157,6 @@ def _description(
     about: ModelDescription,
     format: Format,
     adapt: str | None,
-    input_kind: InputKind,
     colours: tuple[Sequence[float], Sequence[float]],
 ) -> ModelDescription:
     """Returns the description of a run's model in a file, with an adaptation.
@@ -175,9 +171,8 @@ def _description(
         return ModelDescription(
             **about.model_dump(exclude={"energy_threshold"}, exclude_unset=True) | changes
         )
-    values = "uint8 in 0..255" if input_kind == "uint8" else "float32 in [0, 1]"
     changes |= {
-        "input": f"RGB images {shape}, {values}",
+        "input": f"RGB images {shape}, uint8 in 0..255",
         "outputs": OUTPUTS,
         "adaptation": adapt or OWN_WAY,
     }

@@ -30,7 +30,6 @@ from feddg.storage import replace_file
 
 OWN_WAY = "the method's own"
 """Text for a file without a test-time adaptation."""
-InputKind = Literal["uint8", "float"]
 OUTPUTS = ("probabilities", "label", "energy")
 Format = Literal["onnx", "torch", "safetensors"]
 ENDINGS: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2", "safetensors": ".safetensors"}
@@ -157,26 +156,24 @@ class DeployedClassifier(nn.Module):
 
     Args:
         model: maps RGB images in [0, 1] to logits or log-probabilities.
-        input_kind: ``uint8`` for images in 0..255, ``float`` for images in [0, 1].
     """
 
-    def __init__(self, model: nn.Module, input_kind: InputKind) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model, self.input_kind = model, input_kind
+        self.model = model
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Maps RGB ``(B, 3, S, S)`` to probabilities ``(B, C)``, label and energy ``(B,)``.
 
-        The label is -1 where probabilities are not finite.
+        The images are in 0..255. The label is -1 where probabilities are not finite.
         """
-        unit = images.float() / 255 if self.input_kind == "uint8" else images
-        logits = self.model(unit).float()
+        logits = self.model(images.float() / 255).float()
         shares = logits.softmax(1)
         label = logits.argmax(1).masked_fill(shares.sum(1).isnan(), -1)
         return shares, label, energy(logits)
 
 
-def deployed(model: nn.Module, input_kind: InputKind) -> DeployedClassifier:
+def deployed(model: nn.Module) -> DeployedClassifier:
     """Returns a copy of a predictor, ready for tracing on a CPU.
 
     A graph cannot branch on weights: a predictor that does has a method ``traceable`` that returns
@@ -193,19 +190,13 @@ def deployed(model: nn.Module, input_kind: InputKind) -> DeployedClassifier:
     traceable = getattr(model, "traceable", None)
     own = copy.deepcopy(traceable() if traceable else model).cpu().eval()
     use_plain_convolutions(own)
-    return DeployedClassifier(own, input_kind).eval()
+    return DeployedClassifier(own).eval()
 
 
-def example(size: int, count: int, kind: InputKind, seed: int = 0) -> Tensor:
-    """Returns random images ``(count, 3, size, size)`` in the graph's input format."""
+def example(size: int, count: int, seed: int = 0) -> Tensor:
+    """Returns random images ``(count, 3, size, size)``, uint8."""
     generator = torch.Generator().manual_seed(seed)
-    pixels = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
-    return as_input(pixels, kind)
-
-
-def as_input(pixels: Tensor, kind: InputKind) -> Tensor:
-    """Returns uint8 images in the graph's input format."""
-    return pixels.contiguous() if kind == "uint8" else pixels.float() / 255
+    return torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
 
 
 def traced(graph: DeployedClassifier, size: int, adaptation: str | None = None) -> Any:
@@ -215,7 +206,7 @@ def traced(graph: DeployedClassifier, size: int, adaptation: str | None = None) 
         RunError: the model cannot be traced.
     """
     batch = torch.export.Dim("batch", min=1)
-    inputs = (example(size, 3, graph.input_kind),)
+    inputs = (example(size, 3),)
     try:
         with torch.no_grad(), warnings.catch_warnings(action="ignore"):
             program = torch.export.export(
@@ -231,11 +222,7 @@ def traced(graph: DeployedClassifier, size: int, adaptation: str | None = None) 
 
 
 def difference(
-    model: torch.nn.Module,
-    answer: Callable[[Tensor], Outputs],
-    images: Tensor,
-    kind: InputKind,
-    path: Path,
+    model: nn.Module, answer: Callable[[Tensor], Outputs], images: Tensor, path: Path
 ) -> float:
     """Returns the largest difference of probabilities between a file and the run.
 
@@ -247,7 +234,7 @@ def difference(
     for part in (images[:1], images[1:8], images[8:]):
         with torch.inference_mode():
             expected = model(as_unit(part, device)).float().softmax(1).cpu().numpy()
-        probabilities, labels = answer(as_input(part, kind))
+        probabilities, labels = answer(part.contiguous())
         gap = float(numpy.abs(probabilities - expected).max())
         wrong = int((labels != expected.argmax(1)).sum())
         if wrong or not gap <= TOLERANCE:
@@ -259,9 +246,7 @@ def difference(
     return largest
 
 
-def write_file(
-    path: Path, model: nn.Module, about: ModelDescription, images: Tensor, input_kind: InputKind
-) -> float:
+def write_file(path: Path, model: nn.Module, about: ModelDescription, images: Tensor) -> float:
     """Writes a file in the description's format; returns the value of :func:`difference`."""
     largest = 0.0
 
@@ -271,11 +256,11 @@ def write_file(
             write_weights(aside, model, about)
             return
         write_program = _write_onnx if about.format == "onnx" else _write_program
-        largest = difference(model, write_program(aside, program, about), images, input_kind, path)
+        largest = difference(model, write_program(aside, program, about), images, path)
 
     if about.format != "safetensors":
         adaptation = about.adaptation if about.adaptation != OWN_WAY else None
-        program = traced(deployed(model, input_kind), images.shape[-1], adaptation)
+        program = traced(deployed(model), images.shape[-1], adaptation)
     try:
         replace_file(path, write)
     except OSError as error:
@@ -312,7 +297,7 @@ def write_model(model: nn.Module, path: Path, metadata: Mapping[str, Any]) -> Pa
         input=f"RGB images (batch, 3, {size}, {size}), uint8 in 0..255",
         result="It comes from no run that says how good it was where nobody trained.",
     )
-    write_file(path, model, about, example(size, RANDOM_IMAGES, "uint8"), "uint8")
+    write_file(path, model, about, example(size, RANDOM_IMAGES))
     return path
 
 

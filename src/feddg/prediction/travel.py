@@ -128,10 +128,7 @@ class Recorder(RunClassifier):
         super().__init__(run, None, device, which)
         self.others: Sequence[Head] = ()
         self.familiar: Familiar | None = None
-        self._logits: list[Tensor] = []
-        self._features: list[Tensor] = []
-        self._maps: list[Tensor] = []
-        self._agreement: list[Tensor] = []
+        self._seen: list[tuple[Tensor, Tensor, Tensor, Tensor | None]] = []
         self._middle: Tensor | None = None
         watch_middle(self.trained.network, self._look)
 
@@ -154,11 +151,7 @@ class Recorder(RunClassifier):
             raise DataError(NOT_FINITE.format("some images"))
         features = features.cpu()
         agreement = agreement_with(logits.argmax(1), features.double(), self.others)
-        self._logits.append(logits)
-        self._features.append(features)
-        self._maps.append(middle.cpu())
-        if agreement is not None:
-            self._agreement.append(agreement)
+        self._seen.append((logits, features, middle.cpu(), agreement))
         return logits
 
     def answer(self, pixels: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
@@ -172,15 +165,14 @@ class Recorder(RunClassifier):
         Raises:
             DataError: it has seen no image.
         """
-        if not self._logits:
+        if not self._seen:
             raise DataError("no image can be used")
-        logits, features, agreement = self._logits, self._features, self._agreement
-        maps = self._maps
-        self._logits, self._features, self._maps, self._agreement = [], [], [], []
+        logits, features, maps, agreement = zip(*self._seen)
+        self._seen = []
         return Outputs(
             torch.cat(logits).double().numpy(),
             torch.cat(features).numpy(),
-            torch.cat(agreement).numpy() if agreement else None,
+            None if agreement[0] is None else torch.cat(agreement).numpy(),
             torch.cat(maps).numpy(),
         )
 

@@ -173,11 +173,6 @@ def row_shares(counts: Counts) -> Counts:
     return counts / np.where(totals > 0, totals, 1)
 
 
-def whole_percent(share: float) -> str:
-    """Returns a share in percent without decimals, rounded half to even."""
-    return f"{100 * share:.0f}"
-
-
 class LineStyle(NamedTuple):
     """Colour and dash of a line."""
 
@@ -233,18 +228,14 @@ def confusion_matrix(counts: Counts, classes: Sequence[str], caption: str) -> Ch
         # Slanted names end below their column: the last is not cut off at a phone's edge.
         names_axis(classes, "recognised as", tickangle=-45),
         names_axis(classes),
-        _class_height(len(classes)),
+        min(700, max(320, 110 + 30 * len(classes))),
         caption,
-        text=[[whole_percent(share) for share in row] for row in shares],
+        text=[[f"{100 * share:.0f}" for share in row] for row in shares],
         texttemplate="%{text}" if len(classes) <= CLASSES_WITH_TEXT else None,
         hovertemplate="%{y} recognised as %{x}<br>%{customdata} images, %{z:.1f} %<extra></extra>",
         xgap=gap,
         ygap=gap,
     )
-
-
-def _class_height(classes: int) -> int:
-    return min(700, max(320, 110 + 30 * classes))
 
 
 def client_heat_map(clients: ClientsTable, by: str) -> Chart:
