@@ -20,7 +20,6 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 DISTRIBUTIONS = {
     "PIL": "pillow",
-    "mlflow": "mlflow-skinny",
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
@@ -98,7 +97,6 @@ REFUSED = {
     "privacy": (*RUN, "--set", "privacy.epsilon=8"),
     "secure": (*RUN, "--set", "defences=[secure_aggregation]"),
     "tensorboard": (*RUN, "--track", "tensorboard"),
-    "mlflow": (*RUN, "--track", "mlflow"),
     "wandb": (*RUN, "--track", "wandb"),
     "tiff": FOLDER,
     "parquet": TABLE,

@@ -28,7 +28,6 @@ EXTRAS = {
     "heic": ("pillow_heif",),
     "huggingface": ("datasets",),
     "lora": ("peft",),
-    "mlflow": ("mlflow",),
     "parquet": ("pyarrow",),
     "privacy": ("dp_accounting",),
     "secure": ("cryptography",),

@@ -204,7 +204,7 @@ TrackOption = Annotated[
     str | None,
     typer.Option(
         "--track",
-        help="also follow runs with tensorboard, mlflow, wandb (extras of the package)",
+        help="also follow runs with tensorboard, wandb (extras of the package)",
         envvar="FEDDG_TRACK",
     ),
 ]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from feddg.messages import Broadcast, Message, Refusal, Scalar, Update, Weights, scalar_bytes
+from feddg.messages import Broadcast, Message, Refusal, Scalar, Update, Weights, scalar_bytes, under
 from feddg.records import Direction, LayoutRow, LedgerRow, MessageRow, RefusalRow, TensorEntry
 
 # The ledger: one row for every message between the server and a client.
@@ -133,8 +133,7 @@ def without_frozen(message: Message | None) -> tuple[Message | None, Weights]:
     """Splits a message into the shared context (or None) and the frozen weights."""
     if message is None:
         return None, {}
-    cut = len(FROZEN)
-    frozen = {n[cut:]: t for n, t in message.tensors.items() if n.startswith(FROZEN)}
+    frozen = under(FROZEN, message).tensors
     if not frozen:
         return message, {}
     rest = {n: t for n, t in message.tensors.items() if not n.startswith(FROZEN)}

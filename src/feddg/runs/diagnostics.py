@@ -34,10 +34,6 @@ class ShareInterval:
     low: float
     high: float
 
-    def includes(self, share: float) -> bool:
-        """Whether a share lies in the interval, ends included."""
-        return self.low <= share <= self.high
-
 
 def wilson(share: float, examples: int) -> ShareInterval:
     """Returns the interval of Wilson (1927), Journal of the American Statistical Association 22.

@@ -24,7 +24,7 @@ from feddg.diagnostics import warn
 from feddg.errors import RunError
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.averages import MEANS, prefix_of
-from feddg.messages import Message, Weights
+from feddg.messages import Message, Weights, under
 from feddg.methods.base import State
 from feddg.records import ID_VAL, LAST, VAL, WISE_FT, EvaluationRow, JsonFile, MetricsRow, Row
 from feddg.runs.reading import (
@@ -174,10 +174,6 @@ def read_tensors(folder: Path, index: CheckpointIndex, name: str, prefix: str = 
 def _place(folder: Path, name: str) -> Path:
     """Returns the path of a checkpoint's file from its name in the checksums."""
     return folder / name if name.startswith(f"{MODELS}/") else folder / CHECKPOINTS / name
-
-
-def _under(prefix: str, tensors: Weights) -> Weights:
-    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
 
 
 def checkpoint_memories(folder: Path) -> dict[int, Weights]:
@@ -482,11 +478,11 @@ class RunFolder:
                 f"{error} The run cannot go on without it; delete {self.path} to start again."
             ) from None
         self._take(index)
-        context = index.context
+        context, whole = index.context, Message(tensors)
         state = State(
-            _under("weights/", tensors),
-            _under("extras/", tensors),
-            None if context is None else Message(_under("context/", tensors), context),
+            under("weights/", whole).tensors,
+            under("extras/", whole).tensors,
+            None if context is None else Message(under("context/", whole).tensors, context),
             index.round,
             index.rounds,
         )

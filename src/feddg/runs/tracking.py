@@ -1,14 +1,12 @@
-"""Tracking: writes a run's curves for TensorBoard, MLflow and Weights & Biases.
+"""Tracking: writes a run's curves for TensorBoard and Weights & Biases.
 
 Each is an extra of its name (``pip install 'feddg[tensorboard]'``), chosen by ``--track
-tensorboard,mlflow`` or the environment variable ``FEDDG_TRACK``. They write files in the run folder
-or beside it, and need no network unless their own variables (``MLFLOW_TRACKING_URI``,
-``WANDB_MODE=online``) ask for one. A tracker that fails is reported once and dropped; it never ends
-a run.
+tensorboard,wandb`` or the environment variable ``FEDDG_TRACK``. They write files in the run folder,
+and need no network unless ``WANDB_MODE=online`` asks for one. A tracker that fails is reported once
+and dropped; it never ends a run.
 """
 
 import os
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +17,6 @@ from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.records import RoundRow
 from feddg.runs.observer import Observer
-from feddg.runs.reading import flatten
 
 CHOICE = "FEDDG_TRACK"
 
@@ -74,50 +71,6 @@ class TensorBoard(Tracker):
         self._writer.flush()
 
 
-class MLflow(Tracker):
-    """An MLflow run, in ``mlflow.db`` beside the run folders or at ``MLFLOW_TRACKING_URI``.
-
-    ``mlflow ui --backend-store-uri sqlite:///runs/mlflow.db`` shows it.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        import mlflow
-
-        self._mlflow: Any = mlflow
-        self._client: Any = None
-        self._run = ""
-
-    def start(self, experiment: Experiment, first_round: int) -> None:
-        """Opens the MLflow run; a continued run opens the same one."""
-        beside = self.folder.resolve().parent
-        store = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{beside / 'mlflow.db'}")
-        self._client = self._mlflow.MlflowClient(store)
-        id_file = self.folder / "mlflow_run.txt"
-        if first_round > 1 and id_file.is_file():
-            self._run = id_file.read_text(encoding="utf-8")
-            self._client.update_run(self._run, status="RUNNING")
-            return
-        found = self._client.get_experiment_by_name(beside.name)
-        place = found.experiment_id if found else self._client.create_experiment(beside.name)
-        opened = self._client.create_run(place, run_name=self.folder.name)
-        self._run = opened.info.run_id
-        id_file.write_text(self._run, encoding="utf-8")
-        for key, value in flatten(experiment.model_dump(mode="json")):
-            self._client.log_param(self._run, key, value)
-
-    def write(self, step: int, values: dict[str, float]) -> None:
-        """See :class:`Tracker`."""
-        for name, value in values.items():
-            key = re.sub(r"[^\w\-. /]", "_", name) or "unnamed"  # the letters that MLflow allows
-            self._client.log_metric(self._run, key, value, step=step)
-
-    def end(self, status: str) -> None:
-        """Closes the MLflow run."""
-        ended = {"completed": "FINISHED", "interrupted": "KILLED"}
-        self._client.set_terminated(self._run, ended.get(status, "FAILED"))
-
-
 class WeightsAndBiases(Tracker):
     """A Weights & Biases run, offline in the run folder unless ``WANDB_MODE`` says otherwise."""
 
@@ -150,11 +103,7 @@ class WeightsAndBiases(Tracker):
         self._run.finish(exit_code=0 if status == "completed" else 1)
 
 
-TRACKERS: dict[str, type[Tracker]] = {
-    "tensorboard": TensorBoard,
-    "mlflow": MLflow,
-    "wandb": WeightsAndBiases,
-}
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
 """The trackers by name, which is also that of the extra that brings their package."""
 
 
