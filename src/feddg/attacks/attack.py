@@ -217,11 +217,7 @@ class _Work:
     """One attack on one run."""
 
     def __init__(
-        self,
-        path: Path,
-        loaded: Federation,
-        settings: AttackSettings,
-        progress: Progress,
+        self, path: Path, loaded: Federation, settings: AttackSettings, progress: Progress
     ) -> None:
         self._path, self._loaded, self._settings = path, loaded, settings
         self._progress = progress

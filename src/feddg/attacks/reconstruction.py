@@ -95,9 +95,7 @@ class StyleGenerator(nn.Module):
         self.size, self.sides = size, _sides(min(size, MOST_SIDE))
         widths = [_width(side) for side in self.sides]
         self.first = nn.Sequential(
-            nn.Linear(length, 256),
-            nn.GELU(),
-            nn.Linear(256, widths[0] * self.sides[0] ** 2),
+            nn.Linear(length, 256), nn.GELU(), nn.Linear(256, widths[0] * self.sides[0] ** 2)
         )
         self.blocks = nn.ModuleList(_gated(before, after) for before, after in pairwise(widths))
         self.excitations = nn.ModuleDict(

@@ -29,14 +29,7 @@ from feddg.data.decoding import (
     read_tiff,
 )
 from feddg.data.fingerprint import file_of
-from feddg.data.images import (
-    IMAGE_SUFFIXES,
-    REMEDIES,
-    ImageTable,
-    is_dicom,
-    open_image,
-    plain_name,
-)
+from feddg.data.images import IMAGE_SUFFIXES, REMEDIES, ImageTable, is_dicom, open_image, plain_name
 from feddg.data.splits import Splits
 from feddg.diagnostics import Diagnostic, Severity
 from feddg.errors import MissingPackage, first_names

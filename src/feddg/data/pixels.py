@@ -317,10 +317,7 @@ class ArrayPixels(PixelStore):
     """Pixels in memory or memory-mapped from the cache."""
 
     def __init__(
-        self,
-        pixels: np.ndarray,
-        positions: np.ndarray | None = None,
-        fingerprint: str = "",
+        self, pixels: np.ndarray, positions: np.ndarray | None = None, fingerprint: str = ""
     ) -> None:
         """Wraps an array.
 

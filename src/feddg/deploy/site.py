@@ -32,14 +32,7 @@ from feddg.data.inspection import survey
 from feddg.data.pixels import PixelStore, open_pixels
 from feddg.deploy.setup import SITE_NAME, require_width
 from feddg.deploy.wire import CONTEXT, Payload, Registration, Request, explained
-from feddg.errors import (
-    ClientError,
-    DataError,
-    ExperimentError,
-    FeddgError,
-    RunError,
-    field_fault,
-)
+from feddg.errors import ClientError, DataError, ExperimentError, FeddgError, RunError, field_fault
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
 from feddg.federation.federation import Federation, build, build_worker, defences_for

@@ -449,19 +449,12 @@ def outputs_of(part: Part, head: Head, others: Sequence[Head]) -> Outputs:
     logits = features @ head[0].T + head[1]
     agreement = agreement_with(logits.argmax(1), features, others)
     return Outputs(
-        logits.numpy(),
-        features.numpy(),
-        None if agreement is None else agreement.numpy(),
+        logits.numpy(), features.numpy(), None if agreement is None else agreement.numpy()
     )
 
 
 def left_out_sites(
-    sums: Sums,
-    train: Part,
-    validation: Part,
-    names: Sequence[str],
-    *,
-    agree: bool = True,
+    sums: Sums, train: Part, validation: Part, names: Sequence[str], *, agree: bool = True
 ) -> Iterator[LeftOutSite]:
     """Yields every site, evaluated with a model that it was left out of.
 

@@ -22,11 +22,7 @@ from feddg.evaluation.adaptation import Predictor
 from feddg.methods.base import local_names
 from feddg.models.precision import autocast, choose_precision
 from feddg.models.trained import fingerprint
-from feddg.prediction.model_file import (
-    ModelDescription,
-    ModelIdentity,
-    onnx_session,
-)
+from feddg.prediction.model_file import ModelDescription, ModelIdentity, onnx_session
 from feddg.runs.diagnostics import about_model, result_sentence_of
 from feddg.runs.execute import read_energy_threshold
 from feddg.runs.model import Trained, load_trained

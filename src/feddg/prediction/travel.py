@@ -683,9 +683,7 @@ def _diagnostics(
     label_first = False
     if expected.reach <= REACH or expected.low >= reference.accuracy - REACH:
         yield Diagnostic(
-            "travels",
-            "note",
-            f"Use it, if {expected.low:.0%} to {expected.high:.0%} is enough.",
+            "travels", "note", f"Use it, if {expected.low:.0%} to {expected.high:.0%} is enough."
         )
     else:
         label_first = True

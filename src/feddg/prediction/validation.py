@@ -105,10 +105,7 @@ def _fill(counts: numpy.ndarray, hidden: numpy.ndarray, smallest: int) -> None:
 
 
 def _make_correct_tellable(
-    confusion: numpy.ndarray,
-    hidden: numpy.ndarray,
-    hidden_rows: numpy.ndarray,
-    smallest: int,
+    confusion: numpy.ndarray, hidden: numpy.ndarray, hidden_rows: numpy.ndarray, smallest: int
 ) -> bool:
     """Hides whole classes' predictions until the number of correct ones reveals none of them."""
     while True:

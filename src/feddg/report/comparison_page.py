@@ -11,12 +11,7 @@ from typing import NamedTuple
 from feddg.comparison.results import ResultRow, Results, about_method
 from feddg.comparison.statistics import average_over_columns
 from feddg.errors import FeddgError
-from feddg.prediction.evaluate import (
-    PairedRuns,
-    compare_images,
-    read_image_results,
-    results_file,
-)
+from feddg.prediction.evaluate import PairedRuns, compare_images, read_image_results, results_file
 from feddg.records import ID_TEST, TEST, VAL
 from feddg.report import charts, tables
 from feddg.report.blocks import (
@@ -288,10 +283,7 @@ def _runs_section(results: Results) -> Section:
         text_column("Method", lambda row: spelled(row.method)),
         text_column("Column", lambda row: readable(results.column(row))),
         column("Seed", lambda row: str(row.seed)),
-        column(
-            "Test",
-            lambda row: percent(row.accuracy(results.default_rule)),
-        ),
+        column("Test", lambda row: percent(row.accuracy(results.default_rule))),
         text_column("Folder", lambda row: row.folder),
     ]
     table = table_of(results.rows, columns)
@@ -361,9 +353,7 @@ def _paired_section(results: Results) -> Section | None:
         text_column("Column", lambda pair: results.column(pair.row) or MISSING),
         column("Seed", lambda pair: str(pair.row.seed)),
         column(
-            "Difference",
-            lambda pair: tables.points(pair.found.difference),
-            f"points to {base}",
+            "Difference", lambda pair: tables.points(pair.found.difference), f"points to {base}"
         ),
         column(
             "95 % interval",

@@ -43,11 +43,7 @@ from feddg.report.blocks import (
     text_column,
 )
 from feddg.report.text import AGGREGATE_WORDS, metric_title, one_model, spelled, split_heading
-from feddg.runs.diagnostics import (
-    IN_WORDS,
-    MAJORITY,
-    STILL_RISING,
-)
+from feddg.runs.diagnostics import IN_WORDS, MAJORITY, STILL_RISING
 from feddg.runs.reading import FINAL, SELECTION_RULES, SelectionRule
 from feddg.text import (
     MISSING,

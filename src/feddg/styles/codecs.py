@@ -65,10 +65,7 @@ class ConvolutionalCodec(Codec):
     architecture: ClassVar[Architecture]
 
     def __init__(
-        self,
-        encoder: nn.Sequential,
-        decoder: nn.Module,
-        style_layer: StyleLayer = "output",
+        self, encoder: nn.Sequential, decoder: nn.Module, style_layer: StyleLayer = "output"
     ) -> None:
         super().__init__(style_layer)
         convolutions = [layer for layer in encoder if isinstance(layer, nn.Conv2d)]
@@ -179,10 +176,7 @@ def packaged_weights(codec: str, part: Literal["encoder", "decoder"]) -> Path:
 
 
 def _fill(
-    module: nn.Module,
-    weights: Mapping[str, Tensor],
-    source: Path,
-    partner: Path | None = None,
+    module: nn.Module, weights: Mapping[str, Tensor], source: Path, partner: Path | None = None
 ) -> None:
     """Loads a file's weights into a module by layer index; tensors not needed are ignored.
 
@@ -297,10 +291,7 @@ class CompactCodec(ConvolutionalCodec):
 
     name = "compact"
     summary = "small, inside the package, for images of 32 to 224 pixels"
-    architecture = Architecture(
-        encoder=(32, 32, "pool", 64, 64),
-        decoder=(64, 32, "up", 32, 3),
-    )
+    architecture = Architecture(encoder=(32, 32, "pool", 64, 64), decoder=(64, 32, "up", 32, 3))
 
     @classmethod
     def file(cls, part: Literal["encoder", "decoder"], given: Path | None) -> Path:

@@ -10,13 +10,7 @@ from PIL import Image
 
 from feddg.data.data_set import define
 from feddg.data.images import ImageTable
-from feddg.data.published import (
-    Drawn,
-    compare_counts,
-    kept_drawn,
-    published_root,
-    rendered_table,
-)
+from feddg.data.published import Drawn, compare_counts, kept_drawn, published_root, rendered_table
 from feddg.errors import DataError
 from feddg.rng import numpy_stream
 from feddg.storage import open_file, why
