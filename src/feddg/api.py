@@ -369,54 +369,42 @@ def report(
     out: Path | None = None,
     *,
     tables: Path | None = None,
-) -> Path:
-    """Writes the page of a run, several runs, a comparison, or a results file.
+) -> Path | str:
+    """Writes the page of a run, several runs, a comparison, or a results file; returns its path.
 
     Args:
         folders: a run folder, several of them, a folder of :func:`compare`, or a results file.
         out: the page to write; by default ``report.html`` in the folder, or in this one for several
-            runs. For a results file Markdown, or HTML if its name ends in ``.html``.
+            runs. For a results file Markdown, or HTML if its name ends in ``.html``; without it,
+            its tables are returned as Markdown.
         tables: folder for the page's tables as Markdown, CSV and LaTeX; none by default.
 
     Raises:
         RunError: a folder is not a run folder, or an option needs runs and a file is given.
     """
-    from feddg.report.page import page_about, write_between_marks, write_page, write_tables
+    from feddg.report.page import (
+        page_about,
+        tables_of,
+        write_between_marks,
+        write_page,
+        write_tables,
+    )
 
     paths = [Path(one) for one in ([folders] if isinstance(folders, str | Path) else folders)]
     in_html = out is not None and out.suffix == ".html"
-    if len(paths) == 1 and paths[0].is_file() and not in_html:
-        _require_runs(paths[0], tables)
-        if out is None:
-            raise RunError(f"{paths[0]} is a results file: name the page that is written")
-        write_between_marks(out, page_about(paths))
-        return out
+    as_text = len(paths) == 1 and paths[0].is_file() and not in_html
+    if as_text and tables is not None:
+        raise RunError(f"{paths[0]} is a results file: of the options, only --out is for it")
     page = page_about(paths)
+    if as_text:
+        if out is None:
+            return tables_of(page)
+        write_between_marks(out, page)
+        return out
     if tables is not None:
         write_tables(page, tables)
     default = paths[0] / "report.html" if len(paths) == 1 else Path("report.html")
     return write_page(page, out or default)
-
-
-def results_tables(results: Path, tables_folder: Path | None = None) -> str:
-    """Returns the tables of a results file as Markdown.
-
-    Args:
-        results: the file.
-        tables_folder: refused: it needs runs.
-
-    Raises:
-        RunError: the file is damaged, or a folder is given.
-    """
-    from feddg.report.page import page_about, tables_of
-
-    _require_runs(results, tables_folder)
-    return tables_of(page_about([results]))
-
-
-def _require_runs(results: Path, tables_folder: Path | None) -> None:
-    if tables_folder is not None:
-        raise RunError(f"{results} is a results file: of the options, only --out is for it")
 
 
 def predict_files(

@@ -122,7 +122,4 @@ def report(
     ] = None,
 ) -> None:
     """Write the page of one run, or of several together."""
-    if len(folders) == 1 and folders[0].is_file() and out is None:
-        typer.echo(api.results_tables(folders[0], tables))
-    else:
-        typer.echo(api.report(folders, out, tables=tables))
+    typer.echo(api.report(folders, out, tables=tables))

@@ -677,12 +677,11 @@ def about_model(run: Path | str, which: str, round_: int) -> tuple[Diagnostic, .
     Raises:
         RunError: the folder is not a run folder.
     """
-    weights = SELECTION_RULES.find(which).weights
-    evaluations, split = _held_out(run, weights, round_)
-    trains = not read_run(Path(run)).has_one_round
-    found = about_accuracy(evaluations, round_, split, weights, trains=trains)
-    warnings = (one for one in found if one.severity == "warning")
-    return (*about_end(read_run(Path(run))), *warnings)
+    weights, record = SELECTION_RULES.find(which).weights, read_run(Path(run))
+    split = _held_out(record.evaluations.of(weights), round_)
+    trains = not record.has_one_round
+    found = about_accuracy(record.evaluations, round_, split, weights, trains=trains)
+    return (*about_end(record), *(one for one in found if one.severity == "warning"))
 
 
 def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
@@ -691,9 +690,8 @@ def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
     Raises:
         RunError: the folder is not a run folder.
     """
-    weights = SELECTION_RULES.find(which).weights
-    evaluations, split = _held_out(run, weights, round_)
-    evaluations = evaluations.of(weights)
+    evaluations = read_run(Path(run)).evaluations.of(SELECTION_RULES.find(which).weights)
+    split = _held_out(evaluations, round_)
     found = split_accuracy(evaluations, round_, split)
     if found is None:
         return "It was not measured on any domain held out of its training."
@@ -705,11 +703,8 @@ def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
     )
 
 
-def _held_out(run: Path | str, weights: str, round_: int) -> tuple[Evaluations, str]:
-    evaluations = read_run(Path(run)).evaluations
-    own = evaluations.of(weights)
-    split = next((split for split in (TEST, VAL) if own.at(round_, split)), TEST)
-    return evaluations, split
+def _held_out(own: Evaluations, round_: int) -> str:
+    return next((split for split in (TEST, VAL) if own.at(round_, split)), TEST)
 
 
 def refuse_doubtful(found: Sequence[Diagnostic]) -> None:

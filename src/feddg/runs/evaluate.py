@@ -11,7 +11,6 @@ from feddg.diagnostics import Diagnostic, emit, warn
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Outputs, Score
 from feddg.evaluation.travel import calibrated
-from feddg.experiment import Experiment
 from feddg.federation.averages import MEANS, averaged, rounds_in, wise_ft
 from feddg.federation.federation import Federation
 from feddg.messages import Broadcast, Weights
@@ -39,8 +38,7 @@ class WiseFT:
     """Computes and stores a run's WiSE-FT weights; the run has stored the starting weights.
 
     Args:
-        experiment: the experiment.
-        federation: its federation; tries the shares.
+        federation: the run's; tries the shares.
         folder: the run's folder.
         models: the models that the run stores.
 
@@ -48,10 +46,8 @@ class WiseFT:
         ExperimentError: a share must be chosen, but there are no validation images.
     """
 
-    def __init__(
-        self, experiment: Experiment, federation: Federation, folder: RunFolder, models: KeptModels
-    ) -> None:
-        self._settings = experiment.server
+    def __init__(self, federation: Federation, folder: RunFolder, models: KeptModels) -> None:
+        self._settings = federation.settings.server
         self._federation, evaluation = federation, federation.evaluation
         self._folder, self._models = folder, models
         if self._settings.wise_ft == "auto" and (
@@ -61,7 +57,7 @@ class WiseFT:
                 "server.wise_ft: auto chooses on in-domain validation images, and there are "
                 "none here; set data.id_val above 0, or say a share such as 0.5"
             )
-        if experiment.model.weights is None:
+        if federation.settings.model.weights is None:
             warn(
                 "wise-ft-from-random-weights",
                 "server.wise_ft mixes in the weights that training started from, and these are "
@@ -187,10 +183,6 @@ class Evaluate(RoundHook):
         for score in scores if known else ():
             if score.split in (TEST, UNLABELLED) and math.isfinite(score.confidence):
                 found = calibrated(score.confidence, own, true, score.examples)
-                log.info(
-                    "round %d: %s, without its labels: expected %.0f %%, %.0f to %.0f",
-                    *(state.round, score.domain, *(100 * end for end in found)),
-                )
                 yield EstimateRow(
                     round=state.round,
                     site=score.domain,

@@ -15,14 +15,7 @@ from torch import Tensor, nn
 
 from feddg.diagnostics import Diagnostic, collected, emit, noted
 from feddg.errors import FeddgError, RunError, TrainingDiverged, in_words, need
-from feddg.evaluation.accuracy import (
-    INSIDE_SHARE,
-    Evaluation,
-    Outputs,
-    about_support,
-    energy,
-    energy_threshold,
-)
+from feddg.evaluation.accuracy import INSIDE_SHARE, Outputs, about_support, energy, energy_threshold
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.federation import Federation
 from feddg.federation.transport import Ledger
@@ -426,7 +419,7 @@ def _run(
     observer.start(experiment, done + 1)
     wise_ft = None
     if experiment.server.wise_ft != "none":
-        wise_ft = WiseFT(experiment, federation, folder, models)
+        wise_ft = WiseFT(federation, folder, models)
     images = max(took.images for after, took in so_far.spent.items() if after <= done)
     enter = writer.carried if federation.remote else writer.ledger_rows.append
     federation.ledger = Ledger(enter, layouts)
@@ -446,19 +439,15 @@ def _run(
     finally:
         folder.finish_writing()  # of a run that is interrupted, too
     if evaluation is not None:
-        _last_figures(experiment, federation, folder, models, evaluation, evaluate.outputs)
+        _last_figures(federation, folder, models, evaluate.outputs)
 
 
 def _last_figures(
-    experiment: Experiment,
-    federation: Federation,
-    folder: RunFolder,
-    models: KeptModels,
-    evaluation: Evaluation,
-    outputs: list[Outputs],
+    federation: Federation, folder: RunFolder, models: KeptModels, outputs: list[Outputs]
 ) -> None:
     """Writes the results about the final model, from its outputs if it was just evaluated."""
-    method, network = federation.method, federation.network
+    evaluation, settings = federation.evaluation, federation.settings
+    assert evaluation is not None
     weights = models.read(WISE_FT) if WISE_FT in models.files else federation.weights
     model = federation.predictor(weights)
     if not outputs:
@@ -473,10 +462,10 @@ def _last_figures(
     inside = evaluation.splits.get(ID_VAL, numpy.empty(0, numpy.int64))
     if len(inside):
         write_energy_threshold(folder, model, logits(inside))
-    if experiment.evaluate.pictures and has_global_model(method, network):
+    if settings.evaluate.pictures and has_global_model(federation.method, federation.network):
         classes = tuple(federation.clients.held.classes)
         with folder.writing(FIGURES) as figures:
-            draw_unseen(figures, evaluation, logits, classes, experiment.seed)
+            draw_unseen(figures, evaluation, logits, classes, settings.seed)
 
 
 @contextmanager

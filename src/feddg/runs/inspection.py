@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from feddg.data.data_set import load_images_of
 from feddg.data.inspection import SAMPLE, about_clients, inspect, stored_images
@@ -50,12 +50,10 @@ def client_data_table(clients: ClientsTable) -> Table:
     count = len(clients.clients)
     chosen = numpy.unique(numpy.linspace(0, count - 1, min(count, SHOWN_CLIENTS)).astype(int))
     some = f", {len(chosen)} of them" if len(chosen) < count else ""
-    table = Table(title=f"{count} clients{some}: darker marks for larger shares of a client")
-    table.add_column("client")
-    table.add_column("images", justify="right")
-    table.add_column("main domain")
-    table.add_column(f"domains ({len(names)})", no_wrap=True)
-    table.add_column(f"classes ({len(clients.classes)})", no_wrap=True)
+    marks = (f"domains ({len(names)})", f"classes ({len(clients.classes)})")
+    heads = ("client", Column("images", justify="right"), "main domain")
+    title = f"{count} clients{some}: darker marks for larger shares of a client"
+    table = Table(*heads, *(Column(name, no_wrap=True) for name in marks), title=title)
     for index in chosen.tolist():
         own, size = domains[index], int(domains[index].sum())
         main = int(own.argmax())

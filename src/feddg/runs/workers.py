@@ -99,7 +99,9 @@ def started(workers: int, cache: Path) -> Iterator[Channel]:
         )
     if dist.is_initialized():
         raise RunError("this process is in a group of torch.distributed already: leave it first")
-    count, environment = threads_per_job(workers), _loopback()
+    if loopback := {"linux": "lo", "darwin": "lo0"}.get(sys.platform):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # which the workers inherit
+    count, cached = threads_per_job(workers), {"FEDDG_CACHE": str(cache.resolve())}
     folder = tempfile.mkdtemp(prefix="feddg-")
     store = os.path.join(folder, "store")
     children = dict[int, Child]()
@@ -115,11 +117,9 @@ def started(workers: int, cache: Path) -> Iterator[Channel]:
     try:
         for rank in range(1, workers):
             words = (store, str(rank), str(workers))
-            own = environment | {"FEDDG_CACHE": str(cache.resolve())}
-            children[rank] = child("feddg.runs.workers", *words, threads=count, environment=own)
+            children[rank] = child("feddg.runs.workers", *words, threads=count, environment=cached)
         with threads(count):
-            with _environment(environment):
-                channel.join(partial(_group, store, 0, workers))
+            channel.join(partial(_group, store, 0, workers))
             yield channel
             channel.tell(Message({}, {"job": END}))
     finally:
@@ -128,26 +128,6 @@ def started(workers: int, cache: Path) -> Iterator[Channel]:
         end(children.values(), 0)
         channel.leave()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _loopback() -> dict[str, str]:
-    """Returns the environment that keeps processes of this machine on the loopback interface."""
-    names = {"linux": "lo", "darwin": "lo0"}
-    return {"GLOO_SOCKET_IFNAME": names[sys.platform]} if sys.platform in names else {}
-
-
-@contextmanager
-def _environment(more: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in more}
-    os.environ.update(more)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _group(store: str, rank: int, size: int) -> dict[str, Any]:
