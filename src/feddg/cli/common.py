@@ -199,7 +199,6 @@ def type_of(field: Any) -> click.ParamType:
     return click.IntRange(**limits) if whole else click.FloatRange(**limits)
 
 
-OutOption = Annotated[Path, typer.Option("--out", help="the run folder's parent")]
 TrackOption = Annotated[
     str | None,
     typer.Option(
@@ -218,17 +217,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="machine-readable")]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="show what would be run; run nothing")
 ]
-AgainOption = Annotated[
-    bool, typer.Option("--again", help="start anew beside the old run if its images have changed")
-]
-
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
-WorkersOption = Annotated[
-    int | None,
-    typer.Option(
-        "--workers", min=1, help="processes that share the clients; --device all: one for each GPU"
-    ),
-]
 PredictionsOption = Annotated[
     bool,
     typer.Option(
@@ -291,6 +280,8 @@ HELP = {
     "adapt": "a test-time adaptation, see `feddg adaptations`",
     "domain": "what the images of root/class/* are",
     "strict": "refuse a model about which there is a warning",
+    "predictions": "keep what is predicted of every image (Parquet, private)",
+    "workers": "processes that share the clients; with --device all one for each GPU",
 }
 """What options of several commands say."""
 Bounds = tuple[Any, Any]
@@ -386,7 +377,7 @@ def _parameter_option(
         param_decls=[f"option_{name}", f"--{flag.replace('_', '-')}"],
         type=next(found for word, found in types.items() if word in kind),
         is_flag=kind == "bool",
-        multiple=kind.startswith(("Sequence", "tuple")),
+        multiple="Sequence" in kind or kind.startswith("tuple"),
         default=default,
         help=HELP.get(name, text),
         show_default=default not in (False, None, "", ()),

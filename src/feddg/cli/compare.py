@@ -7,13 +7,12 @@ import typer
 
 from feddg import api
 from feddg.cli.common import (
-    AgainOption,
     DryRunOption,
     ExperimentCommand,
-    PredictionsOption,
     QuietOption,
     TrackOption,
     launcher_options,
+    options_of,
     resumable,
     takes,
     track,
@@ -36,7 +35,9 @@ app = typer.Typer()
     "preset",
     several=True,
 )
+@options_of("feddg.api:compare", "out again results predictions drop_weights launcher")
 def compare(
+    options: dict[str, Any],
     overrides: dict[str, Any],
     axes: dict[str, Any],
     plan: Annotated[Path | None, typer.Argument(help="plan file (YAML)")] = None,
@@ -44,33 +45,12 @@ def compare(
         str | None,
         typer.Option(help="how many (3: seeds 0, 1, 2), or which: 7,8,9; 7, is seed 7 alone"),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="folder of the runs; comparisons/NAME if not said")
-    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="processes at once")] = 1,
     dry_run: DryRunOption = False,
     tracked: TrackOption = None,
-    again: AgainOption = False,
-    predictions: PredictionsOption = False,
-    launcher: Annotated[
-        str, typer.Option(help="where runs go: local, slurm; docs/compare.md")
-    ] = "local",
     launcher_option: Annotated[
         list[str] | None, typer.Option(help="what the launcher takes, as partition=gpu")
     ] = None,
-    results: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="CSV file of results: what it has is not run again, what ends is added "
-            "(repeatable: further ones are read only)"
-        ),
-    ] = None,
-    drop_weights: Annotated[
-        bool,
-        typer.Option(
-            "--drop-weights", help="delete each run's weights once it is complete: numbers stay"
-        ),
-    ] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Run methods over held-out domains and seeds; write a report.
@@ -86,17 +66,12 @@ def compare(
     with resumable():
         done = api.compare(
             plan,
-            out,
             overrides=overrides,
             jobs=jobs,
             watcher=watcher(quiet),
-            again=again,
-            results=results or (),
-            predictions=predictions,
-            drop_weights=drop_weights,
-            launcher=launcher,
             launcher_options=launcher_options(launcher_option or ()),
             dry_run=dry_run,
+            **options,
             **axes,
         )
     if dry_run:

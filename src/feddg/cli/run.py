@@ -7,15 +7,13 @@ import typer
 
 from feddg import api
 from feddg.cli.common import (
-    AgainOption,
     DryRunOption,
     ExperimentCommand,
-    OutOption,
-    PredictionsOption,
+    OptionsCommand,
     QuietOption,
     TrackOption,
     VerboseOption,
-    WorkersOption,
+    options_of,
     resumable,
     show_results,
     takes,
@@ -29,19 +27,17 @@ app = typer.Typer()
 
 @app.command(cls=ExperimentCommand)
 @takes()
+@options_of("feddg.api:run", "out workers again predictions", workers=(1, None))
 def run(
+    options: dict[str, Any],
     overrides: dict[str, Any],
     experiment: Annotated[Path | None, typer.Argument(help="experiment file (YAML)")] = None,
-    out: OutOption = Path("runs"),
     snapshots: Annotated[
         str | None,
         typer.Option(help="rounds whose model is kept in the run's `snapshots`: 1,10,50"),
     ] = None,
-    workers: WorkersOption = None,
     tracked: TrackOption = None,
     dry_run: DryRunOption = False,
-    again: AgainOption = False,
-    predictions: PredictionsOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -52,7 +48,7 @@ def run(
     """
     kept = whole_numbers("--snapshots", snapshots) if snapshots else []
     if dry_run:
-        found = api.preview(experiment, out, **overrides)
+        found = api.preview(experiment, options["out"], **overrides)
         from feddg.cli.output import show_preview
 
         show_preview(found)
@@ -61,23 +57,16 @@ def run(
     from feddg.cli.progress import observer
 
     with resumable():
-        done = api.run(
-            experiment,
-            out,
-            observer=observer(quiet, verbose),
-            snapshots=kept,
-            again=again,
-            predictions=predictions,
-            workers=workers,
-            **overrides,
-        )
+        watching = observer(quiet, verbose)
+        done = api.run(experiment, observer=watching, snapshots=kept, **options, **overrides)
     show_results(done)
 
 
-@app.command()
+@app.command(cls=OptionsCommand)
+@options_of("feddg.api:resume", "workers", workers=(1, None))
 def resume(
+    options: dict[str, Any],
     folder: Annotated[Path, typer.Argument(help="the run folder")],
-    workers: WorkersOption = None,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
@@ -85,22 +74,20 @@ def resume(
     from feddg.cli.progress import observer
 
     with resumable():
-        done = api.resume(folder, observer=observer(quiet, verbose), workers=workers)
+        done = api.resume(folder, observer=observer(quiet, verbose), **options)
     show_results(done)
 
 
 @app.command(cls=ExperimentCommand)
 @takes("method", "hold_out", "train.rounds", several=True)
+@options_of("feddg.api:demo", "out jobs", jobs=(1, None))
 def demo(
+    options: dict[str, Any],
     overrides: dict[str, Any],
     axes: dict[str, Any],
     seeds: Annotated[
         str | None, typer.Option(help="how many (2: seeds 0 and 1), or which: 7,8,9")
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="runs at once; one for each core if not said")
-    ] = None,
-    out: OutOption = Path("runs"),
     quiet: QuietOption = False,
 ) -> None:
     """Compare training alone and together: offline, two minutes.
@@ -113,7 +100,7 @@ def demo(
     if seeds is not None:
         axes["seeds"] = read_seeds(seeds)
     with resumable():
-        done = api.demo(out, overrides=overrides, jobs=jobs, watcher=watcher(quiet), **axes)
+        done = api.demo(overrides=overrides, watcher=watcher(quiet), **options, **axes)
     print_comparison(done, explained=True)
     if done.failures:
         raise typer.Exit(1)
