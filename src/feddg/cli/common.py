@@ -350,7 +350,7 @@ def _declared(target: str) -> dict[str, tuple[str, Any, str]]:
     meaning = {name: re.sub(r":\w+:`([^`]+)`|``", r"\1", text) for name, text in doc}
     declared = {}
     for name, kind, value in found:
-        text = " ".join(meaning.get(name, "").split()).rstrip(".")
+        text = " ".join(meaning.get(name, "").split()).rstrip(".").removeprefix("whether to ")
         if isinstance(value, ast.Call):  # pydantic's Field
             described = [key.value for key in value.keywords if key.arg == "description"]
             text = ast.literal_eval(described[0]) if described else text

@@ -9,6 +9,7 @@ from feddg import api
 from feddg.cli.common import (
     DryRunOption,
     ExperimentCommand,
+    OptionsCommand,
     QuietOption,
     TrackOption,
     launcher_options,
@@ -82,8 +83,10 @@ def compare(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=OptionsCommand)
+@options_of("feddg.api:report", "out tables")
 def report(
+    options: dict[str, Any],
     folders: Annotated[
         list[Path],
         typer.Argument(
@@ -91,10 +94,6 @@ def report(
             "for tables in Markdown"
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="the page to write")] = None,
-    tables: Annotated[
-        Path | None, typer.Option(help="also write its tables here: Markdown, CSV, LaTeX")
-    ] = None,
 ) -> None:
     """Write the page of one run, or of several together."""
-    typer.echo(api.report(folders, out, tables=tables))
+    typer.echo(api.report(folders, **options))

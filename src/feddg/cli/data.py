@@ -8,7 +8,15 @@ import click
 import typer
 
 from feddg import api
-from feddg.cli.common import ExperimentCommand, JsonOption, QuietOption, print_json, takes
+from feddg.cli.common import (
+    ExperimentCommand,
+    JsonOption,
+    OptionsCommand,
+    QuietOption,
+    options_of,
+    print_json,
+    takes,
+)
 
 data_app = typer.Typer(
     help="Get images, and look at them before training.",
@@ -17,21 +25,15 @@ data_app = typer.Typer(
 )
 
 
-@data_app.command("get")
+@data_app.command("get", cls=OptionsCommand)
+@options_of("feddg.data.download:get_data_set", "keep source=from revision")
 def get_data(
+    options: dict[str, Any],
     name: Annotated[str, typer.Argument(help="a published data set; docs/data_sets.md")],
     root: Annotated[Path, typer.Option(help="the folder it goes to")],
     accept_licence: Annotated[
         bool, typer.Option("--accept-licence", help="you have read its licence and accept it")
     ] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="keep the archives after unpacking")] = False,
-    source: Annotated[
-        Path | None,
-        typer.Option("--from", help="a folder with the mirror's Parquet files, obtained otherwise"),
-    ] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="of the mirror: a branch, a tag, or a commit to be sure")
-    ] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Download a published data set, once its licence is accepted; it goes on where it was cut."""
@@ -46,23 +48,16 @@ def get_data(
         for number, step in enumerate(publication.steps, start=1):
             typer.echo(f"  {number}. {step}")
         raise typer.Exit(1)
-    chosen = [("--revision", revision), ("--from", source)]
-    options = [str(text) for option in chosen if option[1] for text in option]
-    words = ["feddg", "data", "get", name, "--root", str(root), *options, "--accept-licence"]
+    chosen = [("--revision", options.get("revision")), ("--from", options.get("source"))]
+    more = [str(text) for option in chosen if option[1] for text in option]
+    words = ["feddg", "data", "get", name, "--root", str(root), *more, "--accept-licence"]
     if not accept_licence:
         typer.echo(
             f"Nothing was downloaded. If you accept its licence: {shlex.join(words)}", err=True
         )
         raise typer.Exit(1)
     with working(quiet) as progress:
-        received = api.get_data_set(
-            definition,
-            root.expanduser(),
-            progress,
-            keep=keep,
-            revision=revision,
-            source=source and source.expanduser(),
-        )
+        received = api.get_data_set(definition, root.expanduser(), progress, **options)
     for file, found in received.items():
         typer.echo(f"sha256 {found}  {file}")
     typer.echo(f"Now: feddg data inspect --data {name} --root {root}")
@@ -70,25 +65,23 @@ def get_data(
 
 @data_app.command("inspect", cls=ExperimentCommand)
 @takes("data", "hold_out", "clients", "seed")
+@options_of("feddg.api:inspect_data", "croissant")
 def inspect_data(
+    options: dict[str, Any],
     overrides: dict[str, Any],
     as_json: JsonOption = False,
-    croissant: Annotated[
-        Path | None,
-        typer.Option(help="also write metadata as Croissant (.json), and a table beside it (.csv)"),
-    ] = None,
     quiet: QuietOption = False,
 ) -> None:
     """Count images per domain and class, find bad files, show how clients would look."""
     from feddg.cli.progress import working
 
     with working(quiet) as progress:
-        found = api.inspect_data(croissant, progress=progress, **overrides)
+        found = api.inspect_data(progress=progress, **options, **overrides)
     if as_json:
         print_json(found)
     else:
         api.print_inspection(found)
-    if croissant is not None:
+    if (croissant := options.get("croissant")) is not None:
         typer.echo(f"written: {croissant}, {croissant.with_suffix('.csv')}", err=as_json)
 
 

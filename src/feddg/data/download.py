@@ -458,7 +458,7 @@ def get_data_set(
         progress: called with the progress so far.
         keep: whether to keep archives after they are unpacked.
         revision: of the mirror; by default the definition's.
-        source: a folder with the mirror's files, used instead of a download.
+        source: a folder with the mirror's Parquet files, obtained otherwise.
 
     Returns:
         The SHA-256 of every file, by its name.
@@ -466,6 +466,7 @@ def get_data_set(
     Raises:
         DataError: a file cannot be downloaded, has another checksum, or cannot be unpacked.
     """
+    source = source and source.expanduser()
     publication = definition.publication
     assert publication is not None
     mirror = publication.mirror
