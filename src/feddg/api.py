@@ -660,7 +660,6 @@ _HOME = {
     "feddg.prediction.hub": ("save_model",),
     "feddg.runs.inspection": ("print_inspection",),
     "feddg.serving.server": ("is_loopback", "serve"),
-    "feddg.storage": ("KINDS", "OTHER", "cache_folder", "clear", "contents"),
 }
 
 

@@ -4,14 +4,12 @@ import errno
 import logging
 import os
 import re
-import shutil
 import stat
 import threading
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,7 +17,7 @@ import numpy
 import yaml
 from filelock import FileLock, Timeout
 
-from feddg.errors import DataError, FeddgError, RunError
+from feddg.errors import FeddgError, RunError
 
 log = logging.getLogger("feddg")
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
@@ -29,27 +27,6 @@ _CHUNK = 1 << 20
 _WINDOWS = os.name == "nt"
 # Windows waits for no writer, but changes bytes unless told otherwise.
 _READ_PLAINLY = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-KINDS = {
-    "pixels": ("decoded images", r"pixels-[0-9a-f]{32}(\.npy)?"),
-    "checks": ("which image files cannot be used", r"checked-[0-9a-f]{32}\.json"),
-    "drawn": (
-        "images read or drawn from a data set's own files, as FEMNIST's",
-        r"drawn-[0-9a-f]{32}-(images|facts)\.npy",
-    ),
-    "taken": ("images taken out of Hugging Face data sets", r"taken-[0-9a-f]{32}"),
-    "hashes": ("hashes of image files, to notice changes", r"hashes-[0-9a-f]{32}\.json"),
-    "stylized": (
-        "images stylized in other styles, and what else methods compute once",
-        r"[0-9a-f]{24}-.+\.npy",
-    ),
-    "partial": (
-        "left behind by processes that were killed, or being written",
-        r"partial-[0-9a-f]{32}|\.([0-9a-f]{24}-|pixels-|checked-|hashes-|drawn-).+\.\d+\.\d+",
-    ),
-}
-"""What is kept in the cache folder: by kind, what it is and how the names of its entries look."""
-OTHER = "other"
-"""Kind of all other entries in the folder: counted, never removed."""
 MOST_VALUES = 100_000
 """Most values in a file with aliases expanded, because aliases can double them with every line."""
 DEEPEST = 50
@@ -354,18 +331,10 @@ def kept_array(path: Path, compute: Callable[[], numpy.ndarray]) -> numpy.ndarra
         return array
 
 
-# What is kept on disk between runs: where it is, how much, and how it is removed.
+# What is kept on disk between runs, and where it is.
 #
 # Decoded pixels are written by :mod:`feddg.data.pixels`, stylized images and whatever else
 # methods compute once by :meth:`feddg.clients.client.Client.cached`.
-
-
-@dataclass(frozen=True)
-class Held:
-    """The number of entries of one kind, and their bytes."""
-
-    entries: int
-    size: int
 
 
 def cache_folder(chosen: Path | str | None = None) -> Path:
@@ -374,63 +343,6 @@ def cache_folder(chosen: Path | str | None = None) -> Path:
         return Path(chosen)
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(os.environ.get("FEDDG_CACHE") or str(Path(home) / "feddg"))
-
-
-def contents(cache: Path) -> dict[str, Held]:
-    """Returns the content of a cache folder by kind; zeros if it does not exist.
-
-    Raises:
-        DataError: it is not a folder, or cannot be read.
-    """
-    found = dict.fromkeys(KINDS, Held(0, 0))
-    for path, kind in _entries(cache):
-        before = found.get(kind, Held(0, 0))
-        found[kind] = Held(before.entries + 1, before.size + _size(path))
-    return found
-
-
-def clear(cache: Path, kinds: Iterable[str] = KINDS) -> None:
-    """Removes entries of some kinds; other files and the folder itself are kept.
-
-    Raises:
-        DataError: it is not a folder, or an entry cannot be removed.
-    """
-    chosen = set(kinds) & set(KINDS)
-    for path, kind in list(_entries(cache)):
-        if kind not in chosen:
-            continue
-        try:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-        except OSError as error:
-            raise DataError(f"Cannot remove {path}: {error.strerror or error}.") from None
-
-
-def _entries(cache: Path) -> Iterator[tuple[Path, str]]:
-    if not cache.exists():
-        return
-    try:
-        paths = sorted(cache.iterdir())
-    except OSError as error:
-        raise DataError(
-            f"The cache {cache} cannot be read: {error.strerror or error}. Set FEDDG_CACHE to a "
-            "folder, or to one that does not exist yet."
-        ) from None
-    for path in paths:
-        kinds = (kind for kind, (_, name) in KINDS.items() if re.fullmatch(name, path.name))
-        yield path, next(kinds, OTHER)
-
-
-def _size(path: Path) -> int:
-    """Returns the bytes of a file, or of the files in a folder, without following links."""
-    try:
-        if path.is_dir() and not path.is_symlink():
-            return sum(_size(inside) for inside in path.iterdir())
-        return path.lstat().st_size
-    except OSError:
-        return 0  # gone meanwhile, or not ours to read
 
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -2,7 +2,7 @@
 
 A module per group of commands: ``run`` (run, resume, demo), ``compare`` (compare, report),
 ``use`` (evaluate, adaptations, methods, predict, travel, export, serve, privacy),
-``data`` (data, cache), ``deploy``. ``common`` holds what they share: flags made from an
+``data``, ``deploy``. ``common`` holds what they share: flags made from an
 experiment's settings, and the parsing of their values; ``output`` shows plans and results. Heavy
 imports wait until a command needs them.
 """
@@ -24,7 +24,7 @@ PANELS = {
     "Use a model": ("predict", "travel", "serve", "export", "evaluate"),
     "Look around": ("data", "methods", "adaptations", "privacy"),
     "Between sites": ("deploy",),
-    "Further": ("resume", "cache"),
+    "Further": ("resume",),
 }
 """The commands as help lists them."""
 
@@ -57,7 +57,6 @@ for group in (run.app, compare.app, use.app):
     app.add_typer(group)
 app.add_typer(data.data_app, name="data")
 app.add_typer(deploy.app, name="deploy")
-app.add_typer(data.cache_app, name="cache")
 app.add_typer(use.privacy_app, name="privacy")
 
 

@@ -217,14 +217,6 @@ JsonOption = Annotated[bool, typer.Option("--json", help="machine-readable")]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="show what would be run; run nothing")
 ]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
-PredictionsOption = Annotated[
-    bool,
-    typer.Option(
-        "--predictions",
-        help="keep what is predicted of every image (Parquet, private), to compare by",
-    ),
-]
 
 
 def track(names: str | None) -> None:
@@ -278,6 +270,7 @@ HELP = {
     "which": "the model: final, swa, ema, best_in_domain, best_held_out, wise_ft; by default what "
     "the run serves",
     "adapt": "a test-time adaptation, see `feddg adaptations`",
+    "device": "auto, cpu, cuda, cuda:1, ...",
     "domain": "what the images of root/class/* are",
     "strict": "refuse a model about which there is a warning",
     "predictions": "keep what is predicted of every image (Parquet, private)",

@@ -1,10 +1,9 @@
-"""``feddg data``: get images and look at them; ``feddg cache``: what is kept between runs."""
+"""``feddg data``: get images and look at them."""
 
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 
 from feddg import api
@@ -83,57 +82,3 @@ def inspect_data(
         api.print_inspection(found)
     if (croissant := options.get("croissant")) is not None:
         typer.echo(f"written: {croissant}, {croissant.with_suffix('.csv')}", err=as_json)
-
-
-cache_app = typer.Typer(help="Show, or clear, the cache of decoded images.", suggest_commands=False)
-
-
-@cache_app.callback(invoke_without_command=True)
-def show(context: typer.Context, as_json: JsonOption = False) -> None:
-    """Show where decoded images are kept, and how much; `feddg cache clear` removes them."""
-    if context.invoked_subcommand is not None:
-        return
-    folder, found = api.cache_folder(), api.contents(api.cache_folder())
-    if as_json:
-        kinds = {
-            kind: {"entries": held.entries, "bytes": held.size} for kind, held in found.items()
-        }
-        print_json({"folder": str(folder), "kinds": kinds})
-        return
-    from rich.console import Console
-    from rich.filesize import decimal
-    from rich.table import Table
-
-    table = Table("kind", "entries", "size", "what it is", box=None, pad_edge=False)
-    about = {kind: what for kind, (what, _) in api.KINDS.items()}
-    about[api.OTHER] = "not feddg's; never removed"
-    for kind, held in found.items():
-        table.add_row(kind, str(held.entries), decimal(held.size), about[kind])
-    typer.echo(f"{folder} (the environment's FEDDG_CACHE says where)")
-    Console().print(table)
-
-
-@cache_app.command("clear")
-def clear_cache(
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(help="what to remove, a kind that `feddg cache` shows; all of it by default"),
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
-) -> None:
-    """Remove what is kept; the next runs make again what they need. Do not do so during a run."""
-    from rich.filesize import decimal
-
-    if unknown := [one for one in kind or () if one not in api.KINDS]:
-        raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(api.KINDS)}")
-    chosen, folder = kind or list(api.KINDS), api.cache_folder()
-    found = api.contents(folder)
-    size = sum(found[name].size for name in chosen)
-    what = f"{', '.join(chosen)} in {folder}: {decimal(size)}"
-    if not size and not any(found[name].entries for name in chosen):
-        typer.echo(f"nothing to remove: {what}")
-        return
-    if not yes:
-        typer.confirm(f"Remove {what}?", abort=True)
-    api.clear(folder, chosen)
-    typer.echo(f"removed {what}")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from feddg import api
-from feddg.cli.common import DeviceOption, JsonOption, OptionsCommand, options_of, print_json
+from feddg.cli.common import JsonOption, OptionsCommand, options_of, print_json
 from feddg.cli.use import ModelArgument, show_warnings
 
 app = typer.Typer(
@@ -94,16 +94,17 @@ def deploy_check(
 
 
 @app.command("validate", cls=OptionsCommand)
-@options_of("feddg.prediction.validation:validate", "domain hide_below which", hide_below=(0, None))
+@options_of(
+    "feddg.prediction.validation:validate", "domain hide_below which device", hide_below=(0, None)
+)
 def deploy_validate(
     options: dict[str, Any],
     model: ModelArgument,
     images: Annotated[Path, typer.Argument(help="root/domain/class/*, or root/class/* (--domain)")],
     out: Annotated[Path, typer.Option(help="what is handed back, JSON")],
-    device: DeviceOption = "auto",
 ) -> None:
     """Measure a model on the images of a site that takes no part: counts leave it, nothing else."""
-    found = api.validate(model, images, out, device=device, **options)
+    found = api.validate(model, images, out, **options)
     show_warnings(found.diagnostics)
     for row in found.domains:
         share = "hidden" if row.accuracy is None else f"{row.accuracy:.1%}"

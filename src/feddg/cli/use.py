@@ -8,10 +8,8 @@ import typer
 
 from feddg import api
 from feddg.cli.common import (
-    DeviceOption,
     JsonOption,
     OptionsCommand,
-    PredictionsOption,
     QuietOption,
     options_of,
     print_json,
@@ -39,7 +37,7 @@ AT_LEAST_0 = (0, None)
 @app.command(cls=OptionsCommand)
 @options_of(
     "feddg.prediction.predict:predict_files",
-    "adapt which probabilities batch_size precision strict",
+    "adapt which probabilities batch_size device precision strict",
     batch_size=AT_LEAST_1,
 )
 def predict(
@@ -50,7 +48,6 @@ def predict(
     html: Annotated[
         Path | None, typer.Option(help="a page of thumbnails, the most doubtful first")
     ] = None,
-    device: DeviceOption = "auto",
     quiet: QuietOption = False,
 ) -> None:
     """Label image files with a run's model.
@@ -64,7 +61,7 @@ def predict(
 
     with resumable(), working(quiet) as progress:
         done = api.predict_files(
-            run, images, out, html=html, device=device, progress=progress, on_bad=bad, **options
+            run, images, out, html=html, progress=progress, on_bad=bad, **options
         )
     if done.continued:
         typer.echo(f"continued: {done.continued} images were done before")
@@ -86,7 +83,7 @@ def predict(
 @app.command(cls=OptionsCommand)
 @options_of(
     "feddg.prediction.travel:travel",
-    "labels choose beside which batch_size",
+    "labels choose beside which batch_size device",
     choose=AT_LEAST_0,
     batch_size=AT_LEAST_1,
 )
@@ -97,7 +94,6 @@ def travel(
     html: Annotated[
         Path | None, typer.Option(help="a page of thumbnails, the riskiest first")
     ] = None,
-    device: DeviceOption = "auto",
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -109,7 +105,7 @@ def travel(
     from feddg.cli.progress import working
 
     with working(quiet or as_json) as progress:
-        found = api.travel(run, images, html=html, device=device, progress=progress, **options)
+        found = api.travel(run, images, html=html, progress=progress, **options)
     if as_json:
         print_json(found.fields())
         return
@@ -176,15 +172,10 @@ def show_warnings(found: "Sequence[Diagnostic]") -> None:
 )
 @options_of(
     "feddg.serving.server:serve",
-    "port host allow_network known_as adapt which precision strict",
+    "port host allow_network known_as adapt which device precision strict",
     port=(0, 65535),
 )
-def serve(
-    options: dict[str, Any],
-    limits: dict[str, Any],
-    run: ModelArgument,
-    device: DeviceOption = "auto",
-) -> None:
+def serve(options: dict[str, Any], limits: dict[str, Any], run: ModelArgument) -> None:
     """Label images on a page in the browser, and for programs.
 
     On this machine; no image is kept.
@@ -196,7 +187,7 @@ def serve(
             typer.echo("warning: other machines reach this server without a password", err=True)
         typer.echo(f"{classifier.result}\nserving {run} at {address} (Ctrl-C ends it)")
 
-    api.serve(run, device=device, limits=limits, ready=ready, **options)
+    api.serve(run, limits=limits, ready=ready, **options)
 
 
 @app.command()
@@ -236,7 +227,9 @@ def evaluate(
         list[str] | None,
         typer.Option(help="`feddg adaptations`, or fixed:alpha=0.3; all by default"),
     ] = None,
-    predictions: PredictionsOption = False,
+    predictions: Annotated[
+        bool, typer.Option("--predictions", help="write what is predicted of every image")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a run's model under test-time adaptations.

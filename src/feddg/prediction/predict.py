@@ -333,7 +333,7 @@ def predict_files(
     adapt: str | None = None,
     which: str | None = None,
     probabilities: bool = False,
-    device: str = "cpu",
+    device: str = "auto",
     precision: str = "float32",
     batch_size: int = BATCH_SIZE,
     strict: bool = False,

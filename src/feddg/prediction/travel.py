@@ -533,7 +533,7 @@ def travel(
     choose: int = 0,
     beside: Sequence[Path | str] = (),
     which: str | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     batch_size: int = BATCH_SIZE,
     cache: Path | None = None,
     progress: Progress = silent,

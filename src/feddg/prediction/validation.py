@@ -187,7 +187,7 @@ def validate(
     *,
     domain: str | None = None,
     hide_below: int = 0,
-    device: str = "cpu",
+    device: str = "auto",
     which: str | None = None,
     batch_size: int = BATCH_SIZE,
 ) -> ValidationFile:

@@ -90,7 +90,7 @@ def serve(
     port: int = 8000,
     adapt: str | None = None,
     which: str | None = None,
-    device: str = "cpu",
+    device: str = "auto",
     precision: str = "float32",
     limits: ServeLimits | Mapping[str, Any] | None = None,
     known_as: Sequence[str] = (),
