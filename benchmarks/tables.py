@@ -285,6 +285,8 @@ TRAVEL_IMAGES = {
     "pacs-lite0, clients": "PACS, Lite0, clients",
     "pacs-resnet18, clients": "PACS, ResNet-18, clients",
     "emoji-lite0, clients": "emoji, Lite0, clients",
+}
+TUNED = {
     "digits, tuned": "digits, fine-tuned",
     "pacs, tuned": "PACS, fine-tuned",
     "emoji, tuned": "emoji, fine-tuned",
@@ -304,10 +306,10 @@ def mean_error(rows: Sequence[Mapping[str, str]], column: str) -> float:
     return 100 * statistics.mean(abs(float(row[column]) - float(row["truth"])) for row in rows)
 
 
-def travel_intervals() -> str:
+def travel_intervals(name: str, titles: Mapping[str, str]) -> str:
     """Returns how often the intervals of the combined estimate hold the truth."""
-    groups, body = grouped("travel", "images", "estimator"), []
-    for images, title in TRAVEL_IMAGES.items():
+    groups, body = grouped(name, "images", "estimator"), []
+    for images, title in titles.items():
         if not (rows := groups.get((images, "combined"), [])):
             continue
         ends = [(float(row["low"]), float(row["high"]), float(row["truth"])) for row in rows]
@@ -358,7 +360,8 @@ def tables() -> dict[str, str]:
         "privacy_pacs": accuracy_by_epsilon("pacs"),
         "privacy_ridge": ridge_by_epsilon(),
         "robust_updates": robust_updates(),
-        "travel_intervals": travel_intervals(),
+        "travel_intervals": travel_intervals("travel", TRAVEL_IMAGES),
+        "travel_tuned": travel_intervals("travel_tuned", TUNED),
         "travel_labels": travel_labels(),
         "nuclei": nuclei(),
     }

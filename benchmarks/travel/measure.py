@@ -3,7 +3,7 @@
     python benchmarks/travel/measure.py features pacs --root PACS --most 300 --out FEATURES/pacs
     python benchmarks/travel/measure.py cases FEATURES/pacs-lite0 --out docs/results/data/travel
     python benchmarks/travel/measure.py runs digits --runs RUNS --out docs/results/data/travel
-    python benchmarks/travel/measure.py tuned pacs --root PACS --runs RUNS --out OUT
+    python benchmarks/travel/measure.py tuned emoji --runs RUNS --out docs/results/data/travel_tuned
     python benchmarks/travel/measure.py folders FEATURES/* --out docs/results/data/travel_folders
 
 `features` takes frozen features of images once, in parts of 500 in random order. `cases` leaves
