@@ -38,7 +38,7 @@ from feddg.report.run_page import verdict
 from feddg.rng import numpy_stream
 from feddg.runs.reading import read_run
 from run_folders import FolderMaker
-from trained_runs import SETTINGS, read_csv, trained_run
+from trained_runs import SETTINGS, SHORT, read_csv, trained_run
 
 
 def write_domain(folder, domain, count=200):
@@ -408,7 +408,11 @@ def test_trained_features_are_stood_in_for_by_those_that_training_began_from(
     found = [
         travel(
             trained_run(
-                tmp_path, cache, seed=0, model=model, train={**SETTINGS["train"], "rounds": rounds}
+                tmp_path,
+                cache,
+                model=model,
+                data=SHORT["data"],
+                train=SHORT["train"] | {"rounds": rounds},
             ),
             sketches[0],
             cache=cache,
