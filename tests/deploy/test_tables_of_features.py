@@ -66,7 +66,7 @@ def start(folder, chosen):
         site: {"images": str(folder / f"{site}.csv"), "cache": str(folder / site), "device": "cpu"}
         for site in SITES
     }
-    return server_app.coordinate(LocalGrid(client_app.app, nodes, config), config)
+    return server_app.coordinate(LocalGrid(nodes, client_app.app, config), config)
 
 
 @pytest.mark.parametrize("method", ["ridge", "fedavg", "scaffold"])
