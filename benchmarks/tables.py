@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from feddg.comparison.results import Results
+from feddg.comparison.results import Results, read_results
 from feddg.comparison.statistics import (
     Key,
     Margin,
@@ -166,6 +166,10 @@ def advice() -> str:
         for advised, method in (("1", "dart"), ("1", "outlines"), ("3", "ridge")):
             words = [f"{spelled(method)} minus FedAvg", "PACS, 64 pixels", f"{budget // 1000}k"]
             body.append([advised, *words, found[method]])
+    own = Results.read(DATA / "own_pacs_64.csv")
+    for method, margin in own.margins(EMA_MEAN, own.methods[0]).items():
+        images = f"{own.mean(method, 'images_per_round') * 50 / 1000:.0f}k"
+        body.append(["1", f"{method}, minus FedAvg", "PACS, 64 pixels", images, margin])
     sizes = "PACS, 100 or 400 images a domain"
     rounds = paired_margin(by_rounds["5 0.0001"], by_rounds["0 0.0"], held)
     body.append(["3", "closed form and 5 rounds minus closed form", sizes, "1k or 4k", rounds])
@@ -176,6 +180,33 @@ def advice() -> str:
         for *words, one in sorted(body, key=lambda cells: cells[0])
     ]
     return markdown(head, rows)
+
+
+def own_size() -> str:
+    """Returns PARDON's table at the papers' number of images: accuracy by domain, and leads."""
+    results = Results.read(DATA / "own_pacs_64.csv")
+    rows, first = read_results(DATA / "own_pacs_64.csv"), results.methods[0]
+    body, shown = [], list[Margin]()
+    for rule, title in (("last_ten", "mean of the last ten rounds"), ("ema", "EMA")):
+        found: dict[str, dict[Key, float]] = {}
+        for row in rows:
+            value = row.value("accuracy", rule, "test", "domain_mean")
+            if value is not None:
+                found.setdefault(row.method, {})[row.held_out, row.seed] = value
+        for method, own in found.items():
+            margin = None
+            if method != first:
+                margin = paired_margin(own, found[first], results.domains)
+                shown += [margin] if margin is not None else []
+            cells = [
+                f"{100 * statistics.mean(v for (held, _), v in own.items() if held == domain):.1f}"
+                for domain in results.columns
+            ]
+            mean = f"{100 * statistics.mean(own.values()):.1f}"
+            seeds = str(len({seed for _, seed in own}))
+            body.append([title, method, *cells, mean, lead(margin), seeds])
+    head = ["weights", "method", *map(readable, results.columns), "mean", "minus FedAvg", "seeds"]
+    return with_note(markdown(head, body), shown)
 
 
 def rows_of(name: str) -> list[dict[str, str]]:
@@ -353,6 +384,7 @@ def tables() -> dict[str, str]:
     return {
         "front": front(),
         "advice": advice(),
+        "own_size": own_size(),
         "serving_digits": campaign("serving_digits"),
         "serving_pacs": campaign("serving_pacs"),
         "folder_defaults": folder_defaults(),
