@@ -99,20 +99,20 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 @pytest.fixture(scope="session")
-def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def among_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all workers of these tests share."""
     base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "together"
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "among_workers"
     folder.mkdir(exist_ok=True)
     return folder
 
 
 @pytest.fixture(scope="session", autouse=True)
-def drawn_once(together: Path) -> Iterator[None]:
+def drawn_once(among_workers: Path) -> Iterator[None]:
     """Digits are drawn once, whatever a test's own cache folder is: it takes two seconds."""
 
     def kept(file: Path, draw: Callable[[], numpy.ndarray]) -> numpy.ndarray:
-        return storage.kept_array(together / file.name, draw)
+        return storage.kept_array(among_workers / file.name, draw)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(published, "kept_array", kept)
@@ -120,15 +120,15 @@ def drawn_once(together: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def cache(together: Path) -> Path:
+def cache(among_workers: Path) -> Path:
     """A cache of the runs below."""
-    (folder := together / "cache").mkdir(exist_ok=True)
+    (folder := among_workers / "cache").mkdir(exist_ok=True)
     return folder
 
 
 @pytest.fixture(scope="session")
 def train_once(
-    tmp_path_factory: pytest.TempPathFactory, together: Path, cache: Path
+    tmp_path_factory: pytest.TempPathFactory, among_workers: Path, cache: Path
 ) -> Callable[..., Path]:
     """Gives a worker its own copy of a run that is trained once: ``train_once("ridge", seed=1)``.
 
@@ -139,9 +139,9 @@ def train_once(
     def run(method: str = "fedavg", **changes: object) -> Path:
         key = hash_of([method, sorted(changes.items())])
         if key not in copies:
-            with FileLock(together / f"{key}.lock"):
-                if not (done := together / f"{key}.done").is_file():
-                    done.write_text(str(trained_run(together / key, cache, method, **changes)))
+            with FileLock(among_workers / f"{key}.lock"):
+                if not (done := among_workers / f"{key}.done").is_file():
+                    done.write_text(str(trained_run(among_workers / key, cache, method, **changes)))
             of = Path(done.read_text())
             copies[key] = tmp_path_factory.mktemp("runs") / of.name
             shutil.copytree(of, copies[key])

@@ -74,7 +74,8 @@ def test_the_server_is_published_where_the_page_says():
     (service,) = services(SERVE / "compose.yaml").values()
     said = dict(instructions(SERVE / "Dockerfile"))
     serve = get_command(app).get_command(None, "serve")
-    (own,) = (flag.default for flag in serve.params if flag.name == "port")
+    flags = serve.get_params(serve.make_context("serve", ["run"], resilient_parsing=True))
+    (own,) = (flag.default for flag in flags if "--port" in flag.opts)
     assert said["EXPOSE"] == str(own)
     assert service["ports"] == [f"127.0.0.1:{own}:{own}"]
     assert f":{own}/health" in said["HEALTHCHECK"]

@@ -309,6 +309,8 @@ class SchemaContext:
         images: number of the sender's images; None if it did not register.
         noise: how styles are noised before they leave a client; None for no noise.
         server_extras: the server's extras in an update's round.
+        whole: whether all that is trained at all is trained in an update's round; not so in head
+            rounds.
         gradients: for an update: returns the largest change of a network entry per step and
             learning rate; None if unknown.
     """
@@ -321,6 +323,7 @@ class SchemaContext:
     images: int | None = None
     noise: Any = None
     server_extras: Mapping[str, Tensor] = field(default_factory=dict)
+    whole: bool = True
     gradients: Callable[[str], Tensor] | None = None
 
     def dimension(self, name: str) -> int | None:

@@ -153,9 +153,9 @@ def _settings(experiment, *without):
 
 
 def _experiment_of(call):
-    _, (file, out), fields = call
-    own = {"observer", "snapshots", "again", "predictions", "workers"}
-    return load_experiment(file, {k: v for k, v in fields.items() if k not in own}), out
+    _, (file,), fields = call
+    own = {"observer", "snapshots", "out", "again", "predictions", "workers"}
+    return load_experiment(file, {k: v for k, v in fields.items() if k not in own}), fields["out"]
 
 
 @pytest.mark.parametrize(

@@ -32,5 +32,5 @@ def test_the_image_starts_a_command_that_there_is_without_root():
     program, name, *words = yaml.safe_load(start.removeprefix("ENTRYPOINT"))
     assert (program, name) == ("feddg", "serve")
     given = get_command(app).get_command(None, "serve").make_context("serve", words).params
-    assert given["host"] == "0.0.0.0"
-    assert given["allow_network"]
+    assert given["option_host"] == "0.0.0.0"
+    assert given["option_allow_network"]

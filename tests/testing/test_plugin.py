@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import entry_points
 
 PROJECT = """
 import pytest
@@ -21,15 +22,9 @@ TEST = "test_mine.py::test_it_keeps_the_rules"
 
 
 def pytest_there(folder, *arguments):
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "feddg.pytest_plugin",
-        "-p",
-        "no:cacheprovider",
-    ]
+    installed = any(one.name == "feddg" for one in entry_points(group="pytest11"))
+    plugin = [] if installed else ["-p", "feddg.pytest_plugin"]
+    command = [sys.executable, "-m", "pytest", *plugin, "-p", "no:cacheprovider"]
     options = ["-q", "--strict-markers", "-rA", *arguments]
     return subprocess.run([*command, *options], cwd=folder, capture_output=True, text=True).stdout
 

@@ -246,7 +246,8 @@ class MessageChecks(RoundHook):
         context = replace(self._context, images=self._registered.get(update.client))
         if state is None:
             return context
-        context = replace(context, server_extras=state.extras)
+        whole = state.round >= self.heads
+        context = replace(context, server_extras=state.extras, whole=whole)
         if self._train is None:
             return context
         train = in_round(self._train, state.round + 1)
@@ -283,7 +284,7 @@ class MessageChecks(RoundHook):
         bound: dict[str, int] = {}
         met: set[str] = set()
         # What the server holds under the same name, it must get of every client.
-        extras = context.server_extras
+        extras = context.server_extras if context.whole else {}
         expected = {name for name in extras if any(fnmatchcase(name, key) for key in declared)}
         for name, value in (*message.tensors.items(), *message.scalars.items()):
             key = next((key for key in declared if fnmatchcase(name, key)), None)
