@@ -89,16 +89,22 @@ def _handler(served: Served) -> type[BaseHTTPRequestHandler]:
 
 
 @contextmanager
-def serving(**fields: object) -> Iterator[Served]:
-    """Serves on a free port of this machine."""
-    served = Served(**fields)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(served))
-    served.address = f"http://127.0.0.1:{server.server_port}"
+def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Answers on a free port of this machine; gives the address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield served
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def serving(**fields: object) -> Iterator[Served]:
+    """Serves on a free port of this machine."""
+    served = Served(**fields)
+    with listening(_handler(served)) as served.address:
+        yield served

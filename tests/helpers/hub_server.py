@@ -3,12 +3,13 @@
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import unquote, urlsplit
+
+from file_server import listening
 
 _API = re.compile(r"/api/(datasets|models)/([^/]+/[^/]+)/(revision)/([^/]+)")
 _FILE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
@@ -135,13 +136,5 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
 def serving_hub() -> Iterator[Hub]:
     """Serves a hub on a free port of this machine."""
     hub = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
-    hub.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with listening(_handler(hub)) as hub.address:
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

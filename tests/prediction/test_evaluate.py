@@ -32,12 +32,9 @@ from feddg.runs.reading import OWN, read_run
 from trained_runs import SETTINGS
 
 SMALL = {
-    "data": {"source": "digits", "id_val": 0.1, "id_test": 0},
-    "hold_out": "sketch",
-    "clients": {"number": 3, "partition": "domain"},
-    "train": {"rounds": 1, "local_steps": 6, "batch_size": 32, "augmentation": "none"},
+    **SETTINGS,
+    "train": {**SETTINGS["train"], "rounds": 1, "local_steps": 6},
     "evaluate": {"every": 1},
-    "precision": "float32",
 }
 
 
