@@ -5,7 +5,7 @@
 
 The first command runs what the CSV files beside the others do not have, in the order of ``STAGES``;
 stopped with Ctrl-C, it goes on when given again, on any machine that has the folder of runs, and
-without that folder from what the CSV files have. The weights lie in ``weights``: ResNet-18 and the
+without that folder from what the CSV files have. ``weights`` holds ResNet-18 and -50, and the
 quarter-width VGG-19 of AdaIN. The second command prints the rule's sentence for what has been run.
 """
 
@@ -22,6 +22,7 @@ import feddg
 from feddg.comparison.results import read_results
 from feddg.comparison.statistics import Interval
 from feddg.runs.reading import Chosen, Evaluations, SelectionRule, add_rule, final_round
+from feddg.settings import merge
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANS, DATA = ROOT / "benchmarks" / "own_size", ROOT / "docs" / "results" / "data"
@@ -44,6 +45,7 @@ STAGES: tuple[tuple[str, tuple[str, ...], list[int]], ...] = (
     ("pacs_160", ("CCST, K = 1",), [0]),
     ("three_clients_160", ("FedAvg",), [0]),
     ("pacs_64", REST, [1, 2]),
+    ("pacs_224_resnet50", (*MAIN, "CCST, K = 1", "FPL", "FedGMA"), [0]),
 )
 
 
@@ -79,12 +81,11 @@ add_rule(
 def plan_of(name: str, methods: Sequence[str], seeds: list[int]) -> dict[str, Any]:
     """Returns a plan's fields with some of its methods and seeds."""
     fields = yaml.safe_load((PLANS / f"{name}.yaml").read_text("utf-8"))
+    own = [method for method in fields.pop("methods", []) if method["label"] in methods]
     if "extends" in fields:
         base = plan_of(Path(fields.pop("extends")).stem, methods, seeds)
-        data = base["base"]["data"] | fields.pop("base", {}).get("data", {})
-        fields = base | fields | {"base": base["base"] | {"data": data}}
-    chosen = [method for method in fields["methods"] if method["label"] in methods]
-    return fields | {"methods": chosen, "seeds": seeds}
+        own, fields = base["methods"] + own, merge(base, fields)
+    return fields | {"methods": own, "seeds": seeds}
 
 
 def carry_out(root: Path, out: Path, jobs: int, stages: Sequence[int]) -> None:

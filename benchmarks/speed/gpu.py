@@ -4,7 +4,7 @@
     python benchmarks/speed/gpu.py pretended.json --pretend
 
 20 clients of 64 images of noise a round: ResNet-18 and -50 at 224 pixels, EfficientNet-Lite0 at
-160; FedAvg, PARDON, FedIG-A and ridge; in float32, TF32 and bfloat16, channels last. By job: images
+160; FedAvg, PARDON, FedIG-A and ridge; in bfloat16, TF32 and float32, channels last. By job: images
 a second, the share of a plain loop's (forward, loss, backward, fused Adam, on batches that lie
 ready; ridge's is the forward pass alone), the share of time in which the device is busy
 (profiler), and peak memory. Then the first round's weights beside the CPU's, and ``--device all``
@@ -39,7 +39,7 @@ from feddg.testing.device import second_device
 
 NETWORKS = {"resnet18": 224, "resnet50": 224, "efficientnet_lite0": 160}
 METHODS = ("fedavg", "pardon", "fedig-a", "ridge")
-PRECISIONS = ("float32", "tf32", "bfloat16")
+PRECISIONS = ("bfloat16", "tf32", "float32")
 CLOSE = 1e-4
 Row = dict[str, Any]
 
