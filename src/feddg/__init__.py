@@ -8,7 +8,6 @@ work at a new site with another kind of images.
 """
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,11 +28,7 @@ if TYPE_CHECKING:
     from feddg.runs.reading import Run as Run
     from feddg.simple import Federation as Federation
 
-try:
-    __version__ = version("feddg")
-except PackageNotFoundError:
-    # Running from a source tree that was never installed.
-    __version__ = "0"
+    __version__: str
 
 _HOME = {
     "Experiment": "feddg.experiment",
@@ -64,7 +59,13 @@ __all__ = [*sorted(_HOME), "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    # Importing torch takes seconds: `feddg --help` must not wait for it.
+    # Importing torch takes seconds, and metadata a sixth of `feddg --help`: it must not wait.
+    if name == "__version__":
+        metadata = import_module("importlib.metadata")
+        try:
+            return metadata.version("feddg")
+        except metadata.PackageNotFoundError:
+            return "0"  # a source tree that was never installed
     if name == "methods":
         return import_module("feddg.methods")
     if name in _HOME:

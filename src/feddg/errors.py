@@ -11,7 +11,6 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -126,6 +125,8 @@ def in_words(error: BaseException) -> str:
     if isinstance(error, FeddgError):
         return str(error)
     text = " ".join(f"{type(error).__name__}: {error}".split())
+    from importlib.metadata import distributions  # slow, and help does without
+
     entries = (entry for package in distributions() for entry in package.entry_points)
     plugins = {one.module.split(".")[0] for one in entries if one.group.startswith("feddg.")}
     found = [at for at in traceback.walk_tb(error.__traceback__) if _is_own(at[0], plugins)]

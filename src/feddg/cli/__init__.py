@@ -13,7 +13,7 @@ from typing import Annotated
 
 import click
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from feddg.cli import compare, data, deploy, run, use
 from feddg.errors import FeddgError
@@ -35,21 +35,19 @@ class _Grouped(TyperGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for names in PANELS.values() for name in names]
 
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        command = super().get_command(ctx, name)
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for panel, names in PANELS.items():
-            if isinstance(command, TyperCommand | TyperGroup) and name in names:
-                command.rich_help_panel = panel
-        return command
+            with formatter.section(panel):
+                formatter.write_dl([(n, self.commands[n].get_short_help_str(70)) for n in names])
 
 
+typer.core.HAS_RICH = False  # boxes around help take as long as all the rest of `feddg --help`
 app = typer.Typer(
     name="feddg",
     cls=_Grouped,
     help="Federated domain generalization: train together, recognise a domain nobody trained on.",
     no_args_is_help=True,
     suggest_commands=False,  # click does
-    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -387,6 +387,17 @@ class OptionsCommand(TyperCommand):
         options = [parameter for parameter in own if not isinstance(parameter, click.Argument)]
         return [*arguments, *self._generated, *options]
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the options under their headings."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            heading = "Arguments" if isinstance(parameter, click.Argument) else "Options"
+            heading = getattr(parameter, "rich_help_panel", None) or heading
+            panels.setdefault(heading, []).extend(filter(None, [parameter.get_help_record(ctx)]))
+        for heading, rows in panels.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
     @functools.cached_property
     def _generated(self) -> list[click.Parameter]:
         return self.callback.flags()  # type: ignore[union-attr, no-any-return]

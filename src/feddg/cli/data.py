@@ -35,7 +35,10 @@ def get_data(
     ] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Download a published data set, once its licence is accepted; it goes on where it was cut."""
+    """Download a published data set, once its licence is accepted.
+
+    A download that was interrupted goes on.
+    """
     from feddg.cli.progress import working
 
     definition = api.DATA_SETS.find(name)
@@ -71,7 +74,10 @@ def inspect_data(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Count images per domain and class, find bad files, show how clients would look."""
+    """Count images per domain and class, and find bad files.
+
+    Shows what each client would hold, too.
+    """
     from feddg.cli.progress import working
 
     with working(quiet) as progress:

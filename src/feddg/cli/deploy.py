@@ -27,7 +27,10 @@ def deploy_init(
     experiment: Annotated[Path, typer.Option(help="experiment file (YAML)")],
     site: Annotated[list[str], typer.Option(help="A site's name; once per site, in order")],
 ) -> None:
-    """Write the app of a federation, its proxy and services, scripts for keys, and start lines."""
+    """Write a federation's app, and all that its sites need to start.
+
+    That is a proxy, services, scripts that make keys, and the lines to type.
+    """
     api.deploy(folder, experiment, site, **options)
     typer.echo(f"written to {folder}; how to start it: {folder / 'START.md'}")
 
@@ -75,7 +78,10 @@ def deploy_check(
     images: Annotated[str, typer.Option(help="root/domain/class/*, or root/class/* (--domain)")],
     json: JsonOption = False,
 ) -> None:
-    """At a site, before it joins: go or no-go for images, machine, keys and connection."""
+    """At a site, before it joins: say whether it is ready.
+
+    Checks images, machine, keys and connection.
+    """
     from rich.console import Console
 
     from feddg.cli.output import checks_table
@@ -103,7 +109,10 @@ def deploy_validate(
     images: Annotated[Path, typer.Argument(help="root/domain/class/*, or root/class/* (--domain)")],
     out: Annotated[Path, typer.Option(help="what is handed back, JSON")],
 ) -> None:
-    """Measure a model on the images of a site that takes no part: counts leave it, nothing else."""
+    """Measure a model at a site that takes no part.
+
+    Counts leave the site, and nothing else.
+    """
     found = api.validate(model, images, out, **options)
     show_warnings(found.diagnostics)
     for row in found.domains:

@@ -300,7 +300,10 @@ def attack(
     ] = "1,4",
     as_json: JsonOption = False,
 ) -> None:
-    """Attack a finished run; rows are kept in its attacks.jsonl, pictures in its figures."""
+    """Attack a finished run: what do its messages give away?
+
+    The results are kept in its attacks.jsonl, pictures in its figures.
+    """
     from feddg.cli.output import print_attack
     from feddg.cli.progress import working
 
