@@ -293,6 +293,7 @@ def _settings(
         "clients": {"number": clients},
         "data": {"image_size": image_size},
         "model": {"normalization": "train"},
+        "evaluate": {"averages": "never"},  # one that is asked for is the result
     }
     preset = {name: part for name, part in method.presets.get("*", {}).items() if name != "method"}
     one_round = ONE_ROUND if method.one_round else {}

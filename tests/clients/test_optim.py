@@ -489,7 +489,7 @@ def test_memory_that_is_used_again_holds_nothing_of_before(kind):
 
     first, fresh = trained()
     used = moments(first)
-    optimization.keep(first)
+    optimization.spent = first
     second, again = trained()
     assert same(again, fresh)
     assert moments(second) == used
@@ -506,7 +506,7 @@ def test_memory_of_other_parameters_kinds_or_orders_is_left_alone():
     def used(optimization, network, kind):
         optimizer = optimization.optimizer(network, kind)
         optimization.descend(optimizer, network(images).sum())
-        optimization.keep(optimizer)
+        optimization.spent = optimizer
         return optimization
 
     assert not used(Optimization(), other, adam).optimizer(network, adam).state
@@ -515,7 +515,7 @@ def test_memory_of_other_parameters_kinds_or_orders_is_left_alone():
     network.to(memory_format=torch.channels_last)
     optimization.descend(optimization.optimizer(network, sgd), network(images).sum())
     optimization = Optimization()
-    optimization.keep(torch.optim.SGD(network.parameters(), 0.1))
+    optimization.spent = torch.optim.SGD(network.parameters(), 0.1)
     assert not optimization.optimizer(network, sgd).state
 
 

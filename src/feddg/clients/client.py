@@ -473,7 +473,8 @@ class Client:
         assert self.optimizer is not None, _NO_OPTIMIZER
         clipping = self.worker.train.gradient_clipping
         self.worker.optimization.descend(self.optimizer, _total(terms), clipping)
-        self.log(terms)
+        self.steps += 1
+        self.note(terms)
 
     def backward(self, terms: dict[str, Tensor]) -> None:
         """Adds the gradient of the sum of ``terms`` to every ``p.grad`` and logs the terms.
@@ -490,13 +491,8 @@ class Client:
         self.worker.optimization.step(self.optimizer, self.worker.train.gradient_clipping)
         self.steps += 1
 
-    def log(self, terms: dict[str, Tensor]) -> None:
-        """Adds one step's loss terms to the round's means."""
-        self.steps += 1
-        self.note(terms)
-
     def note(self, terms: dict[str, Tensor]) -> None:
-        """Adds further terms to the step just logged, such as a second optimizer's loss."""
+        """Adds terms of the present step to the round's means; several calls add up."""
         for name, term in terms.items():
             value = term.detach().float()
             self._terms[name] = self._terms[name] + value if name in self._terms else value

@@ -229,33 +229,38 @@ class Optimization:
     *inside* the backward pass: results are the same and most gradients need no memory, but there is
     no time at which all gradients exist. So it is done only with the optimizers made here, without
     clipping and without step hooks on the optimizer.
+
+    Attributes:
+        spent: a finished optimizer, whose memory the next one takes over.
     """
 
     def __init__(self) -> None:
-        self._spent: MemoryOrder | None = None
+        self.spent: torch.optim.Optimizer | None = None
 
     def optimizer(self, network: nn.Module, train: TrainSettings) -> torch.optim.Optimizer:
         """Returns the optimizer that ``train`` names, for the parameters that need a gradient.
 
         All parameters are in one group, unless weight decay spares some of them.
         """
-        groups = _groups(network, train)
-        for group in groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        for parameter in trained:
+            parameter.grad = None
+        groups: list[dict[str, Any]] = [{"params": trained}]
+        if train.decay != "all" and train.weight_decay:
+            spared = {id(parameter) for parameter in norms_and_biases(network)}
+            groups = [
+                {"params": [p for p in trained if id(p) not in spared]},
+                {"params": [p for p in trained if id(p) in spared], "weight_decay": 0.0},
+            ]
         made: MemoryOrder
         if train.optimizer == "sgd":
             made = MemoryOrderSGD(groups, train.lr, train.momentum, weight_decay=train.weight_decay)
         else:
             made = MemoryOrderAdam(groups, train.lr, weight_decay=train.weight_decay)
-        if self._spent is not None:
-            made.take_over(self._spent)
-            self._spent = None
+        if isinstance(self.spent, MemoryOrder):
+            made.take_over(self.spent)
+        self.spent = None
         return made
-
-    def keep(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Keeps the memory of a finished optimizer for the next client's."""
-        self._spent = optimizer if isinstance(optimizer, MemoryOrder) else None
 
     def descend(
         self, optimizer: torch.optim.Optimizer, loss: Tensor, clipping: float | None = None
@@ -308,14 +313,3 @@ class Optimization:
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _groups(network: nn.Module, train: TrainSettings) -> list[dict[str, Any]]:
-    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    if train.decay == "all" or not train.weight_decay:
-        return [{"params": trained}]
-    spared = {id(parameter) for parameter in norms_and_biases(network)}
-    return [
-        {"params": [p for p in trained if id(p) not in spared]},
-        {"params": [p for p in trained if id(p) in spared], "weight_decay": 0.0},
-    ]

@@ -159,10 +159,6 @@ class Draw:
         made = {part.name: getattr(self, part.name) for part in fields(self)}
         return {name: tensor for name, tensor in made.items() if tensor is not None}
 
-    def to(self, device: torch.device) -> "Draw":
-        """Returns the same choices on another device."""
-        return replace(self, **on_device(self.tensors, device))
-
 
 def draw(settings: AugmentSettings, count: int, size: int, generator: Generator) -> Draw:
     """Makes the random choices for a batch.
@@ -196,7 +192,7 @@ def apply(images: Tensor, draw: Draw) -> Tensor:
     Returns:
         ``(B, 3, size, size)`` float32 in [0, 1], in channels-last memory order.
     """
-    draw = draw.to(images.device)
+    draw = replace(draw, **on_device(draw.tensors, images.device))
     if draw.transposed is not None:
         turned = draw.transposed[:, None, None, None]
         images = torch.where(turned, images.transpose(2, 3), images)
@@ -225,7 +221,7 @@ def moved(targets: Tensor, draw: Draw) -> Tensor:
     Returns:
         The same shape and type.
     """
-    draw = draw.to(targets.device)
+    draw = replace(draw, **on_device(draw.tensors, targets.device))
     planes = targets.flatten(1, -3) if targets.dim() > 3 else targets[:, None]
     if draw.transposed is not None:
         planes = torch.where(draw.transposed[:, None, None, None], planes.mT, planes)

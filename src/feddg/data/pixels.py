@@ -337,14 +337,13 @@ class ArrayPixels(PixelStore):
 
     def gather(self, rows: Rows, device: torch.device | None = None) -> Tensor:
         """Returns the pixels of some rows; on a device they stay if there is room for all."""
-        if device is None or device.type == "cpu":
-            return _channels_last(np.take(self._pixels, self._places(rows), axis=0))
-        needed, images = self.parcel(rows, device)
-        return images(on_device(needed, device))
+        place = device or torch.device("cpu")
+        needed, images = self.parcel(rows, place)
+        return images(on_device(needed, place))
 
     def parcel(self, rows: Rows, device: torch.device) -> Parcel:
         """Returns row numbers, and the images that are needed there for the first time."""
-        places = self._places(rows)
+        places = self._positions[np.asarray(rows, dtype=np.int64)]
         if device.type != "cpu" and device not in self._on_device:
             self._on_device[device] = None
             if fits(self._pixels.nbytes, device):
@@ -369,10 +368,6 @@ class ArrayPixels(PixelStore):
             return pixels.index_select(0, sent["places"]).permute(0, 3, 1, 2)
 
         return needed, images
-
-    def _places(self, rows: Rows) -> np.ndarray:
-        found: np.ndarray = self._positions[np.asarray(rows, dtype=np.int64)]
-        return found
 
     def close(self) -> None:
         """Releases the array or memory map, and the copies on devices."""

@@ -15,7 +15,6 @@ from feddg.federation.transport import Ledger, Reply, without_frozen
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights, on_device
 from feddg.methods.base import Method
 from feddg.privacy.building import NO_DEFENCES, Defences
-from feddg.privacy.robust import moved
 
 TRAIN, STATISTICS, ASK = "train", "statistics", "ask:"
 Answer = Update | Message | Refusal
@@ -138,7 +137,7 @@ class InProcess:
         """
         work: Callable[[Client], Update | Message]
         if purpose == TRAIN:
-            work = partial(_trained, method=self._method, defences=self._defences)
+            work = partial(train, method=self._method, defences=self._defences)
         elif purpose == STATISTICS:
             work = partial(client_statistics, method=self._method)
         else:
@@ -203,10 +202,3 @@ class InProcess:
             return Refusal(client.id, str(error), isinstance(error, Diverged)), None
         remembers = client.memory or client.id in self.memories
         return reply, client.memory if remembers else None
-
-
-def _trained(client: Client, method: Method, defences: Defences) -> Update:
-    """Trains a client and measures its change here, where several clients are at work at once."""
-    update = train(client, method, defences)
-    update.moved = moved(update.weights, client.received)
-    return update

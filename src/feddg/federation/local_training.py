@@ -17,6 +17,7 @@ from feddg.messages import Message, Update, Weights, not_finite
 from feddg.methods.base import Method, local_names
 from feddg.models.dropout import draw_dropout_from
 from feddg.privacy.building import NO_DEFENCES, Defences
+from feddg.privacy.robust import moved
 from feddg.rng import add_noise
 
 # A client's choice among the models of its own round (FedIG's appendix A.2).
@@ -200,7 +201,7 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
             except Exception:
                 client.mean_terms()  # a loss that is not finite is the cause, and says so
                 raise
-    client.worker.optimization.keep(client.optimizer)
+    client.worker.optimization.spent = client.optimizer
     state = client.network.state_dict()
     client.memory.update({name: state[name].detach().clone() for name in local})
     clipped = any(defence.clips for defence in defences.defences)
@@ -216,9 +217,10 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
         state = {}  # nothing is shared, so nothing leaves
     update = Update(client.id, len(client.examples), state, extras, terms, seconds, images)
     update.forwards = client.forwards
-    if not defences.defences:
-        return update
-    return defences.protect(update, client.received, client.extras, client.secrets)
+    if defences.defences:
+        update = defences.protect(update, client.received, client.extras, client.secrets)
+    update.moved = moved(update.weights, client.received)  # here: several clients are at work
+    return update
 
 
 def answer(

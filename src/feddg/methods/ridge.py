@@ -251,7 +251,8 @@ class Ridge(Method):
     def step(self, client: Client, batch: Batch) -> None:
         """Adds a batch to the sums; nothing is trained."""
         with torch.no_grad():
-            client.log(self.loss(client, batch))
+            client.note(self.loss(client, batch))
+            client.steps += 1
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Adds features to the client's sums; there is no loss."""
