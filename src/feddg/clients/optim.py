@@ -58,7 +58,7 @@ class MemoryOrder(torch.optim.Optimizer):
 
     Raises:
         ClientError: on a step that its kernel cannot do: a gradient is sparse, or of another type
-            or device than its parameter, or see :func:`in_memory_order`.
+            or device than its parameter, or its memory has holes (:func:`_lay_out`).
     """
 
     # As PyTorch wraps them, their first call imports its compiler, which nobody needs here: two
@@ -156,39 +156,41 @@ class MemoryOrderSGD(MemoryOrder, torch.optim.SGD):
         return momentum
 
 
-def in_memory_order(parameter: Tensor, gradient: Tensor, *state: Tensor) -> list[Tensor]:
-    """Returns contiguous views of a parameter, its gradient and its state, in memory order.
+def _lay_out(parameters: list[Tensor], gradients: list[Tensor], *state: list[Tensor]) -> None:
+    """Replaces tensors by contiguous views in the memory order of their parameter.
 
     A gradient in another order is copied into the parameter's.
 
     Args:
-        parameter: any shape; updated in place.
-        gradient: the same shape.
-        *state: moments of the same shape, updated in place.
+        parameters: of any shape; updated in place.
+        gradients: of the same shapes.
+        *state: lists of moments of the same shapes, updated in place.
 
     Raises:
-        ClientError: a kernel on raw memory cannot be used: the parameter's memory has holes or
+        ClientError: a kernel on raw memory cannot be used: a parameter's memory has holes or
             overlaps, or a moment lies in another order than its parameter.
     """
-    tensors = [parameter, gradient, *state]
-    if not parameter.is_contiguous():
-        strides = parameter.stride()
-        order = sorted(range(parameter.dim()), key=strides.__getitem__, reverse=True)
-        tensors = [tensor.permute(order) for tensor in tensors]
-    if not tensors[0].is_contiguous():
-        raise _refusal(
-            parameter,
-            f"has memory with holes or overlaps (strides {parameter.stride()})",
-            "make it a tensor of its own with .clone()",
-        )
-    if not all(tensor.is_contiguous() for tensor in tensors[2:]):
-        raise _refusal(
-            parameter,
-            "was put into another memory order than its optimizer's moments have",
-            "change the network's memory format before Method.optimizer, not after it",
-        )
-    tensors[1] = tensors[1].contiguous()
-    return tensors
+    for place, tensors in enumerate(zip(parameters, gradients, *state)):
+        parameter, strides = tensors[0], tensors[0].stride()
+        views = [*tensors]
+        if not parameter.is_contiguous():
+            order = sorted(range(parameter.dim()), key=strides.__getitem__, reverse=True)
+            views = [tensor.permute(order) for tensor in tensors]
+        if not views[0].is_contiguous():
+            raise _refusal(
+                parameter,
+                f"has memory with holes or overlaps (strides {strides})",
+                "make it a tensor of its own with .clone()",
+            )
+        if not all(view.is_contiguous() for view in views[2:]):
+            raise _refusal(
+                parameter,
+                "was put into another memory order than its optimizer's moments have",
+                "change the network's memory format before Method.optimizer, not after it",
+            )
+        views[1] = views[1].contiguous()
+        for into, view in zip((parameters, gradients, *state), views):
+            into[place] = view
 
 
 def _require_alike(parameter: Tensor, gradient: Tensor) -> None:
@@ -203,12 +205,6 @@ def _require_alike(parameter: Tensor, gradient: Tensor) -> None:
             f"and is itself {parameter.layout}, {parameter.dtype}, on {parameter.device}",
             "make the gradient dense and of the parameter's type and device",
         )
-
-
-def _lay_out(*lists: list[Tensor]) -> None:
-    for place, tensors in enumerate(zip(*lists)):
-        for into, tensor in zip(lists, in_memory_order(*tensors)):
-            into[place] = tensor
 
 
 def _memory_layout(tensor: Tensor) -> tuple[Any, ...]:
