@@ -17,6 +17,7 @@ from feddg import storage
 from feddg.data import published
 from feddg.data.data_set import DATA_SETS
 from feddg.data.decoding import hash_of
+from feddg.methods.base import METHODS
 from hub_server import Hub, serving_hub
 from run_folders import FolderMaker
 from trained_runs import SHORT, trained_run
@@ -232,8 +233,9 @@ def _requested(net_log: str) -> list[str]:
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """What is registered meanwhile is forgotten again, and entry points are looked for anew."""
-    len(DATA_SETS)
-    for name in ("_found", "_broken"):
-        monkeypatch.setattr(DATA_SETS, name, dict(getattr(DATA_SETS, name)))
-    monkeypatch.setattr(DATA_SETS, "_complete", False)
+    for registry in (DATA_SETS, METHODS):
+        len(registry)
+        for name in ("_found", "_broken", "_aliases"):
+            monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+        monkeypatch.setattr(registry, "_complete", False)
     return monkeypatch

@@ -15,7 +15,7 @@ TINY += ["--image-size", "16", "-q"]
 
 def test_the_demo_compares_explains_the_best_and_ends_with_its_page(feddg, runs_here):
     command = ["demo", "--methods", "fedavg,local", "--hold-out", "mono", "--rounds", "1"]
-    command += ["--set", "data.image_size=32", "--jobs", "1"]
+    command += ["--set", "data.image_size=32", "--set", "train.local_steps=2", "--jobs", "1"]
     code, shown, _ = feddg(*command)
     assert code == 0
     *_, last = (line for line in shown.splitlines() if line.strip())

@@ -1,15 +1,19 @@
 """A benchmark data set is one new file: everything below works with no other edit."""
 
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 import feddg
-from feddg.data.data_set import DATA_SETS, DataSet, load_source, register_source
+from feddg.comparison.plan import expand_plan, load_plan
+from feddg.data.data_set import (
+    DATA_SETS,
+    DataSet,
+    find_augmentation,
+    load_source,
+    register_source,
+)
 from feddg.data.protocols import PROTOCOLS, scenarios
 from feddg.errors import DataError
 from feddg.runs.reading import read_run
@@ -57,48 +61,39 @@ TOY = register_data_set(
     )
 )
 '''
-PROGRAM = """
-import sys
-import feddg
-from feddg.comparison.plan import expand_plan
-from feddg.comparison.plan import load_plan
-from feddg.data.data_set import find_augmentation
-from feddg.data.data_set import DATA_SETS
-from feddg.runs.reading import read_run
-
-experiment = feddg.Experiment(data="toy", hold_out={"test": "wild", "val": "low"})
-assert (experiment.preset, experiment.clients.number, experiment.data.image_size) == ("toy", 2, 16)
-assert (experiment.model.backbone, experiment.train.augmentation) == ("cnn", "toy")
-assert find_augmentation("toy").quarter_turns and "toy" in DATA_SETS
-
-def held(protocol):
-    plan = {"base": {"data": "toy"}, "hold_out": protocol, "methods": ["fedavg"]}
-    return [cell.experiment.hold_out for cell in expand_plan(load_plan(plan))]
-
-assert [held.test for held in held("lodo")] == [("calm",), ("low",), ("high",), ("wild",)]
-pairs = {held.test + held.val for held in held("ltdo")}
-assert pairs == {("calm", "wild"), ("wild", "low"), ("low", "high"), ("high", "calm")}
-assert len(held("ltdo-all")) == 12
-
-evaluated = read_run(feddg.run(experiment, sys.argv[1], report=False).folder).evaluations
-assert evaluated.domains("test") == ["wild"] and evaluated.domains("val") == ["low"]
-official = read_run(feddg.run(feddg.Experiment(data="toy"), sys.argv[1], report=False).folder)
-assert [row.examples for row in official.evaluations.at(1, "test")] == [24]
-assert official.evaluations.domains("val") == ["high"]
-"""
 
 
-def test_a_data_set_of_another_package(tmp_path: Path) -> None:
+def test_a_data_set_of_another_package(tmp_path: Path, fresh: pytest.MonkeyPatch) -> None:
     about = tmp_path / "site/toys-1.0.dist-info"
     about.mkdir(parents=True)
     (tmp_path / "site/toys.py").write_text(TOY)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toys\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[feddg.sources]\ntoy = toys:TOY\n")
-    paths = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "FEDDG_CACHE": str(tmp_path / "cache")}
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "runs")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    fresh.syspath_prepend(tmp_path / "site")
+    fresh.setenv("FEDDG_CACHE", str(tmp_path / "cache"))
+
+    experiment = feddg.Experiment(data="toy", hold_out={"test": "wild", "val": "low"})
+    chosen = experiment.preset, experiment.clients.number, experiment.data.image_size
+    assert chosen == ("toy", 2, 16)
+    assert (experiment.model.backbone, experiment.train.augmentation) == ("cnn", "toy")
+    assert find_augmentation("toy").quarter_turns
+    assert "toy" in DATA_SETS
+
+    def held(protocol: str) -> list:
+        plan = {"base": {"data": "toy"}, "hold_out": protocol, "methods": ["fedavg"]}
+        return [cell.experiment.hold_out for cell in expand_plan(load_plan(plan))]
+
+    assert [held.test for held in held("lodo")] == [("calm",), ("low",), ("high",), ("wild",)]
+    pairs = {held.test + held.val for held in held("ltdo")}
+    assert pairs == {("calm", "wild"), ("wild", "low"), ("low", "high"), ("high", "calm")}
+    assert len(held("ltdo-all")) == 12
+
+    done = feddg.run(experiment, tmp_path, report=False)
+    assert done.evaluations.domains("test") == ["wild"]
+    assert done.evaluations.domains("val") == ["low"]
+    official = feddg.run(feddg.Experiment(data="toy"), tmp_path, report=False)
+    assert [row.examples for row in official.evaluations.at(1, "test")] == [24]
+    assert official.evaluations.domains("val") == ["high"]
 
 
 @pytest.mark.parametrize(

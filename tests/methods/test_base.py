@@ -2,9 +2,7 @@
 
 import copy
 import functools
-import os
-import subprocess
-import sys
+import logging
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import get_type_hints
@@ -12,9 +10,13 @@ from typing import get_type_hints
 import pytest
 import torch
 
+from feddg import Experiment, run
 from feddg.methods.base import Method, State, has_global_model, methods
 from feddg.methods.composition import method_class
 from feddg.models.precision import autocast
+from feddg.runs.folder import kept_weights
+from feddg.runs.prepare import build as build_parts
+from feddg.runs.reading import FINAL
 from feddg.settings import TrainSettings
 from federations import SmallFederation, federation, same
 
@@ -161,25 +163,11 @@ class Lazy(Method):
         client.note({"cross_entropy": self.loss(client, batch)["cross_entropy"]})
         client.steps += 1
 '''
-PROGRAM = """
-import feddg, sys, torch
-from feddg.methods.composition import method_class
-from feddg.runs.folder import kept_weights
-from feddg.runs.prepare import build
-from feddg.runs.reading import FINAL
-
-assert method_class("lazy").__module__ == "lazy_package.lazy"
-train = {"rounds": 1, "local_epochs": 1, "batch_size": 64}
-data = {"source": "digits", "image_size": 16}
-experiment = feddg.Experiment(data=data, method="lazy", hold_out="sketch", train=train)
-run = feddg.run(experiment, sys.argv[1], report=False)
-weights, start = kept_weights(run.folder, FINAL)[1], build(experiment, 10)[1].state_dict()
-parameters = [name for name in start if "running" not in name and "num_batches" not in name]
-assert all(torch.equal(weights[name], start[name]) for name in parameters)
-"""
 
 
-def test_a_third_party_method_needs_no_edit_of_feddg(tmp_path: Path):
+def test_a_third_party_method_needs_no_edit_of_feddg(
+    tmp_path: Path, cache: Path, fresh: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     package = tmp_path / "site/lazy_package"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -190,9 +178,17 @@ def test_a_third_party_method_needs_no_edit_of_feddg(tmp_path: Path):
     (about / "entry_points.txt").write_text(
         "[feddg.methods]\nlazy = lazy_package.lazy:Lazy\nbroken = no_such_module:Nothing\n"
     )
-    paths = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "FEDDG_CACHE": str(tmp_path / "cache")}
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "runs")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "'broken'" in done.stderr
+    fresh.syspath_prepend(tmp_path / "site")
+    with caplog.at_level(logging.WARNING, logger="feddg"):
+        assert method_class("lazy").__module__ == "lazy_package.lazy"
+    assert "'broken'" in caplog.text
+    train = {"rounds": 1, "local_epochs": 1, "batch_size": 64}
+    data = {"source": "digits", "image_size": 16}
+    experiment = Experiment(data=data, method="lazy", hold_out="sketch", train=train)
+    done = run(experiment, tmp_path, cache=cache, report=False)
+    weights, start = (
+        kept_weights(done.folder, FINAL)[1],
+        build_parts(experiment, 10)[1].state_dict(),
+    )
+    parameters = [name for name in start if "running" not in name and "num_batches" not in name]
+    assert all(torch.equal(weights[name], start[name]) for name in parameters)
