@@ -264,14 +264,10 @@ class Familiar:
         outside = torch.stack([span.outside(own) for span in spans], 1)
         return cls(spans, outside.numpy(), places, labels)
 
-    def distances(self, maps: numpy.ndarray) -> numpy.ndarray:
-        """Returns how far images ``(n, m)`` are outside of each site's span, ``(n, sites)``."""
-        own = torch.from_numpy(maps).double()
-        return numpy.stack([span.outside(own).numpy() for span in self.spans], 1)
-
     def novelty(self, maps: numpy.ndarray) -> float:
         """Returns the logarithm of how far images ``(n, m)`` are outside of the nearest span."""
-        return novelty_of(self.distances(maps))
+        own = torch.from_numpy(maps).double()
+        return novelty_of(numpy.stack([span.outside(own).numpy() for span in self.spans], 1))
 
     def limit(self, images: int) -> float:
         """Returns the largest novelty of a folder of so many images of the same classes.
@@ -316,16 +312,11 @@ class Signals(Row):
         cls, reference: Reference, outputs: Outputs, familiar: Familiar | None = None
     ) -> "Signals":
         """Asks every estimator."""
-        found = cls(estimates=estimates_of(reference, outputs))
+        found = estimates_of(reference, outputs)
         if familiar is None or outputs.maps is None:
-            return found
-        limit = familiar.limit(len(outputs.maps))
-        return found.model_copy(
-            update={
-                "novelty": familiar.novelty(outputs.maps),
-                "limit": None if math.isinf(limit) else limit,
-            }
-        )
+            return cls(estimates=found)
+        novelty, limit = familiar.novelty(outputs.maps), familiar.limit(len(outputs.maps))
+        return cls(estimates=found, novelty=novelty, limit=None if math.isinf(limit) else limit)
 
     @property
     def foreign(self) -> bool:

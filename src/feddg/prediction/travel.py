@@ -657,9 +657,11 @@ def expectation(expected: Estimate) -> str:
 
 FOREIGN: Final = "unlike-all-sites"
 """Code of the advice to label some images, because they differ too much for an estimate."""
-UNLIKE: Final = "No accuracy can be estimated, as these images are unlike those of training"
+UNLIKE: Final = "These images look unlike anything the model was trained on"
 HELD: Final = {"whole domains": (55, 56), "simulated clients": (62, 70)}
 """How many intervals held the truth, and in how many tests, by what took no part."""
+TUNED: Final = {"whole domains with fine-tuned networks": (8, 9)}
+"""The same where the pretrained features stood in for those of the model."""
 COLLECTIONS: Final = 3
 """Of how many collections of images the tests were: ``docs/benchmarks.md``."""
 
@@ -670,16 +672,19 @@ def _diagnostics(
     """Reports the advice, then the basis of the estimate; for foreign images the advice alone."""
     if signals.foreign and not labels:
         ratio = math.exp((signals.novelty or 0.0) - (signals.limit or 0.0))
+        count = min(50, images)
         yield Diagnostic(
             FOREIGN,
             "warning",
-            f"{UNLIKE}: they are {ratio:.1f} times as far from them as those of a new site with "
-            "the same classes usually are. It may be a new style, or other objects; that cannot be "
-            "told from images alone.",
-            "If they show its classes, label 50 of them (--choose 50), and the labels decide.",
+            f"{UNLIKE}, {ratio:.1f} times as far from it as a new site with the same classes "
+            "usually is, so no accuracy is estimated. Images alone do not tell whether this is a "
+            "new style or other objects.",
+            f"If they show the same classes, label {count} of them: --choose {count} --labels FILE "
+            "writes which.",
         )
         return
     reference, sites = found.reference, counted(len(found.sites), found.kind)
+    tests = TUNED if found.models == "first features" else HELD
     label_first = False
     if expected.reach <= REACH or expected.low >= reference.accuracy - REACH:
         yield Diagnostic(
@@ -703,7 +708,7 @@ def _diagnostics(
         f"{reference.accuracy:.0%} correctly"
         + (f", and on {counted(labels, 'label')}." if labels else ".")
         + " Such intervals held the truth in "
-        + " and ".join(f"{held} of {of} tests at {where}" for where, (held, of) in HELD.items())
+        + " and ".join(f"{held} of {of} tests at {where}" for where, (held, of) in tests.items())
         + f", on {COLLECTIONS} collections of images.",
     )
     if found.models == "none":
@@ -719,7 +724,6 @@ def _diagnostics(
             "travel-few-sites",
             "note",
             f"With only {sites} the interval stays wide.",
-            "Labels for some of these images narrow it most.",
         )
 
 

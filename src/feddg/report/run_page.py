@@ -13,7 +13,7 @@ from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError
 from feddg.evaluation.accuracy import FEW, FEW_IMAGES, about_support
 from feddg.experiment import Experiment, command_words, fewest_fields, load_experiment
-from feddg.prediction.travel import new_site
+from feddg.prediction.travel import FEW_SITES, new_site
 from feddg.records import (
     ID_TEST,
     ID_VAL,
@@ -230,7 +230,6 @@ def result_sentence(run: Run) -> str:
 
 REFERENCES: Final = {"local": "each site alone", "centralised": "all images in one place"}
 """Methods that runs are compared with, and what they stand for."""
-FEW_SITES: Final = 5
 MOST_BOXES: Final = 2
 FAR_BELOW, SCARCE = 0.2, 0.5
 """A class's recall is low this far below the mean; it is rare below this share of mean images."""
@@ -359,9 +358,9 @@ def _what_helps(run: Run, worst: _WorstClass | None, sites: int) -> str:
     if 0 < sites < FEW_SITES:
         return (
             f"More sites: {counted(sites, 'site')} cannot show what the next one is like. "
-            "Until then label 50 of its images (feddg travel --choose 50)."
+            "Until then label 50 of its images (feddg travel --choose 50 --labels FILE)."
         )
-    return "Labels for 50 images at the new site (feddg travel --choose 50)."
+    return "Labels for 50 images at the new site (feddg travel --choose 50 --labels FILE)."
 
 
 def _reference_words(at: SplitAccuracy) -> str:
