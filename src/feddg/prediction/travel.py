@@ -672,14 +672,14 @@ def _diagnostics(
     """Reports the advice, then the basis of the estimate; for foreign images the advice alone."""
     if signals.foreign and not labels:
         ratio = math.exp((signals.novelty or 0.0) - (signals.limit or 0.0))
-        count = min(50, images)
+        first = min(50, images)
         yield Diagnostic(
             FOREIGN,
             "warning",
             f"{UNLIKE}, {ratio:.1f} times as far from it as a new site with the same classes "
             "usually is, so no accuracy is estimated. Images alone do not tell whether this is a "
             "new style or other objects.",
-            f"If they show the same classes, label {count} of them: --choose {count} --labels FILE "
+            f"If they show the same classes, label {first} of them: --choose {first} --labels FILE "
             "writes which.",
         )
         return
