@@ -118,7 +118,7 @@ def larger(sums):
     [
         (lambda m: m.weights.update({CROSS: torch.zeros(2, 2).double()}), "expected"),
         (lambda m: m.weights.update({GRAM: m.weights[GRAM].float()}), "float32"),
-        (lambda m: m.weights[GRAM].fill_(torch.nan), "no means over images"),
+        (lambda m: m.weights[GRAM].fill_(torch.nan), "not finite"),
         (lambda m: setattr(m, "examples", 31), "registered with 30"),
         (lambda m: m.weights.pop(GRAM), "lack "),
         (lambda m: m.weights[CROSS].mul_(3), "no means over images"),
