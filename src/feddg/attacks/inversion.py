@@ -12,7 +12,7 @@ gradient, and the search compares with that.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,7 +36,7 @@ from feddg.attacks.senders import (
     looked_at,
     targets_of,
 )
-from feddg.diagnostics import silent
+from feddg.diagnostics import Progress, silent
 from feddg.errors import RunError
 from feddg.methods.base import has_global_model, shared_parameters
 from feddg.models.backbones import use_plain_attention
@@ -124,7 +124,7 @@ def invert_updates(
     updates: int,
     search: Search,
     optimizer: Step = "own",
-    progress: Callable[[str, int, int], None] = silent,
+    progress: Progress = silent,
 ) -> Inverted:
     """Reconstructs the images behind single clients' updates.
 

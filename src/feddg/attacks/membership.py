@@ -32,7 +32,7 @@ from feddg.attacks.senders import (
 )
 from feddg.clients.client import Examples
 from feddg.data.pixels import as_unit
-from feddg.diagnostics import silent
+from feddg.diagnostics import Progress, silent
 from feddg.errors import RunError
 from feddg.evaluation.metrics import area_under_roc
 from feddg.messages import Weights
@@ -56,7 +56,7 @@ def membership(
     senders: Senders,
     entries: Sequence[SentEntry],
     effort: MembershipEffort,
-    progress: Callable[[str, int, int], None] = silent,
+    progress: Progress = silent,
 ) -> list[MembershipRow]:
     """Attacks the weights and every entry, by threshold and by shadow clients.
 

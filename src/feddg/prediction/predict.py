@@ -18,7 +18,7 @@ from feddg.clients.threads import available_cores
 from feddg.data.decoding import Tile, UnusableImageError, decode_parts, names_in, quiet_pillow
 from feddg.data.inspection import depth_of
 from feddg.data.sets.features import read_rows
-from feddg.diagnostics import emit, silent
+from feddg.diagnostics import Progress, emit, silent
 from feddg.errors import DataError, MissingPackage, RunError
 from feddg.prediction.classifier import (
     ImageClassifier,
@@ -338,7 +338,7 @@ def predict_files(
     precision: str = "float32",
     batch_size: int = BATCH_SIZE,
     strict: bool = False,
-    progress: Callable[[str, int, int], None] = silent,
+    progress: Progress = silent,
     on_bad: OnBad = lambda line: None,
 ) -> PredictedFiles:
     """Writes a table with a row per file: name, label, confidence, energy, score, reason.
