@@ -203,6 +203,7 @@ class Client:
         device: where it computes.
         train: the settings of this round; ``lr`` is the round's learning rate.
         round: the round it is in, from 1; 0 during setup.
+        trains_heads_only: whether the featurizer is fixed in this round.
         memory: tensors the method keeps for this client between rounds.
         secrets: what defences keep for this client within a round; never saved, never sent.
         context: what the server computed from all clients' statistics, or None.
@@ -234,6 +235,7 @@ class Client:
         self.examples, self.training, self.worker = examples, examples, worker
         self.network, self.device = worker.network, worker.device
         self.train = in_round(worker.train, round)
+        self.trains_heads_only = 0 < round <= worker.train.head_rounds
         self.memory = {} if memory is None else memory
         self.secrets = {} if secrets is None else secrets
         self.context = context
@@ -247,11 +249,6 @@ class Client:
         self.steps = 0
         self.forwards = 0
         self._terms: dict[str, Tensor] = {}
-
-    @property
-    def trains_heads_only(self) -> bool:
-        """Whether the featurizer is fixed in this round."""
-        return 0 < self.round <= self.worker.train.head_rounds
 
     @contextmanager
     def held_still(self) -> Iterator[None]:
