@@ -93,6 +93,13 @@ def shortened(name: str, length: int = 24) -> str:
     return name if len(name) <= length else f"{name[: length - 1]}…"
 
 
+def value_text(value: Any) -> str:
+    """Returns a setting's value as text: ``none`` if it is empty, a list without brackets."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None or value == {} else str(value)
+
+
 def command(*words: str) -> str:
     """Returns a command line of feddg, quoted for a shell."""
     return shlex.join(["feddg", *words])

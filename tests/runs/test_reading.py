@@ -33,14 +33,14 @@ from feddg.runs.reading import (
     Evaluations,
     SelectionRule,
     add_rule,
-    best_held_out,
-    best_in_domain,
     final_round,
     is_run,
     read_run,
 )
 from feddg.settings import EvaluateSettings
 from run_folders import UPDATE_BYTES
+
+best_in_domain, best_held_out = BEST_IN_DOMAIN.choose, BEST_HELD_OUT.choose
 
 
 def evaluation(round_, split, domain, accuracy):

@@ -1,7 +1,6 @@
 """Terminal output before a run (its plan) and after it (tables of results)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, JustifyMethod
@@ -16,7 +15,6 @@ from feddg.comparison.tuning import TRIALS
 from feddg.data.partition import in_words
 from feddg.diagnostics import Diagnostic
 from feddg.experiment import DEFAULT, Origin
-from feddg.prediction.evaluate import Adaptations
 from feddg.prediction.travel import Travel, expectation
 from feddg.records import AttackRow
 from feddg.report import blocks
@@ -31,34 +29,11 @@ from feddg.report.tables import (
     conclusion,
     margin_table,
 )
-from feddg.report.text import SPLIT_WORDS
 from feddg.runs.inspection import STYLES, client_data_table, print_diagnostic, skew_between
-from feddg.text import counted, print_line, short
+from feddg.text import counted, print_line, short, value_text
 
 MOST_NOTES = 3
 """Most notes printed below a comparison's result; its page has all."""
-SHORT_SPLIT_WORDS = {"test": "test", "val": "val", "id_val": "seen, val", "id_test": "seen, test"}
-
-
-def adaptation_table(found: Adaptations) -> Table:
-    """Returns the accuracies of each adaptation, one column per split and domain."""
-    measured = dict.fromkeys((s.split, s.domain) for s in found.scores)
-    columns = sorted(measured, key=lambda column: list(SPLIT_WORDS).index(column[0]))
-    table = Table(title="accuracy under test-time adaptation")
-    table.add_column("adaptation", no_wrap=True)
-    for split, domain in columns:
-        table.add_column(f"{domain}\n{SHORT_SPLIT_WORDS[split]}", justify="right")
-    for name in dict.fromkeys(score.adaptation for score in found.scores):
-        cells = [_mean_accuracy(found, name, *column) for column in columns]
-        table.add_row(name, *cells)
-    return table
-
-
-def _mean_accuracy(found: Adaptations, name: str, split: str, domain: str) -> str:
-    """The accuracy, averaged over clients if it was measured for each."""
-    wanted = (name, split, domain)
-    own = [s.accuracy for s in found.scores if (s.adaptation, s.split, s.domain) == wanted]
-    return f"{sum(own) / len(own):.1%}" if own else "-"
 
 
 def print_plan(console: Console, comparison: Comparison) -> None:
@@ -170,14 +145,8 @@ def _settings_table(found: Mapping[str, Origin]) -> Table:
     table = Table("setting", "value", "where from", box=None, pad_edge=False)
     for path, setting in found.items():
         style = "dim" if setting.source == DEFAULT else None
-        table.add_row(path, escape(_text(setting.value)), escape(setting.source), style=style)
+        table.add_row(path, escape(value_text(setting.value)), escape(setting.source), style=style)
     return table
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value)) or "none"
-    return "none" if value is None or value == {} else str(value)
 
 
 def _print_forecast(console: Console, found: Forecast) -> None:

@@ -249,9 +249,11 @@ def evaluate(
         return
     from rich.console import Console
 
-    from feddg.cli.output import adaptation_table
+    from feddg.cli.output import as_rich
+    from feddg.report.run_page import adaptation_table
 
-    Console().print(adaptation_table(found))
+    if found.scores:
+        Console().print(as_rich(adaptation_table(found.scores)))
     for reason in found.refused.values():
         typer.echo(reason)
     typer.echo(f"report: {(folder / 'report.html').resolve()}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 
@@ -980,40 +980,20 @@ def _remedy(runs: Sequence[Run]) -> str:
     return f"Most likely: {first}.{also} Try `{shlex.join(['feddg', *again, *flags])}`."
 
 
-class FoundInRuns(NamedTuple):
-    """What was found in some of a method's runs.
+def about_method(results: Results, method: str) -> list[tuple[str, Severity, str]]:
+    """Returns the codes found in a method's runs, their severity, and in how many; gravest first.
 
-    Attributes:
-        code: of the diagnostic.
-        severity: of the diagnostic.
-        where: `` in 2 of 6 runs``; empty for a single run.
+    The last is `` in 2 of 6 runs``, `` in both runs`` or `` in all 6 runs``; empty for one run.
     """
-
-    code: str
-    severity: Severity
-    where: str
-
-    def __str__(self) -> str:
-        return f"{self.code.replace('-', ' ')}{self.where}"
-
-
-def about_method(results: Results, method: str) -> list[FoundInRuns]:
-    """Returns what was found in a method's runs, and in how many, the most serious first."""
     rows = results.of(method)
     runs = {row.run.folder if row.run else row.folder or row.key: row for row in rows}.values()
     counts = Counter(found for row in runs for found in _found_in(row, results.default_rule))
-    gathered = []
-    for (code, severity), count in counts.most_common():
-        where = f" in {share_of_runs(count, len(runs))}" if len(runs) > 1 else ""
-        gathered.append(FoundInRuns(code, severity, where))
-    return sorted(gathered, key=lambda one: SEVERITIES.index(one.severity))
-
-
-def share_of_runs(count: int, runs: int) -> str:
-    """Returns ``2 of 6 runs``, ``both runs`` or ``all 6 runs``."""
-    if count < runs:
-        return f"{count} of {counted(runs, 'run')}"
-    return "both runs" if runs == 2 else f"all {counted(runs, 'run')}"
+    every = "both" if len(runs) == 2 else f"all {len(runs)}"
+    found = [
+        (*one, f" in {every if n == len(runs) else f'{n} of {len(runs)}'} runs" * (len(runs) > 1))
+        for one, n in counts.most_common()
+    ]
+    return sorted(found, key=lambda one: SEVERITIES.index(one[1]))
 
 
 def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]:

@@ -301,7 +301,7 @@ def _steps(results: Results) -> Iterator[Step]:
         yield "Run what is missing; complete runs are kept:", command(*again)
     if results.no_method_fit is not None:
         return  # its advice is the one command
-    codes = {one.code for method in results.methods for one in about_method(results, method)}
+    codes = {code for method in results.methods for code, *_ in about_method(results, method)}
     planned = {run.rounds_planned for run in results.runs()}
     longer = Path(f"{plan.parent}-longer")
     rounds = planned.pop() if len(planned) == 1 else None

@@ -1,6 +1,7 @@
 """The report's section on privacy: what left the sites, and what attacks found in it."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -51,12 +52,6 @@ READERS = {"server": "the server", "client": "another client"}
 CHANCE = 0.5
 TOO_WIDE = 0.3
 """Intervals of ranks or AUC wider than this allow no conclusion."""
-PURPOSES = {
-    "statistics": "Description of the site's data, once before training",
-    "context": "What the server made of the clients' statistics",
-    "train": "Model to train on",
-    "update": "Trained model",
-}
 
 
 @dataclass
@@ -394,57 +389,32 @@ def _digits(value: float | None, digits: int) -> str:
     return f"{value:.{digits}f}"
 
 
-_Kind = tuple[tuple[str, str], list[MessageRow]]
-"""Purpose and direction, with the messages."""
-
-
-def _by_kind(ledger: LedgerRecord) -> list[_Kind]:
-    """Returns the messages by purpose and direction, in order of first appearance."""
-    kinds: dict[tuple[str, str], list[MessageRow]] = {}
-    for message in ledger.messages:
-        kinds.setdefault((_purpose(message), message.direction), []).append(message)
-    return list(kinds.items())
-
-
 def _purpose(message: MessageRow) -> str:
     """Returns a message's purpose; what a classifier is solved from describes the site's data."""
     before = message.round == 0 and message.purpose == "update"
     return "statistics" if before else message.purpose
 
 
-def _purpose_text(purpose: str) -> str:
-    """Returns the purpose of a message in words."""
-    kind, _, name = purpose.partition(":")
-    if kind in ("ask", "answer") and name:
-        return f"{'Question' if kind == 'ask' else 'Answer'}: {readable(name)}"
-    return PURPOSES.get(purpose, readable(purpose))
-
-
-def _size_range(messages: Sequence[MessageRow]) -> str:
-    """Returns ``44.8 MB``, or ``1.2 kB to 3.4 kB`` if sizes differ."""
-    sizes = [message.bytes for message in messages]
-    lowest, highest = size(min(sizes)), size(max(sizes))
-    return lowest if lowest == highest else f"{lowest} to {highest}"
-
-
 def _ledger_sentences(ledger: LedgerRecord) -> str:
     """Returns what left each site, in plain words."""
-    sent: dict[int, int] = {}
+    sent, sizes = Counter[int](), dict[str, list[int]]()
     for message in ledger.messages:
         if message.direction == "up":
-            sent[message.client] = sent.get(message.client, 0) + message.bytes
+            sent[message.client] += message.bytes
+            sizes.setdefault(_purpose(message), []).append(message.bytes)
     if not sent:
         return "No site has sent anything yet."
     parts = []
-    for (purpose, direction), messages in _by_kind(ledger):
-        amount = _size_range(messages)
-        if direction == "up":
-            parts.append(
-                {
-                    "statistics": f"a description of its data ({amount}) once before training",
-                    "update": f"its trained model ({amount}) in every round it took part in",
-                }.get(purpose, f"“{_purpose_text(purpose)}” ({amount} each time)")
-            )
+    for purpose, own in sizes.items():
+        least, most = size(min(own)), size(max(own))
+        amount = least if least == most else f"{least} to {most}"
+        other = readable(purpose).replace("answer:", "Answer: ")
+        parts.append(
+            {
+                "statistics": f"a description of its data ({amount}) once before training",
+                "update": f"its trained model ({amount}) in every round it took part in",
+            }.get(purpose, f"“{other}” ({amount} each time)")
+        )
     return (
         f"Each site sent {listed(parts)}. Over the whole run that came to at most "
         f"{size(max(sent.values()))} from one site, and to {size(sum(sent.values()))} from "

@@ -699,12 +699,12 @@ SHORT_SPLITS = dict(
 def _adaptation_section(run: Run) -> Section | None:
     """Results of test-time adaptation; None if it was not measured."""
     scores = read_adapted(run.folder)
-    table = _adaptation_table(scores) if scores else None
+    table = adaptation_table(scores) if scores else None
     return section_of("Test-time adaptation", table, folded=True)
 
 
-def _adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
-    """A row per adaptation of the model measured last."""
+def adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
+    """Accuracy of the model measured last, a row per adaptation, by domain."""
     newest = max(enumerate(scores), key=lambda item: (item[1].round, item[0]))[1]
     found: dict[tuple[str, int], dict[tuple[str, str], list[float]]] = {}
     for score in scores:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from feddg.comparison.results import (
     Results,
@@ -149,17 +150,14 @@ def accuracy_table(
     methods = list(results.accuracies(rule, split))
     columns = accuracy_columns(results, rule, split, column_groups(results, axis))
 
-    def mean_of(metric: str) -> Callable[[str], float | None]:
-        return lambda method: results.mean(method, metric, rule.name, split, "domain_mean")
-
     beside = (
         ("balanced_accuracy", "Balanced", "mean of all runs"),
         ("largest_class_share", "Largest class", "of the images"),
     )
     for metric, heading, note in () if brief else beside:
-        mean = mean_of(metric)
-        if any(mean(method) is not None for method in methods):
-            columns.append(column(heading, _in_percent(mean), note))
+        means = {m: results.mean(m, metric, rule.name, split, "domain_mean") for m in methods}
+        if any(mean is not None for mean in means.values()):
+            columns.append(column(heading, partial(_percent_of, means), note))
     chosen = rule.when or f"by the rule “{rule.title}”"
     seeds = len(results.seeds_run)
     caption = f"Accuracy in percent, {split_heading(split).lower()} domains, {chosen}. "
@@ -179,8 +177,8 @@ def accuracy_table(
     return by_method(methods, columns, caption, named)
 
 
-def _in_percent(share: Callable[[str], float | None]) -> Callable[[str], str]:
-    return lambda method: percent(share(method))
+def _percent_of(shares: Mapping[str, float | None], method: str) -> str:
+    return percent(shares[method])
 
 
 def method_warnings(results: Results, method: str) -> str:
@@ -189,7 +187,8 @@ def method_warnings(results: Results, method: str) -> str:
     If no method is fit to use, a general statement already covers all.
     """
     found = about_method(results, method) if results.no_method_fit is None else ()
-    return "; ".join(str(one) for one in found if one.severity == "warning")
+    warnings = [(code, where) for code, severity, where in found if severity == "warning"]
+    return "; ".join(f"{code.replace('-', ' ')}{where}" for code, where in warnings)
 
 
 def spread_text(found: Spread | None) -> str:
@@ -262,28 +261,30 @@ def margin_table(
         one = margins.get(method)
         return Cell(points(one.mean), strong=one.decided and claims) if one else Cell(MISSING)
 
-    def over(of: Callable[[Margin], Interval], unit: str) -> Callable[[str], str]:
-        return lambda m: interval_text(of(margins[m]), unit) if m in margins else MISSING
+    def of_margin(heading: str, shown: Callable[[Margin], str], note: str = "") -> MethodColumn:
+        return column(heading, lambda m: shown(margins[m]) if m in margins else MISSING, note)
 
     def other(method: str) -> str:
         return named(others[method]) if method in others else MISSING
 
-    def of_margin(shown: Callable[[Margin], str]) -> Callable[[str], str]:
-        return lambda method: shown(margins[method]) if method in margins else MISSING
+    def mean_rank(method: str) -> str:
+        found = spread(places[method].values())
+        return f"{found.mean:.2f}" if found else MISSING
 
-    more: list[MethodColumn] = [
-        column("Detectable", of_margin(detectable_text), "points"),
-        column("Domains", of_margin(lambda one: str(one.domains.count))),
-        column("Seeds", of_margin(lambda one: str(one.seeds.count))),
-        column("Mean rank", lambda m: _mean_rank(places[m].values())),
-    ]
+    note = "95 % interval"
     columns: list[MethodColumn] = [
         *([] if base else [text_column("Best other method", other)]),
         column(f"Minus {spelled(base)}" if base else "Margin", difference, "points"),
-        column("Over domains", over(lambda one: one.domains, "domain"), "95 % interval"),
-        column("Over seeds", over(lambda one: one.seeds, "seed"), "95 % interval"),
-        *([] if brief else more),
+        of_margin("Over domains", lambda one: interval_text(one.domains, "domain"), note),
+        of_margin("Over seeds", lambda one: interval_text(one.seeds, "seed"), note),
     ]
+    if not brief:
+        columns += [
+            of_margin("Detectable", detectable_text, "points"),
+            of_margin("Domains", lambda one: str(one.domains.count)),
+            of_margin("Seeds", lambda one: str(one.seeds.count)),
+            column("Mean rank", mean_rank),
+        ]
     caption = (
         f"Test accuracy {rule.when} minus that of the {'other' if base else 'best other'} method, "
         f"paired by column and seed. {TWO_INTERVALS}Bold: a lead or a lag that may be claimed, as "
@@ -310,11 +311,6 @@ def unseen(margins: Iterable[Margin]) -> str:
         f"Undecided does not mean equal: a difference of {100 * SEEN_FROM:.0f} points could not "
         f"have been seen{where}; it takes {needed} with domains as different as these."
     )
-
-
-def _mean_rank(places: Iterable[float]) -> str:
-    found = spread(places)
-    return f"{found.mean:.2f}" if found else MISSING
 
 
 def detectable_text(margin: Margin) -> str:
@@ -506,11 +502,11 @@ def about_results(results: Results) -> list[Diagnostic]:
     """Returns the caveats about the numbers, the gravest first."""
     findings: dict[tuple[str, Severity], dict[str, list[str]]] = {}
     for method in results.methods:
-        for one in about_method(results, method):
+        for code, severity, where in about_method(results, method):
             # Where no method is fit, that says the gravest of all of them.
-            if results.no_method_fit is None or one.severity != "warning":
-                often = findings.setdefault((one.code, one.severity), {})
-                often.setdefault(one.where, []).append(spelled(method))
+            if results.no_method_fit is None or severity != "warning":
+                often = findings.setdefault((code, severity), {})
+                often.setdefault(where, []).append(spelled(method))
     found = []
     for (code, severity), often in findings.items():
         where = ", ".join(f"{listed(own)}{in_runs}" for in_runs, own in often.items())

@@ -50,6 +50,7 @@ from feddg.records import (
 from feddg.registry import Registry
 from feddg.settings import leaves
 from feddg.storage import entries, is_file, parse_fields, read_text
+from feddg.text import value_text
 from feddg.views import Shown, higher
 
 if TYPE_CHECKING:
@@ -327,18 +328,11 @@ def final_round(evaluations: Evaluations) -> int | None:
     return evaluations.rounds[-1] if evaluations.rounds else None
 
 
-def best_in_domain(evaluations: Evaluations) -> int | None:
-    """Returns the round with the best in-domain validation (``select_by``, ``select_over``)."""
-    return _best_round(evaluations, ID_VAL)
+def best_round(evaluations: Evaluations, split: str) -> int | None:
+    """Returns the round with the best validation on a split (``select_by``, ``select_over``).
 
-
-def best_held_out(evaluations: Evaluations) -> int | None:
-    """Returns the round with the best held-out validation (``select_by``, ``select_over``)."""
-    return _best_round(evaluations, VAL)
-
-
-def _best_round(evaluations: Evaluations, split: str) -> int | None:
-    """Returns the first of the best rounds; the untrained model only if there is no other."""
+    The first of the best; the untrained model only if there is no other.
+    """
     preferences = {r: evaluations.preference(r, split) for r in evaluations.rounds}
     scores = {r: score for r, score in preferences.items() if score is not None}
     trained = {r: score for r, score in scores.items() if r > 0} or scores
@@ -352,11 +346,9 @@ def _of_weights(weights: str, title: str, when: str) -> SelectionRule:
     )
 
 
-def _of_validation(
-    name: str, choose: Callable[[Evaluations], int | None], split: str, of: str
-) -> SelectionRule:
-    when = f"after the round that is best on {of} validation"
-    return SelectionRule(name, f"Best {of} validation", choose, split, when=when)
+def _of_validation(name: str, split: str, of: str) -> SelectionRule:
+    title, when = f"Best {of} validation", f"after the round that is best on {of} validation"
+    return SelectionRule(name, title, partial(best_round, split=split), split, when=when)
 
 
 FINAL: Final = add_rule(
@@ -368,10 +360,8 @@ SWA_MEAN: Final = add_rule(
 EMA_MEAN: Final = add_rule(
     _of_weights(EMA, "Exponential mean", "the exponential mean of the rounds' models")
 )
-BEST_IN_DOMAIN: Final = add_rule(
-    _of_validation("best_in_domain", best_in_domain, ID_VAL, "in-domain")
-)
-BEST_HELD_OUT: Final = add_rule(_of_validation("best_held_out", best_held_out, VAL, "held-out"))
+BEST_IN_DOMAIN: Final = add_rule(_of_validation("best_in_domain", ID_VAL, "in-domain"))
+BEST_HELD_OUT: Final = add_rule(_of_validation("best_held_out", VAL, "held-out"))
 WISE_FT_RULE: Final = add_rule(
     _of_weights(WISE_FT, "WiSE-FT", "a mix of the final model and the one it began from")
 )
@@ -803,10 +793,8 @@ def require_run(folder: Path) -> None:
 def flatten(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields nested settings as dotted names with their values as text."""
     for name, value in leaves(settings).items():
-        if isinstance(value, list):
-            yield name, ", ".join(map(str, value)) or "none"
-        elif value != {}:
-            yield name, "none" if value is None else str(value)
+        if value != {}:
+            yield name, value_text(value)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
