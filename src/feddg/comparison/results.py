@@ -55,7 +55,6 @@ from feddg.runs.reading import (
     FINAL,
     Run,
     SelectionRule,
-    common_rule,
     flatten,
     is_run,
     read_run,
@@ -648,7 +647,8 @@ class Results:
     @cached_property
     def default_rule(self) -> SelectionRule:
         """The selection rule of the runs' default models; the final round if they differ."""
-        return common_rule(self.runs())
+        rules = {run.default_rule for run in self.runs()}
+        return rules.pop() if len(rules) == 1 else FINAL
 
     @cached_property
     def _places(self) -> Sequence[ResultRow]:
@@ -713,16 +713,16 @@ class Results:
                 groups.setdefault(place.axes[axis], {})[self.column(place)] = None
         return {value: list(columns) for value, columns in groups.items()}
 
-    def frame(self) -> "DataFrame":
+    def frame(self, *, domains: bool = True) -> "DataFrame":
         """Returns all numbers as a tidy table, one number per row.
 
         Columns: ``method``, ``column`` (the heading in tables), ``held_out``, one for each further
         axis, ``seed``, ``budget`` (images; empty without budgets); those of :class:`NumberRow`; and
         the provenance: ``experiment``, ``machine``, ``version``, ``hashes``, ``folder``.
-        """
-        return self._framed(domains=True)
 
-    def _framed(self, *, domains: bool) -> "DataFrame":
+        Args:
+            domains: whether those of single domains are among them, where the run's folder is here.
+        """
         from pandas import DataFrame  # a third of a second, and a run needs none of it
 
         axes = dict.fromkeys(axis for row in self.rows for axis in row.conditions)
@@ -746,7 +746,7 @@ class Results:
     @cached_property
     def _by_metric(self) -> dict[Any, "DataFrame"]:
         keys = ["metric", "rule", "split", "over"]
-        return dict(iter(self._framed(domains=False).groupby(keys, sort=False)))
+        return dict(iter(self.frame(domains=False).groupby(keys, sort=False)))
 
     def values(
         self, metric: str, rule: str = "", split: str = "", over: str = ""
@@ -827,8 +827,26 @@ class Results:
 
     @cached_property
     def no_method_fit(self) -> Diagnostic | None:
-        """A warning that no method beats a constant prediction, with cause and remedy, or None."""
-        return about_fitness(self)
+        """A warning that no method is usable, with the cause and a command to try.
+
+        None if a method beats a constant prediction in at least half of its runs.
+        """
+        rule = self.default_rule
+        for method in self.methods:
+            codes = [dict(_found_in(row, rule)) for row in self.of(method)]
+            if codes and 2 * sum(MAJORITY in found for found in codes) <= len(codes):
+                return None
+        if not self.accuracies(rule):
+            return None
+        names = (rule.name, TEST, "domain_mean")
+        constants = [self.mean(m, "largest_class_share", *names) for m in self.methods]
+        share = max((value for value in constants if value is not None), default=None)
+        right = f" ({100 * share:.1f} % right)" if share is not None else ""
+        text = (
+            f"No method here is fit to use: none of them beats {CONSTANT_ANSWER}{right} by more "
+            "than chance."
+        )
+        return Diagnostic("no-method-fit", "warning", text, _remedy(self.runs()))
 
     def of(self, method: str) -> list[ResultRow]:
         """Returns the rows of a method."""
@@ -935,30 +953,6 @@ def _varying(settings: Sequence[Mapping[str, str]], groups: Sequence[str]) -> di
         keys = dict.fromkeys(key for one in own for key in one)
         varying[group] = [key for key in keys if len({one.get(key) for one in own}) > 1]
     return varying
-
-
-def about_fitness(results: Results) -> Diagnostic | None:
-    """Returns a warning that no method is usable, with the cause and a command to try.
-
-    None if a method beats a constant prediction in at least half of its runs.
-    """
-    rule = results.default_rule
-    for method in results.methods:
-        codes = [dict(_found_in(row, rule)) for row in results.of(method)]
-        if codes and 2 * sum(MAJORITY in found for found in codes) <= len(codes):
-            return None
-    accuracies = [value for own in results.accuracies(rule).values() for value in own.values()]
-    if not accuracies:
-        return None
-    names = (TEST, "domain_mean")
-    constants = [results.mean(m, "largest_class_share", rule.name, *names) for m in results.methods]
-    share = max((value for value in constants if value is not None), default=None)
-    right = f" ({100 * share:.1f} % right)" if share is not None else ""
-    text = (
-        f"No method here is fit to use: none of them beats {CONSTANT_ANSWER}{right} by more than "
-        "chance."
-    )
-    return Diagnostic("no-method-fit", "warning", text, _remedy(results.runs()))
 
 
 def _remedy(runs: Sequence[Run]) -> str:

@@ -11,10 +11,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from feddg.evaluation.metrics import student
+
+if TYPE_CHECKING:
+    from pandas import Series
 
 CONFIDENCE = 0.95
 LEAST = 3
@@ -162,15 +166,22 @@ def paired_margin(
     Returns:
         The margin, its p-value not yet corrected, or None without a common pair.
     """
-    from pandas import Series  # a third of a second, and a run needs none of it
+    import pandas  # a third of a second, and a run needs none of it
 
     differences = {key: ours[key] - theirs[key] for key in ours if key in theirs}
     if not differences:
         return None
-    by_column = Series(differences).unstack(0)  # a row for each seed
-    over_domains = Interval.of(by_column.mean().groupby(domains.__getitem__).mean())
-    by_domain = by_column.dropna().T.groupby(domains.__getitem__).mean()
-    return Margin(over_domains, Interval.of(by_domain.mean()), over_domains.p)
+    by_column = pandas.Series(differences).unstack(0, sort=False)  # a row for each seed
+    means = by_column.agg(_mean).groupby(domains.__getitem__, sort=False).agg(_mean)
+    whole = by_column.dropna().T.groupby(domains.__getitem__, sort=False).agg(_mean)
+    over_domains = Interval.of(means)
+    return Margin(over_domains, Interval.of(whole.agg(_mean)), over_domains.p)
+
+
+def _mean(values: "Series") -> float:
+    """Returns the mean of what is there, whatever the order: its last bit is published."""
+    found = values.dropna()
+    return math.fsum(found) / len(found) if len(found) else math.nan
 
 
 def margins(

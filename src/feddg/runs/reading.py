@@ -745,12 +745,6 @@ def read_captions(folder: Path) -> dict[str, str]:
     return {name: str(caption) for name, caption in captions.items()}
 
 
-def common_rule(runs: Iterable[Run]) -> SelectionRule:
-    """Returns the rule of the runs' default models; the final round's if they differ."""
-    rules = {run.default_rule for run in runs}
-    return rules.pop() if len(rules) == 1 else FINAL
-
-
 def is_run(folder: Path) -> bool:
     """Returns whether a folder is a run folder."""
     return is_file(folder / EXPERIMENT)
