@@ -10,7 +10,8 @@ import reprlib
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -175,6 +176,25 @@ def field_fault(error: "ValidationError", fields: Sequence[str] = ()) -> str:
     # What a check of several fields was given is all of them: that tells nobody anything.
     got = "" if isinstance(fault["input"], Mapping) else f" (got {reprlib.repr(fault['input'])})"
     return f"{where}: {message}{got}" if where else f"{message}{got}"
+
+
+@contextmanager
+def schema_faults(
+    kind: type[FeddgError], before: str = "", fields: Iterable[str] = ()
+) -> Iterator[None]:
+    """Turns pydantic's error in its block into one of ours, in one line; see :func:`field_fault`.
+
+    Args:
+        kind: the error to raise.
+        before: what stands before the fault.
+        fields: see :func:`field_fault`.
+    """
+    from pydantic import ValidationError
+
+    try:
+        yield
+    except ValidationError as error:
+        raise kind(f"{before}{field_fault(error, list(fields))}") from None
 
 
 def first_names(names: Sequence[str], most: int = 5) -> str:

@@ -22,6 +22,7 @@ from feddg.errors import FeddgError, nearest
 
 log = logging.getLogger("feddg")
 T = TypeVar("T")
+D = TypeVar("D")
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -33,8 +34,8 @@ class Registry(Mapping[str, T], Generic[T]):
         group: entry-point group of other packages' definitions; None for none.
         error: the exception for a name that is unknown or taken.
         where: the command that lists all names, for messages.
-        named: returns a definition's name and aliases, for those from entry points; by default the
-            entry point's name.
+        named: returns a definition's name and aliases; by default the name is its ``name``, or an
+            entry point's.
         order: sort key for listing all definitions; by default in the order found.
         adopt: converts the object of another package's entry point to a definition, or raises what
             is wrong with it; by default the object itself is used.
@@ -75,6 +76,17 @@ class Registry(Mapping[str, T], Generic[T]):
                 )
         self._found[name] = definition
         self._aliases |= dict.fromkeys(aliases, name)
+        return definition
+
+    def register(self, definition: D) -> D:
+        """Adds a definition under its own name and aliases, and returns it; decorates classes.
+
+        Raises:
+            FeddgError: another definition has the name or an alias.
+        """
+        own: Any = definition
+        name, *aliases = self._named(own) if self._named else (own.name,)
+        self.add(name, own, tuple(aliases))
         return definition
 
     def find(self, name: str) -> T:

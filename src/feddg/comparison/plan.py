@@ -15,7 +15,6 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
-    ValidationError,
     field_validator,
     model_validator,
 )
@@ -26,7 +25,7 @@ from feddg.clients.threads import available_cores
 from feddg.data.data_set import load_source, preset_of
 from feddg.data.partition import counts_clients
 from feddg.data.protocols import known_domains, scenarios
-from feddg.errors import DataError, ExperimentError, RunError, field_fault, nearest
+from feddg.errors import DataError, ExperimentError, RunError, nearest, schema_faults
 from feddg.experiment import Experiment, expand
 from feddg.methods.composition import build_method, method_class
 from feddg.records import ID_VAL
@@ -200,10 +199,8 @@ class Plan(Settings):
     notes: dict[str, Any] = Field(default_factory=dict)
 
     def __init__(self, **fields: Any) -> None:
-        try:
+        with schema_faults(ExperimentError, "plan: ", Plan.model_fields):
             super().__init__(**fields)
-        except ValidationError as error:
-            raise ExperimentError(f"plan: {field_fault(error, [*Plan.model_fields])}") from None
 
     @field_validator("methods", "seeds")
     @classmethod

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from feddg.clients.threads import share_of_process, threads_per_job
 from feddg.comparison.plan import Cell
@@ -227,16 +227,13 @@ class Launcher(ABC):
         return found
 
 
-L = TypeVar("L", bound=type[Launcher])
 LAUNCHERS: Registry[type[Launcher]] = Registry(
     "launcher", "feddg.comparison.pool", group="feddg.launchers", error=ExperimentError
 )
 
 
-def register_launcher(cls: L) -> L:
-    """Registers a launcher under its name, and returns it."""
-    LAUNCHERS.add(cls.name, cls)
-    return cls
+register_launcher = LAUNCHERS.register
+"""Class decorator that registers a launcher under its name."""
 
 
 def answer_to(line: str, observer: Observer | None = None) -> dict[str, str]:

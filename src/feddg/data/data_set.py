@@ -7,11 +7,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from feddg.data.augment import GENERAL_AUGMENTATIONS, AugmentSettings
 from feddg.data.images import ImageTable
-from feddg.errors import DataError, ExperimentError, field_fault, nearest
+from feddg.errors import DataError, ExperimentError, nearest, schema_faults
 from feddg.registry import Registry
 from feddg.settings import DataSettings, Settings
 from feddg.storage import read_fields_of
@@ -192,13 +192,8 @@ DATA_SETS: Registry[DataSet] = Registry(
 """All data sets, including those without images."""
 
 
-def register_data_set(definition: DataSet) -> DataSet:
-    """Registers a data set: as a source, a preset, and an augmentation if it has its own.
-
-    Raises:
-        DataError: another data set has the name.
-    """
-    return DATA_SETS.add(definition.name, definition)
+register_data_set = DATA_SETS.register
+"""Registers a data set: as a source, a preset, and an augmentation if it has its own."""
 
 
 def define(name: str, load: Loader | None = None, options: type[Settings] | None = None) -> DataSet:
@@ -326,9 +321,8 @@ def checked_options(definition: DataSet, given: Mapping[str, object]) -> Setting
     Raises:
         DataError: an option is unknown or its value is not allowed.
     """
-    assert definition.options is not None
-    try:
-        return definition.options(**given)
-    except ValidationError as error:
-        fault = field_fault(error, list(definition.options.model_fields))
-        raise DataError(f"data set {definition.name!r}, data.options: {fault}") from None
+    options = definition.options
+    assert options is not None
+    where = f"data set {definition.name!r}, data.options: "
+    with schema_faults(DataError, where, options.model_fields):
+        return options(**given)

@@ -293,13 +293,8 @@ PARTITIONS: Registry[PartitionRule] = Registry(
 """All rules by name; several can be joined by ``+``."""
 
 
-def register_partition(rule: PartitionRule) -> PartitionRule:
-    """Registers a rule.
-
-    Raises:
-        ExperimentError: another rule has its name.
-    """
-    return PARTITIONS.add(rule.name, rule, rule.aliases)
+register_partition = PARTITIONS.register
+"""Registers a rule under its name and aliases."""
 
 
 def _rule(

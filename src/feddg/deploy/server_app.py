@@ -12,14 +12,14 @@ from typing import Annotated, Any
 import numpy
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from pydantic import BeforeValidator, Field, NonNegativeInt, ValidationError
+from pydantic import BeforeValidator, Field, NonNegativeInt
 
 from feddg.clients.client import Worker
 from feddg.deploy.site import TARGETS, load_pixels, positions, read_experiment, test_images
 from feddg.deploy.transport import FlowerTransport, Policy
 from feddg.deploy.wire import MOST_IMAGES, Registration, RunKey
 from feddg.diagnostics import Diagnostic, Progress, emit
-from feddg.errors import ExperimentError, RunError, field_fault, first_names
+from feddg.errors import ExperimentError, RunError, first_names, schema_faults
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.experiment import Experiment
@@ -93,12 +93,8 @@ class Deployment(Settings):
             ExperimentError: a key is unknown or wrong.
         """
         fields = {k.replace("-", "_"): v for k, v in run_config.items() if k != "experiment"}
-        try:
+        with schema_faults(ExperimentError, "the app's config: ", cls.model_fields):
             return cls(**fields)
-        except ValidationError as error:
-            raise ExperimentError(
-                f"the app's config: {field_fault(error, list(cls.model_fields))}"
-            ) from None
 
     @property
     def minimum(self) -> int:

@@ -15,15 +15,15 @@ point of the group ``feddg.adaptations``.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from feddg.errors import AdaptationError, field_fault
+from feddg.errors import AdaptationError, schema_faults
 from feddg.messages import Weights
 from feddg.models.network import Network
 from feddg.models.normalization import (
@@ -143,9 +143,6 @@ def by_running_statistics(layer: _BatchNorm, inputs: Tensor) -> Tensor:
     return normalize_stored(layer, inputs, stored(layer))
 
 
-P = TypeVar("P", bound=type[Predictor])
-
-
 def _adopt(name: str, loaded: Any) -> type[Predictor]:
     if not (isinstance(loaded, type) and issubclass(loaded, Predictor) and loaded.name == name):
         raise AdaptationError(f"expected a subclass of Predictor called {name!r}, found {loaded!r}")
@@ -163,14 +160,8 @@ ADAPTATIONS: Registry[type[Predictor]] = Registry(
 """All adaptations by name, in the order of tables."""
 
 
-def register_adaptation(kind: P) -> P:
-    """Class decorator that registers an adaptation under its name.
-
-    Raises:
-        AdaptationError: another adaptation has the name.
-    """
-    ADAPTATIONS.add(kind.name, kind)
-    return kind
+register_adaptation = ADAPTATIONS.register
+"""Class decorator that registers an adaptation under its name."""
 
 
 def adapt(model: nn.Module, spelling: str, parts: Parts | None = None) -> Predictor:
@@ -201,11 +192,8 @@ def read(spelling: str) -> tuple[type[Predictor], Any]:
     kind = ADAPTATIONS.find(name)
     pairs = [pair.partition("=") for pair in rest.split(",")] if rest else []
     fields = {key.strip(): _number(value) for key, _, value in pairs}
-    try:
+    with schema_faults(AdaptationError, f"adaptation {spelling!r}: ", kind.Settings.model_fields):
         return kind, kind.Settings(**fields)
-    except ValidationError as error:
-        fault = field_fault(error, list(kind.Settings.model_fields))
-        raise AdaptationError(f"adaptation {spelling!r}: {fault}") from None
 
 
 def _number(text: str) -> Any:

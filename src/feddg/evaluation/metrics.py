@@ -73,13 +73,8 @@ METRICS: Registry[Metric] = Registry(
 """All metrics, in the order of tables."""
 
 
-def register_metric(metric: Metric) -> Metric:
-    """Registers a metric.
-
-    Raises:
-        FeddgError: another metric has its name.
-    """
-    return METRICS.add(metric.name, metric)
+register_metric = METRICS.register
+"""Registers a metric under its name."""
 
 
 def _metric(

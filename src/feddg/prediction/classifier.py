@@ -16,7 +16,7 @@ import feddg
 from feddg.data.images import IMAGE_SUFFIXES, endings
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic
-from feddg.errors import DataError, FeddgError, RunError, field_fault
+from feddg.errors import DataError, FeddgError, RunError, field_fault, schema_faults
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.adaptation import Predictor
 from feddg.methods.base import local_names
@@ -37,10 +37,8 @@ def describe_model(run: Path, trained: Trained) -> ModelDescription:
         RunError: the folder is damaged.
     """
     if trained.about is not None:
-        try:
+        with schema_faults(RunError, f"{run} is damaged: about."):
             return ModelDescription.model_validate(trained.about)
-        except ValidationError as error:
-            raise RunError(f"{run} is damaged: about.{field_fault(error)}") from None
     predictor, experiment, data = trained.predictor(), trained.experiment, trained.experiment.data
     light = read_energy_threshold(run, predictor)
     return ModelDescription(

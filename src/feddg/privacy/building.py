@@ -10,7 +10,7 @@ from torch import nn
 from feddg.clients.client import RecordNoise
 from feddg.clients.sampling import Schedule
 from feddg.diagnostics import Diagnostic
-from feddg.errors import ExperimentError, field_fault, need
+from feddg.errors import ExperimentError, need, schema_faults
 from feddg.messages import EntrySchema, Message, Update, Weights, under
 from feddg.methods.base import Method, local_names, shared_parameters
 from feddg.privacy.defence import (
@@ -233,11 +233,9 @@ def defence_of(choice: DefenceChoice) -> Defence:
         ExperimentError: it is unknown, or a setting is unknown or out of range.
     """
     defence = DEFENCES.find(choice.name)
-    try:
+    fields = defence.Settings.model_fields
+    with schema_faults(ExperimentError, f"defence {defence.name}: ", fields):
         return defence(defence.Settings(**choice.settings))
-    except ValidationError as error:
-        fields = list(defence.Settings.model_fields)
-        raise ExperimentError(f"defence {defence.name}: {field_fault(error, fields)}") from None
 
 
 def resolved_choice(written: Any) -> dict[str, Any]:

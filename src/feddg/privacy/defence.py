@@ -19,7 +19,7 @@ every method goes through are after pfl-research (Granqvist et al., NeurIPS 2024
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel
 from torch import nn
@@ -236,17 +236,8 @@ class Defence(RoundHook):
 DEFENCES: Registry[type[Defence]] = Registry(
     "defence", "feddg.privacy", group="feddg.defences", error=ExperimentError
 )
-G = TypeVar("G", bound=type[Defence])
-
-
-def register(defence: G) -> G:
-    """Class decorator that adds a defence under its name.
-
-    Raises:
-        ExperimentError: another defence has the name.
-    """
-    DEFENCES.add(defence.name, defence)
-    return defence
+register = DEFENCES.register
+"""Class decorator that adds a defence under its name."""
 
 
 def traits_of(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 from pydantic_core import from_json
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from feddg.data.download import digest
 from feddg.data.mirror import hub_fault
-from feddg.errors import FeddgError, RunError, field_fault
+from feddg.errors import FeddgError, RunError, schema_faults
 from feddg.experiment import Experiment
 from feddg.federation.federation import untrained_network
 from feddg.federation.local_training import load_weights
@@ -151,10 +151,8 @@ def read_shared(folder: Path) -> SharedModel:
             f"{path} was written by a newer version of feddg (schema {schema}; this one reads "
             f"{SCHEMA}): pip install -U feddg"
         )
-    try:
+    with schema_faults(RunError, f"{path} is damaged: "):
         return SharedModel.model_validate(fields)
-    except ValidationError as error:
-        raise RunError(f"{path} is damaged: {field_fault(error)}") from None
 
 
 def load_shared(folder: Path) -> tuple[SharedModel, Experiment, Method, Network]:

@@ -13,7 +13,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -176,21 +176,14 @@ class NormalizedCodec(Codec):
         return self.codec.drawn(features, size) * self.deviation + self.mean
 
 
-C = TypeVar("C", bound=type[Codec])
 CODECS: Registry[type[Codec]] = Registry(
     "codec", "feddg.styles.codecs", group="feddg.codecs", error=WeightsError
 )
 """All codecs by name."""
 
 
-def register_codec(codec: C) -> C:
-    """Class decorator that adds a codec under its name.
-
-    Raises:
-        WeightsError: another codec has the name.
-    """
-    CODECS.add(codec.name, codec)
-    return codec
+register_codec = CODECS.register
+"""Class decorator that adds a codec under its name."""
 
 
 def load_codec(
