@@ -260,17 +260,30 @@ def why(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
+@contextmanager
+def file_faults(kind: type[FeddgError], doing: str, *also: type[Exception]) -> Iterator[None]:
+    """Turns an error of files in its block into one of ours, which says what failed, and why.
+
+    Args:
+        kind: the error to raise.
+        doing: what failed, as ``Cannot write x``.
+        also: further kinds of errors that mean the same.
+    """
+    faults: tuple[type[Exception], ...] = (OSError, *also)
+    try:
+        yield
+    except faults as error:
+        raise kind(f"{doing}: {why(error)}.") from None
+
+
 def entries(folder: Path, fault: type[FeddgError]) -> Collection[os.DirEntry[str]]:
     """Returns the entries of a folder, sorted by name.
 
     Raises:
         fault: it cannot be read.
     """
-    try:
-        with os.scandir(folder) as found:
-            return sorted(found, key=lambda entry: entry.name)
-    except OSError as error:
-        raise fault(f"Cannot read the folder {folder}: {why(error)}.") from None
+    with file_faults(fault, f"Cannot read the folder {folder}"), os.scandir(folder) as found:
+        return sorted(found, key=lambda entry: entry.name)
 
 
 _unwritable: set[Path] = set()

@@ -31,7 +31,7 @@ from feddg.runs.prepare import cache_folder, load_table
 from feddg.runs.provenance import ImagesNow, find_folder, has_begun
 from feddg.runs.reading import EXPERIMENT, read_run
 from feddg.settings import IMAGENET
-from feddg.storage import entries, is_file, replace_text, why
+from feddg.storage import entries, file_faults, is_file, replace_text
 from feddg.views import Shown
 
 if TYPE_CHECKING:
@@ -165,11 +165,9 @@ class Comparison(Shown):
             rows += [row.model_copy(update={"folder": cell.folder.name}) for row in found.values()]
         content = ComparisonFile.of(self.plan, rows)
         text = content.model_dump_json(indent=1, exclude_defaults=True) + "\n"
-        try:
+        with file_faults(RunError, f"Cannot write into {self.folder}"):
             replace_text(self.folder / COMPARISON, text)
             replace_text(self.folder / "plan.yaml", self.plan.to_yaml())
-        except OSError as error:
-            raise RunError(f"Cannot write into {self.folder}: {why(error)}.") from None
 
 
 def prepare_comparison(

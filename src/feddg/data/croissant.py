@@ -16,7 +16,7 @@ from feddg.data.data_set import DataSet
 from feddg.data.images import ImageTable
 from feddg.errors import DataError
 from feddg.records import as_cell
-from feddg.storage import replace_bytes, why
+from feddg.storage import file_faults, replace_bytes
 
 FRAME = Path(__file__).with_name("croissant.jsonld")
 """What the metadata of every data set begins with: its terms, kind and version."""
@@ -48,11 +48,9 @@ def write_croissant(table: ImageTable, definition: DataSet, file: Path) -> tuple
     listing = file.with_suffix(".csv")
     content = _listing(table)
     metadata = croissant(table, definition, listing.name, hashlib.sha256(content).hexdigest())
-    try:
+    with file_faults(DataError, f"Cannot write {file} and {listing.name}"):
         replace_bytes(listing, content)
         replace_bytes(file, (json.dumps(metadata, indent=1, ensure_ascii=False) + "\n").encode())
-    except OSError as error:
-        raise DataError(f"Cannot write {file} and {listing.name}: {why(error)}.") from None
     return file, listing
 
 

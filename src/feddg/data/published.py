@@ -32,12 +32,12 @@ from feddg.storage import (
     FILE_MODE,
     cache_folder,
     entries,
+    file_faults,
     kept_array,
     private_folder,
     read_text,
     replace_text,
     stamp,
-    why,
 )
 
 ROLES = ("train", "val", "test", "id_val", "id_test")
@@ -373,13 +373,12 @@ def taken_images(
     if not (folder / LISTING).is_file():
         aside = cache_folder() / f"partial-{uuid.uuid4().hex}"
         try:
-            private_folder(aside)
-            paths = [_write(aside, name, content) for name, content in contents()]
-            replace_text(aside / LISTING, json.dumps(paths))
-            if not folder.is_dir():
-                aside.rename(folder)
-        except OSError as error:
-            raise DataError(f"Cannot write images to {folder}: {why(error)}.") from None
+            with file_faults(DataError, f"Cannot write images to {folder}"):
+                private_folder(aside)
+                paths = [_write(aside, name, content) for name, content in contents()]
+                replace_text(aside / LISTING, json.dumps(paths))
+                if not folder.is_dir():
+                    aside.rename(folder)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
     try:

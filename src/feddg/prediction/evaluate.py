@@ -23,7 +23,7 @@ from feddg.runs.model import Trained, load_trained
 from feddg.runs.prepare import Images, build_evaluation, cache_folder, load_images
 from feddg.runs.provenance import IMAGES, check_images
 from feddg.runs.reading import ADAPTED, OWN, read_adapted, read_run, require_run
-from feddg.storage import is_file, replace_file, why
+from feddg.storage import file_faults, is_file, replace_file
 
 FILE = "predictions.parquet"
 _TEXTS = ("file", "content", "split", "domain", "label", "predicted")
@@ -291,10 +291,8 @@ def write_image_results(
                 )
 
     out = results_file(path, which)
-    try:
+    with file_faults(RunError, f"cannot write {out}"):
         replace_file(out, write)
-    except OSError as error:
-        raise RunError(f"cannot write {out}: {why(error)}") from None
     return out
 
 

@@ -19,7 +19,7 @@ from feddg.runs.shared import (
     is_shared,
     network_config,
 )
-from feddg.storage import replace_file, replace_text
+from feddg.storage import file_faults, replace_file, replace_text
 
 CARD = "README.md"
 
@@ -64,7 +64,7 @@ def save_model(
     about = describe_model(Path(run), trained).model_copy(update={"format": "hub"})
     if strict:
         refuse_doubtful(about.diagnostics)
-    try:
+    with file_faults(RunError, f"cannot write {folder}"):
         replace_file(folder / WEIGHTS, lambda aside: write_weights(aside, trained.network, about))
         config = SharedModel(
             feddg_model=SCHEMA,
@@ -74,6 +74,4 @@ def save_model(
         )
         replace_text(folder / CONFIG, config.to_text())
         replace_text(card, model_card(run, about))
-    except OSError as error:
-        raise RunError(f"cannot write {folder}: {error.strerror or error}") from None
     return Exported(folder, card, about.fields(), 0, 0.0, about.diagnostics)

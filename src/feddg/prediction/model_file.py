@@ -26,7 +26,7 @@ from feddg.evaluation.adaptation import Predictor
 from feddg.models.convolutions import use_plain_convolutions
 from feddg.models.trained import fingerprint
 from feddg.records import Row
-from feddg.storage import replace_file
+from feddg.storage import file_faults, replace_file
 
 OWN_WAY = "the method's own"
 """Text for a file without a test-time adaptation."""
@@ -261,10 +261,8 @@ def write_file(path: Path, model: nn.Module, about: ModelDescription, images: Te
     if about.format != "safetensors":
         adaptation = about.adaptation if about.adaptation != OWN_WAY else None
         program = traced(deployed(model), images.shape[-1], adaptation)
-    try:
+    with file_faults(RunError, f"cannot write {path}"):
         replace_file(path, write)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from None
     return largest
 
 

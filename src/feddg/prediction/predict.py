@@ -29,7 +29,7 @@ from feddg.prediction.classifier import (
 )
 from feddg.records import as_cell
 from feddg.runs.diagnostics import refuse_doubtful
-from feddg.storage import alone, replace_file
+from feddg.storage import alone, file_faults, replace_file
 from feddg.text import printable
 from feddg.views import Shown
 
@@ -388,7 +388,7 @@ def predict_files(
             done += len(batch)
             progress("predicting images", done, total)
 
-    try:
+    with file_faults(RunError, f"cannot write {out}"):
         out.parent.mkdir(parents=True, exist_ok=True)
         busy = RunError(f"{out} is being written by another process; name another file")
         with alone(out, busy):
@@ -404,8 +404,6 @@ def predict_files(
             finally:
                 if classifier.keeps_state:
                     part.unlink(missing_ok=True)
-    except OSError as error:
-        raise RunError(f"cannot write {out}: {error.strerror or error}") from None
 
 
 def part_of(out: Path) -> Path:

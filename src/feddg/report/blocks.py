@@ -13,7 +13,7 @@ from PIL import Image, UnidentifiedImageError, features
 
 from feddg.data.images import FORMATS
 from feddg.errors import RunError
-from feddg.storage import open_file, replace_text, why
+from feddg.storage import file_faults, open_file, replace_text
 from feddg.text import number
 
 SMALL_ENOUGH = 100_000
@@ -232,10 +232,8 @@ def write_file(out: Path, text: str) -> Path:
     Raises:
         RunError: it cannot be written.
     """
-    try:
+    with file_faults(RunError, f"Cannot write the report {out}"):
         replace_text(out, text)
-    except OSError as error:
-        raise RunError(f"Cannot write the report {out}: {why(error)}.") from None
     return out
 
 

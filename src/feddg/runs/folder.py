@@ -44,6 +44,7 @@ from feddg.settings import EvaluateSettings
 from feddg.storage import (
     append_text,
     checksum,
+    file_faults,
     is_file,
     private_folder,
     replace_bytes,
@@ -150,7 +151,7 @@ def read_tensors(folder: Path, index: CheckpointIndex, name: str, prefix: str = 
         RunError: the file is missing or damaged.
     """
     path = _place(folder, name)
-    try:
+    with file_faults(RunError, f"{path} is damaged", SafetensorError, ValueError, KeyError):
         if not is_file(path):
             if is_file(folder / CHECKPOINTS / DROPPED):
                 raise RunError(
@@ -167,8 +168,6 @@ def read_tensors(folder: Path, index: CheckpointIndex, name: str, prefix: str = 
                 raise ValueError("it holds other tensors than it says")
             wanted = [key for key in order if key.startswith(prefix)]
             return {key.removeprefix(prefix): file.get_tensor(key).clone() for key in wanted}
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise RunError(f"{path} is damaged: {why(error)}.") from None
 
 
 def _place(folder: Path, name: str) -> Path:
@@ -619,13 +618,11 @@ def drop_weights(folder: Path) -> None:
         RunError: a file cannot be deleted.
     """
     checkpoints = folder / CHECKPOINTS
-    try:
+    with file_faults(RunError, f"Cannot delete the weights of {folder}"):
         (checkpoints / DROPPED).touch()
         for place in (checkpoints, folder / MODELS):
             for file in place.glob("*.safetensors"):
                 file.unlink(missing_ok=True)
-    except OSError as error:
-        raise RunError(f"Cannot delete the weights of {folder}: {why(error)}.") from None
 
 
 def kept_weights(folder: Path, *rules: SelectionRule) -> tuple[SelectionRule, Weights, int]:

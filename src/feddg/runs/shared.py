@@ -29,7 +29,7 @@ from feddg.methods.composition import build_method
 from feddg.models.network import Network
 from feddg.models.normalization import never_negative_names
 from feddg.records import JsonFile, Row
-from feddg.storage import is_file, read_text, why
+from feddg.storage import file_faults, is_file, read_text
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 HUB = "hf:"
@@ -163,19 +163,15 @@ def load_shared(folder: Path) -> tuple[SharedModel, Experiment, Method, Network]
             numbers.
     """
     config, path = read_shared(folder), folder / WEIGHTS
-    try:
+    with file_faults(RunError, f"Cannot read {path}"):
         found = digest(path, "sha256")
-    except OSError as error:
-        raise RunError(f"Cannot read {path}: {why(error)}.") from None
     if found != config.weights_sha256:
         raise RunError(
             f"{path} is not the file that {CONFIG} speaks of: its SHA-256 is {found}, not "
             f"{config.weights_sha256}; get both again"
         )
-    try:
+    with file_faults(RunError, f"{path} cannot be read as safetensors", SafetensorError):
         weights = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise RunError(f"{path} cannot be read as safetensors: {why(error)}") from None
     try:
         experiment = config.network.experiment(config.about.image_size)
         method = build_method(experiment.method.name, experiment.method.settings)

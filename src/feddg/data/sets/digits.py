@@ -13,7 +13,7 @@ from feddg.data.images import ImageTable
 from feddg.data.published import Drawn, compare_counts, kept_drawn, published_root, rendered_table
 from feddg.errors import DataError
 from feddg.rng import numpy_stream
-from feddg.storage import open_file, why
+from feddg.storage import file_faults, open_file
 
 PARTS = ("train", "t10k")
 _PLACES = ("", "raw", "MNIST/raw", "mnist", "MNIST")
@@ -112,15 +112,13 @@ def turned_digits(files: Sequence[tuple[Path, Path]], angles: Sequence[float]) -
 
 def _read(file: Path, magic: int) -> np.ndarray:
     """Reads a file of unsigned bytes: a magic number, the dimensions, the values."""
-    try:
-        with open_file(file) as opened:
-            if file.suffix == ".gz":
-                with gzip.GzipFile(fileobj=opened) as unpacked:
-                    content = unpacked.read(_LARGEST)
-            else:
-                content = opened.read(_LARGEST)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"Cannot read {file}: {why(error)}.") from None
+    faults = file_faults(DataError, f"Cannot read {file}", EOFError, zlib.error)
+    with faults, open_file(file) as opened:
+        if file.suffix == ".gz":
+            with gzip.GzipFile(fileobj=opened) as unpacked:
+                content = unpacked.read(_LARGEST)
+        else:
+            content = opened.read(_LARGEST)
     head = np.frombuffer(content[: len(content) // 4 * 4], dtype=">i4", count=-1)[:4]
     sizes = head[1 : 1 + magic % 256].tolist()
     start = 4 + 4 * len(sizes)

@@ -16,7 +16,7 @@ from feddg.data.published import needs_root
 from feddg.data.sets.table_of_images import ROLES
 from feddg.errors import DataError, nearest, need
 from feddg.settings import DataSettings, Settings
-from feddg.storage import is_file, why
+from feddg.storage import file_faults, is_file
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -127,7 +127,7 @@ def _frame(file: Path) -> "DataFrame":
         )
     if ending in PARQUET:
         need("parquet", str(file), otherwise="write it as CSV")
-    try:
+    with file_faults(DataError, f"Cannot read {file}", ValueError, SafetensorError):
         if ending == ".csv":
             frame = pandas.read_csv(file)
         elif ending in PARQUET:
@@ -135,8 +135,6 @@ def _frame(file: Path) -> "DataFrame":
         else:
             tensors = load_file(file)
             frame = pandas.DataFrame({n: list(t) if t.ndim > 1 else t for n, t in tensors.items()})
-    except (OSError, ValueError, SafetensorError) as error:
-        raise DataError(f"Cannot read {file}: {why(error)}.") from None
     if not len(frame):
         raise DataError(f"{file} has no rows.")
     return frame
