@@ -4,9 +4,11 @@ Unknown fields and kinds of rows are ignored on reading. The files are lines of 
 (``metrics.jsonl``, ``ledger.jsonl``), or one JSON object.
 """
 
+import csv
+import io
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
@@ -806,6 +808,13 @@ def as_cell(value: object) -> object:
     if not isinstance(value, str) or not _BEGINS_FORMULA.match(value) or _NUMBER.fullmatch(value):
         return value
     return f"'{value}"
+
+
+def as_csv(rows: Iterable[Iterable[object]]) -> str:
+    """Returns rows as CSV, every cell as :func:`as_cell` has it."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(map(as_cell, row) for row in rows)
+    return out.getvalue()
 
 
 def from_cell(text: str) -> str:

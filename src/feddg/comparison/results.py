@@ -34,7 +34,7 @@ from feddg.records import (
     Number,
     NumberRow,
     Row,
-    as_cell,
+    as_csv,
     from_cell,
 )
 from feddg.runs.diagnostics import (
@@ -465,22 +465,20 @@ def _kept(numbers: Iterable[NumberRow], metric: str, over: str) -> list[NumberRo
 
 def to_text(rows: Sequence[ResultRow]) -> str:
     """Returns rows as CSV, a line for each number."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
-    writer.writeheader()
+    lines: list[Sequence[object]] = [COLUMNS]
     for row in rows:
         place = {name: getattr(row, name) for name in _OF_PLACE}
         place["conditions"] = _as_json(row.conditions)
         made = {"machine": row.machine, "version": row.version, "hashes": _as_json(row.hashes)}
         for number in row.measured or (None,):
             cells = dict(number or ()) | place | made
-            writer.writerow({name: _as_text(cell) for name, cell in cells.items()})
+            lines.append([_as_text(cells.get(name)) for name in COLUMNS])
             made = {}
-    return out.getvalue()
+    return as_csv(lines)
 
 
 def _as_text(cell: object) -> object:
-    return repr(cell).removesuffix(".0") if isinstance(cell, float) else as_cell(cell)
+    return repr(cell).removesuffix(".0") if isinstance(cell, float) else cell
 
 
 def _as_json(values: Mapping[str, str]) -> str:

@@ -5,9 +5,7 @@ Croissant 1.0 (http://mlcommons.org/croissant/1.0). The table of the images is w
 them.
 """
 
-import csv
 import hashlib
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 from feddg.data.data_set import DataSet
 from feddg.data.images import ImageTable
 from feddg.errors import DataError
-from feddg.records import as_cell
+from feddg.records import as_csv
 from feddg.storage import file_faults, replace_bytes
 
 FRAME = Path(__file__).with_name("croissant.jsonld")
@@ -123,9 +121,4 @@ def _columns(table: ImageTable) -> dict[str, list[str]]:
 
 def _listing(table: ImageTable) -> bytes:
     columns = _columns(table)
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for row in zip(*columns.values()):
-        writer.writerow(map(as_cell, row))
-    return text.getvalue().encode()
+    return as_csv([columns, *zip(*columns.values())]).encode()

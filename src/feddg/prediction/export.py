@@ -138,8 +138,7 @@ def export_run(
     trained = load_trained(run, which=which)
     colours = trained.network.mean, trained.network.std
     about = _description(describe_model(Path(run), trained), format, adapt, colours)
-    if strict:
-        refuse_doubtful(about.diagnostics)
+    refuse_doubtful(about.diagnostics, strict)
     model: nn.Module = trained.network
     images = torch.empty(0)
     if format != "safetensors":

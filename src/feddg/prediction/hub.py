@@ -62,8 +62,7 @@ def save_model(
         raise RunError(f"{card} is no model card, which is what would be written there")
     trained = load_trained(run, which=which)
     about = describe_model(Path(run), trained).model_copy(update={"format": "hub"})
-    if strict:
-        refuse_doubtful(about.diagnostics)
+    refuse_doubtful(about.diagnostics, strict)
     with file_faults(RunError, f"cannot write {folder}"):
         replace_file(folder / WEIGHTS, lambda aside: write_weights(aside, trained.network, about))
         config = SharedModel(

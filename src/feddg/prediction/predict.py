@@ -371,8 +371,7 @@ def predict_files(
     total = count_files(images)
     classifier = load_classifier(run, adapt, device, which, precision)
     emit(*about_links(images))
-    if strict:
-        refuse_doubtful(classifier.diagnostics)
+    refuse_doubtful(classifier.diagnostics, strict)
     predictor = BatchPredictor(classifier, depth_of(image_files(images)), batch_size)
     classes, part = len(classifier.class_names), part_of(out)
     names = columns(classifier.class_names, probabilities)

@@ -1,7 +1,5 @@
 """Tables of a comparison, its conclusion in words, and tables as Markdown, CSV and LaTeX."""
 
-import csv
-import io
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +26,7 @@ from feddg.comparison.statistics import (
 from feddg.diagnostics import Diagnostic, Severity, gravest_first
 from feddg.errors import first_names
 from feddg.methods.base import METHODS, idea_of
-from feddg.records import TEST, as_cell
+from feddg.records import TEST, as_cell, as_csv
 from feddg.report.blocks import (
     Block,
     Cell,
@@ -596,13 +594,10 @@ def _markdown(text: str) -> str:
 
 def to_csv(table: Table) -> str:
     """Returns a table as CSV, with texts as shown."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([as_cell(_heading(column)) for column in table.columns])
-    for row in table.rows:
-        texts = [cell.text.replace(SPACE, " ").replace(THIN_SPACE, "") for cell in row]
-        writer.writerow(["" if text == MISSING else as_cell(text) for text in texts])
-    return out.getvalue()
+    plain = str.maketrans({SPACE: " ", THIN_SPACE: ""})
+    rows = [[cell.text.translate(plain) for cell in row] for row in table.rows]
+    shown = [["" if text == MISSING else text for text in row] for row in rows]
+    return as_csv([map(_heading, table.columns), *shown])
 
 
 _LATEX = str.maketrans(

@@ -707,11 +707,11 @@ def _held_out(own: Evaluations, round_: int) -> str:
     return next((split for split in (TEST, VAL) if own.at(round_, split)), TEST)
 
 
-def refuse_doubtful(found: Sequence[Diagnostic]) -> None:
-    """Raises an error if there are warnings about a model.
+def refuse_doubtful(found: Sequence[Diagnostic], strict: bool) -> None:
+    """Raises an error if ``strict`` and there are warnings about a model.
 
     Raises:
         RunError: there is a warning.
     """
-    if found:
+    if strict and found:
         raise RunError(f"{found[0]} Leave out --strict if this is only a trial.")

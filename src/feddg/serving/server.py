@@ -137,8 +137,7 @@ def serve(
             f"{adapt} cannot be served: it remembers the images it has seen, so that one person's "
             "would change another's answers; use it with `feddg predict --adapt`"
         )
-    if strict:
-        refuse_doubtful(classifier.diagnostics)
+    refuse_doubtful(classifier.diagnostics, strict)
     listening = _listen(host, port)
     server = server_for(create_application(classifier, limits, hosts_of(host, known_as)), limits)
     taken = listening.getsockname()[1]
