@@ -7,7 +7,6 @@ and dropped; it never ends a run.
 """
 
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -52,9 +51,9 @@ class TensorBoard(Tracker):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = EventFileWriter(str(folder / "events"))
+        self._writer: Any = SummaryWriter(str(folder / "events"))
 
     def end(self, status: str) -> None:
         """Closes the file."""
@@ -62,12 +61,8 @@ class TensorBoard(Tracker):
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """See :class:`Tracker`."""
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        entries = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        event = Event(wall_time=time.time(), step=step, summary=Summary(value=entries))
-        self._writer.add_event(event)
+        for tag, value in values.items():
+            self._writer.add_scalar(tag, value, step)
         self._writer.flush()
 
 
