@@ -30,6 +30,7 @@ def test_a_run_shows_table_curves_and_what_speaks_against_it(folder_maker):
     assert "&lt;i&gt;photo" in page
     assert "<i>" not in page
     assert "<script" not in page
+    assert "Click a name" not in page, "nothing in it can be clicked"
     ((kind, drawn),) = pictures(page)
     assert kind == "image/svg+xml"
     picture = ElementTree.fromstring(base64.b64decode(drawn))

@@ -123,7 +123,7 @@ def _page(*, curves: Chart | None = None, report: Path | None = None, **parts: A
     return template_named("notebook.html.j2").render(
         **parts,
         curves=_drawn(curves) if curves else None,
-        caption=curves.caption.partition(" Touch ")[0] if curves else "",
+        caption=curves.caption.partition(" Click ")[0] if curves else "",
         report=str(report) if report is not None and report.is_file() else None,
     )
 
