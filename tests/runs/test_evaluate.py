@@ -17,12 +17,14 @@ from feddg.federation.federation import build_worker
 from feddg.federation.validation import CHANGES
 from feddg.models.trained import fingerprint
 from feddg.prediction.evaluate import evaluate_run
+from feddg.records import EMA, LAST, SWA
 from feddg.runs import folder as folder_module
 from feddg.runs.folder import kept_weights
 from feddg.runs.model import load_model, load_trained
 from feddg.runs.prepare import build_evaluation, in_process, load_images
 from feddg.runs.reading import FINAL, SELECTION_RULES, read_rows, read_run
 from federations import same
+from image_folders import make_folder
 
 ROUNDS = 4
 SMALL = {
@@ -59,6 +61,31 @@ def test_what_is_missing_is_said_before_images_are_decoded(tmp_path, change, wor
     fields = {"data": {"source": "folder", "root": str(tmp_path)}, "hold_out": "ink", **change}
     with pytest.raises(FeddgError, match=words):  # and not that there are no images
         in_process(Experiment(**fields), tmp_path / "cache", print)
+
+
+def test_a_folder_is_evaluated_in_eleven_passes_by_default(tmp_path, cache, monkeypatch):
+    """The start, five rounds' models, their mean from round 2 on, and at last the other mean.
+
+    The mean of the first round alone is its model.
+    """
+    data = {"source": "folder", "root": make_folder(tmp_path / "images"), "image_size": 16}
+    default = Experiment(data=data)
+    fields = {name: getattr(default, name).model_dump() for name in ("server", "evaluate")}
+    train = {"rounds": default.train.rounds, "local_steps": 1}
+    model, scores, passes = {"backbone": "cnn", "weights": None}, Evaluation.scores, []
+
+    def counted(evaluation, predictor, outputs=None):
+        passes.append(sum(len(rows) for _, _, rows in evaluation.parts()))
+        return scores(evaluation, predictor, outputs)
+
+    monkeypatch.setattr(Evaluation, "scores", counted)
+    chosen = Experiment(data=data, model=model, train=train, **fields, device="cpu")
+    done = run(chosen, tmp_path, cache=cache)
+    assert len(passes) == 11
+    assert len({*passes}) == 1
+    kept = [(row.round, row.weights) for row in done.metrics.evaluations]
+    expected = [(round, LAST) for round in range(6)] + [(round, EMA) for round in range(1, 6)]
+    assert {*kept} == {*expected, (5, SWA)}
 
 
 def snapshots(folder: Path) -> list[dict[str, torch.Tensor]]:
