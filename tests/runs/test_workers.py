@@ -33,7 +33,7 @@ SETTINGS = {
     "clients": {"number": 5, "per_round": 4},
     "model": {"backbone": "cnn", "weights": None},
     "train": {"rounds": 2, "local_steps": 2, "batch_size": 8},
-    "evaluate": {"pictures": False, "averages": "never"},
+    "evaluate": {"pictures": False, "averages": "never", "every": 2},
     "precision": "float32",
 }
 NO_STATISTICS = {"model": {"backbone": "cnn_gn"}}
