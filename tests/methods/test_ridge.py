@@ -81,7 +81,7 @@ def embedded(request):
     else:
         table = load_source("pacs", request.getfixturevalue("shared_data") / "pacs")
         table = table.take(numpy.arange(0, len(table), 18))
-        size, weights, backbone = 64, "imagenet", "efficientnet_lite0"
+        size, weights, backbone = 32, "imagenet", "efficientnet_lite0"
     table, pixels, *_ = open_pixels(table, size, cache=None)
     network = build_network(backbone, len(table.class_names), weights=weights, image_size=size)
     network.eval()
