@@ -122,10 +122,8 @@ class Federation:
     @cached_property
     def server(self) -> Server:
         """Runs the setup and the rounds; its ``state`` holds the global weights."""
-        settings, method, network, transport = (
-            *(self.settings, self.method, self.network),
-            self.transport,
-        )
+        settings, method, network = self.settings, self.method, self.network
+        transport = self.transport
         starts = partial(head_start, network) if settings.train.head == "ridge" else None
         if starts is not None:
             check_head(method, network)
