@@ -40,6 +40,7 @@ def pytest_collection() -> Iterator[object]:
     finally:
         gc.enable()
         gc.freeze()
+        gc.set_threshold(20_000)
 
 
 PASSED = pytest.StashKey[bool]()

@@ -38,7 +38,6 @@ SETTINGS = {
 }
 NO_STATISTICS = {"model": {"backbone": "cnn_gn"}}
 CASES = {
-    "fedavg": {},
     "pardon": {"method": "pardon"},
     "scaffold": {"method": "scaffold", "train": {"optimizer": "sgd"}},
     "fedbn": {"method": "fedbn"},
