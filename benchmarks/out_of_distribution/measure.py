@@ -12,12 +12,14 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy
 import torch
 from torch import Tensor
 
 from feddg.data.decoding import Reading, decode_image, quiet_pillow
 from feddg.data.pixels import as_unit
-from feddg.evaluation.accuracy import energy, energy_threshold, separation
+from feddg.evaluation.accuracy import energy, energy_threshold
+from feddg.evaluation.metrics import area_under_roc
 from feddg.prediction.classifier import image_files
 from feddg.rng import stream
 from feddg.runs.execute import read_energy_threshold
@@ -62,8 +64,9 @@ def main() -> None:
     print("| foreign images | number | AUROC | above the threshold |\n|---|---:|---:|---:|")
     for name, pixels in foreign.items():
         found = _energies(model, pixels)
-        above = _above(found, threshold)
-        print(f"| {name} | {len(pixels)} | {separation(inside, found):.2f} | {above:.0%} |")
+        above, scores = _above(found, threshold), torch.cat([inside, found]).numpy()
+        area = area_under_roc(numpy.arange(len(scores)) >= len(inside), scores)
+        print(f"| {name} | {len(pixels)} | {area:.2f} | {above:.0%} |")
 
 
 def _some(rows, most):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from feddg.evaluation.accuracy import Score, energy, energy_threshold, separation
+from feddg.evaluation.accuracy import Score, energy, energy_threshold
 
 NUMBERS = some.lists(some.floats(-50, 50), min_size=2, max_size=6)
 
@@ -31,13 +31,6 @@ def test_the_threshold_lets_the_wanted_share_of_images_pass():
     threshold = energy_threshold(energies, 0.9)
     assert int((energies <= threshold).sum()) == 900
     assert energy_threshold(torch.empty(0)) is None
-
-
-def test_separation_is_the_share_of_pairs_in_the_right_order():
-    inside, outside = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.5, 3.0, 1.0])
-    pairs = [(i, o) for i in inside.tolist() for o in outside.tolist()]
-    right = sum(1.0 if o > i else 0.5 if o == i else 0.0 for i, o in pairs) / len(pairs)
-    assert separation(inside, outside) == pytest.approx(right)
 
 
 def test_scores_are_counted_by_hand():

@@ -980,11 +980,12 @@ def about_method(results: Results, method: str) -> list[tuple[str, Severity, str
     rows = results.of(method)
     runs = {row.run.folder if row.run else row.folder or row.key: row for row in rows}.values()
     counts = Counter(found for row in runs for found in _found_in(row, results.default_rule))
-    every = "both" if len(runs) == 2 else f"all {len(runs)}"
-    found = [
-        (*one, f" in {every if n == len(runs) else f'{n} of {len(runs)}'} runs" * (len(runs) > 1))
-        for one, n in counts.most_common()
-    ]
+    found = []
+    for (code, severity), count in counts.most_common():
+        share = f"{count} of {len(runs)}"
+        if count == len(runs):
+            share = "both" if count == 2 else f"all {count}"
+        found.append((code, severity, f" in {share} runs" if len(runs) > 1 else ""))
     return sorted(found, key=lambda one: SEVERITIES.index(one[1]))
 
 

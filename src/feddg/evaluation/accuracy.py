@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from feddg.data.pixels import Pixels, as_unit
 from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, first_names
-from feddg.evaluation.metrics import Predictions, area_under_roc, measure, student
+from feddg.evaluation.metrics import Predictions, measure, student
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.records import LAST, EvaluationRow
 from feddg.rng import stream
@@ -322,17 +322,3 @@ def energy_threshold(energies: Tensor, inside: float = INSIDE_SHARE) -> float | 
     if not len(energies) or float(energies.max() - energies.min()) < FLAT:
         return None
     return float(torch.quantile(energies.double(), inside))
-
-
-def separation(inside: Tensor, outside: Tensor) -> float:
-    """Returns how well energies separate foreign from in-domain images, as an AUROC.
-
-    Args:
-        inside: energies ``(n,)`` of in-domain images.
-        outside: energies ``(m,)`` of foreign images.
-
-    Returns:
-        In [0, 1]: 0.5 is chance, 1 is perfect separation.
-    """
-    scores = torch.cat([inside, outside]).numpy()
-    return area_under_roc(numpy.arange(len(scores)) >= len(inside), scores)
