@@ -656,8 +656,7 @@ _HOME = {
     "feddg.deploy.keys": ("register_site", "run_signed", "sign_app"),
     "feddg.methods.base": ("methods",),
     "feddg.prediction.evaluate": ("write_image_results",),
-    "feddg.prediction.export": ("export_run", "one_format"),
-    "feddg.prediction.hub": ("save_model",),
+    "feddg.prediction.export": ("export_run", "one_format", "save_model"),
     "feddg.runs.inspection": ("print_inspection",),
     "feddg.serving.server": ("is_loopback", "serve"),
 }

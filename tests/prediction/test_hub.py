@@ -15,8 +15,7 @@ from feddg.errors import AdaptationError, FeddgError, RunError
 from feddg.methods.composition import build_method
 from feddg.models.backbones import weights_license
 from feddg.prediction.classifier import RunClassifier
-from feddg.prediction.export import export_run
-from feddg.prediction.hub import CARD, save_model
+from feddg.prediction.export import export_run, save_model
 from feddg.runs.model import load_trained
 from feddg.runs.shared import CONFIG, WEIGHTS, network_config
 from trained_runs import read_csv, trained_run, write_images
@@ -28,7 +27,7 @@ NAME = "somebody/digits"
 def test_a_folder_answers_as_its_run(run_of, images, tmp_path, method):
     run, folder = run_of(method), tmp_path / "model"
     save_model(run, folder)
-    assert {path.name for path in folder.iterdir()} == {CONFIG, WEIGHTS, CARD}
+    assert {path.name for path in folder.iterdir()} == {CONFIG, WEIGHTS, "README.md"}
     size = RunClassifier(run).description.image_size
     pixels = torch.rand(5, 3, size, size, generator=torch.Generator().manual_seed(0))
     own, loaded = feddg.load_model(run), feddg.load_model(folder)
@@ -75,7 +74,7 @@ def test_only_what_rebuilds_the_network_leaves(tmp_path, cache, image_files):
     whole = b"".join(path.read_bytes() for path in folder.iterdir())
     for secret in (str(tmp_path), "patient", "anna", "client_id", str(image_files.name)):
         assert secret.encode() not in whole, secret
-    text = (folder / CARD).read_text()
+    text = (folder / "README.md").read_text()
     assert "| north | " in text, "names of domains, with their numbers of images, do leave"
 
 
@@ -95,7 +94,7 @@ def test_the_card_is_one_that_the_hub_reads(run_of, tmp_path, monkeypatch):
     from huggingface_hub import ModelCard
 
     save_model(run_of("fedavg"), tmp_path / "model")
-    found = ModelCard((tmp_path / "model" / CARD).read_text()).data
+    found = ModelCard((tmp_path / "model" / "README.md").read_text()).data
     assert (found.library_name, found.pipeline_tag) == ("feddg", "image-classification")
     assert {"federated-learning", "domain-generalization", "fedavg"} <= set(found.tags)
     assert found.metrics == ["accuracy"]
@@ -103,7 +102,7 @@ def test_the_card_is_one_that_the_hub_reads(run_of, tmp_path, monkeypatch):
     assert (result.dataset_name, result.metric_type) == ("sketch", "accuracy")
     assert 0 < result.metric_value <= 1
     assert found.license == "other", "it began from random values: the images' terms are not known"
-    assert "hf:owner/name" in found.to_yaml() + (tmp_path / "model" / CARD).read_text()
+    assert "hf:owner/name" in found.to_yaml() + (tmp_path / "model" / "README.md").read_text()
 
 
 def test_adapters_beside_published_weights_whose_licence_is_said(tmp_path, cache):
@@ -119,7 +118,7 @@ def test_adapters_beside_published_weights_whose_licence_is_said(tmp_path, cache
     loaded = feddg.load_model(tmp_path / "model")
     assert torch.equal(loaded(pixels), feddg.load_model(run)(pixels))
     assert loaded.mean == (0.5, 0.5, 0.5), "the weights' own colours"
-    text = (tmp_path / "model" / CARD).read_text()
+    text = (tmp_path / "model" / "README.md").read_text()
     assert yaml.safe_load(text.split("---")[1])["license"] == "apache-2.0"
     assert "began from ImageNet weights under apache-2.0" in text
 
@@ -142,7 +141,7 @@ def test_uploaded_and_used_from_the_hub(run_of, hub, images, tmp_path):
     run, folder = run_of("fedavg"), tmp_path / "model"
     done = CliRunner().invoke(app, ["export", str(run), "--hub", str(folder)])
     assert done.exit_code == 0, done.output
-    assert f"model card: {folder / CARD}" in done.output
+    assert f"model card: {folder / 'README.md'}" in done.output
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     first = hub.commit(f"models/{NAME}", files)
     pixels = torch.rand(3, 3, 32, 32)
@@ -190,7 +189,7 @@ def test_what_is_there_is_not_replaced(run_of, tmp_path):
             save_model(run, tmp_path / name)
     save_model(run, tmp_path / "model")
     save_model(run, tmp_path / "model")
-    (tmp_path / "model" / CARD).write_text("a page of my own")
+    (tmp_path / "model" / "README.md").write_text("a page of my own")
     with pytest.raises(RunError, match="is no model card"):
         save_model(run, tmp_path / "model")
     with pytest.raises(AdaptationError, match="say --adapt where it is used"):

@@ -1,4 +1,4 @@
-"""Exports a run's model to a file that works without feddg: ONNX, torch.export, or weights."""
+"""Exports a run's model: as a file that works without feddg, or a folder for Hugging Face's hub."""
 
 import logging
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from feddg.data.data_set import load_images_of
 from feddg.data.decoding import UnusableImageError, decode_image, make_square, quiet_pillow
+from feddg.data.download import digest
 from feddg.diagnostics import Diagnostic
 from feddg.errors import AdaptationError, FeddgError, RunError, need
 from feddg.experiment import Experiment
@@ -28,12 +29,22 @@ from feddg.prediction.model_file import (
     ModelDescription,
     example,
     write_file,
+    write_weights,
 )
 from feddg.rng import stream
 from feddg.runs.diagnostics import refuse_doubtful
 from feddg.runs.model import load_trained
 from feddg.runs.reading import require_run
-from feddg.storage import replace_text
+from feddg.runs.shared import (
+    CONFIG,
+    SCHEMA,
+    WEIGHTS,
+    AboutModel,
+    SharedModel,
+    is_shared,
+    network_config,
+)
+from feddg.storage import file_faults, replace_file, replace_text
 
 REAL_IMAGES = 128
 MODEL_CARD = "model_card.md"
@@ -186,12 +197,66 @@ def _check_place(path: Path, format: Format) -> None:
         raise RunError(f"{path} must end in {ENDINGS[format]}")
     if path.is_dir():
         raise RunError(f"cannot write {path}: it is a folder; name a file")
-    card = path.with_suffix(".md")
+    _check_card(path.with_suffix(".md"))
+
+
+def _check_card(card: Path) -> None:
     if card.is_dir() or (card.is_file() and TAG.encode() not in card.read_bytes()):
         raise RunError(
             f"{card} is there and is no model card, which is what would be written there; name the "
-            "model's file otherwise"
+            "model otherwise"
         )
+
+
+def save_model(
+    run: Path | str,
+    folder: Path,
+    *,
+    adapt: str | None = None,
+    which: str | None = None,
+    strict: bool = False,
+) -> Exported:
+    """Writes a run's model as a folder: weights, configuration, and a model card ``README.md``.
+
+    ``feddg.load_model(folder)`` and `feddg predict` give the same bits as with the run. The folder
+    contains no image names, clients or paths; see :mod:`feddg.runs.shared`.
+
+    Args:
+        run: the run folder.
+        folder: a new folder, or an earlier one of this kind, whose files are replaced.
+        adapt: refused, because the folder can be used with any adaptation.
+        which: the selection rule of the model, see :func:`feddg.runs.model.load_model`.
+        strict: whether to refuse a model with warnings.
+
+    Raises:
+        RunError: the run has no model to share, the folder contains other files, or ``strict`` and
+            there are warnings.
+        AdaptationError: ``adapt`` is given.
+    """
+    if adapt is not None:
+        raise AdaptationError("the folder holds no adaptation: say --adapt where it is used")
+    if is_shared(Path(run)):
+        raise RunError(f"{run} is a folder of `feddg export --hub` already")
+    card = folder / "README.md"
+    if folder.exists() and not (
+        folder.is_dir() and (is_shared(folder) or not any(folder.iterdir()))
+    ):
+        raise RunError(f"{folder} holds something else; name a new folder")
+    _check_card(card)
+    trained = load_trained(run, which=which)
+    about = describe_model(Path(run), trained).model_copy(update={"format": "hub"})
+    refuse_doubtful(about.diagnostics, strict)
+    with file_faults(RunError, f"cannot write {folder}"):
+        replace_file(folder / WEIGHTS, lambda aside: write_weights(aside, trained.network, about))
+        config = SharedModel(
+            feddg_model=SCHEMA,
+            weights_sha256=digest(folder / WEIGHTS, "sha256"),
+            network=network_config(trained.experiment, trained.method, trained.network),
+            about=AboutModel.model_validate(about.fields()),
+        )
+        replace_text(folder / CONFIG, config.to_text())
+        replace_text(card, model_card(run, about))
+    return Exported(folder, card, about.fields(), 0, 0.0, about.diagnostics)
 
 
 def one_format(chosen: Sequence[tuple[str, Path | None]]) -> tuple[str, Path]:
