@@ -8,7 +8,7 @@ from PIL import Image
 import feddg
 from feddg.errors import WeightsError
 from feddg.methods import Pardon
-from feddg.runs import at_hand
+from feddg.runs import beforehand
 from federations import same
 
 SMALL = {"image_size": 8, "clients": 3, "local_steps": 1, "batch_size": 8}
@@ -58,7 +58,7 @@ def test_the_same_experiment_without_network_and_weights_is_the_same_run(monkeyp
     def offline(backbone):
         raise WeightsError(f"cannot download ImageNet weights for {backbone!r}")
 
-    monkeypatch.setattr(at_hand, "fetch_imagenet", offline)
+    monkeypatch.setattr(beforehand, "fetch_imagenet", offline)
     for number, (domain, label) in enumerate((d, c) for d in "ab" for c in ("one", "two")):
         folder = tmp_path / "images" / domain / label
         folder.mkdir(parents=True)

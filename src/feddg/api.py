@@ -19,7 +19,6 @@ from feddg.views import notebook_observer, notebook_watcher
 
 if TYPE_CHECKING:
     from feddg.comparison.compare import Comparison
-    from feddg.comparison.estimate import Forecast
     from feddg.comparison.plan import Plan
     from feddg.comparison.pool import Watcher
     from feddg.experiment import Experiment, Origin
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from feddg.prediction.travel import Travel
     from feddg.prediction.validation import ValidationFile
     from feddg.records import AttackRow
+    from feddg.runs.beforehand import Forecast
     from feddg.runs.observer import Observer
     from feddg.runs.reading import Run
 
@@ -76,7 +76,7 @@ def run(
     """
     from feddg.experiment import load_experiment
     from feddg.runs import execute
-    from feddg.runs.at_hand import with_weights_at_hand
+    from feddg.runs.beforehand import with_weights_at_hand
     from feddg.runs.prepare import cache_folder
     from feddg.runs.provenance import ImagesNow, find_folder
     from feddg.runs.workers import placed, together
@@ -179,9 +179,8 @@ def preview(
     Raises:
         FeddgError: the experiment could not be run.
     """
-    from feddg.comparison.estimate import forecast
     from feddg.experiment import Origin, expand, explain, load_experiment, read_fields
-    from feddg.runs.at_hand import with_weights_at_hand
+    from feddg.runs.beforehand import forecast, with_weights_at_hand
     from feddg.runs.execute import is_complete
     from feddg.settings import merge
 

@@ -125,7 +125,7 @@ def test_a_dry_run_does_not_lay_missing_weights_on_the_user(feddg, image_folder,
     def absent(backbone):
         raise WeightsError("no network")
 
-    monkeypatch.setattr("feddg.runs.at_hand.fetch_imagenet", absent)
+    monkeypatch.setattr("feddg.runs.beforehand.fetch_imagenet", absent)
     where = ["--root", image_folder, "--hold-out", "red", "--clients", "2"]
     code, shown, said = feddg("run", *where, "--dry-run")
     assert code == 0, said

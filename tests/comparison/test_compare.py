@@ -19,11 +19,11 @@ from feddg.cli import app, main
 from feddg.clients.threads import threads, threads_per_job
 from feddg.comparison import compare as compare_module
 from feddg.comparison.compare import prepare_comparison, why_hopeless
-from feddg.comparison.estimate import forecast
 from feddg.comparison.pool import Watcher
 from feddg.errors import ExperimentError, FeddgError, RunError
 from feddg.methods.base import METHODS
 from feddg.report.page import write_comparison
+from feddg.runs.beforehand import forecast
 from feddg.runs.folder import kept_weights
 from feddg.runs.model import load_model
 from feddg.runs.reading import FINAL, read_rows, read_run

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feddg.comparison.estimate import forecast
 from feddg.data.images import ImageTable, from_folder
 from feddg.data.inspection import (
     about_clients,
@@ -21,6 +20,7 @@ from feddg.data.inspection import (
 )
 from feddg.errors import DataError, FeddgError
 from feddg.experiment import Experiment
+from feddg.runs.beforehand import forecast
 from feddg.runs.prepare import load_images
 from image_folders import make_folder, noise
 from odd_folders import CASES, try_out

@@ -14,8 +14,8 @@ from feddg.comparison.plan import Plan, plan_with_weights_at_hand
 from feddg.errors import WeightsError
 from feddg.experiment import Experiment, explain, load_experiment
 from feddg.models import backbones
-from feddg.runs import at_hand
-from feddg.runs.at_hand import with_weights_at_hand
+from feddg.runs import beforehand
+from feddg.runs.beforehand import with_weights_at_hand
 from feddg.runs.prepare import give_memory_back
 from federations import federation
 
@@ -81,7 +81,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(backbone: str) -> None:
         raise WeightsError(f"cannot download ImageNet weights for {backbone!r}")
 
-    monkeypatch.setattr(at_hand, "fetch_imagenet", fetch)
+    monkeypatch.setattr(beforehand, "fetch_imagenet", fetch)
 
 
 def test_a_run_from_scratch_says_so_in_a_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -138,7 +138,7 @@ def test_a_comparison_says_it_once_and_writes_it_into_its_plan(
 def test_a_comparison_keeps_weights_that_can_be_had(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(at_hand, "fetch_imagenet", lambda backbone: None)
+    monkeypatch.setattr(beforehand, "fetch_imagenet", lambda backbone: None)
     plan = Plan(base={"data": FOLDER["data"]}, hold_out="lodo")
     assert plan_with_weights_at_hand(plan) is plan
     assert not caplog.messages

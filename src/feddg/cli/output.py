@@ -10,7 +10,6 @@ from rich.table import Table
 
 from feddg.api import Preview
 from feddg.comparison.compare import Comparison, why_hopeless
-from feddg.comparison.estimate import Forecast
 from feddg.comparison.tuning import TRIALS
 from feddg.data.partition import in_words
 from feddg.diagnostics import Diagnostic
@@ -29,6 +28,7 @@ from feddg.report.tables import (
     conclusion,
     margin_table,
 )
+from feddg.runs.beforehand import Forecast
 from feddg.runs.inspection import STYLES, client_data_table, print_diagnostic, skew_between
 from feddg.text import counted, print_line, short, value_text
 

@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddg.comparison.estimate import forecast
 from feddg.comparison.plan import Cell, Plan, distinct, expand_plan, load_plan
 from feddg.comparison.pool import LAUNCHERS, LOG_FOLDER, Outcome, Watcher, run_here
 from feddg.comparison.results import (
@@ -25,6 +24,7 @@ from feddg.data.decoding import Reading
 from feddg.diagnostics import Diagnostic, silent
 from feddg.errors import FeddgError, RunError, first_names
 from feddg.experiment import Experiment
+from feddg.runs.beforehand import forecast
 from feddg.runs.execute import is_complete, require_installed
 from feddg.runs.folder import drop_weights
 from feddg.runs.prepare import cache_folder, load_table

@@ -29,7 +29,7 @@ from feddg.errors import DataError, ExperimentError, RunError, nearest, schema_f
 from feddg.experiment import Experiment, expand
 from feddg.methods.composition import build_method, method_class
 from feddg.records import ID_VAL
-from feddg.runs.at_hand import with_weights_at_hand
+from feddg.runs.beforehand import with_weights_at_hand
 from feddg.runs.prepare import cache_folder, deal, load_undecoded
 from feddg.runs.reading import FINAL, SELECTION_RULES
 from feddg.settings import MethodChoice, OneLine, Settings, TrainSettings, leaves, merge, nested
