@@ -1,6 +1,7 @@
 """Safe reading and writing of files: text, YAML, arrays, and the cache."""
 
 import errno
+import hashlib
 import logging
 import os
 import re
@@ -10,6 +11,8 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
 
@@ -205,7 +208,7 @@ def stamp(path: Path | str) -> Stamp | None:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def open_file(path: Path) -> IO[bytes]:
+def open_file(path: Path) -> BufferedReader:
     """Opens a regular file for reading bytes, without blocking on pipes.
 
     Raises:
@@ -253,6 +256,17 @@ def checksum(path: Path) -> int:
         while chunk := file.read(_CHUNK):
             found = zlib.crc32(chunk, found)
     return found
+
+
+def digest(path: Path, kind: str = "sha256") -> str:
+    """Returns the hash of a file, ``sha256`` or ``md5``, in hexadecimal digits.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open_file(path) as file:
+        new = partial(hashlib.new, kind, usedforsecurity=False)
+        return hashlib.file_digest(file, new).hexdigest()
 
 
 def why(error: Exception) -> str:

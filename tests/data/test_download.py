@@ -14,8 +14,9 @@ import pytest
 from feddg.data import download as archives
 from feddg.data import download as module
 from feddg.data.data_set import PublishedFile
-from feddg.data.download import digest, download, unpack
+from feddg.data.download import download, unpack
 from feddg.errors import DataError
+from feddg.storage import digest
 from file_server import Served, serving
 from odd_inputs import OUTSIDE
 
@@ -65,7 +66,7 @@ def test_a_file_comes_whole_and_is_private(server: Served, tmp_path: Path, check
         published(server, checksum), tmp_path, lambda *progress: told.append(progress)
     )
     assert path.read_bytes() == CONTENT
-    assert found == hashlib.sha256(CONTENT).hexdigest() == digest(path, "sha256")
+    assert found == hashlib.sha256(CONTENT).hexdigest() == digest(path)
     assert path.stat().st_mode & 0o777 == 0o600
     assert told[-1][0] == "downloading images.zip, MB"
     assert only_the_file(tmp_path)

@@ -1,6 +1,5 @@
 """Downloads a published data set, checks its checksums and unpacks it."""
 
-import hashlib
 import re
 import shutil
 import stat
@@ -24,7 +23,7 @@ from feddg.data.mirror import local_files, mirrored_files, mirrored_images, requ
 from feddg.diagnostics import Progress
 from feddg.errors import DataError
 from feddg.records import JsonFile
-from feddg.storage import alone, open_file, private_folder, read_text, replace_text, sync, why
+from feddg.storage import alone, digest, private_folder, read_text, replace_text, sync, why
 
 ATTEMPTS = 6
 """Tries in a row without any new byte before the download fails."""
@@ -91,16 +90,7 @@ def download(file: PublishedFile, folder: Path, progress: Progress) -> tuple[Pat
                 f"{target} is there already and is not what was published: {wrong}. Move it away "
                 "or delete it, then try again."
             )
-        return target, digest(target, "sha256")
-
-
-def digest(path: Path, kind: str) -> str:
-    """Returns the checksum of a file, ``md5`` or ``sha256``, in hexadecimal digits."""
-    found = hashlib.new(kind, usedforsecurity=False)
-    with open_file(path) as opened:
-        while chunk := opened.read(1 << 20):
-            found.update(chunk)
-    return found.hexdigest()
+        return target, digest(target)
 
 
 def _differs(path: Path, file: PublishedFile) -> str:
@@ -519,7 +509,7 @@ def _get_mirrored(
             raise DataError(f"{root / name} is there already; take it away, or name another root.")
     if source is not None:
         paths = local_files(definition, source)
-        files = {path.relative_to(source).as_posix(): digest(path, "sha256") for path in paths}
+        files = {path.relative_to(source).as_posix(): digest(path) for path in paths}
         asked = commit = ""
     else:
         asked = revision or received.revision

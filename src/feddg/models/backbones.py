@@ -1,9 +1,9 @@
 """Backbones by name: ours, torchvision's and timm's; weights from a package, the web or a file."""
 
-import hashlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.error import URLError
@@ -17,7 +17,7 @@ from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD, Embedding, Network
 from feddg.registry import Registry
 from feddg.rng import derive_seed
 from feddg.settings import IMAGENET
-from feddg.storage import is_file, why
+from feddg.storage import digest, is_file, why
 
 HEAD_NAMES = ("fc", "classifier", "heads", "head")
 _OWN: Registry[Callable[[], nn.Module]] = Registry(
@@ -35,11 +35,7 @@ WITHOUT_NETWORK = (
 
 def register_backbone(name: str) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
     """Registers a function that builds a featurizer with ``out_features`` (and ``stages``)."""
-
-    def add(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-        return _OWN.add(name, build)
-
-    return add
+    return partial(_OWN.add, name)
 
 
 class Features(nn.Identity):
@@ -654,9 +650,8 @@ def _packaged_state(architecture: str, file: Path, sha256: str) -> dict[str, Ten
     """Reads packaged weights and head of 1000 classes, renamed in timm's order of entries."""
     import timm
 
-    with file.open("rb") as opened:
-        if hashlib.file_digest(opened, "sha256").hexdigest() != sha256:
-            raise WeightsError(f"{file} is not the file that was published; install it again")
+    if digest(file) != sha256:
+        raise WeightsError(f"{file} is not the file that was published; install it again")
     with torch.device("meta"):
         names = timm.create_model(architecture, pretrained=False).state_dict()
     state = read_weights(file)
@@ -702,5 +697,4 @@ def weights_digest(weights: str | None) -> str | None:
     """Returns a short hash of a weights file; ``imagenet`` and None are returned unchanged."""
     if weights is None or weights == IMAGENET:
         return weights
-    with Path(weights).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    return digest(Path(weights))[:16]

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from feddg.data.data_set import load_images_of
 from feddg.data.decoding import UnusableImageError, decode_image, make_square, quiet_pillow
-from feddg.data.download import digest
 from feddg.diagnostics import Diagnostic
 from feddg.errors import AdaptationError, FeddgError, RunError, need
 from feddg.experiment import Experiment
@@ -44,7 +43,7 @@ from feddg.runs.shared import (
     is_shared,
     network_config,
 )
-from feddg.storage import file_faults, replace_file, replace_text
+from feddg.storage import digest, file_faults, replace_file, replace_text
 
 REAL_IMAGES = 128
 MODEL_CARD = "model_card.md"
@@ -250,7 +249,7 @@ def save_model(
         replace_file(folder / WEIGHTS, lambda aside: write_weights(aside, trained.network, about))
         config = SharedModel(
             feddg_model=SCHEMA,
-            weights_sha256=digest(folder / WEIGHTS, "sha256"),
+            weights_sha256=digest(folder / WEIGHTS),
             network=network_config(trained.experiment, trained.method, trained.network),
             about=AboutModel.model_validate(about.fields()),
         )

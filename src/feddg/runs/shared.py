@@ -17,7 +17,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.overrides import TorchFunctionMode
 
-from feddg.data.download import digest
 from feddg.data.mirror import hub_fault
 from feddg.errors import FeddgError, RunError, schema_faults
 from feddg.experiment import Experiment
@@ -29,7 +28,7 @@ from feddg.methods.composition import build_method
 from feddg.models.network import Network
 from feddg.models.normalization import never_negative_names
 from feddg.records import JsonFile, Row
-from feddg.storage import file_faults, is_file, read_text
+from feddg.storage import digest, file_faults, is_file, read_text
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 HUB = "hf:"
@@ -164,7 +163,7 @@ def load_shared(folder: Path) -> tuple[SharedModel, Experiment, Method, Network]
     """
     config, path = read_shared(folder), folder / WEIGHTS
     with file_faults(RunError, f"Cannot read {path}"):
-        found = digest(path, "sha256")
+        found = digest(path)
     if found != config.weights_sha256:
         raise RunError(
             f"{path} is not the file that {CONFIG} speaks of: its SHA-256 is {found}, not "
