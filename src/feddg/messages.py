@@ -88,12 +88,16 @@ def sent_together(groups: Sequence[Weights], device: torch.device) -> list[Weigh
 
 def on_host(figures: Sequence[Tensor | float]) -> list[float]:
     """Returns numbers, some of them tensors of one entry; the host waits for a device once."""
-    away = [f.detach() for f in figures if isinstance(f, Tensor) and f.device.type != "cpu"]
-    fetched = iter(torch.stack([f.double() for f in away]).tolist() if away else [])
-    return [
-        next(fetched) if isinstance(f, Tensor) and f.device.type != "cpu" else float(f)
-        for f in figures
-    ]
+    away: dict[torch.dtype, dict[int, Tensor]] = {}
+    for place, figure in enumerate(figures):
+        if isinstance(figure, Tensor) and figure.device.type != "cpu":
+            away.setdefault(figure.dtype, {})[place] = figure.detach()
+    fetched: dict[int, float] = {}
+    if away:  # a launch for each type, not for each number; together they would lose digits
+        alike = [torch.stack(list(group.values())).double() for group in away.values()]
+        places = [place for group in away.values() for place in group]
+        fetched = dict(zip(places, torch.cat(alike).tolist()))
+    return [fetched[n] if n in fetched else float(f) for n, f in enumerate(figures)]
 
 
 @dataclass

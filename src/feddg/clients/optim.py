@@ -73,14 +73,17 @@ class MemoryOrder(torch.optim.Optimizer):
         """
         if type(spent) is not type(self):
             return
+        kept: list[Tensor] = []
         for group in self.param_groups:
             for parameter in group["params"]:
                 state, layout = spent.state.pop(parameter, {}), _memory_layout(parameter)
                 if state and all(
                     t.dim() == 0 or _memory_layout(t) == layout for t in state.values()
                 ):
-                    torch._foreach_zero_(list(state.values()))
+                    kept += state.values()
                     self.state[parameter] = state
+        if kept:
+            torch._foreach_zero_(kept)
 
 
 class MemoryOrderAdam(MemoryOrder, torch.optim.Adam):

@@ -5,6 +5,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from feddg.errors import NotEnoughUpdates
-from feddg.messages import Update, Weights, on_host
+from feddg.messages import Update, Weights
 from feddg.methods.base import Round
 from feddg.privacy.defence import AGGREGATION, EXTRAS, Defence, register
 from feddg.settings import Positive, Settings
@@ -28,14 +29,13 @@ _NUMBERS_AT_ONCE = 1 << 23
 
 def length(weights: Weights, names: Iterable[str]) -> float:
     """Returns the Euclidean norm of the named entries together."""
-    sums = _Sums()
-    return math.sqrt(sum(on_host([sums.squared(weights[name]) for name in names])))
+    return _root([weights[name] for name in names])
 
 
 def distance(one: Weights, other: Weights, names: Iterable[str]) -> float:
     """Returns the Euclidean distance of two sets of weights over the named entries."""
-    sums = _Sums()
-    return math.sqrt(sum(on_host([sums.squared(one[name], other[name]) for name in names])))
+    names = list(names)
+    return _root([one[name] for name in names], [other[name] for name in names])
 
 
 def moved(weights: Weights, sent: Weights) -> float:
@@ -48,11 +48,16 @@ def moved(weights: Weights, sent: Weights) -> float:
     return float(f"{distance(weights, sent, shared):.9g}")
 
 
-def squared(tensor: Tensor) -> Tensor:
-    """Returns the sum of squares as a float64 scalar."""
-    # A float32 sum over millions of entries is off by up to 3e-4.
-    norm: Tensor = torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)
-    return norm.square()
+@torch.no_grad()
+def _root(ones: Sequence[Tensor], others: Sequence[Tensor] | None = None) -> float:
+    """Returns the Euclidean norm of tensors, or of their differences to others, together."""
+    if any(tensor.dtype != torch.float32 or tensor.device.type != "cpu" for tensor in ones):
+        if others is not None:  # a kernel for many tensors: a device waits for each launch
+            ones = torch._foreach_sub(list(ones), [o.to(t) for t, o in zip(ones, others)])
+        norms = torch._foreach_norm(list(ones), dtype=torch.float64) if ones else [torch.zeros(1)]
+        return float(torch.linalg.vector_norm(torch.stack(norms)))
+    sums = _Sums()
+    return math.sqrt(sum(map(sums.squared, ones, others or repeat(None))))
 
 
 class _Sums:
@@ -65,14 +70,8 @@ class _Sums:
     _narrow = torch.empty(0)
     _wide = torch.empty(0, dtype=torch.float64)
 
-    @torch.no_grad()
-    def squared(self, one: Tensor, other: Tensor | None = None) -> float | Tensor:
-        """Returns the sum of squares of a tensor, or of the difference of two tensors.
-
-        A tensor of one number where they are on a device.
-        """
-        if one.dtype != torch.float32 or one.device.type != "cpu":
-            return squared(one if other is None else one - other.to(one))
+    def squared(self, one: Tensor, other: Tensor | None = None) -> float:
+        """Returns the sum of squares of a float32 tensor of the CPU, or of a difference."""
         size = min(one.numel(), _BLOCK)
         if self._wide.numel() < size:
             self._narrow, self._wide = torch.empty(size), torch.empty(size, dtype=torch.float64)
