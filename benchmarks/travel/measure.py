@@ -47,7 +47,7 @@ from feddg.evaluation.travel import (
 )
 from feddg.experiment import Experiment
 from feddg.models.backbones import build_network
-from feddg.prediction.travel import Recorder, calibrate, watch_middle
+from feddg.prediction.travel import STAND_IN, Recorder, calibrate, watch_middle
 from feddg.rng import numpy_stream, stream
 from feddg.runs.diagnostics import wilson
 from feddg.runs.prepare import load_images, load_table
@@ -161,6 +161,7 @@ class Case(NamedTuple):
         sites: those that were left out in turn.
         outputs: what the model makes of the site's images.
         right: whether that is right, ``(n,)``.
+        correct: whether the sites correct the estimate.
     """
 
     name: str
@@ -169,6 +170,7 @@ class Case(NamedTuple):
     sites: list[LeftOutSite]
     outputs: Outputs
     right: numpy.ndarray
+    correct: bool = True
 
 
 def read_features(folder: Path) -> tuple[Part, numpy.ndarray, list[str], list[str]]:
@@ -332,7 +334,8 @@ def case_of(run: Path, domain: str, seed: int, beside: list[Path]) -> Case:
         model.see(as_unit(images.pixels.gather(part)))
     outputs = model.taken()
     right = outputs.predicted == images.table.labels[rows]
-    return Case(domain, seed, found.reference, list(found.sites), outputs, right)
+    correct = found.models != STAND_IN
+    return Case(domain, seed, found.reference, list(found.sites), outputs, right, correct)
 
 
 def is_there(out: Path, images: str, name: str | None, seed: int) -> bool:
@@ -384,7 +387,12 @@ def rows(case: Case) -> Iterator[list[object]]:
     about = [case.name, case.seed, len(case.sites), size, truth]
     for name, raw in own.items():
         if None not in before[name]:
-            yield [*about, name, raw, *calibrated(raw, before[name], truths, size)]
+            yield [
+                *about,
+                name,
+                raw,
+                *calibrated(raw, before[name], truths, size, correct=case.correct),
+            ]
     yield [*about, "left out", float(numpy.mean(truths)), "", "", ""]
 
 
@@ -393,7 +401,8 @@ def label_rows(case: Case) -> Iterator[list[object]]:
     found = Signals.of(case.reference, case.outputs)
     truths = [site.accuracy for site in case.sites]
     signals = [site.signals.combined for site in case.sites]
-    without = calibrated(found.combined, signals, truths, len(case.right))
+    size = len(case.right)
+    without = calibrated(found.combined, signals, truths, size, correct=case.correct)
     confidence = case.outputs.confidence(case.reference.temperature)
     chances, truth = right_chances(confidence, without.value), float(case.right.mean())
     for count in LABELS:

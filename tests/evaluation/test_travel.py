@@ -320,6 +320,16 @@ def test_from_nine_sites_on_the_interval_is_that_of_jackknife_plus():
     assert found.high == pytest.approx(max(high))
 
 
+def test_sites_of_another_model_widen_the_interval_and_leave_the_estimate():
+    """One stand-in's estimates are 30 points too high: the model's may be as far off either way."""
+    signals, truths = [0.9, 0.8, 0.7], [0.6, 0.5, 0.4]
+    assert calibrated(0.5, signals, truths, 1000).value < 0.4
+    found = calibrated(0.5, signals, truths, 1000, correct=False)
+    assert found.value == 0.5
+    assert found.high - 0.5 == pytest.approx(0.5 - found.low)
+    assert found.high > 0.9
+
+
 @pytest.mark.parametrize("sites", [3, 8, 25])
 def test_intervals_hold_the_truth_as_often_as_they_say(sites):
     """Signals with errors of 12 points, another bias in each federation."""

@@ -529,7 +529,12 @@ def calibration(signals: numpy.ndarray, truths: numpy.ndarray) -> tuple[float, f
 
 
 def calibrated(
-    signal: float, signals: Sequence[float], truths: Sequence[float], images: int
+    signal: float,
+    signals: Sequence[float],
+    truths: Sequence[float],
+    images: int,
+    *,
+    correct: bool = True,
 ) -> Estimate:
     """Returns the estimate at a new site with its interval.
 
@@ -543,15 +548,18 @@ def calibrated(
         signals: the estimates at left-out sites.
         truths: the accuracies there.
         images: number of images at the new site.
+        correct: whether sites correct the estimate. Those of another model do not: they say how far
+            estimates are off, not in which direction.
     """
+    line_of = calibration if correct else lambda *_: (0.0, 0.0, 0.0)
     own, true = numpy.array(signals, float), numpy.array(truths, float)
 
     def at(value: float, line: tuple[float, float, float]) -> float:
         offset, slope, centre = line
         return min(1.0, max(0.0, value + offset + slope * (value - centre)))
 
-    middle = at(signal, calibration(own, true))
-    lines = [calibration(numpy.delete(own, i), numpy.delete(true, i)) for i in range(len(own))]
+    middle = at(signal, line_of(own, true))
+    lines = [line_of(numpy.delete(own, i), numpy.delete(true, i)) for i in range(len(own))]
     errors = numpy.array([abs(true[i] - at(own[i], line)) for i, line in enumerate(lines)])
     if len(own) >= ENOUGH_SITES:
         there = numpy.array([at(signal, line) for line in lines])

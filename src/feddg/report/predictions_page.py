@@ -136,8 +136,8 @@ def sites_table(found: Travel) -> Table:
             column("true", lambda site: percent(site.accuracy)),
         ],
         "Accuracy in percent at sites left out of a model: estimated without their labels, and "
-        f"true. Before correction by these sites the estimate for the new "
-        f"images is {percent(found.signals.combined)}; the expected accuracy above is after it.",
+        f"true. Without these sites the estimate for the new images is "
+        f"{percent(found.signals.combined)}.",
     )
 
 

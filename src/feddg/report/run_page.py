@@ -13,7 +13,7 @@ from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError
 from feddg.evaluation.accuracy import FEW, FEW_IMAGES, about_support
 from feddg.experiment import Experiment, command_words, fewest_fields, load_experiment
-from feddg.prediction.travel import FEW_SITES, new_site
+from feddg.prediction.travel import new_site
 from feddg.records import (
     ID_TEST,
     ID_VAL,
@@ -230,6 +230,7 @@ def result_sentence(run: Run) -> str:
 
 REFERENCES: Final = {"local": "each site alone", "centralised": "all images in one place"}
 """Methods that runs are compared with, and what they stand for."""
+FEW_SITES: Final = 5
 MOST_BOXES: Final = 2
 FAR_BELOW, SCARCE = 0.2, 0.5
 """A class's recall is low this far below the mean; it is rare below this share of mean images."""
