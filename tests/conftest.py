@@ -44,6 +44,7 @@ def pytest_collection() -> Iterator[object]:
 
 
 PASSED = pytest.StashKey[bool]()
+CACHE = "cache"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -123,7 +124,7 @@ def among_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def drawn_once(cache: Path) -> Iterator[None]:
+def drawn_once(among_workers: Path) -> Iterator[None]:
     """Digits are drawn once, whatever a test's own cache folder is: it takes two seconds.
 
     They are made smaller once, too, which took a quarter of a small run.
@@ -132,7 +133,7 @@ def drawn_once(cache: Path) -> Iterator[None]:
     rendered = pixels._rendered
 
     def kept(file: Path, draw: Callable[[], numpy.ndarray]) -> numpy.ndarray:
-        return storage.kept_array(cache / file.name, draw)
+        return storage.kept_array(among_workers / CACHE / file.name, draw)
 
     def rendered_once(images: numpy.ndarray, size: int, resize: pixels.Resize) -> PixelStore:
         if images.ndim == 4 and images.shape[1:3] != (size, size):
@@ -152,7 +153,7 @@ def drawn_once(cache: Path) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def cache(among_workers: Path) -> Path:
     """A cache of the runs below."""
-    (folder := among_workers / "cache").mkdir(exist_ok=True)
+    (folder := among_workers / CACHE).mkdir(exist_ok=True)
     return folder
 
 
