@@ -246,7 +246,8 @@ def test_a_resumed_run_has_spent_the_steps_of_both_parts(method, dearest, tmp_pa
             if round == 2:
                 raise KeyboardInterrupt
 
-    experiment = Experiment(**{**FIELDS, **TEN, "method": method}, privacy={"record_epsilon": 8})
+    three = TEN | {"train": TEN["train"] | {"rounds": 3}, "method": method}
+    experiment = Experiment(**FIELDS | three, privacy={"record_epsilon": 8})
     with pytest.raises(KeyboardInterrupt):
         run(experiment, tmp_path, cache=tmp_path / "cache", observer=Stop(), report=False)
     done = resume(tmp_path / experiment.label, cache=tmp_path / "cache")
