@@ -7,6 +7,7 @@ rewrites every table that stands between ``<!-- table: NAME -->`` and ``<!-- end
 
 import csv
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -40,6 +41,12 @@ PAGES = tuple(
 
 ROUNDS = {"serving_digits": 10, "serving_pacs": 12}
 """Of every run: a results file has images and seconds of one round."""
+OWN_RULES = {"last_ten": "mean of the last ten rounds", "ema": "EMA"}
+OWN_SIZES = {
+    "pacs_160": "160 pixels, ResNet-18",
+    "sketch_224": "224 pixels, ResNet-18",
+    "pacs_224_resnet50": "224 pixels, ResNet-50",
+}
 LEVELS = ("none", "clipped", "16", "8", "4", "1")
 PROTECTED = {
     ("fedavg", "updates"): "FedAvg, updates",
@@ -183,30 +190,61 @@ def advice() -> str:
 
 
 def own_size() -> str:
-    """Returns PARDON's table at the papers' number of images: accuracy by domain, and leads."""
+    """Returns PARDON's table at the papers' number of images: accuracy by domain, and leads.
+
+    Of each domain the seeds that every method has.
+    """
     results = Results.read(DATA / "own_pacs_64.csv")
-    rows, first = read_results(DATA / "own_pacs_64.csv"), results.methods[0]
-    body, shown = [], list[Margin]()
-    for rule, title in (("last_ten", "mean of the last ten rounds"), ("ema", "EMA")):
-        found: dict[str, dict[Key, float]] = {}
-        for row in rows:
-            value = row.value("accuracy", rule, "test", "domain_mean")
-            if value is not None:
-                found.setdefault(row.method, {})[row.held_out, row.seed] = value
-        for method, own in found.items():
+    first, body, shown = results.methods[0], [], list[Margin]()
+    for rule, title in OWN_RULES.items():
+        found = accuracies("own_pacs_64", rule)
+        shared = set.intersection(*(set(own) for own in found.values()))
+        for method, values in found.items():
+            own = {key: value for key, value in values.items() if key in shared}
             margin = None
             if method != first:
                 margin = paired_margin(own, found[first], results.domains)
                 shown += [margin] if margin is not None else []
-            cells = [
-                f"{100 * statistics.mean(v for (held, _), v in own.items() if held == domain):.1f}"
+            means = [
+                statistics.mean(v for (held, _), v in own.items() if held == domain)
                 for domain in results.columns
             ]
-            mean = f"{100 * statistics.mean(own.values()):.1f}"
-            seeds = str(len({seed for _, seed in own}))
-            body.append([title, method, *cells, mean, lead(margin), seeds])
+            counts = Counter(held for held, _ in own).values()
+            seeds = " to ".join(str(n) for n in sorted({min(counts), max(counts)}))
+            cells = [f"{100 * value:.1f}" for value in (*means, statistics.mean(means))]
+            body.append([title, method, *cells, lead(margin), seeds])
     head = ["weights", "method", *map(readable, results.columns), "mean", "minus FedAvg", "seeds"]
     return with_note(markdown(head, body), shown)
+
+
+def own_sizes() -> str:
+    """Returns what has been run at larger sizes: accuracy, and points above FedAvg."""
+    body = []
+    for name, size in OWN_SIZES.items():
+        found = {rule: accuracies(f"own_{name}", rule) for rule in OWN_RULES}
+        for method, values in found["ema"].items():
+            for held, seed in values:
+                cells = []
+                for rule in OWN_RULES:
+                    one, other = (found[rule][m].get((held, seed)) for m in (method, "FedAvg"))
+                    cells.append(f"{100 * one:.1f}" if one is not None else "")
+                    ahead = method != "FedAvg" and one is not None and other is not None
+                    cells.append(f"{100 * (one - other):+.1f}" if ahead else "")
+                body.append([size, readable(held), method, *cells])
+    head = ["size", "unseen", "method"]
+    for title in OWN_RULES.values():
+        head += [title, "minus FedAvg"]
+    return markdown(head, sorted(body, key=lambda row: (*row[:2], row[2] != "FedAvg", row[2])))
+
+
+def accuracies(name: str, rule: str) -> dict[str, dict[Key, float]]:
+    """Returns a CSV file's accuracies on the held-out domain by method, column and seed."""
+    found: dict[str, dict[Key, float]] = {}
+    for row in read_results(DATA / f"{name}.csv"):
+        value = row.value("accuracy", rule, "test", "domain_mean")
+        if value is not None:
+            found.setdefault(row.method, {})[row.held_out, row.seed] = value
+    return found
 
 
 def rows_of(name: str) -> list[dict[str, str]]:
@@ -385,6 +423,7 @@ def tables() -> dict[str, str]:
         "front": front(),
         "advice": advice(),
         "own_size": own_size(),
+        "own_sizes": own_sizes(),
         "serving_digits": campaign("serving_digits"),
         "serving_pacs": campaign("serving_pacs"),
         "folder_defaults": folder_defaults(),

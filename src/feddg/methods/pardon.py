@@ -30,11 +30,10 @@ Decisions:
     which the codec's range limits (``feddg.styles.ranges``). Copies are images by default, drawn
     and clamped as such. Then few triplets are inside the margin: 7 % on PACS, where copies of the
     released code (``stylization: released``) have 77 % (``benchmarks/papers/README.md``). At the
-    papers' number of images (PACS, 67 thousand of 64 pixels, 100 clients, one seed) neither is
-    ahead of FedAvg on unseen domains: released copies are 1.4 points below it (-2.9 to +0.2),
-    images 0.9 (-3.2 to +1.5). Which is the better default is open (``benchmarks/own_size``). Under
-    ``privacy.style_epsilon`` a client sends the noised style of all its images together, without
-    clusters, since one image can change them.
+    papers' number of images (PACS, 67 thousand of 64 pixels, 100 clients) neither is ahead of
+    FedAvg on unseen domains (``docs/benchmarks.md``). Which is the better default is open
+    (``benchmarks/own_size``). Under ``privacy.style_epsilon`` a client sends the noised style of
+    all its images together, without clusters, since one image can change them.
 """
 
 from collections.abc import Iterable, Sequence
