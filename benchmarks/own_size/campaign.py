@@ -81,11 +81,10 @@ add_rule(
 def plan_of(name: str, methods: Sequence[str], seeds: list[int]) -> dict[str, Any]:
     """Returns a plan's fields with some of its methods and seeds."""
     fields = yaml.safe_load((PLANS / f"{name}.yaml").read_text("utf-8"))
-    own = [method for method in fields.pop("methods", []) if method["label"] in methods]
     if "extends" in fields:
-        base = plan_of(Path(fields.pop("extends")).stem, methods, seeds)
-        own, fields = base["methods"] + own, merge(base, fields)
-    return fields | {"methods": own, "seeds": seeds}
+        fields = merge(plan_of(Path(fields.pop("extends")).stem, methods, seeds), fields)
+    chosen = [method for method in fields["methods"] if method["label"] in methods]
+    return fields | {"methods": chosen, "seeds": seeds}
 
 
 def carry_out(root: Path, out: Path, jobs: int, stages: Sequence[int]) -> None:

@@ -15,10 +15,11 @@ from feddg.data.partition import in_words
 from feddg.diagnostics import Diagnostic
 from feddg.experiment import DEFAULT, Origin
 from feddg.prediction.travel import Travel, expectation
-from feddg.records import AttackRow
+from feddg.records import AdaptationRow, AttackRow
 from feddg.report import blocks
 from feddg.report.leaks import attack_tables
 from feddg.report.predictions_page import sites_table
+from feddg.report.run_page import adaptation_table
 from feddg.report.tables import (
     about_best,
     about_results,
@@ -117,6 +118,11 @@ def print_attack(rows: Sequence[AttackRow]) -> None:
     """Prints the tables of an attack."""
     for table in attack_tables(rows):
         Console().print(as_rich(table))
+
+
+def print_adaptations(scores: Sequence[AdaptationRow]) -> None:
+    """Prints accuracies under test-time adaptations."""
+    Console().print(as_rich(adaptation_table(scores)))
 
 
 def print_travel(found: Travel) -> None:

@@ -247,13 +247,10 @@ def evaluate(
     if as_json:
         print_json([score.model_dump() for score in found.scores])
         return
-    from rich.console import Console
-
-    from feddg.cli.output import as_rich
-    from feddg.report.run_page import adaptation_table
-
     if found.scores:
-        Console().print(as_rich(adaptation_table(found.scores)))
+        from feddg.cli.output import print_adaptations
+
+        print_adaptations(found.scores)
     for reason in found.refused.values():
         typer.echo(reason)
     typer.echo(f"report: {(folder / 'report.html').resolve()}")
