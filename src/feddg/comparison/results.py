@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 
 from feddg.comparison.plan import VALIDATED_ON, Cell, Plan, expand_plan
-from feddg.comparison.statistics import Accuracies, Margin, best_other, margins, spread
+from feddg.comparison.statistics import Accuracies, Key, Margin, best_other, margins, spread
 from feddg.data.fingerprint import ImagesFile
 from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, warn
 from feddg.errors import DataError, RunError, field_fault
@@ -742,9 +742,15 @@ class Results:
         return frame.astype(counts | dict.fromkeys(("bytes", "seconds", "value"), float))
 
     @cached_property
-    def _by_metric(self) -> dict[Any, "DataFrame"]:
-        keys = ["metric", "rule", "split", "over"]
-        return dict(iter(self.frame(domains=False).groupby(keys, sort=False)))
+    def _by_metric(self) -> dict[tuple[str, ...], dict[str, dict[Key, float]]]:
+        found: dict[tuple[str, ...], dict[str, dict[Key, float]]] = {}
+        for row in self.rows:
+            column = self.column(row)
+            for one in row.measured:
+                if not one.domain:
+                    methods = found.setdefault((one.metric, one.rule, one.split, one.over), {})
+                    methods.setdefault(row.method, {})[column, row.seed] = one.value
+        return found
 
     def values(
         self, metric: str, rule: str = "", split: str = "", over: str = ""
@@ -757,14 +763,8 @@ class Results:
             split: name of the split.
             over: the aggregate over domains.
         """
-        part = self._by_metric.get((metric, rule, split, over))
-        if part is None:
-            return {}
-        return {
-            method: dict(zip(zip(own["column"], own["seed"].tolist()), own["value"].tolist()))
-            for method in self.methods
-            if len(own := part[part["method"] == method])
-        }
+        found = self._by_metric.get((metric, rule, split, over), {})
+        return {method: dict(found[method]) for method in self.methods if method in found}
 
     def mean(
         self, method: str, metric: str, rule: str = "", split: str = "", over: str = ""
