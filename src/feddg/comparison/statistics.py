@@ -11,14 +11,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from feddg.evaluation.metrics import student
-
-if TYPE_CHECKING:
-    from pandas import Series
 
 CONFIDENCE = 0.95
 LEAST = 3
@@ -166,22 +162,22 @@ def paired_margin(
     Returns:
         The margin, its p-value not yet corrected, or None without a common pair.
     """
-    import pandas  # a third of a second, and a run needs none of it
-
     differences = {key: ours[key] - theirs[key] for key in ours if key in theirs}
     if not differences:
         return None
-    by_column = pandas.Series(differences).unstack(0, sort=False)  # a row for each seed
-    means = by_column.agg(_mean).groupby(domains.__getitem__, sort=False).agg(_mean)
-    whole = by_column.dropna().T.groupby(domains.__getitem__, sort=False).agg(_mean)
-    over_domains = Interval.of(means)
-    return Margin(over_domains, Interval.of(whole.agg(_mean)), over_domains.p)
-
-
-def _mean(values: "Series") -> float:
-    """Returns the mean of what is there, whatever the order: its last bit is published."""
-    found = values.dropna()
-    return math.fsum(found) / len(found) if len(found) else math.nan
+    columns: dict[str, dict[str, list[float]]] = {}
+    for (column, _), value in differences.items():
+        columns.setdefault(domains[column], {}).setdefault(column, []).append(value)
+    over_domains = Interval.of(
+        math.fsum(math.fsum(values) / len(values) for values in own.values()) / len(own)
+        for own in columns.values()
+    )
+    by_domain = [by_seed(differences, list(own)) for own in columns.values()]
+    seeds = [seed for seed in by_domain[0] if all(seed in own for own in by_domain)]
+    over_seeds = Interval.of(
+        math.fsum(own[seed] for own in by_domain) / len(by_domain) for seed in seeds
+    )
+    return Margin(over_domains, over_seeds, over_domains.p)
 
 
 def margins(
