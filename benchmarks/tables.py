@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from feddg.comparison.results import Results, read_results
+from feddg.comparison.results import Results
 from feddg.comparison.statistics import (
+    Accuracies,
     Key,
     Margin,
     average_over_columns,
@@ -237,14 +238,9 @@ def own_sizes() -> str:
     return markdown(head, sorted(body, key=lambda row: (*row[:2], row[2] != "FedAvg", row[2])))
 
 
-def accuracies(name: str, rule: str) -> dict[str, dict[Key, float]]:
+def accuracies(name: str, rule: str) -> dict[str, Accuracies]:
     """Returns a CSV file's accuracies on the held-out domain by method, column and seed."""
-    found: dict[str, dict[Key, float]] = {}
-    for row in read_results(DATA / f"{name}.csv"):
-        value = row.value("accuracy", rule, "test", "domain_mean")
-        if value is not None:
-            found.setdefault(row.method, {})[row.held_out, row.seed] = value
-    return found
+    return Results.read(DATA / f"{name}.csv").values("accuracy", rule, "test", "domain_mean")
 
 
 def rows_of(name: str) -> list[dict[str, str]]:

@@ -711,15 +711,12 @@ class Results:
                 groups.setdefault(place.axes[axis], {})[self.column(place)] = None
         return {value: list(columns) for value, columns in groups.items()}
 
-    def frame(self, *, domains: bool = True) -> "DataFrame":
+    def frame(self) -> "DataFrame":
         """Returns all numbers as a tidy table, one number per row.
 
         Columns: ``method``, ``column`` (the heading in tables), ``held_out``, one for each further
         axis, ``seed``, ``budget`` (images; empty without budgets); those of :class:`NumberRow`; and
         the provenance: ``experiment``, ``machine``, ``version``, ``hashes``, ``folder``.
-
-        Args:
-            domains: whether those of single domains are among them, where the run's folder is here.
         """
         from pandas import DataFrame  # a third of a second, and a run needs none of it
 
@@ -733,9 +730,7 @@ class Results:
             | {"column": self.column(row), _HASHES: _as_json(row.hashes)}
             | vars(number)
             for row in self.rows
-            for number in (
-                numbers_of(row.run, domains=True) if domains and row.run else row.measured
-            )
+            for number in (numbers_of(row.run, domains=True) if row.run else row.measured)
         ]
         frame = DataFrame(numbers, columns=[*before, *NumberRow.model_fields, *behind])
         counts = dict.fromkeys((BUDGET, "round", "images"), "Int64")

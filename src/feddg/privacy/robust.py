@@ -54,8 +54,8 @@ def _root(ones: Sequence[Tensor], others: Sequence[Tensor] | None = None) -> flo
     if any(tensor.dtype != torch.float32 or tensor.device.type != "cpu" for tensor in ones):
         if others is not None:  # a kernel for many tensors: a device waits for each launch
             ones = torch._foreach_sub(list(ones), [o.to(t) for t, o in zip(ones, others)])
-        norms = torch._foreach_norm(list(ones), dtype=torch.float64) if ones else [torch.zeros(1)]
-        return float(torch.linalg.vector_norm(torch.stack(norms)))
+        norms = torch.stack(torch._foreach_norm(list(ones), dtype=torch.float64))
+        return float(torch.linalg.vector_norm(norms))
     sums = _Sums()
     return math.sqrt(sum(map(sums.squared, ones, others or repeat(None))))
 

@@ -423,10 +423,16 @@ def answer_about(classifier: ImageClassifier, found: Sequence[Answered]) -> JSON
     """
     images = [
         ImageAnswer(
-            **vars(one)
-            | {"name": one.file, "confidence": rounded(one.confidence)}
-            | {"probabilities": dict(zip(classifier.class_names, map(rounded, one.probabilities)))}
-            | {"energy": rounded(one.energy)}
+            name=one.file,
+            label=one.label,
+            confidence=rounded(one.confidence),
+            probabilities={
+                name: round(share, 6)
+                for name, share in zip(classifier.class_names, one.probabilities)
+            },
+            energy=rounded(one.energy),
+            unlike_training=one.unlike_training,
+            reason=one.reason,
         )
         for one, _ in found
     ]
