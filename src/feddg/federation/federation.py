@@ -124,8 +124,8 @@ class Federation:
         """Runs the setup and the rounds; its ``state`` holds the global weights."""
         settings, method, network = self.settings, self.method, self.network
         transport = self.transport
-        starts = partial(head_start, network) if settings.train.head == "ridge" else None
-        if starts is not None:
+        ridge = settings.train.head == "ridge"
+        if ridge:
             check_head(method, network)
         checks = MessageChecks(
             method,
@@ -148,7 +148,7 @@ class Federation:
             checks=checks,
             defences=self.defences,
             frozen=network.frozen,
-            starts=starts,
+            starts=partial(head_start, self) if ridge else None,
             hooks=self.hooks,
         )
 
@@ -237,6 +237,39 @@ class Federation:
                 own = {name: tensor for name, tensor in memories[id].items() if name in local}
                 found.append(evaluation.scores(self.predictor(own)))
         return [mean_score(scores) for scores in zip(*found, strict=True)]
+
+    def beside(
+        self, method: Method, network: Network, state: State, hooks: Sequence[RoundHook]
+    ) -> "Federation":
+        """Returns a federation of the same clients, without defences, for one round of all of them.
+
+        Args:
+            method: its method.
+            network: the network that it trains.
+            state: where its server begins.
+            hooks: what happens in the round besides.
+        """
+        settings = self.settings
+        once = {"min_updates": 1, "attempts": 1, "optimizer": "none", "largest_change": None}
+        changed = {
+            "server": settings.server.model_copy(update={**once, "averaging": "none"}),
+            "evaluate": settings.evaluate.model_copy(update={"averages": "never"}),
+            "clients": settings.clients.model_copy(update={"per_round": None}),
+            "train": settings.train.model_copy(update={"head": "random"}),
+        }
+        found = Federation(
+            self.clients,
+            network,
+            method,
+            settings.model_copy(update=changed),
+            transport=self.transport,
+            hooks=hooks,
+            workers=self.workers,
+            defences=NO_DEFENCES,
+            ledger=self.server.ledger,
+        )
+        found.state = state
+        return found
 
     def others(
         self,

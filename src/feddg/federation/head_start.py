@@ -7,19 +7,21 @@ that training starts from: round 0, of all clients, in which nothing is sent but
 import copy
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from feddg.clients.client import Client
 from feddg.diagnostics import Progress
 from feddg.errors import ExperimentError
-from feddg.federation.server import Server
-from feddg.federation.validation import MessageChecks
 from feddg.messages import Message, Update
 from feddg.methods.base import Method, Round, RoundHook, ShowsVersions, State, has_global_model
 from feddg.methods.ridge import BIAS, CROSS, GRAM, WEIGHT, Ridge
 from feddg.models.closed_form import means, packed
 from feddg.models.network import Network
+
+if TYPE_CHECKING:
+    from feddg.federation.federation import Federation
 
 CLASSIFIER = "classifier."
 
@@ -89,42 +91,29 @@ def check_head(method: Method, network: Network) -> None:
         raise ExperimentError(f"train.head: ridge does not go with {method.name}, which {reason}")
 
 
-def head_start(network: Network, server: Server, progress: Progress) -> dict[int, float]:
-    """Runs the round, and sets its classifier as the start of a server's training.
+def head_start(federation: "Federation", progress: Progress) -> dict[int, float]:
+    """Runs the round, and sets its classifier as the start of a federation's training.
 
     Args:
-        network: the network that is trained.
-        server: the server, before its first round.
+        federation: the federation, before its first round.
         progress: called while sums arrive.
 
     Returns:
         The accuracy at each client, by id, of the classifier solved without it.
     """
-    method, transport, state = HeadStart(server.method), server.transport, server.state
-    summing = copy.copy(network)
-    summing._modules = dict(network._modules)
+    method, state = HeadStart(federation.method), federation.server.state
+    summing = copy.copy(federation.network)
+    summing._modules = dict(federation.network._modules)
     summing = method.network(summing)
     del summing.classifier.weight, summing.classifier.bias  # nobody sends what is to be solved for
     device = state.weights[WEIGHT].device
     sums = summing.classifier.state_dict(prefix=CLASSIFIER)
     head = {name: tensor.detach().to(device) for name, tensor in sums.items()}
     rest = {n: t for n, t in state.weights.items() if not n.startswith(CLASSIFIER)}
-    clients = len(transport.clients)
-    extras = method.initial_extras(summing, clients)
-    first = Server(
-        method,
-        transport,
-        State(rest | head, extras, round=-1),
-        per_round=None,
-        settings=server.settings.model_copy(
-            update={"min_updates": 1, "attempts": 1, "optimizer": "none", "largest_change": None}
-        ),
-        seed=server.seed,
-        ledger=server.ledger,
-        checks=MessageChecks(method, summing, clients, registered=transport.registered),
-        frozen=rest,
-        hooks=[Arrivals(progress)],
-    )
+    summing.frozen = frozenset(rest)
+    extras = method.initial_extras(summing, len(federation.transport.clients))
+    start = State(rest | head, extras, round=-1)
+    first = federation.beside(method, summing, start, [Arrivals(progress)]).server
     first.setup()
     row = first.round()
     solved = first.state.weights

@@ -185,8 +185,8 @@ class Server:
         checks: checks of clients' messages against their schema.
         defences: the defences that updates pass through.
         frozen: entries of the weights that are not trained.
-        starts: called with the server before anything else: sets the weights that training starts
-            from, and returns the accuracies at clients left out, by id.
+        starts: called before anything else: sets the weights that training starts from, and returns
+            the accuracies at clients left out, by id.
         hooks: further hooks, run after the server's own.
 
     Attributes:
@@ -207,7 +207,7 @@ class Server:
         checks: MessageChecks,
         defences: Defences = NO_DEFENCES,
         frozen: Collection[str] = (),
-        starts: Callable[["Server", Progress], dict[int, float]] | None = None,
+        starts: Callable[[Progress], dict[int, float]] | None = None,
         hooks: Iterable[RoundHook] = (),
     ) -> None:
         self.method, self.state = method, state
@@ -247,7 +247,7 @@ class Server:
         """
         round = Round(0, [*self.transport.clients], self.state)
         if self._starts is not None:
-            round.left_out = self._starts(self, progress)
+            round.left_out = self._starts(progress)
         if self.method.has_setup and self.state.context is None:
             self._collect(round, progress)
         # With a start, clients have what is frozen, and more.
