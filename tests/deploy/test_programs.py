@@ -1,9 +1,16 @@
 """Sites whose own program says what is trained: segmentation over Flower's grid."""
 
+import os
+import urllib.request
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
+from safetensors.torch import load_file
+
+import discs
 import feddg
 from discs import SEGMENT, Discs, SmallUNet
 from feddg.deploy.server_app import transport_to_programs
@@ -11,6 +18,7 @@ from feddg.deploy.transport import Policy
 from feddg.errors import ExperimentError, RunError
 from federations import same
 from flower_grid import LocalGrid
+from loopback import BIN, Processes, free_port
 
 SEEDS = {"oslo": 0, "lyon": 1, "graz": 5}
 FIELDS = {"lr": 0.01, "batch_size": 6, "averaging": "none", "precision": "float32", "rounds": 2}
@@ -112,3 +120,89 @@ def test_a_program_that_makes_no_federation_is_said_at_its_site(tmp_path, caplog
 def test_a_site_cannot_train_alone_for_all():
     with pytest.raises(ExperimentError, match="1 of 3 clients are here"):
         oslo().fit(1)
+
+
+COORDINATOR = """
+from pathlib import Path
+
+from flwr.serverapp import ServerApp
+
+import sites
+from feddg.deploy.server_app import transport_to_programs
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    transport = transport_to_programs(grid, ["oslo", "lyon"], "run-1")
+    sites.federation(9, transport=transport).fit(2).save(Path(context.run_config["out"]))
+"""
+SITES = """
+from safetensors.torch import load_file
+
+import discs
+import feddg
+from discs import SEGMENT, Discs, SmallUNet
+
+
+def federation(*seeds, **more):
+    fields = {"lr": 0.01, "batch_size": 6, "precision": "float32", "device": "cpu"}
+    return feddg.Federation([*map(Discs, seeds)], SmallUNet(), task=SEGMENT, **fields, **more)
+
+
+def oslo():
+    return federation(0, number=2)
+
+
+def lyon():
+    return federation(1, number=2)
+"""
+APP = """
+[project]
+name = "discs"
+version = "1.0.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "sites"
+
+[tool.flwr.app.components]
+serverapp = "coordinator:app"
+clientapp = "feddg.deploy.client_app:app"
+
+[tool.flwr.app.config]
+out = ""
+"""
+
+
+@pytest.mark.slow
+def test_supernodes_run_the_programs_of_their_sites(tmp_path):
+    """A real SuperLink with two SuperNodes; without TLS, which the deployment's own tests have."""
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "pyproject.toml").write_text(APP)
+    (app / "coordinator.py").write_text(COORDINATOR)
+    (tmp_path / "sites.py").write_text(SITES)
+    link = f"127.0.0.1:{free_port()}"
+    (tmp_path / "config.toml").write_text(
+        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{link}"\ninsecure = true\n'
+    )
+    paths = [tmp_path, Path(discs.__file__).parent]
+    with Processes(tmp_path, app, tmp_path, PYTHONPATH=os.pathsep.join(map(str, paths))) as here:
+        host, port = link.split(":")
+        here.spawn(
+            "superlink", BIN / "flower-superlink", "--insecure", "--host", host, "--port", port
+        )
+        here.await_link(lambda: urllib.request.urlopen(f"http://{link}/health"))
+        for site in ("oslo", "lyon"):
+            here.spawn(
+                site, BIN / "flower-supernode", "--insecure", "--superlink", link,
+                "--port", free_port(),
+                "--node-config", f'site="{site}" program="sites:{site}" cache="{tmp_path / site}"',
+            )  # fmt: skip
+        out = tmp_path / "unet.safetensors"
+        run = ("run", app, "here", "--run-config", f'out="{out}"', "--stream")
+        here.call(BIN / "flwr", *run, timeout=600)
+    expected = Program.federation([Discs(0), Discs(1)]).fit(2).weights
+    assert same(load_file(out), expected)

@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,65 +46,37 @@ def descendants(parent: int) -> list[int]:
     return [*children, *(pid for child in children for pid in descendants(child))]
 
 
-class Loopback:
-    """The walk-through of docs/deploy.md, every process a child of this one."""
+class Processes:
+    """Flower's processes on this machine, every one a child of this one; ended with their block."""
 
-    def __init__(
-        self,
-        folder: Path,
-        chosen: Experiment,
-        sites: tuple[str, ...],
-        *,
-        evaluation_sites: tuple[str, ...] = (),
-        images: str | dict[str, str] = "digits:{site}",
-        test: str = "digits:sketch",
-        **config,
-    ) -> None:
-        self.folder, self.sites, self.images = folder, sites, images
-        port, behind = free_port(), free_port()
-        self.address, self.superlink = f"127.0.0.1:{port}", f"127.0.0.1:{behind}"
-        self.app = folder / "app"
-        write_app(
-            self.app,
-            chosen,
-            sites,
-            address=self.address,
-            superlink_port=behind,
-            out=folder / "runs",
-            test=test,
-            evaluation_sites=evaluation_sites,
-        )
-        self.path = folder / "runs" / chosen.label
-        self.configure(cache=str(folder / "coordinator"), **config)
+    def __init__(self, folder: Path, cwd: Path, flower_home: Path, **variables: str) -> None:
+        self.folder, self.cwd = folder, cwd
         home = folder / "home"
         home.mkdir()
         self.environment = {
             **os.environ,
             "HOME": str(home),
-            "FLWR_HOME": str(self.app / "flower-home"),
+            "FLWR_HOME": str(flower_home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_SUPERGRID_API_URL": "http://127.0.0.1:9",
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            **variables,
         }
         self.processes: dict[str, subprocess.Popen] = {}
 
-    def configure(self, **config) -> None:
-        """Changes the app's config, as a coordinator edits it."""
-        file = self.app / "pyproject.toml"
-        text = file.read_text()
-        for key, value in config.items():
-            line = f"{key} = {json.dumps(value)}"
-            text, found = re.subn(rf"(?m)^{key} = \S+", lambda match: line, text)
-            assert found == 1, key
-        file.write_text(text)
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.stop()
 
     def attempt(
         self, *command, environment: dict[str, str] | None = None, timeout: float = 180
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(part) for part in command],
-            cwd=self.app,
+            cwd=self.cwd,
             env=environment or self.environment,
             capture_output=True,
             text=True,
@@ -131,6 +104,72 @@ class Loopback:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
 
+    def await_link(self, ask: Callable[[], object]) -> None:
+        """Waits until the SuperLink answers a question."""
+        for _ in range(240):
+            try:
+                ask()
+                return
+            except OSError:
+                assert self.processes["superlink"].poll() is None, self.log("superlink")
+                time.sleep(0.5)
+        raise AssertionError("the SuperLink did not start: " + self.log("superlink"))
+
+    def kill(self, name: str, how: int = signal.SIGKILL) -> None:
+        """Ends a process and all it started."""
+        process = self.processes.pop(name)
+        for pid in [process.pid, *descendants(process.pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, how)
+        process.wait(60)
+
+    def stop(self) -> None:
+        for name in reversed(list(self.processes)):
+            self.kill(name)
+
+
+class Loopback(Processes):
+    """The walk-through of docs/deploy.md, every process a child of this one."""
+
+    def __init__(
+        self,
+        folder: Path,
+        chosen: Experiment,
+        sites: tuple[str, ...],
+        *,
+        evaluation_sites: tuple[str, ...] = (),
+        images: str | dict[str, str] = "digits:{site}",
+        test: str = "digits:sketch",
+        **config,
+    ) -> None:
+        self.app = folder / "app"
+        super().__init__(folder, self.app, self.app / "flower-home")
+        self.sites, self.images = sites, images
+        port, behind = free_port(), free_port()
+        self.address, self.superlink = f"127.0.0.1:{port}", f"127.0.0.1:{behind}"
+        write_app(
+            self.app,
+            chosen,
+            sites,
+            address=self.address,
+            superlink_port=behind,
+            out=folder / "runs",
+            test=test,
+            evaluation_sites=evaluation_sites,
+        )
+        self.path = folder / "runs" / chosen.label
+        self.configure(cache=str(folder / "coordinator"), **config)
+
+    def configure(self, **config) -> None:
+        """Changes the app's config, as a coordinator edits it."""
+        file = self.app / "pyproject.toml"
+        text = file.read_text()
+        for key, value in config.items():
+            line = f"{key} = {json.dumps(value)}"
+            text, found = re.subn(rf"(?m)^{key} = \S+", lambda match: line, text)
+            assert found == 1, key
+        file.write_text(text)
+
     def start_link(self) -> None:
         """Starts the SuperLink, and before it the proxy."""
         self.call("sh", "make_keys.sh")
@@ -145,17 +184,7 @@ class Loopback:
             "--ssl-keyfile", keys / "server.key", "--disable-runtime-dependency-installation",
             cwd=self.app,
         )  # fmt: skip
-        self._await_link()
-
-    def _await_link(self) -> None:
-        for _ in range(240):
-            try:
-                self.ask(self.superlink, "/health")
-                return
-            except OSError:
-                assert self.processes["superlink"].poll() is None, self.log("superlink")
-                time.sleep(0.5)
-        raise AssertionError("the SuperLink did not start: " + self.log("superlink"))
+        self.await_link(lambda: self.ask(self.superlink, "/health"))
 
     def ask(self, address: str, path: str) -> int:
         """Returns the HTTP status of a path, asked by somebody who has the public ca.crt alone."""
@@ -250,15 +279,3 @@ class Loopback:
                 return status
             time.sleep(15)  # asking costs a process
         raise AssertionError("the run did not end:\n" + self.log("superlink")[-5000:])
-
-    def kill(self, name: str, how: int = signal.SIGKILL) -> None:
-        """Ends a process and all it started."""
-        process = self.processes.pop(name)
-        for pid in [process.pid, *descendants(process.pid)]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, how)
-        process.wait(60)
-
-    def stop(self) -> None:
-        for name in reversed(list(self.processes)):
-            self.kill(name)
