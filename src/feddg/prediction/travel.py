@@ -682,7 +682,7 @@ def _diagnostics(
             "usually is, so no accuracy is estimated. Images alone do not tell whether this is a "
             "new style or other objects.",
             f"If they show the same classes, label {first} of them: --choose {first} --labels FILE "
-            "writes which.",
+            "draws them at random.",
         )
         return
     reference, sites = found.reference, counted(len(found.sites), found.kind)
