@@ -255,7 +255,8 @@ def test_no_model_looks_at_an_image_twice(tmp_path, cache, monkeypatch):
     seen, plain = [], Evaluation.predict
 
     def counting(self, predictor, rows):
-        seen.extend((fingerprint(predictor), row) for row in rows.tolist())
+        model = fingerprint(predictor)
+        seen.extend((model, row) for row in rows.tolist())
         return plain(self, predictor, rows)
 
     monkeypatch.setattr(Evaluation, "predict", counting)
