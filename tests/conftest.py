@@ -27,7 +27,9 @@ from trained_runs import SHORT, trained_run
 # Tests start many processes; where compiled modules are not kept, each start costs many seconds.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-hypothesis.settings.register_profile("feddg", deadline=None)  # no timed assertions
+# No timed assertions; `--hypothesis-profile thorough` looks at ten times as many examples.
+hypothesis.settings.register_profile("feddg", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("feddg")
 
 

@@ -1,6 +1,7 @@
 """Names in docstrings are those of the code: fields, parameters, and what roles refer to."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -8,12 +9,26 @@ import feddg
 
 PACKAGE = Path(feddg.__file__).parent
 SOURCES = {path: path.read_text("utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
-NODES = [(path, node) for path, text in SOURCES.items() for node in ast.walk(ast.parse(text))]
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-CLASSES = {}
-for _, node in NODES:
-    if isinstance(node, ast.ClassDef):
-        CLASSES.setdefault(node.name, []).append(node)
+
+
+@functools.cache
+def nodes():
+    """All functions and classes with their files; not at import, which every worker does."""
+    kinds = (*FUNCTIONS, ast.ClassDef)
+    trees = {path: ast.walk(ast.parse(text)) for path, text in SOURCES.items()}
+    return [
+        (path, node) for path, tree in trees.items() for node in tree if isinstance(node, kinds)
+    ]
+
+
+@functools.cache
+def classes():
+    found = {}
+    for _, node in nodes():
+        if isinstance(node, ast.ClassDef):
+            found.setdefault(node.name, []).append(node)
+    return found
 
 
 def assigned(body):
@@ -31,8 +46,8 @@ def members(found):
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             names.add(node.attr)
     bases = (re.split(r"[.\[]", ast.unparse(base)) for base in found.bases)
-    known = {part for parts in bases for part in parts if part in CLASSES}
-    others = (one for name in known for one in CLASSES[name] if one is not found)
+    known = {part for parts in bases for part in parts if part in classes()}
+    others = (one for name in known for one in classes()[name] if one is not found)
     return names.union(*map(members, others))
 
 
@@ -49,7 +64,7 @@ def listed(node, section):
 
 def test_attributes_and_arguments_in_docstrings_are_there():
     wrong, seen = [], 0
-    for path, node in NODES:
+    for path, node in nodes():
         there = {}
         if isinstance(node, ast.ClassDef):
             made = [one for one in node.body if getattr(one, "name", "") == "__init__"]
@@ -66,9 +81,8 @@ def test_attributes_and_arguments_in_docstrings_are_there():
 
 
 def test_what_roles_refer_to_is_there():
-    kinds = (*FUNCTIONS, ast.ClassDef)
-    known = {node.name for _, node in NODES if isinstance(node, kinds)}
-    known |= {name for alike in CLASSES.values() for one in alike for name in members(one)}
+    known = {node.name for _, node in nodes()}
+    known |= {name for alike in classes().values() for one in alike for name in members(one)}
     known |= {name for text in SOURCES.values() for name in assigned(ast.parse(text).body)}
     known |= {path.stem for path in SOURCES} | {path.parent.name for path in SOURCES}
     roles = [

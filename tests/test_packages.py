@@ -51,23 +51,19 @@ def imported(tree):
             yield str(node.module).split(".")[0], node.lineno
 
 
-FILES = sorted((ROOT / "src").rglob("*.py"))
-FOREIGN = [
-    (path.relative_to(ROOT / "src").as_posix(), line, module)
-    for path in FILES
-    for module, line in imported(ast.parse(path.read_text("utf-8")))
-    if module not in sys.stdlib_module_names
-    and module not in ("feddg", "__future__")
-    and (path.name, module) != ("pytest_plugin.py", "pytest")
-]
-"""What files import from elsewhere; only pytest itself loads its plugin."""
-
-
 def test_everything_that_is_imported_is_declared():
+    foreign = [
+        (path.relative_to(ROOT / "src").as_posix(), line, module)
+        for path in sorted((ROOT / "src").rglob("*.py"))
+        for module, line in imported(ast.parse(path.read_text("utf-8")))
+        if module not in sys.stdlib_module_names
+        and module not in ("feddg", "__future__")
+        and (path.name, module) != ("pytest_plugin.py", "pytest")  # pytest loads its plugin itself
+    ]
     known = BASE | set().union(*OPTIONAL.values())
-    undeclared = [place for place in FOREIGN if distribution(place[2]) not in known]
+    undeclared = [place for place in foreign if distribution(place[2]) not in known]
     assert undeclared == []
-    assert len(FOREIGN) > 300
+    assert len(foreign) > 300
 
 
 def test_the_helper_knows_every_extra_with_a_module_of_its_own():

@@ -76,11 +76,12 @@ def finished(tmp_path_factory):
         folders = {}
         for method in ("ccst", "fedavg"):
             experiment = Experiment(
-                data={"source": "digits", "image_size": 16},
+                data={"source": "digits", "image_size": 16, "id_val": 0.6},
                 hold_out="sketch",
                 clients=3,
                 method=method,
-                train={"rounds": 2, "local_epochs": 1, "batch_size": 128},
+                train={"rounds": 2, "local_steps": 2, "batch_size": 32},
+                evaluate={"every": 2, "pictures": False, "averages": "never"},
             )
             folders[method] = run(
                 experiment, place, cache=place / "cache", report=False, snapshots=[1]
@@ -155,7 +156,7 @@ def test_another_network_and_an_empty_folder_are_refused(finished, tmp_path):
         hold_out="sketch",
         clients=3,
         model={"backbone": "cnn", "embedding": "linear"},
-        train={"rounds": 1, "local_epochs": 1, "batch_size": 128},
+        train={"rounds": 1, "local_steps": 1, "batch_size": 32},
     )
     folder = run(other, tmp_path, cache=tmp_path / "cache", report=False).folder
     with pytest.raises(RunError, match="another network"):

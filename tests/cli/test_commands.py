@@ -90,8 +90,13 @@ weight = torch.nn.Parameter(torch.ones(2))
 for made in (MemoryOrderAdam([weight], 0.1), MemoryOrderSGD([weight], 0.1, 0.9)):
     weight.sum().backward(); made.step(); made.zero_grad()
 assert "torch._dynamo" not in sys.modules  # a compiler
+from feddg.models.backbones import build_network
+build_network("cnn", 2, weights=None)
+assert "torchvision" not in sys.modules
 import feddg.report.page, feddg.comparison.compare
 assert "pandas" not in sys.modules  # a run's page is made without it, too
+build_network("resnet18", 2, weights=None)
+assert "timm" not in sys.modules
 """
 
 

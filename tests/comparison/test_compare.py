@@ -29,9 +29,9 @@ from feddg.runs.model import load_model
 from feddg.runs.reading import FINAL, read_rows, read_run
 
 BASE = {
-    "data": {"source": "digits", "image_size": 16},
+    "data": {"source": "digits", "image_size": 8},
     "clients": {"number": 3},
-    "train": {"rounds": 2, "local_epochs": 1, "batch_size": 128},
+    "train": {"rounds": 2, "local_steps": 2, "batch_size": 32},
 }
 BROKEN = {
     "label": "broken",

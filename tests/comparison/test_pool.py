@@ -31,9 +31,9 @@ from feddg.runs.execute import is_complete
 PLAN = {
     "name": "mine",
     "base": {
-        "data": {"source": "digits", "image_size": 16},
+        "data": {"source": "digits", "image_size": 8},
         "clients": {"number": 2},
-        "train": {"rounds": 1, "local_epochs": 1, "batch_size": 256},
+        "train": {"rounds": 1, "local_steps": 2, "batch_size": 32},
     },
     "methods": ["fedavg", "fedprox"],
     "hold_out": ["sketch"],

@@ -8,11 +8,10 @@ import shutil
 import pytest
 import yaml
 from filelock import FileLock
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
-from torchvision.models import resnet18
 from typer.testing import CliRunner
 
 from feddg.api import compare
@@ -31,6 +30,7 @@ from feddg.comparison.results import (
 )
 from feddg.data.fingerprint import ImagesFile
 from feddg.errors import RunError
+from feddg.models.backbones import SmallCNN
 from feddg.records import EvaluationRow, NumberRow
 from feddg.report.charts import accuracy_against
 from feddg.report.tables import budget_table
@@ -42,9 +42,9 @@ from run_folders import accuracies
 PLAN = {
     "name": "mine",
     "base": {
-        "data": {"source": "digits", "image_size": 16},
+        "data": {"source": "digits", "image_size": 8},
         "clients": {"number": 3},
-        "train": {"rounds": 4, "local_epochs": 1, "batch_size": 128},
+        "train": {"rounds": 4, "local_steps": 1, "batch_size": 64},
         "evaluate": {"every": 1, "averages": "every"},
     },
     "methods": ["fedavg", "fedprox"],
@@ -88,6 +88,7 @@ def results_file(tmp_path, name="kept.csv", text=None):
     return path
 
 
+@settings(max_examples=40)
 @given(st.lists(RESULTS, max_size=4, unique_by=lambda row: row.key))
 def test_what_is_written_comes_back(tmp_path_factory, results):
     path = results_file(tmp_path_factory.mktemp("kept"), text=to_text(results))
@@ -309,21 +310,21 @@ def test_results_of_images_that_changed_are_not_taken_for_new_ones(tmp_path, cap
 
 
 def some_weights(path, shift=0.0):
-    """A file of weights for ResNet-18 at their start."""
+    """A file of weights for the small CNN."""
     path.parent.mkdir(parents=True, exist_ok=True)
     state = {name: value.clone() for name, value in NETWORK.state_dict().items()}
-    state["bn1.bias"] += shift
+    state["blocks.0.2.bias"] += shift
     save_file(state, path)
     return str(path)
 
 
-NETWORK = resnet18()
+NETWORK = SmallCNN()
 
 
 def test_a_result_is_found_wherever_the_same_images_and_weights_lie(tmp_path, monkeypatch):
     """As on another machine: both moved, the plan names them otherwise, the cache is empty."""
     here, there = tmp_path / "here", tmp_path / "there"
-    path, settings = results_file(tmp_path), {"backbone": "resnet18", "normalization": "frozen"}
+    path, settings = results_file(tmp_path), {"backbone": "cnn", "normalization": "frozen"}
 
     def plan(place):
         weights = [str(place / "a.safetensors"), str(place / "b.safetensors")]
@@ -494,10 +495,11 @@ def test_a_file_of_kept_results_is_shown_and_written_as_a_page(tmp_path):
 
 def test_a_model_that_learned_nothing_is_marked_wherever_its_number_stands(tmp_path):
     """By hand: ten classes as common as each other, so that a constant model reaches a tenth."""
-    still = {"name": "fedavg", "label": "Still", "experiment": {"train": {"lr": 1e-9}}}
+    still = {"name": "fedavg", "label": "Still", "experiment": {"train": {"lr": 1e-9, "rounds": 1}}}
     plan = PLAN | {"methods": ["fedprox", still], "hold_out": ["ink"]}
     train = {"rounds": 2, "local_epochs": 2, "batch_size": 32, "lr": 0.003}
-    plan["base"] = PLAN["base"] | {"train": train}
+    data = {"source": "digits", "image_size": 16}
+    plan["base"] = PLAN["base"] | {"data": data, "train": train}
     file = tmp_path / "kept.csv"
     compare(plan, tmp_path / "out", cache=tmp_path / "cache", results=file, report=False)
     learned, not_learned = read_results(file)
@@ -557,7 +559,7 @@ SEEN = 675
 
 def budget_plan(**fields):
     base = {
-        "data": {"source": "digits", "image_size": 16, "id_val": 0.5, "id_test": 0},
+        "data": {"source": "digits", "image_size": 8, "id_val": 0.5, "id_test": 0},
         "clients": {"number": 3},
         "train": {"local_steps": 3, "batch_size": 75},
     }

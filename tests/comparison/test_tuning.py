@@ -25,7 +25,7 @@ RATES = (0.003, 1e-5)
 
 
 def plan(root=None, **more):
-    data = {"source": "digits", "image_size": 16, "id_val": 0.2}
+    data = {"source": "digits", "image_size": 8, "id_val": 0.2}
     if root is not None:
         data = {"source": "folder", "root": str(root), "image_size": 16, "id_val": 0.3}
     return {
@@ -34,7 +34,7 @@ def plan(root=None, **more):
             "data": data,
             "clients": {"number": 2},
             "model": {"backbone": "cnn", "weights": None},
-            "train": {"rounds": 3, "local_steps": 12, "batch_size": 64},
+            "train": {"rounds": 3, "local_steps": 4, "batch_size": 64},
             "evaluate": {"every": 3},  # the last round is always evaluated
         },
         "methods": ["fedavg", {"name": "fedprox", "experiment": {"train": {"lr": 0.001}}}],
@@ -146,7 +146,7 @@ def test_a_choice_among_models_that_learned_nothing_is_warned_about(tmp_path):
         hold_out=["sketch"],
         tune={"settings": {"train.lr": (1e-9, 0.003)}, "rounds": 2},
     )
-    short["base"]["train"]["local_steps"] = 25
+    short["base"]["train"] |= {"local_steps": 12, "batch_size": 32}
     out, file = tmp_path / "out", tmp_path / "results.csv"
     compare(short, out, cache=tmp_path / "cache", report=False, results=file)
     tuning = TuningFile.read(out / "tuning.json")
@@ -159,6 +159,7 @@ def test_a_choice_among_models_that_learned_nothing_is_warned_about(tmp_path):
     text = to_markdown(tuning_table(tuning))
     assert [MARK.strip() in line for line in text.splitlines()[2:]] == [True, False]
     worse = short | {"tune": {"settings": {"train.lr": (1e-9, 1e-8)}, "rounds": 2}}
+    worse["base"]["train"]["local_steps"] = 1
     compare(worse, tmp_path / "worse", cache=tmp_path / "cache", report=False, results=file)
     tuning = TuningFile.read(tmp_path / "worse" / "tuning.json")
     found = tuning.diagnostics()
@@ -250,7 +251,9 @@ def test_what_chooses_rounds_picks_values_too_and_no_trial_is_run_again(
     """On another machine, without their folders: with the same scores and the same choice."""
     fields = plan(methods=["fedavg"], hold_out=["sketch"])
     fields["tune"] = {"settings": {"train.lr": [1e-4, 0.01]}, "rounds": 2, "rule": rule}
-    fields["base"]["evaluate"] |= evaluate
+    if evaluate:  # long enough that accuracy would pick the other
+        fields["base"]["evaluate"] |= evaluate
+        fields["base"]["data"]["image_size"], fields["base"]["train"]["local_steps"] = 16, 12
     fields["base"]["server"] = {"averaging": "swa"}
     out, table, first, second = tmp_path / "a", tmp_path / "table.csv", Names(), Names()
     where = {"cache": tmp_path / "cache", "report": False, "results": table}

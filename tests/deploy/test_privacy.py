@@ -17,7 +17,7 @@ from federations import same
 from flower_grid import SMALL, Deployment, experiment, ledger, weights
 
 FROZEN = {"model": {"backbone": "cnn", "weights": None, "normalization": "frozen"}}
-TRAIN = {**SMALL["train"], "rounds": 2, "local_steps": 2, "batch_size": 16}
+TRAIN = SMALL["train"]
 
 
 def extras(path):

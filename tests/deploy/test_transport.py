@@ -34,11 +34,10 @@ from flower_grid import (
     weights,
 )
 
-QUICK = {**SMALL["train"], "local_steps": 2, "batch_size": 16}
 # Averaged weights, schedules, head rounds and kept models, too.
 LONG = {
     "train": {
-        **QUICK,
+        **SMALL["train"],
         "rounds": 4,
         "schedule": "cosine",
         "warmup_rounds": 1,
@@ -63,10 +62,10 @@ def saved(path):
     ("method", "change"),
     [
         ("fedavg", {}),
-        ("pardon", {"train": QUICK}),
+        ("pardon", {}),
         ("fedbn", LONG),
-        ("fedavg", {"train": {**QUICK, "trainable": "head"}}),
-        ("pardon", {"train": {**QUICK, "trainable": "norm+head"}}),
+        ("fedavg", {"train": {**SMALL["train"], "trainable": "head"}}),
+        ("pardon", {"train": {**SMALL["train"], "trainable": "norm+head"}}),
     ],
 )
 def test_flower_gives_the_bits_of_the_in_process_transport(method, change, tmp_path):
@@ -159,7 +158,7 @@ def deploy(tmp_path):
     """Makes a quick deployment."""
 
     def make(method="fedavg", server=None, **config):
-        chosen = experiment(method=method, train=QUICK, server=server or {})
+        chosen = experiment(method=method, server=server or {})
         return Deployment(tmp_path, chosen, **config)
 
     return make
@@ -419,7 +418,7 @@ def test_sites_with_another_codec_are_refused_by_name(tmp_path, caplog):
     decoder = tmp_path / "decoder.safetensors"
     write_decoder(decoder, 1)
     method = {"name": "pardon", "decoder": str(decoder)}
-    deployment = Deployment(tmp_path, experiment(method=method, train=QUICK), **{"min-sites": 3})
+    deployment = Deployment(tmp_path, experiment(method=method), **{"min-sites": 3})
 
     asked = []
 

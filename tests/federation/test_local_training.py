@@ -165,7 +165,7 @@ def test_the_noise_of_a_step_has_the_stated_variance_and_cannot_be_drawn_again()
 
 
 FIELDS = {
-    "data": {"source": "digits", "image_size": 16},
+    "data": {"source": "digits", "image_size": 8, "id_val": 0.5},
     "hold_out": "sketch",
     "clients": 3,
     "model": {"backbone": "cnn_gn", "weights": None},

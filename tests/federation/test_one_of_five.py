@@ -23,12 +23,12 @@ from federations import federation, same
 
 CULPRIT = 2
 SIZES = (9, 8, 7, 8, 9)
-TRAIN = TrainSettings(rounds=2, batch_size=4, optimizer="sgd", lr=0.05)
+TRAIN = TrainSettings(rounds=2, batch_size=4, local_steps=1, optimizer="sgd", lr=0.05)
 
 
 def five(method="fedavg", **options):
     """Five clients that have registered with their number of images."""
-    small = federation(method, sizes=SIZES, train=TRAIN, **options)
+    small = federation(method, sizes=SIZES, **{"train": TRAIN} | options)
     small.server.checks._registered = dict(enumerate(SIZES))
     return small
 
@@ -301,13 +301,14 @@ def test_a_range_that_nobody_declared_is_a_sane_one():
 
 def test_a_control_follows_from_the_change_of_the_weights():
     """Exactly ``(x - y) / (K lr) - c``, so twice that is the farthest there can be."""
-    small = five("scaffold")
+    train = TRAIN.model_copy(update={"local_steps": 2})
+    small = five("scaffold", train=train)
     play(small, 1)
     state, replies = small.server.state, []
     honest = small.transport.train
     small.transport.train = lambda *given: (replies.append(r.keep()) or r for r in honest(*given))
     small.server.round()
-    rate = in_round(TRAIN, 2).lr
+    rate = in_round(train, 2).lr
     for update in replies:
         name = "classifier.weight"
         gradient = (state.weights[name] - update.weights[name]) / (2 * rate)

@@ -91,7 +91,7 @@ SMALL = {
     "data": {"source": "digits", "image_size": 16, "id_val": 0.0, "id_test": 0.0},
     "hold_out": "sketch",
     "clients": {"number": 3, "partition": "domain"},
-    "train": {"rounds": 2, "local_epochs": 1, "batch_size": 64},
+    "train": {"rounds": 2, "local_steps": 2, "batch_size": 16},
     "device": "cpu",
     "precision": "float32",
 }

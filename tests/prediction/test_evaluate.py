@@ -29,10 +29,11 @@ from feddg.prediction.evaluate import (
 from feddg.runs.model import load_trained
 from feddg.runs.prepare import load_images
 from feddg.runs.reading import OWN, read_run
-from trained_runs import SETTINGS
+from trained_runs import SETTINGS, SHORT
 
 SMALL = {
     **SETTINGS,
+    "data": SHORT["data"],
     "train": {**SETTINGS["train"], "rounds": 1, "local_steps": 6},
     "evaluate": {"every": 1},
 }

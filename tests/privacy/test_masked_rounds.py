@@ -30,7 +30,7 @@ from feddg.privacy.secure_aggregation import (
     unmasked,
 )
 from feddg.records import OpenedSumRow
-from feddg.settings import ServerSettings
+from feddg.settings import ServerSettings, TrainSettings
 from federations import federation, same
 
 # Sites that lie
@@ -51,6 +51,7 @@ class Lied:
     def __init__(self, sizes=SIZES, server=None, **options):
         self.small = federation(
             sizes=sizes,
+            train=TrainSettings(rounds=2, batch_size=4, local_steps=1),
             defences=(("secure_aggregation", {}),),
             freeze=True,
             server_settings=server or ServerSettings(),

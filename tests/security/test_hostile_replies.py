@@ -1,7 +1,10 @@
 """Every lie of a site is refused by its name, and the others go on as if it had not been there."""
 
+import copy
 import json
 import tracemalloc
+from functools import partial
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,10 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
 from feddg.deploy import server_app
+from feddg.deploy.wire import TRAIN, Payload
 from feddg.runs.inspection import skew_between
 from feddg.runs.reading import read_rows
 from federations import same
-from hostile_grid import HostileFederation
+from hostile_grid import HostileFederation, HostileGrid
 from hostile_replies import ENVELOPE, LIES, dropped, field
 
 CASES = [
@@ -36,6 +40,20 @@ def lie(kind, name):
     return {**ENVELOPE, **LIES[kind]}[name]
 
 
+class Grid(HostileGrid):
+    """In the first round of FedAvg a site's honest update is always the same: it is made once."""
+
+    made: ClassVar[dict[int, Payload]] = {}
+
+    def _honest(self, kind, site, asked):
+        if (kind, asked.fields.get("round"), self.small.method.name) != (TRAIN, 1, "fedavg"):
+            return super()._honest(kind, site, asked)
+        if site not in self.made:
+            self.made[site] = copy.deepcopy(super()._honest(kind, site, asked))
+        return self.made[site]
+
+
+Federation = partial(HostileFederation, grid=Grid)
 _expected = {}
 
 
@@ -53,7 +71,7 @@ def without_site_0(method):
 @pytest.mark.parametrize(("kind", "name"), CASES)
 def test_a_lie_is_refused_by_name_and_the_round_goes_on(kind, name, caplog):
     method = METHOD.get(kind, "fedavg")
-    federation = HostileFederation(method)
+    federation = Federation(method)
     federation.lie(0, kind, lie(kind, name))
     if kind == "query.statistics":  # a site that cannot describe itself may still train well
         quiet = RecordDict({"fields": ConfigRecord({"parts": "", "refusal": "not today"})})
@@ -70,7 +88,7 @@ def test_a_lie_is_refused_by_name_and_the_round_goes_on(kind, name, caplog):
 
 
 def test_a_site_has_worked_no_longer_than_it_was_waited_for(tmp_path):
-    federation = HostileFederation()
+    federation = Federation()
     federation.transport._mailbox._traffic = tmp_path / "traffic.jsonl"
 
     federation.lie(0, "train", lambda honest: field("busy", 1e9)(field("seconds", 1e9)(honest)))
@@ -83,7 +101,7 @@ def test_a_site_has_worked_no_longer_than_it_was_waited_for(tmp_path):
 
 @pytest.mark.parametrize("term", [1e308, -1e308])
 def test_a_loss_term_beyond_all_others_is_refused_not_averaged(term):
-    federation = HostileFederation()
+    federation = Federation()
     federation.lie(0, "train", field("terms/cross_entropy", term))
     federation.run()
     assert [client for client, _ in federation.refusals] == [0]
@@ -91,7 +109,7 @@ def test_a_loss_term_beyond_all_others_is_refused_not_averaged(term):
 
 
 def test_an_update_of_scaffold_without_one_control_is_refused_by_its_name():
-    federation = HostileFederation("scaffold")
+    federation = Federation("scaffold")
     federation.lie(0, "train", dropped("extras"))
     federation.run()
     ((client, reason),) = federation.refusals
@@ -101,7 +119,7 @@ def test_an_update_of_scaffold_without_one_control_is_refused_by_its_name():
 
 @pytest.mark.parametrize("length", [1e4, 1e5, 1e6, 1e20])
 def test_an_update_far_longer_than_the_others_is_refused(length):
-    federation = HostileFederation()
+    federation = Federation()
     federation.run()  # so that the median of a round is known
 
     def far(records):
@@ -121,7 +139,7 @@ def test_an_update_far_longer_than_the_others_is_refused(length):
 
 
 def test_a_site_that_always_asks_again_is_given_up():
-    federation = HostileFederation("pardon")
+    federation = Federation("pardon")
     asked = RecordDict({"fields": ConfigRecord({"parts": "", "missing": "context"})})
     federation.lie(0, "train", lambda honest: asked)
     federation.run()
@@ -131,7 +149,7 @@ def test_a_site_that_always_asks_again_is_given_up():
 
 
 def test_a_site_that_comes_back_with_other_images_is_left_out(caplog):
-    federation = HostileFederation()
+    federation = Federation()
     federation.run()
     federation.transport.registry.asked.clear()
     more = '{"a": 4000}'
@@ -149,7 +167,7 @@ def test_a_site_that_comes_back_with_other_images_is_left_out(caplog):
 
 
 def test_a_site_that_comes_back_with_other_domains_is_left_out(caplog):
-    federation = HostileFederation()
+    federation = Federation()
     federation.run()
     federation.transport.registry.asked.clear()
 
@@ -164,7 +182,7 @@ def test_a_site_that_comes_back_with_other_domains_is_left_out(caplog):
 
 @pytest.mark.parametrize("what", ["classes", "domains"])
 def test_sites_cannot_name_ever_more_together(what, caplog):
-    federation = HostileFederation()
+    federation = Federation()
 
     def naming(site):
         def register(records):
@@ -187,7 +205,7 @@ def test_sites_cannot_name_ever_more_together(what, caplog):
 
 @pytest.mark.parametrize("name", ["an entry with an endless name", "an array with an endless name"])
 def test_the_ledger_keeps_no_endless_name(name):
-    federation = HostileFederation()
+    federation = Federation()
     federation.lie(0, "train", lie("train", name))
     federation.run()
     layouts = [row for row in federation.rows if row.kind == "layout"]
@@ -195,7 +213,7 @@ def test_the_ledger_keeps_no_endless_name(name):
 
 
 def test_a_claim_of_images_costs_no_memory():
-    federation = HostileFederation()
+    federation = Federation()
     claim = json.dumps({"a": 10**8})
 
     def register(records):
@@ -232,7 +250,7 @@ KEYS = some.one_of(
 @settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(some.dictionaries(KEYS, VALUES, max_size=6))
 def test_whatever_the_fields_say_the_run_goes_on(entries):
-    federation = HostileFederation()
+    federation = Federation()
 
     def change(records):
         for key, value in entries.items():
