@@ -126,6 +126,14 @@ def among_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def unsynced() -> Iterator[None]:
+    """Nothing waits for the disk: tests kill processes, not machines. A run waits 75 times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def drawn_once(among_workers: Path) -> Iterator[None]:
     """Digits are drawn once, whatever a test's own cache folder is: it takes two seconds.
 

@@ -65,7 +65,10 @@ def saved(path):
         ("pardon", {}),
         ("fedbn", LONG),
         ("fedavg", {"train": {**SMALL["train"], "trainable": "head"}}),
-        ("pardon", {"train": {**SMALL["train"], "trainable": "norm+head"}}),
+        (
+            {"name": "pardon", "stylized": "on_the_fly"},
+            {"train": {**SMALL["train"], "trainable": "norm+head"}},
+        ),
     ],
 )
 def test_flower_gives_the_bits_of_the_in_process_transport(method, change, tmp_path):

@@ -38,21 +38,13 @@ def model_card(run: Path | str, about: ModelDescription) -> str:
         [row for split in splits for row in evaluations.at(about.round, split)]
         for splits in ((TEST,), (TEST, VAL))
     )
-    templates = Environment(
-        loader=PackageLoader("feddg.prediction"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    templates.filters |= {"cell": _cell, "percent": "{:.1%}".format}
     weights = str((record.settings.get("model") or {}).get("weights") or "none")
     license = weights_license(about.backbone) if weights == IMAGENET else None
     clients = record.clients
     held = clients.clients if clients else ()
     domains = [sum(counts) for counts in zip(*(client.domains for client in held))]
     classes = [sum(counts) for counts in zip(*(client.classes for client in held))]
-    return templates.get_template("model_card.md.j2").render(
+    return _templates.get_template("model_card.md.j2").render(
         record=record,
         about=about,
         front_matter=_front_matter(record, about, tested, license),
@@ -112,3 +104,13 @@ def _sent(ledger: LedgerRecord) -> list[tuple[str, list[int], list[str]]]:
 def _cell(text: str) -> str:
     """Returns text escaped for a Markdown table."""
     return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+_templates = Environment(
+    loader=PackageLoader("feddg.prediction"),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_templates.filters |= {"cell": _cell, "percent": "{:.1%}".format}

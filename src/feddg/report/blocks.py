@@ -4,6 +4,7 @@ import base64
 import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -208,6 +209,7 @@ class Page:
     sections: Sequence[Section]
 
 
+@cache
 def template_named(name: str, package: str = "feddg.report", folder: str = "templates") -> Template:
     """Returns a template; it escapes all text and raises on unknown names.
 
