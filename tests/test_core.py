@@ -1,6 +1,7 @@
 """The core: what a reader must understand of a federation. It knows nothing else of the package."""
 
 import ast
+import functools
 import os
 import shutil
 import subprocess
@@ -39,10 +40,11 @@ def is_core(name: str) -> bool:
     return (name in MODULES or name.partition(".")[0] in PACKAGES) and name not in SATELLITES
 
 
-def named_in(source: Path) -> set[str]:
+@functools.cache
+def named_in(text: str) -> set[str]:
     """The package's names that a file imports, wherever it does, or that it holds as text."""
     found = set()
-    for node in ast.walk(ast.parse(source.read_text("utf-8"))):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -59,7 +61,7 @@ def beyond(package: Path) -> list[str]:
     return [
         f"{name} -> {other}"
         for name, source in inside.items()
-        for other in sorted(named_in(source) & all_of_it.keys() - inside.keys())
+        for other in sorted(named_in(source.read_text("utf-8")) & all_of_it.keys() - inside.keys())
     ]
 
 

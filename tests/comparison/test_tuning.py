@@ -146,7 +146,7 @@ def test_a_choice_among_models_that_learned_nothing_is_warned_about(tmp_path):
         hold_out=["sketch"],
         tune={"settings": {"train.lr": (1e-9, 0.003)}, "rounds": 2},
     )
-    short["base"]["train"] |= {"local_steps": 12, "batch_size": 32}
+    short["base"]["train"] |= {"local_steps": 25, "batch_size": 32}
     out, file = tmp_path / "out", tmp_path / "results.csv"
     compare(short, out, cache=tmp_path / "cache", report=False, results=file)
     tuning = TuningFile.read(out / "tuning.json")

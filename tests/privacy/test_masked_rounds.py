@@ -36,6 +36,7 @@ from federations import federation, same
 # Sites that lie
 
 SIZES = (7, 5, 6, 4, 8)
+TRAIN = TrainSettings(rounds=2, batch_size=4, local_steps=1)
 LIAR = 2
 HONEST = [id for id in range(len(SIZES)) if id != LIAR]
 
@@ -51,7 +52,7 @@ class Lied:
     def __init__(self, sizes=SIZES, server=None, **options):
         self.small = federation(
             sizes=sizes,
-            train=TrainSettings(rounds=2, batch_size=4, local_steps=1),
+            train=TRAIN,
             defences=(("secure_aggregation", {}),),
             freeze=True,
             server_settings=server or ServerSettings(),
@@ -216,7 +217,7 @@ STAYS_IN = {
 
 
 def plain_round(without=()):
-    plain = federation(sizes=SIZES, freeze=True)
+    plain = federation(sizes=SIZES, train=TRAIN, freeze=True)
     plain.server.sample = lambda round, attempt=0: [
         id for id in range(len(SIZES)) if id not in without
     ]

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from importlib.metadata import entry_points
 
+import pytest
+
 PROJECT = """
 import pytest
 from feddg import Method
@@ -29,17 +31,23 @@ def pytest_there(folder, *arguments):
     return subprocess.run([*command, *options], cwd=folder, capture_output=True, text=True).stdout
 
 
-def test_every_rule_is_a_test_and_the_broken_one_fails(tmp_path):
-    (tmp_path / "test_mine.py").write_text(PROJECT)
-    shown = pytest_there(tmp_path, "-k", "kept_on_self or settings_are_checked")
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    """What pytest says of two rules for a method, and of a check that names none."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "test_mine.py").write_text(PROJECT)
+    (folder / "test_none.py").write_text("def test_none(feddg_check):\n    feddg_check()\n")
+    return pytest_there(folder, "-k", "kept_on_self or settings_are_checked or test_none")
+
+
+def test_every_rule_is_a_test_and_the_broken_one_fails(shown):
     assert f"FAILED {TEST}[Forgetful-nothing_is_kept_on_self]" in shown
     assert "training changed self.last" in shown
     assert f"PASSED {TEST}[Forgetful-settings_are_checked]" in shown
 
 
-def test_a_check_of_nothing_is_no_check(tmp_path):
-    (tmp_path / "test_mine.py").write_text("def test_it(feddg_check):\n    feddg_check()\n")
-    assert "feddg_check needs the mark feddg(method=MyMethod)" in pytest_there(tmp_path)
+def test_a_check_of_nothing_is_no_check(shown):
+    assert "feddg_check needs the mark feddg(method=MyMethod)" in shown
 
 
 def test_pytest_starts_without_importing_torch():
