@@ -88,7 +88,7 @@ class LocalGrid(NodesHere):
 
 SITES = ("ink", "chalk", "photo")
 SMALL = {
-    "data": {"source": "digits", "image_size": 16, "id_val": 0.0, "id_test": 0.0},
+    "data": {"source": "digits", "image_size": 8, "id_val": 0.0, "id_test": 0.0},
     "hold_out": "sketch",
     "clients": {"number": 3, "partition": "domain"},
     "train": {"rounds": 2, "local_steps": 2, "batch_size": 16},

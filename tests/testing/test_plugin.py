@@ -37,7 +37,8 @@ def shown(tmp_path_factory):
     folder = tmp_path_factory.mktemp("project")
     (folder / "test_mine.py").write_text(PROJECT)
     (folder / "test_none.py").write_text("def test_none(feddg_check):\n    feddg_check()\n")
-    return pytest_there(folder, "-k", "kept_on_self or settings_are_checked or test_none")
+    chosen = "kept_on_self or settings_are_checked or test_none"
+    return pytest_there(folder, "--continue-on-collection-errors", "-k", chosen)
 
 
 def test_every_rule_is_a_test_and_the_broken_one_fails(shown):
