@@ -1,9 +1,9 @@
 """The parts of an experiment: plain, validated settings."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -19,6 +19,8 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+K = TypeVar("K")
+V = TypeVar("V")
 IMAGENET: Final = "imagenet"
 """Value of ``model.weights`` for ImageNet weights from a package, timm or torchvision."""
 SHORTHANDS = {
@@ -596,6 +598,14 @@ class ExperimentSettings(Settings):
         description="numbers used in training; auto: bfloat16 where the device is fast at it",
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...; all: every GPU")
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Returns the values of each key, both in the order of the pairs."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

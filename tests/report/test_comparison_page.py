@@ -34,7 +34,6 @@ from feddg.report.tables import (
     accuracy_table,
     conclusion,
     interval_text,
-    leader_of,
     margin_table,
     rules_table,
 )
@@ -195,7 +194,7 @@ def test_a_lead_is_bold_only_where_it_may_be_claimed(plain):
     rows = {row[0].text: row for row in margin_table(results).rows}
     for method, name in SPELLED.items():
         assert rows[name][2].strong == margins[method].decided
-    pairs = {frozenset(pair) for pair in results.beside(FINAL).items()}
+    pairs = {frozenset((method, margin.other)) for method, margin in margins.items()}
     smallest = min(one.domains.p for one in margins.values())
     assert min(one.p for one in margins.values()) == pytest.approx(len(pairs) * smallest)
 
@@ -228,9 +227,8 @@ def test_both_intervals_are_numbers_in_a_frame_and_in_a_file(comparison):
 
 def test_the_sentence_is_about_domains_and_names_both_intervals(plain):
     results, _ = plain
-    said, lead = conclusion(results), leader_of(results)
-    margin = lead.margin
-    assert f"{100 * margin.mean:.1f} points more than {spelled(lead.other)}" in said.text
+    said, margin = conclusion(results), results.leader.margin
+    assert f"{100 * margin.mean:.1f} points more than {spelled(margin.other)}" in said.text
     assert f"{interval_text(margin.domains, 'domain')} over domains" in said.text
     assert f"{interval_text(margin.seeds, 'seed')} over seeds on these domains" in said.text
 
@@ -251,7 +249,7 @@ def verdict_of(tmp_path, gains, seeds=3):
         for seed in range(seeds)
     ]
     results = results_of(folders)
-    return conclusion(results), leader_of(results).margin.domains
+    return conclusion(results), results.leader.margin.domains
 
 
 @pytest.mark.parametrize(

@@ -20,15 +20,7 @@ from feddg.report import blocks
 from feddg.report.leaks import attack_tables
 from feddg.report.predictions_page import sites_table
 from feddg.report.run_page import adaptation_table
-from feddg.report.tables import (
-    about_best,
-    about_results,
-    accuracy_table,
-    budget_table,
-    budget_words,
-    conclusion,
-    margin_table,
-)
+from feddg.report.tables import about_best, about_results, lead_of, main_tables
 from feddg.runs.beforehand import Forecast
 from feddg.runs.inspection import STYLES, client_data_table, print_diagnostic, skew_between
 from feddg.text import counted, print_line, short, value_text
@@ -81,18 +73,13 @@ def print_comparison(done: Comparison, *, explained: bool = False) -> None:
         explained: whether to say what the best method does.
     """
     console = Console()
-    every, results = done.results, done.results.at_largest
-    if (by_budget := budget_table(every)) is not None:
-        console.print(as_rich(by_budget))
+    results = done.results.at_largest
+    for table in main_tables(done.results, brief=True):
+        console.print(as_rich(table))
     if results.rows:
-        console.print(as_rich(accuracy_table(results, results.default_rule, brief=True)))
-        margins = margin_table(results, results.default_rule, brief=True)
-        if margins is not None:
-            console.print(as_rich(margins))
-        print_line(console, f"{budget_words(every)}{conclusion(results)}")
-        found = about_best(results) if explained else None
-        if found is not None:
-            print_line(console, f"{found[0]}: {found[1]}")
+        print_line(console, lead_of(done.results))
+    if explained and (found := about_best(results)):
+        print_line(console, ": ".join(found))
     known = about_results(results)
     for one in known[:MOST_NOTES]:
         print_diagnostic(console, one)

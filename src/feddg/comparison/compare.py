@@ -30,7 +30,7 @@ from feddg.runs.folder import drop_weights
 from feddg.runs.prepare import cache_folder, load_table
 from feddg.runs.provenance import ImagesNow, find_folder, has_begun
 from feddg.runs.reading import EXPERIMENT, read_run
-from feddg.settings import IMAGENET
+from feddg.settings import IMAGENET, grouped
 from feddg.storage import entries, file_faults, is_file, replace_text
 from feddg.views import Shown
 
@@ -82,9 +82,8 @@ class Comparison(Shown):
     @property
     def diagnostics(self) -> list[Diagnostic]:
         """Warnings about failed runs, one for each reason."""
-        reasons: dict[str, list[str]] = {}
-        for one in self.failures:
-            reasons.setdefault(one.error or one.status, []).append(one.cell.folder.name)
+        failed = self.failures
+        reasons = grouped((one.error or one.status, one.cell.folder.name) for one in failed)
         of = len(self.folders)
         return [
             Diagnostic(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 
 from feddg.comparison.plan import VALIDATED_ON, Cell, Plan, expand_plan
-from feddg.comparison.statistics import Accuracies, Key, Margin, best_other, margins, spread
+from feddg.comparison.statistics import Accuracies, Key, Margin, average_over_columns, leads
 from feddg.data.fingerprint import ImagesFile
 from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, warn
 from feddg.errors import DataError, RunError, field_fault
@@ -59,7 +59,7 @@ from feddg.runs.reading import (
     is_run,
     read_run,
 )
-from feddg.settings import IMAGENET, OneLine
+from feddg.settings import IMAGENET, OneLine, grouped
 from feddg.storage import Stamp, alone, is_file, private_folder, read_text, replace_text, stamp, why
 from feddg.text import counted, short
 
@@ -510,13 +510,9 @@ def find_rows(
     Raises:
         RunError: rows of an own file are outdated, and ``again`` is False.
     """
-    rows: dict[str, list[ResultRow]] = {}
-    for row in read_results(path):
-        rows.setdefault(row.experiment, []).append(row)
-    asked: dict[str, list[Cell]] = {}
-    for cell in cells if rows else ():
-        if cell.portable_id in rows:
-            asked.setdefault(cell.id, []).append(cell)
+    rows = grouped((row.experiment, row) for row in read_results(path))
+    known = (cell for cell in cells if cell.portable_id in rows) if rows else ()
+    asked = grouped((cell.id, cell) for cell in known)
     found: dict[str, dict[int | None, ResultRow]] = {}
     changed: list[tuple[ResultRow, list[str]]] = []
     silent = 0
@@ -584,6 +580,21 @@ class ComparisonFile(JsonFile):
         """Returns results with these rows in the file's cells; ``more`` are further fields."""
         own = {name: value for name, value in self if value is not None and name != "cells"}
         return Results(**{"title": self.name} | own | more, rows=rows, planned=self.cells)
+
+
+@dataclass(frozen=True)
+class Leader:
+    """The method with the best average, beside the best other one.
+
+    Attributes:
+        method: its label.
+        average: its accuracy, in [0, 1], averaged over all columns.
+        margin: its lead over the best other method; None if none shares columns and seeds.
+    """
+
+    method: str
+    average: float
+    margin: Margin | None
 
 
 @dataclass(frozen=True)
@@ -670,11 +681,8 @@ class Results:
     @cached_property
     def axes(self) -> dict[str, list[str]]:
         """The axes, besides method and seed, with several values, and these values in order."""
-        values: dict[str, dict[str, None]] = {}
-        for place in self._places:
-            for axis, value in place.axes.items():
-                values.setdefault(axis, {})[value] = None
-        return {axis: list(own) for axis, own in values.items() if len(own) > 1}
+        values = grouped(pair for place in self._places for pair in place.axes.items())
+        return {axis: list(dict.fromkeys(own)) for axis, own in values.items() if len({*own}) > 1}
 
     @cached_property
     def budgets(self) -> list[int]:
@@ -705,11 +713,9 @@ class Results:
 
     def columns_by(self, axis: str) -> dict[str, list[str]]:
         """Returns the columns grouped by their value of an axis."""
-        groups: dict[str, dict[str, None]] = {}
-        for place in self._places:
-            if axis in place.axes:
-                groups.setdefault(place.axes[axis], {})[self.column(place)] = None
-        return {value: list(columns) for value, columns in groups.items()}
+        own = [(place.axes.get(axis), self.column(place)) for place in self._places]
+        groups = grouped((value, column) for value, column in own if value is not None)
+        return {value: list(dict.fromkeys(columns)) for value, columns in groups.items()}
 
     def frame(self) -> "DataFrame":
         """Returns all numbers as a tidy table, one number per row.
@@ -765,8 +771,8 @@ class Results:
         self, method: str, metric: str, rule: str = "", split: str = "", over: str = ""
     ) -> float | None:
         """Returns the mean of a number over a method's runs that have it; see :meth:`values`."""
-        found = spread(self.values(metric, rule, split, over).get(method, {}).values())
-        return None if found is None else found.mean
+        found = self.values(metric, rule, split, over).get(method, {})
+        return fmean(found.values()) if found else None
 
     def accuracies(self, rule: SelectionRule = FINAL, split: str = TEST) -> dict[str, Accuracies]:
         """Returns every method's accuracies under a rule, by column and seed."""
@@ -777,20 +783,25 @@ class Results:
         """What is held out, by column: columns that differ in a condition share a domain."""
         return {self.column(place): place.domain for place in self._places}
 
-    def beside(self, rule: SelectionRule, base: str = "") -> dict[str, str]:
-        """Returns what each method is set beside: ``base``, or the best other one."""
-        found = self.accuracies(rule)
-        others = {name: base or best_other(name, found) for name in found if name != base}
-        return {name: other for name, other in others.items() if other in found}
-
     def margins(self, rule: SelectionRule, base: str = "") -> dict[str, Margin]:
         """Returns every method's margin over ``base``, or over the best other one, if it has one.
 
         Their p-values are corrected for the number of methods.
         """
-        found = self.accuracies(rule)
-        pairs = {name: (found[name], found[o]) for name, o in self.beside(rule, base).items()}
-        return margins(pairs, self.domains)
+        return leads(self.accuracies(rule), self.domains, base)
+
+    @cached_property
+    def leader(self) -> Leader | None:
+        """The method with the best average; None if none has every column, or none is fit."""
+        if self.no_method_fit is not None:
+            return None
+        found = self.accuracies(self.default_rule)
+        spreads = {m: average_over_columns(own, self.columns) for m, own in found.items()}
+        averages = {method: one.mean for method, one in spreads.items() if one is not None}
+        if not averages:
+            return None
+        best = max(averages, key=averages.__getitem__)
+        return Leader(best, averages[best], self.margins(self.default_rule).get(best))
 
     def margin_frame(self, base: str = "") -> "DataFrame":
         """Returns :meth:`margins` at every budget by the default rule, a row for each method.
@@ -810,12 +821,11 @@ class Results:
         rows = []
         for budget in self.budgets or (None,):
             own = self if budget is None else self.at(budget)
-            others = own.beside(rule, base)
             for method, one in own.margins(rule, base).items():
                 over, seeds = one.domains, one.seeds
                 ends = (over.low, over.high, over.reach, over.p, one.p, over.count)
                 also = (seeds.low, seeds.high, seeds.count)
-                rows.append((budget, method, others[method], one.mean, *ends, *also))
+                rows.append((budget, method, one.other, one.mean, *ends, *also))
         return DataFrame(rows, columns=_OF_MARGINS).astype({BUDGET: "Int64"})
 
     @cached_property
@@ -1016,15 +1026,15 @@ def about_budgets(results: Results) -> Iterator[Diagnostic]:
         yield Diagnostic("budget-not-reached", "warning", text)
 
 
-def about_margin(results: Results, best: str) -> Iterator[Diagnostic]:
+def about_lead(results: Results) -> Iterator[Diagnostic]:
     """Warns if the best method's lead is smaller than its round-to-round fluctuation."""
-    rule = results.default_rule
-    if (margin := results.margins(rule).get(best)) is None:
+    best = results.leader
+    if best is None or best.margin is None:
         return
     steps = [
         step
-        for method in (best, results.beside(rule)[best])
+        for method in (best.method, best.margin.other)
         for run in results.runs(method)
         if (step := fluctuation(run.evaluations)) is not None
     ]
-    yield from about_fluctuation(fmean(steps) if steps else None, margin.mean)
+    yield from about_fluctuation(fmean(steps) if steps else None, best.margin.mean)

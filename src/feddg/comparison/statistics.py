@@ -101,11 +101,13 @@ class Margin:
             with the interval over seeds on these domains.
         p: the p-value over domains, corrected for the number of methods in the table where there
             are several (see :func:`margins`).
+        other: the label of the other method, where the methods have labels.
     """
 
     domains: Interval
     seeds: Interval
     p: float | None
+    other: str = ""
 
     @property
     def mean(self) -> float:
@@ -208,6 +210,21 @@ def margins(
     for left, (pair, p) in zip(range(len(known), 0, -1), sorted(known.items(), key=itemgetter(1))):
         least = adjusted[pair] = max(least, min(1.0, left * p))
     return {name: replace(one, p=adjusted.get(same[name])) for name, one in found.items()}
+
+
+def leads(
+    found: Mapping[str, Accuracies], domains: Mapping[str, str], base: str = ""
+) -> dict[str, Margin]:
+    """Returns every method's margin over ``base``, or over the best other one; see :func:`margins`.
+
+    Args:
+        found: the accuracies of each method.
+        domains: what is held out, by column.
+        base: the method that all others are set beside; each one's best other method if empty.
+    """
+    others = {name: base or best_other(name, found) or "" for name in found if name != base}
+    pairs = {name: (found[name], found[o]) for name, o in others.items() if o in found}
+    return {n: replace(one, other=others[n]) for n, one in margins(pairs, domains).items()}
 
 
 def best_other(method: str, results: Mapping[str, Accuracies]) -> str | None:

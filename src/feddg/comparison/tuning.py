@@ -20,6 +20,7 @@ from feddg.records import CONSTANT, ID_VAL
 from feddg.runs.prepare import cache_folder
 from feddg.runs.provenance import ImagesNow
 from feddg.runs.reading import SELECTION_RULES, SelectionRule, preferred
+from feddg.settings import grouped
 from feddg.storage import is_file, replace_text
 
 TRIALS = "tuning"
@@ -84,10 +85,8 @@ def picked(
     """
     assert plan.tune is not None
     rule = SELECTION_RULES.find(plan.tune.rule)
-    groups: dict[tuple[str, str], list[tuple[TriedRow, Cell]]] = {}
-    for cells in combinations(trials.cells):
-        row = _tried(cells, trials, rule)
-        groups.setdefault((row.method, row.held_out), []).append((row, cells[0]))
+    found = [(_tried(cells, trials, rule), cells[0]) for cells in combinations(trials.cells)]
+    groups = grouped(((row.method, row.held_out), (row, cell)) for row, cell in found)
     best = [_best(tried) for tried in groups.values()]
     rows = [
         row.model_copy(update={"picked": cell in best})

@@ -33,6 +33,7 @@ from feddg.data.images import IMAGE_SUFFIXES, REMEDIES, ImageTable, is_dicom, op
 from feddg.data.splits import Splits
 from feddg.diagnostics import Diagnostic, Severity
 from feddg.errors import MissingPackage, first_names
+from feddg.settings import grouped
 
 HALF = 0.5
 """Share above which a class or client has too many of the images, if it also exceeds one and a half
@@ -285,9 +286,7 @@ def groups_of_copies(files: Sequence[str], contents: Sequence[str]) -> list[list
         contents: a hash of each row's file; empty if unknown.
     """
     first = {file: row for row, file in reversed(list(enumerate(files)))}
-    by_content: dict[str, list[int]] = {}
-    for row in sorted(first.values()):
-        by_content.setdefault(contents[row], []).append(row)
+    by_content = grouped((contents[row], row) for row in sorted(first.values()))
     return [rows for content, rows in by_content.items() if content and len(rows) > 1]
 
 

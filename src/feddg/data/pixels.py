@@ -45,6 +45,7 @@ from feddg.data.images import ImageTable
 from feddg.diagnostics import Diagnostic, Progress, emit, silent
 from feddg.errors import DataError, first_names
 from feddg.messages import Weights, on_device
+from feddg.settings import grouped
 from feddg.storage import (
     open_array,
     open_file,
@@ -111,10 +112,7 @@ class DecodedFiles:
     @cached_property
     def by_file(self) -> dict[str, list[str]]:
         """The rows' paths by file: the file itself, or the tiles of a large image."""
-        found: dict[str, list[str]] = {}
-        for path in self.paths:
-            found.setdefault(Tile.named(path).file, []).append(path)
-        return found
+        return grouped((Tile.named(path).file, path) for path in self.paths)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

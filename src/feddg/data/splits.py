@@ -8,6 +8,7 @@ import numpy as np
 from feddg.data.images import ImageTable
 from feddg.errors import DataError
 from feddg.rng import numpy_stream
+from feddg.settings import grouped
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,11 +144,8 @@ def _keep_copies_together(roles: np.ndarray, table: ImageTable, contents: Sequen
 
     They go to training if no other image of their class and domain does.
     """
-    groups: dict[tuple[str, int, int], list[int]] = {}
     keys = zip(contents, table.domains.tolist(), table.labels.tolist())
-    for row, key in enumerate(keys):
-        if key[0]:
-            groups.setdefault(key, []).append(row)
+    groups = grouped((key, row) for row, key in enumerate(keys) if key[0])
     training = table.take(np.flatnonzero(roles == "train")).counts()
     for (_, domain, label), rows in groups.items():
         own = roles[rows]

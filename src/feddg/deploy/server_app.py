@@ -44,7 +44,7 @@ from feddg.runs.execute import carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import cache_folder
 from feddg.runs.reading import Run
-from feddg.settings import Positive, Settings
+from feddg.settings import Positive, Settings, grouped
 from feddg.storage import replace_text
 
 log = logging.getLogger("feddg")
@@ -384,10 +384,7 @@ def _warn_of_dominance(images: Mapping[str, int]) -> None:
 
 def _classes(names: Sequence[str], found: Mapping[int, Registration]) -> list[str]:
     """Returns the federation's classes, sorted; warns of classes that only one site has."""
-    holders: dict[str, list[str]] = {}
-    for id, registration in found.items():
-        for name in registration.classes:
-            holders.setdefault(name, []).append(names[id])
+    holders = grouped((name, names[id]) for id, own in found.items() for name in own.classes)
     alone = [f"{name!r} ({held[0]})" for name, held in sorted(holders.items()) if len(held) == 1]
     if len(found) > 1 and alone:
         emit(

@@ -23,6 +23,7 @@ from feddg.runs.model import Trained, load_trained
 from feddg.runs.prepare import Images, build_evaluation, cache_folder, load_images
 from feddg.runs.provenance import IMAGES, check_images
 from feddg.runs.reading import ADAPTED, OWN, read_adapted, read_run, require_run
+from feddg.settings import grouped
 from feddg.storage import file_faults, is_file, replace_file
 
 FILE = "predictions.parquet"
@@ -82,10 +83,8 @@ def evaluate_run(
     require_run(path)
     trained = load_trained(path, which=which)
     key = (trained.round, batch_size, trained.which)
-    measured: dict[str, list[AdaptationRow]] = {}
-    for row in read_adapted(path):
-        if row.key == (row.adaptation, *key):
-            measured.setdefault(row.adaptation, []).append(row)
+    earlier = [row for row in read_adapted(path) if row.key == (row.adaptation, *key)]
+    measured = grouped((row.adaptation, row) for row in earlier)
     check_images(path, trained.experiment, cache)
     refused: dict[str, str] = {}
     for spelling in wanted:

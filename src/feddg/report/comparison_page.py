@@ -140,13 +140,14 @@ def _title(results: Results) -> str:
 
 
 def _facts(results: Results) -> list[Facts]:
-    accuracies, best = results.accuracies(results.default_rule), tables.leader_of(results)
+    accuracies, best = results.accuracies(results.default_rule), results.leader
+    winner = best.method if best and best.margin and best.margin.decided else None
     facts = [
         Fact(
             spelled(method),
             tables.spread_text(average_over_columns(own, results.columns)),
             tables.method_warnings(results, method) or "held-out test, %",
-            accent=best is not None and best.is_decided and method == best.method,
+            accent=method == winner,
         )
         for method, own in accuracies.items()
     ]
@@ -308,8 +309,8 @@ def _steps(results: Results) -> Iterator[Step]:
     if STILL_RISING in codes and rounds and not longer.exists():
         words = (*again[:3], str(longer), "--rounds", str(2 * rounds))
         yield TRAIN_LONGER, command(*words)
-    best = tables.leader_of(results)
-    if best is None or best.margin is None or best.is_decided:
+    best = results.leader
+    if best is None or best.margin is None or best.margin.decided:
         return
     if best.margin.domains.count == 1 and any(run.held_out(TEST) for run in results.runs()):
         yield (

@@ -12,14 +12,7 @@ from feddg.prediction.predict import PredictedImages, Prediction
 from feddg.report.blocks import Chart, data_address, template_named, thumbnail
 from feddg.report.charts import accuracy_curves, learning_curves
 from feddg.report.run_page import final_table, result_sentence, tested_on
-from feddg.report.tables import (
-    about_results,
-    accuracy_table,
-    budget_table,
-    budget_words,
-    conclusion,
-    margin_table,
-)
+from feddg.report.tables import about_results, lead_of, main_tables
 from feddg.report.text import spelled
 from feddg.runs.diagnostics import about_run
 from feddg.runs.reading import Run
@@ -67,7 +60,7 @@ def _lead_of(thing: Run | Comparison) -> str:
     if isinstance(thing, Run):
         evaluated = bool(thing.evaluations.rounds)
         return result_sentence(thing) if evaluated else "Nothing has been measured yet."
-    return f"{budget_words(thing.results)}{conclusion(thing.results.at_largest)}"
+    return lead_of(thing.results)
 
 
 def _run(run: Run) -> str:
@@ -83,16 +76,13 @@ def _run(run: Run) -> str:
 
 
 def _comparison(comparison: Comparison) -> str:
-    every, results = comparison.results, comparison.results.at_largest
+    results = comparison.results.at_largest
     failed = [f"{one.cell.folder.name}: {one.error or one.status}" for one in comparison.failures]
-    rule = results.default_rule
-    tables = [budget_table(every)]
-    tables += [accuracy_table(results, rule), margin_table(results, rule)] if results.rows else []
     return _page(
         title=_title_of(comparison),
         lead=_lead_of(comparison),
         notices=[*failed, *map(str, about_results(results))],
-        tables=[table for table in tables if table is not None],
+        tables=main_tables(comparison.results),
         curves=learning_curves(results) if results.rows else None,
         report=comparison.report,
     )

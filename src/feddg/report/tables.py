@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from feddg.comparison.results import (
@@ -11,7 +10,7 @@ from feddg.comparison.results import (
     TriedRow,
     TuningFile,
     about_budgets,
-    about_margin,
+    about_lead,
     about_method,
 )
 from feddg.comparison.statistics import (
@@ -232,6 +231,21 @@ def budget_words(results: Results) -> str:
     return f"{short(results.budgets[-1])} images seen in training: " if results.budgets else ""
 
 
+def main_tables(every: Results, *, brief: bool = False) -> list[Table]:
+    """How a comparison came out: by budget, and at the largest one accuracies and margins.
+
+    Args:
+        every: the comparison at all its budgets.
+        brief: whether to leave out what stands beside accuracies and margins.
+    """
+    results, rule = every.at_largest, every.at_largest.default_rule
+    found = [budget_table(every)]
+    if results.rows:
+        found.append(accuracy_table(results, rule, brief=brief))
+        found.append(margin_table(results, rule, brief=brief))
+    return [table for table in found if table is not None]
+
+
 def margin_table(
     results: Results,
     rule: SelectionRule = FINAL,
@@ -249,7 +263,7 @@ def margin_table(
         named: how a label is shown.
         brief: whether to leave out ranks, and what the intervals were computed from.
     """
-    found, others = results.accuracies(rule), results.beside(rule, base)
+    found = results.accuracies(rule)
     if len(found) < 2:
         return None
     margins, places = results.margins(rule, base), ranks(found)
@@ -263,7 +277,7 @@ def margin_table(
         return column(heading, lambda m: shown(margins[m]) if m in margins else MISSING, note)
 
     def other(method: str) -> str:
-        return named(others[method]) if method in others else MISSING
+        return named(margins[method].other) if method in margins else MISSING
 
     def mean_rank(method: str) -> str:
         found = spread(places[method].values())
@@ -383,55 +397,18 @@ def tuning_table(tuning: TuningFile) -> Table:
     return table_of(tuning.tried, columns)
 
 
-@dataclass(frozen=True)
-class Leader:
-    """The method with the best average, beside the best other one.
-
-    Attributes:
-        method: its label.
-        average: its accuracy, in [0, 1], averaged over all columns.
-        other: the best other method; None if none shares columns and seeds.
-        margin: its lead over the other method.
-    """
-
-    method: str
-    average: float
-    other: str | None
-    margin: Margin | None
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether the lead over the other method may be claimed."""
-        return self.margin is not None and self.margin.decided
-
-
-def leader_of(results: Results) -> Leader | None:
-    """The method with the best average; None if none has every column, or none is fit."""
-    if results.no_method_fit is not None:
-        return None
-    rule = results.default_rule
-    found = results.accuracies(rule)
-    spreads = {m: average_over_columns(values, results.columns) for m, values in found.items()}
-    averages = {method: one.mean for method, one in spreads.items() if one is not None}
-    if not averages:
-        return None
-    best = max(averages, key=lambda method: averages[method])
-    other, margin = results.beside(rule).get(best), results.margins(rule).get(best)
-    return Leader(best, averages[best], other, margin)
-
-
 def about_best(results: Results) -> tuple[str, str] | None:
     """What the best method does, in its own words; None if none is best, or it has none.
 
     Returns:
         A heading, and the words: the idea, and how sure it is that the method is the best.
     """
-    best = leader_of(results)
+    best = results.leader
     if best is None or best.method.lower() not in METHODS:
         return None
     idea = idea_of(METHODS.find(best.method.lower()))
-    if idea and best.margin is not None and not best.is_decided:
-        other = spelled(best.other or "")
+    if idea and best.margin is not None and not best.margin.decided:
+        other = spelled(best.margin.other)
         idea += f" It has the best average here, but these domains do not tell it from {other}."
     return (f"What {spelled(best.method)} does", idea) if idea else None
 
@@ -441,7 +418,7 @@ def conclusion(results: Results) -> Diagnostic:
     if results.no_method_fit is not None:
         return results.no_method_fit
     question = f"{results.question} " if results.question else ""
-    best = leader_of(results)
+    best = results.leader
     if best is None:
         text = f"{question}No method has a result in every column yet."
         return Diagnostic("no-result", "note", text)
@@ -455,9 +432,9 @@ def conclusion(results: Results) -> Diagnostic:
         f"{question}{spelled(best.method)} recognised {percent_sign(best.average)} of the "
         f"held-out test images {results.default_rule.when}{over}{but(best.method)}"
     )
-    if best.other is None or best.margin is None:
+    if (margin := best.margin) is None:
         return Diagnostic("one-method", "note", f"{text}.")
-    other, margin = best.other, best.margin
+    other = margin.other
     more = "more" if margin.mean >= 0 else "less"
     text += f", {percent(abs(margin.mean))} points {more} than {spelled(other)}{but(other)}"
     known = [
@@ -472,6 +449,11 @@ def conclusion(results: Results) -> Diagnostic:
         text += f" (95 % {'intervals' if len(known) > 1 else 'interval'} {', '.join(known)})"
     code = "decided" if margin.decided else "not-decided"
     return Diagnostic(code, "note", f"{text}. {_verdict(margin)}")
+
+
+def lead_of(every: Results) -> str:
+    """The conclusion at the largest budget, with that budget before it if there are several."""
+    return f"{budget_words(every)}{conclusion(every.at_largest)}"
 
 
 def _verdict(margin: Margin) -> str:
@@ -517,8 +499,7 @@ def about_results(results: Results) -> list[Diagnostic]:
             text = f"{words}: {where}."
         found.append(Diagnostic(code, severity, text, ADVICE.get(code, "")))
     found += about_budgets(results)
-    best = leader_of(results)
-    found += about_margin(results, best.method) if best is not None else ()
+    found += about_lead(results)
     if len(results.seeds_run) == 1 and len(results.methods) > 1:
         text = "One seed only: what another would give is not known."
         found.append(Diagnostic("one-seed", "note", text, "Run more seeds."))

@@ -16,7 +16,7 @@ from feddg.evaluation.metrics import Predictions, measure
 from feddg.experiment import Experiment, fewest_fields
 from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, EvaluationRow
 from feddg.runs.reading import SELECTION_RULES, Evaluations, Run, read_run
-from feddg.settings import IMAGENET
+from feddg.settings import IMAGENET, grouped
 from feddg.text import command, counted
 
 # Intervals for shares of counted things: what one run's accuracy leaves open.
@@ -362,11 +362,9 @@ def about_domains(rows: Sequence[EvaluationRow]) -> dict[str, Diagnostic]:
     Args:
         rows: rows of one round.
     """
-    own: dict[str, list[EvaluationRow]] = {}
     at_chance: dict[str, Diagnostic] = {}
-    for row in rows:
-        if row.split in (ID_VAL, ID_TEST) and row.weights == LAST and row.round > 0:
-            own.setdefault(row.domain, []).append(row)
+    trained = (row for row in rows if row.weights == LAST and row.round > 0)
+    own = grouped((row.domain, row) for row in trained if row.split in (ID_VAL, ID_TEST))
     for domain, parts in own.items():
         rest = [row for name, others in own.items() if name != domain for row in others]
         found, others, chance = _pooled(parts), _pooled(rest), _largest_share(parts)
