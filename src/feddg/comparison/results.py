@@ -906,7 +906,7 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
     runs = [read_run(folder) for folder in folders]
     complete = [run for run in runs if run.status == "completed"]
     settings = [
-        dict(flatten((run.settings.get("method") or {}).get("settings") or {})) for run in complete
+        flatten((run.settings.get("method") or {}).get("settings") or {}) for run in complete
     ]
     varying = _varying(settings, [run.method for run in complete])
     labels = [
@@ -914,7 +914,7 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
         for run, own in zip(complete, settings)
     ]
     others = [
-        dict(flatten({k: v for k, v in run.settings.items() if k not in _NOT_CONDITIONS}))
+        flatten({k: v for k, v in run.settings.items() if k not in _NOT_CONDITIONS})
         for run in complete
     ]
     axes = dict.fromkeys(itertools.chain.from_iterable(_varying(others, labels).values()))
@@ -948,14 +948,16 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
     return Results(name=name, title=name, rows=rows, open=incomplete)
 
 
+def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """Returns the names of the settings that are not the same in all runs."""
+    names = dict.fromkeys(name for own in settings for name in own)
+    return [name for name in names if len({own.get(name) for own in settings}) > 1]
+
+
 def _varying(settings: Sequence[Mapping[str, str]], groups: Sequence[str]) -> dict[str, list[str]]:
     """Returns the settings that differ within each group."""
-    varying = {}
-    for group in dict.fromkeys(groups):
-        own = [one for one, of in zip(settings, groups) if of == group]
-        keys = dict.fromkeys(key for one in own for key in one)
-        varying[group] = [key for key in keys if len({one.get(key) for one in own}) > 1]
-    return varying
+    of_group = grouped(zip(groups, settings))
+    return {group: differing(own) for group, own in of_group.items()}
 
 
 def _remedy(runs: Sequence[Run]) -> str:

@@ -538,14 +538,15 @@ def _samples(path: Path, *, deep_only: bool = False) -> Samples | None:
         deep_only: whether to skip files of 8 bits without transparency.
     """
     try:
-        with open_image(path) as image:
-            if image.size[0] * image.size[1] > MOST_PIXELS:
-                return None
-            if deep_only and not is_deep(image) and image.mode not in ("LA", "RGBA"):
-                return None
-            return read_samples(path, image)
-    except UnidentifiedImageError:
-        return _wide_samples(path)
+        try:
+            with open_image(path) as image:
+                if image.size[0] * image.size[1] > MOST_PIXELS:
+                    return None
+                if deep_only and not is_deep(image) and image.mode not in ("LA", "RGBA"):
+                    return None
+                return read_samples(path, image)
+        except UnidentifiedImageError:  # it may be a TIFF with more bands than Pillow supports
+            return read_tiff(path) if is_tiff(path) else None
     except MissingPackage:
         raise
     except Exception:  # decoding says what is wrong with it
@@ -556,16 +557,6 @@ def is_readable(path: Path) -> bool:
     """Returns whether an image file's values can be read."""
     with quiet_pillow():
         return _samples(path) is not None
-
-
-def _wide_samples(path: Path) -> Samples | None:
-    """Returns the raw values of a TIFF with more bands than Pillow supports; None for others."""
-    try:
-        return read_tiff(path) if is_tiff(path) else None
-    except MissingPackage:
-        raise
-    except Exception:  # decoding says what is wrong with it
-        return None
 
 
 def _half_transparent(alpha: np.ndarray) -> bool:
@@ -632,7 +623,7 @@ def _head(path: Path) -> tuple[int, int, str] | None:
             deep = is_deep(image) and image.mode in ("RGB", "RGBA")
             return (*image.size, f"16 bits x {bands}" if deep else image.mode)
     except UnidentifiedImageError:
-        samples = _wide_samples(path)
+        samples = _samples(path)
         if samples is None:
             return None
         height, width, bands = samples.values.shape

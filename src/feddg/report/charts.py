@@ -479,28 +479,29 @@ def _band(points: Sequence[tuple[float, float, float]], colour: str) -> Trace:
 
 def axis_curves(results: Results, name: str) -> Chart | None:
     """Returns average test accuracy over the values of an axis; None if they are not numbers."""
-    values = {value: _number(value) for value in results.axes[name]}
-    numbers = [value for value in values.values() if value is not None]
-    if name == HELD_OUT or len(numbers) < len(values) or len(values) < 2:
+    texts = results.axes[name]
+    numbers = {text: value for text in texts if (value := _number(text)) is not None}
+    if name == HELD_OUT or len(numbers) < max(2, len(texts)):
         return None
-    accuracies, columns = results.accuracies(results.default_rule), results.columns_by(name)
-    curves: dict[str, list[Point]] = {}
-    deviations: dict[str, list[float]] = {}
-    for method in results.methods:
-        for text, value in sorted(values.items(), key=lambda item: item[1] or 0.0):
-            own = accuracies.get(method, {})
-            found = spread(v for (column, _), v in own.items() if column in columns[text])
-            if found is not None and value is not None:
-                curves.setdefault(method, []).append((value, found.mean))
-                deviations.setdefault(method, []).append(100 * (found.deviation or 0.0))
+    columns = results.columns_by(name)
+    found = {
+        method: [
+            (numbers[text], one)
+            for text in sorted(numbers, key=numbers.__getitem__)
+            if (one := spread(v for (c, _), v in own.items() if c in columns[text])) is not None
+        ]
+        for method, own in results.accuracies(results.default_rule).items()
+    }
+    curves = {method: [(x, one.mean) for x, one in own] for method, own in found.items()}
     lines = _method_lines(results, curves)
-    for line, deviation in zip(lines, deviations.values()):
-        line["error_y"] = {"type": "data", "array": deviation, "thickness": 1}
+    for line, own in zip(lines, filter(None, found.values())):
+        deviations = [100 * (one.deviation or 0.0) for _, one in own]
+        line["error_y"] = {"type": "data", "array": deviations, "thickness": 1}
     caption = (
         f"Average held-out test accuracy {results.default_rule.when} by {name}; bars are the "
         "standard deviation over runs."
     )
-    x = axis(label_of(name), **scale_for(min(numbers), max(numbers), WIDE_RANGE))
+    x = axis(label_of(name), **scale_for(min(numbers.values()), max(numbers.values()), WIDE_RANGE))
     return line_chart(lines, caption, x, axis(ACCURACY)) if lines else None
 
 
@@ -581,15 +582,8 @@ def rank_plot(accuracies: Mapping[str, Accuracies], rule: SelectionRule) -> Char
         f"{'pairs' if pairs > 1 else 'pair'} of scenario and seed that all methods have. Dots: how "
         "often a rank occurs; line: the mean rank. Ties share the mean of their ranks."
     )
-    return chart_of(
-        [dots, mean],
-        120 + 44 * len(order),
-        caption,
-        showlegend=False,
-        hovermode="closest",
-        xaxis=axis("rank (1 is best)", dtick=1, range=[0.5, len(order) + 0.5]),
-        yaxis=_methods_axis(order, range=[len(order) - 0.4, -0.7]),
-    )
+    x = axis("rank (1 is best)", dtick=1, range=[0.5, len(order) + 0.5])
+    return _rows_chart([dots, mean], order, caption, x, 44, (0.4, 0.7), hovermode="closest")
 
 
 def margin_plot(results: Results, base: str) -> Chart | None:
@@ -616,16 +610,20 @@ def margin_plot(results: Results, base: str) -> Chart | None:
         "95 % intervals over domains; dark: more than chance, corrected for the number of methods. "
         "A dot without an interval has none: fewer than three domains, or differences all equal."
     )
-    return chart_of(
-        [dots],
-        120 + 36 * len(order),
-        caption,
-        showlegend=False,
-        xaxis=axis(f"points above {spelled(base)}"),
-        yaxis=_methods_axis(order, range=[len(order) - 0.5, -0.5]),
-        shapes=[marker_line(0)],
-    )
+    x = axis(f"points above {spelled(base)}")
+    return _rows_chart([dots], order, caption, x, 36, (0.5, 0.5), shapes=[marker_line(0)])
 
 
-def _methods_axis(methods: Sequence[str], **settings: Any) -> Axis:
-    return names_axis([spelled(name) for name in methods], showgrid=False, **settings)
+def _rows_chart(
+    traces: Sequence[Trace],
+    methods: Sequence[str],
+    caption: str,
+    x: Axis,
+    each: int,
+    margins: tuple[float, float],
+    **layout: Any,
+) -> Chart:
+    """Returns a chart with a row for each method, ``each`` pixels high; margins below and above."""
+    names, ends = [spelled(name) for name in methods], [len(methods) - margins[0], -margins[1]]
+    layout |= {"xaxis": x, "yaxis": names_axis(names, showgrid=False, range=ends)}
+    return chart_of(traces, 120 + each * len(methods), caption, showlegend=False, **layout)

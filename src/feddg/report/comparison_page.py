@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from feddg.comparison.results import ResultRow, Results, about_method
+from feddg.comparison.results import ResultRow, Results, about_method, differing
 from feddg.comparison.statistics import average_over_columns
 from feddg.errors import FeddgError
 from feddg.prediction.evaluate import PairedRuns, compare_images, read_image_results, results_file
-from feddg.records import ID_TEST, TEST, VAL
+from feddg.records import ID_TEST, TEST, VAL, SummaryFile
 from feddg.report import charts, tables
 from feddg.report.blocks import (
     Block,
@@ -32,7 +32,6 @@ from feddg.report.blocks import (
 from feddg.report.run_page import (
     METRICS_CAPTION,
     TRAIN_LONGER,
-    Cost,
     Step,
     cost_of,
     data_tags,
@@ -227,19 +226,18 @@ def _differing_settings(results: Results) -> Block | None:
     labels, runs = zip(*found.values())
     if len(set(labels)) < len(labels):
         labels = tuple(run.folder.name for run in runs)
-    flat = [dict(flatten(run.settings)) for run in runs]
-    keys = dict.fromkeys(key for settings in flat for key in settings if key != "name")
-    differing = [key for key in keys if len({settings.get(key) for settings in flat}) > 1]
-    if not differing:
+    flat = [flatten(run.settings) for run in runs]
+    names = [name for name in differing(flat) if name != "name"]
+    if not names:
         return None
 
     def setting(label: str, settings: Mapping[str, str]) -> MadeColumn[str]:
         return text_column(label, lambda key: settings.get(key, MISSING))
 
     columns = [text_column("Setting", str), *map(setting, labels, flat)]
-    table = table_of(differing, columns, "Everything else is the same in all runs.")
-    few = len(differing) <= FEW_SETTINGS
-    return table if few else Fold(counted(len(differing), "setting"), [table])
+    table = table_of(names, columns, "Everything else is the same in all runs.")
+    few = len(names) <= FEW_SETTINGS
+    return table if few else Fold(counted(len(names), "setting"), [table])
 
 
 def _cost_table(results: Results) -> Table | None:
@@ -251,7 +249,7 @@ def _cost_table(results: Results) -> Table | None:
         heading: str,
         note: str,
         shown: Callable[[float | None], str],
-        amount: Callable[[Cost, int], float | None],
+        amount: Callable[[SummaryFile, int], float | None],
     ) -> MadeColumn[str]:
         def cell(method: str) -> str:
             amounts = [amount(*cost) or 0.0 for cost in costs[method]]
@@ -260,7 +258,7 @@ def _cost_table(results: Results) -> Table | None:
         return column(heading, cell, note)
 
     columns = [
-        mean("Time", "a run", duration, lambda c, n: c.total_seconds),
+        mean("Time", "a run", duration, lambda c, n: c.seconds["total"]),
         mean("Training", "a round", duration, lambda c, n: c.seconds.get("train", 0.0) / n),
         mean("Aggregation", "a round", duration, lambda c, n: c.seconds.get("aggregate", 0.0) / n),
         mean("Before training", "", duration, lambda c, n: c.seconds.get("setup")),
@@ -272,7 +270,7 @@ def _cost_table(results: Results) -> Table | None:
             size,
             lambda c, n: c.bytes.get("setup_up_per_client"),
         ),
-        mean("Peak memory", "", size, lambda c, n: c.peak_memory),
+        mean("Peak memory", "", size, lambda c, n: c.peak_memory_bytes),
     ]
     return (
         tables.by_method(methods, columns, "Mean over the runs of a method.") if methods else None

@@ -1,13 +1,14 @@
 """The page of one run, section by section."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from feddg.comparison.results import differing
 from feddg.data.partition import in_words, skew_of
 from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError
@@ -26,6 +27,7 @@ from feddg.records import (
     EvaluationRow,
     RefusedUpdate,
     SetupRow,
+    SummaryFile,
 )
 from feddg.report import charts
 from feddg.report.blocks import (
@@ -291,24 +293,15 @@ def reference_lines(run: Run) -> dict[str, float]:
     return found
 
 
-_SAME: Final = (
-    ("data", None),
-    ("hold_out", None),
-    ("seed", None),
-    ("clients", "number"),
-    ("model", "backbone"),
-    ("model", "weights"),
-    ("train", "rounds"),
+_SAME = re.compile(
+    r"(data|hold_out|seed|clients\.number|model\.(backbone|weights)|train\.rounds)(\.|$)"
 )
-"""What runs must share to be compared."""
+"""Settings that runs must share to be compared."""
 
 
 def _alike(run: Run, other: Run) -> bool:
-    def shared(one: Run) -> list[Any]:
-        parts = [(one.settings.get(part), name) for part, name in _SAME]
-        return [part if name is None else (part or {}).get(name) for part, name in parts]
-
-    return shared(run) == shared(other)
+    differ = differing([flatten(run.settings), flatten(other.settings)])
+    return not any(map(_SAME.match, differ))
 
 
 class _WorstClass(NamedTuple):
@@ -393,14 +386,13 @@ def _key_facts(run: Run) -> Facts:
     in_domain = {s: run.served.value(s) for s in (ID_TEST, ID_VAL)}
     split = ID_VAL if in_domain[ID_TEST] is None else ID_TEST
     cost = cost_of(run)
+    speed = number(cost.images_per_second or None)
     return Facts(
         [
             *_accuracy_facts(run),
             Fact(split_heading(split), percent_sign(in_domain[split]), "correct"),
             *_federation_facts(run),
-            Fact(
-                "Time", duration(cost.total_seconds), f"{number(cost.images_per_second)} images/s"
-            ),
+            Fact("Time", duration(cost.seconds["total"]), f"{speed} images/s"),
             Fact("Sent by a client", size(cost.bytes.get("up_per_client_round")), "per round"),
         ]
     )
@@ -810,63 +802,40 @@ SENT = {
 }
 
 
-@dataclass(frozen=True)
-class Cost:
-    """The cost of a run, from its summary or, before there is one, from the rows so far.
+def cost_of(run: Run) -> SummaryFile:
+    """The cost of a run: its summary or, before there is one, that of the rows so far.
 
-    Attributes:
-        seconds: by activity, as in ``ACTIVITIES``.
-        total_seconds: of all.
-        images_per_second: of training; None if not known.
-        forwards_per_image: how often an image of a training step goes through the networks; None if
-            not counted.
-        peak_memory: in bytes; None if not known.
-        bytes: sent, as in ``SENT``.
+    Its seconds are in the order of ``ACTIVITIES``, and the last is ``total``.
     """
-
-    seconds: Mapping[str, float]
-    total_seconds: float
-    images_per_second: float | None
-    forwards_per_image: float | None
-    peak_memory: int | None
-    bytes: Mapping[str, Any]
-
-
-def cost_of(run: Run) -> Cost:
-    """The cost of a run so far."""
-    setup, rounds = run.metrics.setup, run.metrics.rounds
-    so_far = {"setup": setup.seconds} if setup else {}
-    summary = run.summary or summarize(run, run.status, None, so_far)
+    summary = run.summary
+    if summary is None:
+        setup = run.metrics.setup
+        summary = summarize(run, run.status, None, {"setup": setup.seconds} if setup else {})
+        sent = summary.bytes if run.metrics.rounds else {}
+        summary = summary.model_copy(update={"peak_memory_bytes": None, "bytes": sent})
     seconds = dict(summary.seconds)
     total = max(seconds.pop("total", 0.0), sum(seconds.values()))
     rest = total - sum(seconds.values())
     if rest > 0.005 * total:
         seconds["other"] = rest
-    with_forwards = [row for row in rounds if row.forwards and row.images]
-    images = sum(row.images for row in with_forwards)
     names = sorted(seconds, key=lambda name: [*ACTIVITIES, name].index(name))
-    return Cost(
-        seconds={name: seconds[name] for name in names},
-        total_seconds=total,
-        images_per_second=summary.images_per_second or None,
-        forwards_per_image=sum(r.forwards for r in with_forwards) / images if images else None,
-        peak_memory=summary.peak_memory_bytes if run.summary else None,
-        bytes=summary.bytes if run.summary or rounds else {},
-    )
+    ordered = {name: seconds[name] for name in names} | {"total": total}
+    return summary.model_copy(update={"seconds": ordered})
 
 
 def _cost_section(run: Run) -> Section | None:
     cost = cost_of(run)
-    if not cost.total_seconds:
+    *activities, (_, total) = cost.seconds.items()
+    if not total:
         return None
-    forwards = cost.forwards_per_image
-    words = {name: ACTIVITIES.get(name, readable(name)) for name in cost.seconds}
+    passed = [row for row in run.metrics.rounds if row.forwards and row.images]
+    passes, images = sum(row.forwards for row in passed), sum(row.images for row in passed)
     rows: dict[str, Cell | str] = {
-        "Time in all": Cell(duration(cost.total_seconds), strong=True),
-        **{f"Time for {words[name]}": duration(value) for name, value in cost.seconds.items()},
-        "Images per second of training": number(cost.images_per_second),
-        "Passes through the network per image": MISSING if forwards is None else f"{forwards:.2f}",
-        "Peak memory": size(cost.peak_memory),
+        "Time in all": Cell(duration(total), strong=True),
+        **{f"Time for {ACTIVITIES.get(n, readable(n))}": duration(took) for n, took in activities},
+        "Images per second of training": number(cost.images_per_second or None),
+        "Passes through the network per image": f"{passes / images:.2f}" if images else MISSING,
+        "Peak memory": size(cost.peak_memory_bytes),
         **{text: size(cost.bytes.get(name)) for name, text in SENT.items()},
     }
     columns: list[MadeColumn[str]] = [
@@ -882,7 +851,7 @@ def _cost_section(run: Run) -> Section | None:
 def _details_section(run: Run) -> Section | None:
     groups = _groups_table(run, run.metrics.setup) if run.metrics.setup else None
     environment = table_of(
-        flatten(run.environment),
+        flatten(run.environment).items(),
         [text_column("Name", lambda pair: pair[0]), text_column("Value", lambda pair: pair[1])],
     )
     return section_of(

@@ -22,7 +22,7 @@ from feddg.comparison.statistics import (
     ranks,
     spread,
 )
-from feddg.diagnostics import Diagnostic, Severity, gravest_first
+from feddg.diagnostics import Diagnostic, gravest_first
 from feddg.errors import first_names
 from feddg.methods.base import METHODS, idea_of
 from feddg.records import TEST, as_cell, as_csv
@@ -43,6 +43,7 @@ from feddg.report.blocks import (
 from feddg.report.text import AGGREGATE_WORDS, metric_title, one_model, spelled, split_heading
 from feddg.runs.diagnostics import IN_WORDS, MAJORITY, STILL_RISING
 from feddg.runs.reading import FINAL, SELECTION_RULES, SelectionRule
+from feddg.settings import grouped
 from feddg.text import (
     MISSING,
     SPACE,
@@ -480,15 +481,16 @@ def _verdict(margin: Margin) -> str:
 
 def about_results(results: Results) -> list[Diagnostic]:
     """Returns the caveats about the numbers, the gravest first."""
-    findings: dict[tuple[str, Severity], dict[str, list[str]]] = {}
-    for method in results.methods:
-        for code, severity, where in about_method(results, method):
-            # Where no method is fit, that says the gravest of all of them.
-            if results.no_method_fit is None or severity != "warning":
-                often = findings.setdefault((code, severity), {})
-                often.setdefault(where, []).append(spelled(method))
+    findings = grouped(
+        ((code, severity), (where, spelled(method)))
+        for method in results.methods
+        for code, severity, where in about_method(results, method)
+        # Where no method is fit, that says the gravest of all of them.
+        if results.no_method_fit is None or severity != "warning"
+    )
     found = []
-    for (code, severity), often in findings.items():
+    for (code, severity), places in findings.items():
+        often = grouped(places)
         where = ", ".join(f"{listed(own)}{in_runs}" for in_runs, own in often.items())
         words = IN_WORDS.get(code, code.replace("-", " "))
         words = words[0].upper() + words[1:]

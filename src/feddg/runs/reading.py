@@ -4,9 +4,10 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -89,12 +90,11 @@ def _domain_mean(rows: Sequence[EvaluationRow], metric: str) -> float | None:
 
 def _worst_domain(rows: Sequence[EvaluationRow], metric: str) -> float | None:
     kind: Metric | None = METRICS.get(metric)
-    if kind is not None and kind.higher_is_better is None:
-        return None
     values = _values(rows, metric)
-    if not values or any(math.isnan(value) for value in values):
+    no_direction = kind is not None and kind.higher_is_better is None
+    if no_direction or not values or any(map(math.isnan, values)):
         return None
-    return min(values) if kind is None or kind.higher_is_better else max(values)
+    return min(values, key=lambda value: preferred(value, metric))
 
 
 def _pooled(rows: Sequence[EvaluationRow], metric: str) -> float | None:
@@ -236,11 +236,8 @@ class Evaluations:
 
     def support(self, split: str, domain: str) -> list[int] | None:
         """Returns the number of images per class in a domain; None before it was recorded."""
-        for round_ in reversed(self.rounds):
-            row = self.get(round_, split, domain)
-            if row is not None and row.support is not None:
-                return row.support
-        return None
+        rows = (self.get(round_, split, domain) for round_ in reversed(self.rounds))
+        return next((row.support for row in rows if row and row.support is not None), None)
 
 
 # The rules that choose the model that counts; none of them looks at the test split.
@@ -436,13 +433,9 @@ def short_rounds(sent: Iterable[tuple[int, int]], messages: Iterable[tuple[int, 
 
 def in_spans(rounds: list[int]) -> str:
     """Returns ascending rounds as text: ``1-3, 7``."""
-    spans: list[list[int]] = []
-    for round in rounds:
-        if spans and spans[-1][-1] == round - 1:
-            spans[-1] = [spans[-1][0], round]
-        else:
-            spans.append([round])
-    return ", ".join("-".join(map(str, span)) for span in spans)
+    spans = groupby(enumerate(rounds), lambda at: at[1] - at[0])  # which is the same in a span
+    ends = [[round for _, round in own] for _, own in spans]
+    return ", ".join("-".join(map(str, dict.fromkeys((own[0], own[-1])))) for own in ends)
 
 
 class Spent(NamedTuple):
@@ -734,8 +727,7 @@ class Run(Shown):
         folder = self.folder / "figures"
         captions = read_captions(folder)
         files = sorted(path.name for path in folder.glob("*.png") if path.is_file())
-        ordered = [name for name in captions if name in files]
-        ordered += [name for name in files if name not in captions]
+        ordered = [*(n for n in captions if n in files), *(n for n in files if n not in captions)]
         return [(folder / name, str(captions.get(name, ""))) for name in ordered]
 
 
@@ -784,11 +776,9 @@ def require_run(folder: Path) -> None:
     raise RunError(f"{folder} holds no run: there is no {EXPERIMENT} in it. {hint}")
 
 
-def flatten(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields nested settings as dotted names with their values as text."""
-    for name, value in leaves(settings).items():
-        if value != {}:
-            yield name, value_text(value)
+def flatten(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns nested settings by dotted name, their values as text."""
+    return {name: value_text(value) for name, value in leaves(settings).items() if value != {}}
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
