@@ -27,7 +27,7 @@ from feddg.settings import merge
 
 SETTINGS = {
     "method": "fedavg",
-    "data": {"source": "digits", "image_size": 16, "id_val": 0.1, "id_test": 0}
+    "data": {"source": "digits", "image_size": 8, "id_val": 0.1, "id_test": 0}
     | {"leave_out": ["photo"]},
     "hold_out": "sketch",
     "clients": {"number": 5, "per_round": 4},
@@ -50,7 +50,6 @@ CASES = {
         "model": {"backbone": "resnet18"},
         "train": {"rounds": 1, "local_steps": 1, "batch_size": 4},
         "clients": {"per_round": 3},
-        "data": {"image_size": 8},
     },
 }
 
