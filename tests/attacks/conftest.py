@@ -11,7 +11,7 @@ from feddg.records import AttackRow
 from trained_runs import write_images
 
 SMALL = {
-    "data": {"source": "digits", "image_size": 16, "id_val": 0.6, "id_test": 0},
+    "data": {"source": "digits", "image_size": 12, "id_val": 0.8, "id_test": 0},
     "clients": {"number": 6, "partition": "domain"},
     "train": {"rounds": 1, "local_steps": 1, "batch_size": 16, "augmentation": "none"},
     "evaluate": {"every": 1},

@@ -28,7 +28,7 @@ from image_folders import make_folder
 ROUNDS = 3
 CHANNELS = 64
 SMALL = {
-    "data": {"source": "digits", "image_size": 16},
+    "data": {"source": "digits", "image_size": 8},
     "hold_out": {"val": "chalk", "test": "sketch"},
     "clients": {"number": 6, "per_round": 2},
     "train": {"rounds": ROUNDS, "local_epochs": 1, "batch_size": 64, "lr": 1e-3},
