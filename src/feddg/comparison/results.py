@@ -2,7 +2,6 @@
 
 import csv
 import io
-import itertools
 import json
 import shlex
 from collections import Counter
@@ -908,7 +907,8 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
     settings = [
         flatten((run.settings.get("method") or {}).get("settings") or {}) for run in complete
     ]
-    varying = _varying(settings, [run.method for run in complete])
+    of_method = grouped((run.method, own) for run, own in zip(complete, settings))
+    varying = {method: differing(own) for method, own in of_method.items()}
     labels = [
         ", ".join([run.method, *(f"{k} {own[k]}" for k in varying[run.method] if k in own)])
         for run, own in zip(complete, settings)
@@ -917,7 +917,8 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
         flatten({k: v for k, v in run.settings.items() if k not in _NOT_CONDITIONS})
         for run in complete
     ]
-    axes = dict.fromkeys(itertools.chain.from_iterable(_varying(others, labels).values()))
+    alike = grouped(zip(labels, others)).values()
+    axes = dict.fromkeys(axis for own in alike for axis in differing(own))
     conditions = [{axis: own.get(axis, "") for axis in axes} for own in others]
     if len(set(labels)) == 1:
         labels = [
@@ -936,10 +937,10 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
         )
         for run, label, condition in zip(complete, labels, conditions)
     ]
-    alike = Counter(row.place for row in rows)
+    places = Counter(row.place for row in rows)
     rows = [
         row.model_copy(update={"method": f"{row.method} ({row.folder})"})
-        if alike[row.place] > 1
+        if places[row.place] > 1
         else row
         for row in rows
     ]
@@ -952,12 +953,6 @@ def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
     """Returns the names of the settings that are not the same in all runs."""
     names = dict.fromkeys(name for own in settings for name in own)
     return [name for name in names if len({own.get(name) for own in settings}) > 1]
-
-
-def _varying(settings: Sequence[Mapping[str, str]], groups: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the settings that differ within each group."""
-    of_group = grouped(zip(groups, settings))
-    return {group: differing(own) for group, own in of_group.items()}
 
 
 def _remedy(runs: Sequence[Run]) -> str:

@@ -1,18 +1,18 @@
 """The page of a comparison: tables of means, margins and ranks, and curves of many runs."""
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from feddg.comparison.results import ResultRow, Results, about_method, differing
 from feddg.comparison.statistics import average_over_columns
 from feddg.errors import FeddgError
 from feddg.prediction.evaluate import PairedRuns, compare_images, read_image_results, results_file
-from feddg.records import ID_TEST, TEST, VAL, SummaryFile
+from feddg.records import ID_TEST, TEST, VAL
 from feddg.report import charts, tables
 from feddg.report.blocks import (
     Block,
@@ -188,13 +188,13 @@ def _metrics_table(results: Results) -> Table | None:
     if len(names) < 2:
         return None
 
+    rule = results.default_rule.name
+
     def metric(name: str) -> MadeColumn[tuple[str, str]]:
-        return column(
-            metric_title(name),
-            lambda pair: percent(
-                results.mean(pair[0], name, results.default_rule.name, TEST, pair[1])
-            ),
-        )
+        def mean(pair: tuple[str, str]) -> str:
+            return percent(results.mean(pair[0], name, rule, TEST, pair[1]))
+
+        return column(metric_title(name), mean)
 
     columns: list[MadeColumn[tuple[str, str]]] = [
         text_column("Method", lambda pair: spelled(pair[0])),
@@ -240,41 +240,36 @@ def _differing_settings(results: Results) -> Block | None:
     return table if few else Fold(counted(len(names), "setting"), [table])
 
 
+_Amount = tuple[str, str, Callable[[float], str]]
+"""What a run takes: a column's heading and note, and how its numbers are shown."""
+
+
 def _cost_table(results: Results) -> Table | None:
     """Returns the mean cost of each method's runs; None without runs."""
-    methods = [method for method in results.methods if results.runs(method)]
-    costs = {m: [(cost_of(r), max(1, r.rounds_done)) for r in results.runs(m)] for m in methods}
+    costs = {m: [_taken(run) for run in own] for m in results.methods if (own := results.runs(m))}
+    if not costs:
+        return None
 
-    def mean(
-        heading: str,
-        note: str,
-        shown: Callable[[float | None], str],
-        amount: Callable[[SummaryFile, int], float | None],
-    ) -> MadeColumn[str]:
-        def cell(method: str) -> str:
-            amounts = [amount(*cost) or 0.0 for cost in costs[method]]
-            return shown(math.fsum(amounts) / len(amounts))
+    def mean(what: _Amount) -> MadeColumn[str]:
+        heading, note, shown = what
+        return column(heading, lambda m: shown(fmean(one[what] or 0.0 for one in costs[m])), note)
 
-        return column(heading, cell, note)
+    columns = [mean(what) for what in next(iter(costs.values()))[0]]
+    return tables.by_method(costs, columns, "Mean over the runs of a method.")
 
-    columns = [
-        mean("Time", "a run", duration, lambda c, n: c.seconds["total"]),
-        mean("Training", "a round", duration, lambda c, n: c.seconds.get("train", 0.0) / n),
-        mean("Aggregation", "a round", duration, lambda c, n: c.seconds.get("aggregate", 0.0) / n),
-        mean("Before training", "", duration, lambda c, n: c.seconds.get("setup")),
-        mean("Images", "per second", number, lambda c, n: c.images_per_second),
-        mean("From a client", "per round", size, lambda c, n: c.bytes.get("up_per_client_round")),
-        mean(
-            "From a client",
-            "before training",
-            size,
-            lambda c, n: c.bytes.get("setup_up_per_client"),
-        ),
-        mean("Peak memory", "", size, lambda c, n: c.peak_memory_bytes),
-    ]
-    return (
-        tables.by_method(methods, columns, "Mean over the runs of a method.") if methods else None
-    )
+
+def _taken(run: Run) -> dict[_Amount, float | None]:
+    cost, rounds = cost_of(run), max(1, run.rounds_done)
+    return {
+        ("Time", "a run", duration): cost.seconds["total"],
+        ("Training", "a round", duration): cost.seconds.get("train", 0.0) / rounds,
+        ("Aggregation", "a round", duration): cost.seconds.get("aggregate", 0.0) / rounds,
+        ("Before training", "", duration): cost.seconds.get("setup"),
+        ("Images", "per second", number): cost.images_per_second,
+        ("From a client", "per round", size): cost.bytes.get("up_per_client_round"),
+        ("From a client", "before training", size): cost.bytes.get("setup_up_per_client"),
+        ("Peak memory", "", size): cost.peak_memory_bytes,
+    }
 
 
 def _runs_section(results: Results) -> Section:

@@ -88,6 +88,7 @@ from feddg.runs.reading import (
     read_run,
     rules_for,
 )
+from feddg.settings import grouped
 from feddg.text import (
     MISSING,
     command,
@@ -699,20 +700,17 @@ def _adaptation_section(run: Run) -> Section | None:
 def adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
     """Accuracy of the model measured last, a row per adaptation, by domain."""
     newest = max(enumerate(scores), key=lambda item: (item[1].round, item[0]))[1]
-    found: dict[tuple[str, int], dict[tuple[str, str], list[float]]] = {}
-    for score in scores:
-        if (score.round, score.which) == (newest.round, newest.which):
-            own = found.setdefault((score.adaptation, score.batch_size), {})
-            own.setdefault((score.split, score.domain), []).append(score.accuracy)
-    places = sorted(
-        {place for own in found.values() for place in own},
-        key=lambda place: (SPLITS.index(place[0]), place[1]),
+    own = [one for one in scores if (one.round, one.which) == (newest.round, newest.which)]
+    found = grouped(
+        ((one.adaptation, one.batch_size, one.split, one.domain), one.accuracy) for one in own
     )
-    names = [name for name, _ in found]
+    places = sorted({key[2:] for key in found}, key=lambda key: (SPLITS.index(key[0]), key[1]))
+    rows = dict.fromkeys(key[:2] for key in found)
+    names = [name for name, _ in rows]
 
     def accuracy(place: tuple[str, str]) -> MadeColumn[tuple[str, int]]:
         def mean(key: tuple[str, int]) -> Cell:
-            values = found[key].get(place)
+            values = found.get((*key, *place))
             return Cell(percent(sum(values) / len(values)) if values else "", place[0] == TEST)
 
         return column(readable(place[1]), mean, SHORT_SPLITS[place[0]])
@@ -730,7 +728,7 @@ def adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
         "(feddg evaluate). “Global” is no adaptation; “own statistics” serves each client's domain "
         "by the statistics the client keeps, the mean where several clients share a domain."
     )
-    return table_of(found, columns, caption)
+    return table_of(rows, columns, caption)
 
 
 # Who holds what: pictures, and a number for each kind of skew.
