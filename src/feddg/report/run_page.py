@@ -22,10 +22,8 @@ from feddg.records import (
     TEST,
     VAL,
     AdaptationRow,
-    BadImageRow,
     EstimateRow,
     EvaluationRow,
-    RefusedUpdate,
     SetupRow,
     SummaryFile,
 )
@@ -751,11 +749,11 @@ def _clients_section(run: Run) -> Section | None:
         labels = np.array([client.classes for client in clients.clients])
         blocks += [Prose(line) for line in in_words(skew_of(domains, labels))]
     if bad := clients.bad_images:
-        columns: list[MadeColumn[BadImageRow]] = [
-            text_column("File", lambda image: image.path),
-            text_column("Reason", lambda image: image.reason),
-        ]
-        table = table_of(bad[:MOST_LISTED], columns, _cut_note(len(bad)))
+        table = table_of(
+            bad[:MOST_LISTED],
+            [text_column("File", lambda one: one.path), text_column("Reason", lambda o: o.reason)],
+            _cut_note(len(bad)),
+        )
         blocks.append(Fold(f"{counted(len(bad), 'image')} could not be used", [table]))
     return Section("Who holds what", blocks, folded=True)
 
@@ -767,17 +765,18 @@ def _cut_note(total: int) -> str:
 
 def _loss_section(run: Run) -> Section | None:
     refused = [(row.round, entry) for row in run.metrics.rounds for entry in row.refused]
-    table = None
-    if refused:
-        columns: list[MadeColumn[tuple[int, RefusedUpdate]]] = [
+    table = table_of(
+        refused[:MOST_LISTED],
+        [
             text_column("Round", lambda row: row[0]),
             text_column("Client", lambda row: run.client_name(row[1].client)),
             text_column("Reason", lambda row: row[1].reason),
-        ]
-        title = f"{counted(len(refused), 'update')} refused by the server"
-        note = _cut_note(len(refused))
-        table = Fold(title, [table_of(refused[:MOST_LISTED], columns, note)])
-    return section_of("Loss", charts.loss_curves(run.metrics.rounds), table, folded=True)
+        ],
+        _cut_note(len(refused)),
+    )
+    fold = Fold(f"{counted(len(refused), 'update')} refused by the server", [table])
+    curves = charts.loss_curves(run.metrics.rounds)
+    return section_of("Loss", curves, fold if refused else None, folded=True)
 
 
 # What a run took: time, memory, bytes.
@@ -836,11 +835,8 @@ def _cost_section(run: Run) -> Section | None:
         "Peak memory": size(cost.peak_memory_bytes),
         **{text: size(cost.bytes.get(name)) for name, text in SENT.items()},
     }
-    columns: list[MadeColumn[str]] = [
-        text_column("", str),
-        column("This run", lambda text: rows[text]),
-    ]
-    return Section("Cost", [table_of(rows, columns)], folded=True)
+    table = table_of(rows, [text_column("", str), column("This run", lambda text: rows[text])])
+    return Section("Cost", [table], folded=True)
 
 
 # Groups of clients, environment, experiment.
