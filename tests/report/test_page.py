@@ -554,7 +554,7 @@ def test_the_matrix_has_its_last_label_on_a_phone(open_in_browser, folder_maker,
     text = page.read_text("utf-8").replace("</body>", LAST_LABEL + "</body>")
     (tmp_path / "measured.html").write_text(text, "utf-8")
     frame = tmp_path / "frame.html"
-    frame.write_text(FRAME.format(390))
+    frame.write_text(FRAMES.format(FRAME.format("measured.html", 390)))
     found = re.search('data-found="([^"]*)"', open_in_browser(frame).page)
     assert found is not None
-    assert found[1] == f"{len(classes)} true"
+    assert found[1] == f"{len(classes)} true;"
