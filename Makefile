@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: .venv/.core  ## training alone and together on emoji, every style unseen once; prints tables and a page's path
 	$(BIN)/feddg demo
 
-test: .venv/.dev  ## the default test suite, a process and a thread for each of up to four cores
+test: .venv/.dev  ## the default test suite, up to four processes of a thread each
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 slow: .venv/.dev  ## experiments and deployments that take minutes

@@ -33,6 +33,11 @@ hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500
 hypothesis.settings.load_profile("feddg")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """A worker more than there are cores: a sixth of the time some test waits for a process."""
+    return 1 + (os.cpu_count() or 1)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
     """What is imported stays: looking it through for garbage took a tenth of the tests' time."""
