@@ -1,11 +1,12 @@
 """Model cards: what a model was trained on, how good it is, and what it is for."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from feddg.data.data_set import DATA_SETS
 from feddg.models.backbones import weights_license
@@ -44,7 +45,7 @@ def model_card(run: Path | str, about: ModelDescription) -> str:
     held = clients.clients if clients else ()
     domains = [sum(counts) for counts in zip(*(client.domains for client in held))]
     classes = [sum(counts) for counts in zip(*(client.classes for client in held))]
-    return _templates.get_template("model_card.md.j2").render(
+    return _template().render(
         record=record,
         about=about,
         front_matter=_front_matter(record, about, tested, license),
@@ -106,11 +107,14 @@ def _cell(text: str) -> str:
     return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-_templates = Environment(
-    loader=PackageLoader("feddg.prediction"),
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-)
-_templates.filters |= {"cell": _cell, "percent": "{:.1%}".format}
+@cache
+def _template() -> Template:
+    templates = Environment(
+        loader=PackageLoader("feddg.prediction"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    templates.filters |= {"cell": _cell, "percent": "{:.1%}".format}
+    return templates.get_template("model_card.md.j2")
