@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 import feddg
-from feddg.comparison.results import read_results
+from feddg.comparison.results import Results
 from feddg.comparison.statistics import Interval
 from feddg.runs.reading import Chosen, Evaluations, SelectionRule, add_rule, final_round
 from feddg.settings import merge
@@ -106,14 +106,12 @@ def differences(
     name: str, method: str, rule: str, than: str = "FedAvg", split: str = "test"
 ) -> dict[str, list[float]]:
     """Points above another method of each held-out column's seeds, where both have been run."""
-    found: dict[str, dict[tuple[str, int], float]] = defaultdict(dict)
-    for row in read_results(DATA / f"own_{name}.csv"):
-        if (value := row.value("accuracy", rule, split, "domain_mean")) is not None:
-            found[row.method][row.held_out, row.seed] = 100 * value
-    pairs = found[method].keys() & found[than].keys()
+    results = Results.read(DATA / f"own_{name}.csv")
+    found = results.values("accuracy", rule, split, "domain_mean")
+    mine, its = found.get(method, {}), found.get(than, {})
     by_domain: dict[str, list[float]] = defaultdict(list)
-    for domain, seed in sorted(pairs):
-        by_domain[domain].append(found[method][domain, seed] - found[than][domain, seed])
+    for domain, seed in sorted(mine.keys() & its.keys()):
+        by_domain[domain].append(100 * (mine[domain, seed] - its[domain, seed]))
     return by_domain
 
 
