@@ -97,6 +97,8 @@ import feddg.report.page, feddg.comparison.compare
 assert "pandas" not in sys.modules  # a run's page is made without it, too
 build_network("resnet18", 2, weights=None)
 assert "timm" not in sys.modules
+build_network("test_vit", 2, weights=None)
+assert "timm" in sys.modules
 """
 
 

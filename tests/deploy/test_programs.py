@@ -138,17 +138,13 @@ def main(grid, context):
     transport = transport_to_programs(grid, ["oslo", "lyon"], "run-1")
     sites.federation(9, transport=transport).fit(2).save(Path(context.run_config["out"]))
 """
-SITES = """
-from safetensors.torch import load_file
-
-import discs
+SITES = f"""
 import feddg
 from discs import SEGMENT, Discs, SmallUNet
 
 
 def federation(*seeds, **more):
-    fields = {"lr": 0.01, "batch_size": 6, "precision": "float32", "device": "cpu"}
-    return feddg.Federation([*map(Discs, seeds)], SmallUNet(), task=SEGMENT, **fields, **more)
+    return feddg.Federation([*map(Discs, seeds)], SmallUNet(), task=SEGMENT, **{FIELDS}, **more)
 
 
 def oslo():
