@@ -272,24 +272,6 @@ def accuracy_by_epsilon(name: str) -> str:
     return markdown(["noised", "nothing", "clipped only", *(f"ε = {e}" for e in LEVELS[2:])], body)
 
 
-def ridge_by_epsilon() -> str:
-    """Returns ridge's accuracy on the unseen domains by epsilon, and the spread over seeds."""
-    groups: dict[tuple[str, str, str], dict[str, list[float]]] = {}
-    for row in rows_of("privacy_ridge"):
-        seeds = groups.setdefault((row["features"], row["clients"], row["level"]), {})
-        seeds.setdefault(row["seed"], []).append(float(row["accuracy"]))
-    body = []
-    for features, clients in dict.fromkeys(key[:2] for key in groups):
-        means = [
-            [statistics.mean(columns) for columns in groups[features, clients, level].values()]
-            for level in LEVELS
-        ]
-        cells = [f"{statistics.mean(own):.1f} ± {statistics.stdev(own):.1f}" for own in means]
-        body.append(["512" if features == "all_features" else "64", clients, *cells])
-    head = ["features", "clients", "as they are", "clipped only"]
-    return markdown([*head, *(f"ε = {e}" for e in LEVELS[2:])], body)
-
-
 def robust_updates() -> str:
     """Returns accuracy by defence and liars, mean of the seeds: unseen / seen domains."""
     groups: dict[tuple[str, str], list[dict[str, str]]] = {}
@@ -314,14 +296,6 @@ def seen_and_unseen(rows: Sequence[Mapping[str, str]]) -> str:
     )
 
 
-def bytes_sent() -> str:
-    """Returns megabytes of a client's update, by network and by what is trained."""
-    found = {(row["backbone"], row["trainable"]): row["megabytes"] for row in rows_of("bytes_sent")}
-    parts = list(dict.fromkeys(part for _, part in found))
-    body = [[name, *(found[name, p] for p in parts)] for name in dict.fromkeys(n for n, _ in found)]
-    return markdown(["MB a client and round", *parts], body)
-
-
 def folder_defaults() -> str:
     """Returns accuracy on each unseen domain of PACS as a folder, by default and from scratch."""
     rows = rows_of("folder_defaults")
@@ -338,53 +312,12 @@ def folder_defaults() -> str:
     return markdown(head, body)
 
 
-TRAVEL_IMAGES = {
-    "digits, fedavg": "digits, FedAvg",
-    "digits, pardon": "digits, PARDON",
-    "digits, mixstyle": "digits, MixStyle",
-    "digits-lite0": "digits, Lite0",
-    "pacs-lite0": "PACS, Lite0",
-    "pacs-resnet18": "PACS, ResNet-18",
-    "emoji-lite0": "emoji, Lite0",
-    "digits-lite0, clients": "digits, Lite0, clients",
-    "pacs-lite0, clients": "PACS, Lite0, clients",
-    "pacs-resnet18, clients": "PACS, ResNet-18, clients",
-    "emoji-lite0, clients": "emoji, Lite0, clients",
-}
-TUNED = {
-    "digits, tuned": "digits, fine-tuned",
-    "pacs, tuned": "PACS, fine-tuned",
-    "emoji, tuned": "emoji, fine-tuned",
-}
-
-
 def grouped(name: str, *columns: str) -> dict[tuple[str, ...], list[dict[str, str]]]:
     """Returns the rows of a file by what some columns say."""
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in rows_of(name):
         groups.setdefault(tuple(row[column] for column in columns), []).append(row)
     return groups
-
-
-def mean_error(rows: Sequence[Mapping[str, str]], column: str) -> float:
-    """Returns the mean absolute error of estimates, in points."""
-    return 100 * statistics.mean(abs(float(row[column]) - float(row["truth"])) for row in rows)
-
-
-def travel_intervals(name: str, titles: Mapping[str, str]) -> str:
-    """Returns how often the intervals of the combined estimate hold the truth."""
-    groups, body = grouped(name, "images", "estimator"), []
-    for images, title in titles.items():
-        if not (rows := groups.get((images, "combined"), [])):
-            continue
-        ends = [(float(row["low"]), float(row["high"]), float(row["truth"])) for row in rows]
-        held = sum(low <= truth <= high for low, high, truth in ends)
-        width = 100 * statistics.mean(high - low for low, high, _ in ends)
-        error = f"{mean_error(rows, 'estimate'):.1f}"
-        body.append([title, rows[0]["sites"], str(len(rows)), error, f"{held}", f"{width:.0f}"])
-    cases, hits = (sum(int(row[place]) for row in body) for place in (2, 4))
-    body.append(["all", "", str(cases), "", f"{hits} ({100 * hits / cases:.0f} %)", ""])
-    return markdown(["", "sites", "cases", "error", "intervals that held", "mean width"], body)
 
 
 def travel_labels() -> str:
@@ -423,12 +356,8 @@ def tables() -> dict[str, str]:
         "serving_digits": campaign("serving_digits"),
         "serving_pacs": campaign("serving_pacs"),
         "folder_defaults": folder_defaults(),
-        "bytes_sent": bytes_sent(),
         "privacy_pacs": accuracy_by_epsilon("pacs"),
-        "privacy_ridge": ridge_by_epsilon(),
         "robust_updates": robust_updates(),
-        "travel_intervals": travel_intervals("travel", TRAVEL_IMAGES),
-        "travel_tuned": travel_intervals("travel_tuned", TUNED),
         "travel_labels": travel_labels(),
         "nuclei": nuclei(),
     }
