@@ -273,13 +273,15 @@ def accuracy_by_epsilon(name: str) -> str:
 
 
 def robust_updates() -> str:
-    """Returns accuracy by defence and liars, mean of the seeds: unseen / seen domains."""
+    """Returns accuracy on emoji by defence and liars, mean of the seeds: unseen / seen domains."""
     groups: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in rows_of("robust_updates"):
+        if row["images"] != "emoji":
+            continue
         defence = row["defence"].partition(",")[0]
         if "selected" in row["defence"]:
             defence += ", half of the sites selected"
-        column = f"{row['images']}, {row['liars']} of {row['sites']} lie"
+        column = f"{row['liars']} of {row['sites']} lie"
         groups.setdefault((defence, column), []).append(row)
     defences, columns = (list(dict.fromkeys(key[place] for key in groups)) for place in (0, 1))
     body = [
