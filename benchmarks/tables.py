@@ -190,6 +190,27 @@ def advice() -> str:
     return markdown(head, rows)
 
 
+def converged() -> str:
+    """Returns accuracy on emoji against images seen, leads over FedAvg, and what the last added."""
+    results = Results.read(DATA / "emoji_small.csv")
+    at = [results.at(budget) for budget in results.budgets]
+    *_, before, last = at
+    leads, shown = last.margins(EMA_MEAN, "fedavg"), []
+    for method, own in last.accuracies(EMA_MEAN).items():
+        by_budget = [one.accuracies(EMA_MEAN)[method] for one in at]
+        means = [average_over_columns(values, last.columns) for values in by_budget]
+        final = average_over_columns(last.accuracies(FINAL)[method], last.columns)
+        added = paired_margin(own, before.accuracies(EMA_MEAN)[method], last.domains)
+        cells = [spelled(method), *map(spread_text, means), spread_text(final)]
+        cells += [lead(leads.get(method)), over_seeds(leads.get(method))]
+        cells += [margin_text(added) if added else "", str(len(own))]
+        shown.append((-means[-1].mean if means[-1] else 0.0, cells))
+    sizes = [f"{budget // 1000}k" for budget in results.budgets]
+    head = ["method", *sizes, f"{sizes[-1]}, last model", "minus FedAvg", "over seeds"]
+    head += [f"{sizes[-1]} minus {sizes[-2]}", "runs"]
+    return with_note(markdown(head, [cells for _, cells in sorted(shown)]), list(leads.values()))
+
+
 def own_size() -> str:
     """Returns PARDON's table at the papers' number of images: accuracy by domain, and leads.
 
@@ -353,6 +374,7 @@ def tables() -> dict[str, str]:
     return {
         "front": front(),
         "advice": advice(),
+        "converged": converged(),
         "own_size": own_size(),
         "own_sizes": own_sizes(),
         "serving_digits": campaign("serving_digits"),

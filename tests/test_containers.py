@@ -145,4 +145,4 @@ def test_what_is_copied_into_the_servers_image_makes_the_package(tmp_path):
     command = [sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, tmp_path / "source"]
     subprocess.run(command, check=True)
     (wheel,) = tmp_path.glob("*.whl")
-    assert "feddg/serving/start.py" in zipfile.ZipFile(wheel).namelist()
+    assert "feddg/serving/server.py" in zipfile.ZipFile(wheel).namelist()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+import torch
 
 from documented_commands import (
     Shown,
@@ -77,6 +78,11 @@ NEEDS = {
     "--predictions": ("pyarrow",),
 }
 """What must be installed for a command."""
+MACHINES = {
+    "--device all": ("a GPU", torch.cuda.is_available),
+    "--launcher slurm": ("Slurm", lambda: shutil.which("sbatch") is not None),
+}
+"""What a machine must have for a command to train there."""
 SMALL = (
     *("--rounds", "1", "--set", "train.local_steps=1", "--image-size", "16"),
     *("--backbone", "cnn", "--weights", "none"),
@@ -91,6 +97,8 @@ FEW = {
 def few(shown: Shown) -> tuple[str, ...]:
     """What a command is shortened by; features come without a backbone."""
     words = FEW[shown.words[1]]
+    if "compare" in shown.words and "--launcher" not in shown.words:
+        words = (*words, "--launcher-option", "reuse=yes")
     return words[len(SMALL) :] if "features" in shown.words else words
 
 
@@ -152,6 +160,9 @@ def test_what_a_command_would_train_is_there(shown, typed):
 @pytest.mark.slow
 @pytest.mark.parametrize("shown", [c for c in TRAINING if "--dry-run" not in c.words], ids=str)
 def test_a_command_trains(shown, typed):
+    for words, (needed, is_there) in MACHINES.items():
+        if words in str(shown) and not is_there():
+            pytest.skip(f"needs {needed}")
     typed(shown, *few(shown))
 
 

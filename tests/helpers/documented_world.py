@@ -83,6 +83,7 @@ def make_world(place: Path) -> World:
         "RUN": "runs/my-run",
         "FEDAVG_RUN": "runs/fedavg-0",
         "IMAGES": "images",
+        "model.weights=RESNET18": "model.weights=null",
     }
     names |= {"DOMAIN": "sketch", "METHOD": "fedavg"}
     return World(place, names | {"runs/pardon-folder-sketch-s0-1a2b3c4d": f"runs/{begun.name}"})
