@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 import feddg
+from feddg.models.task import binary_divergence
 
 KINDS = ("fluorescence_small", "fluorescence_large", "stained", "brightfield")
 UNSEEN = ("stained", "brightfield", "fluorescence_large", "fluorescence_small")
@@ -100,7 +101,12 @@ def loss(outputs: Tensor, masks: Tensor) -> Tensor:
     return by_pixel + 1 - overlap(outputs.sigmoid(), masks).mean()
 
 
-TASK = feddg.Task(loss, lambda outputs, masks: overlap((outputs > 0).float(), masks), name="Dice")
+def dice(outputs: Tensor, masks: Tensor) -> Tensor:
+    """Returns the Dice coefficient of each image's mask, ``(B,)``."""
+    return overlap((outputs > 0).float(), masks)
+
+
+TASK = feddg.Task(loss, dice, "Dice", divergence=binary_divergence)
 
 
 def fifths(data: TensorDataset) -> tuple[TensorDataset, TensorDataset]:

@@ -11,6 +11,7 @@ import torch
 from dp_accounting.pld import PLDAccountant
 from scipy.stats import t as student
 from torch import Tensor, nn
+from torch.distributions import Bernoulli, kl_divergence
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
@@ -20,7 +21,7 @@ from feddg.data.augment import AugmentSettings, apply, draw, moved
 from feddg.errors import ExperimentError
 from feddg.federation import local_training
 from feddg.methods.base import methods
-from feddg.models.task import CLASSIFICATION, spread
+from feddg.models.task import CLASSIFICATION, binary_divergence, spread
 from federations import same
 
 RUN = [
@@ -103,6 +104,30 @@ def test_fedavg_of_a_task_is_the_mean_of_what_clients_train_by_hand():
     for name, entry in fed.model.featurizer.model.named_parameters():
         expected = sum(each[name] for each in trained) / len(trained)
         torch.testing.assert_close(entry, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_the_divergence_of_masks_is_that_of_each_pixels_yes_or_no():
+    logits = 4 * torch.randn(3, 2, 1, 5, 5, generator=torch.Generator().manual_seed(3))
+    shares = Bernoulli(logits=logits.double())
+    mean = Bernoulli(shares.probs.mean(0, keepdim=True).expand_as(logits))
+    expected = kl_divergence(shares, mean).mean()
+    assert float(binary_divergence(logits)) == pytest.approx(float(expected), rel=1e-5)
+    far = torch.tensor([90.0, -90.0]).view(2, 1, 1, 1, 1)
+    assert float(binary_divergence(far)) == pytest.approx(math.log(2))
+
+
+def test_randconv_asks_for_equal_answers_by_the_tasks_own_divergence():
+    asked = []
+
+    def seen(versions: Tensor) -> Tensor:
+        asked.append(tuple(versions.shape))
+        return binary_divergence(versions)
+
+    task = feddg.Task(SEGMENT.loss, dice, divergence=seen)
+    federation("randconv", task, local_steps=1).fit(1)
+    assert asked.count((3, 6, 1, 16, 16)) == len(SITES)
+    with pytest.raises(ExperimentError, match=r"the task's divergence gives \(2, 2, 1, 16, 16\)"):
+        federation(task=feddg.Task(SEGMENT.loss, dice, divergence=lambda versions: versions))
 
 
 # Targets of other shapes.

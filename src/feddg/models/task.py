@@ -21,14 +21,25 @@ def spread(outputs: Tensor) -> Tensor:
 
 
 def divergence_from_mean(logits: Tensor) -> Tensor:
-    """Returns the mean over versions and images of KL(p || mean of the versions' p).
+    """Returns the mean over versions and answers of KL(p || mean of the versions' p).
 
     Args:
-        logits: ``(versions, B, classes)``.
+        logits: ``(versions, B, ..., classes)``.
     """
     logs = logits.float().log_softmax(-1)
     mean = torch.logsumexp(logs, 0, keepdim=True) - torch.tensor(float(len(logs))).log()
     return (logs.exp() * (logs - mean)).sum(-1).mean()
+
+
+def binary_divergence(logits: Tensor) -> Tensor:
+    """Returns the same as :func:`divergence_from_mean` of independent yes or no answers.
+
+    For masks and for several labels an image, whose loss is the binary cross-entropy.
+
+    Args:
+        logits: ``(versions, B, ...)``, one an answer.
+    """
+    return divergence_from_mean(torch.stack([logits, torch.zeros_like(logits)], -1))
 
 
 @dataclass(frozen=True)
@@ -45,8 +56,8 @@ class Task:
             example the Dice coefficient, or minus the absolute error.
         name: the score's name in tables.
         divergence: how unlike the outputs ``(versions, B, ...)`` of several versions of the same
-            images are, for methods that ask for equal answers (RandConv, VISTA); by default
-            :func:`spread`.
+            images are, for methods that ask for equal answers (RandConv, VISTA): one number. By
+            default :func:`spread`, in the outputs' own units; :func:`binary_divergence` for masks.
     """
 
     loss: Callable[[Tensor, Tensor], Tensor]
@@ -76,18 +87,20 @@ class Task:
         return self.loss(outputs, targets) * len(targets)
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Tries loss and score on a batch.
+        """Tries loss, score and divergence on a batch.
 
         Raises:
             ExperimentError: one cannot be computed, or has another shape.
         """
-        for name, function, shape in (
-            ("loss", self.loss, ()),
-            ("score", self.score, (len(targets),)),
+        versions = torch.stack([outputs, outputs])
+        for name, function, given, shape in (
+            ("loss", self.loss, (outputs, targets), ()),
+            ("score", self.score, (outputs, targets), (len(targets),)),
+            ("divergence", self.divergence, (versions,), ()),
         ):
             shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
             try:
-                value = function(outputs, targets)
+                value = function(*given)
             except Exception as error:
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
                 raise ExperimentError(f"the task's {name} fails for {shapes}: {reason}") from error
