@@ -359,12 +359,14 @@ def nuclei() -> str:
     """Returns Dice by unseen kind and method: means over seeds, ends of intervals too."""
     body = []
     for (kind, method), rows in grouped("nuclei", "unseen", "method").items():
-        dice, low, high, inside = (
+        dice = [100 * float(row["dice"]) for row in rows]
+        spread = f" ± {statistics.stdev(dice):.1f}" if len(dice) > 1 else ""
+        low, high, inside = (
             f"{100 * statistics.mean(float(row[column]) for row in rows):.1f}"
-            for column in ("dice", "low", "high", "inside")
+            for column in ("low", "high", "inside")
         )
-        title = METHODS.find(method).title
-        body.append([readable(kind), title, str(len(rows)), dice, f"{low} to {high}", inside])
+        cells = [f"{statistics.mean(dice):.1f}{spread}", f"{low} to {high}", inside]
+        body.append([readable(kind), METHODS.find(method).title, str(len(rows)), *cells])
     head = ["unseen kind", "method", "seeds", "Dice", "95 % over images", "kinds that trained"]
     return markdown(head, body)
 
