@@ -193,18 +193,17 @@ def advice() -> str:
 def converged() -> str:
     """Returns accuracy on emoji against images seen, leads over FedAvg, and what the last added."""
     results = Results.read(DATA / "emoji_small.csv")
-    at = [results.at(budget) for budget in results.budgets]
-    *_, before, last = at
-    leads, shown = last.margins(EMA_MEAN, "fedavg"), []
-    for method, own in last.accuracies(EMA_MEAN).items():
-        by_budget = [one.accuracies(EMA_MEAN)[method] for one in at]
+    last = results.at(results.budgets[-1])
+    found = [results.at(budget).accuracies(EMA_MEAN) for budget in results.budgets]
+    final, leads, shown = last.accuracies(FINAL), last.margins(EMA_MEAN, "fedavg"), []
+    for method, own in found[-1].items():
+        by_budget = [*(one[method] for one in found), final[method]]
         means = [average_over_columns(values, last.columns) for values in by_budget]
-        final = average_over_columns(last.accuracies(FINAL)[method], last.columns)
-        added = paired_margin(own, before.accuracies(EMA_MEAN)[method], last.domains)
-        cells = [spelled(method), *map(spread_text, means), spread_text(final)]
+        added = paired_margin(own, found[-2][method], last.domains)
+        cells = [spelled(method), *map(spread_text, means)]
         cells += [lead(leads.get(method)), over_seeds(leads.get(method))]
         cells += [margin_text(added) if added else "", str(len(own))]
-        shown.append((-means[-1].mean if means[-1] else 0.0, cells))
+        shown.append((-means[-2].mean if means[-2] else 0.0, cells))
     sizes = [f"{budget // 1000}k" for budget in results.budgets]
     head = ["method", *sizes, f"{sizes[-1]}, last model", "minus FedAvg", "over seeds"]
     head += [f"{sizes[-1]} minus {sizes[-2]}", "runs"]
@@ -359,13 +358,12 @@ def nuclei() -> str:
     """Returns Dice by unseen kind and method: means over seeds, ends of intervals too."""
     body = []
     for (kind, method), rows in grouped("nuclei", "unseen", "method").items():
-        dice = [100 * float(row["dice"]) for row in rows]
-        spread = f" ± {statistics.stdev(dice):.1f}" if len(dice) > 1 else ""
+        dice = {(kind, int(row["seed"])): float(row["dice"]) for row in rows}
         low, high, inside = (
             f"{100 * statistics.mean(float(row[column]) for row in rows):.1f}"
             for column in ("low", "high", "inside")
         )
-        cells = [f"{statistics.mean(dice):.1f}{spread}", f"{low} to {high}", inside]
+        cells = [spread_text(average_over_columns(dice, [kind])), f"{low} to {high}", inside]
         body.append([readable(kind), METHODS.find(method).title, str(len(rows)), *cells])
     head = ["unseen kind", "method", "seeds", "Dice", "95 % over images", "kinds that trained"]
     return markdown(head, body)
