@@ -2,7 +2,10 @@
 
 import logging
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -11,7 +14,7 @@ from feddg.data.data_set import DATA_SETS, load_source, register_source
 from feddg.errors import DataError
 from feddg.evaluation.adaptation import ADAPTATIONS
 from feddg.methods.base import methods
-from feddg.registry import read_classes
+from feddg.registry import Registry, read_classes
 from published_trees import write_tree
 
 
@@ -80,3 +83,39 @@ def test_sources_of_other_packages(
     ]:
         with pytest.raises(DataError, match=f"'{name}' .*{reason}"):
             load_source(name)
+
+
+def test_threads_wait_until_all_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images are read by many threads, and the first DICOM among them loads their formats."""
+    reads, go_on = threading.Event(), threading.Event()
+    registry: Registry[type] = Registry("thing", "slow_things", named=lambda kind: (kind.__name__,))
+    shared = ModuleType("shared_with_slow_things")
+    shared.reads, shared.go_on, shared.registry = reads, go_on, registry  # type: ignore[attr-defined]
+    (tmp_path / "slow_things.py").write_text(
+        "from shared_with_slow_things import go_on, reads, registry\n"
+        "assert not registry\n"  # who is being read may look in, and waits for nobody
+        "reads.set()\n"
+        "assert go_on.wait(60)\n"
+        "registry.register(int)\n"
+    )
+    monkeypatch.setitem(sys.modules, shared.__name__, shared)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "slow_things", raising=False)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(registry.find, "int")
+        assert reads.wait(60)
+        second = pool.submit(registry.find, "int")
+        threading.Timer(0.2, go_on.set).start()
+        assert first.result() is second.result() is int
+    sys.modules.pop("slow_things")
+
+
+def test_a_registry_that_could_not_be_read_says_so_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "broken_things.py").write_text("raise OSError('half a file')\n")
+    registry: Registry[type] = Registry("thing", "broken_things")
+    for _ in range(2):
+        with pytest.raises(OSError, match="half a file"):
+            registry.find("int")

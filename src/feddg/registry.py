@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import pkgutil
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import entry_points
@@ -59,7 +60,8 @@ class Registry(Mapping[str, T], Generic[T]):
         self._found: dict[str, T] = {}
         self._broken: dict[str, str] = {}
         self._aliases: dict[str, str] = {}
-        self._complete = False
+        self._complete = self._loading = False
+        self._lock = threading.RLock()
 
     def add(self, name: str, definition: T, aliases: tuple[str, ...] = ()) -> T:
         """Registers a definition; registering the same one again (a module read twice) is allowed.
@@ -128,7 +130,17 @@ class Registry(Mapping[str, T], Generic[T]):
     def _load(self) -> None:
         if self._complete:
             return
-        self._complete = True  # at once: a module may look into the registry while it is read
+        with self._lock:  # other threads wait for all of it, be it that they read images
+            if self._complete or self._loading:  # a module may look in here while it is read
+                return
+            self._loading = True
+            try:
+                self._load_all()
+                self._complete = True
+            finally:
+                self._loading = False
+
+    def _load_all(self) -> None:
         if self._package is not None:
             ours = importlib.import_module(self._package)
             for module in pkgutil.iter_modules(getattr(ours, "__path__", ())):
