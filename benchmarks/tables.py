@@ -7,7 +7,6 @@ rewrites every table that stands between ``<!-- table: NAME -->`` and ``<!-- end
 
 import csv
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -42,11 +41,11 @@ PAGES = tuple(
 
 ROUNDS = {"serving_digits": 10, "serving_pacs": 12}
 """Of every run: a results file has images and seconds of one round."""
-OWN_RULES = {"last_ten": "mean of the last ten rounds", "ema": "EMA"}
+OWN_RULES = {"last_ten": "last ten", "ema": "EMA"}
 OWN_SIZES = {
-    "pacs_160": "160 pixels, ResNet-18",
-    "sketch_224": "224 pixels, ResNet-18",
-    "pacs_224_resnet50": "224 pixels, ResNet-50",
+    "pacs_160": "160 pixels",
+    "sketch_224": "224 pixels",
+    "pacs_224_resnet50": "224, ResNet-50",
 }
 LEVELS = ("none", "clipped", "16", "8", "4", "1")
 PROTECTED = {
@@ -86,24 +85,20 @@ def with_note(table: str, found: Sequence[Margin]) -> str:
 
 
 def campaign(name: str) -> str:
-    """Returns accuracy on unseen domains by method, best first, with budget and lead of each."""
+    """Returns accuracy on unseen domains by method, best first, with lead and time of each."""
     results = Results.read(DATA / f"{name}.csv")
     found = {rule: results.accuracies(rule) for rule in (FINAL, EMA_MEAN)}
-    final, ema = (results.margins(rule, "fedavg") for rule in found)
-    shown = []
+    leads, shown = results.margins(EMA_MEAN, "fedavg"), []
     for method in results.methods:
         means = [average_over_columns(own[method], results.columns) for own in found.values()]
         taken = [results.mean(one, "seconds_per_round") for one in (method, "fedavg")]
-        seconds = taken[0] / taken[1]
-        seen = images_of(results, method, name)
-        seeds = len({row.seed for row in results.of(method)})
         cells = [spelled(method), *map(spread_text, means)]
-        cells += [lead(final.get(method)), lead(ema.get(method)), over_seeds(ema.get(method))]
-        cells += [str(seeds), seen, f"{seconds:.1f}"]
-        shown.append((-means[-1].mean if means[-1] else 0.0, cells))
-    head = ["method", "final round", "EMA", "minus FedAvg, final", "minus FedAvg, EMA"]
-    head += ["EMA, over seeds", "seeds", "images seen", "time"]
-    return with_note(markdown(head, [cells for _, cells in sorted(shown)]), list(ema.values()))
+        cells += [lead(leads.get(method)), over_seeds(leads.get(method))]
+        shown.append(
+            (-means[-1].mean if means[-1] else 0.0, [*cells, f"{taken[0] / taken[1]:.1f}"])
+        )
+    head = ["method", "final round", "EMA", "EMA, minus FedAvg", "over seeds", "time"]
+    return with_note(markdown(head, [cells for _, cells in sorted(shown)]), list(leads.values()))
 
 
 def front() -> str:
@@ -181,10 +176,10 @@ def advice() -> str:
     sizes = "PACS, 100 or 400 images a domain"
     rounds = paired_margin(by_rounds["5 0.0001"], by_rounds["0 0.0"], held)
     body.append(["3", "closed form and 5 rounds minus closed form", sizes, "1k or 4k", rounds])
-    head = ["advice", "compared", "data", "images seen", "domains", "points, over domains"]
+    head = ["advice", "compared", "data", "images seen", "points, over domains"]
     head += ["over seeds", "detectable"]
     rows = [
-        [*words, str(one.domains.count), lead(one), over_seeds(one), detectable_text(one)]
+        [*words, lead(one), over_seeds(one), detectable_text(one)]
         for *words, one in sorted(body, key=lambda cells: cells[0])
     ]
     return markdown(head, rows)
@@ -211,51 +206,43 @@ def converged() -> str:
 
 
 def own_size() -> str:
-    """Returns PARDON's table at the papers' number of images: accuracy by domain, and leads.
-
-    Of each domain the seeds that every method has.
-    """
+    """Returns PARDON's table at the papers' number of images: accuracy by domain, and leads."""
     results = Results.read(DATA / "own_pacs_64.csv")
     first, body, shown = results.methods[0], [], list[Margin]()
     for rule, title in OWN_RULES.items():
         found = accuracies("own_pacs_64", rule)
-        shared = set.intersection(*(set(own) for own in found.values()))
         for method, values in found.items():
-            own = {key: value for key, value in values.items() if key in shared}
             margin = None
             if method != first:
-                margin = paired_margin(own, found[first], results.domains)
+                margin = paired_margin(values, found[first], results.domains)
                 shown += [margin] if margin is not None else []
             means = [
-                statistics.mean(v for (held, _), v in own.items() if held == domain)
+                statistics.mean(v for (held, _), v in values.items() if held == domain)
                 for domain in results.columns
             ]
-            counts = Counter(held for held, _ in own).values()
-            seeds = " to ".join(str(n) for n in sorted({min(counts), max(counts)}))
             cells = [f"{100 * value:.1f}" for value in (*means, statistics.mean(means))]
-            body.append([title, method, *cells, lead(margin), seeds])
-    head = ["weights", "method", *map(readable, results.columns), "mean", "minus FedAvg", "seeds"]
+            body.append([title, method, *cells, lead(margin)])
+    head = ["weights", "method", *map(readable, results.columns), "mean", "minus FedAvg"]
     return with_note(markdown(head, body), shown)
 
 
 def own_sizes() -> str:
-    """Returns what has been run at larger sizes: accuracy, and points above FedAvg."""
-    body = []
+    """Returns what has been run at larger sizes: accuracy by the last ten rounds / by EMA."""
+    cells: dict[tuple[str, str], dict[str, list[str]]] = {}
     for name, size in OWN_SIZES.items():
-        found = {rule: accuracies(f"own_{name}", rule) for rule in OWN_RULES}
-        for method, values in found["ema"].items():
-            for held, seed in values:
-                cells = []
-                for rule in OWN_RULES:
-                    one, other = (found[rule][m].get((held, seed)) for m in (method, "FedAvg"))
-                    cells.append(f"{100 * one:.1f}" if one is not None else "")
-                    ahead = method != "FedAvg" and one is not None and other is not None
-                    cells.append(f"{100 * (one - other):+.1f}" if ahead else "")
-                body.append([size, readable(held), method, *cells])
-    head = ["size", "unseen", "method"]
-    for title in OWN_RULES.values():
-        head += [title, "minus FedAvg"]
-    return markdown(head, sorted(body, key=lambda row: (*row[:2], row[2] != "FedAvg", row[2])))
+        for rule in OWN_RULES:
+            for method, values in accuracies(f"own_{name}", rule).items():
+                for (held, _), value in values.items():
+                    cell = cells.setdefault((size, readable(held)), {}).setdefault(method, [])
+                    cell.append(f"{100 * value:.1f}")
+    methods = list(dict.fromkeys(method for own in cells.values() for method in own))
+    return markdown(
+        ["size", "unseen", *methods],
+        [
+            [*place, *(" / ".join(own.get(method, ())) for method in methods)]
+            for place, own in sorted(cells.items())
+        ],
+    )
 
 
 def accuracies(name: str, rule: str) -> dict[str, Accuracies]:
@@ -355,18 +342,16 @@ def travel_labels() -> str:
 
 
 def nuclei() -> str:
-    """Returns Dice by unseen kind and method: means over seeds, ends of intervals too."""
-    body = []
-    for (kind, method), rows in grouped("nuclei", "unseen", "method").items():
+    """Returns Dice by method and unseen kind, mean and deviation of the seeds."""
+    cells: dict[str, dict[str, str]] = {}
+    for (method, kind), rows in grouped("nuclei", "method", "unseen").items():
         dice = {(kind, int(row["seed"])): float(row["dice"]) for row in rows}
-        low, high, inside = (
-            f"{100 * statistics.mean(float(row[column]) for row in rows):.1f}"
-            for column in ("low", "high", "inside")
-        )
-        cells = [spread_text(average_over_columns(dice, [kind])), f"{low} to {high}", inside]
-        body.append([readable(kind), METHODS.find(method).title, str(len(rows)), *cells])
-    head = ["unseen kind", "method", "seeds", "Dice", "95 % over images", "kinds that trained"]
-    return markdown(head, body)
+        seen = 100 * statistics.mean(float(row["inside"]) for row in rows)
+        mean = spread_text(average_over_columns(dice, [kind]))
+        cells.setdefault(METHODS.find(method).title, {})[readable(kind)] = f"{mean} / {seen:.0f}"
+    kinds = list(dict.fromkeys(kind for own in cells.values() for kind in own))
+    body = [[method, *(own[kind] for kind in kinds)] for method, own in cells.items()]
+    return markdown(["method", *kinds], body)
 
 
 def tables() -> dict[str, str]:

@@ -355,14 +355,14 @@ def listing(names: Sequence[str], root: Path = ROOT) -> str:
         plan = load_plan(root / PLANS / f"{name}.yaml")
         results = results_of(name, plan, root)
         title = (plan.title or name).removesuffix(", shortened")
-        about = f"`{name}`: {cells_run(results)} cells run"
+        about = f"`{name}`: {cells_run(results)} cells"
         if results.rows:
             title = f"[{title}]({(DATA / name).relative_to(INDEX.parent).as_posix()}.csv)"
-            about += f"; seeds: {len(results.seeds_run)}"
+            about += f", {counted(len(results.seeds_run), 'seed')}"
         images = results.mean(REFERENCE, "images_per_round")
         rounds = plan.base["train"].get("rounds")
         if images and rounds:
-            about += f"; images seen: {images * rounds / 1000:.0f}k"
+            about += f", {images * rounds / 1000:.0f}k images"
         if leads := leads_of(results):
             table = short_table(results, leads, plan.notes.get("paper") or {})
             parts.append(f"### {title}\n\n{about}.\n\n{table}")
