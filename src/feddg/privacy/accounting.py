@@ -110,17 +110,19 @@ def sampled_epsilon(releases: tuple[tuple[float, float], ...], delta: float) -> 
 def sampled_noise(epsilon: float, delta: float, rate: float, rounds: int) -> float:
     """Returns the noise with which ``rounds`` releases with secret sampling cost ``epsilon``.
 
-    Rounded up to three digits.
+    Rounded up.
     """
+    from scipy.optimize import brentq
 
-    def is_enough(noise: float) -> bool:
-        return sampled_epsilon(((noise, rate),) * rounds, delta) <= epsilon
+    def excess(logarithm: float) -> float:
+        found = sampled_epsilon(((math.exp(logarithm), rate),) * rounds, delta)
+        return math.log(min(max(found, 1e-9), 1e9) / epsilon)
 
     # All clients in every round need no less.
-    high = gaussian_noise(epsilon, delta) * math.sqrt(rounds) * 1.01
-    while is_enough(high / 1.5):
-        high /= 1.5
-    return rounded_up(_bisected(is_enough, high / 1.5, high, 2e-3))
+    low = math.log(gaussian_noise(epsilon, delta) * math.sqrt(rounds) * 1.01)
+    while excess(low) <= 0:
+        low -= 1
+    return rounded_up(math.exp(brentq(excess, low, low + 1, xtol=1e-3) + 1e-3))
 
 
 def rounded_up(noise: float) -> float:
