@@ -15,16 +15,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
 from typing import Literal, Protocol, get_args
 
 import numpy as np
-import PIL
 import torch
 from PIL import Image
 from torch import Tensor
@@ -58,6 +58,11 @@ from feddg.storage import (
 
 _LAYOUT = 3
 """Increase when the cache's layout or the decoding changes."""
+DECODERS = (
+    *("Pillow", "pillow-heif", "tifffile", "imagecodecs", "pydicom", "pyjpegls", "python-gdcm"),
+    *("pylibjpeg", "pylibjpeg-libjpeg", "pylibjpeg-openjpeg", "pylibjpeg-rle"),
+)
+"""Packages that decode images. What one was missing for is decoded once it is installed."""
 _WAVE, _WAVE_OF_TILES = 256, 4
 """Files decoded ahead of the one being written."""
 _LEFT = 86_400
@@ -76,6 +81,16 @@ class BadImage:
 
     path: str
     reason: str
+
+
+@cache
+def installed_decoders() -> dict[str, str]:
+    """Returns the versions of the installed ``DECODERS``."""
+    found = {}
+    for name in DECODERS:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 @dataclass(frozen=True)
@@ -126,7 +141,7 @@ class DecodedFiles:
 
     def key_now(self) -> str:
         """Returns the key computed from the files' present state."""
-        made_from = [_LAYOUT, PIL.__version__, str(self.root), self.size, self.resize]
+        made_from = [_LAYOUT, installed_decoders(), str(self.root), self.size, self.resize]
         made_from += [asdict(self.reading), sorted(self.bits.items())]
         stamps = [
             [paths, *(stamp(self.root / file) or (-1, -1, -1))]

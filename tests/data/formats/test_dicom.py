@@ -17,6 +17,7 @@ from pydicom.encaps import encapsulate
 from pydicom.uid import (
     DeflatedExplicitVRLittleEndian,
     ImplicitVRLittleEndian,
+    JPEG2000Lossless,
     JPEGBaseline8Bit,
     JPEGLosslessSV1,
     RLELossless,
@@ -32,6 +33,7 @@ from feddg.data.decoding import (
 )
 from feddg.data.images import ImageBytes, from_folder
 from feddg.data.inspection import about_ignored, ignored_files, stored_images, survey
+from feddg.data.pixels import installed_decoders, open_pixels
 
 SIDE = 16
 RAMP = np.arange(SIDE * SIDE).reshape(SIDE, SIDE)
@@ -287,6 +289,32 @@ def test_what_needs_a_plugin_says_which(tmp_path, capfd, caplog):
     if not pydicom.pixels.get_decoder(JPEGLosslessSV1).is_available:
         assert "JPEG Lossless" in refusal(path, capfd, caplog)
     assert "pip install 'pylibjpeg[all]'" in refusal(path, capfd, caplog)
+
+
+def test_what_a_plugin_was_missing_for_is_there_once_it_is_installed(tmp_path, monkeypatch):
+    for label in ("ill", "well"):
+        folder = tmp_path / "images" / "lab" / label
+        folder.mkdir(parents=True)
+        dicom(folder / "plain.dcm", RAMP.astype(np.uint8))
+    square = io.BytesIO()
+    Image.fromarray(np.full((SIDE, SIDE), 200, np.uint8)).save(square, "JPEG2000", no_jp2=True)
+    pixels = {"PixelData": encapsulate([square.getvalue()]), "syntax": JPEG2000Lossless}
+    dicom(folder / "squeezed.dcm", np.zeros((SIDE, SIDE), np.uint8), **pixels)
+
+    def opened():
+        table = from_folder(tmp_path / "images")
+        return open_pixels(table, SIDE, cache=tmp_path / "cache")
+
+    with monkeypatch.context() as without:
+        without.setattr(pydicom.pixels.get_decoder(JPEG2000Lossless), "_available", {})
+        _, store, bad = opened()
+        assert [image.path for image in bad] == ["lab/well/squeezed.dcm"]
+        assert "pip install 'pylibjpeg[all]'" in bad[0].reason
+    also = {**installed_decoders(), "pylibjpeg": "2.1"}
+    monkeypatch.setattr("feddg.data.pixels.installed_decoders", lambda: also)
+    table, store, bad = opened()
+    assert (len(table), bad) == (3, [])
+    assert store.gather([table.paths.index("lab/well/squeezed.dcm")]).float().mean() > 100
 
 
 def test_a_deflated_file_is_not_inflated(tmp_path, capfd, caplog):
