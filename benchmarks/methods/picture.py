@@ -21,7 +21,8 @@ def drawn(results: Results, file: Path) -> None:
     margins = {b: results.at(b).margins(EMA_MEAN, "fedavg") for b in results.budgets}
     have = [{column for column, _ in own} for values in found.values() for own in values.values()]
     columns = sorted(set.intersection(*have))
-    for place, method in enumerate(results.methods):
+    methods = sorted(results.methods, key=lambda method: method != "fedavg")
+    for place, method in enumerate(methods):
         own = [(budget, values) for budget, values in found.items() if values.get(method)]
         means = [average_over_columns(values[method], columns) for _, values in own]
         at = [budget / 1000 * 1.02**place for budget, _ in own]
