@@ -195,7 +195,7 @@ def advice() -> str:
 def converged() -> str:
     """Returns accuracy on emoji against images seen, leads over FedAvg, and what the last added."""
     results = Results.read(DATA / "emoji_small.csv")
-    last = results.at(results.budgets[-1])
+    last = results.at_largest
     found = [results.at(budget).accuracies(EMA_MEAN) for budget in results.budgets]
     final, leads, shown = last.accuracies(FINAL), last.margins(EMA_MEAN, "fedavg"), []
     for method, own in found[-1].items():

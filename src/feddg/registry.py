@@ -130,7 +130,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def _load(self) -> None:
         if self._complete:
             return
-        with self._lock:  # other threads wait for all of it, be it that they read images
+        with self._lock:  # other threads, such as those that decode images, wait until all is read
             if self._complete or self._loading:  # a module may look in here while it is read
                 return
             self._loading = True

@@ -148,11 +148,9 @@ def _by_distributions(
     return float(accountant.get_epsilon(delta))
 
 
-def _bisected(
-    is_enough: Callable[[float], bool], low: float, high: float, tolerance: float = 1e-10
-) -> float:
-    """Returns the smallest value that is enough, from above, to a relative tolerance."""
-    while high - low > tolerance * high:
+def _bisected(is_enough: Callable[[float], bool], low: float, high: float) -> float:
+    """Returns the smallest value that is enough, from above, to a relative 1e-10."""
+    while high - low > 1e-10 * high:
         middle = (low + high) / 2
         if is_enough(middle):
             high = middle
