@@ -45,9 +45,10 @@ def page(method: type[Method]) -> str:
     """Returns the method's page as Markdown."""
     first_line, idea, found = sections(method)
     names = " or ".join(f"`{name}`" for name in (method.name, *method.aliases))
+    source = f"../../src/{method.__module__.replace('.', '/')}.py"
     parts = [
         f"# {method.title}",
-        f"**{first_line}** ({names}).",
+        f"**{first_line}** ([{names}]({source})).",
         _code(idea),
         "## Equations",
         f"```\n{found['Equations']}\n```",
@@ -61,7 +62,6 @@ def page(method: type[Method]) -> str:
         "## Decisions",
         _code(found["Decisions"]),
         *_excluded(method.excludes),
-        f"Source: `src/{method.__module__.replace('.', '/')}.py`",
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -13,6 +13,7 @@ from feddg.errors import ExperimentError, RunError
 from feddg.methods import FedAvg, Pardon
 from feddg.methods.base import METHODS, MethodSettings
 from feddg.models.backbones import build_network, split_network
+from feddg.simple import read_images
 from federations import same
 
 SMALL = {"image_size": 8, "clients": 3, "local_steps": 1, "batch_size": 8}
@@ -148,6 +149,17 @@ def test_a_tensor_data_set_and_a_network_of_ours_will_do():
     assert fed.predict(images).shape == (12, 3)
 
 
+def test_what_is_transparent_is_white_as_in_a_folder():
+    colours = numpy.array([[[9, 9, 9, 255], [9, 9, 9, 0]]] * 2, numpy.uint8)
+    images, _ = read_images([(Image.fromarray(colours), 0)], "site")
+    assert images[0].tolist() == [[[9, 9, 9], [255, 255, 255]]] * 2
+
+
+def deep_image(kind: str) -> Image.Image:
+    """Returns an image of which Pillow keeps nothing when it makes it RGB."""
+    return Image.fromarray(numpy.full((8, 8), 0.5 if kind == "float32" else 30000, kind))
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -156,6 +168,8 @@ def test_a_tensor_data_set_and_a_network_of_ours_will_do():
         ({"clients": [TensorDataset(torch.rand(3, 3, 8, 8) - 9, torch.zeros(3))]}, "normalize="),
         ({"clients": [TensorDataset(torch.rand(3, 3, 8, 9), torch.zeros(3))]}, "image_size="),
         ({"clients": [TensorDataset(torch.rand(3, 3, 8, 8), torch.arange(3) + 1)]}, "label 3"),
+        ({"clients": [[(deep_image("uint16"), 0)]]}, "client 0, image 0 has more than 8 bits"),
+        ({"clients": [[(deep_image("float32"), 0)]]}, r"mode F\); give floats in \[0, 1\]"),
         ({"rounds": 0}, "train.rounds"),
         ({"hold_out": "c"}, "hold_out"),
         ({"method": "centralised"}, "no clients"),

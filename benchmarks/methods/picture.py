@@ -42,7 +42,7 @@ def drawn(results: Results, file: Path) -> None:
         axes.set_xticks([budget / 1000 for budget in found], [f"{b // 1000}" for b in found])
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-    left.legend(fontsize=8)
+    left.legend(fontsize=7, loc="upper left")
     figure.savefig(file, dpi=120)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Examples
 from feddg.data.data_set import find_augmentation
-from feddg.data.decoding import hash_of, make_square
+from feddg.data.decoding import UnusableImageError, as_rgb, hash_of, make_square
 from feddg.data.pixels import ArrayPixels
 from feddg.diagnostics import Progress, silent
 from feddg.errors import ExperimentError, FeddgError
@@ -49,7 +49,8 @@ FIELDS = ("clients.per_round", "model.normalization", "evaluate.batch_size")
 class Labelled(Protocol):
     """A data set of pairs (image, class id), as ``torch.utils.data.Dataset``.
 
-    Images are PIL's, or tensors ``(3, H, W)`` or ``(1, H, W)`` of uint8, or of floats in [0, 1].
+    Images are PIL's of 8 bits a colour (what is transparent becomes white), or tensors
+    ``(3, H, W)`` or ``(1, H, W)`` of uint8, or of floats in [0, 1].
     """
 
     def __len__(self) -> int:
@@ -401,7 +402,10 @@ def _try_task(task: Task, network: Network, images: numpy.ndarray, targets: nump
 def _pixels(image: Any, where: str) -> numpy.ndarray:
     """Returns an image as ``(H, W, 3)`` uint8."""
     if isinstance(image, Image.Image):
-        return numpy.asarray(image.convert("RGB"))
+        try:
+            return numpy.asarray(as_rgb(image))
+        except UnusableImageError as error:
+            raise ExperimentError(f"{where} {error.reason}; give floats in [0, 1]") from None
     if not isinstance(image, Tensor) or image.dim() != 3 or image.shape[0] not in (1, 3):
         shape = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
         raise ExperimentError(f"{where} is no PIL image and no tensor (3, H, W): {shape}")

@@ -550,6 +550,17 @@ def _to_rgb(path: ImageSource, image: Image.Image, reading: Reading, bits: int) 
         reading = replace(reading, range="auto")
     if reading.bands or reading.range == "percentile" or is_deep(image):
         return to_image(read_samples(path, image), reading, bits)
+    return as_rgb(image)
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """Returns an image of 8 bits a colour as RGB, what is transparent being white.
+
+    Raises:
+        UnusableImageError: it has more bits, of which Pillow would keep those below 256.
+    """
+    if image.mode not in _PLAIN_MODES:
+        raise UnusableImageError(f"has more than 8 bits a colour (Pillow's mode {image.mode})")
     if image.mode == "RGB" and "transparency" not in image.info:
         return image.copy()
     if image.has_transparency_data:
