@@ -87,7 +87,7 @@ def with_note(table: str, found: Sequence[Margin]) -> str:
 
 
 def campaign(name: str) -> str:
-    """Returns accuracy on unseen domains by method, best first, with lead and time of each.
+    """Returns accuracy on unseen domains by method, best first, with the lead of each.
 
     Intervals over seeds are left out where no method has enough of them.
     """
@@ -97,14 +97,10 @@ def campaign(name: str) -> str:
     enough_seeds = any(one.seeds.reach is not None for one in leads.values())
     for method in results.methods:
         means = [average_over_columns(own[method], results.columns) for own in found.values()]
-        taken = [results.mean(one, "seconds_per_round") for one in (method, "fedavg")]
         cells = [spelled(method), *map(spread_text, means), lead(leads.get(method))]
         cells += [over_seeds(leads.get(method))] * enough_seeds
-        shown.append(
-            (-means[-1].mean if means[-1] else 0.0, [*cells, f"{taken[0] / taken[1]:.1f}"])
-        )
-    head = ["method", "final round", "EMA", "EMA, minus FedAvg"]
-    head += ["over seeds"] * enough_seeds + ["time"]
+        shown.append((-means[-1].mean if means[-1] else 0.0, cells))
+    head = ["method", "final round", "EMA", "EMA, minus FedAvg", *["over seeds"] * enough_seeds]
     return with_note(markdown(head, [cells for _, cells in sorted(shown)]), list(leads.values()))
 
 

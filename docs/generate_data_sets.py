@@ -6,7 +6,6 @@ python docs/generate_data_sets.py
 from pathlib import Path
 
 from feddg.data.data_set import DATA_SETS, DataSet
-from feddg.data.download import host_down
 
 PAGE = Path(__file__).parent / "data_sets.md"
 MARK = "<!-- data sets -->\n"
@@ -74,8 +73,6 @@ def _section(one: DataSet) -> str:
         lines.append(f"- Cite: {about.citation}\n")
     if about.licence:
         lines.append(f"- Licence: {about.licence}\n")
-    if about.down:
-        lines.append(f"- {host_down(one)}\n")
     if about.mirror:
         place = f"<https://huggingface.co/datasets/{about.mirror.name}>"
         lines.append(f"- Mirror: {place} (`feddg[parquet]`)\n")

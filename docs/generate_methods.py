@@ -73,11 +73,11 @@ def _code(text: str) -> str:
 def _messages(method: type[Method]) -> str:
     """What a method sends besides what every update has."""
     own = {name: text for name, text in method.sends.items() if Method.sends.get(name) != text}
-    every = "[every update has](README.md#what-every-update-has)"
+    every = "README.md#what-every-update-has"
     if not own:
-        return f"No more than {every}."
+        return f"[Nothing else]({every})."
     rows = [(f"`{name}`", text) for name, text in own.items()]
-    return f"Besides what {every}:\n\n{_table(('entry', 'what it is'), rows)}"
+    return f"Besides [what every update has]({every}):\n\n{_table(('entry', 'what it is'), rows)}"
 
 
 def _settings(method: type[Method]) -> str:

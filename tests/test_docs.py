@@ -41,7 +41,7 @@ def test_every_page_names_all_hyper_parameters_and_messages(generated):
 def test_a_page_has_what_a_method_sends_besides_the_rest_and_what_it_refuses(generated):
     assert "`statistics/style`" in generated["pardon.md"]
     assert "`update/weights/*`" not in generated["pardon.md"]
-    assert "No more than [every update has]" in generated["fedavg.md"]
+    assert "[Nothing else](README.md#what-every-update-has)" in generated["fedavg.md"]
     (excluded,) = re.findall(r"Not combined with (.*)\.", generated["csac.md"])
     assert {"`l2d`", "`randconv`", "`rsc`"} <= set(excluded.split(", "))
 

@@ -355,7 +355,7 @@ def listing(names: Sequence[str], root: Path = ROOT) -> str:
         plan = load_plan(root / PLANS / f"{name}.yaml")
         results = results_of(name, plan, root)
         title = (plan.title or name).removesuffix(", shortened")
-        about = f"`{name}`: {cells_run(results)} cells"
+        about = f"{cells_run(results)} cells"
         if results.rows:
             title = f"[{title}]({(DATA / name).relative_to(INDEX.parent).as_posix()}.csv)"
             about += f", {counted(len(results.seeds_run), 'seed')}"
@@ -365,9 +365,10 @@ def listing(names: Sequence[str], root: Path = ROOT) -> str:
             about += f", {images * rounds / 1000:.0f}k images"
         if leads := leads_of(results):
             table = short_table(results, leads, plan.notes.get("paper") or {})
-            parts.append(f"### {title}\n\n{about}.\n\n{table}")
+            parts.append(f"### {title}\n\n`{name}`: {about}.\n\n{table}")
         else:
-            others.append(f"- {title}, {about}.")
+            named = title if results.rows else f"{title}, `{name}`"  # a link has the name
+            others.append(f"- {named}: {about}.")
     return "\n\n".join([*parts, "### One domain, few seeds", "\n".join(others)])
 
 
