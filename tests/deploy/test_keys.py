@@ -53,7 +53,9 @@ def test_the_list_of_keys_holds_one_per_site(tmp_path):
     let_through(file, "ink", b"one")
     let_through(file, "blue-ink", b"two")
     let_through(file, "ink", b"three")
-    assert file.read_text() == '"dHdv" blue-ink;\n"dGhyZWU=" ink;\n'
+    assert file.read_text() == '"~^dHdv$" blue-ink;\n"~^dGhyZWU=$" ink;\n'
+    let_through(file, "ink", b"\xfb\xef\xbe")  # of plus signs alone
+    assert file.read_text().endswith('\n"~^[+][+][+][+]$" ink;\n')
 
 
 def test_only_sites_keys_of_this_deployments_sites_are_registered(folder):

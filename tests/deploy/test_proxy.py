@@ -116,6 +116,10 @@ def test_sites_reach_the_fleet_service(proxy):
     assert received == [(f"/v1/fleet/{method}", b"x") for method in FLEET_METHODS]
 
 
+def test_a_key_in_other_case_is_another_key(proxy):
+    assert ask(proxy, f"/v1/fleet/{FLEET_METHODS[0]}", key=proxy[2].swapcase()) == 401
+
+
 def test_the_list_is_flowers_own_without_the_two_that_keys_make_needless():
     theirs = {route.path.removeprefix("/v1/fleet/") for route in fleet.router.routes}
     assert theirs - set(FLEET_METHODS) == {"register-node", "unregister-node"}

@@ -92,6 +92,15 @@ def test_a_sites_key_is_made_once(folder):
     assert key.read_bytes() == before
 
 
+def test_a_service_that_may_write_nowhere_else_installs_apps_in_its_cache(folder):
+    for file in folder.rglob("feddg-site.service"):
+        unit = file.read_text()
+        (home,) = re.findall(r"FLWR_HOME=(\S+)", unit)
+        (cache,) = re.findall(r"^CacheDirectory=(.+)", unit, re.MULTILINE)
+        assert "ProtectSystem=strict" in unit
+        assert home.startswith(f"/var/cache/{cache}/")
+
+
 def commands(folder):
     """The SuperLink's and a SuperNode's command lines, by where they stand."""
     for file in folder.rglob("*.service"):

@@ -113,6 +113,24 @@ def test_a_folder_of_classes_becomes_one_domain_numbered_as_the_federation_does(
         load_pixels(str(images / "dog"), "clinic", chosen, tmp_path / "cache")
 
 
+def test_copies_of_an_image_are_not_trained_on_under_an_epsilon_for_one(images, tmp_path, caplog):
+    """As in one process; the coordinator is not told which they are, the site's own log is."""
+    pytest.importorskip("dp_accounting", reason="differential privacy is an extra")
+    node = {"site": "ward", "images": str(images), "domain": "ward", "cache": str(tmp_path)}
+    data = {"source": "folder", "root": images, "image_size": 16, "id_val": 0, "id_test": 0}
+
+    def site(**more):
+        chosen = Experiment(**{"data": data, "privacy": {"record_epsilon": 1.0}} | more)
+        return Site(node, {"experiment": chosen.to_yaml()})
+
+    with pytest.raises(ClientError, match="holds copies of images") as refused:
+        site()._require_single()
+    assert ".png" not in str(refused.value)
+    assert "3 files are 1 image" in caplog.text
+    site(privacy={})._require_single()
+    site(data=data | {"duplicates": "warn"})._require_single()
+
+
 def test_a_process_reads_a_run_s_experiment_once_for_each_device(images, tmp_path):
     node = {"site": "ward", "images": str(images), "domain": "ward", "cache": str(tmp_path)}
     data = {"source": "folder", "root": images, "image_size": 16, "id_val": 0, "id_test": 0}

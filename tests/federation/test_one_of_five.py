@@ -367,6 +367,20 @@ def test_an_attack_from_round_1_on_stops_nobody(backbone, lengths):
     assert torch.isfinite(small.method.predictor(small.network).eval()(images)).all()
 
 
+@pytest.mark.parametrize(
+    "privacy", [{"record_epsilon": 8.0}, {"epsilon": 8.0, "noised_at": "client"}]
+)
+def test_an_absurd_change_is_refused_where_clients_noise_what_they_send(privacy):
+    """What comes with noise may be compared; only the server's noise forbids it."""
+    pytest.importorskip("dp_accounting", reason="differential privacy is an extra")
+    epochs = TRAIN.model_copy(update={"local_steps": None, "local_epochs": 1})
+    options = {"backbone": "cnn_gn", "freeze": True, "train": epochs, "privacy": privacy}
+    small = five(**options)
+    lie(small, "update", attacked(1e20))
+    play(small, 1)
+    assert [client for client, _ in refused(small)] == [CULPRIT]
+
+
 @pytest.mark.parametrize("lengths", [1e3, 1e20])
 def test_an_absurd_change_is_refused_in_the_first_round_already(lengths):
     small = five()

@@ -15,8 +15,16 @@ from typer.testing import CliRunner
 import feddg
 from feddg.cli import app
 from feddg.data.data_set import load_source
+from feddg.diagnostics import Diagnostic
 from feddg.errors import DataError, RunError
-from feddg.evaluation.travel import Estimate, Familiar, at_a_new_site
+from feddg.evaluation.travel import (
+    Estimate,
+    Familiar,
+    LeftOutSite,
+    Reference,
+    Signals,
+    at_a_new_site,
+)
 from feddg.models.backbones import SmallCNN
 from feddg.prediction import travel as module
 from feddg.prediction.evaluate import evaluate_run, write_image_results
@@ -25,9 +33,11 @@ from feddg.prediction.travel import (
     COLLECTIONS,
     FOREIGN,
     HELD,
+    STAND_IN,
     TRAVEL,
     TUNED,
     UNLIKE,
+    USELESS,
     Recorder,
     TravelFile,
     calibrate,
@@ -35,8 +45,10 @@ from feddg.prediction.travel import (
     new_site,
     travel,
 )
+from feddg.records import SetupRow
 from feddg.report.run_page import verdict
 from feddg.rng import numpy_stream
+from feddg.runs.diagnostics import MAJORITY
 from feddg.runs.reading import read_run
 from run_folders import FolderMaker
 from trained_runs import SETTINGS, SHORT, read_csv, trained_run
@@ -254,6 +266,23 @@ def test_the_advice_does_not_contradict_itself(ridge, cache):
         assert codes[1:] == ["travel-rests-on"]
 
 
+def test_of_a_model_that_has_learned_nothing_no_accuracy_is_printed(
+    finished, cache, sketches, tmp_path, monkeypatch
+):
+    """Not even its accuracy in domain is anything that a new site could come near to."""
+    nothing = Diagnostic(MAJORITY, "warning", "It is no better than a constant.")
+    monkeypatch.setattr("feddg.prediction.classifier.about_model", lambda *run: (nothing,))
+    found = travel(finished, sketches[0], cache=cache)
+    assert (found.expected, found.without_labels) == (None, None)
+    assert [one.code for one in found.diagnostics] == [USELESS]
+    file = tmp_path / "labels.csv"
+    file.write_text(f"file,label\n{found.images[0].file},{found.images[0].label}\n")
+    found = travel(finished, sketches[0], labels=file, cache=cache)
+    assert found.expected is not None
+    codes = [one.code for one in found.diagnostics]
+    assert codes[:2] == [USELESS, "travel-rests-on"]
+
+
 def test_how_often_intervals_held_is_what_the_table_says():
     data = Path(__file__).parents[2] / "docs" / "results" / "data"
     for name, tests in (("travel", HELD), ("travel_tuned", TUNED)):
@@ -317,6 +346,25 @@ def test_a_new_site_is_expected_to_do_as_those_that_took_no_part(ridge, finished
     measured = list(run.metrics.rounds[-1].left_out.values())
     assert new_site(run) == (at_a_new_site([*measured, held_out.accuracy]), len(measured) + 1)
     assert new_site(read_run(finished))[1] == 1
+
+
+def test_what_stands_in_for_a_model_says_nothing_of_it(tmp_path):
+    """Neither the classifier that training starts from, nor those on the pretrained features."""
+    run = read_run(FolderMaker(tmp_path / "run", test=["photo"]).write())
+    (held_out,) = run.served.rows("test")
+    start = SetupRow(seconds=1.0, left_out=dict.fromkeys(range(10), 0.95))
+    vars(run.metrics)["setup"] = start
+    run.settings["clients"]["partition"] = "client"
+    alone = (at_a_new_site([held_out.accuracy]), 1)
+    assert new_site(run) == alone
+    shares = dict.fromkeys(Reference.model_fields, 0.9) | {"images": 9}
+    reference = Reference(**shares)
+    sites = (LeftOutSite(site="ink", images=9, accuracy=0.95, signals=Signals(estimates={})),)
+    kept = TravelFile(weights="", reference=reference, sites=sites, kind="domain", models=STAND_IN)
+    (run.folder / TRAVEL).write_text(kept.to_text())
+    assert new_site(run) == alone
+    (run.folder / TRAVEL).write_text(kept.model_copy(update={"models": "features"}).to_text())
+    assert new_site(run) == (at_a_new_site([0.95, held_out.accuracy]), 2)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +433,10 @@ def test_a_file_of_labels_is_not_written_over(finished, cache, sketches, tmp_pat
 
 
 @pytest.mark.usefixtures("unlimited")
-def test_clients_of_a_single_domain_that_are_drawn_by_lot_are_no_sites(tmp_path, cache, sketches):
+def test_clients_of_a_single_domain_that_are_drawn_by_lot_are_no_sites(
+    tmp_path, cache, sketches, monkeypatch
+):
+    monkeypatch.setattr("feddg.prediction.classifier.about_model", lambda *run: ())
     run = trained_run(
         tmp_path,
         cache,

@@ -420,7 +420,7 @@ class Sites:
         self.opened, self.refused = {}, []
 
     def memory(self, site):
-        return SiteMemory(self.folder / f"site-{site}", self.run, "site", "0123abcd")
+        return SiteMemory(self.folder / f"site-{site}", self.run, "site")
 
     def at(self, site, round, work):
         """Has a site work on a message; None if it refuses."""
@@ -724,7 +724,9 @@ def test_a_round_that_was_opened_is_of_the_same_clients_whatever_is_drawn():
     assert server.sample(1, attempt=1) == other
 
 
-def test_sites_hold_a_coordinator_that_forgot_to_what_they_opened(tmp_path):
+@pytest.mark.parametrize("changed", [{}, {"evaluate": {"pictures": False}}])
+def test_sites_hold_a_coordinator_that_forgot_to_what_they_opened(tmp_path, changed):
+    """Be it that another run trains the very same updates, with other settings for its report."""
     pytest.importorskip("flwr", reason="Flower is an optional extra")
     from flower_grid import Deployment
 
@@ -734,8 +736,8 @@ def test_sites_hold_a_coordinator_that_forgot_to_what_they_opened(tmp_path):
     )
 
     class FourSites(Deployment):
-        def __init__(self):
-            super().__init__(tmp_path, chosen, **{"min-sites": 3})
+        def __init__(self, experiment=chosen):
+            super().__init__(tmp_path, experiment, **{"min-sites": 3})
             self.config["sites"] = ",".join(sites)
             self.nodes = {
                 name: {"images": f"digits:{of}", "cache": str(tmp_path / name), "device": "cpu"}
@@ -743,9 +745,10 @@ def test_sites_hold_a_coordinator_that_forgot_to_what_they_opened(tmp_path):
             }
             self.grid = type(self.grid)(self.nodes, self.grid.app, self.config)
 
-    FourSites().start()
-    forgetful = FourSites()
-    shutil.rmtree(forgetful.path)
+    first = FourSites()
+    first.start()
+    forgetful = FourSites(Experiment(**chosen.model_dump() | changed))
+    shutil.rmtree(first.path)
     forgetful.grid.offline = {"pen"}
     with pytest.raises(NotEnoughUpdates, match="needs 3 clients, and 0 are left") as raised:
         forgetful.start()

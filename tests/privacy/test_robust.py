@@ -329,6 +329,18 @@ def test_methods_that_take_the_plain_mean_survive(defence, method):
     assert defences_for(chosen, *build(chosen, 10)).defences
 
 
+@pytest.mark.parametrize(
+    "defence", ["median", "trimmed_mean", "krum", "norm_bounding", "centred_clipping"]
+)
+def test_sums_of_images_have_no_robust_mean(defence):
+    """Of it the first or last client would be refused, honest as it is, round after round."""
+    chosen = Experiment(
+        data="digits", hold_out="sketch", clients=10, method="ridge", defences=defence
+    )
+    with pytest.raises(ExperimentError, match=f"{defence} does not go with ridge: .* sums over"):
+        defences_for(chosen, *build(chosen, 10))
+
+
 def test_defences_that_exclude_each_other_are_refused():
     def built(**fields):
         model = {"backbone": "cnn", "weights": None, "normalization": "frozen"}
@@ -344,8 +356,11 @@ def test_defences_that_exclude_each_other_are_refused():
     with pytest.raises(ExperimentError, match="named twice"):
         built(defences=["median", "median"])
     noisy = {"clipping": "fixed", "noise_multiplier": 1.0}
-    with pytest.raises(ExperimentError, match="noise is made for a plain mean"):
-        built(defences="median", privacy=noisy)
+    # By the median of lengths one client changes how much all others are shortened.
+    for rule in ("median", "norm_bounding"):
+        with pytest.raises(ExperimentError, match="noise is made for a plain mean"):
+            built(defences=rule, privacy=noisy)
+        assert built(defences=rule, privacy=noisy | {"noised_at": "client"}).defences
     clipped = built(defences=["norm_bounding", "median"], privacy={"clipping": "fixed"})
     assert [defence.name for defence in clipped.defences] == ["clipping", "norm_bounding", "median"]
 

@@ -255,6 +255,7 @@ def test_where_training_hurts_nobody_is_told_to_train_longer(tmp_path):
     assert "still-rising" not in found
     assert "labels mean nothing" not in str(found[UNTRAINED])
     assert "keep the closed form" in found[UNTRAINED].advice
+    assert not any("longer" in one.advice for one in found.values())
     first, second = causes_of_failure(run)
     assert "hurts (47.0% right before round 1, 26.0% at the end)" in first.text
     assert (first.flags[0], second.flags) == ("--lr", ("--method", "ridge"))
@@ -264,9 +265,20 @@ def test_where_training_hurts_nobody_is_told_to_train_longer(tmp_path):
 def test_a_start_that_was_a_guess_has_nothing_to_keep(tmp_path):
     maker = Fallen(tmp_path / "run", rounds=6, planned=6)
     maker.start = 0.3
-    assert ("--method", "ridge") not in [
-        c.flags for c in causes_of_failure(read_run(maker.write()))
-    ]
+    run = read_run(maker.write())
+    assert ("--method", "ridge") not in [cause.flags for cause in causes_of_failure(run)]
+
+
+def test_a_guess_from_which_training_fell_is_not_worth_keeping():
+    guess, worse = [[90, 0], [60, 0]], [[40, 50], [40, 20]]
+    found = about_accuracy(Evaluations([row(0, guess), row(1, worse)]), 1)
+    advice = {one.code: one.advice for one in found}
+    assert advice == {
+        MAJORITY: "Its labels mean nothing: look at the images.",
+        UNTRAINED: "Training hurts: lower the learning rate.",
+    }
+    (majority,) = [one for one in found if one.code == MAJORITY]
+    assert "within chance" not in majority.text  # 40 % of 150 images against 60 %
 
 
 def test_a_method_that_does_not_train_is_told_nothing_of_rates_and_rounds(tmp_path):

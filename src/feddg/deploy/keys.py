@@ -209,7 +209,8 @@ def let_through(file: Path, site: str, pem: bytes) -> None:
     """Puts a site's key on the proxy's list and removes its earlier key."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     of_site = {line.rpartition(" ")[2]: line for line in lines}
-    of_site[f"{site};"] = f'"{base64.b64encode(pem).decode("ascii")}" {site};'
+    key = base64.b64encode(pem).decode("ascii").replace("+", "[+]")
+    of_site[f"{site};"] = f'"~^{key}$" {site};'  # as plain strings nginx ignores their case
     replace_text(file, "".join(f"{of_site[name]}\n" for name in sorted(of_site)))
 
 

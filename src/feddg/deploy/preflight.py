@@ -24,7 +24,7 @@ from feddg.data.images import ImageTable
 from feddg.data.inspection import survey
 from feddg.data.pixels import ArrayPixels, PixelStore, Vectors
 from feddg.deploy.setup import JoinFile, held_out_among, public_key
-from feddg.deploy.site import list_images
+from feddg.deploy.site import copies_in, list_images
 from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError, first_names
 from feddg.experiment import Experiment
@@ -105,6 +105,8 @@ def check_site(
     yield check_classes(table, join.classes)
     yield check_domains(table, experiment, trains=join.trains)
     yield check_support(table)
+    if join.trains and (copies := copies_in(table, experiment, cache)):
+        yield failed("copies", copies, "Remove all copies but one.")
     yield check_disk(table, experiment, cache)
     named = check_named_files(experiment)
     yield named

@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from feddg.clients.client import Client, Examples, Worker
 from feddg.data.data_set import find_augmentation, load_source
 from feddg.data.decoding import Reading
-from feddg.data.fingerprint import ContentHashes, ImagesFile, difference, images_file
+from feddg.data.fingerprint import ContentHashes, ImagesFile, difference, file_of, images_file
 from feddg.data.images import (
     ImageTable,
     check_folder,
@@ -28,8 +28,9 @@ from feddg.data.images import (
     from_class_folders,
     image_names,
 )
-from feddg.data.inspection import survey
+from feddg.data.inspection import about_copies, survey
 from feddg.data.pixels import PixelStore, open_pixels
+from feddg.data.splits import Splits
 from feddg.deploy.setup import SITE_NAME, require_width
 from feddg.deploy.wire import CONTEXT, Payload, Registration, Request, explained
 from feddg.errors import ClientError, DataError, ExperimentError, FeddgError, RunError, field_fault
@@ -69,21 +70,21 @@ class SiteMemory:
         cache: the site's cache folder.
         run: the run's key, created by the server.
         site: the site's name.
-        experiment: the experiment's id, under which the site stores which sums it helped to open.
-            This holds for all runs, because a run that starts again trains the same updates again.
-            None keeps it for each run separately.
+        seed: the experiment's seed, under which the site stores which sums it helped to open. This
+            holds for all runs and experiments, because one that starts again, be it with other
+            settings for its report, trains the same updates again.
 
     Raises:
         ClientError: a name is not valid for a folder.
     """
 
-    def __init__(self, cache: Path, run: str, site: str, experiment: str | None = None) -> None:
-        for name in (run, site, experiment or run):
+    def __init__(self, cache: Path, run: str, site: str, seed: int = 0) -> None:
+        for name in (run, site):
             if not _FOLDER_NAME.fullmatch(name):
                 raise ClientError(f"{name!r} cannot name a folder; use letters, digits, - and _")
         self.folder = cache / "deployments" / run / site
         self._secrets = self.folder / "secrets.safetensors"
-        sums = self.folder if experiment is None else cache / "opened_sums" / experiment / site
+        sums = cache / "opened_sums" / f"seed-{seed}" / site
         self._opened_sums = sums / "opened_sums.safetensors"
 
     def before(self, round: int) -> Weights:
@@ -259,6 +260,20 @@ def load_pixels(
         depths={} if table.root is None else survey(table).depths,
     )
     return usable, pixels
+
+
+def copies_in(table: ImageTable, experiment: Experiment, cache: Path) -> str:
+    """Says which files of a site that trains are one image, where an epsilon is for one file."""
+    hides = experiment.privacy.hides_images
+    if not hides or table.root is None or experiment.data.duplicates in ("warn", "ignore"):
+        return ""
+    files = [file_of(path) for path in table.paths]
+    hashes = ContentHashes(table.root, cache).of(files)
+    none = numpy.arange(0)
+    splits = Splits(numpy.arange(len(files)), none, none, none, none)
+    contents = [hashes[file][1] for file in files]
+    found = about_copies(table, files, contents, splits, refuse=True, hides_images=hides)
+    return next((one.text for one in found if one.severity == "error"), "")
 
 
 def positions(table: ImageTable, classes: list[str], domains: list[str]) -> ImageTable:
@@ -460,6 +475,7 @@ class Site:
         """
         request = Request.read(payload)
         memory = self._memory(request)
+        self._require_single()
         method, worker, defences = self._build(len(request.classes))
         context, frozen = without_frozen(self._context(request.context, payload, memory))
         load_weights(worker.network, frozen)
@@ -504,6 +520,18 @@ class Site:
 
     # What a site with a program of its own has otherwise.
 
+    def _require_single(self) -> None:
+        """Refuses to train where an epsilon is for one file, and some are copies.
+
+        Raises:
+            ClientError: some are; the site's log names them.
+        """
+        if fault := copies_in(self.table, self.experiment, self.config.cache_folder):
+            log.error("%s", fault)
+            raise ClientError(
+                "holds copies of images, whose epsilon is for one; its log says which"
+            )
+
     def _registration(self) -> Registration:
         table, counts = self.table, self.table.counts()
         return Registration(
@@ -523,7 +551,7 @@ class Site:
             FeddgError: the memory cannot be read or written; names the file.
         """
         cache, table = self.config.cache_folder, self.table
-        memory = SiteMemory(cache, request.run, self.config.site, self.experiment.id)
+        memory = SiteMemory(cache, request.run, self.config.site, self.experiment.seed)
         now = images_file(table, None if table.root is None else ContentHashes(table.root, cache))
         now = now.model_copy(update={"files": methods_files(self.experiment)})
         before = ImagesFile.read(memory.folder / IMAGES)
@@ -571,13 +599,17 @@ class ProgramSite(Site):
     def _build(self, classes: int) -> tuple[Method, Worker, Defences]:
         return self.federation.method, self.federation.worker, self.federation.defences
 
+    def _require_single(self) -> None:
+        """Nothing is known of a program's files."""
+
     def _registration(self) -> Registration:
         count = len(self.federation.clients[0].labels)
         return Registration(classes={TARGETS: count}, domains={self.config.site: count})
 
     def _memory(self, request: Request) -> SiteMemory:
         """Returns the site's memory of the run; nothing is known of its program's files."""
-        return SiteMemory(self.config.cache_folder, request.run, self.config.site)
+        seed = self.federation.settings.seed
+        return SiteMemory(self.config.cache_folder, request.run, self.config.site, seed)
 
     def _examples(self, classes: list[str], domains: list[str]) -> Examples:
         own: Examples = self.federation.clients[0]

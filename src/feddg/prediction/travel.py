@@ -51,6 +51,7 @@ from feddg.prediction.classifier import (
 )
 from feddg.prediction.predict import BATCH_SIZE, BatchPredictor, Prediction, predict_batches
 from feddg.records import TEST, JsonFile, as_cell, client_name, from_cell
+from feddg.runs.diagnostics import LEARNED_NOTHING
 from feddg.runs.figures import some_of_each
 from feddg.runs.model import Trained
 from feddg.runs.prepare import Images, load_images
@@ -367,19 +368,21 @@ def _write(run: Path, found: TravelFile, model: Recorder) -> None:
 def new_site(run: Run) -> tuple[Estimate, int] | None:
     """Returns the expected accuracy at one more site, and the number of sites it is from.
 
-    A site is one that a model had no part of: a domain that the run held out for testing, one that
-    :func:`calibrate` left out, or a client that a closed-form method left out during training.
-    Clients count only if they are who really holds images, or nobody else holds images of their
-    domains: other shards of the same images are no new site. None if there are no sites.
+    A site is one that the model, or one like it, had no part of: a domain that the run held out for
+    testing, one that :func:`calibrate` left out of a classifier on the same features or of another
+    run, or a client that a closed-form method left out during training. What only stands in for the
+    model, such as the classifier that training starts from, says nothing of it. Clients count only
+    if they are who really holds images, or nobody else holds images of their domains: other shards
+    of the same images are no new site. None if there are no sites.
 
     Raises:
         RunError: a stored file is damaged.
     """
     kept = TravelFile.read(run.folder / TRAVEL)
-    accuracies = [site.accuracy for site in kept.sites] if kept else []
+    stand_in = kept is None or kept.models == STAND_IN
+    accuracies = [] if kept is None or stand_in else [site.accuracy for site in kept.sites]
     if not accuracies:
-        rows = [run.metrics.setup, *run.metrics.rounds]
-        measured = [row.left_out for row in rows if row is not None and row.left_out]
+        measured = [row.left_out for row in run.metrics.rounds if row.left_out]
         apart = _apart(run)
         accuracies = (
             [value for id, value in measured[-1].items() if id in apart] if measured else []
@@ -590,8 +593,9 @@ def travel(
         places, right = _labelled(Path(labels), files, outputs.predicted, model.class_names)
         expected, labelled = with_labels(without, chances, places, right), len(places)
         chances = right_chances(confidence, expected.value)
-    advice = list(_diagnostics(found, signals, expected, labelled, needed, len(files)))
-    refused = advice[0].code == FOREIGN
+    useless = bool(LEARNED_NOTHING & {one.code for one in model.diagnostics})
+    advice = list(_diagnostics(found, signals, expected, labelled, needed, len(files), useless))
+    refused = advice[0].code == FOREIGN or (useless and not labelled)
     known = None if refused else chances
     order = numpy.argsort(confidence if refused else chances, kind="stable")
     unlike = outputs.energy > found.reference.unlike
@@ -659,6 +663,7 @@ def expectation(expected: Estimate) -> str:
 
 FOREIGN: Final = "unlike-all-sites"
 """Code of the advice to label some images, because they differ too much for an estimate."""
+USELESS: Final = "useless-model"
 UNLIKE: Final = "These images look unlike anything the model was trained on"
 HELD: Final = {"whole domains": (55, 56), "simulated clients": (62, 70)}
 """How many intervals held the truth, and in how many tests, by what took no part."""
@@ -669,9 +674,25 @@ COLLECTIONS: Final = 3
 
 
 def _diagnostics(
-    found: TravelFile, signals: Signals, expected: Estimate, labels: int, needed: int, images: int
+    found: TravelFile,
+    signals: Signals,
+    expected: Estimate,
+    labels: int,
+    needed: int,
+    images: int,
+    useless: bool = False,
 ) -> Iterator[Diagnostic]:
-    """Reports the advice, then the basis of the estimate; for foreign images the advice alone."""
+    """Reports the advice, then the basis of the estimate; for foreign images the advice alone.
+
+    So it is for a model that has learned nothing of use at the domains held out.
+    """
+    if useless:
+        text = "The model failed where it was tested"
+        text += "." if labels else ", so no accuracy is estimated elsewhere."
+        label = "" if labels else ", or label 50 of these images (--choose 50 --labels FILE)"
+        yield Diagnostic(USELESS, "warning", text, f"Train it better{label}.")
+        if not labels:
+            return
     if signals.foreign and not labels:
         ratio = math.exp((signals.novelty or 0.0) - (signals.limit or 0.0))
         first = min(50, images)
@@ -687,7 +708,9 @@ def _diagnostics(
         return
     reference, sites = found.reference, counted(len(found.sites), found.kind)
     tests = TUNED if found.models == STAND_IN else HELD
-    if expected.reach <= REACH or expected.low >= reference.accuracy - REACH:
+    if useless:
+        pass
+    elif expected.reach <= REACH or expected.low >= reference.accuracy - REACH:
         yield Diagnostic(
             "travels", "note", f"Use it, if {expected.low:.0%} to {expected.high:.0%} is enough."
         )

@@ -135,10 +135,10 @@ class Defences:
     def sees_all(self) -> bool:
         """Whether no update may be dropped for being unlike the others.
 
-        A robust aggregation needs all updates. And with differential privacy, one client's update
-        must not decide whether another's is used.
+        A robust aggregation needs all updates. And where the server adds noise, one client's update
+        must not decide whether another's is used; updates that come with noise may be compared.
         """
-        return self.noised or any(defence.aggregates for defence in self.defences)
+        return any(d.aggregates or (d.noised and d.plain_mean) for d in self.defences)
 
     @property
     def secret_rate(self) -> float | None:

@@ -308,6 +308,12 @@ def require_compatible(
         if fault is not None:
             raise ExperimentError(fault)
     for defence in defences:
+        if type(method).one_round and (defence.aggregates or defence.sees_updates):
+            raise ExperimentError(
+                f"{defence.name} does not go with {method.name}: clients send sums over their "
+                f"images, which {method.name} checks itself, and what a robust rule makes of sums "
+                "is the sum of no images"
+            )
         for trait, reason in defence.breaks.items():
             if traits[trait]:
                 raise ExperimentError(
@@ -340,6 +346,6 @@ def _conflict(one: Defence, other: Defence) -> str | None:
             f"{one.name} and adaptive clipping exclude each other: the server would see which "
             "client's update was clipped; set privacy.clipping to fixed"
         )
-    if one.plain_mean is not None and other.aggregates:
+    if one.plain_mean is not None and (other.aggregates or other.sees_updates):
         return f"{one.name} and {other.name} exclude each other: {one.plain_mean}"
     return None

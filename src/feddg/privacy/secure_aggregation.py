@@ -388,12 +388,12 @@ class SecureAggregation(Defence):
         before, last = _number(secrets, KNOWN + "id"), _number(secrets, KNOWN + "round")
         if before not in (None, id):
             raise ClientError(
-                f"took part in this experiment as client {before}, and is asked as client {id}; "
-                "begin a run with another seed"
+                f"took part with this seed as client {before}, and is asked as client {id}; begin "
+                "a run with another seed"
             )
         if last is not None and round < last:
             raise ClientError(
-                f"helped to unmask round {last} of this experiment before, and is asked for round "
+                f"helped to unmask round {last} with this seed before, and is asked for round "
                 f"{round}: two sums of a round would show single updates; begin a run with another "
                 "seed"
             )

@@ -258,7 +258,12 @@ def about_accuracy(
         worse = list(_untrained(evaluations, found, split))
         # More of what made it worse is no advice, even where it has begun to recover.
         rising = () if worse else _rising(evaluations, found, split)
-        after = [*_majority(found, trains), *_one_class(found, classes), *worse, *rising]
+        change = "train longer or with another learning rate, and "
+        if worse:
+            change = ""  # it has its own advice
+        elif not trains:
+            change = "try other pretrained weights, and "
+        after = [*_majority(found, change), *_one_class(found, classes), *worse, *rising]
     return gravest_first([*after, *_gap(evaluations.of(weights), found, split)])
 
 
@@ -267,24 +272,20 @@ def learned_from(chance: float) -> float:
     return chance + (1 - chance) / 6
 
 
-def _majority(found: SplitAccuracy, trains: bool) -> Iterator[Diagnostic]:
+def _majority(found: SplitAccuracy, change: str = "") -> Iterator[Diagnostic]:
     """Warns if accuracy is no better than the most frequent class, by images and by class mean."""
     if found.constant is None or found.accuracy.low > found.constant:
         return
     balanced = found.balanced_interval
     if balanced is None or balanced.low < learned_from(found.guessing or 0.0):
-        change = (
-            "train longer or with another learning rate"
-            if trains
-            else "try other pretrained weights"
-        )
+        chance = found.accuracy.high >= found.constant
         yield Diagnostic(
             MAJORITY,
             "warning",
             f"The model is {IN_WORDS[MAJORITY]}: that is right for {found.constant:.1%} of the "
-            f"held-out images, the model for {found.accuracy.share:.1%}; the difference is within "
-            "chance.",
-            f"Its labels mean nothing: {change}, and look at the images.",
+            f"held-out images, the model for {found.accuracy.share:.1%}"
+            f"{'; the difference is within chance' if chance else ''}.",
+            f"Its labels mean nothing: {change}look at the images.",
         )
 
 
@@ -305,12 +306,15 @@ def _one_class(found: SplitAccuracy, classes: Sequence[str]) -> Iterator[Diagnos
 def _untrained(evaluations: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
     start = evaluations.value(0, split)
     if start is not None and found.accuracy.high < start:  # by more than chance
+        before = split_accuracy(evaluations, 0, split)
+        knew = before is not None and not any(_majority(before))
+        keep = ", or keep the closed form (--method ridge)" if knew else ""
         yield Diagnostic(
             UNTRAINED,
             "warning",
             f"The model is worse than before its training: then it was right for {start:.1%} of "
             f"the held-out images, now for {found.accuracy.share:.1%}.",
-            "Training hurts: lower the learning rate, or keep the closed form (--method ridge).",
+            f"Training hurts: lower the learning rate{keep}.",
         )
 
 
@@ -570,7 +574,7 @@ def _fall(run: Run) -> str:
     start, after = (split_accuracy(own, at, TEST) for at in (best, run.served.round))
     if start is None or after is None or after.accuracy.high >= start.accuracy.low:
         return ""
-    if any(_majority(start, trains=True)):
+    if any(_majority(start)):
         return ""
     when = f"after {counted(start.round, 'round')}" if start.round else "before round 1"
     return f"{start.accuracy.share:.1%} right {when}, {after.accuracy.share:.1%} at the end"
