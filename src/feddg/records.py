@@ -218,8 +218,8 @@ class RoundRow(Row):
         examples: training images of the used updates.
         images: images of the used updates' training steps, counted once per step however often a
             method passes them through the network.
-        forwards: images through clients' networks, counted once per pass; 0 if not counted, as at
-            sites.
+        forwards: images through clients' networks, counted once per pass, features that the cache
+            has not among them; 0 if not counted, as at sites.
         seconds: wall time by activity: ``train`` (spent in clients), ``aggregate`` (the rest of the
             round), ``evaluate``.
         bytes_up: bytes sent by the clients in this round.

@@ -70,6 +70,8 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
         return _load_shared(path, device, which)
     rules, run = [] if which is None else [SELECTION_RULES.find(which)], read_run(path)
     clients = run.clients
+    if run.damage:
+        raise RunError(f"{path} is damaged: {run.damage}; put the file back from a copy")
     if clients is None:
         raise RunError(f"{path} stopped before training began: there is no model in it")
     experiment = run.experiment
