@@ -111,6 +111,12 @@ def test_a_table_that_is_wrong_is_refused_in_one_line(table, change, words):
     assert "\n" not in str(refused.value)
 
 
+def test_the_row_numbers_that_pandas_writes_are_no_feature(table):
+    frame_of().to_csv(table)
+    with pytest.raises(DataError, match=r"'Unnamed: 0': write the file with index=False"):
+        load_source("features", table)
+
+
 def test_lists_of_two_lengths_and_of_text_are_refused(table):
     pytest.importorskip("pyarrow")
     frame = frame_of()[["label", "domain"]]

@@ -152,6 +152,12 @@ def _features(frame: "DataFrame", file: Path, options: Settings) -> np.ndarray:
     """Returns the features ``(n, d)`` float32: columns in the order of their names, or one list."""
     named = set(options.model_dump().values())
     rest = sorted((str(name) for name in frame if name not in named), key=_natural)
+    nameless = next((name for name in rest if name.startswith("Unnamed: ")), None)
+    if nameless:  # pandas' number of the row, which tells the class where rows are sorted by it
+        raise DataError(
+            f"{file} has a column without a name, which pandas calls {nameless!r}: write the file "
+            "with index=False, or give the column a name."
+        )
     if not rest:
         raise DataError(f"{file} has no column of features besides {', '.join(map(str, frame))}.")
     if len(rest) == 1 and frame[rest[0]].dtype == object:
