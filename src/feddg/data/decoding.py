@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import ceil
 from threading import Lock
-from typing import Literal
+from typing import IO, Literal
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -37,6 +37,7 @@ DEPTHS = (8, 10, 11, 12, 14, 16, 24, 32)
 PERCENTILES = (1, 99)
 _BITS, _SAMPLES, _EXTRA = 258, 277, 338
 _ALPHA = (1, 2)
+_WHITE_IS_ZERO, _CMYK = 0, 5
 _PLAIN_MODES = frozenset(
     ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 )
@@ -207,10 +208,12 @@ class Samples:
     Attributes:
         values: ``(height, width, bands)``, of any number type.
         alpha: whether the last band is transparency.
+        inverted: whether 0 is white, in an image of one grey band.
     """
 
     values: np.ndarray
     alpha: bool = False
+    inverted: bool = False
 
     @property
     def colours(self) -> np.ndarray:
@@ -225,7 +228,19 @@ def is_deep(image: Image.Image) -> bool:
         return bool(max(tags.get(_BITS, (1,))) > 8 or tags.get(_SAMPLES, 1) > 4)
     if image.mode not in _PLAIN_MODES:
         return True
+    if image.format == "JPEG2000":
+        return _jpeg2000_bits(image.fp) > 8  # type: ignore[attr-defined]
     return any("16B" in str(tile[3]) for tile in getattr(image, "tile", ()))
+
+
+def _jpeg2000_bits(file: IO[bytes]) -> int:
+    """Returns the bits of a value, which Pillow does not tell: those of the marker SIZ."""
+    place = file.tell()
+    file.seek(0)
+    head = file.read(2**20)
+    file.seek(place)
+    start = head.find(b"\xff\x4f\xff\x51")
+    return (head[start + 42] & 127) + 1 if 0 <= start < len(head) - 42 else 0
 
 
 def read_samples(path: ImageSource, image: Image.Image) -> Samples:
@@ -248,6 +263,15 @@ def read_samples(path: ImageSource, image: Image.Image) -> Samples:
 
         with open_source(path) as file:
             return Samples(png_decode(file.read()), image.mode == "RGBA")
+    if image.format == "JPEG2000" and is_deep(image) and image.mode in _PLAIN_MODES:
+        need("tiff", f"{path.name}, a JPEG 2000 of more than 8 bits in colour,", ["imagecodecs"])
+        from imagecodecs import jpeg2k_decode
+
+        with open_source(path) as file:
+            values = jpeg2k_decode(file.read())
+            # As Pillow does with grey ones: the file's own depth becomes 16 bits.
+            values = values << max(0, 16 - _jpeg2000_bits(file))
+        return Samples(values, image.mode in ("LA", "RGBA"))
     if image.mode in ("P", "PA", "1", "YCbCr", "CMYK", "LAB", "HSV"):
         image = image.convert("RGBA" if image.has_transparency_data else "RGB")
     values = np.asarray(image)
@@ -281,16 +305,20 @@ def read_tiff(path: ImageSource, most: int = MOST_TILED_PIXELS) -> Samples:
                 )
             values = page.asarray()
             planar = int(getattr(page, "planarconfig", 1) or 1) == 2 and values.ndim == 3
+            bands, photometric = page.samplesperpixel, page.photometric
     except UnusableImageError:
         raise
     except Exception as error:  # tifffile raises many kinds on a damaged file
         text = " ".join(str(error).split())
         raise UnusableImageError(f"cannot be decoded: {text}") from error
+    if photometric == _CMYK and bands == 4:
+        raise UnusableImageError("CMYK of more than 8 bits", ": convert it to RGB")
     if planar:
         values = np.moveaxis(values, 0, 2)
     if values.ndim not in (2, 3) or values.dtype.kind not in "uif":
         raise UnusableImageError(f"a TIFF of shape {values.shape} and type {values.dtype}")
-    return Samples(np.atleast_3d(values))
+    inverted = photometric == _WHITE_IS_ZERO and bands <= 2  # of many bands, nobody means it
+    return Samples(np.atleast_3d(values), inverted=inverted)
 
 
 def is_tiff(path: ImageSource) -> bool:
@@ -321,10 +349,12 @@ def to_image(samples: Samples, reading: Reading, bits: int = 0) -> Image.Image:
 
     Raises:
         UnusableImageError: a band that is asked for is missing, there are too many to guess, or the
-            range of floating-point numbers is not known.
+            range of floating-point or negative numbers is not known.
     """
     chosen, alpha = _choose(samples, reading.bands)
     pixels = _to_bytes(chosen, reading.range, bits)
+    if samples.inverted:
+        pixels = 255 - pixels
     if pixels.shape[2] == 1:
         pixels = np.repeat(pixels, 3, axis=2)
     if alpha is None:
@@ -359,6 +389,8 @@ def _to_bytes(values: np.ndarray, range: ValueRange, bits: int) -> np.ndarray:
         )
     if values.dtype == np.uint8:
         return np.ascontiguousarray(values)
+    if values.min(initial=0) < 0:
+        raise UnusableImageError("has negative values", ": set data.range: percentile")
     if range == "auto":
         most = 2 ** max(bits, bits_used(values)) - 1
     elif values.dtype.itemsize == 2 or int(values.max(initial=0)) < 2**16:

@@ -56,7 +56,7 @@ from feddg.storage import (
     sweep_asides,
 )
 
-_LAYOUT = 3
+_LAYOUT = 4
 """Increase when the cache's layout or the decoding changes."""
 DECODERS = (
     *("Pillow", "pillow-heif", "tifffile", "imagecodecs", "pydicom", "pyjpegls", "python-gdcm"),
