@@ -489,6 +489,19 @@ def test_an_image_too_large_to_decode_whole_is_cut(tmp_path, monkeypatch):
     assert len(kept) == len(store.gather(range(4))) == 4
 
 
+@pytest.mark.parametrize("bands", [4, 6, 13])
+def test_images_of_many_bands_are_cut_too(tmp_path, bands):
+    values = numbers(12, bands, 40)
+    (tmp_path / "a/x").mkdir(parents=True)
+    options = {"photometric": "minisblack", "planarconfig": "contig"}
+    tifffile.imwrite(tmp_path / "a/x/sensor.tif", values, **options)
+    reading = Reading(bands=(3, 2, 1), tile=20)
+    kept, store, _ = open_pixels(from_folder(tmp_path), 20, cache=tmp_path / "c", reading=reading)
+    assert kept.paths[1] == "a/x/sensor.tif#x20y0w20h20"
+    found = store.gather([1])[0].permute(1, 2, 0).numpy()
+    assert abs(found.astype(int) - scaled(values[:20, 20:, [2, 1, 0]], 12)).max() <= 1
+
+
 def test_tiles_need_the_cache(tmp_path):
     tiff(tmp_path / "a/x/wide.tif", numbers(8, 3, 40))
     with pytest.raises(DataError, match="pixel_budget_gb"):

@@ -9,14 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from feddg.data.decoding import Reading
 from feddg.data.images import ImageTable, from_folder
 from feddg.data.inspection import (
     about_clients,
     about_ignored,
     about_labels,
+    depth_of,
     ignored_files,
     inspect,
+    survey,
 )
 from feddg.errors import DataError, FeddgError
 from feddg.experiment import Experiment
@@ -268,6 +272,17 @@ def test_a_published_data_set_asks_which_domain_is_held_out(tmp_path):
     digits = Experiment(data="digits", model={"weights": None})
     with pytest.raises(FeddgError, match="--hold-out DOMAIN, one of ink, chalk, photo, sketch"):
         load_images(digits, tmp_path, lambda *_: None)
+
+
+def test_images_that_are_cut_are_looked_at_however_large(tmp_path, monkeypatch):
+    monkeypatch.setattr("feddg.data.inspection.MOST_PIXELS", 100)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    (tmp_path / "a/x").mkdir(parents=True)
+    file = tmp_path / "a/x/scan.tif"
+    Image.fromarray(np.full((20, 20), 4000, np.uint16)).save(file)
+    assert survey(from_folder(tmp_path)).depths == {}
+    assert survey(from_folder(tmp_path), Reading(tile=10)).depths == {"a": 12}
+    assert depth_of([file], Reading(tile=10)) == 12
 
 
 def test_what_is_ignored_is_counted_by_kind(root):

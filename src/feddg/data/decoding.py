@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import ceil
 from threading import Lock
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -44,7 +44,7 @@ _PLAIN_MODES = frozenset(
 MOST_PIXELS = 89_478_485
 """Larger images (Pillow's own limit, 268 MB as RGB) are refused as decompression bombs."""
 _PILLOW = logging.getLogger("PIL")
-_ONE_HUGE_IMAGE = Lock()
+ONE_HUGE_IMAGE = Lock()
 """Large images that are cut into tiles are decoded one at a time."""
 _ORIENTATIONS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -119,8 +119,9 @@ def names_in(file: ImageSource, path: str, side: int) -> list[str]:
         side: side of a tile in pixels.
     """
     try:
-        with open_image(file) as image:  # as stored: a turned photograph is cut before it is turned
-            return tile_names(path, *image.size, side)
+        with _opened(file) as image:  # as stored: a turned photograph is cut before it is turned
+            size = _tiff_size(file) if image is None else image.size
+            return tile_names(path, *size, side)
     except Exception:  # decoding says what is wrong with it
         return [path]
 
@@ -292,12 +293,8 @@ def read_tiff(path: ImageSource, most: int = MOST_TILED_PIXELS) -> Samples:
         UnusableImageError: it is damaged, holds no image, or is compressed in an unknown way.
         MissingPackage: the extra ``tiff`` is not installed.
     """
-    need("tiff", f"{path.name}, a TIFF of more than 8 bits or 4 bands,")
-    import tifffile
-
     try:
-        with open_source(path) as stored, tifffile.TiffFile(stored, name=path.name) as file:
-            page = file.pages.first
+        with _tiff_page(path) as page:
             pixels = int(page.imagewidth) * int(page.imagelength)
             if pixels > most or int(page.size) > 4 * max(pixels, most):
                 raise OversizedImageError(
@@ -306,7 +303,7 @@ def read_tiff(path: ImageSource, most: int = MOST_TILED_PIXELS) -> Samples:
             values = page.asarray()
             planar = int(getattr(page, "planarconfig", 1) or 1) == 2 and values.ndim == 3
             bands, photometric = page.samplesperpixel, page.photometric
-    except UnusableImageError:
+    except (UnusableImageError, MissingPackage):
         raise
     except Exception as error:  # tifffile raises many kinds on a damaged file
         text = " ".join(str(error).split())
@@ -319,6 +316,21 @@ def read_tiff(path: ImageSource, most: int = MOST_TILED_PIXELS) -> Samples:
         raise UnusableImageError(f"a TIFF of shape {values.shape} and type {values.dtype}")
     inverted = photometric == _WHITE_IS_ZERO and bands <= 2  # of many bands, nobody means it
     return Samples(np.atleast_3d(values), inverted=inverted)
+
+
+@contextmanager
+def _tiff_page(path: ImageSource) -> Iterator[Any]:
+    need("tiff", f"{path.name}, a TIFF of more than 8 bits or 4 bands,")
+    import tifffile
+
+    with open_source(path) as stored, tifffile.TiffFile(stored, name=path.name) as file:
+        yield file.pages.first
+
+
+def _tiff_size(path: ImageSource) -> tuple[int, int]:
+    """Returns width and height of a TIFF of more bands than Pillow supports."""
+    with _tiff_page(path) as page:
+        return int(page.imagewidth), int(page.imagelength)
 
 
 def is_tiff(path: ImageSource) -> bool:
@@ -487,15 +499,15 @@ def decode_parts(
     most = (most or MOST_PIXELS) if None in boxes else MOST_TILED_PIXELS
     try:
         with _opened(path) as image:
-            if image is None:
-                colours = to_image(read_tiff(path, most), reading, bits)
-                return [make_square(_part(colours, box), size, resize) for box in boxes]
-            width, height = image.size
+            width, height = _tiff_size(path) if image is None else image.size
             if width * height > most:
                 remedy = CUT if most == MOST_PIXELS else ""
                 size_found = f"{width} x {height} pixels"
                 raise OversizedImageError(f"{size_found}, more than {most:,}", remedy)
-            with nullcontext() if width * height <= MOST_PIXELS else _ONE_HUGE_IMAGE:
+            with nullcontext() if width * height <= MOST_PIXELS else ONE_HUGE_IMAGE:
+                if image is None:
+                    colours = to_image(read_tiff(path, most), reading, bits)
+                    return [make_square(_part(colours, box), size, resize) for box in boxes]
                 if None in boxes:
                     # A JPEG far larger than needed is decoded at 1/2, 1/4 or 1/8, never below
                     # three times the wanted size: several times faster, and hardly
