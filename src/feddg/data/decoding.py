@@ -1,5 +1,6 @@
 """Decodes an image file of any kind to a square RGB array."""
 
+import errno
 import hashlib
 import json
 import logging
@@ -56,6 +57,11 @@ _ORIENTATIONS = {
     8: Image.Transpose.ROTATE_90,
 }
 _ORIENTATION_TAG = 0x0112
+_LASTING = (
+    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR),
+    *(errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.ENXIO),
+)
+"""Errors that are the file's own; after any other, it may be read another time."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +200,10 @@ class UnusableImageError(Exception):
 CUT = "; cut it into tiles with data.tile: 512"
 
 
+class UnreadImageError(UnusableImageError):
+    """Raised if a disk, network or memory failed: the file itself may well be in order."""
+
+
 class OversizedImageError(UnusableImageError):
     """Raised for an image with more pixels than allowed."""
 
@@ -303,7 +313,7 @@ def read_tiff(path: ImageSource, most: int = MOST_TILED_PIXELS) -> Samples:
             values = page.asarray()
             planar = int(getattr(page, "planarconfig", 1) or 1) == 2 and values.ndim == 3
             bands, photometric = page.samplesperpixel, page.photometric
-    except (UnusableImageError, MissingPackage):
+    except (UnusableImageError, MissingPackage, OSError, MemoryError):
         raise
     except Exception as error:  # tifffile raises many kinds on a damaged file
         text = " ".join(str(error).split())
@@ -493,7 +503,8 @@ def decode_parts(
         most: the largest number of pixels of an image taken whole; by default ``MOST_PIXELS``.
 
     Raises:
-        UnusableImageError: see :func:`decode_image`.
+        UnusableImageError: see :func:`decode_image`; an UnreadImageError if it may be read another
+            time.
         MissingPackage: the extra ``tiff`` is not installed, and this image needs it.
     """
     most = (most or MOST_PIXELS) if None in boxes else MOST_TILED_PIXELS
@@ -626,7 +637,10 @@ def _unusable(path: ImageSource, error: Exception) -> UnusableImageError:
     if isinstance(error, FileNotFoundError):
         return UnusableImageError("file not found")
     if isinstance(error, OSError) and error.errno is not None:
-        return UnusableImageError(f"cannot be read: {error.strerror}")
+        kind = UnusableImageError if error.errno in _LASTING else UnreadImageError
+        return kind(f"cannot be read: {error.strerror}")
+    if isinstance(error, MemoryError):
+        return UnreadImageError("cannot be read: out of memory")
     if isinstance(error, UnidentifiedImageError):
         with open_source(path) as file:
             if not file.read(1):
