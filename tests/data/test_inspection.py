@@ -129,6 +129,15 @@ def test_folders_of_classes_above_those_of_domains_are_noticed(classes, domains,
     assert [one.code for one in about_labels(table)] == ["folders-swapped"] * swapped
 
 
+@pytest.mark.parametrize("name", ["NaN", "NA", "null", "n/a"])
+def test_a_class_called_like_a_missing_label_is_warned_about(name):
+    names = (name, "cat")
+    table = ImageTable(("1", "2"), np.arange(2), np.zeros(2, int), names, ("a",), root=Path("."))
+    (found,) = about_labels(table)
+    assert str(found.severity) == "warning"
+    assert found.text.startswith(f"There are images of the class '{name}', which may")
+
+
 def test_classes_that_differ_in_spelling_only(root, tmp_path, caplog):
     make_folder(root, ("a", "c"), ("X",), 3)
     load(root, tmp_path, duplicates="ignore")
