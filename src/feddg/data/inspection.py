@@ -33,7 +33,15 @@ from feddg.data.decoding import (
     read_tiff,
 )
 from feddg.data.fingerprint import file_of
-from feddg.data.images import IMAGE_SUFFIXES, REMEDIES, ImageTable, is_dicom, open_image, plain_name
+from feddg.data.images import (
+    IMAGE_SUFFIXES,
+    REMEDIES,
+    ImageTable,
+    composed,
+    is_dicom,
+    open_image,
+    plain_name,
+)
 from feddg.data.splits import Splits
 from feddg.diagnostics import Diagnostic, Severity
 from feddg.errors import MissingPackage, first_names
@@ -112,7 +120,7 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
     counts = table.counts()
     for domain, images in zip(table.domain_names, counts.sum(axis=1).tolist()):
         if not images:
-            out = sum(path.split("/")[0] == domain for path in bad)
+            out = sum(composed(path.split("/")[0]) == domain for path in bad)
             why = f": all its {out} files are left out" if out else ""
             text = f"The domain '{domain}' has no usable image{why}."
             yield Diagnostic(

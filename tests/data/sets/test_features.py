@@ -102,6 +102,12 @@ def test_names_stay_as_they_are_written(table):
     assert set(found.clients) == {"001"}
 
 
+def test_a_class_in_two_forms_of_unicode_is_one(table):
+    names = numpy.array(["e\u0301lan", "\xe9lan", "cat"])
+    frame_of().assign(label=names[numpy.arange(90) % 3]).to_csv(table, index=False)
+    assert load_source("features", table).class_names == ("cat", "\xe9lan")
+
+
 def test_bfloat16_becomes_float32(table):
     frame = frame_of()
     features = frame[[name for name in frame if name.startswith("f")]].to_numpy()

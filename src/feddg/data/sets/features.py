@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from feddg.data.data_set import DATA_SETS, checked_options, define
-from feddg.data.images import ImageTable, positions, roles_of_domains
+from feddg.data.images import ImageTable, composed, positions, roles_of_domains
 from feddg.data.published import needs_root
 from feddg.data.sets.table_of_images import ROLES
 from feddg.errors import DataError, nearest, need
@@ -64,6 +64,8 @@ def list_features(root: Path | None, options: FeaturesOptions) -> ImageTable:
         for name, column in options.model_dump().items()
         if column in frame
     }
+    for name in ("label", "domain"):
+        texts[name] = list(map(composed, texts[name]))
     features, domains = _features(frame, file, options), texts["domain"]
     class_names, domain_names = (sorted(set(texts[name])) for name in ("label", "domain"))
     if len(class_names) < 2:
