@@ -342,6 +342,48 @@ def test_percentiles_stretch_8_bit_images_too(tmp_path):
     assert (found.min(), found.max()) == (0, 255)
 
 
+def test_negative_values_are_black_only_where_one_says_so(tmp_path):
+    values = RANDOM.integers(-1000, 2000, (SIDE, SIDE)).astype(np.int16)
+    path = tiff(tmp_path / "ct.tif", values)
+    for reading in (Reading(), Reading("full")):
+        with pytest.raises(UnusableImageError, match=r"negative values: set data\.range: percent"):
+            decode_image(path, SIDE, reading=reading)
+    found = decode_image(path, SIDE, reading=Reading("percentile"))[:, :, 0]
+    low, high = np.percentile(values, (1, 99))
+    assert abs(found - np.clip((values - low) / (high - low), 0, 1) * 255).max() <= 1
+
+
+@pytest.mark.parametrize("range_", ["auto", "full", "percentile"])
+def test_white_may_be_zero_at_any_depth(tmp_path, range_):
+    values = np.linspace(0, 65535, SIDE * SIDE).astype(np.uint16).reshape(SIDE, SIDE)
+    for name, numbers in (("deep", values), ("plain", (values >> 8).astype(np.uint8))):
+        path = tiff(tmp_path / f"{name}.tif", numbers, photometric="miniswhite")
+        found = decode_image(path, SIDE, reading=Reading(range_))
+        dark = decode_image(tiff(tmp_path / "dark.tif", numbers), SIDE, reading=Reading(range_))
+        assert abs(found.astype(int) - (255 - dark)).max() <= (range_ == "percentile")  # rounding
+
+
+def test_deep_cmyk_is_no_rgb(tmp_path):
+    path = tiff(tmp_path / "a.tif", numbers(16, 4), photometric="separated")
+    with pytest.raises(UnusableImageError, match="CMYK of more than 8 bits: convert it to RGB"):
+        decode_image(path, SIDE)
+
+
+@pytest.mark.parametrize(("stored", "used"), [(16, 12), (16, 16), (12, 12), (8, 8)])
+@pytest.mark.parametrize("bands", [3, 4])
+@pytest.mark.parametrize("suffix", ["jp2", "j2k"])
+def test_jpeg_2000_in_colour_is_as_bright_as_its_sensor_saw_it(
+    tmp_path, stored, used, bands, suffix
+):
+    imagecodecs = pytest.importorskip("imagecodecs")
+    values = numbers(used, bands)
+    values[:, :, 3:] = 2**stored - 1  # opaque
+    path = tmp_path / f"a.{suffix}"
+    options = {"codecformat": suffix, "bitspersample": stored, "level": 0, "reversible": True}
+    path.write_bytes(imagecodecs.jpeg2k_encode(values, **options))
+    assert abs(decode_image(path, SIDE).astype(int) - scaled(values[:, :, :3], used)).max() <= 1
+
+
 def test_near_infrared_in_place_of_transparency(tmp_path):
     values = numbers(8, 4)
     path = tiff(tmp_path / "rgbn.tif", values, extrasamples=["unassalpha"])
@@ -445,6 +487,19 @@ def test_an_image_too_large_to_decode_whole_is_cut(tmp_path, monkeypatch):
         open_pixels(from_folder(tmp_path), SIDE, cache=None)
     kept, store, _ = open_pixels(from_folder(tmp_path), SIDE, cache=None, reading=Reading(tile=20))
     assert len(kept) == len(store.gather(range(4))) == 4
+
+
+@pytest.mark.parametrize("bands", [4, 6, 13])
+def test_images_of_many_bands_are_cut_too(tmp_path, bands):
+    values = numbers(12, bands, 40)
+    (tmp_path / "a/x").mkdir(parents=True)
+    options = {"photometric": "minisblack", "planarconfig": "contig"}
+    tifffile.imwrite(tmp_path / "a/x/sensor.tif", values, **options)
+    reading = Reading(bands=(3, 2, 1), tile=20)
+    kept, store, _ = open_pixels(from_folder(tmp_path), 20, cache=tmp_path / "c", reading=reading)
+    assert kept.paths[1] == "a/x/sensor.tif#x20y0w20h20"
+    found = store.gather([1])[0].permute(1, 2, 0).numpy()
+    assert abs(found.astype(int) - scaled(values[:20, 20:, [2, 1, 0]], 12)).max() <= 1
 
 
 def test_tiles_need_the_cache(tmp_path):

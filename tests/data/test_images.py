@@ -72,6 +72,19 @@ def test_unusual_names_survive(tmp_path: Path) -> None:
     assert table.domain_names == ("Real World",)
 
 
+def test_a_name_in_two_forms_of_unicode_is_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mac, linux = "e\u0301pithe\u0301lium", "\xe9pith\xe9lium"
+    touch(tmp_path, f"Le\u0301on/{mac}/1.png", f"L\xe9a/{linux}/2.png", "L\xe9a/cat/3.png")
+    table = from_folder(tmp_path)
+    assert table.class_names == ("cat", linux)
+    assert table.domain_names == ("L\xe9a", "L\xe9on")
+    assert table.domain_id("Le\u0301on") == 1
+    assert all((tmp_path / path).is_file() for path in table.paths)
+    assert not caplog.records
+
+
 def test_empty_classes_and_domains_are_left_out_and_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,14 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from feddg.data.decoding import Reading
 from feddg.data.images import ImageTable, from_folder
 from feddg.data.inspection import (
     about_clients,
     about_ignored,
     about_labels,
+    depth_of,
     ignored_files,
     inspect,
+    survey,
 )
 from feddg.errors import DataError, FeddgError
 from feddg.experiment import Experiment
@@ -123,6 +127,15 @@ def test_folders_of_classes_above_those_of_domains_are_noticed(classes, domains,
         root=Path("."),
     )
     assert [one.code for one in about_labels(table)] == ["folders-swapped"] * swapped
+
+
+@pytest.mark.parametrize("name", ["NaN", "NA", "null", "n/a"])
+def test_a_class_called_like_a_missing_label_is_warned_about(name):
+    names = (name, "cat")
+    table = ImageTable(("1", "2"), np.arange(2), np.zeros(2, int), names, ("a",), root=Path("."))
+    (found,) = about_labels(table)
+    assert str(found.severity) == "warning"
+    assert found.text.startswith(f"There are images of the class '{name}', which may")
 
 
 def test_classes_that_differ_in_spelling_only(root, tmp_path, caplog):
@@ -268,6 +281,17 @@ def test_a_published_data_set_asks_which_domain_is_held_out(tmp_path):
     digits = Experiment(data="digits", model={"weights": None})
     with pytest.raises(FeddgError, match="--hold-out DOMAIN, one of ink, chalk, photo, sketch"):
         load_images(digits, tmp_path, lambda *_: None)
+
+
+def test_images_that_are_cut_are_looked_at_however_large(tmp_path, monkeypatch):
+    monkeypatch.setattr("feddg.data.inspection.MOST_PIXELS", 100)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    (tmp_path / "a/x").mkdir(parents=True)
+    file = tmp_path / "a/x/scan.tif"
+    Image.fromarray(np.full((20, 20), 4000, np.uint16)).save(file)
+    assert survey(from_folder(tmp_path)).depths == {}
+    assert survey(from_folder(tmp_path), Reading(tile=10)).depths == {"a": 12}
+    assert depth_of([file], Reading(tile=10)) == 12
 
 
 def test_what_is_ignored_is_counted_by_kind(root):

@@ -21,6 +21,16 @@ def scene(seed: int, side: int = 96) -> Image.Image:
     return Image.fromarray(coarse).resize((side, side), Image.Resampling.BICUBIC)
 
 
+class Counting(ArrayPixels):
+    """Counts the images that are read."""
+
+    read = 0
+
+    def gather(self, rows, device=None):
+        self.read += len(rows)
+        return super().gather(rows, device)
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Two training domains and ``c``, which holds two of their images, saved again."""
@@ -69,6 +79,20 @@ def test_digits_drawn_alike_are_no_copies():
 def test_a_blank_image_is_a_copy_of_none():
     images = ArrayPixels(np.full((2, 32, 32, 3), 255, np.uint8))
     assert not list(near_copies(images, np.array([0]), np.array([1])))
+
+
+@pytest.mark.parametrize("side", [20, 224])
+@pytest.mark.parametrize("value", [0, 77, 255])
+def test_blank_images_are_read_for_their_hash_only(side, value):
+    images = Counting(np.full((60, side, side, 3), value, np.uint8))
+    assert not list(near_copies(images, np.arange(40), np.arange(40, 60)))
+    assert images.read == 60
+
+
+def test_images_that_are_all_alike_are_read_twice():
+    images = Counting(np.stack([np.asarray(scene(0, 64))] * 60))
+    assert len(list(near_copies(images, np.arange(40), np.arange(40, 60)))) == 800
+    assert images.read == 2 * 60
 
 
 @pytest.mark.parametrize("side", [20, 64, 224])

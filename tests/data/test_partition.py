@@ -533,9 +533,10 @@ def test_a_client_holds_the_same_few_classes_of_every_domain():
     assert found.counts.tolist() == [[100, 100]] * 10
 
 
-def test_class_dirichlet_is_yurochkins():
+@pytest.mark.parametrize("alpha", [0.5, 0.01])
+def test_class_dirichlet_is_yurochkins(alpha):
     """One domain: of two classes, client 0's share of each is Beta(alpha, (C - 1) alpha)."""
-    alpha, clients, shares = 0.5, 4, []
+    clients, shares = 4, []
     labels = np.arange(4000) % 2
     for seed in range(150):
         found = partition(
@@ -547,8 +548,17 @@ def test_class_dirichlet_is_yurochkins():
     assert np.var(shares) == pytest.approx(mean * (1 - mean) / (whole + 1), rel=0.25)
 
 
-def test_quantity_shares_are_a_dirichlet_draw():
-    alpha, clients, shares = 1.0, 5, []
+def test_a_tiny_alpha_gives_each_class_to_one_client_in_skewed_domains_too():
+    domains, labels = np.repeat([0, 1], 1000), np.tile(np.repeat(np.arange(20), 50), 2)
+    held = partition(domains, labels, 8, scheme="domain+class_dirichlet", alpha=1e-4, seed=0)
+    for domain in (0, 1):
+        counts = label_counts(held, np.where(domains == domain, labels, 20))[:, :20]
+        assert counts.max(axis=0).tolist() == [50] * 20
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.01])
+def test_quantity_shares_are_a_dirichlet_draw(alpha):
+    clients, shares = 5, []
     domains = np.zeros(5000, dtype=np.int64)
     for seed in range(300):
         found = partition(
@@ -556,7 +566,7 @@ def test_quantity_shares_are_a_dirichlet_draw():
         )
         shares.append(found.sizes[0] / 5000)
     mean, whole = 1 / clients, alpha * clients
-    assert np.mean(shares) == pytest.approx(mean, abs=0.03)
+    assert np.mean(shares) == pytest.approx(mean, abs=0.05)
     assert np.var(shares) == pytest.approx(mean * (1 - mean) / (whole + 1), rel=0.25)
 
 

@@ -16,10 +16,12 @@ import pytest
 import torch
 from PIL import Image
 
+from feddg.data import images
 from feddg.data import pixels as pixel_cache
 from feddg.data.images import ImageTable
 from feddg.data.pixels import ArrayPixels, StreamingPixels, open_pixels
 from feddg.errors import DataError
+from feddg.storage import open_file
 
 SIZE = 8
 
@@ -210,6 +212,38 @@ def test_bad_images_are_left_out_and_named_once(
         assert torch.equal(store.gather(range(4)), expected([0, 2, 3, 5]))
         (line,) = [record.getMessage() for record in caplog.records]
         assert line.startswith("2 of 6 images left out: 1.png (empty file), 4.png (not")
+
+
+@pytest.mark.parametrize("budget", [10**6, 0])
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        *((OSError(n, os.strerror(n)), os.strerror(n)) for n in (errno.EIO, errno.EMFILE)),
+        (MemoryError(), "out of memory"),
+    ],
+)
+@pytest.mark.parametrize("opening", [1, 2])
+def test_a_fault_that_passes_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception, words, budget, opening
+) -> None:
+    deep = np.arange(SIZE * SIZE, dtype=np.uint16).reshape(SIZE, SIZE)
+    for name in ("a", "b"):
+        Image.fromarray(deep).save(tmp_path / f"{name}.tif")
+    table = table_of(tmp_path, ["a.tif", "b.tif"])
+    opened: list[str] = []  # by Pillow, then by tifffile
+
+    def failing(path: Path):
+        opened.append(path.name)
+        if path.name == "b.tif" and opened.count("b.tif") == opening:
+            raise fault
+        return open_file(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(images, "open_file", failing)
+        with pytest.raises(DataError, match=rf"b\.tif cannot be read: {words}; start again"):
+            open_pixels(table, SIZE, cache=tmp_path / "cache", budget_bytes=budget)
+    _, _, bad = open_pixels(table, SIZE, cache=tmp_path / "cache", budget_bytes=budget)
+    assert not bad
 
 
 def test_many_bad_images_are_one_short_line(

@@ -74,6 +74,21 @@ def test_csv_that_does_not_fit_is_refused(tmp_path: Path, lines: str, message: s
         from_csv(two_images(), tmp_path / "split.csv")
 
 
+def test_csv_with_a_test_share_in_training_domains_holds_out_other_domains_only(
+    tmp_path: Path,
+) -> None:
+    table = table_of(PACS_LIKE)
+    photo = table.domains == table.domain_id("photo")
+    roles = np.where(photo, "test", np.array(["train", "val", "test"])[np.arange(len(table)) % 3])
+    rows = "".join(f"{role},{path}\n" for role, path in zip(roles, table.paths))
+    (tmp_path / "split.csv").write_text(f"split,path\n{rows}")
+    splits = from_csv(table, tmp_path / "split.csv")
+    assert (splits.test == np.flatnonzero(photo)).all()
+    assert len(splits.val) == 0
+    assert (splits.id_test == np.flatnonzero(~photo & (roles == "test"))).all()
+    assert (splits.id_val == np.flatnonzero(roles == "val")).all()
+
+
 def test_csv_may_list_images_known_to_be_bad(tmp_path: Path) -> None:
     table = two_images()
     write_csv(table, from_roles(np.array(["train", "id_val"])), tmp_path / "split.csv")

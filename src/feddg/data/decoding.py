@@ -1,5 +1,6 @@
 """Decodes an image file of any kind to a square RGB array."""
 
+import errno
 import hashlib
 import json
 import logging
@@ -11,7 +12,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import ceil
 from threading import Lock
-from typing import Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -37,13 +38,14 @@ DEPTHS = (8, 10, 11, 12, 14, 16, 24, 32)
 PERCENTILES = (1, 99)
 _BITS, _SAMPLES, _EXTRA = 258, 277, 338
 _ALPHA = (1, 2)
+_WHITE_IS_ZERO, _CMYK = 0, 5
 _PLAIN_MODES = frozenset(
     ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 )
 MOST_PIXELS = 89_478_485
 """Larger images (Pillow's own limit, 268 MB as RGB) are refused as decompression bombs."""
 _PILLOW = logging.getLogger("PIL")
-_ONE_HUGE_IMAGE = Lock()
+ONE_HUGE_IMAGE = Lock()
 """Large images that are cut into tiles are decoded one at a time."""
 _ORIENTATIONS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -55,6 +57,11 @@ _ORIENTATIONS = {
     8: Image.Transpose.ROTATE_90,
 }
 _ORIENTATION_TAG = 0x0112
+_LASTING = (
+    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR),
+    *(errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.ENXIO),
+)
+"""Errors that are the file's own; after any other, it may be read another time."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +125,9 @@ def names_in(file: ImageSource, path: str, side: int) -> list[str]:
         side: side of a tile in pixels.
     """
     try:
-        with open_image(file) as image:  # as stored: a turned photograph is cut before it is turned
-            return tile_names(path, *image.size, side)
+        with _opened(file) as image:  # as stored: a turned photograph is cut before it is turned
+            size = _tiff_size(file) if image is None else image.size
+            return tile_names(path, *size, side)
     except Exception:  # decoding says what is wrong with it
         return [path]
 
@@ -192,6 +200,10 @@ class UnusableImageError(Exception):
 CUT = "; cut it into tiles with data.tile: 512"
 
 
+class UnreadImageError(UnusableImageError):
+    """Raised if a disk, network or memory failed: the file itself may well be in order."""
+
+
 class OversizedImageError(UnusableImageError):
     """Raised for an image with more pixels than allowed."""
 
@@ -207,10 +219,12 @@ class Samples:
     Attributes:
         values: ``(height, width, bands)``, of any number type.
         alpha: whether the last band is transparency.
+        inverted: whether 0 is white, in an image of one grey band.
     """
 
     values: np.ndarray
     alpha: bool = False
+    inverted: bool = False
 
     @property
     def colours(self) -> np.ndarray:
@@ -225,7 +239,19 @@ def is_deep(image: Image.Image) -> bool:
         return bool(max(tags.get(_BITS, (1,))) > 8 or tags.get(_SAMPLES, 1) > 4)
     if image.mode not in _PLAIN_MODES:
         return True
+    if image.format == "JPEG2000":
+        return _jpeg2000_bits(image.fp) > 8  # type: ignore[attr-defined]
     return any("16B" in str(tile[3]) for tile in getattr(image, "tile", ()))
+
+
+def _jpeg2000_bits(file: IO[bytes]) -> int:
+    """Returns the bits of a value, which Pillow does not tell: those of the marker SIZ."""
+    place = file.tell()
+    file.seek(0)
+    head = file.read(2**20)
+    file.seek(place)
+    start = head.find(b"\xff\x4f\xff\x51")
+    return (head[start + 42] & 127) + 1 if 0 <= start < len(head) - 42 else 0
 
 
 def read_samples(path: ImageSource, image: Image.Image) -> Samples:
@@ -248,6 +274,15 @@ def read_samples(path: ImageSource, image: Image.Image) -> Samples:
 
         with open_source(path) as file:
             return Samples(png_decode(file.read()), image.mode == "RGBA")
+    if image.format == "JPEG2000" and is_deep(image) and image.mode in _PLAIN_MODES:
+        need("tiff", f"{path.name}, a JPEG 2000 of more than 8 bits in colour,", ["imagecodecs"])
+        from imagecodecs import jpeg2k_decode
+
+        with open_source(path) as file:
+            values = jpeg2k_decode(file.read())
+            # As Pillow does with grey ones: the file's own depth becomes 16 bits.
+            values = values << max(0, 16 - _jpeg2000_bits(file))
+        return Samples(values, image.mode in ("LA", "RGBA"))
     if image.mode in ("P", "PA", "1", "YCbCr", "CMYK", "LAB", "HSV"):
         image = image.convert("RGBA" if image.has_transparency_data else "RGB")
     values = np.asarray(image)
@@ -268,12 +303,8 @@ def read_tiff(path: ImageSource, most: int = MOST_TILED_PIXELS) -> Samples:
         UnusableImageError: it is damaged, holds no image, or is compressed in an unknown way.
         MissingPackage: the extra ``tiff`` is not installed.
     """
-    need("tiff", f"{path.name}, a TIFF of more than 8 bits or 4 bands,")
-    import tifffile
-
     try:
-        with open_source(path) as stored, tifffile.TiffFile(stored, name=path.name) as file:
-            page = file.pages.first
+        with _tiff_page(path) as page:
             pixels = int(page.imagewidth) * int(page.imagelength)
             if pixels > most or int(page.size) > 4 * max(pixels, most):
                 raise OversizedImageError(
@@ -281,16 +312,35 @@ def read_tiff(path: ImageSource, most: int = MOST_TILED_PIXELS) -> Samples:
                 )
             values = page.asarray()
             planar = int(getattr(page, "planarconfig", 1) or 1) == 2 and values.ndim == 3
-    except UnusableImageError:
+            bands, photometric = page.samplesperpixel, page.photometric
+    except (UnusableImageError, MissingPackage, OSError, MemoryError):
         raise
     except Exception as error:  # tifffile raises many kinds on a damaged file
         text = " ".join(str(error).split())
         raise UnusableImageError(f"cannot be decoded: {text}") from error
+    if photometric == _CMYK and bands == 4:
+        raise UnusableImageError("CMYK of more than 8 bits", ": convert it to RGB")
     if planar:
         values = np.moveaxis(values, 0, 2)
     if values.ndim not in (2, 3) or values.dtype.kind not in "uif":
         raise UnusableImageError(f"a TIFF of shape {values.shape} and type {values.dtype}")
-    return Samples(np.atleast_3d(values))
+    inverted = photometric == _WHITE_IS_ZERO and bands <= 2  # of many bands, nobody means it
+    return Samples(np.atleast_3d(values), inverted=inverted)
+
+
+@contextmanager
+def _tiff_page(path: ImageSource) -> Iterator[Any]:
+    need("tiff", f"{path.name}, a TIFF of more than 8 bits or 4 bands,")
+    import tifffile
+
+    with open_source(path) as stored, tifffile.TiffFile(stored, name=path.name) as file:
+        yield file.pages.first
+
+
+def _tiff_size(path: ImageSource) -> tuple[int, int]:
+    """Returns width and height of a TIFF of more bands than Pillow supports."""
+    with _tiff_page(path) as page:
+        return int(page.imagewidth), int(page.imagelength)
 
 
 def is_tiff(path: ImageSource) -> bool:
@@ -321,10 +371,12 @@ def to_image(samples: Samples, reading: Reading, bits: int = 0) -> Image.Image:
 
     Raises:
         UnusableImageError: a band that is asked for is missing, there are too many to guess, or the
-            range of floating-point numbers is not known.
+            range of floating-point or negative numbers is not known.
     """
     chosen, alpha = _choose(samples, reading.bands)
     pixels = _to_bytes(chosen, reading.range, bits)
+    if samples.inverted:
+        pixels = 255 - pixels
     if pixels.shape[2] == 1:
         pixels = np.repeat(pixels, 3, axis=2)
     if alpha is None:
@@ -359,6 +411,8 @@ def _to_bytes(values: np.ndarray, range: ValueRange, bits: int) -> np.ndarray:
         )
     if values.dtype == np.uint8:
         return np.ascontiguousarray(values)
+    if values.min(initial=0) < 0:
+        raise UnusableImageError("has negative values", ": set data.range: percentile")
     if range == "auto":
         most = 2 ** max(bits, bits_used(values)) - 1
     elif values.dtype.itemsize == 2 or int(values.max(initial=0)) < 2**16:
@@ -449,21 +503,22 @@ def decode_parts(
         most: the largest number of pixels of an image taken whole; by default ``MOST_PIXELS``.
 
     Raises:
-        UnusableImageError: see :func:`decode_image`.
+        UnusableImageError: see :func:`decode_image`; an UnreadImageError if it may be read another
+            time.
         MissingPackage: the extra ``tiff`` is not installed, and this image needs it.
     """
     most = (most or MOST_PIXELS) if None in boxes else MOST_TILED_PIXELS
     try:
         with _opened(path) as image:
-            if image is None:
-                colours = to_image(read_tiff(path, most), reading, bits)
-                return [make_square(_part(colours, box), size, resize) for box in boxes]
-            width, height = image.size
+            width, height = _tiff_size(path) if image is None else image.size
             if width * height > most:
                 remedy = CUT if most == MOST_PIXELS else ""
                 size_found = f"{width} x {height} pixels"
                 raise OversizedImageError(f"{size_found}, more than {most:,}", remedy)
-            with nullcontext() if width * height <= MOST_PIXELS else _ONE_HUGE_IMAGE:
+            with nullcontext() if width * height <= MOST_PIXELS else ONE_HUGE_IMAGE:
+                if image is None:
+                    colours = to_image(read_tiff(path, most), reading, bits)
+                    return [make_square(_part(colours, box), size, resize) for box in boxes]
                 if None in boxes:
                     # A JPEG far larger than needed is decoded at 1/2, 1/4 or 1/8, never below
                     # three times the wanted size: several times faster, and hardly
@@ -582,7 +637,10 @@ def _unusable(path: ImageSource, error: Exception) -> UnusableImageError:
     if isinstance(error, FileNotFoundError):
         return UnusableImageError("file not found")
     if isinstance(error, OSError) and error.errno is not None:
-        return UnusableImageError(f"cannot be read: {error.strerror}")
+        kind = UnusableImageError if error.errno in _LASTING else UnreadImageError
+        return kind(f"cannot be read: {error.strerror}")
+    if isinstance(error, MemoryError):
+        return UnreadImageError("cannot be read: out of memory")
     if isinstance(error, UnidentifiedImageError):
         with open_source(path) as file:
             if not file.read(1):

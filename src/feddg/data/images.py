@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import IO
+from unicodedata import normalize
 
 import numpy as np
 from PIL import Image, ImageFile, features
@@ -321,14 +322,15 @@ def from_folder(root: Path | str) -> ImageTable:
     if not found:
         raise _no_images(root, LAYOUT)
     domains, labels, paths = zip(*found)
-    table, classes = listed_images(root, paths, labels, domains), set(labels)
+    table = listed_images(root, paths, labels, domains)
+    classes = set(table.class_names)
     for domain in folder_names(root):
-        if domain not in table.domain_names:
+        if composed(domain) not in table.domain_names:
             text = f"{root / domain} has no class folder with images and is left out."
             emit(Diagnostic("folder-left-out", "warning", text))
             continue
         for label in folder_names(root / domain):
-            if label not in classes:
+            if composed(label) not in classes:
                 text = (
                     f"Class '{label}' has no images in any domain and is left out "
                     f"({root / domain / label})."
@@ -372,7 +374,12 @@ def _no_images(root: Path, layout: str) -> DataError:
 
 def plain_name(name: str) -> str:
     """Returns a name as it is compared: lower case, without blanks, ``_`` and ``-``."""
-    return re.sub(r"[\s_-]", "", name).lower()
+    return re.sub(r"[\s_-]", "", composed(name)).lower()
+
+
+def composed(name: str) -> str:
+    """Returns a name with letters such as é as one character, where macOS may write two."""
+    return normalize("NFC", name)
 
 
 def check_folder(root: Path) -> None:
@@ -477,6 +484,8 @@ def listed_images(
 ) -> ImageTable:
     """Returns the table of images listed by the names of their class and domain.
 
+    A name that is written in two forms of Unicode is one class or domain.
+
     Args:
         root: the folder that paths are relative to.
         paths: of the images, relative to ``root``.
@@ -498,8 +507,9 @@ def listed_images(
             f"{listed_in} lists images that are not there, the first as {root / paths[0]}. Put the "
             "images there, or name the folder that holds them."
         )
-    class_names = tuple(class_names or sorted(set(labels)))
-    domain_names = tuple(domain_names or sorted(set(domains)))
+    labels, domains = (list(map(composed, names)) for names in (labels, domains))
+    class_names = tuple(map(composed, class_names or sorted(set(labels))))
+    domain_names = tuple(map(composed, domain_names or sorted(set(domains))))
     return ImageTable(
         paths=paths,
         labels=positions(labels, class_names),

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +18,10 @@ import numpy as np
 from PIL import UnidentifiedImageError
 
 from feddg.data.decoding import (
+    AS_IT_IS,
     MOST_PIXELS,
+    MOST_TILED_PIXELS,
+    ONE_HUGE_IMAGE,
     Reading,
     Samples,
     Tile,
@@ -29,7 +33,15 @@ from feddg.data.decoding import (
     read_tiff,
 )
 from feddg.data.fingerprint import file_of
-from feddg.data.images import IMAGE_SUFFIXES, REMEDIES, ImageTable, is_dicom, open_image, plain_name
+from feddg.data.images import (
+    IMAGE_SUFFIXES,
+    REMEDIES,
+    ImageTable,
+    composed,
+    is_dicom,
+    open_image,
+    plain_name,
+)
 from feddg.data.splits import Splits
 from feddg.diagnostics import Diagnostic, Severity
 from feddg.errors import MissingPackage, first_names
@@ -64,6 +76,8 @@ _PLACE = re.compile(
     r"cartoon|painting|clipart)s?($|[\W\d_])"
 )
 """Names that domains have, and classes hardly ever."""
+_MISSING = ("na", "nan", "null", "n/a")
+"""Classes that are called like a missing label."""
 _SEE_THROUGH = 0.5
 """Share of half-transparent pixels above which a fourth band is probably not transparency."""
 
@@ -83,6 +97,14 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
                 f"The {what} {_quoted(group)} differ in spelling only.",
                 "If they are one, rename their folders.",
             )
+    missing = [name for name in table.class_names if name.casefold() in _MISSING]
+    if missing:
+        yield Diagnostic(
+            "class-called-missing",
+            "warning",
+            f"There are images of {_classes(missing)}, which may stand for a missing label.",
+            "If it does, take these rows out of the table.",
+        )
     places, others = (
         [bool(_PLACE.search(name.casefold())) for name in names]
         for names in (table.class_names, table.domain_names)
@@ -98,7 +120,7 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
     counts = table.counts()
     for domain, images in zip(table.domain_names, counts.sum(axis=1).tolist()):
         if not images:
-            out = sum(path.split("/")[0] == domain for path in bad)
+            out = sum(composed(path.split("/")[0]) == domain for path in bad)
             why = f": all its {out} files are left out" if out else ""
             text = f"The domain '{domain}' has no usable image{why}."
             yield Diagnostic(
@@ -452,14 +474,20 @@ class Survey:
     veiled: Mapping[str, str]
 
 
-def survey(table: ImageTable) -> Survey:
-    """Looks at up to ``SAMPLE`` images of each domain, evenly spaced."""
+def survey(table: ImageTable, reading: Reading = AS_IT_IS) -> Survey:
+    """Looks at up to ``SAMPLE`` images of each domain, evenly spaced.
+
+    Args:
+        table: images in files.
+        reading: whether images are cut into tiles, so that larger ones are looked at, too.
+    """
     assert table.root is not None
     root, depths, veiled = table.root, dict[str, int](), dict[str, str]()
+    tiled = reading.tile is not None
     for domain, files in files_by_domain(table).items():
         chosen = evenly([file for file in files if file.lower().endswith(_MAYBE_DEEP)], SAMPLE)
-        with quiet_pillow(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            found = list(pool.map(lambda file: _look(root / file), chosen))
+        with quiet_pillow(tiled=tiled), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            found = list(pool.map(lambda file: _look(root / file, tiled), chosen))
         if bits := max((bits for bits, _ in found), default=0):
             depths[domain] = bits
         for file, (_, veil) in zip(chosen, found):
@@ -468,7 +496,7 @@ def survey(table: ImageTable) -> Survey:
     return Survey(depths, veiled)
 
 
-def depth_of(files: Iterable[Path]) -> int:
+def depth_of(files: Iterable[Path], reading: Reading = AS_IT_IS) -> int:
     """Returns the bit depth used by files, from ``SAMPLE`` of those that may be deep; 0 for 8 bits.
 
     All files count as one domain, as images predicted together do. If there are too many to list at
@@ -481,8 +509,9 @@ def depth_of(files: Iterable[Path]) -> int:
             chosen.append(file)
         if len(chosen) > 2 * SAMPLE:  # evenly spaced still, in constant memory
             chosen, step = chosen[::2], 2 * step
-    with quiet_pillow(), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        return max(pool.map(lambda file: _look(file)[0], chosen), default=0)
+    tiled = reading.tile is not None
+    with quiet_pillow(tiled=tiled), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return max(pool.map(lambda file: _look(file, tiled)[0], chosen), default=0)
 
 
 def about_survey(found: Survey, reading: Reading) -> Iterator[Diagnostic]:
@@ -521,30 +550,33 @@ def evenly(items: Sequence[str], count: int) -> list[str]:
     return [items[place * len(items) // count] for place in range(count)]
 
 
-def _look(file: Path) -> tuple[int, bool]:
+def _look(file: Path, tiled: bool) -> tuple[int, bool]:
     """Returns a file's bit depth (0 for 8 bits), and whether its fourth band looks odd."""
-    samples = _samples(file, deep_only=True)
+    samples = _samples(file, deep_only=True, most=MOST_TILED_PIXELS if tiled else MOST_PIXELS)
     if samples is None:
         return 0, False
     veil = samples.alpha and _half_transparent(samples.values[:, :, -1])
     return (0 if samples.values.dtype == np.uint8 else bits_used(samples.colours)), veil
 
 
-def _samples(path: Path, *, deep_only: bool = False) -> Samples | None:
+def _samples(path: Path, *, deep_only: bool = False, most: int = MOST_PIXELS) -> Samples | None:
     """Returns the raw values of a file; None if it is too large to look at, or damaged.
 
     Args:
         path: the file.
         deep_only: whether to skip files of 8 bits without transparency.
+        most: the largest number of pixels to look at.
     """
     try:
         try:
             with open_image(path) as image:
-                if image.size[0] * image.size[1] > MOST_PIXELS:
+                pixels = image.size[0] * image.size[1]
+                if pixels > most:
                     return None
                 if deep_only and not is_deep(image) and image.mode not in ("LA", "RGBA"):
                     return None
-                return read_samples(path, image)
+                with nullcontext() if pixels <= MOST_PIXELS else ONE_HUGE_IMAGE:
+                    return read_samples(path, image)
         except UnidentifiedImageError:  # it may be a TIFF with more bands than Pillow supports
             return read_tiff(path) if is_tiff(path) else None
     except MissingPackage:

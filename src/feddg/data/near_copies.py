@@ -20,6 +20,8 @@ _LINES = 64
 frequencies.
 """
 _FREQUENCIES, _BITS = 8, 64
+_LEAST_CONTRAST = 1.0
+"""Coefficients below this are rounding: one pixel that differs by one level has some above."""
 
 
 def about_near_copies(
@@ -75,11 +77,20 @@ def near_copies(
     for start in range(0, len(theirs), chunk):
         shared = (theirs[start : start + chunk] @ own.T + _BITS) / 2
         place, match = np.nonzero(_BITS - shared <= MOST_BITS)
+        if not len(place):
+            continue
         pairs = np.stack([rows[match], others[start + place]], axis=1)
-        for some in np.split(pairs, range(_BATCH, len(pairs), _BATCH)) if len(pairs) else ():
-            one, other = (_normalized(_transformed(pixels, part, _averages)) for part in some.T)
-            alike = (one * other).sum(axis=1) >= LEAST_CORRELATION
+        used, where = np.unique(pairs, return_inverse=True)  # each image is read once
+        grey = np.concatenate(
+            [_normalized(_transformed(pixels, r, _averages)) for r in _parts(used)]
+        )
+        for some, images in zip(_parts(pairs), _parts(where.reshape(pairs.shape))):
+            alike = (grey[images[:, 0]] * grey[images[:, 1]]).sum(axis=1) >= LEAST_CORRELATION
             yield from map(tuple, some[alike].tolist())
+
+
+def _parts(rows: np.ndarray) -> list[np.ndarray]:
+    return np.split(rows, range(_BATCH, len(rows), _BATCH))
 
 
 def _normalized(grey: np.ndarray) -> np.ndarray:
@@ -103,7 +114,8 @@ def perceptual_hashes(pixels: PixelStore, rows: np.ndarray) -> np.ndarray:
         rows: rows of the store.
 
     Returns:
-        ``(len(rows), 64)`` float32, the bits as -1 and 1, so that dot products count equal bits.
+        ``(len(rows), 64)`` float32, the bits as -1 and 1, so that dot products count equal bits;
+        zeros for a blank image, which then has half its bits in common with any other.
     """
     found = np.empty((len(rows), _BITS), np.float32)
     for start in range(0, len(rows), _BATCH):
@@ -111,7 +123,8 @@ def perceptual_hashes(pixels: PixelStore, rows: np.ndarray) -> np.ndarray:
         every = max(1, pixels.size // _LINES)
         coefficients = _transformed(pixels, chosen, _cosines, every).reshape(len(chosen), -1)
         above = coefficients > np.median(coefficients, axis=1, keepdims=True)
-        found[start : start + _BATCH] = np.where(above, 1, -1)
+        blank = abs(coefficients).max(axis=1, keepdims=True) < _LEAST_CONTRAST
+        found[start : start + _BATCH] = np.where(above, 1, -1) * ~blank
     return found
 
 

@@ -21,6 +21,8 @@ Kind = Literal["domains", "sizes", "labels", "whole"]
 _KINDS: tuple[Kind, ...] = ("domains", "sizes", "labels", "whole")
 SETTING_RULES = {"alpha": "dirichlet", "shards": "shards", "quantity_alpha": "quantity"}
 """The rule that a setting implies if no rule that reads it is named."""
+_SMALL_ALPHA = 0.1
+"""Below it, gamma variates are drawn as logarithms: too many would round to zero."""
 EVERYWHERE = "iid"
 """The default rule for domains."""
 
@@ -689,15 +691,32 @@ def _class_dirichlet_owners(
     assert dealing.alpha is not None
     random, classes = dealing.random, int(dealing.classes.max()) + 1
     # Normalised gamma variates are a Dirichlet draw; tiny ones that round to zero stay a share.
-    drawn = random.gamma(dealing.alpha, size=(dealing.clients, classes)) + 1e-12
+    size, small = (dealing.clients, classes), dealing.alpha < _SMALL_ALPHA
+    drawn = (
+        _log_gammas(dealing.alpha, size, random)
+        if small
+        else random.gamma(dealing.alpha, size=size) + 1e-12
+    )
     owners = np.empty(len(dealing.domains), dtype=np.int64)
     for rows, target in zip(dealing.rows_by_domain, targets.T):
+        taken = drawn
+        if small:  # the largest of those with a target becomes 1
+            taken = np.exp(np.minimum(drawn - drawn[target > 0].max(axis=0), 0))
         for of_class in range(classes):
             own = random.permutation(rows[dealing.classes[rows] == of_class])
-            weight = target * drawn[:, of_class]
+            weight = target * taken[:, of_class]
             bounds = np.round(np.cumsum(weight) / weight.sum() * len(own)).astype(np.int64)
             owners[own] = np.repeat(np.arange(dealing.clients), np.diff(bounds, prepend=0))
     return owners
+
+
+def _log_gammas(
+    alpha: float, size: int | tuple[int, int], random: np.random.Generator
+) -> np.ndarray:
+    """Returns logarithms of gamma variates: G(alpha) is G(alpha + 1) U ** (1 / alpha)."""
+    larger = np.log(random.gamma(alpha + 1, size=size))
+    drawn: np.ndarray = larger - random.exponential(1 / alpha, size=size)
+    return drawn
 
 
 # By label: images sorted by class are cut into shards, and each client gets a few of them.
@@ -754,7 +773,11 @@ def _shard_owners(dealing: Dealing, shares: np.ndarray, targets: np.ndarray) -> 
 def _weights(dealing: Dealing) -> np.ndarray:
     assert dealing.quantity_alpha is not None
     random = numpy_stream(dealing.seed, "partition", "quantity")
-    drawn = random.gamma(dealing.quantity_alpha, size=dealing.clients)
+    if dealing.quantity_alpha < _SMALL_ALPHA:
+        logs = _log_gammas(dealing.quantity_alpha, dealing.clients, random)
+        drawn = np.exp(logs - logs.max())
+    else:
+        drawn = random.gamma(dealing.quantity_alpha, size=dealing.clients)
     # Nobody is to hold nothing: the least is a thousandth of the mean.
     weights: np.ndarray = np.maximum(drawn, max(1e-3 * drawn.mean(), 1e-12))
     return weights

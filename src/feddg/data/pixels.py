@@ -34,6 +34,7 @@ from feddg.data.decoding import (
     Reading,
     Resize,
     Tile,
+    UnreadImageError,
     UnusableImageError,
     cut,
     decode_parts,
@@ -56,7 +57,7 @@ from feddg.storage import (
     sweep_asides,
 )
 
-_LAYOUT = 3
+_LAYOUT = 4
 """Increase when the cache's layout or the decoding changes."""
 DECODERS = (
     *("Pillow", "pillow-heif", "tifffile", "imagecodecs", "pydicom", "pyjpegls", "python-gdcm"),
@@ -171,11 +172,17 @@ class DecodedFiles:
                 yield from found
 
     def decode(self, file: str, paths: Sequence[str]) -> Sequence[np.ndarray | BadImage]:
-        """Decodes the rows of one file: the whole image, or its tiles."""
+        """Decodes the rows of one file: the whole image, or its tiles.
+
+        Raises:
+            DataError: a disk, network or memory failed, and not the file.
+        """
         boxes = [Tile.named(path).box for path in paths]
         bits = self.bits.get(paths[0], 0)
         try:
             return decode_parts(self.root / file, boxes, self.size, self.resize, self.reading, bits)
+        except UnreadImageError as error:  # never stored: it would be left out for good
+            raise DataError(f"{self.root / file} {error}; start again.") from None
         except UnusableImageError as error:
             return [BadImage(path, str(error)) for path in paths]
         finally:

@@ -8,7 +8,7 @@ import numpy as np
 
 from feddg.data.columns import read_columns
 from feddg.data.data_set import DATA_SETS
-from feddg.data.images import ImageTable, plain_name
+from feddg.data.images import ImageTable, plain_name, roles_of_domains
 from feddg.data.splits import Splits, from_roles
 from feddg.errors import DataError, ExperimentError, first_names, nearest
 
@@ -43,7 +43,9 @@ def from_csv(table: ImageTable, csv_path: Path | str, skipped: Iterable[str] = (
         role_of = _unique(csv_path, ((_plain_path(path), role) for path, role in role_of.items()))
         paths, left_out = [_plain_path(p) for p in paths], {_plain_path(p) for p in left_out}
     _check_match(csv_path, set(role_of), set(paths), left_out)
-    return from_roles(np.array([role_of[path] for path in paths]))
+    # An image of a training domain tests no unseen domain, whatever the file calls it.
+    roles = roles_of_domains([role_of[path] for path in paths], table.domains.tolist())
+    return from_roles(np.array(roles))
 
 
 def _unique(csv_path: Path, found: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -120,7 +120,7 @@ def check_decoding(table: ImageTable, experiment: Experiment) -> Diagnostic:
     code, data = "images-decode", experiment.data
     if table.root is None:
         return passed(code, f"{len(table)} images need no decoding.")
-    depths = survey(table).depths
+    depths = survey(table, Reading.of(data)).depths
     places = numpy.unique(numpy.linspace(0, len(table) - 1, min(SAMPLE, len(table))).astype(int))
     bad: Counter[str] = Counter()
     with quiet_pillow(tiled=data.tile is not None):

@@ -257,7 +257,7 @@ def load_pixels(
         reading=Reading.of(data),
         budget_bytes=int(data.pixel_budget_gb * 2**30),
         on_bad_image=data.on_bad_image,
-        depths={} if table.root is None else survey(table).depths,
+        depths={} if table.root is None else survey(table, Reading.of(data)).depths,
     )
     return usable, pixels
 

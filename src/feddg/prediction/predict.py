@@ -205,7 +205,9 @@ def predict(
     named = [images] if isinstance(images, str | Path) else images
     files, classifier = image_files(named), load_classifier(run, adapt, device, which)
     emit(*classifier.diagnostics, *about_links(named))
-    predictor = BatchPredictor(classifier, depth_of(image_files(named)), batch_size)
+    predictor = BatchPredictor(
+        classifier, depth_of(image_files(named), classifier.preparation.reading), batch_size
+    )
     batches = predict_batches(predictor, files)
     return PredictedImages(row for batch in batches for _, rows in batch for row in rows)
 
@@ -372,7 +374,9 @@ def predict_files(
     classifier = load_classifier(run, adapt, device, which, precision)
     emit(*about_links(images))
     refuse_doubtful(classifier.diagnostics, strict)
-    predictor = BatchPredictor(classifier, depth_of(image_files(images)), batch_size)
+    predictor = BatchPredictor(
+        classifier, depth_of(image_files(images), classifier.preparation.reading), batch_size
+    )
     classes, part = len(classifier.class_names), part_of(out)
     names = columns(classifier.class_names, probabilities)
     work = [classifier.weights, adapt, batch_size, names, classifier.threshold, predictor.bits]

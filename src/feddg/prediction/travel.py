@@ -620,7 +620,9 @@ def _answers(
     """Returns the answers for all usable images, and the number of unusable files."""
     rows: list[Prediction] = []
     failed, done, total = 0, 0, count_files(named)
-    predictor = BatchPredictor(model, depth_of(image_files(named)), batch_size)
+    predictor = BatchPredictor(
+        model, depth_of(image_files(named), model.preparation.reading), batch_size
+    )
     for batch in predict_batches(predictor, image_files(named)):
         for _, predictions in batch:
             rows += [row for row in predictions if row.reason is None]

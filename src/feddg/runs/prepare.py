@@ -145,7 +145,7 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
     table = load_images_of(data)
     hashes = None if table.root is None else ContentHashes(table.root, cache)
     reading = Reading.of(data)
-    surveyed = Survey({}, {}) if table.root is None else survey(table)
+    surveyed = Survey({}, {}) if table.root is None else survey(table, reading)
     opened = open_pixels(
         table,
         data.image_size,

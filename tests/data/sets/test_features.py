@@ -5,6 +5,7 @@ import pandas
 import pytest
 import torch
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_tensors
 
 import feddg
 from feddg.data.data_set import load_source
@@ -89,6 +90,47 @@ def test_columns_have_other_names_and_clients_and_splits(table):
     assert set(found.split) == {"train", "test"}
 
 
+def test_names_stay_as_they_are_written(table):
+    frame = frame_of()
+    frame["label"] = numpy.array(["007", "07", "None"])[numpy.arange(90) % 3]
+    frame["domain"] = numpy.array(["1.10", "1.1", "NA"])[numpy.arange(90) // 3 % 3]
+    frame["client"] = [" 001", "001"] * 45
+    frame.to_csv(table, index=False)
+    found = load_source("features", table)
+    assert found.class_names == ("007", "07", "None")
+    assert found.domain_names == ("1.1", "1.10", "NA")
+    assert set(found.clients) == {"001"}
+
+
+def test_a_class_in_two_forms_of_unicode_is_one(table):
+    names = numpy.array(["e\u0301lan", "\xe9lan", "cat"])
+    frame_of().assign(label=names[numpy.arange(90) % 3]).to_csv(table, index=False)
+    assert load_source("features", table).class_names == ("cat", "\xe9lan")
+
+
+def test_bfloat16_becomes_float32(table):
+    frame = frame_of()
+    features = frame[[name for name in frame if name.startswith("f")]].to_numpy()
+    halves = torch.from_numpy(features.copy()).bfloat16()
+    file = table.with_name("t.safetensors")
+    numbers = {name: torch.arange(90) % 3 for name in ("label", "domain")}
+    save_tensors({**numbers, "features": halves}, file)
+    found = load_source("features", file).images
+    assert found.dtype == numpy.float32
+    assert (torch.from_numpy(found) == halves.float()).all()
+
+
+@pytest.mark.parametrize("kind", ["Float32", "Int64"])
+def test_a_missing_number_of_parquet_is_named(table, kind):
+    pytest.importorskip("pyarrow")
+    frame = frame_of().assign(f3=pandas.array([1] * 89 + [None], dtype=kind))
+    frame.to_parquet("t.parquet")
+    with pytest.raises(DataError, match=r"row 90 of t\.parquet has a feature that is NaN"):
+        load_source("features", table.with_name("t.parquet"))
+    frame.iloc[:89].to_parquet("t.parquet")
+    assert load_source("features", table.with_name("t.parquet")).images.dtype == numpy.float32
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -109,6 +151,12 @@ def test_a_table_that_is_wrong_is_refused_in_one_line(table, change, words):
     with pytest.raises(DataError, match=words) as refused:
         load_source("features", table)
     assert "\n" not in str(refused.value)
+
+
+def test_the_row_numbers_that_pandas_writes_are_no_feature(table):
+    frame_of().to_csv(table)
+    with pytest.raises(DataError, match=r"'Unnamed: 0': write the file with index=False"):
+        load_source("features", table)
 
 
 def test_lists_of_two_lengths_and_of_text_are_refused(table):

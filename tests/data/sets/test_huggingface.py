@@ -106,6 +106,24 @@ def test_plain_labels_are_sorted_as_numbers_or_words(hub, tmp_path: Path) -> Non
         assert load_source("huggingface", root).class_names == names
 
 
+def test_splits_may_name_other_classes(hub, tmp_path: Path) -> None:
+    more = hub.ClassLabel(names=["yak", *CLASSES])
+    test = made(hub, 2, ("east",)).cast_column("label", more)
+    root = saved(hub.DatasetDict({"train": made(hub), "test": test}), tmp_path / "hf")
+    table = load_source("huggingface", root)
+    assert table.class_names == (*CLASSES, "yak")
+    expected = [more.int2str(label) for label in test["label"][:]]
+    assert [table.class_names[label] for label in table.labels[-8:]] == expected
+
+
+def test_nan_is_no_class(hub, tmp_path: Path) -> None:
+    whole = made(hub).cast_column("label", hub.Value("float32"))
+    labels = [*whole["label"][:5], float("nan"), *whole["label"][6:]]
+    whole = whole.remove_columns("label").add_column("label", labels)
+    with pytest.raises(DataError, match="row 5 of the split train has no label"):
+        load_source("huggingface", saved(whole, tmp_path / "hf"))
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

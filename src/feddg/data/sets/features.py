@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from pydantic import Field
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 
 from feddg.data.data_set import DATA_SETS, checked_options, define
-from feddg.data.images import ImageTable, positions, roles_of_domains
+from feddg.data.images import ImageTable, composed, positions, roles_of_domains
 from feddg.data.published import needs_root
 from feddg.data.sets.table_of_images import ROLES
 from feddg.errors import DataError, nearest, need
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 SOURCE = "features"
 PARQUET = (".parquet", ".pq")
 ENDINGS = (".csv", *PARQUET, ".safetensors")
+MISSING = ["", "NaN", "nan", "-nan", "NA", "N/A", "#N/A", "NULL", "null", "None"]
+"""How a CSV file may write a feature that is missing."""
 
 
 class FeaturesOptions(Settings):
@@ -49,7 +52,7 @@ def list_features(root: Path | None, options: FeaturesOptions) -> ImageTable:
         DataError: a column is missing, or a row is wrong; the message names it.
     """
     file = needs_root(SOURCE, root)
-    frame = _frame(file)
+    frame = _frame(file, options)
     for name in (options.label, options.domain):
         if name not in frame:
             raise DataError(
@@ -61,6 +64,8 @@ def list_features(root: Path | None, options: FeaturesOptions) -> ImageTable:
         for name, column in options.model_dump().items()
         if column in frame
     }
+    for name in ("label", "domain"):
+        texts[name] = list(map(composed, texts[name]))
     features, domains = _features(frame, file, options), texts["domain"]
     class_names, domain_names = (sorted(set(texts[name])) for name in ("label", "domain"))
     if len(class_names) < 2:
@@ -95,7 +100,7 @@ def count_features(data: DataSettings) -> int:
     """
     file = needs_root(SOURCE, data.root)
     options = checked_options(DATA_SETS.find(SOURCE), data.options)
-    return int(_features(_frame(file), file, options).shape[1])
+    return int(_features(_frame(file, options), file, options).shape[1])
 
 
 def read_rows(file: Path, options: Mapping[str, object]) -> list[tuple[str, np.ndarray]]:
@@ -110,14 +115,14 @@ def read_rows(file: Path, options: Mapping[str, object]) -> list[tuple[str, np.n
     """
     checked = checked_options(DATA_SETS.find(SOURCE), options)
     assert isinstance(checked, FeaturesOptions)
-    frame = _frame(file)
+    frame = _frame(file, checked)
     names = [f"{file}#{row}" for row in range(1, len(frame) + 1)]
     if checked.path in frame:
         names = _texts(frame, file, checked.path)
     return list(zip(names, _features(frame, file, checked)))
 
 
-def _frame(file: Path) -> "DataFrame":
+def _frame(file: Path, options: Settings) -> "DataFrame":
     import pandas
 
     ending = file.suffix.lower()
@@ -129,11 +134,21 @@ def _frame(file: Path) -> "DataFrame":
         need("parquet", str(file), otherwise="write it as CSV")
     with file_faults(DataError, f"Cannot read {file}", ValueError, SafetensorError):
         if ending == ".csv":
-            frame = pandas.read_csv(file)
+            names = pandas.read_csv(file, nrows=0).columns
+            texts = set(options.model_dump().values()) & set(names)
+            frame = pandas.read_csv(  # names stay as they are written: 007, 1.10, None
+                file,
+                dtype=dict.fromkeys(texts, str),
+                keep_default_na=False,
+                na_values={name: [""] if name in texts else MISSING for name in names},
+            )
         elif ending in PARQUET:
             frame = pandas.read_parquet(file)
         else:
-            tensors = load_file(file)
+            tensors = {
+                name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+                for name, tensor in load_file(file).items()  # NumPy knows no bfloat16
+            }
             frame = pandas.DataFrame({n: list(t) if t.ndim > 1 else t for n, t in tensors.items()})
     if not len(frame):
         raise DataError(f"{file} has no rows.")
@@ -141,17 +156,24 @@ def _frame(file: Path) -> "DataFrame":
 
 
 def _texts(frame: "DataFrame", file: Path, column: str) -> list[str]:
-    values = frame[column]
-    missing = np.flatnonzero(values.isna().to_numpy())
-    if len(missing):
-        raise DataError(f"row {missing[0] + 1} of {file.name} has no {column}; fill it in.")
-    return [str(value) for value in values]
+    cells = zip(frame[column], frame[column].isna())
+    texts = ["" if missing else str(value).strip() for value, missing in cells]
+    if "" in texts:
+        row = texts.index("") + 1
+        raise DataError(f"row {row} of {file.name} has no {column}; fill it in.")
+    return texts
 
 
 def _features(frame: "DataFrame", file: Path, options: Settings) -> np.ndarray:
     """Returns the features ``(n, d)`` float32: columns in the order of their names, or one list."""
     named = set(options.model_dump().values())
     rest = sorted((str(name) for name in frame if name not in named), key=_natural)
+    nameless = next((name for name in rest if name.startswith("Unnamed: ")), None)
+    if nameless:  # pandas' number of the row, which tells the class where rows are sorted by it
+        raise DataError(
+            f"{file} has a column without a name, which pandas calls {nameless!r}: write the file "
+            "with index=False, or give the column a name."
+        )
     if not rest:
         raise DataError(f"{file} has no column of features besides {', '.join(map(str, frame))}.")
     if len(rest) == 1 and frame[rest[0]].dtype == object:
@@ -171,7 +193,7 @@ def _features(frame: "DataFrame", file: Path, options: Settings) -> np.ndarray:
                 f"{file} has the column {text[0]!r}, which holds no numbers. Take it out, or say "
                 "what it is: --set data.options.path=NAME, and label, domain, client, split so."
             )
-        features = frame[rest].to_numpy()
+        features = frame[rest].to_numpy(na_value=np.nan)
     features = features.astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(features).all(1))
     if len(bad):

@@ -149,7 +149,7 @@ def _texts(part: str, found: Any, column: str) -> list[str]:
     texts = []
     for number, value in enumerate(values):
         unlabelled = value == -1 and isinstance(feature, datasets.ClassLabel)
-        if value is None or value == "" or unlabelled:
+        if value is None or value == "" or value != value or unlabelled:  # NaN equals nothing
             raise DataError(f"row {number} of the split {part} has no {column}.")
         named = isinstance(feature, datasets.ClassLabel) and isinstance(value, int)
         texts.append(str(feature.int2str(value) if named else value))
@@ -159,8 +159,8 @@ def _texts(part: str, found: Any, column: str) -> list[str]:
 def _class_names(found: Any, label: str, labels: Sequence[str]) -> list[str]:
     """Returns the classes in the order of labels: the data set's own order, else sorted."""
     names = getattr(found.features[label], "names", None)
-    if names:
-        return [str(name) for name in names]
+    if names:  # of its first split; others may have more
+        return [*names, *sorted(set(labels) - set(names))]
     present = sorted(set(labels))
     numbers = all(text.isdecimal() for text in present)
     return sorted(present, key=int) if numbers else present
