@@ -273,6 +273,10 @@ def compare(
     folder = Path(out or Path("comparisons") / whole.name)
     cached = cache_folder(cache)
     files = results_files(results)  # a fault in them is not to be found after tuning
+    if files and files[0].resolve() == (folder / "results.csv").resolve():
+        raise ExperimentError(
+            f"--results {files[0]}: the comparison writes its own numbers there; name another file"
+        )
     if predictions:
         _parquet()
     watcher = watcher or notebook_watcher() or Watcher()

@@ -26,10 +26,12 @@ from feddg.comparison.results import (
     add_rows,
     read_comparison,
     read_results,
+    results_files,
+    results_of,
     to_text,
 )
 from feddg.data.fingerprint import ImagesFile
-from feddg.errors import RunError
+from feddg.errors import ExperimentError, RunError
 from feddg.models.backbones import SmallCNN
 from feddg.records import EvaluationRow, NumberRow
 from feddg.report.charts import accuracy_against
@@ -549,6 +551,23 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_is_run(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_results_file_is_not_the_one_that_the_comparison_writes_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ExperimentError, match=r"--results results\.csv: .* name another file"):
+        compare(PLAN, tmp_path, results="results.csv")
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_are_added_to_the_file_that_a_link_names(tmp_path):
+    target, link = results_file(tmp_path), tmp_path / "link.csv"
+    link.symlink_to(target)
+    row = ResultRow(experiment="0" * 8, method="fedavg", held_out="sketch", seed=0)
+    (file,) = results_files(link)
+    add_rows(file, [row])
+    assert link.is_symlink()
+    assert read_results(target) == [row]
+
+
 # Budgets: one row for each, of the round that reaches it.
 
 
@@ -657,3 +676,8 @@ def test_a_run_that_ends_below_a_budget_is_told_of(folder_maker):
     assert not list(about_budgets(results.at(seen)))
     (found,) = about_budgets(results)
     assert "1 run ended below the budget of 1.561k images, with 1.56k, " in found.text
+
+
+def test_runs_whose_folders_have_one_name_go_by_their_paths(folder_maker):
+    first, second = (folder_maker(f"{name}/run").write() for name in "ab")
+    assert results_of([first, second, first]).methods == [f"pardon ({first})", f"pardon ({second})"]

@@ -336,6 +336,8 @@ def results_files(results: Path | str | Sequence[Path | str]) -> list[Path]:
     """
     asked = [results] if isinstance(results, Path | str) else results
     files = [Path(file) for file in asked]
+    if files and files[0].is_symlink():  # a file that is replaced would take the link's place
+        files[0] = files[0].resolve()
     for number, file in enumerate(files):
         if number and not is_file(file):
             raise RunError(f"There is no results file {file}.")
@@ -902,7 +904,7 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
     Raises:
         RunError: a folder is not a run folder.
     """
-    runs = [read_run(folder) for folder in folders]
+    runs = [read_run(folder) for folder in {one.resolve(): one for one in folders}.values()]
     complete = [run for run in runs if run.status == "completed"]
     settings = [
         flatten((run.settings.get("method") or {}).get("settings") or {}) for run in complete
@@ -937,12 +939,16 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
         )
         for run, label, condition in zip(complete, labels, conditions)
     ]
-    places = Counter(row.place for row in rows)
+    places, names = Counter(row.place for row in rows), Counter(row.folder for row in rows)
+    folder_of = [
+        row.folder if names[row.folder] == 1 else plain_text(run.folder)
+        for row, run in zip(rows, complete)
+    ]
     rows = [
-        row.model_copy(update={"method": f"{row.method} ({row.folder})"})
+        row.model_copy(update={"method": f"{row.method} ({folder})"})
         if places[row.place] > 1
         else row
-        for row in rows
+        for row, folder in zip(rows, folder_of)
     ]
     name = title or f"{len(runs)} runs"
     incomplete = [(run.folder.name, _state(run)) for run in runs if run.status != "completed"]
