@@ -140,11 +140,25 @@ def test_hold_out_spellings(text, held):
     assert held_out(text) == held
 
 
+def test_a_short_name_that_is_set_keeps_the_fields_beside_it(feddg, monkeypatch):
+    said = {}
+    monkeypatch.setattr("feddg.api.preview", lambda file, out, **fields: said.update(fields))
+    monkeypatch.setattr("feddg.cli.output.show_preview", lambda found: None)
+    feddg("run", "--image-size", "16", "--clients-per-round", "2", "--clients", "6", "--dry-run",
+          "--set", "data=digits", "--set", "clients=4", "--set", "method.mu=0.1",
+          "--set", "method=fedprox")  # fmt: skip
+    assert said == {
+        "data": {"source": "digits", "image_size": 16},
+        "clients": {"number": 4, "per_round": 2},
+        "method": {"name": "fedprox", "settings": {"mu": 0.1}},
+    }
+
+
 def test_set_reads_numbers_flags_and_words():
     pairs = ["train.lr=1e-4", "method.local_clustering=false", "data.resize=pad", "seed=3"]
     assert assigned(pairs) == {
         "train": {"lr": 1e-4},
-        "method": {"local_clustering": False},
+        "method": {"settings": {"local_clustering": False}},
         "data": {"resize": "pad"},
         "seed": 3,
     }

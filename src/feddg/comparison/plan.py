@@ -231,14 +231,17 @@ class Plan(Settings):
             (clients.get("number", number), clients.get("per_round", per_round))
             for number, per_round in self.clients
         ]
+        tune = self.tune and self.tune.model_dump() | {"settings": _unsaid(self.tune.settings, paths)}
         changes = {
-            "base": merge(expand(self.base), over),
+            "base": merge(expand(self.base), {k: v for k, v in over.items() if k != "seed"}),
             "methods": variants,
             "heterogeneity": () if "clients.heterogeneity" in paths else self.heterogeneity,
             "hold_out": None if "hold_out" in over else self.hold_out,
             "budgets": () if "train.rounds" in paths else self.budgets,
-            "settings": {n: values for n, values in self.settings.items() if _path(n) not in paths},
+            "settings": _unsaid(self.settings, paths),
             "clients": list(dict.fromkeys(pairs)),
+            "seeds": (over["seed"],) if "seed" in over else self.seeds,
+            "tune": tune if tune and tune["settings"] else None,
         }
         return Plan(**self.model_dump() | changes) if over else self
 
@@ -294,6 +297,12 @@ def _replaced(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, An
     for path in leaves(below).keys() & values.keys():
         replaced = merge(replaced, nested(path, values[path]))
     return replaced
+
+
+def _unsaid(axes: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the axes that set no field in ``said``, which has them by dotted path."""
+    sets = {name: [leaves(setting_point(name, value)[1]) for value in axes[name]] for name in axes}
+    return {n: axes[n] for n, points in sets.items() if not any(p.keys() & said for p in points)}
 
 
 def _path(field: str) -> str:
@@ -497,14 +506,23 @@ def _images_of_a_round(size: int, train: TrainSettings) -> int:
 def setting_point(field: str, value: Any) -> Point:
     """Returns the axis point for a dotted experiment field and a value."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    return field.removeprefix("method."), nested(_path(field), value), text
+    return field.removeprefix("method."), expand(nested(_path(field), value)), text
 
 
 def _check_fields(plan: Plan) -> None:
-    """Refuses a method setting that no method of the plan has."""
+    """Refuses a method setting that no method of the plan has, and fields that have no effect."""
+    base, own = expand(plan.base), [expand(variant.experiment) for variant in plan.methods]
+    named = base.get("method", {}).get("name")
+    unused = [("seed", [fields["seed"]]) for fields in (base, *own) if "seed" in fields]
+    unused += [(n, [*plan.settings[n]]) for n in ("seed", "method") if n in plan.settings]
+    if named and any(variant.method != named for variant in plan.methods):
+        unused.append(("method", [named]))
+    for name, values in unused:
+        asked = ", ".join(map(str, values))
+        raise ExperimentError(f"plan: {name} has no effect here; say {name}s: [{asked}]")
     fields = [f for v in plan.methods for f in method_class(v.method).Settings.model_fields]
     axes = [s.removeprefix("method.") for s in plan.settings if s.startswith("method.")]
-    for name in [*axes, *expand(plan.base).get("method", {}).get("settings", {})]:
+    for name in [*axes, *base.get("method", {}).get("settings", {})]:
         if name not in fields:
             raise ExperimentError(
                 f"none of the plan's methods has a setting {name!r}{nearest(name, fields)}"
