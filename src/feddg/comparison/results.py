@@ -59,7 +59,17 @@ from feddg.runs.reading import (
     read_run,
 )
 from feddg.settings import IMAGENET, OneLine, grouped
-from feddg.storage import Stamp, alone, is_file, private_folder, read_text, replace_text, stamp, why
+from feddg.storage import (
+    Stamp,
+    alone,
+    is_file,
+    private_folder,
+    read_fields_of,
+    read_text,
+    replace_text,
+    stamp,
+    why,
+)
 from feddg.text import counted, short
 
 if TYPE_CHECKING:
@@ -874,6 +884,9 @@ def read_comparison(folder: Path) -> Results:
     runs = {name: Run(folder / name) for name in {cell.folder for cell in content.cells}}
     complete = {name for name, run in runs.items() if run.status == "completed"}
     filled = complete | {cell.folder for cell in content.cells if cell.numbers}
+    tuning, plan = TuningFile.read(folder / TUNING), folder / "plan.yaml"
+    if tuning and is_file(plan) and not read_fields_of(plan, "plan file", RunError).get("tune"):
+        tuning = None  # it is left of an earlier comparison in this folder
     rows = []
     for cell in content.cells:
         run = runs[cell.folder] if cell.folder in complete else None
@@ -884,7 +897,7 @@ def read_comparison(folder: Path) -> Results:
     return content.results(
         rows,
         open=[(name, _state(runs[name])) for name in sorted(runs) if name not in filled],
-        tuning=TuningFile.read(folder / TUNING),
+        tuning=tuning,
     )
 
 
