@@ -395,7 +395,7 @@ def layers(given: dict[str, Any]) -> tuple[str, list[tuple[str, dict[str, Any]]]
     """
     source = str(given.get("data", {}).get("source", "folder"))
     named = given.get("preset")
-    preset = named if named not in (None, "", "none") else preset_of(source)
+    preset = str(named) if named not in (None, "", "none") else preset_of(source)
     defined = presets()
     if preset not in defined:
         raise ExperimentError(

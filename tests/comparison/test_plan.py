@@ -115,6 +115,11 @@ def test_a_short_name_on_an_axis_keeps_the_fields_beside_it():
     assert found == [(3, 0.77), (4, 0.77)]
 
 
+def test_an_empty_hold_out_is_the_value_in_base():
+    (cell,) = expand_plan(plan(base=BASE | {"hold_out": "ink"}, methods="fedavg", hold_out=[]))
+    assert cell.experiment.hold_out.test == ("ink",)
+
+
 def test_columns_that_test_on_the_same_domain_name_the_validation_domain():
     cells = expand_plan(plan(hold_out="ltdo-all", methods=["fedavg"]))
     assert len({cell.held_out for cell in cells}) == 12
@@ -149,6 +154,9 @@ def test_a_plan_survives_its_file(tmp_path):
         ({"settings": {"seed": [1, 2]}}, r"seed has no effect here; say seeds: \[1, 2\]"),
         ({"methods": [{"name": "fedavg", "experiment": {"seed": 1}}]}, r"say seeds: \[1\]"),
         ({"base": BASE | {"method": "ridge"}}, r"method has no effect here; say methods: \[ridge"),
+        ({"hold_out": ["ink", None]}, "hold_out has an empty item; name a domain"),
+        ({"hold_out": "lodo", "base": BASE | {"preset": 5}}, "unknown preset '5'"),
+        ({"settings": {"train.lr": []}}, r"settings has no value for train\.lr"),
         ({"settings": {"method": ["fedavg", "ridge"]}}, r"say methods: \[fedavg, ridge\]"),
     ],
 )

@@ -227,8 +227,9 @@ def track(names: str | None) -> None:
 
 
 def print_json(content: Any) -> None:
-    """Prints content as JSON."""
-    typer.echo(json.dumps(content, indent=1, ensure_ascii=False))
+    """Prints content as JSON, which has no NaN: null in its place."""
+    plain = json.loads(json.dumps(content), parse_constant=lambda word: None)
+    typer.echo(json.dumps(plain, indent=1, ensure_ascii=False))
 
 
 @contextmanager

@@ -231,7 +231,7 @@ class Plan(Settings):
             (clients.get("number", number), clients.get("per_round", per_round))
             for number, per_round in self.clients
         ]
-        tune = self.tune and self.tune.model_dump() | {"settings": _unsaid(self.tune.settings, paths)}
+        tried = _unsaid(self.tune.settings, paths) if self.tune else {}
         changes = {
             "base": merge(expand(self.base), {k: v for k, v in over.items() if k != "seed"}),
             "methods": variants,
@@ -241,7 +241,7 @@ class Plan(Settings):
             "settings": _unsaid(self.settings, paths),
             "clients": list(dict.fromkeys(pairs)),
             "seeds": (over["seed"],) if "seed" in over else self.seeds,
-            "tune": tune if tune and tune["settings"] else None,
+            "tune": self.tune.model_dump() | {"settings": tried} if self.tune and tried else None,
         }
         return Plan(**self.model_dump() | changes) if over else self
 
@@ -517,6 +517,9 @@ def _check_fields(plan: Plan) -> None:
     unused += [(n, [*plan.settings[n]]) for n in ("seed", "method") if n in plan.settings]
     if named and any(variant.method != named for variant in plan.methods):
         unused.append(("method", [named]))
+    for name, values in plan.settings.items():
+        if not values:
+            raise ExperimentError(f"plan: settings has no value for {name}; list one or more")
     for name, values in unused:
         asked = ", ".join(map(str, values))
         raise ExperimentError(f"plan: {name} has no effect here; say {name}s: [{asked}]")
@@ -532,7 +535,7 @@ def _check_fields(plan: Plan) -> None:
 def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
     """Returns the hold-outs with their column headings, which name the test domains."""
     base = expand(plan.base)
-    if plan.hold_out is None:
+    if not plan.hold_out:
         held = expand({"hold_out": base.get("hold_out") or {}})["hold_out"]
         return [(None, _heading(held))]
     if isinstance(plan.hold_out, str):
@@ -542,6 +545,8 @@ def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
         domains = plan.domains or known_domains(source, preset)
         domains = domains or load_source(source, data.get("root")).domain_names
         listed: list[Any] = list(scenarios(plan.hold_out, domains, preset))
+    elif None in plan.hold_out:
+        raise ExperimentError("plan: hold_out has an empty item; name a domain, or remove it")
     else:
         listed = [expand({"hold_out": entry})["hold_out"] for entry in plan.hold_out]
     headings = [_heading(entry) for entry in listed]

@@ -364,7 +364,11 @@ def read_results(path: Path) -> list[ResultRow]:
     """
     if not is_file(path):
         return []
-    heads, *lines = [*csv.reader(io.StringIO(read_text(path, errors="strict")))] or [[]]
+    text = io.StringIO(read_text(path, errors="strict"), newline=None)  # any system's line ends
+    try:
+        heads, *lines = [*csv.reader(text)] or [[]]
+    except csv.Error as error:
+        raise RunError(f"{path} is damaged: {error}.") from None
     if tuple(heads) != COLUMNS:
         raise RunError(f"{path} is no results file: its columns are not {', '.join(COLUMNS)}.")
     found: dict[tuple[str, Place], ResultRow] = {}
@@ -983,13 +987,12 @@ def _remedy(runs: Sequence[Run]) -> str:
     run, found = next((r, c) for r, c in zip(runs, causes) if c[0].reason == likeliest)
     first, *others = (cause.text for cause in found)
     also = f" Next in line: {', then '.join(others)}." if others else ""
-    flags = next(cause.flags for cause in found if cause.flags)
+    flags = [*next(cause.flags for cause in found if cause.flags)]
     plan, out = run.folder.parent / "plan.yaml", f"{run.folder.parent}-again"
-    again = (
-        ["compare", str(plan), "--out", out]
-        if is_file(plan)
-        else ["run", str(run.folder / EXPERIMENT)]
-    )
+    again = ["run", str(run.folder / EXPERIMENT)]
+    if is_file(plan):
+        again = ["compare", str(plan), "--out", out]
+        flags = ["--methods" if flag == "--method" else flag for flag in flags]
     return f"Most likely: {first}.{also} Try `{shlex.join(['feddg', *again, *flags])}`."
 
 
