@@ -129,6 +129,14 @@ def test_labels_are_file_names():
     assert label.endswith(Experiment(data="digits", hold_out="sketch").id)
 
 
+def test_a_label_of_many_domains_is_still_a_file_name(tmp_path):
+    held = [f"hospital-{number}" for number in range(60)]
+    one = Experiment(data="digits", hold_out=held)
+    (tmp_path / one.label).mkdir()
+    assert one.label.startswith("fedavg-digits-hospital-0-hospital-1-")
+    assert one.label.endswith(f"-{one.id}")
+
+
 def test_a_presets_share_of_clients_gives_way_to_the_number_that_is_said():
     few = Experiment(data="pacs", clients=8)
     assert (few.clients.number, few.clients.per_round) == (8, None)

@@ -172,7 +172,11 @@ class Preview:
 
 
 def preview(
-    experiment: "Path | str | None" = None, out: Path | str = "runs", **fields: Any
+    experiment: "Path | str | None" = None,
+    out: Path | str = "runs",
+    *,
+    again: bool = False,
+    **fields: Any,
 ) -> Preview:
     """Returns what :func:`run` would do with the same arguments, without running anything.
 
@@ -182,7 +186,9 @@ def preview(
     from feddg.experiment import Origin, expand, explain, load_experiment, read_fields
     from feddg.runs.beforehand import forecast, with_weights_at_hand
     from feddg.runs.execute import is_complete
+    from feddg.runs.provenance import ImagesNow, find_folder
     from feddg.settings import merge
+    from feddg.storage import cache_folder
 
     given = expand(fields)
     asked = load_experiment(experiment, given)
@@ -192,7 +198,7 @@ def preview(
     settings = explain(given, read_fields(experiment, given), str(experiment))
     if chosen is not asked and chosen.data.features is None:
         settings["model.weights"] = Origin(None, "ImageNet's cannot be had here")
-    folder = Path(out) / chosen.label
+    folder = find_folder(chosen, out, ImagesNow(cache_folder()), again=again)
     state = "complete" if is_complete(folder) else "begun" if folder.is_dir() else "new"
     return Preview(chosen, settings, folder, state, forecast(chosen))
 
@@ -273,6 +279,10 @@ def compare(
     folder = Path(out or Path("comparisons") / whole.name)
     cached = cache_folder(cache)
     files = results_files(results)  # a fault in them is not to be found after tuning
+    if files and files[0].resolve() == (folder / "results.csv").resolve():
+        raise ExperimentError(
+            f"--results {files[0]}: the comparison writes its own numbers there; name another file"
+        )
     if predictions:
         _parquet()
     watcher = watcher or notebook_watcher() or Watcher()

@@ -153,7 +153,8 @@ class Experiment(ExperimentSettings):
         """The run folder's name: readable, and ends in :attr:`id`."""
         held = "-".join((*self.hold_out.val, *self.hold_out.test)) or "none"
         words = self.name or f"{self.method.name}-{self.data.source}-{held}-s{self.seed}"
-        return f"{re.sub(r'[^A-Za-z0-9._+-]+', '_', words)}-{self.id}"
+        words = re.sub(r"[^A-Za-z0-9._+-]+", "_", words)[:200]  # file systems take 255 characters
+        return f"{words}-{self.id}"
 
     def to_yaml(self) -> str:
         """Returns the complete experiment as YAML."""
@@ -394,7 +395,7 @@ def layers(given: dict[str, Any]) -> tuple[str, list[tuple[str, dict[str, Any]]]
     """
     source = str(given.get("data", {}).get("source", "folder"))
     named = given.get("preset")
-    preset = named if named not in (None, "", "none") else preset_of(source)
+    preset = str(named) if named not in (None, "", "none") else preset_of(source)
     defined = presets()
     if preset not in defined:
         raise ExperimentError(

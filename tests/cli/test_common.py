@@ -1,6 +1,7 @@
 """Flags come from the settings: every one names a field, once, and says what the field says."""
 
 import ast
+import math
 import re
 from pathlib import Path
 
@@ -10,7 +11,16 @@ from typer.main import get_command
 
 import feddg.cli
 from feddg.cli import app
-from feddg.cli.common import FLAGS, NOT_PRESET, PRESET_PARTS, assigned, field_of, held_out, seeds
+from feddg.cli.common import (
+    FLAGS,
+    NOT_PRESET,
+    PRESET_PARTS,
+    assigned,
+    field_of,
+    held_out,
+    print_json,
+    seeds,
+)
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
 from feddg.settings import leaves, nested
@@ -101,7 +111,7 @@ def test_each_command_takes_the_fields_that_suit_it():
 
 def test_what_flags_say_arrives_as_nested_fields(feddg, monkeypatch):
     said = {}
-    monkeypatch.setattr("feddg.api.preview", lambda file, out, **fields: said.update(fields))
+    monkeypatch.setattr("feddg.api.preview", lambda file, out, again, **fields: said.update(fields))
     monkeypatch.setattr("feddg.cli.output.show_preview", lambda found: None)
     feddg("run", "--lr", "0.5", "--hold-out", "val=ink,test=a,b", "--root", "x", "--dry-run",
           "--normalization", "frozen", "--set", "train.momentum=0.9")  # fmt: skip
@@ -140,11 +150,30 @@ def test_hold_out_spellings(text, held):
     assert held_out(text) == held
 
 
+def test_a_short_name_that_is_set_keeps_the_fields_beside_it(feddg, monkeypatch):
+    said = {}
+    monkeypatch.setattr("feddg.api.preview", lambda file, out, again, **fields: said.update(fields))
+    monkeypatch.setattr("feddg.cli.output.show_preview", lambda found: None)
+    feddg("run", "--image-size", "16", "--clients-per-round", "2", "--clients", "6", "--dry-run",
+          "--set", "data=digits", "--set", "clients=4", "--set", "method.mu=0.1",
+          "--set", "method=fedprox")  # fmt: skip
+    assert said == {
+        "data": {"source": "digits", "image_size": 16},
+        "clients": {"number": 4, "per_round": 2},
+        "method": {"name": "fedprox", "settings": {"mu": 0.1}},
+    }
+
+
+def test_a_number_that_is_none_is_null_in_json(capsys):
+    print_json({"é": [math.nan, -math.inf, 0.5]})
+    assert capsys.readouterr().out == '{\n "é": [\n  null,\n  null,\n  0.5\n ]\n}\n'
+
+
 def test_set_reads_numbers_flags_and_words():
     pairs = ["train.lr=1e-4", "method.local_clustering=false", "data.resize=pad", "seed=3"]
     assert assigned(pairs) == {
         "train": {"lr": 1e-4},
-        "method": {"local_clustering": False},
+        "method": {"settings": {"local_clustering": False}},
         "data": {"resize": "pad"},
         "seed": 3,
     }

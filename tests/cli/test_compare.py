@@ -38,3 +38,14 @@ def test_the_plan_that_is_written_is_the_plan_that_was_run(feddg, runs_here, tmp
     code, _, shown = feddg("compare", "out/plan.yaml", "--out", "out", "--dry-run")
     assert code == 0
     assert "2 runs: 2 complete, 0 to continue, 0 to start" in shown
+
+
+def test_brackets_in_a_plan_are_shown_as_they_are(feddg, tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "title: PACS (see [/data/pacs])\nbase: {data: digits, hold_out: sketch}\n"
+        "methods: [{name: fedavg, label: '[/x]'}]\n"
+    )
+    code, _, shown = feddg("compare", "mine.yaml", "--dry-run")
+    assert code == 0, shown
+    assert "PACS (see [/data/pacs])" in " ".join(shown.split())
+    assert "[/x]" in shown

@@ -100,6 +100,13 @@ def test_it_comes_is_unpacked_and_can_be_inspected(feddg, server, tmp_path) -> N
     assert len(server.asked) == asked, "what has been received is not asked for again"
 
 
+def test_the_folder_of_the_next_command_is_quoted(feddg, server, tmp_path) -> None:
+    content = archive(tmp_path)
+    register(server, content, f"sha256:{hashlib.sha256(content).hexdigest()}")
+    _, out, _ = feddg("data", "get", "pictures", "--root", "my data", "--accept-licence")
+    assert "feddg data inspect --data pictures --root 'my data'\n" in out
+
+
 def test_archives_are_kept_where_asked(feddg, server, tmp_path) -> None:
     register(server, archive(tmp_path))
     arguments = ("data", "get", "pictures", "--root", "here", "--accept-licence", "--keep")

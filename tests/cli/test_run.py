@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -89,6 +90,22 @@ def test_a_dry_run_says_where_every_setting_comes_from_and_runs_nothing(feddg, t
     assert sum(map(int, counts)) == train
     assert len(counts) == 4
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_says_that_the_images_changed_as_the_run_would(feddg, image_folder):
+    command = ["run", "--root", image_folder, "--hold-out", "red", "--rounds", "1", "--clients",
+               "2", "--image-size", "16", "--backbone", "cnn", "--weights", "none", "--set",
+               "train.local_steps=1"]  # fmt: skip
+    assert feddg(*command, "-q")[0] == 0
+    assert "(complete)" in feddg(*command, "--dry-run")[1]
+    next(image_folder.rglob("0.png")).unlink()
+    code, _, errors = feddg(*command, "--dry-run")
+    assert code == 1
+    assert "error: images changed since" in errors
+    assert errors.splitlines()[-1] == feddg(*command)[2].splitlines()[-1]
+    code, shown, _ = feddg(*command, "--dry-run", "--again")
+    assert code == 0
+    assert re.search(r"run folder: .*\.2 \(new\)", shown)
 
 
 def test_a_run_that_cannot_begin_leaves_no_folder(feddg, tmp_path):

@@ -144,6 +144,13 @@ def test_a_model_of_an_unfinished_run_says_so(runs, feddg, place):
     assert "This is round 0 of 2" in " ".join(errors.replace("│", " ").split())
 
 
+def test_the_next_command_is_quoted_for_the_shell(runs, feddg, place):
+    (place / "new").rename(place / "my images")
+    code, shown, _ = feddg("predict", runs["run"], "my images", "--out", "x.csv", "-q")
+    assert code == 0
+    assert f"feddg travel {runs['run']} 'my images'\n" in shown
+
+
 def test_the_same_table_twice_is_the_same_table(runs, feddg, place):
     command = ("predict", runs["run"], "new", "--out", "there/was/none/x.csv", "-q")
     assert feddg(*command)[0] == 0

@@ -5,6 +5,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from feddg.api import compare
 from feddg.comparison.plan import Plan, distinct, expand_plan, load_plan, trials_of
 from feddg.data.data_set import load_source
 from feddg.errors import DataError, ExperimentError
@@ -96,6 +97,29 @@ def test_overrides_win_over_everything():
     assert cell.experiment.data.image_size == 16
 
 
+def test_fields_that_are_said_win_over_tuning_and_seeds():
+    tune = {"settings": {"train.lr": [0.1, 0.2], "rounds": [1, 2], "method.mu": [0, 1]}}
+    whole = plan(hold_out=["ink"], methods=["fedprox"], seeds=3, tune=tune)
+    fixed = whole.fixed({"lr": 0.5, "train": {"rounds": 4}, "seed": 42})
+    assert {*fixed.tune.settings} == {"method.mu"}
+    assert {(c.seed, c.experiment.train.lr) for c in expand_plan(fixed)} == {(42, 0.5)}
+    both = merge(tree({"train.lr": 0.5, "train.rounds": 4}), {"method": {"mu": 2}})
+    assert whole.fixed(both).tune is None
+    assert whole.fixed({"batch_size": 8}).tune == whole.tune
+
+
+def test_a_short_name_on_an_axis_keeps_the_fields_beside_it():
+    base = BASE | {"clients": {"number": 6, "heterogeneity": 0.77}}
+    cells = expand_plan(plan(base=base, methods="fedavg", settings={"clients": [3, 4]}))
+    found = [(c.experiment.clients.number, c.experiment.clients.heterogeneity) for c in cells]
+    assert found == [(3, 0.77), (4, 0.77)]
+
+
+def test_an_empty_hold_out_is_the_value_in_base():
+    (cell,) = expand_plan(plan(base=BASE | {"hold_out": "ink"}, methods="fedavg", hold_out=[]))
+    assert cell.experiment.hold_out.test == ("ink",)
+
+
 def test_columns_that_test_on_the_same_domain_name_the_validation_domain():
     cells = expand_plan(plan(hold_out="ltdo-all", methods=["fedavg"]))
     assert len({cell.held_out for cell in cells}) == 12
@@ -126,6 +150,14 @@ def test_a_plan_survives_its_file(tmp_path):
         ({"hold_out": "todo"}, "hold_out"),
         ({"settings": {"train.rouns": [1]}, "hold_out": ["ink"]}, "did you mean 'rounds'"),
         ({"hold_out": "lodo", "base": {"data": {"source": "folder"}}}, "needs the folder"),
+        ({"base": BASE | {"seed": 42}}, r"seed has no effect here; say seeds: \[42\]"),
+        ({"settings": {"seed": [1, 2]}}, r"seed has no effect here; say seeds: \[1, 2\]"),
+        ({"methods": [{"name": "fedavg", "experiment": {"seed": 1}}]}, r"say seeds: \[1\]"),
+        ({"base": BASE | {"method": "ridge"}}, r"method has no effect here; say methods: \[ridge"),
+        ({"hold_out": ["ink", None]}, "hold_out has an empty item; name a domain"),
+        ({"hold_out": "lodo", "base": BASE | {"preset": 5}}, "unknown preset '5'"),
+        ({"settings": {"train.lr": []}}, r"settings has no value for train\.lr"),
+        ({"settings": {"method": ["fedavg", "ridge"]}}, r"say methods: \[fedavg, ridge\]"),
     ],
 )
 def test_mistakes_are_named(fields, text):
@@ -140,6 +172,14 @@ def test_what_a_method_cannot_run_is_refused_before_the_first_run():
     trained = {"name": "fedig-a", "experiment": {"model": {"normalization": "train"}}}
     cells = expand_plan(plan(base=frozen, methods=["fedavg", trained], hold_out="lodo"))
     assert {cell.experiment.model.normalization for cell in cells} == {"frozen", "train"}
+
+
+def test_a_method_beside_the_methods_is_refused(tmp_path):
+    with pytest.raises(ExperimentError, match=r"say methods: \[ridge\]"):
+        compare(out=tmp_path / "out", method="ridge", data="digits", hold_out="ink")
+    base = BASE | {"method": {"name": "fedprox", "mu": 2}}
+    (cell,) = expand_plan(plan(base=base, methods="fedprox"))
+    assert cell.experiment.method.settings["mu"] == 2
 
 
 def test_a_missing_or_damaged_file_is_named(tmp_path):

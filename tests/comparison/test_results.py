@@ -22,18 +22,22 @@ from feddg.comparison.results import (
     COLUMNS,
     ResultRow,
     Results,
+    _remedy,
     about_budgets,
     add_rows,
     read_comparison,
     read_results,
+    results_files,
+    results_of,
     to_text,
 )
 from feddg.data.fingerprint import ImagesFile
-from feddg.errors import RunError
+from feddg.errors import ExperimentError, RunError
 from feddg.models.backbones import SmallCNN
 from feddg.records import EvaluationRow, NumberRow
 from feddg.report.charts import accuracy_against
 from feddg.report.tables import budget_table
+from feddg.runs.diagnostics import Cause
 from feddg.runs.numbers import mean_step
 from feddg.runs.reading import FINAL, SWA_MEAN, Evaluations, read_rows, read_run
 from feddg.text import percent
@@ -461,6 +465,17 @@ def test_a_damaged_file_is_named_with_its_line(tmp_path, text, fault):
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_with_the_line_ends_of_another_system_is_read(tmp_path):
+    path = results_file(tmp_path, text=HEADS + GOOD)
+    rows = read_results(path)
+    for ends in ("\r", "\r\n"):
+        path.write_bytes((HEADS + GOOD).replace("\n", ends).encode())
+        assert read_results(path) == rows
+    path.write_text(HEADS + GOOD.replace("sketch", "s" * 200_000))
+    with pytest.raises(RunError, match=r"kept\.csv is damaged: field larger"):
+        read_results(path)
+
+
 def test_a_method_that_is_a_formula_is_no_formula_in_the_file(tmp_path):
     result = ResultRow(experiment="0" * 8, method="=1+1", held_out="@x", seed=0)
     text = to_text([result])
@@ -547,6 +562,23 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_is_run(tmp_path):
     with pytest.raises(RunError, match=r"Cannot write .*kept\.csv"):
         compare(PLAN, tmp_path / "out", cache=tmp_path / "cache", results=path)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_results_file_is_not_the_one_that_the_comparison_writes_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ExperimentError, match=r"--results results\.csv: .* name another file"):
+        compare(PLAN, tmp_path, results="results.csv")
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_are_added_to_the_file_that_a_link_names(tmp_path):
+    target, link = results_file(tmp_path), tmp_path / "link.csv"
+    link.symlink_to(target)
+    row = ResultRow(experiment="0" * 8, method="fedavg", held_out="sketch", seed=0)
+    (file,) = results_files(link)
+    add_rows(file, [row])
+    assert link.is_symlink()
+    assert read_results(target) == [row]
 
 
 # Budgets: one row for each, of the round that reaches it.
@@ -657,3 +689,19 @@ def test_a_run_that_ends_below_a_budget_is_told_of(folder_maker):
     assert not list(about_budgets(results.at(seen)))
     (found,) = about_budgets(results)
     assert "1 run ended below the budget of 1.561k images, with 1.56k, " in found.text
+
+
+def test_runs_whose_folders_have_one_name_go_by_their_paths(folder_maker):
+    first, second = (folder_maker(f"{name}/run").write() for name in "ab")
+    assert results_of([first, second, first]).methods == [f"pardon ({first})", f"pardon ({second})"]
+
+
+def test_a_comparison_whose_model_learned_nothing_is_told_the_flag_that_compare_has(
+    folder_maker, tmp_path, monkeypatch
+):
+    causes = [Cause("features", "", ("--method", "fedavg", "--rounds", "9"))]
+    monkeypatch.setattr("feddg.comparison.results.causes_of_failure", lambda run: causes)
+    run = read_run(folder_maker("out/run").write())
+    assert "--method fedavg" in _remedy([run])
+    (tmp_path / "out" / "plan.yaml").write_text("methods: [ridge]")
+    assert _remedy([run]).endswith("/out-again --methods fedavg --rounds 9`.")

@@ -13,7 +13,7 @@ from feddg.api import compare
 from feddg.cli import app
 from feddg.comparison.plan import expand_plan, load_plan, table_cells, trials_of
 from feddg.comparison.pool import Watcher
-from feddg.comparison.results import TriedRow, TuningFile
+from feddg.comparison.results import ComparisonFile, TriedRow, TuningFile, read_comparison
 from feddg.errors import ExperimentError, RunError
 from feddg.report.page import write_comparison
 from feddg.report.tables import MARK, MEANING, to_markdown, tuning_section, tuning_table
@@ -137,6 +137,17 @@ def test_a_choice_at_the_end_of_its_grid_and_a_tie_are_warned_about():
     ]
     section = tuning_section(file)
     assert "is the highest that was tried" in section.blocks[1].text
+
+
+def test_what_an_earlier_plan_tuned_in_a_folder_is_not_said_of_a_later_one(tmp_path):
+    tried = (row("fedavg", "ink", 0.7, picked=True, lr="0.003"),)
+    tuning = TuningFile(rule="Final round", seeds=(0,), tried=tried)
+    (tmp_path / "tuning.json").write_text(tuning.to_text())
+    (tmp_path / "comparison.json").write_text(ComparisonFile(name="x", cells=[]).to_text())
+    assert read_comparison(tmp_path).tuning == tuning
+    for tune, kept in ({"settings": {"train.lr": [0.003]}}, tuning), (None, None):
+        (tmp_path / "plan.yaml").write_text(load_plan(plan(tune=tune)).to_yaml())
+        assert read_comparison(tmp_path).tuning == kept
 
 
 def test_a_choice_among_models_that_learned_nothing_is_warned_about(tmp_path):

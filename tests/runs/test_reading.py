@@ -31,6 +31,7 @@ from feddg.runs.reading import (
     SELECTION_RULES,
     Chosen,
     Evaluations,
+    Run,
     SelectionRule,
     add_rule,
     final_round,
@@ -562,3 +563,14 @@ def test_a_run_that_ended_early_is_only_believed_if_it_says_why(folder_maker):
     assert read_run(folder).status == "completed"
     cut_last_row(folder / "metrics.jsonl")
     assert read_run(folder).status == "damaged"
+
+
+def test_a_round_without_its_row_is_named(folder_maker):
+    folder = folder_maker().write()
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lost = [n for n, line in enumerate(lines) if '"kind":"round","round":3,' in line]
+    assert len(lost) == 1
+    (folder / "metrics.jsonl").write_text("".join(x for n, x in enumerate(lines) if n != lost[0]))
+    for use in (Run.frame, lambda run: run.spent_by(3)):
+        with pytest.raises(RunError, match=r"metrics\.jsonl is damaged: it has no row of round 3"):
+            use(read_run(folder))

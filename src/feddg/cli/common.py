@@ -119,11 +119,12 @@ def seeds(text: str) -> int | list[int]:
 
 
 def assigned(pairs: Iterable[str], flag: str = "--set") -> dict[str, Any]:
-    """Reads ``a.b=value`` pairs into nested fields; values are YAML.
+    """Reads ``a.b=value`` pairs into nested fields, shorthands expanded; values are YAML.
 
     Raises:
         ExperimentError: a pair has another format.
     """
+    from feddg.experiment import expand
     from feddg.settings import merge, nested
 
     fields: dict[str, Any] = {}
@@ -131,7 +132,7 @@ def assigned(pairs: Iterable[str], flag: str = "--set") -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
             raise ExperimentError(f"{flag} {pair}: write FIELD=VALUE, for example train.lr=0.001")
-        fields = merge(fields, nested(key, _value(f"{flag} {pair}", value)))
+        fields = merge(fields, expand(nested(key, _value(f"{flag} {pair}", value))))
     return fields
 
 
@@ -226,8 +227,9 @@ def track(names: str | None) -> None:
 
 
 def print_json(content: Any) -> None:
-    """Prints content as JSON."""
-    typer.echo(json.dumps(content, indent=1, ensure_ascii=False))
+    """Prints content as JSON, which has no NaN: null in its place."""
+    plain = json.loads(json.dumps(content), parse_constant=lambda word: None)
+    typer.echo(json.dumps(plain, indent=1, ensure_ascii=False))
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def print_plan(console: Console, comparison: Comparison) -> None:
     plan, cells, missing = comparison.plan, comparison.cells, comparison.missing
     folders, started = comparison.folders, comparison.started
     complete = len(folders) - len(missing)
-    table = Table(title=plan.title or plan.name, show_header=False, box=None)
+    table = Table(title=escape(plan.title or plan.name), show_header=False, box=None)
     axes = {"methods": [cell.method for cell in cells], "held out": [c.held_out for c in cells]}
     for name in dict.fromkeys(name for cell in cells for name in cell.conditions):
         axes[name] = [cell.conditions[name] for cell in cells]
@@ -43,7 +43,7 @@ def print_plan(console: Console, comparison: Comparison) -> None:
         axes["images seen"] = [short(budget) for budget in plan.budgets]
     for name, values in axes.items():
         distinct = list(dict.fromkeys(values))
-        table.add_row(name, str(len(distinct)), ", ".join(distinct))
+        table.add_row(escape(name), str(len(distinct)), escape(", ".join(distinct)))
     console.print(table)
     shared = f" ({len(cells)} cells share them)" if len(cells) > len(folders) else ""
     print_line(
@@ -55,7 +55,8 @@ def print_plan(console: Console, comparison: Comparison) -> None:
 
 def as_rich(table: blocks.Table) -> Table:
     """Returns a report's table for the terminal; the first column is never cut."""
-    shown = Table(caption=table.caption, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    caption = escape(table.caption)
+    shown = Table(caption=caption, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for place, column in enumerate(table.columns):
         heading = f"{column.heading}\n{column.note}" if column.note else column.heading
         side: JustifyMethod = "right" if column.numeric else "left"

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SILENCE_SECONDS = 30.0
 """Without a terminal, a line is printed at least this often."""
 Clock = Callable[[], float]
-NOTE = TextColumn("{task.fields[note]}")
+NOTE = TextColumn("{task.fields[note]}", markup=False)  # it names domains
 
 
 def _bars(console: Console, *more: ProgressColumn) -> Progress:

@@ -48,7 +48,7 @@ def run(
     """
     kept = whole_numbers("--snapshots", snapshots) if snapshots else []
     if dry_run:
-        found = api.preview(experiment, options["out"], **overrides)
+        found = api.preview(experiment, options["out"], again=options["again"], **overrides)
         from feddg.cli.output import show_preview
 
         show_preview(found)

@@ -1,5 +1,6 @@
 """Commands about trained models: predict, travel, export, serve, evaluate, attack, style."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -72,7 +73,8 @@ def predict(
     else:
         typer.echo(f"unlike anything seen in training: {done.unlike}")
     if run.is_dir():
-        typer.echo(f"how many are right, without labels: feddg travel {run} {' '.join(images)}")
+        words = shlex.join(["feddg", "travel", str(run), *images])
+        typer.echo(f"how many are right, without labels: {words}")
     if html is not None:
         typer.echo(f"page, the most doubtful images first: {html}")
     show_warnings(done.classifier.diagnostics)

@@ -231,14 +231,17 @@ class Plan(Settings):
             (clients.get("number", number), clients.get("per_round", per_round))
             for number, per_round in self.clients
         ]
+        tried = _unsaid(self.tune.settings, paths) if self.tune else {}
         changes = {
-            "base": merge(expand(self.base), over),
+            "base": merge(expand(self.base), {k: v for k, v in over.items() if k != "seed"}),
             "methods": variants,
             "heterogeneity": () if "clients.heterogeneity" in paths else self.heterogeneity,
             "hold_out": None if "hold_out" in over else self.hold_out,
             "budgets": () if "train.rounds" in paths else self.budgets,
-            "settings": {n: values for n, values in self.settings.items() if _path(n) not in paths},
+            "settings": _unsaid(self.settings, paths),
             "clients": list(dict.fromkeys(pairs)),
+            "seeds": (over["seed"],) if "seed" in over else self.seeds,
+            "tune": self.tune.model_dump() | {"settings": tried} if self.tune and tried else None,
         }
         return Plan(**self.model_dump() | changes) if over else self
 
@@ -294,6 +297,12 @@ def _replaced(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, An
     for path in leaves(below).keys() & values.keys():
         replaced = merge(replaced, nested(path, values[path]))
     return replaced
+
+
+def _unsaid(axes: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the axes that set no field in ``said``, which has them by dotted path."""
+    sets = {name: [leaves(setting_point(name, value)[1]) for value in axes[name]] for name in axes}
+    return {n: axes[n] for n, points in sets.items() if not any(p.keys() & said for p in points)}
 
 
 def _path(field: str) -> str:
@@ -497,14 +506,26 @@ def _images_of_a_round(size: int, train: TrainSettings) -> int:
 def setting_point(field: str, value: Any) -> Point:
     """Returns the axis point for a dotted experiment field and a value."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    return field.removeprefix("method."), nested(_path(field), value), text
+    return field.removeprefix("method."), expand(nested(_path(field), value)), text
 
 
 def _check_fields(plan: Plan) -> None:
-    """Refuses a method setting that no method of the plan has."""
+    """Refuses a method setting that no method of the plan has, and fields that have no effect."""
+    base, own = expand(plan.base), [expand(variant.experiment) for variant in plan.methods]
+    named = base.get("method", {}).get("name")
+    unused = [("seed", [fields["seed"]]) for fields in (base, *own) if "seed" in fields]
+    unused += [(n, [*plan.settings[n]]) for n in ("seed", "method") if n in plan.settings]
+    if named and any(variant.method != named for variant in plan.methods):
+        unused.append(("method", [named]))
+    for name, values in plan.settings.items():
+        if not values:
+            raise ExperimentError(f"plan: settings has no value for {name}; list one or more")
+    for name, values in unused:
+        asked = ", ".join(map(str, values))
+        raise ExperimentError(f"plan: {name} has no effect here; say {name}s: [{asked}]")
     fields = [f for v in plan.methods for f in method_class(v.method).Settings.model_fields]
     axes = [s.removeprefix("method.") for s in plan.settings if s.startswith("method.")]
-    for name in [*axes, *expand(plan.base).get("method", {}).get("settings", {})]:
+    for name in [*axes, *base.get("method", {}).get("settings", {})]:
         if name not in fields:
             raise ExperimentError(
                 f"none of the plan's methods has a setting {name!r}{nearest(name, fields)}"
@@ -514,7 +535,7 @@ def _check_fields(plan: Plan) -> None:
 def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
     """Returns the hold-outs with their column headings, which name the test domains."""
     base = expand(plan.base)
-    if plan.hold_out is None:
+    if not plan.hold_out:
         held = expand({"hold_out": base.get("hold_out") or {}})["hold_out"]
         return [(None, _heading(held))]
     if isinstance(plan.hold_out, str):
@@ -524,6 +545,8 @@ def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
         domains = plan.domains or known_domains(source, preset)
         domains = domains or load_source(source, data.get("root")).domain_names
         listed: list[Any] = list(scenarios(plan.hold_out, domains, preset))
+    elif None in plan.hold_out:
+        raise ExperimentError("plan: hold_out has an empty item; name a domain, or remove it")
     else:
         listed = [expand({"hold_out": entry})["hold_out"] for entry in plan.hold_out]
     headings = [_heading(entry) for entry in listed]

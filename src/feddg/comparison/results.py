@@ -59,7 +59,17 @@ from feddg.runs.reading import (
     read_run,
 )
 from feddg.settings import IMAGENET, OneLine, grouped
-from feddg.storage import Stamp, alone, is_file, private_folder, read_text, replace_text, stamp, why
+from feddg.storage import (
+    Stamp,
+    alone,
+    is_file,
+    private_folder,
+    read_fields_of,
+    read_text,
+    replace_text,
+    stamp,
+    why,
+)
 from feddg.text import counted, short
 
 if TYPE_CHECKING:
@@ -336,6 +346,8 @@ def results_files(results: Path | str | Sequence[Path | str]) -> list[Path]:
     """
     asked = [results] if isinstance(results, Path | str) else results
     files = [Path(file) for file in asked]
+    if files and files[0].is_symlink():  # a file that is replaced would take the link's place
+        files[0] = files[0].resolve()
     for number, file in enumerate(files):
         if number and not is_file(file):
             raise RunError(f"There is no results file {file}.")
@@ -352,7 +364,11 @@ def read_results(path: Path) -> list[ResultRow]:
     """
     if not is_file(path):
         return []
-    heads, *lines = [*csv.reader(io.StringIO(read_text(path, errors="strict")))] or [[]]
+    text = io.StringIO(read_text(path, errors="strict"), newline=None)  # any system's line ends
+    try:
+        heads, *lines = [*csv.reader(text)] or [[]]
+    except csv.Error as error:
+        raise RunError(f"{path} is damaged: {error}.") from None
     if tuple(heads) != COLUMNS:
         raise RunError(f"{path} is no results file: its columns are not {', '.join(COLUMNS)}.")
     found: dict[tuple[str, Place], ResultRow] = {}
@@ -872,6 +888,9 @@ def read_comparison(folder: Path) -> Results:
     runs = {name: Run(folder / name) for name in {cell.folder for cell in content.cells}}
     complete = {name for name, run in runs.items() if run.status == "completed"}
     filled = complete | {cell.folder for cell in content.cells if cell.numbers}
+    tuning, plan = TuningFile.read(folder / TUNING), folder / "plan.yaml"
+    if tuning and is_file(plan) and not read_fields_of(plan, "plan file", RunError).get("tune"):
+        tuning = None  # it is left of an earlier comparison in this folder
     rows = []
     for cell in content.cells:
         run = runs[cell.folder] if cell.folder in complete else None
@@ -882,7 +901,7 @@ def read_comparison(folder: Path) -> Results:
     return content.results(
         rows,
         open=[(name, _state(runs[name])) for name in sorted(runs) if name not in filled],
-        tuning=TuningFile.read(folder / TUNING),
+        tuning=tuning,
     )
 
 
@@ -902,7 +921,7 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
     Raises:
         RunError: a folder is not a run folder.
     """
-    runs = [read_run(folder) for folder in folders]
+    runs = [read_run(folder) for folder in {one.resolve(): one for one in folders}.values()]
     complete = [run for run in runs if run.status == "completed"]
     settings = [
         flatten((run.settings.get("method") or {}).get("settings") or {}) for run in complete
@@ -937,12 +956,16 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
         )
         for run, label, condition in zip(complete, labels, conditions)
     ]
-    places = Counter(row.place for row in rows)
+    places, names = Counter(row.place for row in rows), Counter(row.folder for row in rows)
+    folder_of = [
+        row.folder if names[row.folder] == 1 else plain_text(run.folder)
+        for row, run in zip(rows, complete)
+    ]
     rows = [
-        row.model_copy(update={"method": f"{row.method} ({row.folder})"})
+        row.model_copy(update={"method": f"{row.method} ({folder})"})
         if places[row.place] > 1
         else row
-        for row in rows
+        for row, folder in zip(rows, folder_of)
     ]
     name = title or f"{len(runs)} runs"
     incomplete = [(run.folder.name, _state(run)) for run in runs if run.status != "completed"]
@@ -964,13 +987,12 @@ def _remedy(runs: Sequence[Run]) -> str:
     run, found = next((r, c) for r, c in zip(runs, causes) if c[0].reason == likeliest)
     first, *others = (cause.text for cause in found)
     also = f" Next in line: {', then '.join(others)}." if others else ""
-    flags = next(cause.flags for cause in found if cause.flags)
+    flags = [*next(cause.flags for cause in found if cause.flags)]
     plan, out = run.folder.parent / "plan.yaml", f"{run.folder.parent}-again"
-    again = (
-        ["compare", str(plan), "--out", out]
-        if is_file(plan)
-        else ["run", str(run.folder / EXPERIMENT)]
-    )
+    again = ["run", str(run.folder / EXPERIMENT)]
+    if is_file(plan):
+        again = ["compare", str(plan), "--out", out]
+        flags = ["--methods" if flag == "--method" else flag for flag in flags]
     return f"Most likely: {first}.{also} Try `{shlex.join(['feddg', *again, *flags])}`."
 
 

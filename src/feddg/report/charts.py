@@ -538,7 +538,7 @@ def _mean_curve(
     }
     points = []
     for round_ in sorted(set.intersection(*map(set, curves.values()))) if curves else ():
-        costs = [getattr(run.spent[round_], spent) if spent else round_ for run in runs.values()]
+        costs = [getattr(run.spent_by(round_), spent) if spent else round_ for run in runs.values()]
         at = {key: curve[round_] for key, curve in curves.items()}
         seeds = by_seed(at, results.columns) or at
         points.append((math.fsum(costs) / len(runs), Interval.of(seeds.values())))

@@ -214,6 +214,7 @@ class RunFolder:
             raise self.unwritable(path, error) from None
         for folder in (path, *(path / name for name in (CHECKPOINTS, FIGURES, SNAPSHOTS, MODELS))):
             sweep_asides(folder)
+        _sweep_unfinished(path)
         self._experiment = ""
         self._index: CheckpointIndex | None = None
         # Threads of PyTorch's that waited there would take time from training.
@@ -618,11 +619,20 @@ def drop_weights(folder: Path) -> None:
         RunError: a file cannot be deleted.
     """
     checkpoints = folder / CHECKPOINTS
+    _sweep_unfinished(folder)
     with file_faults(RunError, f"Cannot delete the weights of {folder}"):
         (checkpoints / DROPPED).touch()
         for place in (checkpoints, folder / MODELS):
             for file in place.glob("*.safetensors"):
                 file.unlink(missing_ok=True)
+
+
+def _sweep_unfinished(folder: Path) -> None:
+    """Removes files that safetensors, which names them itself, was writing when it was killed."""
+    for name in ("", CHECKPOINTS, MODELS, SNAPSHOTS):
+        for left in (folder / name).glob(".tmp??????"):
+            with suppress(OSError):
+                left.unlink()
 
 
 def kept_weights(folder: Path, *rules: SelectionRule) -> tuple[SelectionRule, Weights, int]:

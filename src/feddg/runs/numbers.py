@@ -44,7 +44,7 @@ def numbers_of(run: Run, *, domains: bool = False, costs: bool = True) -> list[N
         chosen = rule.of(run.evaluations)
         if chosen.round is None:
             continue
-        spent = run.spent[chosen.round]._asdict() if costs else {}
+        spent = run.spent_by(chosen.round)._asdict() if costs else {}
         about = {"rule": rule.name, "round": chosen.round, "weights": rule.weights, **spent}
         found = itertools.chain(
             _over_domains(chosen), _of_domains(chosen) if domains else (), _flags(run, rule, chosen)

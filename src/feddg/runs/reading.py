@@ -513,6 +513,17 @@ class Run(Shown):
             found[row.round] = Spent(images, sent, seconds)
         return found
 
+    def spent_by(self, round: int) -> Spent:
+        """Returns the cost of the run up to a round.
+
+        Raises:
+            RunError: the round's row is missing.
+        """
+        if round not in self.spent:
+            path = self.folder / METRICS_FILE
+            raise RunError(f"{path} is damaged: it has no row of round {round}; put the file back.")
+        return self.spent[round]
+
     def at(self, images: int) -> "Run | None":
         """Returns the run as if it had ended when so many training images were used.
 
@@ -524,7 +535,7 @@ class Run(Shown):
         """
         reached = (round for round, spent in self.spent.items() if spent.images >= images)
         last = next(reached, self.rounds_done)
-        if self.has_one_round and self.spent[last].images > images:
+        if self.has_one_round and self.spent_by(last).images > images:
             return None
         ended = replace(self)
         vars(ended).update(  # the cached properties that would look at all rounds, or read again
@@ -638,7 +649,7 @@ class Run(Shown):
 
         columns = ["round", "weights", "split", "domain", "metric", "value", *Spent._fields]
         rows = [
-            (row.round, row.weights, row.split, row.domain, *number, *self.spent[row.round])
+            (row.round, row.weights, row.split, row.domain, *number, *self.spent_by(row.round))
             for row in self.metrics.evaluations
             for number in row.numbers.items()
         ]
