@@ -116,6 +116,7 @@ def test_rules_between_the_settings_of_a_part_hold_in_a_composition():
         ("ccst+pardon", "each exchange styles and stylize images; choose one"),
         ("pardon+ccst", "each exchange styles and stylize images; choose one"),
         ("pardon+fisc", "a method cannot be combined with itself"),
+        ("mixstyle+ridge", "ridge adds up what a fixed network gives .* choose one"),
         ("fedavg+jigen", "every method contains fedavg; leave it out"),
         ("randconv+pardon", "randconv replaces 'loss', so pardon's would never run, nor"),
         ("ccst+jigsaw", "unknown method 'jigsaw'"),
