@@ -131,6 +131,32 @@ def test_the_network_is_split_before_its_last_layer_and_its_weights_stay():
     assert len(network.stages) == 4
 
 
+class ByHand(nn.Module):
+    """Depthwise layers in a ``Sequential`` that is not called as one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        depthwise = nn.Conv2d(6, 6, 3, padding=1, groups=6)
+        self.block = nn.Sequential(nn.Conv2d(3, 6, 1), depthwise, nn.BatchNorm2d(6))
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.block[0](images)
+        maps = self.block[2](self.block[1](maps) + maps)
+        return self.fc(maps.mean((2, 3)))
+
+
+def test_layers_called_by_hand_are_normalised_once():
+    torch.manual_seed(0)
+    site, net = Colours(0), ByHand()
+    fed = feddg.Federation([site], net, lr=0.01, precision="float32").fit(2)
+    trained = {n.removeprefix("featurizer.model."): t for n, t in fed.weights.items()}
+    trained |= {f"fc.{name}": fed.weights[f"classifier.{name}"] for name in ("weight", "bias")}
+    net.load_state_dict({name: trained[name] for name in net.state_dict()})
+    pixels = torch.from_numpy(site.images).permute(0, 3, 1, 2) / 255
+    torch.testing.assert_close(fed.predict(site), net.eval()(pixels).softmax(1))
+
+
 def test_a_method_of_one_round_has_one_whatever_is_said():
     images = torch.rand(12, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     sites = [TensorDataset(images, torch.arange(12) % 3)] * 2

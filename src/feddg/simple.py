@@ -32,6 +32,7 @@ from feddg.federation.transport import Transport
 from feddg.methods.base import Method, RoundHook, has_global_model, title_of
 from feddg.methods.composition import check_task, method_class, works_on_embeddings
 from feddg.models.backbones import split_network
+from feddg.models.convolutions import check_convolutions
 from feddg.models.network import Network
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.prediction.model_file import write_model
@@ -132,7 +133,7 @@ class Federation(federation.Federation):
         number = number or len(clients if transport is None else transport.clients)
         settings = _settings(method, fields, number, cast(int, image_size))
         check_task(type(method), task, held[0][1].shape[-2:] == held[0][0].shape[1:3])
-        start = _network_of(model, method, held[0][0][:2], settings.seed, normalize, task)
+        start = _network_of(model, method, held[0][0], settings.seed, normalize, task)
         for id, (_, targets) in enumerate(held):
             _check_targets(targets, f"client {id}", task, start.classes, held[0][1])
         _try_task(task, start, *held[0])
@@ -140,7 +141,9 @@ class Federation(federation.Federation):
         method.read_files()
 
         def another() -> Network:
-            return prepared_network(copy.deepcopy(start), method, settings)
+            network = prepared_network(copy.deepcopy(start), method, settings)
+            check_convolutions(network, _look(held[0][0]))
+            return network
 
         super().__init__(
             _examples(held, start.classes),
@@ -391,12 +394,16 @@ def _check_targets(
 
 def _try_task(task: Task, network: Network, images: numpy.ndarray, targets: numpy.ndarray) -> None:
     """Tries the task on two images, before anything is trained."""
-    look = torch.from_numpy(images[:2]).permute(0, 3, 1, 2).float() / 255
-    training = network.training
+    look, training = _look(images), network.training
     with torch.inference_mode():
         outputs = network.eval()(look.to(next(network.parameters()).device)).float().cpu()
     network.train(training)
     task.check(outputs, torch.from_numpy(targets[:2]))
+
+
+def _look(images: numpy.ndarray) -> Tensor:
+    """Returns the first two images as a network takes them."""
+    return torch.from_numpy(images[:2]).permute(0, 3, 1, 2).float() / 255
 
 
 def _pixels(image: Any, where: str) -> numpy.ndarray:
@@ -447,9 +454,8 @@ def _network_of(
     """
     if isinstance(model, Network):
         return copy.deepcopy(model)
-    look = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
     network = split_network(
-        copy.deepcopy(model), look, seed, normalize, classifies=task.has_classes
+        copy.deepcopy(model), _look(images), seed, normalize, classifies=task.has_classes
     )
     no_head = task.has_classes and isinstance(network.classifier, nn.Identity)
     if no_head and works_on_embeddings(type(method)):

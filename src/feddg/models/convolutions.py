@@ -4,6 +4,7 @@ They apply to convolutions with a tiny result map and, in networks with depthwis
 depthwise convolutions in bfloat16 and to all convolutions before frozen batch normalisation.
 """
 
+import copy
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -50,6 +51,30 @@ def use_plain_convolutions(network: nn.Module) -> None:
             module.__class__ = type(module).__bases__[1]
         if type(module) is SmallMapConv2d:
             module.__class__ = nn.Conv2d  # type: ignore[assignment]
+
+
+def check_convolutions(network: nn.Module, images: Tensor) -> None:
+    """Undoes it if other than plain convolutions give another result for images, in place.
+
+    They do where layers of a ``Sequential`` are called by hand, with something between them.
+    """
+    fast = copy.deepcopy(network).eval()
+    folded = [norm for norm in fast.modules() if isinstance(norm, FoldedNorm)]
+    if not folded:
+        return
+    images = images.to(next(fast.parameters()))
+    for norm in folded:  # the first statistics, 0 and 1, would not show it
+        norm.running_mean.fill_(0.5)  # type: ignore[attr-defined]
+        norm.running_var.fill_(0.5)  # type: ignore[attr-defined]
+    plain = copy.deepcopy(fast)
+    use_plain_convolutions(plain)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        one = fast(images)
+        torch.manual_seed(0)
+        other = plain(images)
+    if (one - other).abs().max() > 0.01 * other.abs().max():
+        use_plain_convolutions(network)
 
 
 def _arithmetic(input: Tensor) -> torch.dtype:
