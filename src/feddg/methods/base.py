@@ -500,7 +500,7 @@ def local_names(method: Method, network: nn.Module) -> set[str]:
     """Returns the state-dict names that stay with each client under ``method``."""
     return {
         f"{prefix}.{name}" if prefix else name
-        for prefix, module in network.named_modules()
+        for prefix, module in network.named_modules(remove_duplicate=False)
         for name, entry in (*module._parameters.items(), *module._buffers.items())
         if entry is not None  # such as the bias of a layer without one
         and name not in module._non_persistent_buffers_set
@@ -530,6 +530,13 @@ def shared_parameters(method: Method, network: nn.Module) -> dict[str, nn.Parame
         for name, parameter in network.named_parameters()
         if parameter.requires_grad and name not in local
     }
+
+
+def shared_entries(method: Method, network: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns the same parameters under all their names in the state: tied ones have several."""
+    shared = {id(parameter) for parameter in shared_parameters(method, network).values()}
+    named = network.named_parameters(remove_duplicate=False)
+    return {name: parameter for name, parameter in named if id(parameter) in shared}
 
 
 def weighted_mean(items: Iterable[tuple[Weights, float]], before: Weights | None = None) -> Weights:
