@@ -131,6 +131,16 @@ def test_the_network_is_split_before_its_last_layer_and_its_weights_stay():
     assert len(network.stages) == 4
 
 
+def test_no_rounds_are_none_and_what_is_no_number_of_rounds_is_refused():
+    fed = feddg.Federation([Colours(0)], own_network(), "elcfs", rounds=2, batch_size=8)
+    assert fed.fit(0).server.state.round == 0
+    assert fed.fit(1).fit(0).server.state.round == 1
+    assert fed.fit().server.state.round == 3
+    for wrong in (-1, 1.5):
+        with pytest.raises(ExperimentError, match=f"rounds is {wrong}; it must be a whole"):
+            fed.fit(wrong)
+
+
 class ByHand(nn.Module):
     """Depthwise layers in a ``Sequential`` that is not called as one."""
 

@@ -181,12 +181,14 @@ class Federation(federation.Federation):
 
         Raises:
             NotEnoughUpdates: too few clients' updates could be used.
-            ExperimentError: other clients are elsewhere, and no transport reaches them.
+            ExperimentError: it is no number of rounds, or other clients are elsewhere and no
+                transport reaches them.
         """
         here, number = len(self.transport.clients), self.settings.clients.number
         if here != number:
             raise ExperimentError(f"{here} of {number} clients are here: give a transport to all")
-        return super().fit(rounds or self.settings.train.rounds, progress)
+        planned = self.settings.train.rounds
+        return super().fit(planned if rounds is None else rounds, progress)
 
     @property
     def model(self) -> nn.Module:
