@@ -64,8 +64,8 @@ def check_convolutions(network: nn.Module, images: Tensor) -> None:
         return
     images = images.to(next(fast.parameters()))
     for norm in folded:  # the first statistics, 0 and 1, would not show it
-        norm.running_mean.fill_(0.5)  # type: ignore[attr-defined]
-        norm.running_var.fill_(0.5)  # type: ignore[attr-defined]
+        norm.get_buffer("running_mean").fill_(0.5)
+        norm.get_buffer("running_var").fill_(0.5)
     plain = copy.deepcopy(fast)
     use_plain_convolutions(plain)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):

@@ -245,7 +245,14 @@ class GaussianEmbedding(nn.Module):
         if not self.training or self.ahead is None:
             return mean
         (noise,) = self.ahead.take(mean.device, mean.shape)
-        return mean + deviation * noise
+        sample = mean + deviation * noise
+        sample.drawn_from = self.last  # type: ignore[attr-defined]
+        return sample
+
+    def moments_of(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns mean and deviation of its embeddings; of the last pass, if they were changed."""
+        found: tuple[Tensor, Tensor] = getattr(embeddings, "drawn_from", self.last)
+        return found
 
     def draw_from(self, generator: torch.Generator | None) -> None:
         """Draws the training samples from a generator; None returns the mean from now on."""
