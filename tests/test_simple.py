@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import feddg
 from feddg.errors import ExperimentError, RunError
@@ -185,6 +185,33 @@ def test_a_tensor_data_set_and_a_network_of_ours_will_do():
     assert fed.predict(images).shape == (12, 3)
 
 
+def test_a_network_of_ours_is_normalised_as_is_asked_for_on_a_copy():
+    model, site = build_network("cnn", 3, weights=None), Colours(0)
+    before, normal = model.mean, ((0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
+    fed = feddg.Federation([site], model, normalize=normal)
+    assert (fed.network.mean, fed.network.std) == normal
+    assert model.mean == before
+    own = feddg.Federation([site], model)
+    assert not torch.allclose(fed.predict(site), own.predict(site))
+
+
+def test_images_that_are_looked_at_need_no_labels_and_those_that_are_measured_do():
+    fed, site = feddg.Federation([Colours(0)], own_network()), Colours(1)
+    images = [image for image, _ in site]
+    alike = [fed.predict(given) for given in (images, [(image,) for image in images], site)]
+    assert all(torch.equal(each, alike[0]) for each in alike)
+    with pytest.raises(ExperimentError, match="new, image 0 is no pair of image and label"):
+        fed.evaluate(images, "new")
+
+
+def test_a_head_without_a_bias_is_not_solved_for():
+    model = own_network()
+    model[-1] = nn.Linear(32, 3, bias=False)
+    fed = feddg.Federation([Colours(0)], model, train={"head": "ridge"})
+    with pytest.raises(ExperimentError, match=r"train\.head: ridge solves for a bias"):
+        fed.fit(1)
+
+
 def test_what_is_transparent_is_white_as_in_a_folder():
     colours = numpy.array([[[9, 9, 9, 255], [9, 9, 9, 0]]] * 2, numpy.uint8)
     images, _ = read_images([(Image.fromarray(colours), 0)], "site")
@@ -206,6 +233,20 @@ def deep_image(kind: str) -> Image.Image:
         ({"clients": [TensorDataset(torch.rand(3, 3, 8, 8), torch.arange(3) + 1)]}, "label 3"),
         ({"clients": [[(deep_image("uint16"), 0)]]}, "client 0, image 0 has more than 8 bits"),
         ({"clients": [[(deep_image("float32"), 0)]]}, r"mode F\); give floats in \[0, 1\]"),
+        ({"clients": [[torch.rand(3, 8, 8)]]}, "client 0, image 0 is no pair of image and label"),
+        ({"clients": [[(torch.rand(3, 8, 8), 0, 0)]]}, "client 0, image 0 is no pair"),
+        ({"clients": [DataLoader(Colours(0))]}, r"client 0 is a DataLoader: .* loader\.dataset"),
+        ({"class_names": ["a", "b"]}, "class_names has 2 names, but the model gives 3 logits"),
+        ({"normalize": ((0.5,), (0.5,))}, "normalize is three means"),
+        ({"normalize": ((0.5,) * 3, (0.0,) * 3)}, "normalize is .* deviations above 0"),
+        ({"model": own_network().double()}, r"no weights in float32, .* model\.float\(\)"),
+        (
+            {
+                "method": "ridge",
+                "model": build_network("cnn", 3, weights=None, embedding="bottleneck"),
+            },
+            'embedding="none"',
+        ),
         ({"rounds": 0}, "train.rounds"),
         ({"hold_out": "c"}, "hold_out"),
         ({"method": "centralised"}, "no clients"),

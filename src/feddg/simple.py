@@ -136,6 +136,11 @@ class Federation(federation.Federation):
         start = _network_of(model, method, held[0][0], settings.seed, normalize, task)
         for id, (_, targets) in enumerate(held):
             _check_targets(targets, f"client {id}", task, start.classes, held[0][1])
+        if class_names and task.has_classes and len(class_names) != start.classes:
+            raise ExperimentError(
+                f"class_names has {counted(len(class_names), 'name')}, but the model gives "
+                f"{start.classes} logits: name each of them"
+            )
         _try_task(task, start, *held[0])
         method.check(settings)
         method.read_files()
@@ -322,12 +327,19 @@ def read_images(
         ExperimentError: the data set is empty, or an image or target cannot be used; the message
             names it.
     """
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise ExperimentError(
+            f"{name} is a {type(dataset).__name__}: give a data set or list, which finds an image "
+            "by its number; a DataLoader's is loader.dataset"
+        )
     pixels: list[numpy.ndarray] = []
     targets: list[numpy.ndarray] = []
     for index in range(len(dataset)):
-        item = dataset[index]
-        image, target = item if isinstance(item, tuple | list) else (item, 0)
-        where = f"{name}, image {index}"
+        item, where = dataset[index], f"{name}, image {index}"
+        several = isinstance(item, tuple | list)
+        if task is not None and not (several and len(item) == 2):
+            raise ExperimentError(f"{where} is no pair of image and label")
+        image, target = item if task is not None else (item[0] if several else item, 0)
         found = _pixels(image, where)
         size = size or found.shape[0]
         target = _target(target, where, task)
@@ -452,10 +464,30 @@ def _network_of(
     """Returns a model as featurizer and linear classifier.
 
     Raises:
-        ExperimentError: the method needs the input of a last linear layer, and there is none.
+        ExperimentError: the method needs the input of a last linear layer, and there is none; or
+            model or colours cannot be used.
     """
+    if torch.float32 not in {parameter.dtype for parameter in model.parameters()}:
+        raise ExperimentError(
+            f"{type(model).__name__} has no weights in float32, in which they are trained: give "
+            "model.float()"
+        )
+    if normalize is not None and (
+        [tuple(numpy.shape(part)) for part in normalize] != [(3,), (3,)] or min(normalize[1]) <= 0
+    ):
+        raise ExperimentError(
+            "normalize is three means and three standard deviations above 0, of red, green and blue"
+        )
     if isinstance(model, Network):
-        return copy.deepcopy(model)
+        if method.one_round and not isinstance(model.embedding, nn.Identity):
+            raise ExperimentError(
+                f"{method.name} trains nothing, and this Network has an embedding that would stay "
+                'untrained: build it with embedding="none"'
+            )
+        network = copy.deepcopy(model)
+        if normalize is not None:
+            network.normalize_by(*normalize)
+        return network
     network = split_network(
         copy.deepcopy(model), _look(images), seed, normalize, classifies=task.has_classes
     )
