@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from feddg.errors import ExperimentError, WeightsError, nearest
-from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD, Embedding, Network
+from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD, Embedding, Network, tried
 from feddg.registry import Registry
 from feddg.rng import derive_seed
 from feddg.settings import IMAGENET
@@ -332,7 +332,7 @@ def split_network(
     ]
     inputs, training = inputs.to(next(model.parameters())), model.training
     try:
-        outputs = _passed(model, inputs)
+        outputs = tried(model, inputs)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ExperimentError(
@@ -365,16 +365,10 @@ def split_network(
     return network
 
 
-def _passed(model: nn.Module, inputs: Tensor) -> Tensor:
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):  # draws the same again next time
-        outputs: Tensor = model.eval()(inputs)
-    return outputs
-
-
 def _ends_in(linear: nn.Module, trunk: Trunk, inputs: Tensor, outputs: Tensor) -> bool:
     """Whether trunk and linear layer are the model: nothing follows in place, or needs the head."""
     try:
-        apart = (linear(_passed(trunk, inputs)) - outputs).abs().max()
+        apart = (linear(tried(trunk, inputs)) - outputs).abs().max()
         return not bool(apart > 1e-4 * outputs.abs().max())
     except Exception:  # what is done to the logits may not be possible with features
         return False

@@ -120,6 +120,13 @@ class Network(nn.Module):
         return list(getattr(self.featurizer, "stages", []))
 
 
+def tried(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Returns a model's outputs, in eval mode from now on; another call draws the same again."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        outputs: Tensor = model.eval()(inputs)
+    return outputs
+
+
 def _looks_at_batches(layer: nn.Module) -> bool:
     """Whether a layer, or what is hooked to it, treats a pass as a whole; if in doubt, True."""
     watched = bool(layer._forward_hooks) or "forward" in vars(layer)
