@@ -481,8 +481,8 @@ def _network_of(
     if isinstance(model, Network):
         if method.one_round and not isinstance(model.embedding, nn.Identity):
             raise ExperimentError(
-                f"{method.name} trains nothing, and this Network has an embedding that would stay "
-                'untrained: build it with embedding="none"'
+                f"{method.name} solves for a classifier of what the featurizer gives, and this "
+                'Network has an embedding after it: build it with embedding="none"'
             )
         network = copy.deepcopy(model)
         if normalize is not None:

@@ -186,7 +186,7 @@ class Federation:
         """
         state = self.server.state
         if rounds is not None:
-            if not isinstance(rounds, int) or rounds < 0:
+            if rounds < 0 or rounds % 1:
                 raise ExperimentError(f"rounds is {rounds}; it must be a whole number from 0")
             if rounds == 0:
                 return self
