@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import feddg
 from feddg.errors import ExperimentError, RunError
@@ -131,6 +131,42 @@ def test_the_network_is_split_before_its_last_layer_and_its_weights_stay():
     assert len(network.stages) == 4
 
 
+def test_no_rounds_are_none_and_what_is_no_number_of_rounds_is_refused():
+    fed = feddg.Federation([Colours(0)], own_network(), "elcfs", rounds=2, batch_size=8)
+    assert fed.fit(0).server.state.round == 0
+    assert fed.fit(1).fit(0).server.state.round == 1
+    assert fed.fit().server.state.round == 3
+    for wrong in (-1, 1.5):
+        with pytest.raises(ExperimentError, match=f"rounds is {wrong}; it must be a whole"):
+            fed.fit(wrong)
+
+
+class ByHand(nn.Module):
+    """Depthwise layers in a ``Sequential`` that is not called as one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        depthwise = nn.Conv2d(6, 6, 3, padding=1, groups=6)
+        self.block = nn.Sequential(nn.Conv2d(3, 6, 1), depthwise, nn.BatchNorm2d(6))
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.block[0](images)
+        maps = self.block[2](self.block[1](maps) + maps)
+        return self.fc(maps.mean((2, 3)))
+
+
+def test_layers_called_by_hand_are_normalised_once():
+    torch.manual_seed(0)
+    site, net = Colours(0), ByHand()
+    fed = feddg.Federation([site], net, lr=0.01, precision="float32").fit(2)
+    trained = {n.removeprefix("featurizer.model."): t for n, t in fed.weights.items()}
+    trained |= {f"fc.{name}": fed.weights[f"classifier.{name}"] for name in ("weight", "bias")}
+    net.load_state_dict({name: trained[name] for name in net.state_dict()})
+    pixels = torch.from_numpy(site.images).permute(0, 3, 1, 2) / 255
+    torch.testing.assert_close(fed.predict(site), net.eval()(pixels).softmax(1))
+
+
 def test_a_method_of_one_round_has_one_whatever_is_said():
     images = torch.rand(12, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     sites = [TensorDataset(images, torch.arange(12) % 3)] * 2
@@ -147,6 +183,33 @@ def test_a_tensor_data_set_and_a_network_of_ours_will_do():
     fed = feddg.Federation(sites, build_network("cnn", 3, weights=None), "fedbn", local_steps=1)
     assert 0 <= fed.fit(1).evaluate(sites[0]).accuracy <= 1
     assert fed.predict(images).shape == (12, 3)
+
+
+def test_a_network_of_ours_is_normalised_as_is_asked_for_on_a_copy():
+    model, site = build_network("cnn", 3, weights=None), Colours(0)
+    before, normal = model.mean, ((0.5, 0.4, 0.3), (0.2, 0.2, 0.2))
+    fed = feddg.Federation([site], model, normalize=normal)
+    assert (fed.network.mean, fed.network.std) == normal
+    assert model.mean == before
+    own = feddg.Federation([site], model)
+    assert not torch.allclose(fed.predict(site), own.predict(site))
+
+
+def test_images_that_are_looked_at_need_no_labels_and_those_that_are_measured_do():
+    fed, site = feddg.Federation([Colours(0)], own_network()), Colours(1)
+    images = [image for image, _ in site]
+    alike = [fed.predict(given) for given in (images, [(image,) for image in images], site)]
+    assert all(torch.equal(each, alike[0]) for each in alike)
+    with pytest.raises(ExperimentError, match="new, image 0 is no pair of image and label"):
+        fed.evaluate(images, "new")
+
+
+def test_a_head_without_a_bias_is_not_solved_for():
+    model = own_network()
+    model[-1] = nn.Linear(32, 3, bias=False)
+    fed = feddg.Federation([Colours(0)], model, train={"head": "ridge"})
+    with pytest.raises(ExperimentError, match=r"train\.head: ridge solves for a bias"):
+        fed.fit(1)
 
 
 def test_what_is_transparent_is_white_as_in_a_folder():
@@ -170,6 +233,20 @@ def deep_image(kind: str) -> Image.Image:
         ({"clients": [TensorDataset(torch.rand(3, 3, 8, 8), torch.arange(3) + 1)]}, "label 3"),
         ({"clients": [[(deep_image("uint16"), 0)]]}, "client 0, image 0 has more than 8 bits"),
         ({"clients": [[(deep_image("float32"), 0)]]}, r"mode F\); give floats in \[0, 1\]"),
+        ({"clients": [[torch.rand(3, 8, 8)]]}, "client 0, image 0 is no pair of image and label"),
+        ({"clients": [[(torch.rand(3, 8, 8), 0, 0)]]}, "client 0, image 0 is no pair"),
+        ({"clients": [DataLoader(Colours(0))]}, r"client 0 is a DataLoader: .* loader\.dataset"),
+        ({"class_names": ["a", "b"]}, "class_names has 2 names, but the model gives 3 logits"),
+        ({"normalize": ((0.5,), (0.5,))}, "normalize is three means"),
+        ({"normalize": ((0.5,) * 3, (0.0,) * 3)}, "normalize is .* deviations above 0"),
+        ({"model": own_network().double()}, r"no weights in float32, .* model\.float\(\)"),
+        (
+            {
+                "method": "ridge",
+                "model": build_network("cnn", 3, weights=None, embedding="bottleneck"),
+            },
+            'embedding="none"',
+        ),
         ({"rounds": 0}, "train.rounds"),
         ({"hold_out": "c"}, "hold_out"),
         ({"method": "centralised"}, "no clients"),

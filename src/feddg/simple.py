@@ -32,6 +32,7 @@ from feddg.federation.transport import Transport
 from feddg.methods.base import Method, RoundHook, has_global_model, title_of
 from feddg.methods.composition import check_task, method_class, works_on_embeddings
 from feddg.models.backbones import split_network
+from feddg.models.convolutions import check_convolutions
 from feddg.models.network import Network
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.prediction.model_file import write_model
@@ -132,15 +133,22 @@ class Federation(federation.Federation):
         number = number or len(clients if transport is None else transport.clients)
         settings = _settings(method, fields, number, cast(int, image_size))
         check_task(type(method), task, held[0][1].shape[-2:] == held[0][0].shape[1:3])
-        start = _network_of(model, method, held[0][0][:2], settings.seed, normalize, task)
+        start = _network_of(model, method, held[0][0], settings.seed, normalize, task)
         for id, (_, targets) in enumerate(held):
             _check_targets(targets, f"client {id}", task, start.classes, held[0][1])
+        if class_names and task.has_classes and len(class_names) != start.classes:
+            raise ExperimentError(
+                f"class_names has {counted(len(class_names), 'name')}, but the model gives "
+                f"{start.classes} logits: name each of them"
+            )
         _try_task(task, start, *held[0])
         method.check(settings)
         method.read_files()
 
         def another() -> Network:
-            return prepared_network(copy.deepcopy(start), method, settings)
+            network = prepared_network(copy.deepcopy(start), method, settings)
+            check_convolutions(network, _look(held[0][0]))
+            return network
 
         super().__init__(
             _examples(held, start.classes),
@@ -178,12 +186,14 @@ class Federation(federation.Federation):
 
         Raises:
             NotEnoughUpdates: too few clients' updates could be used.
-            ExperimentError: other clients are elsewhere, and no transport reaches them.
+            ExperimentError: it is no number of rounds, or other clients are elsewhere and no
+                transport reaches them.
         """
         here, number = len(self.transport.clients), self.settings.clients.number
         if here != number:
             raise ExperimentError(f"{here} of {number} clients are here: give a transport to all")
-        return super().fit(rounds or self.settings.train.rounds, progress)
+        planned = self.settings.train.rounds
+        return super().fit(planned if rounds is None else rounds, progress)
 
     @property
     def model(self) -> nn.Module:
@@ -317,12 +327,19 @@ def read_images(
         ExperimentError: the data set is empty, or an image or target cannot be used; the message
             names it.
     """
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise ExperimentError(
+            f"{name} is a {type(dataset).__name__}: give a data set or list, which finds an image "
+            "by its number; a DataLoader's is loader.dataset"
+        )
     pixels: list[numpy.ndarray] = []
     targets: list[numpy.ndarray] = []
     for index in range(len(dataset)):
-        item = dataset[index]
-        image, target = item if isinstance(item, tuple | list) else (item, 0)
-        where = f"{name}, image {index}"
+        item, where = dataset[index], f"{name}, image {index}"
+        several = isinstance(item, tuple | list)
+        if task is not None and not (several and len(item) == 2):
+            raise ExperimentError(f"{where} is no pair of image and label")
+        image, target = item if task is not None else (item[0] if several else item, 0)
         found = _pixels(image, where)
         size = size or found.shape[0]
         target = _target(target, where, task)
@@ -391,12 +408,16 @@ def _check_targets(
 
 def _try_task(task: Task, network: Network, images: numpy.ndarray, targets: numpy.ndarray) -> None:
     """Tries the task on two images, before anything is trained."""
-    look = torch.from_numpy(images[:2]).permute(0, 3, 1, 2).float() / 255
-    training = network.training
+    look, training = _look(images), network.training
     with torch.inference_mode():
         outputs = network.eval()(look.to(next(network.parameters()).device)).float().cpu()
     network.train(training)
     task.check(outputs, torch.from_numpy(targets[:2]))
+
+
+def _look(images: numpy.ndarray) -> Tensor:
+    """Returns the first two images as a network takes them."""
+    return torch.from_numpy(images[:2]).permute(0, 3, 1, 2).float() / 255
 
 
 def _pixels(image: Any, where: str) -> numpy.ndarray:
@@ -443,13 +464,32 @@ def _network_of(
     """Returns a model as featurizer and linear classifier.
 
     Raises:
-        ExperimentError: the method needs the input of a last linear layer, and there is none.
+        ExperimentError: the method needs the input of a last linear layer, and there is none; or
+            model or colours cannot be used.
     """
+    if torch.float32 not in {parameter.dtype for parameter in model.parameters()}:
+        raise ExperimentError(
+            f"{type(model).__name__} has no weights in float32, in which they are trained: give "
+            "model.float()"
+        )
+    if normalize is not None and (
+        [tuple(numpy.shape(part)) for part in normalize] != [(3,), (3,)] or min(normalize[1]) <= 0
+    ):
+        raise ExperimentError(
+            "normalize is three means and three standard deviations above 0, of red, green and blue"
+        )
     if isinstance(model, Network):
-        return copy.deepcopy(model)
-    look = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
+        if method.one_round and not isinstance(model.embedding, nn.Identity):
+            raise ExperimentError(
+                f"{method.name} solves for a classifier of what the featurizer gives, and this "
+                'Network has an embedding after it: build it with embedding="none"'
+            )
+        network = copy.deepcopy(model)
+        if normalize is not None:
+            network.normalize_by(*normalize)
+        return network
     network = split_network(
-        copy.deepcopy(model), look, seed, normalize, classifies=task.has_classes
+        copy.deepcopy(model), _look(images), seed, normalize, classifies=task.has_classes
     )
     no_head = task.has_classes and isinstance(network.classifier, nn.Identity)
     if no_head and works_on_embeddings(type(method)):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
@@ -19,6 +20,7 @@ from feddg.federation.averages import (
     ServerOptimizer,
     averaged,
     first_averaged_round,
+    initial_extras,
     rounds_in,
     wise_ft,
 )
@@ -226,6 +228,13 @@ def test_normalisation_buffers_take_the_mean(optimizer):
     for name, tensor in small.server.state.weights.items():
         assert torch.isfinite(tensor).all()
         assert "running_var" not in name or tensor.min() > 0
+
+
+def test_a_tied_weight_moves_under_all_its_names():
+    small = federation(server_settings=ServerSettings(optimizer="fedavgm", lr=0.5))
+    twice = nn.ModuleDict({"one": small.network.classifier, "other": small.network.classifier})
+    extras = initial_extras(small.settings.server, small.method, twice)
+    assert {MOMENTUM + "one.weight", MOMENTUM + "other.weight"} <= extras.keys()
 
 
 def test_entries_that_stay_with_the_clients_take_the_mean():

@@ -109,6 +109,14 @@ def test_weighted_mean_of_equal_items_is_exact_and_integers_are_copied():
         weighted_mean([])
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_weighted_mean_of_sixteen_bits_is_taken_in_float32(kind):
+    one, next_one = torch.ones(1).to(kind), (torch.ones(1) + torch.finfo(kind).eps).to(kind)
+    mean = weighted_mean([({"w": one}, 1)] + [({"w": next_one}, 1)] * 99)
+    assert torch.equal(mean["w"], next_one)
+    assert mean["w"].dtype == kind
+
+
 def test_weighted_mean_against_numpy_in_double_precision():
     generator = torch.Generator().manual_seed(0)
     items = [({"w": torch.randn(50, generator=generator)}, n) for n in (1, 20, 3, 400, 7)]

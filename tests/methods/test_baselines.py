@@ -7,7 +7,9 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
+import feddg
 from feddg import Experiment, run
 from feddg.errors import ExperimentError, RunError
 from feddg.federation.local_training import load_weights
@@ -160,6 +162,18 @@ def test_a_client_that_rests_keeps_its_model_and_one_that_comes_late_starts_from
     small.run()
     for id, rounds in {0: [1], 1: [1, 2, 3], 2: [3]}.items():
         assert close(small.transport.memories[id], plain_loop(small, id, rounds).state_dict())
+
+
+def test_clients_alone_keep_what_a_layer_of_two_names_learns():
+    torch.manual_seed(0)
+    layer, site = nn.Linear(192, 192), TensorDataset(torch.rand(8, 3, 8, 8), torch.arange(8) % 3)
+    body = nn.Sequential(nn.Flatten(), layer, nn.ReLU(), layer, nn.Linear(192, 3))
+    fed = feddg.Federation([site], body, "local", lr=0.05, batch_size=4)
+    fed.fit(1)
+    memory = fed.transport.memories[0]
+    first, second = (memory[f"featurizer.model.{number}.weight"] for number in (1, 3))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, layer.weight)
 
 
 def test_no_weights_leave_a_client_and_the_starting_network_is_sent_while_it_is_needed():

@@ -95,6 +95,19 @@ def test_a_composition_has_all_names_settings_presets_and_promises():
     assert "Liu" in composed.summary
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        *("copa", "csac", "fedig", "fedig-a", "fedsr", "l2d", "local"),
+        *("scaffold", "selfreg", "vista"),
+    ],
+)
+def test_ridge_goes_with_nothing_that_trains_otherwise(other):
+    for name in (f"ridge+{other}", f"{other}+ridge"):
+        with pytest.raises(ExperimentError, match="ridge adds up what a fixed network gives"):
+            method_class(name)
+
+
 @pytest.mark.parametrize("name", ["ridge+outlines", "outlines+ridge"])
 def test_what_a_part_wants_of_training_is_not_for_a_method_of_one_round(name):
     train = Experiment(method=name, data={"source": "pacs"}, hold_out="sketch").train
@@ -116,6 +129,8 @@ def test_rules_between_the_settings_of_a_part_hold_in_a_composition():
         ("ccst+pardon", "each exchange styles and stylize images; choose one"),
         ("pardon+ccst", "each exchange styles and stylize images; choose one"),
         ("pardon+fisc", "a method cannot be combined with itself"),
+        ("csac+pardon", "csac compares the features of the batch's own images, once per step"),
+        ("mixstyle+ridge", "ridge adds up what a fixed network gives .* choose one"),
         ("fedavg+jigen", "every method contains fedavg; leave it out"),
         ("randconv+pardon", "randconv replaces 'loss', so pardon's would never run, nor"),
         ("ccst+jigsaw", "unknown method 'jigsaw'"),

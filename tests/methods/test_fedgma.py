@@ -3,6 +3,7 @@
 import numpy
 import pytest
 import torch
+from torch import nn
 
 from feddg.errors import ExperimentError
 from feddg.messages import Update
@@ -88,6 +89,14 @@ def test_normalisation_statistics_take_the_plain_mean():
     for name, tensor in plain.items():
         if "running" in name or "tracked" in name:
             assert torch.equal(masked[name], tensor)
+
+
+def test_a_tied_weight_is_masked_under_all_its_names():
+    layer = nn.Linear(2, 2)
+    tied = nn.ModuleDict({"one": layer, "other": layer})
+    masked = build_method("fedgma", {}).initial_extras(tied, 3)[MASKED]
+    assert masked.all()
+    assert len(masked) == 4
 
 
 @pytest.mark.parametrize(("setting", "value"), [("tau", 1.1), ("tau", -0.1), ("eta", 0.0)])

@@ -279,6 +279,14 @@ def test_what_it_cannot_run_is_refused_by_name():
             method_class(f"fedig+{other}")
 
 
+@pytest.mark.parametrize("option", ["affine", "track_running_stats"])
+def test_layers_without_statistics_or_scale_are_refused(option):
+    network = build_network("cnn", 3, weights=None)
+    network.featurizer.blocks[1][2] = nn.BatchNorm2d(64, **{option: False})
+    with pytest.raises(ExperimentError, match=f"fedig normalises by .* {option}=True"):
+        build_method("fedig", {}).network(network)
+
+
 @pytest.mark.parametrize("other", ["mixstyle", "fedprox", "jigen"])
 def test_it_composes(other):
     small = federation(f"fedig+{other}", train=SGD)

@@ -79,6 +79,16 @@ def test_terms_by_hand():
         assert got == pytest.approx(0.2 * float(divergence.detach()), rel=1e-4)
 
 
+def test_the_divergence_is_of_the_pass_that_gave_the_embeddings():
+    small, client = started()
+    batch = next(client.batches())
+    embeddings = small.network.features(batch.images)
+    alone = small.method.head_loss(client, batch, embeddings)
+    small.network.features(batch.images / 2)  # as PARDON's, RandConv's and VISTA's versions
+    beside = small.method.head_loss(client, batch, embeddings)
+    assert torch.equal(alone["divergence"], beside["divergence"])
+
+
 def test_training_samples_have_the_predicted_moments():
     small, _ = started()
     embedding = embedding_of(small.network)

@@ -10,6 +10,7 @@ from feddg.errors import ExperimentError
 from feddg.methods.composition import build_method
 from feddg.methods.mixstyle import StyleMixer, mixed, mixers
 from feddg.models.backbones import build_network
+from feddg.settings import TrainSettings
 from federations import federation, same
 
 
@@ -116,6 +117,18 @@ def test_a_copied_network_mixes_with_its_own_mixers():
     assert torch.equal(copied(hidden), torch.nn.Sequential.forward(copied, hidden))
     assert not torch.equal(stage(hidden), torch.nn.Sequential.forward(stage, hidden))
     assert network.train()(images).isfinite().all()
+
+
+def test_with_a_fixed_featurizer_its_passes_are_mixed_and_nothing_of_them_is_cached(tmp_path):
+    heads = {"train": TrainSettings(rounds=2, batch_size=4, trainable="head"), "cache": tmp_path}
+    always = {"mix_probability": 1}
+    mixing = federation("mixstyle", settings=always, **heads).run()
+    assert not list(tmp_path.rglob("*features*"))
+    plain = federation(**heads).run()
+    assert list(tmp_path.rglob("*features*"))
+    assert same(plain, federation(**heads | {"cache": None}).run())
+    assert not same(plain, mixing)
+    assert same(federation("mixstyle", settings=always, **heads).run(), mixing)
 
 
 def test_a_backbone_without_enough_stages_is_refused_before_training():

@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
+import feddg
 from feddg.errors import ExperimentError, NotEnoughUpdates
 from feddg.experiment import Experiment
 from feddg.messages import Message
@@ -30,6 +33,15 @@ def test_the_servers_control_is_the_mean_of_all_clients_at_all_times():
             torch.testing.assert_close(c.double(), mean, rtol=1e-4, atol=1e-6)
     assert len(remembered) > 2
     assert any(c.abs().max() > 0.01 for c in controls(small.server.state.extras).values())
+
+
+def test_controls_are_checked_by_the_learning_rates_of_the_rounds_that_are_asked_for():
+    generator = torch.Generator().manual_seed(0)
+    site = TensorDataset(torch.rand(6, 3, 8, 8, generator=generator), torch.arange(6) % 3)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+    cosine = {"schedule": "cosine", "rounds": 2, "lr": 0.1}
+    fed = feddg.Federation([site, site], net, "scaffold", batch_size=3, train=cosine)
+    assert fed.fit(6).server.state.round == 6
 
 
 def gradients(network, small, rows):

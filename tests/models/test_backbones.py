@@ -18,6 +18,7 @@ from feddg.models.backbones import (
     backbone_names,
     build_network,
     fetch_imagenet,
+    split_network,
 )
 from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD
 from feddg.models.normalization import freeze_statistics, statistics_names
@@ -409,3 +410,37 @@ def test_a_backbone_of_another_package_is_found_by_its_entry_point(monkeypatch):
     network = build_network("theirs", 3, weights=None, image_size=32)
     assert isinstance(network.featurizer, SmallCNN)
     assert "theirs" in backbone_names()
+
+
+class Ends(nn.Module):
+    """A body, and a way to end."""
+
+    def __init__(self, end) -> None:
+        super().__init__()
+        self.body, self.fc = nn.Flatten(), nn.Linear(12, 3)
+        self.prior, self.end = torch.tensor([0.1, 0.2, 0.3]), end
+
+    def forward(self, images):
+        return self.end(self, self.body(images))
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda net, z: net.fc(z).clamp_(-0.1, 0.1),
+        lambda net, z: net.fc(z).sub_(net.prior),
+        lambda net, z: nn.ReLU(inplace=True)(net.fc(z)),
+        lambda net, z: net.fc(z * net.fc(z).amax(1, keepdim=True)),
+        lambda net, z: net.fc(z * net.fc.weight.mean()),
+    ],
+)
+def test_a_network_with_more_to_its_end_than_a_linear_layer_stays_whole(end):
+    torch.manual_seed(0)
+    model, images = Ends(end).eval(), torch.rand(4, 3, 2, 2)
+    expected = model(images)
+    network = split_network(model, images)
+    assert isinstance(network.classifier, nn.Identity)
+    assert torch.equal(network.eval()(images), expected)
+    assert torch.equal(model(images), expected)
+    plain = split_network(Ends(lambda net, z: net.fc(z)), images)
+    assert isinstance(plain.classifier, nn.Linear)

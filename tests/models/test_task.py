@@ -22,6 +22,7 @@ from feddg.errors import ExperimentError
 from feddg.federation import local_training
 from feddg.methods.base import methods
 from feddg.models.task import CLASSIFICATION, binary_divergence, spread
+from feddg.settings import TrainSettings
 from federations import same
 
 RUN = [
@@ -331,3 +332,18 @@ def test_another_accountant_counts_the_epsilon_of_a_private_task(monkeypatch):
     accountant = PLDAccountant()
     accountant.compose(dp_accounting.GaussianDpEvent(multiplier), 3 * 2)
     assert accountant.get_epsilon(1e-5) == pytest.approx(8, rel=0.01)
+
+
+def test_class_weights_weigh_images_also_under_label_smoothing():
+    train = TrainSettings(class_weights="balanced", label_smoothing=0.1)
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(6, 3, generator=generator)
+    held = torch.tensor([0, 0, 0, 0, 1, 1])  # nothing of class 2
+    weights = torch.tensor([0.75, 0.75, 0.75, 0.75, 1.5, 1.5])
+    wanted = torch.full((6, 3), 0.1 / 3).scatter_(1, held[:, None], 0.9 + 0.1 / 3)
+    by_hand = -(weights[:, None] * wanted * outputs.log_softmax(1)).sum() / 6
+    torch.testing.assert_close(CLASSIFICATION.loss_at(outputs, held, held, train), by_hand)
+    even = torch.tensor([0, 0, 1, 1, 2, 2])  # where all weights are 1, they change nothing
+    plain = TrainSettings(label_smoothing=0.1)
+    losses = [CLASSIFICATION.loss_at(outputs, even, even, each) for each in (train, plain)]
+    torch.testing.assert_close(*losses)

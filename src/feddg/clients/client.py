@@ -411,7 +411,9 @@ class Client:
         """Whether only the head is trained, on images that are the same in every round."""
         plain = self.training is self.examples and not self.views
         varied = self.augmentation.moves or self.augmentation.recolors
-        return self.worker.train.trainable == "head" and plain and not varied
+        fixed = self.worker.train.trainable == "head" and plain and not varied
+        # What is hooked to a layer, as MixStyle's mixers are, may change features at every pass.
+        return fixed and not any(m._forward_hooks for m in self.network.featurizer.modules())
 
     def frozen_features(self) -> Tensor:
         """Returns the frozen featurizer's outputs for its images, ``(n, d)`` float32.

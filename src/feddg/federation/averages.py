@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from feddg.messages import Weights
-from feddg.methods.base import Method, Round, RoundHook, State, local_names, shared_parameters
+from feddg.methods.base import Method, Round, RoundHook, State, local_names, shared_entries
 from feddg.models.network import Network
 from feddg.records import EMA, SWA
 from feddg.settings import ExperimentSettings, ServerSettings
@@ -158,7 +158,7 @@ def initial_extras(settings: ServerSettings, method: Method, network: Network) -
     """Returns the optimizer's tensors before round 1; their names tell which entries it moves."""
     if settings.optimizer == "none":
         return {}
-    moved = {name: p.detach().float() for name, p in shared_parameters(method, network).items()}
+    moved = {name: p.detach().float() for name, p in shared_entries(method, network).items()}
     extras = {MOMENTUM + name: torch.zeros_like(p) for name, p in moved.items()}
     if settings.optimizer != "fedavgm":
         start = settings.tau**2

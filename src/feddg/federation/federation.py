@@ -182,9 +182,14 @@ class Federation:
 
         Raises:
             NotEnoughUpdates: too few clients' updates could be used.
+            ExperimentError: it is no number of rounds.
         """
         state = self.server.state
         if rounds is not None:
+            if rounds < 0 or rounds % 1:
+                raise ExperimentError(f"rounds is {rounds}; it must be a whole number from 0")
+            if rounds == 0:
+                return self
             state.rounds = state.round + rounds
             for worker in self.workers:  # schedules of the learning rate know the last round
                 worker.train = worker.train.model_copy(update={"rounds": state.rounds})

@@ -89,6 +89,11 @@ def check_head(method: Method, network: Network) -> None:
     if not isinstance(network.classifier, nn.Linear) or not shared:
         reason = "has no linear classifier of its own" if shared else "shares no classifier"
         raise ExperimentError(f"train.head: ridge does not go with {method.name}, which {reason}")
+    if network.classifier.bias is None:
+        raise ExperimentError(
+            "train.head: ridge solves for a bias, too, and the network's last layer has none: "
+            "let it be nn.Linear(..., bias=True)"
+        )
 
 
 def head_start(federation: "Federation", progress: Progress) -> dict[int, float]:

@@ -250,7 +250,8 @@ class MessageChecks(RoundHook):
         context = replace(context, server_extras=state.extras, whole=whole)
         if self._train is None:
             return context
-        train = in_round(self._train, state.round + 1)
+        planned = {"rounds": state.rounds or self._train.rounds}  # see Federation.fit
+        train = in_round(self._train.model_copy(update=planned), state.round + 1)
         steps = train.local_steps or train.local_epochs * max(
             1, update.examples // train.batch_size
         )

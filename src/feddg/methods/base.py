@@ -500,7 +500,7 @@ def local_names(method: Method, network: nn.Module) -> set[str]:
     """Returns the state-dict names that stay with each client under ``method``."""
     return {
         f"{prefix}.{name}" if prefix else name
-        for prefix, module in network.named_modules()
+        for prefix, module in network.named_modules(remove_duplicate=False)
         for name, entry in (*module._parameters.items(), *module._buffers.items())
         if entry is not None  # such as the bias of a layer without one
         and name not in module._non_persistent_buffers_set
@@ -532,12 +532,19 @@ def shared_parameters(method: Method, network: nn.Module) -> dict[str, nn.Parame
     }
 
 
+def shared_entries(method: Method, network: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns the same parameters under all their names in the state: tied ones have several."""
+    shared = {id(parameter) for parameter in shared_parameters(method, network).values()}
+    named = network.named_parameters(remove_duplicate=False)
+    return {name: parameter for name, parameter in named if id(parameter) in shared}
+
+
 def weighted_mean(items: Iterable[tuple[Weights, float]], before: Weights | None = None) -> Weights:
     """Returns the weighted mean of named tensors, as a stream: memory is one running mean.
 
-    Float entries are averaged in float32 or their own wider type; others are copied from the first
-    item. Each new item moves the mean by its share of the total so far. So equal items give exactly
-    their value, and the mean stays within the items' range.
+    Float entries are averaged in float32 or their own wider type, and keep their type; others are
+    copied from the first item. Each new item moves the mean by its share of the total so far. So
+    equal items give exactly their value, and the mean stays within the items' range.
 
     Args:
         items: pairs of named tensors and a positive weight, in a fixed order.
@@ -547,6 +554,7 @@ def weighted_mean(items: Iterable[tuple[Weights, float]], before: Weights | None
         ValueError: there is no item.
     """
     mean: Weights = {}
+    half: Weights = {}
     still: set[str] = set()
     total = 0.0
     for tensors, weight in items:
@@ -554,6 +562,9 @@ def weighted_mean(items: Iterable[tuple[Weights, float]], before: Weights | None
         same = {n for n, old in (before or {}).items() if tensors.get(n) is old}
         if not mean:
             mean, still = {n: tensor.detach().clone() for n, tensor in tensors.items()}, same
+            # Sixteen bits would round a small share of a small difference away.
+            half = {n: t for n, t in mean.items() if t.dtype in (torch.bfloat16, torch.float16)}
+            mean |= {n: t.float() for n, t in half.items()}
             continue
         still &= same
         names = [n for n, t in tensors.items() if t.is_floating_point() and n not in still]
@@ -562,7 +573,7 @@ def weighted_mean(items: Iterable[tuple[Weights, float]], before: Weights | None
             torch._foreach_lerp_([mean[name] for name in names], entries, weight / total)
     if not mean:
         raise ValueError("the mean of no updates is not defined")
-    return mean
+    return mean | {name: mean[name].to(tensor.dtype) for name, tensor in half.items()}
 
 
 M = TypeVar("M", bound=type[Method])

@@ -25,7 +25,7 @@ from pydantic import Field
 from torch import Tensor
 
 from feddg.messages import Update, Weights
-from feddg.methods.base import Method, MethodSettings, State, register, shared_parameters
+from feddg.methods.base import Method, MethodSettings, State, register, shared_entries
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
 
@@ -56,7 +56,7 @@ class FedGMA(Method):
 
     def initial_extras(self, network: Network, clients: int) -> Weights:
         """Returns the mask of shared parameters."""
-        shared = shared_parameters(self, network)
+        shared = shared_entries(self, network)
         masked = torch.tensor([name in shared for name in sorted(network.state_dict())])
         return super().initial_extras(network, clients) | {MASKED: masked}
 

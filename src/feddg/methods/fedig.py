@@ -41,7 +41,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from feddg.clients.client import Batch, Client
@@ -53,6 +53,7 @@ from feddg.models.network import Network
 from feddg.models.normalization import (
     Rule,
     Stored,
+    batch_norms,
     gates_apart,
     has_map,
     instance_moments,
@@ -130,8 +131,15 @@ class FedIG(SiloBN):
         super().check(experiment)
 
     def network(self, network: Network) -> Network:
-        """Adds gates to the batch normalisation, if asked for."""
+        """Adds gates to the batch normalisation, if asked for; refuses one without statistics."""
         network = super().network(network)
+        for layer in batch_norms(network).values():
+            scaled = layer.affine or not isinstance(layer, nn.BatchNorm2d)
+            if not (scaled and layer.track_running_stats):
+                raise ExperimentError(
+                    f"{self.name} normalises by running statistics, then scales and shifts: give "
+                    "the network's BatchNorm layers affine=True and track_running_stats=True"
+                )
         if self.settings.instance_gate is not None:
             mix_instance_statistics(network.featurizer, self.settings.instance_gate)
         return network

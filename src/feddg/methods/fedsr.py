@@ -126,7 +126,7 @@ class FedSR(Method):
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Adds the embedding's length and its divergence from the class reference."""
         terms = super().head_loss(client, batch, embeddings)
-        mean, deviation = embedding_of(client.network).last
+        mean, deviation = embedding_of(client.network).moments_of(embeddings)
         length = torch.linalg.vector_norm(embeddings.float(), dim=1)
         length = length.square() if self.settings.length == "squared" else length
         reference: GaussianReference = client.network.heads["fedsr"]  # type: ignore[assignment]

@@ -189,6 +189,14 @@ class Ridge(Method):
             lambda method: len(method.settings.penalties), lambda method: method.asks
         ),
     }
+    excludes: ClassVar[dict[str, str]] = dict.fromkeys(
+        (
+            *("copa", "csac", "fedig", "fedig-a", "fedsr", "l2d", "local"),
+            *("mixstyle", "scaffold", "selfreg", "vista"),
+        ),
+        "ridge adds up what a fixed network gives for images and trains nothing, and the other "
+        "method changes the network or how it is trained; choose one",
+    )
     one_round = True
 
     def network(self, network: Network) -> Network:

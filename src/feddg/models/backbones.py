@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from feddg.errors import ExperimentError, WeightsError, nearest
-from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD, Embedding, Network
+from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD, Embedding, Network, tried
 from feddg.registry import Registry
 from feddg.rng import derive_seed
 from feddg.settings import IMAGENET
@@ -323,16 +324,15 @@ def split_network(
     mean, std = normalize or ((0.0,) * 3, (1.0,) * 3)
     scale, shift = 1 / torch.tensor(std), -torch.tensor(mean) / torch.tensor(std)
     inputs = images * scale.view(3, 1, 1) + shift.view(3, 1, 1)
-    seen: dict[str, Tensor] = {}
+    seen: defaultdict[str, list[Tensor]] = defaultdict(list)
     hooks = [
-        layer.register_forward_hook(lambda _, given, out, name=name: seen.update({name: out}))
+        layer.register_forward_hook(lambda _, given, out, name=name: seen[name].append(out))
         for name, layer in model.named_modules()
         if name and isinstance(layer, nn.Linear)
     ]
-    training = model.training
+    inputs, training = inputs.to(next(model.parameters())), model.training
     try:
-        with torch.no_grad():
-            outputs = model.eval()(inputs.to(next(model.parameters())))
+        outputs = tried(model, inputs)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ExperimentError(
@@ -350,13 +350,28 @@ def split_network(
             "give a task: task=feddg.Task(loss=..., score=...)"
         )
     classes = outputs.shape[1] if outputs.dim() > 1 else 1
-    head = next((name for name, out in seen.items() if out is outputs), None)
-    linear = None if head is None else model.get_submodule(head)
-    featurizer = Trunk(model, head) if head else Whole(model, classes)
+    head = next((name for name, outs in seen.items() if len(outs) == 1 and outs[0] is outputs), "")
+    linear = model.get_submodule(head) if head else nn.Identity()
+    trunk = Trunk(model, head) if head else None
+    if trunk is not None and not _ends_in(linear, trunk, inputs, outputs):
+        parent, _, name = head.rpartition(".")
+        setattr(model.get_submodule(parent), name, linear)
+        trunk, linear = None, nn.Identity()
+    model.train(training)
+    featurizer = trunk or Whole(model, classes)
     with torch.random.fork_rng(devices=[]):
         network = Network(featurizer, classes, seed=seed, mean=mean, std=std)
-    network.classifier = linear or nn.Identity()
+    network.classifier = linear
     return network
+
+
+def _ends_in(linear: nn.Module, trunk: Trunk, inputs: Tensor, outputs: Tensor) -> bool:
+    """Whether trunk and linear layer are the model: nothing follows in place, or needs the head."""
+    try:
+        apart = (linear(tried(trunk, inputs)) - outputs).abs().max()
+        return not bool(apart > 1e-4 * outputs.abs().max())
+    except Exception:  # what is done to the logits may not be possible with features
+        return False
 
 
 ALIASES = {f"efficientnet_lite{n}": f"timm:tf_efficientnet_lite{n}" for n in range(5)}

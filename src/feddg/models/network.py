@@ -120,6 +120,13 @@ class Network(nn.Module):
         return list(getattr(self.featurizer, "stages", []))
 
 
+def tried(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Returns a model's outputs, in eval mode from now on; another call draws the same again."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        outputs: Tensor = model.eval()(inputs)
+    return outputs
+
+
 def _looks_at_batches(layer: nn.Module) -> bool:
     """Whether a layer, or what is hooked to it, treats a pass as a whole; if in doubt, True."""
     watched = bool(layer._forward_hooks) or "forward" in vars(layer)
@@ -245,7 +252,14 @@ class GaussianEmbedding(nn.Module):
         if not self.training or self.ahead is None:
             return mean
         (noise,) = self.ahead.take(mean.device, mean.shape)
-        return mean + deviation * noise
+        sample = mean + deviation * noise
+        sample.drawn_from = self.last  # type: ignore[attr-defined]
+        return sample
+
+    def moments_of(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns mean and deviation of its embeddings; of the last pass, if they were changed."""
+        found: tuple[Tensor, Tensor] = getattr(embeddings, "drawn_from", self.last)
+        return found
 
     def draw_from(self, generator: torch.Generator | None) -> None:
         """Draws the training samples from a generator; None returns the mean from now on."""

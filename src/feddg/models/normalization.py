@@ -236,15 +236,17 @@ class BatchInstanceNorm2d(nn.BatchNorm2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalises ``(B, C, H, W)``; instance statistics always come from the input."""
-        training = self.training or self.running_mean is None
+        training, share = self.training or self.running_mean is None, self.momentum
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
+            if share is None:  # the mean of all batches so far, as in PyTorch
+                share = 1 / int(self.num_batches_tracked)
         batch = nn.functional.batch_norm(
             input,
             self.running_mean,
             self.running_var,
             training=training,
-            momentum=self.momentum or 0.0,
+            momentum=share or 0.0,
             eps=self.eps,
         )
         mean, deviation = (part.to(batch) for part in instance_moments(input, self.eps))
@@ -312,6 +314,8 @@ def _like(layer: nn.BatchNorm2d, gate: float) -> BatchInstanceNorm2d:
     options = {"eps": layer.eps, "momentum": layer.momentum}
     mixed = BatchInstanceNorm2d(layer.num_features, gate, **options).to(layer.weight)
     mixed.load_state_dict(layer.state_dict(), strict=False)
+    for name, parameter in layer.named_parameters(recurse=False):
+        mixed.get_parameter(name).requires_grad_(parameter.requires_grad)
     for name, module in layer.named_children():  # what follows inside it, see activated
         mixed.add_module(name, module)
     return mixed

@@ -130,6 +130,14 @@ class Classification(Task):
             counts = held.bincount(minlength=outputs.shape[1]).to(outputs)
             known = (counts > 0).sum()
             weights = counts.sum() / (known * counts.clamp(min=1))
+        if weights is not None and train.label_smoothing:
+            # PyTorch would weigh the smoothing of each class by the class's weight, so that one
+            # which the client lacks would count the most.
+            losses = cross_entropy(
+                outputs, targets, reduction="none", label_smoothing=train.label_smoothing
+            )
+            own = weights[targets].to(losses)
+            return (own * losses).sum() / own.sum()
         return cross_entropy(outputs, targets, weights, label_smoothing=train.label_smoothing)
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from feddg.clients.sampling import Schedule
 from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, need, schema_faults
 from feddg.messages import EntrySchema, Message, Update, Weights, under
-from feddg.methods.base import Method, local_names, shared_parameters
+from feddg.methods.base import Method, local_names, shared_entries
 from feddg.privacy.defence import (
     DEFENCES,
     MEMORY,
@@ -264,4 +264,4 @@ def weight_names(method: Method, network: nn.Module) -> WeightNames:
     local = local_names(method, network) | getattr(network, "frozen", frozenset())
     state = network.state_dict()
     floats = {name for name, tensor in state.items() if tensor.is_floating_point()}
-    return WeightNames(frozenset(floats - local), frozenset(shared_parameters(method, network)))
+    return WeightNames(frozenset(floats - local), frozenset(shared_entries(method, network)))
