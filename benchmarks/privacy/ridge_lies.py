@@ -3,7 +3,7 @@
     FEDDG_RESNET18=FILE python benchmarks/privacy/ridge_lies.py PACS --out runs/ridge_lies
 
 ResNet-18's 512 features of PACS at 96 pixels, photo unseen, five sites, heterogeneity 0.1, one
-round. Site 2 changes its sums before it sends them. Writes docs/results/data/ridge_lies.csv: what it
+round. Site 2 changes its sums before it sends them. docs/results/data/ridge_lies.csv says what it
 sent, whether any images have such sums, accuracy, and which sites were refused.
 """
 
@@ -195,7 +195,11 @@ def main() -> None:
             done = run(chosen, asked.out, report=False)
             (test,) = done.evaluations.at(1, "test")
             refused = sorted({one.client for row in done.metrics.rounds for one in row.refused})
-            about = {"sent": lie, "possible": str(possible), "accuracy": f"{100 * test.accuracy:.1f}"}
+            about = {
+                "sent": lie,
+                "possible": str(possible),
+                "accuracy": f"{100 * test.accuracy:.1f}",
+            }
             rows.append(about | {"refused": " ".join(map(str, refused))})
             print(*rows[-1].values(), sep=", ", flush=True)
     with FILE.open("w", newline="", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Evaluates a finished run's model again: with adaptations, by image, and against another run."""
+"""Evaluates a finished run's model again: with adaptations, and by image."""
 
 import json
 import math
@@ -16,7 +16,6 @@ from feddg.evaluation.accuracy import NOT_FINITE, Evaluation, Score
 from feddg.evaluation.adaptation import ADAPTATIONS, ClientEnsemble, NoSettings, Parts, read
 from feddg.federation.federation import build_worker
 from feddg.records import AdaptationRow
-from feddg.rng import numpy_stream
 from feddg.runs.execute import is_complete
 from feddg.runs.folder import RunFolder
 from feddg.runs.model import Trained, load_trained
@@ -30,8 +29,6 @@ FILE = "predictions.parquet"
 _TEXTS = ("file", "content", "split", "domain", "label", "predicted")
 _ABOUT = b"feddg"
 _FORMAT = 1
-DRAWS = 2000
-LEVEL = 0.95
 
 
 @dataclass(frozen=True)
@@ -166,36 +163,6 @@ def _personal_scores(
             yield client.id, score
 
 
-@dataclass(frozen=True, eq=False)
-class ImageResults:
-    """A model's predictions for images, by column.
-
-    Attributes:
-        folder: the run's folder.
-        which: the selection rule of the model.
-        round: the round it is from.
-        rendered: a hash of all images, if they do not come from files.
-        columns: ``file``, ``content`` (a hash; empty for rendered images), ``split``, ``domain``,
-            ``label`` and ``predicted``: ``(n,)`` texts.
-    """
-
-    folder: Path
-    which: str
-    round: int
-    rendered: str
-    columns: Mapping[str, numpy.ndarray]
-
-    def of_split(self, split: str) -> "ImageResults":
-        """Returns the rows of one split, sorted by file."""
-        rows = numpy.flatnonzero(self.columns["split"] == split)
-        rows = rows[numpy.argsort(self.columns["file"][rows], kind="stable")]
-        own = {name: column[rows] for name, column in self.columns.items()}
-        return ImageResults(self.folder, self.which, self.round, self.rendered, own)
-
-    def __len__(self) -> int:
-        return len(self.columns["file"])
-
-
 def parquet(otherwise: str) -> Any:
     """Returns PyArrow with its Parquet module.
 
@@ -317,189 +284,3 @@ def _schema(arrow: Any, class_names: tuple[str, ...], about: Mapping[str, Any]) 
     texts = [(name, arrow.string()) for name in _TEXTS]
     shares = [(f"probability: {name}", arrow.float32()) for name in class_names]
     return arrow.schema([*texts, *shares], metadata={_ABOUT: json.dumps(about).encode()})
-
-
-def read_image_results(folder: Path | str, which: str | None = None) -> ImageResults:
-    """Reads the results of :func:`write_image_results`.
-
-    Args:
-        folder: the run's folder.
-        which: see :func:`write_image_results`.
-
-    Raises:
-        RunError: the file does not exist, is damaged, or is of another kind.
-        DataError: PyArrow is not installed.
-    """
-    arrow, path = parquet("compare runs by their tables"), Path(folder)
-    file = results_file(path, which)
-    if not is_file(file):
-        also = "" if which is None else f" --which {which}"
-        raise RunError(
-            f"{path} holds no results by image; write them: feddg evaluate {path} --predictions"
-            f"{also}"
-        )
-    try:
-        table = arrow.parquet.read_table(file, columns=list(_TEXTS), partitioning=None)
-        about = json.loads((table.schema.metadata or {})[_ABOUT])
-        columns = {name: _texts(table.column(name)) for name in _TEXTS}
-        return ImageResults(
-            path, str(about["which"]), int(about["round"]), str(about["rendered"]), columns
-        )
-    except (OSError, arrow.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise RunError(
-            f"{file} is damaged or no results by image ({type(error).__name__}); write it again: "
-            f"feddg evaluate {path} --predictions"
-        ) from None
-
-
-def _texts(column: Any) -> numpy.ndarray:
-    values = column.to_pylist()
-    if any(not isinstance(value, str) for value in values):
-        raise ValueError("a text is missing")
-    return numpy.array(values, dtype=str)
-
-
-# Two runs on the same images: is one more often right than chance would make it?
-#
-# McNemar's test and the paired bootstrap say how sure a difference is about *these two models* on
-# images like these. Neither knows other seeds: that is what several seeds in a comparison are for.
-
-
-@dataclass(frozen=True)
-class McNemar:
-    """McNemar's test of two classifiers on the same images.
-
-    Attributes:
-        only_first: number of images that only the first gets right.
-        only_second: number of images that only the second gets right.
-        exact: two-sided p of the exact test, binomial with 1/2 (McNemar 1947); 1 if no image
-            differs.
-    """
-
-    only_first: int
-    only_second: int
-    exact: float
-
-
-@dataclass(frozen=True)
-class PairedRuns:
-    """Two runs compared image by image.
-
-    Attributes:
-        images: number of images.
-        domains: names of their domains.
-        mcnemar: the test on all images together.
-        first: accuracy of the first run on all images, in [0, 1].
-        second: accuracy of the second run.
-        low: lower end of the 95 % interval of the difference, by the paired bootstrap.
-        high: upper end of the interval.
-    """
-
-    images: int
-    domains: tuple[str, ...]
-    mcnemar: McNemar
-    first: float
-    second: float
-    low: float
-    high: float
-
-    @property
-    def difference(self) -> float:
-        """First minus second."""
-        return self.first - self.second
-
-
-def mcnemar(first: numpy.ndarray, second: numpy.ndarray) -> McNemar:
-    """Tests whether two classifiers are right equally often.
-
-    Args:
-        first: ``(n,)`` bool, whether the first is right.
-        second: ``(n,)`` bool, whether the second is, on the same images.
-    """
-    from scipy import stats
-
-    b, c = int((first & ~second).sum()), int((second & ~first).sum())
-    exact = float(stats.binomtest(min(b, c), b + c, 0.5).pvalue) if b + c else 1.0
-    return McNemar(b, c, exact)
-
-
-def compare_images(
-    first: ImageResults, second: ImageResults, split: str = "test", *, draws: int = DRAWS
-) -> PairedRuns:
-    """Compares two runs image by image.
-
-    The bootstrap draws images with replacement within each domain, the same for both runs (Efron
-    and Tibshirani 1993, chapter 16), and takes the percentile interval.
-
-    Args:
-        first: one run's results by image.
-        second: the other's.
-        split: the split: ``test``, ``val``, ``id_val`` or ``id_test``.
-        draws: bootstrap samples.
-
-    Raises:
-        RunError: the results are not on the same images, or there are none for that split.
-    """
-    one, other = first.of_split(split), second.of_split(split)
-    _check_same(one, other, split)
-    texts = [one.columns["label"], one.columns["predicted"], other.columns["predicted"]]
-    names = numpy.unique(numpy.concatenate(texts))
-    labels, *predicted = (numpy.searchsorted(names, column) for column in texts)
-    domains, of_domain = numpy.unique(one.columns["domain"], return_inverse=True)
-    # Images of one domain and class, with the same two predictions, are drawn together.
-    rows = numpy.stack([of_domain, labels, *predicted])
-    cells, counts = numpy.unique(rows, axis=1, return_counts=True)
-    right = [cells[2] == cells[1], cells[3] == cells[1]]
-    places = cells[0] == numpy.arange(len(domains))[:, None]
-    random = numpy_stream(0, "paired bootstrap")
-
-    def accuracies(counts: numpy.ndarray) -> tuple[float, float]:
-        first, second = (int(counts[own].sum()) / int(counts.sum()) for own in right)
-        return first, second
-
-    gaps, drawn = list[float](), numpy.zeros_like(counts)
-    for _ in range(draws):
-        for place in places:
-            own = counts[place]
-            drawn[place] = random.multinomial(own.sum(), own / own.sum())
-        ours, theirs = accuracies(drawn)
-        gaps.append(ours - theirs)
-    tail = 100 * (1 - LEVEL) / 2
-    low, high = numpy.percentile(gaps, [tail, 100 - tail])
-    return PairedRuns(
-        len(one),
-        tuple(domains.tolist()),
-        mcnemar(predicted[0] == labels, predicted[1] == labels),
-        *accuracies(counts),
-        low=float(low),
-        high=float(high),
-    )
-
-
-def _check_same(one: ImageResults, other: ImageResults, split: str) -> None:
-    for run in (one, other):
-        if not len(run):
-            raise RunError(f"{run.folder} has no results on images of the split {split!r}")
-    files, others = (dict(zip(run.columns["file"], _identity(run))) for run in (one, other))
-    only = next((name for name in [*files, *others] if (name in files) != (name in others)), None)
-    if only is not None:
-        raise RunError(
-            f"{one.folder} and {other.folder} were measured on different images: {len(one)} and "
-            f"{len(other)} of the split {split!r}, {only} in one of them only. Compare runs that "
-            "hold out the same"
-        )
-    changed = next((name for name in files if files[name] != others[name]), None)
-    if changed is not None:
-        raise RunError(
-            f"{one.folder} and {other.folder} were measured on different images: {changed} has "
-            "another content, class or domain"
-        )
-    if one.rendered != other.rendered:
-        raise RunError(
-            f"{one.folder} and {other.folder} were measured on different images: they are drawn "
-            "differently"
-        )
-
-
-def _identity(run: ImageResults) -> Iterator[tuple[str, ...]]:
-    return zip(*(run.columns[name].tolist() for name in ("content", "label", "domain")))

@@ -2,16 +2,12 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 from feddg.comparison.results import ResultRow, Results, about_method, differing
 from feddg.comparison.statistics import average_over_columns
-from feddg.errors import FeddgError
-from feddg.prediction.evaluate import PairedRuns, compare_images, read_image_results, results_file
 from feddg.records import ID_TEST, TEST, VAL
 from feddg.report import charts, tables
 from feddg.report.blocks import (
@@ -43,7 +39,6 @@ from feddg.report.text import AGGREGATE_WORDS, metric_title, spelled, split_head
 from feddg.runs.diagnostics import STILL_RISING
 from feddg.runs.numbers import more_metrics
 from feddg.runs.reading import SELECTION_RULES, Run, flatten
-from feddg.storage import is_file
 from feddg.text import (
     MISSING,
     command,
@@ -61,8 +56,6 @@ MOST_FACTS = 8
 MOST_NAMED = 4
 MOST_COLUMNS = 6
 FEW_SETTINGS = 10
-MOST_PAIRS = 60
-DRAWS = 500
 
 
 def comparison_page(results: Results) -> Page:
@@ -84,7 +77,6 @@ def comparison_page(results: Results) -> Page:
             charts.rank_plot(accuracies, rule) if margins and is_fit else None,
             folded=not is_fit,
         ),
-        _paired_section(results),
         _rules_section(results),
         *(
             section_of(f"By {readable(axis)}", charts.axis_curves(results, axis))
@@ -319,72 +311,3 @@ def _steps(results: Results) -> Iterator[Step]:
             f"These runs do not decide. Run {number(wanted)} seeds; complete runs are kept:",
             command(*again, "--seeds", str(wanted) if counted_up else ",".join(map(str, seeds))),
         )
-
-
-def _p_text(value: float) -> str:
-    """Returns a p-value with its significant digits."""
-    return "< 0.0001" if value < 1e-4 else f"{value:.4f}"
-
-
-class _Pair(NamedTuple):
-    """A method's run and the base method's in the same column and seed, image by image."""
-
-    row: ResultRow
-    found: PairedRuns
-
-
-def _paired_section(results: Results) -> Section | None:
-    """Returns every method against the first, image by image; None if no results are stored."""
-    base = spelled(results.methods[0]) if results.methods else ""
-    pairs = list(_runs_in_pairs(results))
-    compared: list[_Pair] = []
-    for row, *runs in pairs[:MOST_PAIRS]:
-        with suppress(FeddgError):  # other images, or no PyArrow: no number is better than a wrong
-            first, second = (read_image_results(run.folder) for run in runs)
-            compared.append(_Pair(row, compare_images(first, second, TEST, draws=DRAWS)))
-    columns: list[MadeColumn[_Pair]] = [
-        text_column("Method", lambda pair: spelled(pair.row.method)),
-        text_column("Column", lambda pair: results.column(pair.row) or MISSING),
-        column("Seed", lambda pair: str(pair.row.seed)),
-        column(
-            "Difference", lambda pair: tables.points(pair.found.difference), f"points to {base}"
-        ),
-        column(
-            "95 % interval",
-            lambda pair: f"{tables.points(pair.found.low)} to {tables.points(pair.found.high)}",
-            "over images",
-        ),
-        column("Only it", lambda pair: pair.found.mcnemar.only_first, "right"),
-        column(f"Only {base}", lambda pair: pair.found.mcnemar.only_second, "right"),
-        column("McNemar", lambda pair: _p_text(pair.found.mcnemar.exact), "p, exact"),
-    ]
-    own = {row.run.default_rule for row, *_ in pairs if row.run} - {results.default_rule}
-    others = f", by {len(own) + 1} rules, of which this page shows one" if own else ""
-    caption = (
-        f"Accuracy on held-out test images, pooled, of the model that each run serves{others}. A "
-        "row compares two models on the same images (paired bootstrap): it says nothing about "
-        "other seeds or domains. Many rows are many tests: some p below 0.05 come by chance."
-    )
-    failed = len(pairs[:MOST_PAIRS]) - len(compared)
-    lacking = f"{counted(failed, 'pair')} could not be compared image by image."
-    cut = f"The first {MOST_PAIRS} of {number(len(pairs))} pairs."
-    return section_of(
-        "Image by image",
-        table_of(compared, columns, caption) if compared else None,
-        Prose(lacking) if failed else None,
-        Prose(cut) if len(pairs) > MOST_PAIRS else None,
-        folded=True,
-    )
-
-
-def _runs_in_pairs(results: Results) -> Iterator[tuple[ResultRow, Run, Run]]:
-    """Yields another method's row and run, with the first method's run in the same place."""
-    with_images = [
-        (row, row.run) for row in results.rows if row.run and is_file(results_file(row.run.folder))
-    ]
-    places = {(row.method, *row.place[1:]): run for row, run in with_images}
-    for method in results.methods[1:]:
-        for row, run in with_images:
-            other = places.get((results.methods[0], *row.place[1:]))
-            if row.method == method and other is not None:
-                yield row, run, other
