@@ -416,6 +416,15 @@ def report(
     return write_page(page, out or default)
 
 
+def _check_page(html: Path | None, table: Path | str | None) -> None:
+    """Raises DataError if a page would be written over a table, or is a folder."""
+    from feddg.errors import DataError
+
+    same = html is not None and table is not None and html.resolve() == Path(table).resolve()
+    if html is not None and (html.is_dir() or same):
+        raise DataError(f"--html {html} is a folder, or the table itself; name a file of its own")
+
+
 def predict_files(
     run: Path | str,
     images: Sequence[Path | str],
@@ -433,11 +442,9 @@ def predict_files(
         html: the page to write; none by default.
         **options: options and errors of :func:`feddg.prediction.predict.predict_files`.
     """
-    from feddg.errors import DataError
     from feddg.prediction import predict
 
-    if html is not None and (html.is_dir() or html.resolve() == out.resolve()):
-        raise DataError(f"--html {html} is a folder, or the table itself; name a file of its own")
+    _check_page(html, out)
     try:
         done = predict.predict_files(run, images, out, **options)
     except KeyboardInterrupt:
@@ -469,6 +476,7 @@ def travel(
     """
     from feddg.prediction import travel as answers
 
+    _check_page(html, options.get("labels"))
     found = answers.travel(run, images, **options)
     if html is not None:
         from feddg.report.predictions_page import write_travel_page

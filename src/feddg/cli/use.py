@@ -72,8 +72,11 @@ def predict(
         typer.echo("no out-of-distribution score: the run keeps no energy threshold for this model")
     else:
         typer.echo(f"unlike anything seen in training: {done.unlike}")
-    if run.is_dir():
-        words = shlex.join(["feddg", "travel", str(run), *images])
+    from feddg.runs.reading import is_run
+
+    if is_run(run):
+        named = images if len(images) < 4 else [*images[:3], "..."]
+        words = shlex.join(["feddg", "travel", str(run), *named])
         typer.echo(f"how many are right, without labels: {words}")
     if html is not None:
         typer.echo(f"page, the most doubtful images first: {html}")

@@ -706,13 +706,15 @@ def labels_estimate(
 def labels_needed(without: Estimate, chances: numpy.ndarray, reach: float = 0.05) -> int:
     """Returns about how many labels bring the interval to ``reach`` on either side.
 
-    It assumes that the chances are right: an answer's variance is then p (1 - p).
+    It assumes that the chances are right: an answer's variance is then p (1 - p), and in a stratum
+    there are two more answers, as in :func:`labels_estimate`.
     """
     if without.reach <= reach:
         return 0
     quantile = _student(math.inf)
     missing = (quantile / reach) ** 2 - _believed(without) ** -2
     # Of n images without replacement the variance is spread (1 / labels - 1 / n).
-    spread = float((chances * (1 - chances)).mean())
+    own = chances * (1 - chances)
+    spread = float((IN_A_STRATUM * own + 1 - 2 * own).mean()) / (IN_A_STRATUM + 2)
     count = math.ceil(1 / (1 / max(spread * missing, 1e-9) + 1 / len(chances)))
     return min(len(chances), max(IN_A_STRATUM, count))

@@ -14,7 +14,7 @@ from feddg.prediction.model_file import OWN_WAY, ModelDescription
 from feddg.prediction.travel import new_site
 from feddg.records import TEST, VAL, EvaluationRow
 from feddg.runs.diagnostics import split_accuracy, wilson
-from feddg.runs.reading import SELECTION_RULES, LedgerRecord, Run, read_run
+from feddg.runs.reading import SELECTION_RULES, Chosen, LedgerRecord, Run, read_run
 from feddg.settings import IMAGENET
 
 TAG = "federated-learning"
@@ -57,7 +57,7 @@ def model_card(run: Path | str, about: ModelDescription) -> str:
         rows=[(row, wilson(row.accuracy, row.examples)) for row in rows],
         mean=split_accuracy(evaluations, about.round, TEST),
         messages=_sent(record.ledger),
-        new_site=new_site(record),
+        new_site=new_site(record, Chosen(evaluations, about.round)),
         weights=weights,
         license=license,
     )

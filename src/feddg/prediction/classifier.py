@@ -196,7 +196,7 @@ def _metadata(file: Path, texts: dict[str, str]) -> ModelDescription:
         return ModelDescription.model_validate(values)
     except ValidationError as error:
         raise RunError(
-            f"{file} says nothing usable about its {field_fault(error)}; name a file that "
+            f"{file} has no usable {field_fault(error)}; name a file that "
             "`feddg export --onnx` wrote"
         ) from None
 

@@ -148,6 +148,8 @@ def export_run(
     trained = load_trained(run, which=which)
     colours = trained.network.mean, trained.network.std
     about = _description(describe_model(Path(run), trained), format, adapt, colours)
+    if about.features is not None and format != "safetensors":
+        raise RunError(f"{run} takes features, no images: share it by --hub, or use feddg predict")
     refuse_doubtful(about.diagnostics, strict)
     model: nn.Module = trained.network
     images = torch.empty(0)
@@ -176,7 +178,8 @@ def _description(
     changes: dict[str, Any] = {"format": format}
     if format == "safetensors":
         mean, std = (", ".join(f"{value:g}" for value in values) for values in colours)
-        changes["input"] = f"RGB in [0, 1] {shape}, minus ({mean}), divided by ({std})"
+        if about.features is None:
+            changes["input"] = f"RGB in [0, 1] {shape}, minus ({mean}), divided by ({std})"
         return ModelDescription(
             **about.model_dump(exclude={"energy_threshold"}, exclude_unset=True) | changes
         )
@@ -202,8 +205,7 @@ def _check_place(path: Path, format: Format) -> None:
 def _check_card(card: Path) -> None:
     if card.is_dir() or (card.is_file() and TAG.encode() not in card.read_bytes()):
         raise RunError(
-            f"{card} is there and is no model card, which is what would be written there; name the "
-            "model otherwise"
+            f"{card} already exists and is not a model card; choose another name for the model"
         )
 
 
@@ -233,7 +235,9 @@ def save_model(
         AdaptationError: ``adapt`` is given.
     """
     if adapt is not None:
-        raise AdaptationError("the folder holds no adaptation: say --adapt where it is used")
+        raise AdaptationError(
+            "a shared folder cannot contain an adaptation; pass --adapt when you use it"
+        )
     if is_shared(Path(run)):
         raise RunError(f"{run} is a folder of `feddg export --hub` already")
     card = folder / "README.md"

@@ -427,6 +427,8 @@ def _lines(part: Path) -> Iterator[tuple[Any, int]]:
                 content = json.loads(line)
             except ValueError:  # cut off, by a kill or a full disk
                 return
+            if not line.endswith(b"\n"):
+                return
             place += len(line)
             yield content, place
 

@@ -2,6 +2,7 @@
 
 import csv
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ from feddg.runs.figures import some_of_each
 from feddg.runs.model import Trained
 from feddg.runs.prepare import Images, load_images
 from feddg.runs.provenance import check_images
-from feddg.runs.reading import Run, require_run
+from feddg.runs.reading import Chosen, Run, require_run
 from feddg.storage import cache_folder, replace_file, replace_text, why
 from feddg.text import counted
 
@@ -221,6 +222,9 @@ def calibrate(
         models, kind = "runs", "domain"
         found = (_held_out(Path(p), model, cache, batch_size, progress) for p in beside)
         sites = tuple(site for of_run in found for site in of_run)
+        twice = [name for name, count in Counter(s.site for s in sites).items() if count > 1]
+        if twice:
+            raise RunError(f"several runs beside hold {twice[0]} out; name one for each domain")
     elif own or model.trained.experiment.model.weights is not None:
         models = "features" if own else "first features"
         rows = numpy.concatenate([images.splits.train, images.splits.id_val])
@@ -365,7 +369,7 @@ def _write(run: Path, found: TravelFile, model: Recorder) -> None:
         raise RunError(f"Cannot write {run / TRAVEL}: {why(error)}.") from None
 
 
-def new_site(run: Run) -> tuple[Estimate, int] | None:
+def new_site(run: Run, model: Chosen | None = None) -> tuple[Estimate, int] | None:
     """Returns the expected accuracy at one more site, and the number of sites it is from.
 
     A site is one that the model, or one like it, had no part of: a domain that the run held out for
@@ -375,20 +379,22 @@ def new_site(run: Run) -> tuple[Estimate, int] | None:
     if they are who really holds images, or nobody else holds images of their domains: other shards
     of the same images are no new site. None if there are no sites.
 
+    Args:
+        run: the run.
+        model: the model, if it is not the run's default one.
+
     Raises:
         RunError: a stored file is damaged.
     """
     kept = TravelFile.read(run.folder / TRAVEL)
-    stand_in = kept is None or kept.models == STAND_IN
-    accuracies = [] if kept is None or stand_in else [site.accuracy for site in kept.sites]
-    if not accuracies:
+    sites = kept.sites if kept is not None and kept.models != STAND_IN else ()
+    found: dict[str | int, float] = {site.site: site.accuracy for site in sites}
+    if not found:
         measured = [row.left_out for row in run.metrics.rounds if row.left_out]
         apart = _apart(run)
-        accuracies = (
-            [value for id, value in measured[-1].items() if id in apart] if measured else []
-        )
-    accuracies += [row.accuracy for row in run.served.rows(TEST)]
-    return (at_a_new_site(accuracies), len(accuracies)) if accuracies else None
+        found |= {id: value for id, value in (measured or [{}])[-1].items() if id in apart}
+    found |= {row.domain: row.accuracy for row in (model or run.served).rows(TEST)}
+    return (at_a_new_site([*found.values()]), len(found)) if found else None
 
 
 def _apart(run: Run) -> set[int]:
@@ -591,7 +597,8 @@ def travel(
         _write_labels(Path(labels or ""), [files[place] for place in numpy.sort(chosen).tolist()])
     elif labels:
         places, right = _labelled(Path(labels), files, outputs.predicted, model.class_names)
-        expected, labelled = with_labels(without, chances, places, right), len(places)
+        expected = with_labels(without, chances, places, right)
+        labelled = len(places) if len(places) > 1 else 0  # a single one is not used
         chances = right_chances(confidence, expected.value)
     useless = bool(LEARNED_NOTHING & {one.code for one in model.diagnostics})
     advice = list(_diagnostics(found, signals, expected, labelled, needed, len(files), useless))
@@ -623,7 +630,7 @@ def _answers(
     predictor = BatchPredictor(
         model, depth_of(image_files(named), model.preparation.reading), batch_size
     )
-    for batch in predict_batches(predictor, image_files(named)):
+    for batch in predict_batches(predictor, dict.fromkeys(image_files(named))):
         for _, predictions in batch:
             rows += [row for row in predictions if row.reason is None]
             failed += predictions[0].reason is not None
@@ -701,18 +708,20 @@ def _diagnostics(
         yield Diagnostic(
             FOREIGN,
             "warning",
-            f"{UNLIKE}, {ratio:.1f} times as far from it as a new site with the same classes "
-            "usually is, so no accuracy is estimated. Images alone do not tell whether this is a "
-            "new style or other objects.",
+            f"{UNLIKE}: they are {ratio:.2f} times as far from it as 95 % of new sites with the "
+            "same classes would be, so no accuracy is estimated. Images alone do not tell whether "
+            "this is a new style or other objects.",
             f"If they show the same classes, label {first} of them: --choose {first} --labels FILE "
             "draws them at random.",
         )
         return
     reference, sites = found.reference, counted(len(found.sites), found.kind)
     tests = TUNED if found.models == STAND_IN else HELD
+    held = " and ".join(f"{held} of {of} tests at {where}" for where, (held, of) in tests.items())
+    held += f", on {COLLECTIONS} collections of images"
     if useless:
         pass
-    elif expected.reach <= REACH or expected.low >= reference.accuracy - REACH:
+    elif labels >= images or expected.reach <= REACH or expected.low >= reference.accuracy - REACH:
         yield Diagnostic(
             "travels", "note", f"Use it, if {expected.low:.0%} to {expected.high:.0%} is enough."
         )
@@ -732,9 +741,7 @@ def _diagnostics(
         f"{counted(reference.images, 'in-domain validation image')}, of which the model labels "
         f"{reference.accuracy:.0%} correctly"
         + (f", and on {counted(labels, 'label')}." if labels else ".")
-        + " Such intervals held the truth in "
-        + " and ".join(f"{held} of {of} tests at {where}" for where, (held, of) in tests.items())
-        + f", on {COLLECTIONS} collections of images.",
+        + (f" Such intervals held the truth in {held}." if found.sites else ""),
     )
     if found.models == "none":
         yield Diagnostic(

@@ -463,7 +463,7 @@ def accuracy_against(results: Results, spent: str) -> Chart | None:
         f"interval over seeds on these domains, from three seeds on. {own}"
     )
     if spent == "seconds":
-        caption += " Times compare only between runs on the same, equally busy machine."
+        caption += " Times are comparable only between runs on the same, equally busy machine."
     return line_chart(
         [*areas, *lines], caption, axis(along.title, **scale), axis(ACCURACY), hovermode="closest"
     )

@@ -173,8 +173,8 @@ def _entries_table(run: Run, entries: Sequence[_Entry]) -> Table:
         ),
     ]
     caption = (
-        "Only an epsilon is a guarantee, against every attack. An attack that failed shows that "
-        "this attack failed."
+        "Only an epsilon is a guarantee, against every attack. A failed attack shows only that "
+        "this one failed."
     )
     return table_of(entries, columns, caption)
 

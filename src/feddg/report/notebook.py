@@ -47,7 +47,7 @@ def text_of(thing: Any) -> str:
         failed = f", {len(thing.failures)} failed" if thing.failures else ""
         runs = f"{counted(len(thing.folders), 'run')}{failed}; folder: {thing.folder}"
         return "\n".join((_title_of(thing), runs, _lead_of(thing)))
-    return f"{type(thing).__name__}: made one by one, as you loop over them."
+    return f"{type(thing).__name__}: computed one at a time as you loop over them."
 
 
 def _title_of(thing: Run | Comparison) -> str:
@@ -93,7 +93,7 @@ def _predictions(predictions: PredictedImages) -> str:
     more = len(predictions.ahead(MOST_SHOWN + 1)) > MOST_SHOWN
     return _page(
         title="Predictions",
-        lead="The next images; they are still there for your loop."
+        lead="A preview of the next images; your loop will still receive them."
         if shown
         else "There are no more.",
         pictures=[(_thumbnail(one), *_answer(one)) for one in shown],

@@ -177,7 +177,8 @@ def _data_name(run: Run) -> str:
 
 def data_tags(runs: Sequence[Run]) -> list[str]:
     """The size of the images and the day of the runs, if recorded."""
-    sizes = {(run.settings.get("data") or {}).get("image_size") for run in runs} - {None}
+    data = [run.settings.get("data") or {} for run in runs]
+    sizes = {own.get("image_size") for own in data if not own.get("features")} - {None}
     tags = [f"{sizes.pop()} pixels a side"] if len(sizes) == 1 else []
     days = sorted(day for run in runs if (day := _day(run)) is not None)
     if days:
@@ -221,10 +222,12 @@ def result_sentence(run: Run) -> str:
     warnings = warning_words(about_result(run))
     start = f"{warnings}: {when}" if warnings else when
     rule = run.default_rule
+    several = len(run.served.rows(TEST)) > 1
+    mean = " (the mean over these domains)" if several else ""
     model = "the shared model" + ("" if rule is FINAL else f" ({rule.title.lower()})")
     sentence = (
         f"{_capital(start)}, {model} recognised {percent_sign(accuracy)}{interval} of the images "
-        f"of {_held_out_words(run)}, which no client trained on."
+        f"of {_held_out_words(run)}, which no client trained on{mean}."
     )
     return f"{sentence} {_reference_words(at) if at else ''}".strip()
 

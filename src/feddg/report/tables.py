@@ -410,7 +410,9 @@ def about_best(results: Results) -> tuple[str, str] | None:
     idea = idea_of(METHODS.find(best.method.lower()))
     if idea and best.margin is not None and not best.margin.decided:
         other = spelled(best.margin.other)
-        idea += f" It has the best average here, but these domains do not tell it from {other}."
+        idea += (
+            f" It has the best average here, but these domains cannot tell it apart from {other}."
+        )
     return (f"What {spelled(best.method)} does", idea) if idea else None
 
 

@@ -699,10 +699,14 @@ def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
         return "It was not measured on any domain held out of its training."
     rows = evaluations.at(round_, split)
     share, domains = found.accuracy, ", ".join(row.domain for row in rows)
-    return (
-        f"It was right for {share.share:.1%} (95 %: {share.low:.1%} to {share.high:.1%}) of "
-        f"{sum(row.examples for row in rows)} images of a domain nobody trained on ({domains})."
-    )
+    images = sum(row.examples for row in rows)
+    right = f"right for {share.share:.1%} (95 %: {share.low:.1%} to {share.high:.1%})"
+    if len(rows) > 1:
+        return (
+            f"On average over {len(rows)} domains nobody trained on ({domains}; {images} images in "
+            f"all) it was {right}."
+        )
+    return f"It was {right} of {images} images of a domain nobody trained on ({domains})."
 
 
 def _held_out(own: Evaluations, round_: int) -> str:

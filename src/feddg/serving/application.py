@@ -36,6 +36,7 @@ from feddg.prediction.classifier import ImageClassifier
 from feddg.prediction.predict import Prediction, prediction_of, rounded
 from feddg.report.blocks import template_named
 from feddg.settings import Settings
+from feddg.text import printable
 
 log = logging.getLogger("feddg")
 
@@ -114,7 +115,7 @@ def refusal_of(method: str, headers: Headers, hosts: Collection[str]) -> HTTPExc
     if len(named) != 1 or _split(f"//{named[0]}").hostname not in hosts:
         return HTTPException(
             HTTPStatus.MISDIRECTED_REQUEST,
-            "this server is not known by that name; whoever runs it adds it with --known-as",
+            "this server does not answer to that name; its operator can add it with --known-as",
         )
     origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
     foreign = origin is not None and _split(origin).netloc.lower() != named[0].lower()
@@ -189,9 +190,9 @@ async def read_uploads(request: Request, limits: ServeLimits) -> list[ImageBytes
 async def _image(field: str, value: UploadFile | str) -> ImageBytes:
     if isinstance(value, str):
         shown = "".join(c for c in field[:40] if c.isprintable())
-        raise HTTPException(HTTPStatus.BAD_REQUEST, f"the field {shown!r} is no file; {HOW}")
+        raise HTTPException(HTTPStatus.BAD_REQUEST, f"the field {shown!r} is not a file; {HOW}")
     name = value.filename or ""
-    plain = name.isprintable() and not set(name) & set("/\\:")
+    plain = printable(name) == name and not set(name) & set("/\\")
     if not plain or name in ("", ".", "..") or len(name) > LONGEST_NAME:
         raise HTTPException(
             HTTPStatus.BAD_REQUEST,
@@ -262,7 +263,7 @@ class Answerer:
         if self._free.locked() and self._queued >= self._limits.waiting:
             raise HTTPException(
                 HTTPStatus.SERVICE_UNAVAILABLE,
-                "too many requests wait; send this one again later",
+                "too many requests are waiting; try again later",
                 {"Retry-After": "5"},
             )
         self._queued += 1

@@ -127,11 +127,13 @@ def serve(
             raise RunError(f"--{flag.replace('_', '-')}:{fault}") from None
     if not is_loopback(host) and not allow_network:
         raise RunError(
-            f"{host} is reached by other machines: whoever reaches it may use the model, without a "
-            "password and in clear. Say --allow-network if that is wanted, best behind a proxy "
-            "with TLS and accounts"
+            f"Other machines can reach {host}: anyone who does can use the model, without a "
+            "password or encryption. If you want that, add --allow-network, preferably behind a "
+            "proxy with TLS and accounts"
         )
     classifier = load_classifier(model, adapt, device, which, precision)
+    if classifier.description.features is not None:
+        raise RunError(f"{model} takes features, no images: use feddg predict")
     if classifier.keeps_state:
         raise AdaptationError(
             f"{adapt} cannot be served: it remembers the images it has seen, so that one person's "
