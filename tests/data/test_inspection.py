@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from feddg.data.data_set import load_source
 from feddg.data.decoding import Reading
 from feddg.data.images import ImageTable, from_folder
 from feddg.data.inspection import (
@@ -316,6 +317,18 @@ def test_what_is_ignored_is_counted_by_kind(root):
     assert "OpenSlide" in slides
     (deep,) = [text for text in texts if "deeper" in text]
     assert deep.startswith("Ignored: 4 files (a/x/deep/0.png, a/x/deep/1.png, a/x/deep/2.png, ...)")
+
+
+def test_of_a_table_only_the_folders_of_its_images_are_searched(tmp_path):
+    make_folder(tmp_path / "study", each=2)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/a.zip").touch()
+    (tmp_path / "study/a/x/notes.txt").touch()
+    paths = sorted(file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*.png"))
+    rows = [f"{path},{path.split('/')[2]},{path.split('/')[1]}" for path in paths[1:]]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,domain", *rows]))
+    found = ignored_files(load_source("table", tmp_path / "t.csv", images=tmp_path))
+    assert found == {"images that are not in t.csv": paths[:1], ".txt": ["study/a/x/notes.txt"]}
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="names of files are UTF-8 there")

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -366,6 +366,8 @@ def _pair(files: Sequence[str], groups: list[list[int]]) -> str:
 def ignored_files(table: ImageTable) -> dict[str, list[str]]:
     """Finds the files below a table's root that are not in the table, without hidden ones.
 
+    Of a user's table only the folders of its images are searched: its root may be ``/``.
+
     Args:
         table: all images, including those that cannot be decoded.
 
@@ -376,7 +378,8 @@ def ignored_files(table: ImageTable) -> dict[str, list[str]]:
     if table.root is None:
         return found
     used = set(map(file_of, table.paths))
-    for path in _files(table.root):
+    folders = [PurePosixPath()] if table.listed_rows is None else _topmost(used)
+    for path in (path for folder in folders for path in _files(table.root, folder)):
         if path in used:
             continue
         kind = os.path.splitext(path)[1].lower() or "without a suffix"
@@ -414,13 +417,22 @@ def about_ignored(found: Mapping[str, Sequence[str]]) -> Iterator[Diagnostic]:
         yield Diagnostic("ignored-files", "note", text)
 
 
-def _files(root: Path) -> Iterator[str]:
-    for folder, folders, files in os.walk(root):
+def _topmost(files: Iterable[str]) -> list[PurePosixPath]:
+    """Returns the folders of files, without those that lie in another of them."""
+    found: list[PurePosixPath] = []
+    for folder in sorted(map(PurePosixPath, {os.path.dirname(file) for file in files})):
+        if not (found and folder.is_relative_to(found[-1])):
+            found.append(folder)
+    return found
+
+
+def _files(root: Path, below: PurePosixPath) -> Iterator[str]:
+    for folder, folders, files in os.walk(root / below):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        below = os.path.relpath(folder, root).replace(os.sep, "/")
+        place = os.path.relpath(folder, root).replace(os.sep, "/")
         for name in sorted(files):
             if not name.startswith("."):
-                yield name if below == "." else f"{below}/{name}"
+                yield name if place == "." else f"{place}/{name}"
 
 
 def _files_text(paths: Sequence[str]) -> str:

@@ -87,6 +87,10 @@ def changed(row: int, column: str, text: str):
             (changed(3, "path", path), rf"^row 5 of t\.csv has the path {re.escape(repr(path))}")
             for path in (*OUTSIDE, ".")
         ),
+        (
+            changed(3, "path", "C:\\x\\1.png"),
+            r"^row 5 .*; write it relative to that folder\.$",
+        ),
         (changed(3, "path", "a\0b.png"), r"^row 5 of t\.csv has 'a\\x00b.png' as path, with a con"),
         (
             changed(3, "label", "flu\x1b[31m"),

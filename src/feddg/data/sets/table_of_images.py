@@ -125,9 +125,11 @@ def _inside(found: Columns, index: int, text: str, folder: Path) -> str:
     else:
         if steps and not path.is_absolute() and not PureWindowsPath(text).drive:
             return "/".join(steps)
+    advice = "name the folder that holds all images: --set data.options.images=FOLDER"
+    if PureWindowsPath(text).drive:  # of no use where there are no drives
+        advice = "write it relative to that folder"
     raise DataError(
-        f"{found.row(index)} has the path {text!r}, which is not inside {folder}; name the folder "
-        "that holds all images: --set data.options.images=FOLDER."
+        f"{found.row(index)} has the path {text!r}, which is not inside {folder}; {advice}."
     )
 
 
