@@ -101,6 +101,7 @@ def test_a_dry_run_says_that_the_images_changed_as_the_run_would(feddg, image_fo
     next(image_folder.rglob("0.png")).unlink()
     code, _, errors = feddg(*command, "--dry-run")
     assert code == 1
+    assert "learns from scratch, learning rate 0.001, 1 round." in errors
     assert "error: images changed since" in errors
     assert errors.splitlines()[-1] == feddg(*command)[2].splitlines()[-1]
     code, shown, _ = feddg(*command, "--dry-run", "--again")

@@ -4,6 +4,7 @@ import csv
 import itertools
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -705,3 +706,16 @@ def test_a_comparison_whose_model_learned_nothing_is_told_the_flag_that_compare_
     assert "--method fedavg" in _remedy([run])
     (tmp_path / "out" / "plan.yaml").write_text("methods: [ridge]")
     assert _remedy([run]).endswith("/out-again --methods fedavg --rounds 9`.")
+
+
+def test_results_from_a_file_alone_are_of_the_model_that_is_served(tmp_path):
+    base = PLAN["base"] | {"server": {"averaging": "ema"}}
+    plan, path = PLAN | {"base": base, "methods": ["fedavg"]}, results_file(tmp_path)
+    options = {"cache": tmp_path / "cache", "results": path, "report": False}
+    here = compare(plan, tmp_path / "here", **options).results
+    elsewhere = compare(plan, tmp_path / "elsewhere", **options).results
+    assert [row.run for row in elsewhere.rows] == [None]
+    assert here.default_rule.name == elsewhere.default_rule.name == "ema"
+    (row,) = elsewhere.rows
+    without = ResultRow(**dict(row) | {"numbers": [n for n in row.numbers if n.rule != "ema"]})
+    assert replace(elsewhere, rows=[without]).default_rule is FINAL

@@ -28,7 +28,7 @@ from feddg.messages import Refusal, Update
 from feddg.records import RoundRow
 from feddg.runs.inspection import print_diagnostic
 from feddg.runs.observer import Observer
-from feddg.text import duration, print_line
+from feddg.text import counted, duration, print_line
 
 if TYPE_CHECKING:
     from feddg.comparison.compare import Comparison
@@ -215,7 +215,7 @@ class Lines(Observer):
         self._first = first_round
         self._clients = min(clients.per_round or clients.number, clients.number)
         begun = "" if first_round == 1 else f", from round {first_round} on"
-        self._say(f"{experiment.method.name}: {self._rounds} rounds{begun}")
+        self._say(f"{experiment.method.name}: {counted(self._rounds, 'round')}{begun}")
 
     def work(self, what: str, done: int, total: int) -> None:
         """Prints the progress of the preparation."""

@@ -29,7 +29,7 @@ from feddg.runs.execute import is_complete, require_installed
 from feddg.runs.folder import drop_weights
 from feddg.runs.prepare import cache_folder, load_table
 from feddg.runs.provenance import ImagesNow, find_folder, has_begun
-from feddg.runs.reading import EXPERIMENT, read_run
+from feddg.runs.reading import EXPERIMENT, read_run, served_rules
 from feddg.settings import IMAGENET, grouped
 from feddg.storage import entries, file_faults, is_file, replace_text
 from feddg.views import Shown
@@ -162,7 +162,10 @@ class Comparison(Shown):
             there = self.rows_of(cell) if cell.id in self.rows else []
             found = {row.place: row for row in [*ResultRow.all_of(cell), *there]}
             rows += [row.model_copy(update={"folder": cell.folder.name}) for row in found.values()]
+        rules = {served_rules(dict(cell.experiment.server))[0].name for cell in self.cells}
         content = ComparisonFile.of(self.plan, rows)
+        if len(rules) == 1:
+            content = content.model_copy(update={"served": rules.pop()})
         text = content.model_dump_json(indent=1, exclude_defaults=True) + "\n"
         with file_faults(RunError, f"Cannot write into {self.folder}"):
             replace_text(self.folder / COMPARISON, text)

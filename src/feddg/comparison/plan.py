@@ -517,8 +517,8 @@ def _check_fields(plan: Plan) -> None:
     unused += [(n, [*plan.settings[n]]) for n in ("seed", "method") if n in plan.settings]
     if named and any(variant.method != named for variant in plan.methods):
         unused.append(("method", [named]))
-    for name, values in plan.settings.items():
-        if not values:
+    for name, tried in plan.settings.items():
+        if not tried:
             raise ExperimentError(f"plan: settings has no value for {name}; list one or more")
     for name, values in unused:
         asked = ", ".join(map(str, values))

@@ -52,6 +52,7 @@ from feddg.runs.provenance import IMAGES, ImagesNow
 from feddg.runs.reading import (
     EXPERIMENT,
     FINAL,
+    SELECTION_RULES,
     Run,
     SelectionRule,
     flatten,
@@ -583,6 +584,7 @@ class ComparisonFile(JsonFile):
     name: str
     title: str | None = None
     question: str | None = None
+    served: str = FINAL.name
     cells: list[ResultRow]
 
     @classmethod
@@ -624,6 +626,7 @@ class Results:
         open: folders of incomplete runs, each with status and reason.
         planned: all places, with or without results.
         tuning: the trials of each method, if there were any.
+        served: name of the rule of the runs' default models, as their experiments ask for.
     """
 
     name: str
@@ -633,6 +636,7 @@ class Results:
     open: Sequence[tuple[str, str]] = ()
     planned: Sequence[ResultRow] = ()
     tuning: TuningFile | None = None
+    served: str = FINAL.name
 
     @classmethod
     def read(cls, path: Path, plan: Plan | None = None) -> "Results":
@@ -672,6 +676,9 @@ class Results:
     def default_rule(self) -> SelectionRule:
         """The selection rule of the runs' default models; the final round if they differ."""
         rules = {run.default_rule for run in self.runs()}
+        served = SELECTION_RULES.get(self.served, FINAL)
+        if not rules and self.accuracies(served).keys() == self.accuracies().keys():
+            return served
         return rules.pop() if len(rules) == 1 else FINAL
 
     @cached_property

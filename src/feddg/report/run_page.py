@@ -380,8 +380,8 @@ def _status_text(run: Run) -> str:
     if run.status == "completed":
         return f"completed, {counted(run.rounds_done, 'round')}"
     done, planned = run.rounds_done, run.rounds_planned
-    rounds = str(done) if planned in (None, done) else f"{done} of {planned}"
-    return f"{run.status}, {rounds} rounds"
+    rounds = f"{done} of " if planned not in (None, done) else ""
+    return f"{run.status}, {rounds}{counted(planned or done, 'round')}"
 
 
 def _key_facts(run: Run) -> Facts:

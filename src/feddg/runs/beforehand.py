@@ -17,6 +17,7 @@ from feddg.models.backbones import fetch_imagenet
 from feddg.records import ClientsTable
 from feddg.runs.prepare import cache_folder, clients_table, deal, load_undecoded, split_diagnostics
 from feddg.settings import IMAGENET, ModelSettings, merge
+from feddg.text import counted
 
 
 def with_weights_at_hand(experiment: Experiment) -> Experiment:
@@ -29,8 +30,8 @@ def with_weights_at_hand(experiment: Experiment) -> Experiment:
     """
     data = experiment.data
     if data.source == features.SOURCE and data.features is None:
-        counted = {"data": {"features": features.count_features(data)}}
-        return Experiment(**merge(experiment.given, counted))
+        width = {"data": {"features": features.count_features(data)}}
+        return Experiment(**merge(experiment.given, width))
     if data.root is not None and not data.root.is_dir():
         return experiment  # which is an error, and the one thing to say
     written = experiment.given
@@ -44,7 +45,8 @@ def with_weights_at_hand(experiment: Experiment) -> Experiment:
         warn(
             "learns-from-scratch",
             f"No pretrained weights: {experiment.model.backbone} at {experiment.data.image_size} "
-            f"pixels learns from scratch, learning rate {train.lr:g}, {train.rounds} rounds.",
+            f"pixels learns from scratch, learning rate {train.lr:g}, "
+            f"{counted(train.rounds, 'round')}.",
             "Expect less than with weights from ImageNet (--weights imagenet, or a file).",
         )
     return experiment

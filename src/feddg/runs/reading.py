@@ -364,6 +364,13 @@ WISE_FT_RULE: Final = add_rule(
 )
 
 
+def served_rules(server: Mapping[str, Any]) -> list[SelectionRule]:
+    """Returns the rules of a run's default model from its ``server`` settings; see :class:`Run`."""
+    names = [WISE_FT] if str(server.get("wise_ft") or "none") != "none" else []
+    names += {str(server.get("averaging"))} & {SWA, EMA}
+    return [*map(SELECTION_RULES.find, names), FINAL]
+
+
 _R = TypeVar("_R", bound=Row)
 
 
@@ -591,10 +598,7 @@ class Run(Shown):
     @cached_property
     def served_rules(self) -> list[SelectionRule]:
         """The rules of the run's default model: the first one whose model it has is used."""
-        server = self.settings.get("server") or {}
-        names = [WISE_FT] if str(server.get("wise_ft") or "none") != "none" else []
-        names += {str(server.get("averaging"))} & {SWA, EMA}
-        return [*map(SELECTION_RULES.find, names), FINAL]
+        return served_rules(self.settings.get("server") or {})
 
     @cached_property
     def default_rule(self) -> SelectionRule:
