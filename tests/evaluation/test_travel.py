@@ -484,5 +484,11 @@ def test_as_many_labels_as_are_said_bring_the_interval_to_five_points():
     chosen = images_to_label(confidence, count)
     assert 100 < count < 300
     assert with_labels(without, chances, chosen, right[chosen]).reach == pytest.approx(0.05, 0.15)
+    # A good model's labels are nearly all right, which two more answers make less sure.
+    sure = right_chances(numpy.full(3000, 0.97), 0.97)
+    count = labels_needed(without, sure)
+    drawn = numpy_stream(0, "good").random(3000) < 0.97
+    rows = numpy.arange(0, 3000, 3000 // count)[:count]
+    assert with_labels(Estimate(0.97, 0.77, 1.0), sure, rows, drawn[rows]).reach < 0.06
     assert labels_needed(Estimate(0.6, 0.57, 0.63), chances) == 0
     assert labels_needed(without, chances[:40]) <= 40

@@ -73,8 +73,14 @@ def test_an_interrupted_table_goes_on_to_the_same_bytes(
     assert not halting.exists()
     with (tmp_path / f"b{suffix}.part").open("ab") as table:
         table.write(b"half a ro")  # what a kill in the midst of a batch leaves
+    whole = (tmp_path / f"b{suffix}.part").read_bytes()
     done = predict_files(finished, [images], halting, batch_size=8)
     assert done.continued == 8 * stop_after
+    assert halting.read_bytes() == straight.read_bytes()
+    halting.unlink()  # now without the end of the last line of a batch alone
+    (tmp_path / f"b{suffix}.part").write_bytes(whole.removesuffix(b"\nhalf a ro"))
+    again = predict_files(finished, [images], halting, batch_size=8)
+    assert again.continued == 8 * (stop_after - 1)
     assert halting.read_bytes() == straight.read_bytes()
     assert done.failed == 1
     assert done.files == 31

@@ -283,6 +283,24 @@ def test_of_a_model_that_has_learned_nothing_no_accuracy_is_printed(
     assert codes[:2] == [USELESS, "travel-rests-on"]
 
 
+def test_a_single_label_changes_nothing_and_says_nothing(finished, cache, foreign, tmp_path):
+    file, page = tmp_path / "labels.csv", tmp_path / "page.html"
+    row = travel(finished, foreign, cache=cache).images[0]
+    file.write_text(f"file,label\n{row.file},{row.label}\n")
+    found = travel(finished, foreign, labels=file, cache=cache)
+    assert (found.advice.code, found.expected, found.labels) == (FOREIGN, None, 0)
+    with pytest.raises(DataError, match="is a folder, or the table itself"):
+        feddg.travel(finished, foreign, labels=file, html=file, cache=cache)
+    assert not page.exists()
+    assert file.read_text().startswith("file,label")
+
+
+def test_an_image_that_is_named_twice_is_one(finished, cache, sketches):
+    folder, truths = sketches
+    found = travel(finished, [folder, next(iter(truths))], cache=cache)
+    assert len(found.images) == len(truths)
+
+
 def test_how_often_intervals_held_is_what_the_table_says():
     data = Path(__file__).parents[2] / "docs" / "results" / "data"
     for name, tests in (("travel", HELD), ("travel_tuned", TUNED)):
@@ -365,6 +383,11 @@ def test_what_stands_in_for_a_model_says_nothing_of_it(tmp_path):
     assert new_site(run) == alone
     (run.folder / TRAVEL).write_text(kept.model_copy(update={"models": "features"}).to_text())
     assert new_site(run) == (at_a_new_site([0.95, held_out.accuracy]), 2)
+    # A domain is one site, however many of these runs held it out.
+    same = [site.model_copy(update={"site": held_out.domain}) for site in sites]
+    kept = kept.model_copy(update={"models": "runs", "sites": tuple(same)})
+    (run.folder / TRAVEL).write_text(kept.to_text())
+    assert new_site(run) == alone
 
 
 @pytest.mark.parametrize(

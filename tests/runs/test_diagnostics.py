@@ -17,6 +17,7 @@ import feddg
 from feddg.diagnostics import Diagnostic
 from feddg.records import ID_TEST, TEST, ClientRow, EvaluationRow
 from feddg.report.page import write_report
+from feddg.report.run_page import result_sentence
 from feddg.runs.diagnostics import (
     DOMAIN_AT_CHANCE,
     FAR_BELOW_SEEN,
@@ -36,6 +37,7 @@ from feddg.runs.diagnostics import (
     causes_of_failure,
     fluctuation,
     mean_of_shares,
+    result_sentence_of,
     split_accuracy,
     wilson,
 )
@@ -267,6 +269,14 @@ def test_a_start_that_was_a_guess_has_nothing_to_keep(tmp_path):
     maker.start = 0.3
     run = read_run(maker.write())
     assert ("--method", "ridge") not in [cause.flags for cause in causes_of_failure(run)]
+
+
+def test_a_mean_over_domains_is_not_called_a_share_of_their_images(tmp_path):
+    maker = FolderMaker(tmp_path / "run", test=["photo", "sketch"])
+    said = result_sentence_of(maker.write(), "final", 3)
+    assert said.startswith("On average over 2 domains nobody trained on (photo, sketch; ")
+    assert " images in all) it was right for " in said
+    assert "(the mean over these domains)" in result_sentence(read_run(maker.folder))
 
 
 def test_a_guess_from_which_training_fell_is_not_worth_keeping():

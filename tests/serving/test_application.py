@@ -59,6 +59,13 @@ def test_what_is_hostile_gets_a_clear_refusal(client, upload):
     assert client.get("/health").json() == {"status": "ok"}
 
 
+@pytest.mark.parametrize("name", ["at 1.30.00\u202fPM.png", "\u5199\u771f\u3000.png", "12:30.png"])
+def test_names_that_files_have_elsewhere_are_taken(client, tmp_path, name):
+    (file,) = write_images(tmp_path, 1)
+    reply = client.post("/predict", files=[("images", (name, file.read_bytes()))])
+    assert reply.json()["images"][0]["name"] == name
+
+
 def test_a_bad_file_among_good_ones_says_why(client):
     body = multipart(("a.png", png()), ("b.png", b"no image"), ("c.png", png(seed=1)))
     reply = client.post(

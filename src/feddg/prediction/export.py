@@ -235,9 +235,7 @@ def save_model(
         AdaptationError: ``adapt`` is given.
     """
     if adapt is not None:
-        raise AdaptationError(
-            "a shared folder cannot contain an adaptation; pass --adapt when you use it"
-        )
+        raise AdaptationError("a shared folder has no adaptation; pass --adapt when you use it")
     if is_shared(Path(run)):
         raise RunError(f"{run} is a folder of `feddg export --hub` already")
     card = folder / "README.md"
