@@ -4,10 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
-from torch.utils.data import TensorDataset
 
-import feddg
 from feddg.federation.local_training import load_weights
 from feddg.messages import Message, Update
 from feddg.methods.base import State
@@ -149,14 +146,3 @@ def test_clients_whose_weights_are_all_zero_count_alike():
         for id in range(2)
     ]
     assert float(method.aggregate(state, iter(updates)).weights["w"]) == pytest.approx(0.5)
-
-
-def test_a_task_may_have_losses_below_zero():
-    def overlap(outputs, targets):
-        return (outputs.sigmoid() * targets).flatten(1).mean(1)
-
-    task = feddg.Task(lambda outputs, targets: -overlap(outputs, targets).mean(), overlap)
-    images = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    sites = [TensorDataset(images, (images[:, :1] > 0.5).float())] * 2
-    fed = feddg.Federation(sites, nn.Conv2d(3, 1, 1), "feddg-ga", task=task, batch_size=2).fit(1)
-    assert float(fed.server.state.extras[WEIGHTS].sum()) == pytest.approx(1)

@@ -63,8 +63,8 @@ class FedDGGASettings(MethodSettings):
 
 
 def _losses(method: "FedDGGA", context: SchemaContext, name: str) -> Range:
-    """Returns the range of a client's loss: a task's own, or minus an accuracy in [-1, 0]."""
-    return (-LARGEST, LARGEST) if method.settings.mode == "paper" else (-1.0, 0.0)
+    """Returns the range of a client's loss: a cross-entropy, or minus an accuracy in [-1, 0]."""
+    return (0.0, LARGEST) if method.settings.mode == "paper" else (-1.0, 0.0)
 
 
 @register
