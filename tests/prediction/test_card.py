@@ -81,3 +81,26 @@ def test_a_meaningless_model_says_so_in_file_and_card(meaningless, tmp_path):
     with pytest.raises(RunError, match="Its labels mean nothing"):
         export_run(meaningless, tmp_path / "strict.safetensors", "safetensors", strict=True)
     assert not (tmp_path / "strict.safetensors").exists()
+
+
+def test_a_model_of_features_is_not_offered_as_one_of_images(tmp_path, cache):
+    rows = ["label,domain,a,b"]
+    for number in range(90):
+        kind, noise = "xyz"[number % 3], (number * 7 % 11) / 20
+        rows.append(f"{kind},site{number // 30},{number % 3 + noise},{(number % 3) ** 2 - noise}")
+    (tmp_path / "features.csv").write_text("\n".join(rows))
+    data = {"source": "features", "root": tmp_path / "features.csv"}
+    chosen = Experiment(data=data, hold_out={"test": "site2"}, method="ridge")
+    folder = run_experiment(chosen, tmp_path / "runs", cache=cache).folder
+    card = (folder / MODEL_CARD).read_text("utf-8")
+    assert "a classifier of features for domains nobody trained on" in card
+    assert "Input: features (batch, 2).\n" in card
+    assert "over 1 round of federated learning" in card
+    for word in ("pixels", "Resize first", "feddg serve", "--onnx", "images/"):
+        assert word not in card
+    with pytest.raises(RunError, match="takes features, no images"):
+        export_run(folder, tmp_path / "model.pt2", "torch")
+    export_run(folder, tmp_path / "model.safetensors", "safetensors")
+    assert "RGB" not in (tmp_path / "model.md").read_text("utf-8")
+    served = CliRunner().invoke(app, ["serve", str(folder)])
+    assert "takes features, no images: use feddg predict" in str(served.exception)

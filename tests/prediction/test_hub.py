@@ -190,7 +190,7 @@ def test_what_is_there_is_not_replaced(run_of, tmp_path):
     save_model(run, tmp_path / "model")
     save_model(run, tmp_path / "model")
     (tmp_path / "model" / "README.md").write_text("a page of my own")
-    with pytest.raises(RunError, match="is no model card"):
+    with pytest.raises(RunError, match="is not a model card"):
         save_model(run, tmp_path / "model")
     with pytest.raises(AdaptationError, match="say --adapt where it is used"):
         save_model(run, tmp_path / "other", adapt="iabn")

@@ -276,7 +276,8 @@ def test_of_a_model_that_has_learned_nothing_no_accuracy_is_printed(
     assert (found.expected, found.without_labels) == (None, None)
     assert [one.code for one in found.diagnostics] == [USELESS]
     file = tmp_path / "labels.csv"
-    file.write_text(f"file,label\n{found.images[0].file},{found.images[0].label}\n")
+    rows = [f"{one.file},{one.label}\n" for one in found.images[:3]]
+    file.write_text(f"file,label\n{''.join(rows)}")
     found = travel(finished, sketches[0], labels=file, cache=cache)
     assert found.expected is not None
     codes = [one.code for one in found.diagnostics]
