@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddg.diagnostics import Diagnostic, Progress, collected, emit, silent, told_once
+from feddg.diagnostics import Diagnostic, Progress, collected, emit, silent
 from feddg.errors import ExperimentError, RunError, WorkerLost
 from feddg.text import command
 from feddg.views import notebook_observer, notebook_watcher
@@ -203,7 +203,6 @@ def preview(
     return Preview(chosen, settings, folder, state, forecast(chosen))
 
 
-@told_once()
 def compare(
     plan: "Plan | Path | str | Mapping[str, Any] | list[Any] | tuple[Any, ...] | None" = None,
     out: Path | str | None = None,

@@ -61,12 +61,9 @@ def emit(*found: Diagnostic) -> None:
     Raises:
         DataError: there are errors: the first, with the number of others.
     """
-    told = _told.get()
     for one in found:
-        if one.severity != "error" and (told is None or one not in told):
+        if one.severity != "error":
             log.log(logging.INFO if one.severity == "note" else logging.WARNING, "%s", one)
-    if told is not None:
-        told.update(found)
     noted(*found)
     errors = [one for one in found if one.severity == "error"]
     if errors:
@@ -77,16 +74,6 @@ def emit(*found: Diagnostic) -> None:
 def warn(code: str, text: str, advice: str = "") -> None:
     """Emits a warning; see :class:`Diagnostic`."""
     emit(Diagnostic(code, "warning", text, advice))
-
-
-@contextmanager
-def told_once() -> Iterator[None]:
-    """Logs each diagnostic emitted in its block once, however many runs it is about."""
-    token = _told.set(set() if (outer := _told.get()) is None else outer)
-    try:
-        yield
-    finally:
-        _told.reset(token)
 
 
 @contextmanager
@@ -108,7 +95,6 @@ def noted(*found: Diagnostic) -> None:
 
 
 _heard: ContextVar[list[Diagnostic] | None] = ContextVar("diagnostics", default=None)
-_told: ContextVar[set[Diagnostic] | None] = ContextVar("told", default=None)
 
 Progress = Callable[[str, int, int], None]
 """Called with what is done, how much of it is done, and how much there is."""

@@ -373,12 +373,3 @@ def test_predictions_need_the_weights_that_would_be_dropped(tmp_path):
     shown = CliRunner().invoke(app, command)
     assert isinstance(shown.exception, ExperimentError)
     assert "--predictions needs the weights" in str(shown.exception)
-
-
-def test_a_warning_about_several_runs_is_printed_once(run_plan, caplog):
-    few = {"data": BASE["data"] | {"id_val": 0.02}, "clients": {"number": 3}}
-    done, _ = run_plan(PLAN | {"base": BASE | few})
-    told = [one.getMessage() for one in caplog.records]
-    assert len([text for text in told if text.startswith("Some classes have fewer")]) == 1
-    for folder in done.folders:
-        assert "few-images-of-a-class" in {one.code for one in read_run(folder).summary.diagnostics}

@@ -717,5 +717,7 @@ def test_results_from_a_file_alone_are_of_the_model_that_is_served(tmp_path):
     assert [row.run for row in elsewhere.rows] == [None]
     assert here.default_rule.name == elsewhere.default_rule.name == "ema"
     (row,) = elsewhere.rows
-    without = ResultRow(**dict(row) | {"numbers": [n for n in row.numbers if n.rule != "ema"]})
+    fields = {name: getattr(row, name) for name in ResultRow.model_fields}
+    fields["numbers"] = [number for number in row.numbers if number.rule != "ema"]
+    without = ResultRow(**fields)
     assert replace(elsewhere, rows=[without]).default_rule is FINAL

@@ -62,8 +62,7 @@ def get_data(
         received = api.get_data_set(definition, root.expanduser(), progress, **options)
     for file, found in received.items():
         typer.echo(f"sha256 {found}  {file}")
-    words = ["feddg", "data", "inspect", "--data", name, "--root", str(root)]
-    typer.echo(f"Now: {shlex.join(words)}")
+    typer.echo(f"Now: feddg data inspect --data {name} --root {shlex.quote(str(root))}")
 
 
 @data_app.command("inspect", cls=ExperimentCommand)
