@@ -192,7 +192,7 @@ def test_what_is_there_is_not_replaced(run_of, tmp_path):
     (tmp_path / "model" / "README.md").write_text("a page of my own")
     with pytest.raises(RunError, match="is not a model card"):
         save_model(run, tmp_path / "model")
-    with pytest.raises(AdaptationError, match="say --adapt where it is used"):
+    with pytest.raises(AdaptationError, match="pass --adapt when you use it"):
         save_model(run, tmp_path / "other", adapt="iabn")
 
 

@@ -65,16 +65,14 @@ def predict(
             run, images, out, html=html, progress=progress, on_bad=bad, **options
         )
     if done.continued:
-        typer.echo(f"continued: {done.continued} images were done before")
+        typer.echo(f"done before, and continued from there: {done.continued}")
     what = "images" if done.classifier.description.features is None else "tables"
     typer.echo(f"{done.files - done.failed} of {done.files} {what} labelled: {done.out}")
     if done.unlike is None:
         typer.echo("no out-of-distribution score: the run keeps no energy threshold for this model")
     else:
         typer.echo(f"unlike anything seen in training: {done.unlike}")
-    from feddg.runs.reading import is_run
-
-    if is_run(run):
+    if (run / "experiment.yaml").is_file():  # a shared model has no images to compare with
         named = images if len(images) < 4 else [*images[:3], "..."]
         words = shlex.join(["feddg", "travel", str(run), *named])
         typer.echo(f"how many are right, without labels: {words}")
