@@ -57,7 +57,7 @@ ENDS = {
     ),
     "export: over somebody's page": (
         ["export", "{run}", "--safetensors", "README.safetensors"],
-        "README.md is there and is no model card",
+        "README.md already exists and is not a model card",
     ),
     "travel: no run": (["travel", "empty", "new"], "holds no run"),
     "travel: nothing": (["travel", "{run}", "empty"], "no image in empty"),
