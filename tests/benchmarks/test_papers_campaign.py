@@ -62,7 +62,7 @@ def test_tables_follow_each_other_and_share_their_runs(root, campaign, runs_here
         page = (root / campaign.pages.PAGES / f"{name}.md").read_text()
         assert f"**{cells} cells are run.**" in page
         index = (root / campaign.pages.INDEX).read_text()
-        assert f"`{name}`: {cells} cells, 1 seed, " in index
+        assert f"[{name}](data/papers/{name}.csv): {cells} cells, 1 seed, " in index
 
 
 def test_a_table_that_fails_is_named_and_the_next_is_run(root, campaign):

@@ -21,7 +21,7 @@ def test_the_demo_compares_explains_the_best_and_ends_with_its_page(feddg, runs_
     assert code == 0
     *_, last = (line for line in shown.splitlines() if line.strip())
     assert last.startswith("report: ")
-    assert "tell it from" in shown  # one pair decides nothing
+    assert "tell it apart from" in shown  # one pair decides nothing
     page = Path(last.removeprefix("report: ")).read_text()
     name = "FedAvg" if "What FedAvg does" in page else "Local"
     assert f"What {name} does: " in shown

@@ -17,7 +17,6 @@ from feddg.cli.common import (
     resumable,
     whole_numbers,
 )
-from feddg.text import counted
 
 if TYPE_CHECKING:
     from feddg.diagnostics import Diagnostic
@@ -66,7 +65,7 @@ def predict(
             run, images, out, html=html, progress=progress, on_bad=bad, **options
         )
     if done.continued:
-        typer.echo(f"continued: {counted(done.continued, 'image')} done before")
+        typer.echo(f"continued: {done.continued} images were done before")
     what = "images" if done.classifier.description.features is None else "tables"
     typer.echo(f"{done.files - done.failed} of {done.files} {what} labelled: {done.out}")
     if done.unlike is None:
