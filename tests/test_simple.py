@@ -249,6 +249,7 @@ def deep_image(kind: str) -> Image.Image:
         ),
         ({"rounds": 0}, "train.rounds"),
         ({"hold_out": "c"}, "hold_out"),
+        ({"learning_rate": 1}, r"'learning_rate' \(did you mean 'lr'\?\)"),
         ({"method": "centralised"}, "no clients"),
         ({"method": "pardno"}, "did you mean 'pardon'"),
     ],

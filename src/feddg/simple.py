@@ -23,7 +23,7 @@ from feddg.data.data_set import find_augmentation
 from feddg.data.decoding import UnusableImageError, as_rgb, hash_of, make_square
 from feddg.data.pixels import ArrayPixels
 from feddg.diagnostics import Progress, silent
-from feddg.errors import ExperimentError, FeddgError
+from feddg.errors import ExperimentError, FeddgError, nearest
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import ONE_ROUND, Experiment, checked_settings, expand
 from feddg.federation import federation
@@ -37,7 +37,7 @@ from feddg.models.network import Network
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.prediction.model_file import write_model
 from feddg.runs.prepare import in_process
-from feddg.settings import ExperimentSettings, leaves, merge
+from feddg.settings import SHORTHANDS, ExperimentSettings, leaves, merge
 from feddg.storage import cache_folder
 from feddg.text import counted
 
@@ -297,8 +297,8 @@ def _settings(
     ]
     if strange:
         raise ExperimentError(
-            f"a Federation has no field {strange[0]!r}: its images and network are those it is "
-            f"given; there are: {', '.join((*PARTS, *FIELDS))}"
+            f"a Federation has no field {strange[0]!r}{nearest(strange[0], SHORTHANDS)}: its images "
+            f"and network are those it is given; there are: {', '.join((*PARTS, *FIELDS))}"
         )
     own = {
         "clients": {"number": clients},
