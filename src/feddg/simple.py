@@ -297,8 +297,8 @@ def _settings(
     ]
     if strange:
         raise ExperimentError(
-            f"a Federation has no field {strange[0]!r}{nearest(strange[0], SHORTHANDS)}: its images "
-            f"and network are those it is given; there are: {', '.join((*PARTS, *FIELDS))}"
+            f"a Federation has no field {strange[0]!r}{nearest(strange[0], SHORTHANDS)}: its "
+            f"images and network are those it is given; there are: {', '.join((*PARTS, *FIELDS))}"
         )
     own = {
         "clients": {"number": clients},
