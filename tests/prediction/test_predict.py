@@ -47,6 +47,11 @@ def test_there_is_no_label_for_an_output_that_is_not_finite(value):
     assert "not finite" in found.reason
 
 
+def test_the_second_of_two_runs_is_no_folder_of_images(finished, images, tmp_path):
+    with pytest.raises(DataError, match="is a run, and its pictures are no new images; name one"):
+        predict_files(finished, [finished, images], tmp_path / "labels.csv")
+
+
 def test_batches_change_nothing(finished, images):
     whole = [row.label for row in predict(finished, images, batch_size=64)]
     assert [row.label for row in predict(finished, images, batch_size=7)] == whole

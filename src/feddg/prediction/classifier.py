@@ -27,6 +27,7 @@ from feddg.runs.diagnostics import about_model, result_sentence_of
 from feddg.runs.execute import read_energy_threshold
 from feddg.runs.model import Trained, load_trained
 from feddg.runs.provenance import training_depth
+from feddg.runs.reading import is_run
 from feddg.text import counted, printable
 
 
@@ -260,12 +261,15 @@ def image_files(named: Sequence[Path | str]) -> Iterator[Path]:
         named: files, folders, globs.
 
     Raises:
-        DataError: a name does not exist, or cannot be listed; raised before the first file.
+        DataError: a name does not exist, is a run, or cannot be listed; raised before the first
+            file.
     """
     names = [Path(name).expanduser() for name in named]
     for name in names:
         if not name.exists() and not glob.has_magic(str(name)):
             raise DataError(f"{name} does not exist; name images, folders or globs")
+        if is_run(name):  # the second of a glob of runs
+            raise DataError(f"{name} is a run, and its pictures are no new images; name one run")
     return (file for name in names for file in _below(name, []))
 
 
