@@ -15,13 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas
 import torch
+from feature_table import write_table
 from pydantic import Field
 from torch import Tensor
 
 from feddg.api import run
-from feddg.data.pixels import as_unit
 from feddg.experiment import Experiment
 from feddg.messages import Message, Update, Weights
 from feddg.methods.ridge import CROSS, GRAM
@@ -29,7 +28,6 @@ from feddg.models.backbones import build_network
 from feddg.models.closed_form import packed, unpacked
 from feddg.privacy.defence import Defence, register
 from feddg.rng import stream
-from feddg.runs.prepare import load_table
 from feddg.settings import Settings
 
 FILE = Path(__file__).parents[2] / "docs" / "results" / "data" / "ridge_lies.csv"
@@ -156,20 +154,9 @@ def features_of(root: Path, out: Path) -> Path:
     file = out / "pacs.parquet"
     if file.is_file():
         return file
-    chosen = Experiment(data={"source": "pacs", "root": str(root), "image_size": 96})
-    table, pixels, *_ = load_table(chosen, None, lambda *_: None)
     network = build_network("resnet18", 7, weights=os.environ["FEDDG_RESNET18"])
-    with torch.inference_mode():
-        parts = torch.arange(len(table)).split(64)
-        found = [network.eval().features(as_unit(pixels.gather(rows))) for rows in parts]
-    columns = {
-        "domain": [table.domain_names[domain] for domain in table.domains],
-        "label": [table.class_names[label] for label in table.labels],
-        "features": list(torch.cat(found).numpy()),
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    pandas.DataFrame(columns).to_parquet(file)
-    return file
+    chosen = Experiment(data={"source": "pacs", "root": str(root), "image_size": 96})
+    return write_table(chosen, network, file)
 
 
 def main() -> None:

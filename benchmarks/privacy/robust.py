@@ -19,14 +19,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-import pandas
 import torch
+from feature_table import write_table
 from pydantic import Field
 from torch import Tensor
 
 from feddg.api import run
 from feddg.clients.client import Client
-from feddg.data.pixels import as_unit
 from feddg.experiment import Experiment
 from feddg.messages import Message, SchemaContext, Update, Weights
 from feddg.methods.base import register as register_method
@@ -37,7 +36,6 @@ from feddg.models.backbones import build_network
 from feddg.privacy.defence import Defence
 from feddg.privacy.defence import register as register_defence
 from feddg.rng import stream
-from feddg.runs.prepare import load_table
 from feddg.settings import Settings
 
 DATA = Path(__file__).parents[2] / "docs" / "results" / "data"
@@ -125,21 +123,9 @@ def emoji_features(out: Path) -> Path:
     file = out / "emoji.parquet"
     if file.is_file():
         return file
+    network = build_network("efficientnet_lite0", 7, weights="imagenet", image_size=96)
     chosen = Experiment(data={"source": "emoji", "image_size": 96})
-    table, pixels, *_ = load_table(chosen, None, lambda *_: None)
-    classes, size = len(table.class_names), chosen.data.image_size
-    network = build_network("efficientnet_lite0", classes, weights="imagenet", image_size=size)
-    with torch.inference_mode():
-        parts = torch.arange(len(table)).split(64)
-        found = [network.eval().features(as_unit(pixels.gather(rows))) for rows in parts]
-    columns = {
-        "domain": [table.domain_names[domain] for domain in table.domains],
-        "label": [table.class_names[label] for label in table.labels],
-        "features": list(torch.cat(found).numpy()),
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    pandas.DataFrame(columns).to_parquet(file)
-    return file
+    return write_table(chosen, network, file)
 
 
 # Styles that lie
