@@ -48,7 +48,7 @@ def test_there_is_no_label_for_an_output_that_is_not_finite(value):
 
 
 def test_the_second_of_two_runs_is_no_folder_of_images(finished, images, tmp_path):
-    with pytest.raises(DataError, match="is a run, and its pictures are no new images; name one"):
+    with pytest.raises(DataError, match="is a run folder, not a folder of images; name one run"):
         predict_files(finished, [finished, images], tmp_path / "labels.csv")
 
 

@@ -529,7 +529,7 @@ class Site:
         if fault := copies_in(self.table, self.experiment, self.config.cache_folder):
             log.error("%s", fault)
             raise ClientError(
-                "holds copies of images, whose epsilon is for one; its log says which"
+                "holds copies of images, and epsilon protects one file; its own log names them"
             )
 
     def _registration(self) -> Registration:

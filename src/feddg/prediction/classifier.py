@@ -269,7 +269,7 @@ def image_files(named: Sequence[Path | str]) -> Iterator[Path]:
         if not name.exists() and not glob.has_magic(str(name)):
             raise DataError(f"{name} does not exist; name images, folders or globs")
         if is_run(name):  # the second of a glob of runs
-            raise DataError(f"{name} is a run, and its pictures are no new images; name one run")
+            raise DataError(f"{name} is a run folder, not a folder of images; name one run")
     return (file for name in names for file in _below(name, []))
 
 

@@ -695,22 +695,15 @@ def _diagnostics(
 
     So it is for a model that has learned nothing of use at the domains held out.
     """
-    if useless:
-        text = "The model failed where it was tested"
-        text += "." if labels else ", so no accuracy is estimated elsewhere."
-        label = "" if labels else ", or label 50 of these images (--choose 50 --labels FILE)"
-        yield Diagnostic(USELESS, "warning", text, f"Train it better{label}.")
-        if not labels:
-            return
-    if signals.foreign and not labels:
+    if signals.foreign and not labels and not useless:
         ratio = math.exp((signals.novelty or 0.0) - (signals.limit or 0.0))
         first = min(50, images)
         yield Diagnostic(
             FOREIGN,
             "warning",
-            f"{UNLIKE}: they are {ratio:.2f} times as far from it as 95 % of new sites with the "
-            "same classes would be, so no accuracy is estimated. Images alone do not tell whether "
-            "this is a new style or other objects.",
+            f"{UNLIKE}: {ratio:.2f} times the distance within which 95 % of new sites with the "
+            "same classes lie. So no accuracy is estimated. Images alone do not tell whether this "
+            "is a new style or other objects.",
             f"If they show the same classes, label {first} of them: --choose {first} --labels FILE "
             "draws them at random.",
         )
@@ -720,7 +713,12 @@ def _diagnostics(
     held = " and ".join(f"{held} of {of} tests at {where}" for where, (held, of) in tests.items())
     held += f", on {COLLECTIONS} collections of images"
     if useless:
-        pass
+        text = "The model failed where it was tested"
+        text += "." if labels else ", so no accuracy is estimated elsewhere."
+        label = "" if labels else ", or label 50 of these images (--choose 50 --labels FILE)"
+        yield Diagnostic(USELESS, "warning", text, f"Train a better one{label}.")
+        if not labels:
+            return
     elif labels >= images or expected.reach <= REACH or expected.low >= reference.accuracy - REACH:
         yield Diagnostic(
             "travels", "note", f"Use it, if {expected.low:.0%} to {expected.high:.0%} is enough."

@@ -311,8 +311,8 @@ def require_compatible(
         if type(method).one_round and (defence.aggregates or defence.sees_updates):
             raise ExperimentError(
                 f"{defence.name} does not go with {method.name}: clients send sums over their "
-                f"images, which {method.name} checks itself, and what a robust rule makes of sums "
-                "is the sum of no images"
+                f"images, which {method.name} checks itself; after a robust rule they would no "
+                "longer be the sums of any images"
             )
         for trait, reason in defence.breaks.items():
             if traits[trait]:
