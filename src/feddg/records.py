@@ -574,12 +574,19 @@ class ClientsTable(JsonFile):
         classes: names of the classes.
         clients: rows by client id.
         bad_images: skipped files.
+        features: of features without images, the columns they were trained on, in order.
     """
 
     domains: list[str]
     classes: list[str]
     clients: list[ClientRow]
     bad_images: list[BadImageRow] = Field(default_factory=list)
+    features: list[str] = Field(default_factory=list)
+
+    def to_text(self) -> str:
+        """Returns the content of the file."""
+        unused = None if self.features else {"features"}
+        return self.model_dump_json(indent=1, exclude=unused) + "\n"
 
 
 # attacks.jsonl

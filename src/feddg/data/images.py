@@ -209,6 +209,7 @@ class ImageTable:
             not name it.
         held_back: ``(n,)`` bool: images of objects that train in no domain, and alone measure in a
             held-out one; None if the data set holds back whole domains only.
+        feature_names: of features without images: their columns in order, or the one of lists.
     """
 
     paths: tuple[str, ...]
@@ -223,6 +224,7 @@ class ImageTable:
     listed_in: str = ""
     listed_rows: np.ndarray | None = None
     held_back: np.ndarray | None = None
+    feature_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in _COLUMNS:
@@ -377,6 +379,11 @@ def plain_name(name: str) -> str:
     return re.sub(r"[\s_-]", "", composed(name)).lower()
 
 
+def is_printable(name: str) -> bool:
+    """Returns whether a name has no control characters, line ends and bytes that are no UTF-8."""
+    return not _UNPRINTABLE.search(name)
+
+
 def composed(name: str) -> str:
     """Returns a name with letters such as é as one character, where macOS may write two."""
     return normalize("NFC", name)
@@ -408,7 +415,7 @@ def folder_names(folder: Path) -> list[str]:
     """
     names = [e.name for e in entries(folder, DataError) if _is_kind(e.is_dir) and e.name[0] != "."]
     for name in names:
-        if _UNPRINTABLE.search(name):
+        if not is_printable(name):
             raise DataError(
                 f"The folder {name!r} in {folder} has a name that cannot be printed. Rename it: "
                 "folders name domains and classes."
@@ -424,7 +431,7 @@ def image_names(folder: Path) -> list[str]:
     """
     found = [e for e in entries(folder, DataError) if is_image(e.name)]
     names = [e.name for e in found if _is_kind(e.is_file)]
-    usable = [name for name in names if not _UNPRINTABLE.search(name)]
+    usable = [name for name in names if is_printable(name)]
     if len(found) > len(names):
         text = (
             f"{len(found) - len(names)} entries of {folder} are named like images and are no "
@@ -432,7 +439,7 @@ def image_names(folder: Path) -> list[str]:
         )
         emit(Diagnostic("images-left-out", "warning", text))
     if len(names) > len(usable):
-        first = next(name for name in names if _UNPRINTABLE.search(name))
+        first = next(name for name in names if not is_printable(name))
         text = (
             f"{len(names) - len(usable)} images in {folder} are left out: their names cannot be "
             f"printed, as {first!r}."

@@ -45,6 +45,7 @@ from feddg.data.images import (
 from feddg.data.splits import Splits
 from feddg.diagnostics import Diagnostic, Severity
 from feddg.errors import MissingPackage, first_names
+from feddg.rng import numpy_stream
 from feddg.settings import grouped
 
 HALF = 0.5
@@ -56,6 +57,9 @@ SMALL_VALIDATION = 50
 """Validation sets smaller than this choose a round mostly by chance: accuracy is uncertain by 14
 points.
 """
+FEW_ROWS, ROWS_LOOKED_AT = 20, 2_000
+TELLS_ALONE = 0.98
+"""A column that tells this share of each class, among these rows, tells the class alone."""
 SHOWN = 3
 COPIES: dict[str, tuple[Severity, str]] = {
     "classes": ("warning", "two classes: one of the labels is wrong"),
@@ -237,6 +241,43 @@ def about_clients(sizes: Sequence[int]) -> Iterator[Diagnostic]:
         )
 
 
+def about_columns(table: ImageTable, splits: Splits) -> Iterator[Diagnostic]:
+    """Finds columns of features that tell the class alone, as the class's own number does.
+
+    A row gets the class of the row whose value is nearest, among a sample of the training domains.
+
+    Args:
+        table: usable rows.
+        splits: the rows by role.
+    """
+    seen = np.sort(np.concatenate([splits.train, splits.id_val, splits.id_test]))
+    if table.images is None or table.images.ndim != 2 or len(seen) < FEW_ROWS:
+        return
+    # In an order of chance: rows of one value are no neighbours for standing side by side.
+    places = np.linspace(0, len(seen) - 1, min(len(seen), ROWS_LOOKED_AT)).astype(np.int64)
+    rows = numpy_stream(0, "columns").permutation(seen[places])
+    labels = table.labels[rows]
+    classes = np.flatnonzero(np.bincount(labels) > 1)
+    telling: list[str] = []
+    for place in range(table.images.shape[1] if len(classes) > 1 else 0):
+        order = np.argsort(table.images[rows, place], kind="stable")
+        values, truth = table.images[rows[order], place].astype(np.float64), labels[order]
+        gaps = np.concatenate([[np.inf], np.diff(values), [np.inf]])
+        guess = truth[np.arange(len(rows)) + np.where(gaps[:-1] <= gaps[1:], -1, 1)]
+        if min((guess == truth)[truth == one].mean() for one in classes) >= TELLS_ALONE:
+            names = table.feature_names
+            telling.append(repr(names[place]) if len(names) > 1 else f"number {place + 1}")
+    if telling:
+        yield Diagnostic(
+            "column-tells-the-class",
+            "warning",
+            f"{'Each of the columns' if telling[1:] else 'The column'} {first_names(telling, 5)} "
+            "tells the class alone.",
+            "If it was made from the class, as its number is, take it out: accuracies mean nothing "
+            "with it.",
+        )
+
+
 def about_copies(
     table: ImageTable,
     files: Sequence[str],
@@ -258,6 +299,7 @@ def about_copies(
         hides_images: the setting whose epsilon is for a single image; empty for none.
     """
     groups = groups_of_copies(files, contents)
+    what = "rows" if table.root is None else "files"
     if table.listed_rows is not None:  # named with their row, where a table of a user's lists them
         numbers = table.listed_rows.tolist()
         files = [f"{file} (row {n} of {table.listed_in})" for file, n in zip(files, numbers)]
@@ -269,7 +311,7 @@ def about_copies(
     for where, found in kinds.items():
         if found:
             severity, text = COPIES[where]
-            text = f"{_contents(found)}, in {text} ({_pair(files, found)})."
+            text = f"{_contents(found, what)}, in {text} ({_pair(files, found)})."
             yield Diagnostic(f"copies-in-{where}", severity, text)
     if splits is None:
         return
@@ -294,8 +336,9 @@ def about_copies(
         yield Diagnostic(
             "copies-weaken-epsilon",
             stops,
-            f"{hides_images} is for one file, and {_contents(held)} ({_pair(files, held)}): of "
-            "an image with copies more is revealed than that epsilon says.",
+            f"{hides_images} is for one {what.rstrip('s')}, and {_contents(held, what)} "
+            f"({_pair(files, held)}): of an image with copies more is revealed than that epsilon "
+            "says.",
             remedy,
         )
 
@@ -353,9 +396,8 @@ def _counts(table: ImageTable, rows: np.ndarray) -> np.ndarray:
     return np.bincount(table.labels[rows], minlength=len(table.class_names))
 
 
-def _contents(groups: list[list[int]]) -> str:
-    files = sum(map(len, groups))
-    return f"{files} files are {_images(len(groups))}"
+def _contents(groups: list[list[int]], what: str) -> str:
+    return f"{sum(map(len, groups))} {what} are {_images(len(groups))}"
 
 
 def _pair(files: Sequence[str], groups: list[list[int]]) -> str:

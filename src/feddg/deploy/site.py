@@ -20,7 +20,14 @@ from safetensors.torch import load, save
 from feddg.clients.client import Client, Examples, Worker
 from feddg.data.data_set import find_augmentation, load_source
 from feddg.data.decoding import Reading
-from feddg.data.fingerprint import ContentHashes, ImagesFile, difference, file_of, images_file
+from feddg.data.fingerprint import (
+    ContentHashes,
+    ImagesFile,
+    contents_of_rows,
+    difference,
+    file_of,
+    images_file,
+)
 from feddg.data.images import (
     ImageTable,
     check_folder,
@@ -265,13 +272,18 @@ def load_pixels(
 def copies_in(table: ImageTable, experiment: Experiment, cache: Path) -> str:
     """Says which files of a site that trains are one image, where an epsilon is for one file."""
     hides = experiment.privacy.hides_images
-    if not hides or table.root is None or experiment.data.duplicates in ("warn", "ignore"):
+    if not hides or experiment.data.duplicates in ("warn", "ignore"):
         return ""
-    files = [file_of(path) for path in table.paths]
-    hashes = ContentHashes(table.root, cache).of(files)
-    none = numpy.arange(0)
+    files, none = list(table.paths), numpy.arange(0)
+    if table.root is not None:
+        files = [file_of(path) for path in files]
+        hashes = ContentHashes(table.root, cache).of(files)
+        contents = [hashes[file][1] for file in files]
+    elif table.feature_names:
+        contents = contents_of_rows(table)
+    else:
+        return ""
     splits = Splits(numpy.arange(len(files)), none, none, none, none)
-    contents = [hashes[file][1] for file in files]
     found = about_copies(table, files, contents, splits, refuse=True, hides_images=hides)
     return next((one.text for one in found if one.severity == "error"), "")
 
@@ -538,6 +550,7 @@ class Site:
             classes=dict(zip(table.class_names, counts.sum(0).tolist())),
             domains=dict(zip(table.domain_names, counts.sum(1).tolist())),
             files=methods_files(self.experiment),
+            features=list(table.feature_names),
         )
 
     def _memory(self, request: Request) -> SiteMemory:

@@ -220,7 +220,7 @@ class Server:
         self._fewest = 0 if self._secret_rate is not None else settings.min_updates
         self._refusals = Refusals(ledger)
         times = None if defences.sees_all else settings.largest_change
-        changes = ChangeSizes(times, checks.heads, checks.lr)
+        changes = ChangeSizes(times, checks.heads, checks.lr, method.sums)
         self.frozen = FrozenWeights(frozenset(frozen))
         checked = [self.frozen, checks] if frozen else [checks]
         chain: list[RoundHook] = [self._refusals, *checked, changes]

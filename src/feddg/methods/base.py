@@ -117,6 +117,8 @@ class Method:
             neither on embeddings nor on the network (:func:`feddg.methods.composition.runs`).
         moves_pixels: whether it moves pixels by itself, so that targets that are images lose them.
         needs_images: whether it changes images, so that features alone are not enough.
+        sums: entries of the network that are sums over images, as large as these are: no step
+            moves them, and the method checks them itself.
     """
 
     name: ClassVar[str]
@@ -143,6 +145,7 @@ class Method:
     any_task: ClassVar[bool | None] = None
     moves_pixels: ClassVar[bool] = False
     needs_images: ClassVar[bool] = False
+    sums: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Sets ``Settings`` from the annotation and, if there is none, ``title`` from the name."""

@@ -214,6 +214,11 @@ class Ridge(Method):
         chosen = self.settings
         return chosen.clip is None and not chosen.class_means and chosen.solution == "ours"
 
+    @property
+    def sums(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Clipped features are short; others may be of any scale, which changes no answer."""
+        return (GRAM, CROSS) if self.settings.clip is None else ()
+
     def check(self, experiment: ExperimentSettings) -> None:
         """Refuses what is no single round over a featurizer that stays."""
         super().check(experiment)

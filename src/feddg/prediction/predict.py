@@ -114,7 +114,7 @@ class BatchPredictor:
         """
         look, name = self.classifier.preparation, _written(file)
         if look.columns is not None:
-            return read_rows(file, look.columns)
+            return read_rows(file, look.columns, look.feature_names)
         side = look.reading.tile
         names = [name] if side is None else names_in(file, name, side)
         boxes = [None] if side is None else [Tile.named(part).box for part in names]

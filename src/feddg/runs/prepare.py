@@ -20,11 +20,19 @@ import torch
 from feddg.clients.client import Examples, Worker, split_batches
 from feddg.data.data_set import DATA_SETS, find_augmentation, load_images_of
 from feddg.data.decoding import Reading, whole_images
-from feddg.data.fingerprint import ContentHashes, ImagesFile, file_of, hash_file, images_file
+from feddg.data.fingerprint import (
+    ContentHashes,
+    ImagesFile,
+    contents_of_rows,
+    file_of,
+    hash_file,
+    images_file,
+)
 from feddg.data.images import ImageTable
 from feddg.data.inspection import (
     Survey,
     about_clients,
+    about_columns,
     about_copies,
     about_ignored,
     about_labels,
@@ -37,7 +45,7 @@ from feddg.data.inspection import (
 )
 from feddg.data.near_copies import about_near_copies
 from feddg.data.partition import Partition, counts_clients, held_alike, partition, partitioned_alike
-from feddg.data.pixels import ArrayPixels, BadImage, PixelStore, open_pixels
+from feddg.data.pixels import ArrayPixels, BadImage, PixelStore, Vectors, open_pixels
 from feddg.data.protocols import from_csv
 from feddg.data.splits import Splits, from_roles, hold_out
 from feddg.diagnostics import Diagnostic, Progress, emit, silent, warn
@@ -69,8 +77,13 @@ class Loaded(NamedTuple):
     reading: Reading
 
 
-def _hashes(table: ImageTable, found: ImagesFile) -> list[str]:
-    """Returns a hash of each row's file, empty if unknown."""
+def _hashes(table: ImageTable, found: ImagesFile, data: DataSettings) -> list[str]:
+    """Returns a hash of each row's file, or of the row itself; empty if unknown.
+
+    What a published data set draws is as it is.
+    """
+    if table.images is not None and DATA_SETS.find(data.source).publication is None:
+        return contents_of_rows(table)
     contents = found.contents()
     files = (file_of(path) for path in table.paths)
     return [contents[file][1] if file in contents else "" for file in files]
@@ -124,7 +137,7 @@ def load_undecoded(experiment: Experiment, cache: Path | None) -> Loaded:
     cells = list(zip(table.labels.tolist(), table.domains.tolist()))
     unusable = {
         row
-        for rows in groups_of_copies(table.paths, _hashes(table, contents))
+        for rows in groups_of_copies(table.paths, _hashes(table, contents, data))
         if len({cells[row] for row in rows}) > 1 and not is_readable(root / table.paths[rows[0]])
         for row in rows
     }
@@ -179,13 +192,14 @@ def split_diagnostics(
     """Returns warnings about the split of an experiment's images, and about copies."""
     data, held = experiment.data, experiment.hold_out
     found: list[Diagnostic] = []
+    table = loaded.table
     if splits is not None:
-        found += about_splits(loaded.table, splits, chosen=bool(held.test or held.val))
+        found += about_splits(table, splits, chosen=bool(held.test or held.val))
+        found += about_columns(table, splits)
     if data.duplicates != "ignore":
-        table = loaded.table
-        files = [file_of(path) for path in table.paths]
+        files = list(table.paths if table.root is None else map(file_of, table.paths))
         refuse, hides_images = _refuses_copies(data), experiment.privacy.hides_images
-        hashes = _hashes(table, loaded.contents)
+        hashes = _hashes(table, loaded.contents, data)
         found += about_copies(table, files, hashes, splits, refuse, hides_images)
     return found
 
@@ -194,9 +208,9 @@ def near_copy_diagnostics(experiment: Experiment, images: "Images") -> Iterator[
     """Reports near copies of training images in validation or test sets; reads all pixels once."""
     table, contents = images.table, images.contents
     alike = DATA_SETS.find(experiment.data.source).alike
-    searched = table.root is not None or alike
+    searched = table.root is not None or alike or isinstance(images.pixels, Vectors)
     if experiment.data.duplicates != "ignore" and searched and contents is not None:
-        hashes = _hashes(table, contents)
+        hashes = _hashes(table, contents, experiment.data)
         yield from about_near_copies(images.pixels, table.paths, hashes, images.splits, alike)
 
 
@@ -398,7 +412,7 @@ def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits
         id_test=data.id_test,
         seed=experiment.seed,
         own=table.split if in_domain and data.own_split else None,
-        contents=_hashes(table, loaded.contents) if _keeps_copies_together(data) else (),
+        contents=_hashes(table, loaded.contents, data) if _keeps_copies_together(data) else (),
     )
 
 
@@ -443,7 +457,7 @@ def in_process(
     method.read_files()
     require_weights(experiment.model.backbone, experiment.model.weights)
     images = load_images(experiment, cache, progress)
-    if isinstance(images.pixels, ArrayPixels):  # others would be decoded once more
+    if isinstance(images.pixels, ArrayPixels | Vectors):  # others would be decoded once more
         emit(*near_copy_diagnostics(experiment, images))
     return federation_of(experiment, images, cache, **parts)
 
@@ -517,6 +531,7 @@ def clients_table(images: Images) -> ClientsTable:
         classes=list(table.class_names),
         clients=clients,
         bad_images=[BadImageRow(path=image.path, reason=image.reason) for image in images.bad],
+        features=list(table.feature_names),
     )
 
 
