@@ -15,10 +15,11 @@ from flwr.serverapp import Grid, ServerApp
 from pydantic import BeforeValidator, Field, NonNegativeInt
 
 from feddg.clients.client import Worker
+from feddg.data.class_names import joined
 from feddg.data.sets.features import columns_fault
-from feddg.deploy.site import TARGETS, load_pixels, positions, read_experiment, test_images
+from feddg.deploy.site import load_pixels, positions, read_experiment, test_images
 from feddg.deploy.transport import FlowerTransport, Policy
-from feddg.deploy.wire import MOST_IMAGES, Registration, RunKey
+from feddg.deploy.wire import MOST_IMAGES, TARGETS, Registration, RunKey
 from feddg.diagnostics import Diagnostic, Progress, emit
 from feddg.errors import ExperimentError, RunError, first_names, schema_faults
 from feddg.evaluation.accuracy import Evaluation, Score
@@ -265,10 +266,13 @@ def transport_to_programs(
 
     Raises:
         RunError: a site is missing; names it.
+        ExperimentError: classes of the sites cannot be joined by their names.
     """
     transport = FlowerTransport(grid, sites, run, policy or Policy(len(sites)), **options)
-    transport.gather(len(sites))
-    transport.fields = {"classes": json.dumps([TARGETS]), "domains": json.dumps(list(sites))}
+    found = {sites[id]: [*one.classes] for id, one in transport.gather(len(sites)).items()}
+    tables = [(n, None if own == [TARGETS] else dict(enumerate(own))) for n, own in found.items()]
+    names = joined([(f"site {name!r}", table) for name, table in tables]) or (TARGETS,)
+    transport.fields = {"classes": json.dumps(names), "domains": json.dumps(list(sites))}
     return transport
 
 
