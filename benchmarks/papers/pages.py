@@ -29,8 +29,10 @@ from feddg.report.tables import (
     about_tuning,
     budget_table,
     budget_words,
+    by_domain,
     by_method,
     column_groups,
+    domains_of,
     interval_text,
     margin_table,
     points,
@@ -400,7 +402,7 @@ def short_table(
                 + (f" / {theirs:.1f}" if theirs is not None else "")
             )
         for own in leads:
-            found.append(with_intervals(own.get(method)))
+            found.append(with_intervals(own.get(method), domains_of(results, own.values())))
         return found
 
     head = ["method", *map(readable, run), *LEADS]
@@ -409,12 +411,14 @@ def short_table(
     return "\n\n".join(filter(None, [table, unseen(m for own in leads for m in own.values())]))
 
 
-def with_intervals(margin: Margin | None) -> str:
-    """A lead with the intervals that can be claimed; empty without any."""
+def with_intervals(margin: Margin | None, domains: Sequence[str] = ()) -> str:
+    """A lead with the intervals that can be claimed, and by domain; empty without any."""
     if margin is None:
         return ""
     over = (("domains", margin.domains), ("seeds", margin.seeds))
     known = [f"{of} {interval_text(one, of)}" for of, one in over if one.reach is not None]
+    if len(domains) > 1:
+        known += [f"by domain {by_domain(margin, domains).text}"] if known else []
     text = f"{points(margin.mean)} ({'; '.join(known)})" if known else ""
     return f"**{text}**" if margin.decided else text
 

@@ -344,6 +344,9 @@ def test_labels_narrow_the_interval_and_move_the_estimate_to_the_truth(
     assert found.expected.reach < without.expected.reach
     assert found.expected.low <= truth <= found.expected.high
     assert abs(found.expected.value - truth) < 0.1
+    # what such intervals held was counted without labels
+    for one, words in ((without, "ectly. Such int"), (found, "labels. Without labels such int")):
+        assert words in next(d.text for d in one.diagnostics if d.code == "travel-rests-on")
 
 
 def test_predict_says_how_to_ask_how_many_are_right(ridge, sketches, tmp_path):

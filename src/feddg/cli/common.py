@@ -247,7 +247,7 @@ def show_results(done: "Run") -> None:
     """Prints the accuracies of a finished run, and where its files are."""
     from rich.console import Console
 
-    from feddg.cli.output import as_rich
+    from feddg.cli.output import print_table
     from feddg.report.run_page import final_table
     from feddg.runs.diagnostics import about_result
     from feddg.runs.inspection import print_diagnostic
@@ -256,7 +256,7 @@ def show_results(done: "Run") -> None:
         typer.echo(f"{done.folder} is complete; nothing is run again", err=True)
     console = Console()
     typer.echo(f"accuracy in percent, {done.default_rule.title.lower()}")
-    console.print(as_rich(final_table(done, brief=True)))
+    print_table(console, final_table(done, brief=True))
     for one in about_result(done):
         print_diagnostic(console, one)
     typer.echo(f"run folder: {done.folder}")

@@ -47,6 +47,7 @@ from feddg.diagnostics import Diagnostic, Severity
 from feddg.errors import MissingPackage, first_names
 from feddg.rng import numpy_stream
 from feddg.settings import grouped
+from feddg.text import counted, number
 
 HALF = 0.5
 """Share above which a class or client has too many of the images, if it also exceeds one and a half
@@ -125,7 +126,7 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
     for domain, images in zip(table.domain_names, counts.sum(axis=1).tolist()):
         if not images:
             out = sum(composed(path.split("/")[0]) == domain for path in bad)
-            why = f": all its {out} files are left out" if out else ""
+            why = f": {counted(out, 'file')} of it cannot be used" if out else ""
             text = f"The domain '{domain}' has no usable image{why}."
             yield Diagnostic(
                 "domain-without-images", "error", text, "Repair them, or take the folder out."
@@ -389,7 +390,7 @@ def _classes(names: Sequence[str]) -> str:
 
 
 def _images(count: int) -> str:
-    return f"{count:,} image{'' if count == 1 else 's'}"
+    return counted(count, "image")
 
 
 def _counts(table: ImageTable, rows: np.ndarray) -> np.ndarray:
@@ -451,7 +452,7 @@ def about_ignored(found: Mapping[str, Sequence[str]]) -> Iterator[Diagnostic]:
             text = f"Ignored: {_files_text(paths)} ending in {kind}: {REMEDIES[kind]}."
             yield Diagnostic("ignored-images", "warning", text)
         elif kind.startswith(UNLISTED):
-            yield Diagnostic("ignored-images", "note", f"Ignored: {len(paths):,} {kind}.")
+            yield Diagnostic("ignored-images", "note", f"Ignored: {number(len(paths))} {kind}.")
         else:
             others.append(f"{len(paths)} {kind}")
     if others:
@@ -479,8 +480,7 @@ def _files(root: Path, below: PurePosixPath) -> Iterator[str]:
 
 def _files_text(paths: Sequence[str]) -> str:
     more = ", ..." if len(paths) > SHOWN else ""
-    files = "file" if len(paths) == 1 else "files"
-    return f"{len(paths):,} {files} ({', '.join(paths[:SHOWN])}{more})"
+    return f"{counted(len(paths), 'file')} ({', '.join(paths[:SHOWN])}{more})"
 
 
 def inspect(table: ImageTable) -> dict[str, Any]:

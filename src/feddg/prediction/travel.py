@@ -712,6 +712,7 @@ def _diagnostics(
     tests = TUNED if found.models == STAND_IN else HELD
     held = " and ".join(f"{held} of {of} tests at {where}" for where, (held, of) in tests.items())
     held += f", on {COLLECTIONS} collections of images"
+    such = "Without labels such" if labels else "Such"
     if useless:
         text = "The model failed where it was tested"
         text += "." if labels else ", so no accuracy is estimated elsewhere."
@@ -739,7 +740,7 @@ def _diagnostics(
         f"{counted(reference.images, 'in-domain validation image')}, of which the model labels "
         f"{reference.accuracy:.0%} correctly"
         + (f", and on {counted(labels, 'label')}." if labels else ".")
-        + (f" Such intervals held the truth in {held}." if found.sites else ""),
+        + (f" {such} intervals held the truth in {held}." if found.sites else ""),
     )
     if found.models == "none":
         yield Diagnostic(

@@ -22,7 +22,7 @@ from feddg.report.blocks import (
     thumbnail,
     write_file,
 )
-from feddg.text import MISSING, percent, readable
+from feddg.text import MISSING, counted, number, percent, readable
 
 SIDE = 144
 """Side of a thumbnail in pixels."""
@@ -69,12 +69,12 @@ def write_predictions_page(found: PredictedFiles, out: Path) -> Path:
         (one.file, one.label or "", one.confidence or 0.0, one.unlike_training)
         for one in found.doubtful
     ]
-    tags = [f"{usable:,} images labelled"]
-    tags += [f"{found.failed:,} could not be used"] if found.failed else []
-    tags += [] if found.unlike is None else [f"{found.unlike:,} unlike the training images"]
+    tags = [f"{counted(usable, 'image')} labelled"]
+    tags += [f"{number(found.failed)} could not be used"] if found.failed else []
+    tags += [] if found.unlike is None else [f"{number(found.unlike)} unlike the training images"]
     more = f" Of these images the {len(rows)} least confident are shown."
     labels = found.labels.most_common()
-    listed = ", ".join(f"{name}: {count:,}" for name, count in labels[:20])
+    listed = ", ".join(f"{name}: {number(count)}" for name, count in labels[:20])
     others = f" and {len(labels) - 20} more" if len(labels) > 20 else ""
     return _write(
         out,
@@ -103,9 +103,9 @@ def write_travel_page(found: Travel, out: Path) -> Path:
     """
     shown = found.images[:MOST_SHOWN]
     rows = [(one.file, one.label, one.risk or 0.0, one.unlike_training) for one in shown]
-    tags = [f"{len(found.images):,} images"]
-    tags += [f"{found.labels:,} with a label"] if found.labels else []
-    tags += [f"{found.failed:,} could not be used"] if found.failed else []
+    tags = [counted(len(found.images), "image")]
+    tags += [f"{number(found.labels)} with a label"] if found.labels else []
+    tags += [f"{number(found.failed)} could not be used"] if found.failed else []
     sentences = [Prose(str(one), notice=one.severity == "warning") for one in found.diagnostics[1:]]
     words = "{:.1%} likely wrong" if found.expected else ""
     advice = Prose(str(found.advice), notice=True)
