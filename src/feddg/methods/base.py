@@ -119,8 +119,8 @@ class Method:
         needs_images: whether it changes images, so that features alone are not enough.
     """
 
-    name: ClassVar[str]
-    title: ClassVar[str]
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""
     aliases: ClassVar[tuple[str, ...]] = ()
     summary: ClassVar[str] = ""
     settings: MethodSettings
@@ -162,7 +162,7 @@ class Method:
             self.settings = self.Settings(**fields) if settings is None else settings
         except ValidationError as error:
             fault = field_fault(error, list(self.Settings.model_fields))
-            raise ExperimentError(f"method {self.name}: {fault}") from None
+            raise ExperimentError(f"method {self.name or type(self).__name__}: {fault}") from None
 
     # What is trained
 
@@ -580,7 +580,7 @@ M = TypeVar("M", bound=type[Method])
 
 
 def _names(method: type[Method]) -> tuple[str, ...]:
-    if not hasattr(method, "name"):
+    if not method.name:
         raise ExperimentError(f'{method.__qualname__} has no name; give the class a name = "..."')
     return (method.name, *method.aliases)
 
