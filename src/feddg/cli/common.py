@@ -255,8 +255,11 @@ def show_results(done: "Run") -> None:
     if done.was_complete:
         typer.echo(f"{done.folder} is complete; nothing is run again", err=True)
     console = Console()
-    typer.echo(f"accuracy in percent, {done.default_rule.title.lower()}")
-    print_table(console, final_table(done, brief=True))
+    if done.evaluations.rounds:
+        typer.echo(f"accuracy in percent, {done.default_rule.title.lower()}")
+        print_table(console, final_table(done, brief=True))
+    else:
+        typer.echo("no accuracy: every image trained, and none was kept aside")
     for one in about_result(done):
         print_diagnostic(console, one)
     typer.echo(f"run folder: {done.folder}")

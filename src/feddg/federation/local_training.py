@@ -220,6 +220,10 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
     client.worker.optimization.spent = client.optimizer
     state = client.network.state_dict()
     client.memory.update({name: state[name].detach().clone() for name in local})
+    strange = [(n, type(v).__name__) for n, v in client.memory.items() if not isinstance(v, Tensor)]
+    if strange:
+        name, kind = strange[0]
+        raise ClientError(f"client.memory[{name!r}] is of type {kind}, and must be a tensor")
     clipped = any(defence.clips for defence in defences.defences)
     terms, spoiled = ({}, None) if clipped else client.mean_terms(not_finite(client.memory))
     if spoiled is not None:

@@ -121,8 +121,8 @@ class Method:
             moves them, and the method checks them itself.
     """
 
-    name: ClassVar[str]
-    title: ClassVar[str]
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""
     aliases: ClassVar[tuple[str, ...]] = ()
     summary: ClassVar[str] = ""
     settings: MethodSettings
@@ -165,7 +165,7 @@ class Method:
             self.settings = self.Settings(**fields) if settings is None else settings
         except ValidationError as error:
             fault = field_fault(error, list(self.Settings.model_fields))
-            raise ExperimentError(f"method {self.name}: {fault}") from None
+            raise ExperimentError(f"method {self.name or type(self).__name__}: {fault}") from None
 
     # What is trained
 
@@ -583,7 +583,7 @@ M = TypeVar("M", bound=type[Method])
 
 
 def _names(method: type[Method]) -> tuple[str, ...]:
-    if not hasattr(method, "name"):
+    if not method.name:
         raise ExperimentError(f'{method.__qualname__} has no name; give the class a name = "..."')
     return (method.name, *method.aliases)
 

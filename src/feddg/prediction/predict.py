@@ -29,7 +29,7 @@ from feddg.prediction.classifier import (
 )
 from feddg.records import as_cell
 from feddg.runs.diagnostics import refuse_doubtful
-from feddg.storage import alone, file_faults, replace_file
+from feddg.storage import Stamp, alone, file_faults, replace_file, stamp
 from feddg.text import printable
 from feddg.views import Shown
 
@@ -383,11 +383,19 @@ def predict_files(
     work.append(classifier.precision)
 
     def lines(done: int) -> Iterator[bytes]:
-        for batch in predict_batches(predictor, islice(image_files(images), done, None)):
+        stamps = deque[Stamp | None]()
+
+        def files() -> Iterator[Path]:
+            for file in islice(image_files(images), done, None):
+                stamps.append(stamp(file))  # before it is read
+                yield file
+
+        for batch in predict_batches(predictor, files()):
             for file, rows in batch:
                 if rows[0].reason is not None:
                     on_bad(f"{rows[0].file}: {rows[0].reason}")
-                yield _line([_written(file), [cells(row, classes, probabilities) for row in rows]])
+                found = [cells(row, classes, probabilities) for row in rows]
+                yield _line([_written(file), found, stamps.popleft()])
             done += len(batch)
             progress("predicting images", done, total)
 
@@ -438,16 +446,18 @@ def _whole_batches(
 ) -> tuple[int, int]:
     """Returns the number of files in complete batches of a partial file, and their bytes.
 
-    Both are 0 if there is no partial file, or if it belongs to other work or files.
+    Both are 0 if there is no partial file, or if it belongs to other work. Batches count up to the
+    first file that is another, or was changed since it was read.
     """
     done = length = 0
     lines = _lines(part) if part.is_file() else iter(())
     header, _ = next(lines, (None, 0))
     if header != json.loads(_line(work)):
         return 0, 0
-    for number, (file, ((name, _), place)) in enumerate(zip(image_files(images), lines), start=1):
-        if name != _written(file):
-            return 0, 0
+    both = zip(image_files(images), lines)
+    for number, (file, ((name, _, *read), place)) in enumerate(both, start=1):
+        if name != _written(file) or read != [[*(stamp(file) or ())] or None]:
+            break
         if number % files_at_once == 0:
             done, length = number, place
     return done, length
@@ -461,7 +471,7 @@ def _put_in_place(
     files = failed = unlike = 0
 
     def by_file() -> Iterator[Sequence[Sequence[Any]]]:
-        return (rows for (_, rows), _ in islice(_lines(part), 1, None))
+        return (rows for (_, rows, _), _ in islice(_lines(part), 1, None))
 
     def usable() -> Iterator[Prediction]:
         nonlocal files, failed, unlike

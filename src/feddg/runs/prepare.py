@@ -47,7 +47,7 @@ from feddg.data.near_copies import about_near_copies
 from feddg.data.partition import Partition, counts_clients, held_alike, partition, partitioned_alike
 from feddg.data.pixels import ArrayPixels, BadImage, PixelStore, Vectors, open_pixels
 from feddg.data.protocols import from_csv
-from feddg.data.splits import Splits, from_roles, hold_out
+from feddg.data.splits import ROLES, Splits, from_roles, hold_out
 from feddg.diagnostics import Diagnostic, Progress, emit, silent, warn
 from feddg.errors import ExperimentError, first_names
 from feddg.evaluation.accuracy import Evaluation, Score
@@ -336,6 +336,12 @@ def deal(experiment: Experiment, loaded: Loaded) -> Images:
     splits = _splits(experiment, images, loaded)
     if len(images) < len(table):
         splits = splits.spread(image_of)
+    if not any(len(getattr(splits, role)) for role in ROLES if role != "train"):
+        warn(
+            "nothing-evaluated",
+            "Every image trains, so no accuracy is measured.",
+            "To measure one, hold a domain out (--hold-out), or raise data.id_val.",
+        )
     share = partition(
         table.domains[splits.train],
         table.labels[splits.train],
