@@ -14,7 +14,7 @@ from feddg.comparison.tuning import TRIALS
 from feddg.data.partition import in_words
 from feddg.diagnostics import Diagnostic
 from feddg.experiment import DEFAULT, Origin
-from feddg.prediction.travel import Travel, expectation
+from feddg.prediction.travel import Travel
 from feddg.records import AdaptationRow, AttackRow
 from feddg.report import blocks
 from feddg.report.leaks import attack_tables
@@ -119,7 +119,7 @@ def print_travel(found: Travel) -> None:
     if found.expected is not None:
         if found.calibration.sites:
             console.print(as_rich(sites_table(found)))
-        print_line(console, expectation(found.expected))
+        print_line(console, found.expectation)
     for one in found.diagnostics:
         print_line(console, str(one))
 

@@ -703,10 +703,11 @@ def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
     right = f"right for {share.share:.1%} (95 %: {share.low:.1%} to {share.high:.1%})"
     if len(rows) > 1:
         return (
-            f"On average over {len(rows)} domains nobody trained on ({domains}; {images} images in "
-            f"all) it was {right}."
+            f"In its own test, on average over {len(rows)} domains nobody trained on ({domains}; "
+            f"{images} images in all), the model was {right}."
         )
-    return f"It was {right} of {images} images of a domain nobody trained on ({domains})."
+    test = f"{images} images of a domain nobody trained on ({domains})"
+    return f"In its own test the model was {right} of {test}."
 
 
 def _held_out(own: Evaluations, round_: int) -> str:
