@@ -145,9 +145,9 @@ def run_page(run: Run) -> Page:
 
 
 def notices_of(found: Sequence[Diagnostic]) -> list[Block]:
-    """The gravest two in boxes, the others folded."""
-    boxes: list[Block] = [Prose(str(one), notice=True) for one in found[:MOST_BOXES]]
-    more = [Prose(str(one)) for one in found[MOST_BOXES:]]
+    """The gravest in a box, the others folded."""
+    boxes: list[Block] = [Prose(str(one), notice=True) for one in found[:1]]
+    more = [Prose(str(one)) for one in found[1:]]
     return [*boxes, Fold(f"{counted(len(more), 'further note')}", more)] if more else boxes
 
 
@@ -236,7 +236,6 @@ def result_sentence(run: Run) -> str:
 REFERENCES: Final = {"local": "each site alone", "centralised": "all images in one place"}
 """Methods that runs are compared with, and what they stand for."""
 FEW_SITES: Final = 5
-MOST_BOXES: Final = 2
 FAR_BELOW, SCARCE = 0.2, 0.5
 """A class's recall is low this far below the mean; it is rare below this share of mean images."""
 

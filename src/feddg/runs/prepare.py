@@ -180,7 +180,11 @@ def split_diagnostics(
     data, held = experiment.data, experiment.hold_out
     found: list[Diagnostic] = []
     if splits is not None:
-        found += about_splits(loaded.table, splits, chosen=bool(held.test or held.val))
+        rounds, evaluate = experiment.train.rounds, experiment.evaluate
+        evaluated = sum(evaluate.after(round, rounds) for round in range(1, rounds + 1))
+        picks = evaluated > 1 or experiment.server.wise_ft == "auto"
+        chosen = bool(held.test or held.val)
+        found += about_splits(loaded.table, splits, chosen=chosen, picks=picks)
     if data.duplicates != "ignore":
         table = loaded.table
         files = [file_of(path) for path in table.paths]
