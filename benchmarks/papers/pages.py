@@ -2,7 +2,7 @@
 
     python benchmarks/papers/pages.py [NAME ...]
 
-For a table NAME, the plan is ``benchmarks/papers/short/NAME.yaml``, and the results, from
+For a table NAME, the plan is ``short/NAME`` of the package, and the results, from
 ``feddg compare PLAN --results CSV``, are ``docs/results/data/papers/NAME.csv``, with
 ``NAME.tuning.json`` beside it where values were tuned. ``docs/results/papers.md`` has a short table
 of each; ``runs/papers/NAME.md`` every selection rule, margin, and the cells that are not run.
@@ -47,7 +47,7 @@ from feddg.runs.reading import BEST_IN_DOMAIN, FINAL, SELECTION_RULES, SWA_MEAN,
 from feddg.text import MISSING, counted, percent, readable
 
 ROOT = Path(__file__).resolve().parents[2]
-PLANS = Path("benchmarks/papers/short")
+PLANS = Path("src/feddg/comparison/papers/short")
 DATA = Path("docs/results/data/papers")
 PAGES = Path("runs/papers")
 INDEX = Path("docs/results/papers.md")
@@ -103,7 +103,7 @@ def new_page(name: str, plan: Plan) -> str:
     """The frame of a page: what stands around its tables."""
     return (
         f"# {plan.title}\n\n"
-        f"    feddg compare {PLANS}/{name}.yaml --results {DATA}/{name}.csv\n"
+        f"    feddg compare short/{name} --results {DATA}/{name}.csv\n"
         f"    python benchmarks/papers/pages.py {name}\n\n"
         "The first command runs what is missing, the second makes this page from the file."
         f"\n\n{BEGIN}\n\n{END}\n"

@@ -453,7 +453,7 @@ def predict_files(
     if html is not None:
         from feddg.report.predictions_page import write_predictions_page
 
-        write_predictions_page(done, html)
+        write_predictions_page(done, html, run, images)
     return done
 
 
@@ -481,7 +481,7 @@ def travel(
     if html is not None:
         from feddg.report.predictions_page import write_travel_page
 
-        write_travel_page(found, html)
+        write_travel_page(found, html, run, images)
     return found
 
 

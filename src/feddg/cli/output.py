@@ -15,7 +15,7 @@ from feddg.comparison.tuning import TRIALS
 from feddg.data.partition import in_words
 from feddg.diagnostics import Diagnostic
 from feddg.experiment import DEFAULT, Origin
-from feddg.prediction.travel import Travel, expectation
+from feddg.prediction.travel import Travel
 from feddg.records import AdaptationRow, AttackRow
 from feddg.report import blocks
 from feddg.report.leaks import attack_tables
@@ -135,7 +135,7 @@ def print_travel(found: Travel) -> None:
     if found.expected is not None:
         if found.calibration.sites:
             print_table(console, sites_table(found))
-        print_line(console, expectation(found.expected))
+        print_line(console, found.expectation)
     for one in found.diagnostics:
         print_line(console, str(one))
 

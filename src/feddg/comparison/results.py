@@ -42,6 +42,7 @@ from feddg.runs.diagnostics import (
     IN_WORDS,
     MAJORITY,
     STILL_RISING,
+    UNSTEADY,
     about_accuracy,
     about_fluctuation,
     causes_of_failure,
@@ -1043,7 +1044,8 @@ def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]
         return [found for name, found in diagnosed.items() if row.value(name, rules[name])]
     evaluations = row.run.evaluations
     found = about_accuracy(evaluations, rule.of(evaluations).round, weights=rule.weights)
-    return [(one.code, one.severity) for one in found]
+    # Of methods beside each other about_lead says how much they fluctuate.
+    return [(one.code, one.severity) for one in found if one.code != UNSTEADY]
 
 
 def about_budgets(results: Results) -> Iterator[Diagnostic]:

@@ -172,13 +172,16 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
         )
 
 
-def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator[Diagnostic]:
+def about_splits(
+    table: ImageTable, splits: Splits, *, chosen: bool, picks: bool = True
+) -> Iterator[Diagnostic]:
     """Finds classes without training images, and validation sets too small to choose by.
 
     Args:
         table: usable images.
         splits: the rows by role.
         chosen: whether the user chose what is held out; an official split is not criticised.
+        picks: whether there are several evaluated rounds to pick from.
     """
     trained = _counts(table, splits.train)
     if np.count_nonzero(trained) < 2:
@@ -216,13 +219,14 @@ def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator
             "Read the balanced accuracy, and try train.class_weights.",
         )
     for where, rows in (("held-out", splits.val), ("training", splits.id_val)):
-        if 0 < len(rows) < SMALL_VALIDATION:
+        if picks and 0 < len(rows) < SMALL_VALIDATION:
             margin = 100 * 1.96 * (0.25 / len(rows)) ** 0.5
             yield Diagnostic(
                 "small-validation",
                 "warning",
-                f"Validation on {where} domains has only {_images(len(rows))}: which round it "
-                f"picks is chance (an accuracy of 50 % is uncertain by {margin:.0f} points).",
+                f"Validation on {where} domains has only {_images(len(rows))}: a round "
+                f"picked by it is picked by chance (an accuracy of 50 % is uncertain by "
+                f"{margin:.0f} points).",
             )
 
 

@@ -14,10 +14,16 @@ from feddg.data.pixels import Pixels, as_unit
 from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, first_names
 from feddg.evaluation.metrics import Predictions, measure, student
+from feddg.models.network import Network
 from feddg.models.task import CLASSIFICATION, Task
+from feddg.models.trained import digest_of_fixed_features
 from feddg.records import LAST, EvaluationRow
 from feddg.rng import stream
 
+Answers = Callable[[Tensor], Tensor]
+"""Maps the rows ``(B,)`` of a batch to outputs ``(B, ...)``."""
+MOST_KEPT = 2**28
+"""Most bytes of features that are kept for an evaluation's next passes."""
 ONE_IMAGE = "one image"
 """What a predictor needs whose answer depends on nothing but the image."""
 NOT_FINITE = "the model's outputs for {} are not finite (NaN or infinite): it cannot be evaluated"
@@ -171,6 +177,7 @@ class Evaluation:
         autocast: opens the precision context.
         paths: file of each row of the store, for tables of single images; may be empty.
         task: gives loss and score.
+        kept: what a frozen featurizer gave for each batch, see :meth:`answers`.
     """
 
     pixels: Pixels
@@ -184,6 +191,9 @@ class Evaluation:
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     paths: Sequence[str] = ()
     task: Task = CLASSIFICATION
+    kept: dict[tuple[nn.Module, str, bytes], Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def scores(self, predictor: nn.Module, outputs: list[Outputs] | None = None) -> list[Score]:
         """Returns the scores of ``predictor``, after setting it to eval mode.
@@ -204,10 +214,11 @@ class Evaluation:
 
     def predictions(self, predictor: nn.Module) -> Iterator[Tensor]:
         """Yields the logits of each part, as :meth:`predict` returns them."""
+        answers = self.answers(predictor)
         for _, _, rows in self.parts():
             if isinstance(predictor, Resettable):
                 predictor.reset()
-            yield self.predict(predictor, rows)
+            yield self.predict(predictor, rows, answers)
 
     def support(self) -> Iterator[tuple[str, str, list[int]]]:
         """Yields each split and domain with its number of images per class."""
@@ -247,23 +258,55 @@ class Evaluation:
             confidence=float(outputs.softmax(1).amax(1).mean()),
         )
 
-    def predict(self, predictor: nn.Module, rows: numpy.ndarray) -> Tensor:
+    def predict(
+        self, predictor: nn.Module, rows: numpy.ndarray, answers: Answers | None = None
+    ) -> Tensor:
         """Returns the outputs ``(len(rows), ...)`` on the CPU in float32.
 
         If predictions depend on the batch (``needs`` is not one image), rows are shuffled, so that
         batches are not sorted by class, and batches have about equal size.
+
+        Args:
+            predictor: maps images to outputs.
+            rows: of the store.
+            answers: :meth:`answers` of the predictor, if known.
         """
+        answers = answers or self.answers(predictor)
         order = torch.arange(len(rows))
         batches = order.split(self.batch_size)
         if getattr(predictor, "needs", ONE_IMAGE) != ONE_IMAGE:
             order = torch.randperm(len(rows), generator=stream(0, "evaluation order"))
             batches = order.tensor_split(-(-len(rows) // self.batch_size))
         with torch.inference_mode(), self.autocast():
-            parts = [
-                predictor(as_unit(self.pixels.gather(part, self.device))).float()
-                for part in (torch.from_numpy(rows)[batch] for batch in batches)
-            ]
+            parts = [answers(torch.from_numpy(rows)[batch]).float() for batch in batches]
         return torch.cat(parts).cpu()[order.argsort()]
+
+    def answers(self, predictor: nn.Module) -> Answers:
+        """Returns what maps a batch's rows to a predictor's outputs, with its weights as they are.
+
+        What a frozen featurizer gives is kept, up to 256 MB: the next pass is that of the head.
+        """
+
+        def images(part: Tensor) -> Tensor:
+            return as_unit(self.pixels.gather(part, self.device))
+
+        digest = digest_of_fixed_features(predictor)
+        if not digest or not isinstance(predictor, Network):
+            return lambda part: predictor(images(part))
+        network = predictor
+
+        def answers(part: Tensor) -> Tensor:
+            key = network, digest, part.numpy().tobytes()
+            features = self.kept.get(key)
+            if features is None:
+                features = network.featurizer(network.normalize(images(part)))
+                if sum(one.nbytes for one in self.kept.values()) + features.nbytes <= MOST_KEPT:
+                    self.kept[key] = features.cpu()
+            embeddings = network.embedding(features.to(self.device))
+            logits: Tensor = network.classifier(embeddings)
+            return logits
+
+        return answers
 
 
 def about_support(

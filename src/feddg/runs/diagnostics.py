@@ -100,6 +100,8 @@ ONE_WAY: Final = 0.75
 """Accuracy is rising if at least this part of all its movement is upwards ..."""
 LEAST_RISE: Final = 0.01
 """... by at least this much in total ..."""
+UP_AND_DOWN: Final = 0.05
+"""Accuracy fluctuates if it both rises and falls by more than this between evaluations ..."""
 NOT_LEVELLED: Final = 0.25
 """... and its last third has at least this part of the mean pace."""
 FAR_ABOVE: Final = 10
@@ -112,6 +114,8 @@ MAJORITY: Final = "no-better-than-majority-class"
 ONE_CLASS: Final = "nearly-always-one-class"
 UNTRAINED: Final = "worse-than-untrained"
 STILL_RISING: Final = "still-rising"
+UNSTEADY: Final = "rounds-fluctuate"
+NOTHING_GAINED: Final = "nothing-over-the-closed-form"
 DIVERGED: Final = "training-diverged"
 TOO_LARGE: Final = "learning-rate-too-large"
 FAR_BELOW_SEEN: Final = "unseen-far-below-seen"
@@ -257,7 +261,8 @@ def about_accuracy(
     if found.round > 0:
         worse = list(_untrained(evaluations, found, split))
         # More of what made it worse is no advice, even where it has begun to recover.
-        rising = () if worse else _rising(evaluations, found, split)
+        rising = () if worse else [*_rising(evaluations, found, split)]
+        rising = rising or [*_unsteady(evaluations.of(weights), found, split)]
         change = "train longer or with another learning rate, and "
         if worse:
             change = ""  # it has its own advice
@@ -356,6 +361,22 @@ def _rising(evaluations: Evaluations, found: SplitAccuracy, split: str) -> Itera
     )
 
 
+def _unsteady(own: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
+    """Notes that accuracy goes up and down at the end, by more than the choice of images does."""
+    steps = _end_steps(own, split)
+    if found.round != own.rounds[-1] or len(steps) < LEAST_STEPS:
+        return
+    back = min(max(steps), -min(steps))
+    if back > max(UP_AND_DOWN, found.accuracy.high - found.accuracy.low):
+        yield Diagnostic(
+            UNSTEADY,
+            "note",
+            f"Accuracy goes up and down by {100 * back:.1f} points and more between the last "
+            "evaluations: after another round it could be another.",
+            "Average the last rounds (--averaging swa), or lower the learning rate.",
+        )
+
+
 def about_domains(rows: Sequence[EvaluationRow]) -> dict[str, Diagnostic]:
     """Returns, by domain, a warning that a training domain is guessed while others are learned.
 
@@ -435,7 +456,7 @@ def about_fluctuation(moved: float | None, margin: float) -> Iterator[Diagnostic
     """
     if moved is not None and moved > abs(margin):
         yield Diagnostic(
-            "rounds-fluctuate",
+            UNSTEADY,
             "note",
             f"Accuracy goes up and down by {100 * moved:.1f} points between evaluations, more "
             f"than the {100 * abs(margin):.1f} points between the methods: another round could "
@@ -621,7 +642,27 @@ def about_result(run: Run) -> list[Diagnostic]:
         run.evaluations, chosen, weights=rule.weights, classes=classes, trains=trains
     )
     astray = LEARNED_NOTHING & {one.code for one in found}
+    gained = () if UNTRAINED in {one.code for one in found} else _nothing_gained(run)
+    found = gravest_first([*found, *gained])
     return [*(about_rate(run) if astray else ()), *found, *about_sites(run)]
+
+
+def _nothing_gained(run: Run) -> Iterator[Diagnostic]:
+    """Notes that training is no better, but for chance, than the closed form it began with."""
+    start, end = (
+        run.evaluations.value(0, TEST),
+        split_accuracy(run.served.evaluations, run.served.round),
+    )
+    closed = (run.settings.get("train") or {}).get("head") == "ridge"
+    if closed and start is not None and end is not None and end.round and end.accuracy.low <= start:
+        yield Diagnostic(
+            NOTHING_GAINED,
+            "note",
+            f"{counted(end.round, 'round')} of training gained nothing, but for chance, over the "
+            f"closed form that they began with: {start:.1%} before, {end.accuracy.share:.1%} "
+            "after.",
+            "The closed form alone takes one round (--method ridge).",
+        )
 
 
 def about_run(run: Run) -> list[Diagnostic]:
@@ -703,10 +744,11 @@ def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
     right = f"right for {share.share:.1%} (95 %: {share.low:.1%} to {share.high:.1%})"
     if len(rows) > 1:
         return (
-            f"On average over {len(rows)} domains nobody trained on ({domains}; {images} images in "
-            f"all) it was {right}."
+            f"In its own test, on average over {len(rows)} domains nobody trained on ({domains}; "
+            f"{images} images in all), the model was {right}."
         )
-    return f"It was {right} of {images} images of a domain nobody trained on ({domains})."
+    test = f"{images} images of a domain nobody trained on ({domains})"
+    return f"In its own test the model was {right} of {test}."
 
 
 def _held_out(own: Evaluations, round_: int) -> str:

@@ -194,7 +194,11 @@ def split_diagnostics(
     found: list[Diagnostic] = []
     table = loaded.table
     if splits is not None:
-        found += about_splits(table, splits, chosen=bool(held.test or held.val))
+        rounds, evaluate = experiment.train.rounds, experiment.evaluate
+        evaluated = sum(evaluate.after(round, rounds) for round in range(1, rounds + 1))
+        picks = evaluated > 1 or experiment.server.wise_ft == "auto"
+        chosen = bool(held.test or held.val)
+        found += about_splits(table, splits, chosen=chosen, picks=picks)
         found += about_columns(table, splits)
     if data.duplicates != "ignore":
         files = list(table.paths if table.root is None else map(file_of, table.paths))
