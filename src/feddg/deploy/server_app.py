@@ -1,5 +1,6 @@
 """The ServerApp: the coordinator's side, which writes the run folder."""
 
+import itertools
 import json
 import logging
 import math
@@ -28,6 +29,7 @@ from feddg.federation.server import Server
 from feddg.messages import Broadcast, Message, Refusal, plain_text
 from feddg.methods.base import require_network_fit
 from feddg.methods.composition import method_class
+from feddg.methods.domains import idle_clients
 from feddg.models.precision import choose_device
 from feddg.records import (
     EVALUATION_ROWS,
@@ -264,8 +266,10 @@ def transport_to_programs(
         RunError: a site is missing; names it.
     """
     transport = FlowerTransport(grid, sites, run, policy or Policy(len(sites)), **options)
-    transport.gather(len(sites))
-    transport.fields = {"classes": json.dumps([TARGETS]), "domains": json.dumps(list(sites))}
+    found = transport.gather(len(sites))
+    held = (found[id].domains for id in range(len(sites)))
+    domains = list(dict.fromkeys(itertools.chain.from_iterable(held)))
+    transport.fields = {"classes": json.dumps([TARGETS]), "domains": json.dumps(domains)}
     return transport
 
 
@@ -360,6 +364,7 @@ def _prepared(
     transport.registry.on_registration = join
     method, network = build(experiment, len(classes))
     emit(*method.diagnostics(experiment))
+    emit(*idle_clients(method, [len(found[id].domains) for id in sorted(found) if id < len(names)]))
     sites = Sites(transport, _clients_table(names, found, classes, domains))
     federation = Federation(sites, network, method, experiment, transport=transport, cache=cache)
     federation.evaluation = _evaluation(deployment, experiment, classes, federation.worker, cache)

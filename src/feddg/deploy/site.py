@@ -5,6 +5,7 @@ import logging
 import pkgutil
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -603,8 +604,8 @@ class ProgramSite(Site):
         """Nothing is known of a program's files."""
 
     def _registration(self) -> Registration:
-        count = len(self.federation.clients[0].labels)
-        return Registration(classes={TARGETS: count}, domains={self.config.site: count})
+        names = self._domain_names()
+        return Registration(classes={TARGETS: len(names)}, domains=dict(Counter(names)))
 
     def _memory(self, request: Request) -> SiteMemory:
         """Returns the site's memory of the run; nothing is known of its program's files."""
@@ -613,8 +614,15 @@ class ProgramSite(Site):
 
     def _examples(self, classes: list[str], domains: list[str]) -> Examples:
         own: Examples = self.federation.clients[0]
-        domain = domains.index(self.config.site)
-        return replace(own, domains=torch.full_like(own.domains, domain))
+        places = {name: place for place, name in enumerate(domains)}
+        numbers = [places[name] for name in self._domain_names()]
+        return replace(own, domains=torch.tensor(numbers))
+
+    def _domain_names(self) -> list[str]:
+        """Returns the domain of each image: as its data set says, or the site."""
+        names = self.federation.domain_names
+        numbers = self.federation.clients[0].domains.tolist()
+        return [names[number] or self.config.site for number in numbers]
 
 
 def site_of(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Site:
