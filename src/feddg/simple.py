@@ -104,7 +104,6 @@ class Federation(federation.Federation):
         transport: the transport to the clients.
         network: the network that clients take turns on.
         class_names: the classes in the order of the logits.
-        domain_names: the domains by number; empty for a client whose data set names none.
     """
 
     def __init__(
@@ -149,7 +148,7 @@ class Federation(federation.Federation):
         method.read_files()
         numbers, self.domain_names = _domains(clients, [len(targets) for _, targets in held])
         if transport is None:
-            emit(*idle_clients(method, [len(domains.unique()) for domains in numbers]))
+            emit(*idle_clients(method, (len(domains.unique()) for domains in numbers)))
 
         def another() -> Network:
             network = prepared_network(copy.deepcopy(start), method, settings)

@@ -387,7 +387,14 @@ def test_two_rounds_of_clients_weights_by_hand():
     for losses, mean in (((1.0, 2.0, 3.0), 6.0), ((3.0, 0.0, 0.0), 6 / 3 + 0.1 * 6)):
         updates = [Update(id, 5, {"w": torch.tensor([3.0 * (id + 1)])}) for id in range(3)]
         state = method.aggregate(state.next(), iter(updates))
-        reply = {id: {"losses": torch.tensor([loss])} for id, loss in enumerate(losses)}
+        reply = {
+            id: {
+                "losses": torch.tensor([loss]),
+                "images": torch.tensor([5.0]),
+                "domains": torch.tensor([2]),  # what a client says it is does not count
+            }
+            for id, loss in enumerate(losses)
+        }
         before = state.extras[WEIGHTS]
         expected = float((before * torch.tensor([3.0, 6.0, 9.0])).sum())
         assert float(state.weights["w"]) == pytest.approx(expected, rel=1e-5)

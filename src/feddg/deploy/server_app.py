@@ -364,7 +364,8 @@ def _prepared(
     transport.registry.on_registration = join
     method, network = build(experiment, len(classes))
     emit(*method.diagnostics(experiment))
-    emit(*idle_clients(method, [len(found[id].domains) for id in sorted(found) if id < len(names)]))
+    trainers = (id for id in sorted(found) if id < len(names))
+    emit(*idle_clients(method, (len(found[id].domains) for id in trainers)))
     sites = Sites(transport, _clients_table(names, found, classes, domains))
     federation = Federation(sites, network, method, experiment, transport=transport, cache=cache)
     federation.evaluation = _evaluation(deployment, experiment, classes, federation.worker, cache)

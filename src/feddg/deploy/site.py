@@ -620,9 +620,9 @@ class ProgramSite(Site):
 
     def _domain_names(self) -> list[str]:
         """Returns the domain of each image: as its data set says, or the site."""
-        names = self.federation.domain_names
+        names = dict(enumerate(self.federation.domain_names))
         numbers = self.federation.clients[0].domains.tolist()
-        return [names[number] or self.config.site for number in numbers]
+        return [names.get(number) or self.config.site for number in numbers]
 
 
 def site_of(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Site:

@@ -22,6 +22,7 @@ Decisions:
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -56,36 +57,30 @@ def _counts(method: Any, context: SchemaContext, name: str) -> Range:
     return 1, context.images or MOST_ROWS
 
 
+def _weighs(method: Any) -> bool:
+    return bool(method.weighs)
+
+
 def _over_domains(method: Any) -> bool:
     return bool(method.weighs == "domains")
 
 
-_DOMAINS = EntrySchema(
-    "which domains its images have",
-    ("held",),
-    torch.int64,
-    distinct=True,
-    low=0,
-    high=MOST_DOMAINS,
-    when=_over_domains,
+_DOMAINS = EntrySchema("which ones", ("held",), torch.int64, low=0, high=MOST_DOMAINS, when=_weighs)
+_IMAGES = EntrySchema("how many images of each", ("held",), within=_counts, when=_weighs)
+_LOSSES = EntrySchema(
+    "its mean loss under the new average, of each", ("held",), low=0.0, when=_weighs
 )
-_IMAGES = EntrySchema("how many images of each", ("held",), within=_counts, when=_over_domains)
 
 
 class WeighedByLoss(Method):
     """Weights of clients or domains at the server, moved after every round by their losses."""
 
     sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
-        "statistics/domains": _DOMAINS,
-        "statistics/images": _IMAGES,
+        "statistics/domains": replace(_DOMAINS, when=_over_domains),
+        "statistics/images": replace(_IMAGES, when=_over_domains),
         f"answer:{QUESTION}/domains": _DOMAINS,
         f"answer:{QUESTION}/images": _IMAGES,
-        f"answer:{QUESTION}/losses": EntrySchema(
-            "its mean loss under the new average, or that of each of its domains",
-            ("held",),
-            low=0.0,
-            when=lambda method: bool(method.weighs),
-        ),
+        f"answer:{QUESTION}/losses": _LOSSES,
     }
 
     @property
@@ -101,10 +96,10 @@ class WeighedByLoss(Method):
         """Returns what an image of each domain counts in a client's loss, ``(G,)``.
 
         Args:
-            weights: ``(G,)`` of the domains.
+            weights: ``(G,)`` of the domains, which it is here.
             images: ``(G,)`` the federation's images of each.
         """
-        raise NotImplementedError
+        return weights
 
     @property
     def has_setup(self) -> bool:
@@ -179,10 +174,11 @@ class WeighedByLoss(Method):
         held, train = client.training.labels, client.worker.train
         losses, weights = losses_by_image(logits, batch.labels, held, train)
         factors = client.scratch[WEIGHTS][self.drawn(client, batch)[WEIGHTS]]
-        return (factors * weights * losses).sum() / weights.sum()
+        loss: Tensor = (factors * weights * losses).sum() / weights.sum()
+        return loss
 
     def answer(self, client: Client, name: str, question: Message) -> Message:
-        """Returns the mean losses of the client's images, by domain if domains have weights."""
+        """Returns the client's mean loss, or that of each of its domains, if they have weights."""
         if name != QUESTION:
             return super().answer(client, name, question)
         client.network.eval()
@@ -190,15 +186,14 @@ class WeighedByLoss(Method):
             cross_entropy(client.network(batch.images).float(), batch.labels, reduction="none")
             for batch in client.plain_batches()
         ]
-        losses = torch.cat(parts).cpu().double()
-        if not _over_domains(self):
-            return Message({"losses": losses.mean()[None].float()})
-        domains, own, images = client.examples.domains.unique(
-            return_inverse=True, return_counts=True
+        held = client.examples.domains
+        held = held if _over_domains(self) else torch.full_like(held, client.id)
+        domains, own, images = held.unique(return_inverse=True, return_counts=True)
+        total = (
+            torch.zeros(len(domains)).double().index_add_(0, own, torch.cat(parts).cpu().double())
         )
-        means = torch.zeros(len(domains)).double().index_add_(0, own, losses) / images
-        found = {"domains": domains, "images": images.float(), "losses": means.float()}
-        return Message(found)
+        means = (total / images).float()
+        return Message({"domains": domains, "images": images.float(), "losses": means})
 
     def after_round(self, state: State, ask: Ask) -> State:
         """Asks for the losses under the new average, and moves the weights by them."""
@@ -209,11 +204,11 @@ class WeighedByLoss(Method):
         total, images = torch.zeros(2, len(before), dtype=torch.double)
         for id, reply in ask(QUESTION, Message()):
             own = {name: tensor.cpu() for name, tensor in reply.tensors.items()}
-            losses = own["losses"].double()
-            domains = own.get("domains", torch.full((len(losses),), id))
-            counts = own.get("images", torch.ones(len(losses))).double()
+            domains, counts = own["domains"], own["images"].double()
+            if not _over_domains(self):
+                domains = torch.full_like(domains, id)  # whatever it says
             known = domains < len(before)
-            total.index_add_(0, domains[known], (counts * losses)[known])
+            total.index_add_(0, domains[known], (counts * own["losses"].double())[known])
             images.index_add_(0, domains[known], counts[known])
         moved = self.moved(before.cpu().double(), total / images.clamp_min(1))
         state.extras[WEIGHTS] = moved.float().to(before.device)
@@ -246,10 +241,6 @@ class AFL(WeighedByLoss):
     def moved(self, weights: Tensor, losses: Tensor) -> Tensor:
         """Returns the projection of a step up the losses."""
         return on_simplex(weights + self.settings.afl_step * losses)
-
-    def factors(self, weights: Tensor, images: Tensor) -> Tensor:
-        """Returns the weights themselves."""
-        return weights
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Returns the sum over images of their domain's weight times their loss."""

@@ -1,6 +1,6 @@
 """What methods share that compare the domains of a client's own images."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -128,20 +128,22 @@ class DomainMethod(Method):
         return torch.tensor(weight if passed >= steps else min(weight, 1.0))
 
 
-def idle_clients(method: Method, domains: Sequence[int]) -> list[Diagnostic]:
+def idle_clients(method: Method, domains: Iterable[int]) -> list[Diagnostic]:
     """Returns what to say of clients that have one domain, under a method that compares several.
 
     Args:
         method: the method.
         domains: the number of each client's domains.
     """
-    alone = sum(count < 2 for count in domains)
-    if not alone or not isinstance(method, DomainMethod) or not method.compares_domains:
+    if not isinstance(method, DomainMethod) or not method.compares_domains:
         return []
-    title = title_of(method.name)
-    if alone < len(domains):
-        text = f"{alone} of {len(domains)} clients have images of one domain: there {title} has "
-        return [Diagnostic("one-domain-clients", "note", text + "nothing to compare.")]
+    alone, title = [count < 2 for count in domains], title_of(method.name)
+    if not any(alone):
+        return []
+    if not all(alone):
+        some = f"{sum(alone)} of {len(alone)} clients have images of one domain: "
+        text = f"{some}there {title} has nothing to compare."
+        return [Diagnostic("one-domain-clients", "note", text)]
     return [
         Diagnostic(
             "one-domain-clients",

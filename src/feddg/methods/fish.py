@@ -62,9 +62,8 @@ class Fish(DomainMethod):
             super().step(client, batch)
             return
         drawn = self.drawn(client, batch)
-        trained = [p for p in client.network.parameters() if p.requires_grad]
-        before = [p.detach().clone() for p in trained]
+        trained = [p.detach() for p in client.network.parameters() if p.requires_grad]
+        before = [tensor.clone() for tensor in trained]
         for place, here in enumerate(client.scratch["fish"]):
             super().step(client, batch.rows(drawn[f"{PART}{place}"], here))
-        with torch.no_grad():
-            torch._foreach_lerp_(trained, before, 1 - self.settings.meta_rate)
+        torch._foreach_lerp_(trained, before, 1 - self.settings.meta_rate)

@@ -81,10 +81,9 @@ class GroupDRO(DomainMethod, WeighedByLoss):
     def begin(self, client: Client) -> None:
         """Loads the client's weights."""
         super().begin(client)
-        count = self.domains(client)
-        own = client.memory.get(OWN, torch.empty(0))
-        own = own.clone() if len(own) == count else torch.full((count,), 1 / count)
-        client.scratch[OWN] = own.to(client.device)
+        count, before = self.domains(client), client.memory.get(OWN, ())
+        own = torch.full((count,), 1 / count, device=client.device)
+        client.scratch[OWN] = own.copy_(before) if len(before) == count else own
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Returns the weighted loss, after a step of the weights if they are the client's."""

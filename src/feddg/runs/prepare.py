@@ -454,7 +454,7 @@ def federation_of(experiment: Experiment, images: Images, cache: Path, **parts: 
     method, network = build(experiment, len(images.table.class_names))
     emit(*method.diagnostics(experiment))
     held = images.table.domains[images.splits.train]
-    emit(*idle_clients(method, [len(set(held[rows])) for rows in images.partition.rows]))
+    emit(*idle_clients(method, (len(set(held[rows])) for rows in images.partition.rows)))
     settings = images.trained_by(experiment)
     chosen = find_augmentation(settings.train.augmentation)
     found = Federation(images, network, method, settings, augmentation=chosen, cache=cache, **parts)
