@@ -24,7 +24,7 @@ from feddg.data.class_names import REMEDY, Numbered, joined, renumbered, tables_
 from feddg.data.data_set import find_augmentation
 from feddg.data.decoding import UnusableImageError, as_rgb, hash_of, make_square
 from feddg.data.pixels import ArrayPixels
-from feddg.diagnostics import Progress, silent
+from feddg.diagnostics import Progress, emit, silent
 from feddg.errors import ExperimentError, FeddgError, first_names, nearest
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import ONE_ROUND, Experiment, checked_settings, expand
@@ -33,6 +33,7 @@ from feddg.federation.federation import prepared_network
 from feddg.federation.transport import Transport
 from feddg.methods.base import Method, RoundHook, has_global_model, title_of
 from feddg.methods.composition import check_task, method_class, works_on_embeddings
+from feddg.methods.domains import idle_clients
 from feddg.models.backbones import split_network
 from feddg.models.convolutions import check_convolutions
 from feddg.models.network import Network
@@ -53,7 +54,8 @@ class Labelled(Protocol):
     """A data set of pairs (image, class id), as ``torch.utils.data.Dataset``.
 
     Images are PIL's of 8 bits a colour (what is transparent becomes white), or tensors
-    ``(3, H, W)`` or ``(1, H, W)`` of uint8, or of floats in [0, 1].
+    ``(3, H, W)`` or ``(1, H, W)`` of uint8, or of floats in [0, 1]. If a client's images are of
+    several domains, an attribute ``domains`` names the domain of each; otherwise the client is one.
     """
 
     def __len__(self) -> int:
@@ -160,6 +162,9 @@ class Federation(federation.Federation):
         _try_task(task, start, *held[0])
         method.check(settings)
         method.read_files()
+        numbers, self.domain_names = _domains(clients, [len(targets) for _, targets in held])
+        if transport is None:
+            emit(*idle_clients(method, (len(domains.unique()) for domains in numbers)))
 
         def another() -> Network:
             network = prepared_network(copy.deepcopy(start), method, settings)
@@ -167,7 +172,7 @@ class Federation(federation.Federation):
             return network
 
         super().__init__(
-            _examples(held, start.classes),
+            _examples(held, numbers, start.classes),
             another(),
             method,
             settings,
@@ -193,8 +198,10 @@ class Federation(federation.Federation):
         """
         found = in_process(experiment, cache_folder(cache))
         self = cls.__new__(cls)
-        names = tuple(found.clients.held.classes)
-        vars(self).update(vars(found), class_names=names, names=names)
+        table = found.clients.held
+        names = tuple(table.classes)
+        named = {"class_names": names, "names": names, "domain_names": tuple(table.domains)}
+        vars(self).update(vars(found), **named)
         return self
 
     def fit(self, rounds: int | None = None, progress: Progress = silent) -> Self:
@@ -502,13 +509,37 @@ def _pixels(image: Any, where: str) -> numpy.ndarray:
     return colours
 
 
-def _examples(held: Sequence[tuple[numpy.ndarray, numpy.ndarray]], classes: int) -> list[Examples]:
+def _domains(
+    datasets: Sequence[Labelled], counts: Sequence[int]
+) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Returns the domain of each client's images, ``(n,)`` int64, and the domains' names.
+
+    The domain of a data set that names none has an empty name.
+
+    Raises:
+        ExperimentError: a data set has another number of domains than of images.
+    """
+    known: dict[str | int, int] = {}
     found = []
-    for id, (images, labels) in enumerate(held):
+    for id, (dataset, count) in enumerate(zip(datasets, counts)):
+        given = getattr(dataset, "domains", None)
+        names: list[str | int] = [id] * count if given is None else list(map(str, given))
+        if len(names) != count:
+            raise ExperimentError(
+                f"client {id} names {len(names)} domains for {count} images: give one an image"
+            )
+        found.append(torch.tensor([known.setdefault(name, len(known)) for name in names]))
+    return found, tuple(name if isinstance(name, str) else "" for name in known)
+
+
+def _examples(
+    held: Sequence[tuple[numpy.ndarray, numpy.ndarray]], domains: Sequence[Tensor], classes: int
+) -> list[Examples]:
+    found = []
+    for (images, labels), own in zip(held, domains):
         rows, key = torch.arange(len(labels)), hash_of(images.shape, images)
-        domains = torch.full_like(rows, id)
         store = ArrayPixels(images, fingerprint=key)
-        found.append(Examples(store, rows, torch.from_numpy(labels), domains, classes, key[:24]))
+        found.append(Examples(store, rows, torch.from_numpy(labels), own, classes, key[:24]))
     return found
 
 

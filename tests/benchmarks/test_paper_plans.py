@@ -50,6 +50,10 @@ EXPECTED = {
     "fedig/table10_silos": 4 * 4 * 4,
     "fedig/table11_silos": 4 * 4 * 4,
     "fedig/table12_personal": 2 * 4 * 4,
+    "bai/pacs": 14 * 4 * 3 * 3,
+    "bai/iwildcam": 14 * 3 * 3,
+    "bai/camelyon17": 14 * 3 * 3,
+    "bai/femnist": 14 * 3 * 3,
 }
 SHARED = {"pardon/figure10_gamma1": 5 * 3, "pardon/figure10_gamma2": 5 * 3}
 """Cells whose run stands in several columns: FedAvg has no gamma."""
@@ -84,6 +88,7 @@ OUR_OWN = {
     "serving/ablation": 5 * 4 * 5,
     "methods/grid": 4 * 4,
     "methods/pacs": 10 * 4,
+    "methods/bai_pacs_64": 14 * 4 * 2 * 2,
     "own_size/pacs_64": 8 * 4 * 3,
     "own_size/pacs_160": 8 * 2,
     "own_size/pacs_64_default": 8 * 4,

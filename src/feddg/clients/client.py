@@ -123,11 +123,16 @@ class Batch:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def rows(self, chosen: Tensor) -> "Batch":
-        """Returns some of the images, by a mask or by their indices in the batch."""
+    def rows(self, chosen: Tensor, here: Tensor | None = None) -> "Batch":
+        """Returns some of the images, by a mask or by their indices in the batch.
+
+        Args:
+            chosen: on the device.
+            here: the same on the CPU, if it is known there: then nobody waits for the device.
+        """
         parts = (self.views, self.targets)
         views, targets = ({n: t[chosen] for n, t in part.items()} for part in parts)
-        chosen_here = chosen.to(self.positions.device)
+        chosen_here = chosen.to(self.positions.device) if here is None else here
         return Batch(
             self.images[chosen],
             self.labels[chosen],
@@ -224,6 +229,7 @@ class Client:
             it.
         features: outputs of the frozen featurizer for all its images, ``(n, d)``, if batches
             consist of these instead of images.
+        arrange: changes the random order ``(n,)`` that batches are cut from, if the method sets it.
     """
 
     def __init__(
@@ -253,6 +259,7 @@ class Client:
         self.scratch: dict[str, Any] = {}
         self.views: dict[str, Tensor] = {}
         self.features: Tensor | None = None
+        self.arrange: Callable[[Tensor], Tensor] | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.steps = 0
         self.forwards = 0
@@ -325,6 +332,7 @@ class Client:
         train, steps = self.worker.train, 0
         for _ in itertools.count() if train.local_steps else range(train.local_epochs):
             drawn = torch.randperm(len(self.training), generator=order)
+            drawn = drawn if self.arrange is None else self.arrange(drawn)
             for positions in split_batches(drawn, train.batch_size):
                 yield self.batch(positions, augmentation, draws)
                 steps += 1

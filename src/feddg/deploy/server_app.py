@@ -1,5 +1,6 @@
 """The ServerApp: the coordinator's side, which writes the run folder."""
 
+import itertools
 import json
 import logging
 import math
@@ -30,6 +31,7 @@ from feddg.federation.server import Server
 from feddg.messages import Broadcast, Message, Refusal, plain_text
 from feddg.methods.base import require_network_fit
 from feddg.methods.composition import method_class
+from feddg.methods.domains import idle_clients
 from feddg.models.precision import choose_device
 from feddg.records import (
     EVALUATION_ROWS,
@@ -269,10 +271,13 @@ def transport_to_programs(
         ExperimentError: classes of the sites cannot be joined by their names.
     """
     transport = FlowerTransport(grid, sites, run, policy or Policy(len(sites)), **options)
-    found = {sites[id]: [*one.classes] for id, one in transport.gather(len(sites)).items()}
+    registered = transport.gather(len(sites))
+    found = {sites[id]: [*one.classes] for id, one in registered.items()}
     tables = [(n, None if own == [TARGETS] else dict(enumerate(own))) for n, own in found.items()]
     names = joined([(f"site {name!r}", table) for name, table in tables]) or (TARGETS,)
-    transport.fields = {"classes": json.dumps(names), "domains": json.dumps(list(sites))}
+    held = (registered[id].domains for id in range(len(sites)))
+    domains = list(dict.fromkeys(itertools.chain.from_iterable(held)))
+    transport.fields = {"classes": json.dumps(names), "domains": json.dumps(domains)}
     return transport
 
 
@@ -376,6 +381,8 @@ def _prepared(
     emit(*method.diagnostics(experiment))
     held = _clients_table(names, found, classes, domains)
     held = held.model_copy(update={"features": transport.registry.features})
+    trainers = (id for id in sorted(found) if id < len(names))
+    emit(*idle_clients(method, (len(found[id].domains) for id in trainers)))
     sites = Sites(transport, held)
     federation = Federation(sites, network, method, experiment, transport=transport, cache=cache)
     federation.evaluation = _evaluation(deployment, experiment, held, federation.worker, cache)

@@ -5,6 +5,7 @@ import logging
 import pkgutil
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -617,12 +618,12 @@ class ProgramSite(Site):
         """Nothing is known of a program's files."""
 
     def _registration(self) -> Registration:
-        labels = self.federation.clients[0].labels
+        labels, domains = self.federation.clients[0].labels, Counter(self._domain_names())
         counts = {TARGETS: len(labels)}
         if self.names:
             found = zip(self.names, labels.bincount(minlength=len(self.names)).tolist())
             counts = {name: n for name, n in found if n or name in self.federation.names}
-        return Registration(classes=counts, domains={self.config.site: len(labels)})
+        return Registration(classes=counts, domains=dict(domains))
 
     def _memory(self, request: Request) -> SiteMemory:
         """Returns the site's memory of the run; nothing is known of its program's files."""
@@ -631,11 +632,19 @@ class ProgramSite(Site):
 
     def _examples(self, classes: list[str], domains: list[str]) -> Examples:
         own: Examples = self.federation.clients[0]
-        labels, domain = own.labels, domains.index(self.config.site)
+        labels = own.labels
         if self.names and classes != [TARGETS]:
             tables = [dict(enumerate(self.names))] * len(labels)
             labels = torch.from_numpy(renumbered(labels.numpy(), tables, classes, "its program"))
-        return replace(own, labels=labels, domains=torch.full_like(own.domains, domain))
+        places = {name: place for place, name in enumerate(domains)}
+        numbers = [places[name] for name in self._domain_names()]
+        return replace(own, labels=labels, domains=torch.tensor(numbers))
+
+    def _domain_names(self) -> list[str]:
+        """Returns the domain of each image: as its data set says, or the site."""
+        names = dict(enumerate(self.federation.domain_names))
+        numbers = self.federation.clients[0].domains.tolist()
+        return [names.get(number) or self.config.site for number in numbers]
 
 
 def site_of(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Site:

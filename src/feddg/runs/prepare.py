@@ -54,6 +54,7 @@ from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import Experiment
 from feddg.federation.federation import Federation, build
 from feddg.methods.composition import build_method, method_class
+from feddg.methods.domains import idle_clients
 from feddg.models.backbones import require_weights, weights_digest
 from feddg.records import BadImageRow, ClientRow, ClientsTable
 from feddg.settings import DataSettings
@@ -476,6 +477,8 @@ def federation_of(experiment: Experiment, images: Images, cache: Path, **parts: 
     """Returns an experiment's federation, of its images; see :func:`in_process`."""
     method, network = build(experiment, len(images.table.class_names))
     emit(*method.diagnostics(experiment))
+    held = images.table.domains[images.splits.train]
+    emit(*idle_clients(method, (len(set(held[rows])) for rows in images.partition.rows)))
     settings = images.trained_by(experiment)
     chosen = find_augmentation(settings.train.augmentation)
     found = Federation(images, network, method, settings, augmentation=chosen, cache=cache, **parts)

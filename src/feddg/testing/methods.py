@@ -94,6 +94,12 @@ class MethodFault(FaultsFound):
     """A method breaks rules."""
 
 
+class _Images(list[Any]):
+    """A client's images; every third is of the first client's domain, the others of its own."""
+
+    domains: list[int]
+
+
 class _Small(Federation):
     """A federation of noise whose brightest channel is the class."""
 
@@ -107,12 +113,13 @@ class _Small(Federation):
     ) -> None:
         rng = numpy.random.default_rng(0)
         clients = []
-        for count in sizes:
+        for id, count in enumerate(sizes):
             labels = numpy.arange(count) % classes
             images = rng.integers(0, 120, (count, 3, SIDE, SIDE))
             images[numpy.arange(count), labels] += 100
             pixels = torch.from_numpy(images.astype(numpy.uint8))
-            clients.append(list(zip(pixels, labels.tolist())))
+            clients.append(_Images(zip(pixels, labels.tolist())))
+            clients[-1].domains = [0 if image % 3 == 1 else id for image in range(count)]
         network = build_network("cnn", CLASSES, weights=None, image_size=SIDE)
         chosen: dict[str, Any] = {"batch_size": BATCH, "local_steps": steps, "rounds": ROUNDS}
         chosen |= {"averaging": "none", "precision": "float32"}
