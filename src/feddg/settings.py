@@ -29,6 +29,7 @@ SHORTHANDS = {
     "clients": "clients.number",
     "root": "data.root",
     "split_file": "data.split_file",
+    "group_by": "data.group_by",
     "image_size": "data.image_size",
     "clients_per_round": "clients.per_round",
     "heterogeneity": "clients.heterogeneity",
@@ -178,6 +179,12 @@ class DataSettings(Settings):
     )
     split_file: FixedPath | None = Field(
         None, description="a benchmark's split CSV; replaces hold_out's random split"
+    )
+    group_by: str | None = Field(
+        None,
+        description="which images belong together and are never split: a regular expression with a "
+        r"part (?P<group>...) of their paths, or folder; by default a table's column group, and "
+        "the patients of DICOM files",
     )
     id_val: Fraction = Field(
         0.05, description="share of each seen (domain, class) kept for in-domain validation"

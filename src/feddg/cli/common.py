@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from feddg.runs.reading import Run
 
 PANELS = {
-    "Data": "method data root hold_out split_file image_size",
+    "Data": "method data root hold_out split_file group_by image_size",
     "Clients": "clients clients_per_round heterogeneity alpha partition shards quantity_alpha",
     "Model and training": "rounds local_epochs local_steps batch_size optimizer lr schedule "
     "augmentation backbone weights embedding normalization",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,13 @@ from feddg.data.data_set import DATA_SETS, find_augmentation, load_images_of
 from feddg.data.decoding import Reading, whole_images
 from feddg.data.fingerprint import ContentHashes, ImagesFile, file_of, hash_file, images_file
 from feddg.data.images import ImageTable
+from feddg.data.groups import (
+    about_groups,
+    further_units,
+    partitioned_units,
+    roles_of_units,
+    units_of,
+)
 from feddg.data.inspection import (
     Survey,
     about_clients,
@@ -39,7 +46,7 @@ from feddg.data.near_copies import about_near_copies
 from feddg.data.partition import Partition, counts_clients, held_alike, partition, partitioned_alike
 from feddg.data.pixels import ArrayPixels, BadImage, PixelStore, open_pixels
 from feddg.data.protocols import from_csv
-from feddg.data.splits import Splits, from_roles, hold_out
+from feddg.data.splits import Splits, check_shares, from_roles, hold_out
 from feddg.diagnostics import Diagnostic, Progress, emit, silent, warn
 from feddg.errors import ExperimentError, first_names
 from feddg.evaluation.accuracy import Evaluation, Score
@@ -228,6 +235,7 @@ class Images(Sequence[Examples]):
         contents: the record of these images, for the run's folder.
         natural: whether clients are the real holders of images, so that each has its own in-domain
             validation images.
+        units: ``(n,)`` the group of each row in its domain, which is never split; None without.
     """
 
     table: ImageTable
@@ -239,6 +247,7 @@ class Images(Sequence[Examples]):
     steps: int | None = None
     contents: ImagesFile | None = None
     natural: bool = False
+    units: numpy.ndarray | None = None
 
     def __len__(self) -> int:
         """The number of clients."""
@@ -294,7 +303,11 @@ class Images(Sequence[Examples]):
         holders = self.table.clients
         if self.natural and holders is not None and len(self.partition) > 1:
             return held_alike(holders[self.splits.train], holders[self.splits.id_val])
-        return partitioned_alike(self.partition, self.table.domains[self.splits.id_val], self.seed)
+        domains = self.table.domains[self.splits.id_val]
+        if self.units is not None:
+            units = self.units[self.splits.id_val]
+            return further_units(self.partition, units, domains, self.seed)
+        return partitioned_alike(self.partition, domains, self.seed)
 
 
 def load_images(experiment: Experiment, cache: Path | None, progress: Progress) -> Images:
@@ -308,6 +321,7 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
     images = deal(experiment, loaded)
     emit(*split_diagnostics(experiment, loaded, images.splits))
     emit(*about_clients(images.partition.sizes.tolist()))
+    emit(*about_groups(images.table, images.splits, images.partition.owners))
     return images
 
 
@@ -317,12 +331,16 @@ def deal(experiment: Experiment, loaded: Loaded) -> Images:
     Raises:
         DataError: the images cannot be split or partitioned with these settings.
     """
-    clients, table = experiment.clients, loaded.table
+    clients, data, table = experiment.clients, experiment.data, loaded.table
     images, image_of = whole_images(table)  # tiles of one image stay together
     splits = _splits(experiment, images, loaded)
     if len(images) < len(table):
         splits = splits.spread(image_of)
-    share = partition(
+    natural = counts_clients(clients.partition)
+    units, arrange = units_of(table, _copies(table, loaded, data)), partition
+    if units is not None and not natural:
+        arrange = partial(partitioned_units, units[splits.train])
+    share = arrange(
         table.domains[splits.train],
         table.labels[splits.train],
         clients.number,
@@ -335,7 +353,6 @@ def deal(experiment: Experiment, loaded: Loaded) -> Images:
         holders=None if table.clients is None else table.clients[splits.train],
         seed=experiment.seed,
     )
-    natural = counts_clients(clients.partition)
     if experiment.train.select_every and not len(splits.id_val):
         raise ExperimentError(
             "train.select_every tries a client's models on its own validation images, and there "
@@ -346,7 +363,7 @@ def deal(experiment: Experiment, loaded: Loaded) -> Images:
         steps = _steps_of_a_round(experiment, share)
         share = Partition(numpy.zeros_like(share.owners), share.domains, 1)
     seed, contents = experiment.seed, loaded.contents
-    return Images(*loaded[:3], splits, share, seed, steps, contents, natural)
+    return Images(*loaded[:3], splits, share, seed, steps, contents, natural, units)
 
 
 def _steps_of_a_round(experiment: Experiment, share: Partition) -> int:
@@ -383,13 +400,17 @@ def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits
             "They say nothing about a new one.",
             f"To know that: {ask}.",
         )
-    in_domain = _in_domain(table)
+    in_domain, copies = _in_domain(table), _copies(table, loaded, data)
     if table.split is not None and data.own_split and not in_domain:
         warn(
             "own-split-unused",
             "The data set's own split holds domains out; it is not used, as hold_out names "
             f"{first_names(held_out)}.",
         )
+    roles, units = (table.split if in_domain and data.own_split else None), None
+    if roles is None and (units := units_of(table, copies)) is not None:
+        check_shares(data.id_val, data.id_test)
+        roles = roles_of_units(table, units, data.id_val, data.id_test, experiment.seed)
     return hold_out(
         table,
         list(held.test),
@@ -397,9 +418,14 @@ def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits
         id_val=data.id_val,
         id_test=data.id_test,
         seed=experiment.seed,
-        own=table.split if in_domain and data.own_split else None,
-        contents=_hashes(table, loaded.contents) if _keeps_copies_together(data) else (),
+        own=roles,
+        contents=copies,
     )
+
+
+def _copies(table: ImageTable, loaded: Loaded, data: DataSettings) -> Sequence[str]:
+    """Returns a hash of each row's file, if copies share a role; else none."""
+    return _hashes(table, loaded.contents) if _keeps_copies_together(data) else ()
 
 
 def is_split(experiment: Experiment, table: ImageTable) -> bool:
