@@ -51,6 +51,10 @@ SHORTHANDS = {
     "normalization": "model.normalization",
     "averaging": "server.averaging",
     "eval_every": "evaluate.every",
+    "decision": "evaluate.decision",
+    "specificity": "evaluate.specificity",
+    "sensitivity": "evaluate.sensitivity",
+    "prevalence": "evaluate.prevalence",
 }
 """Short names of fields, by dotted path: used in Python and files, and as command-line flags. The
 first three are also parts of an experiment, which may be given in full instead.
@@ -439,6 +443,22 @@ class EvaluateSettings(Settings):
         "last_round",
         description="when means over rounds are measured beside the last weights; what is served "
         "always is, and never keeps no other mean",
+    )
+    decision: str | None = Field(
+        None,
+        description="a class, for one against the rest: AUROC, average precision, sensitivity, "
+        "specificity and predictive values, at a threshold chosen on in-domain validation",
+    )
+    specificity: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.95, description="what the decision's threshold reaches on in-domain validation"
+    )
+    sensitivity: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="the same for sensitivity, in place of specificity"
+    )
+    prevalence: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None,
+        description="share of the class where the model is to be used, for predictive values; by "
+        "default that of the images",
     )
     select_by: str = Field(
         "accuracy",

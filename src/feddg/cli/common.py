@@ -26,6 +26,7 @@ PANELS = {
     "Clients": "clients clients_per_round heterogeneity alpha partition shards quantity_alpha",
     "Model and training": "rounds local_epochs local_steps batch_size optimizer lr schedule "
     "augmentation backbone weights embedding normalization",
+    "Decision": "decision specificity sensitivity prevalence",
     "Run": "averaging privacy eval_every seed precision device name preset",
 }
 PRESET_PARTS = ("data", "clients", "model", "train", "server")

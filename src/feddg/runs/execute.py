@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 from feddg.diagnostics import Diagnostic, collected, emit, noted
 from feddg.errors import FeddgError, RunError, TrainingDiverged, in_words, need
-from feddg.evaluation.accuracy import INSIDE_SHARE, Outputs, about_support, energy, energy_threshold
+from feddg.evaluation.accuracy import (
+    INSIDE_SHARE,
+    Evaluation,
+    Outputs,
+    about_support,
+    energy,
+    energy_threshold,
+)
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.federation import Federation
 from feddg.federation.transport import Ledger
@@ -29,6 +36,7 @@ from feddg.records import (
     OPENED_SUM_ROWS,
     PRIVACY_ROWS,
     WISE_FT,
+    Details,
     EnergyThreshold,
     JsonFile,
     LedgerRow,
@@ -55,6 +63,7 @@ from feddg.runs.prepare import (
 from feddg.runs.provenance import IMAGES, check_identity, check_images
 from feddg.runs.reading import (
     CLIENTS,
+    DETAILS,
     ENVIRONMENT,
     EXPERIMENT,
     LEDGER,
@@ -459,6 +468,7 @@ def _last_figures(
     def logits(rows: numpy.ndarray) -> Tensor:
         return torch.from_numpy(found[order[numpy.searchsorted(seen, rows, sorter=order)]])
 
+    write_details(folder, evaluation, outputs)
     inside = evaluation.splits.get(ID_VAL, numpy.empty(0, numpy.int64))
     if len(inside):
         write_energy_threshold(folder, model, logits(inside))
@@ -466,6 +476,22 @@ def _last_figures(
         classes = tuple(federation.clients.held.classes)
         with folder.writing(FIGURES) as figures:
             draw_unseen(figures, evaluation, logits, classes, settings.seed)
+
+
+def write_details(folder: RunFolder, evaluation: Evaluation, outputs: Sequence[Outputs]) -> None:
+    """Writes what the final model gives by decision and subgroup; nothing if neither is asked for.
+
+    Args:
+        folder: the run's folder.
+        evaluation: the images.
+        outputs: the model's, for all parts of the evaluation.
+    """
+    if evaluation.decision is None and not evaluation.subgroups:
+        return
+    decision = None if evaluation.decision is None else evaluation.decided(outputs)
+    folder.write_json(
+        DETAILS, Details(decision=decision, subgroups=evaluation.by_subgroup(outputs))
+    )
 
 
 @contextmanager

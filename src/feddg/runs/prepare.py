@@ -21,7 +21,6 @@ from feddg.clients.client import Examples, Worker, split_batches
 from feddg.data.data_set import DATA_SETS, find_augmentation, load_images_of
 from feddg.data.decoding import Reading, whole_images
 from feddg.data.fingerprint import ContentHashes, ImagesFile, file_of, hash_file, images_file
-from feddg.data.images import ImageTable
 from feddg.data.groups import (
     about_groups,
     further_units,
@@ -29,6 +28,7 @@ from feddg.data.groups import (
     roles_of_units,
     units_of,
 )
+from feddg.data.images import ImageTable
 from feddg.data.inspection import (
     Survey,
     about_clients,
@@ -48,14 +48,15 @@ from feddg.data.pixels import ArrayPixels, BadImage, PixelStore, open_pixels
 from feddg.data.protocols import from_csv
 from feddg.data.splits import Splits, check_shares, from_roles, hold_out
 from feddg.diagnostics import Diagnostic, Progress, emit, silent, warn
-from feddg.errors import ExperimentError, first_names
+from feddg.errors import ExperimentError, first_names, nearest
 from feddg.evaluation.accuracy import Evaluation, Score
+from feddg.evaluation.decision import Decision
 from feddg.experiment import Experiment
 from feddg.federation.federation import Federation, build
 from feddg.methods.composition import build_method, method_class
 from feddg.models.backbones import require_weights, weights_digest
 from feddg.records import BadImageRow, ClientRow, ClientsTable
-from feddg.settings import DataSettings
+from feddg.settings import DataSettings, EvaluateSettings
 from feddg.storage import Stamp, stamp
 from feddg.storage import cache_folder as cache_folder
 
@@ -486,8 +487,21 @@ def federation_of(experiment: Experiment, images: Images, cache: Path, **parts: 
 
 
 def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> Evaluation:
-    """Returns the evaluation of the global model after a round."""
+    """Returns the evaluation of the global model after a round.
+
+    Raises:
+        ExperimentError: the class to decide about is unknown, or nothing can choose its threshold.
+    """
     rows = {name: getattr(images.splits, name) for name in ("test", "val", "id_test", "id_val")}
+    table, decision = images.table, decision_of(experiment.evaluate, images.table.class_names)
+    if decision is not None and not len(images.splits.id_val):
+        raise ExperimentError(
+            "evaluate.decision chooses its threshold on in-domain validation images, and there are "
+            "none here; set data.id_val above 0"
+        )
+    groups = None
+    if table.groups is not None:
+        groups = numpy.unique(table.groups, return_inverse=True)[1]
     return Evaluation(
         images.pixels,
         {name: part for name, part in rows.items() if len(part)},
@@ -499,7 +513,29 @@ def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> 
         worker.device,
         worker.autocast,
         images.table.paths,
+        groups=groups,
+        subgroups=table.subgroups,
+        decision=decision,
     )
+
+
+def decision_of(evaluate: EvaluateSettings, class_names: Sequence[str]) -> Decision | None:
+    """Returns the decision that an experiment asks for, if any.
+
+    Raises:
+        ExperimentError: there is no such class.
+    """
+    name = evaluate.decision
+    if name is None:
+        return None
+    if name not in class_names:
+        raise ExperimentError(
+            f"evaluate.decision: no class is called {name!r}{nearest(name, class_names)}; "
+            f"there are: {first_names(class_names, 12)}"
+        )
+    target = "specificity" if evaluate.sensitivity is None else "sensitivity"
+    reached = evaluate.specificity if evaluate.sensitivity is None else evaluate.sensitivity
+    return Decision(class_names.index(name), name, target, reached, evaluate.prevalence)
 
 
 def environment(experiment: Experiment, federation: Federation) -> dict[str, Any]:

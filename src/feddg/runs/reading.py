@@ -63,7 +63,7 @@ Aggregate = Callable[[Sequence[EvaluationRow], str], float | None]
 EXPERIMENT: Final = "experiment.yaml"
 SUMMARY: Final = "summary.json"
 METRICS_FILE, LEDGER, CLIENTS = "metrics.jsonl", "ledger.jsonl", "clients.json"
-ENVIRONMENT = "environment.json"
+ENVIRONMENT, DETAILS = "environment.json", "details.json"
 _WHOLE_FILES = (CLIENTS, ENVIRONMENT, METRICS_FILE, LEDGER)
 """Files that a run writes, besides its summary, by the end of its last round."""
 _FEWER_ROUNDS = {"budget-spent", "rounds-missing"}
