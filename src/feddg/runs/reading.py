@@ -34,6 +34,7 @@ from feddg.records import (
     AdaptationRow,
     AttackRow,
     ClientsTable,
+    Details,
     EstimateRow,
     EvaluationRow,
     LayoutRow,
@@ -498,6 +499,11 @@ class Run(Shown):
     def clients(self) -> ClientsTable | None:
         """The clients' data, or None if the run stopped before images were partitioned."""
         return ClientsTable.read(self.folder / CLIENTS)
+
+    @cached_property
+    def details(self) -> Details:
+        """What the final model gives by decision and subgroup; empty if not asked for."""
+        return Details.read(self.folder / DETAILS) or Details()
 
     @cached_property
     def metrics(self) -> Metrics:
