@@ -527,6 +527,24 @@ def decide(folder: Path | str, decision: str, *, report: bool = True, **options:
     return found
 
 
+def forget(folder: Path | str, client: int, *, report: bool = True, **options: Any) -> "Run":
+    """Takes a site that withdraws out of a run's model, and updates the run's page.
+
+    Args:
+        folder: the run's folder.
+        client: the site's id.
+        report: whether to write the page.
+        **options: options and errors of :func:`feddg.runs.execute.forget`.
+    """
+    from feddg.report.page import write_report
+    from feddg.runs import execute
+
+    done = execute.forget(folder, client, **options)
+    if report:
+        write_report([Path(folder)], Path(folder) / "report.html")
+    return done
+
+
 def attack(
     folder: Path | str,
     kind: str,

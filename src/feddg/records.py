@@ -226,6 +226,7 @@ class RoundRow(Row):
         bytes_down: bytes sent to the clients in this round.
         left_out: accuracy at each client, by id, of a model trained without it, if the method
             measures it.
+        forgotten: ids of clients whose part was taken out of the model afterwards.
     """
 
     identity: ClassVar = ("round",)
@@ -241,6 +242,7 @@ class RoundRow(Row):
     bytes_up: int = 0
     bytes_down: int = 0
     left_out: dict[int, Number] = Field(default_factory=dict)
+    forgotten: tuple[int, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]
     @property

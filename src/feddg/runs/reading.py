@@ -727,6 +727,23 @@ class Run(Shown):
         """The number of rounds trained so far."""
         return max((row.round for row in self.metrics.rounds), default=0)
 
+    @property
+    def contributors(self) -> list[int]:
+        """The ids of the clients with a part in the model, ascending; without forgotten ones."""
+        rows = self.metrics.rounds
+        forgotten = {id for row in rows for id in row.forgotten}
+        used = {
+            id
+            for row in rows
+            for id in {*row.clients} - {refused.client for refused in row.refused}
+            if not row.forgotten
+        }
+        return sorted(used - forgotten)
+
+    def first_round_of(self, client: int) -> int:
+        """Returns the first round whose update of a client was asked for."""
+        return min(row.round for row in self.metrics.rounds if client in row.clients)
+
     def client_name(self, id: int) -> str:
         """Returns a client's name."""
         return self._client_names.get(id) or client_name(id)
