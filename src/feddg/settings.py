@@ -30,6 +30,7 @@ SHORTHANDS = {
     "root": "data.root",
     "split_file": "data.split_file",
     "group_by": "data.group_by",
+    "subgroups": "data.subgroups",
     "image_size": "data.image_size",
     "clients_per_round": "clients.per_round",
     "heterogeneity": "clients.heterogeneity",
@@ -189,6 +190,10 @@ class DataSettings(Settings):
         description="which images belong together and are never split: a regular expression with a "
         r"part (?P<group>...) of their paths, or folder; by default a table's column group, and "
         "the patients of DICOM files",
+    )
+    subgroups: tuple[str, ...] = Field(
+        (),
+        description="columns of a table whose values results tell apart: scanner, sex, age band",
     )
     id_val: Fraction = Field(
         0.05, description="share of each seen (domain, class) kept for in-domain validation"

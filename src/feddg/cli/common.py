@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from feddg.runs.reading import Run
 
 PANELS = {
-    "Data": "method data root hold_out split_file group_by image_size",
+    "Data": "method data root hold_out split_file group_by subgroups image_size",
     "Clients": "clients clients_per_round heterogeneity alpha partition shards quantity_alpha",
     "Model and training": "rounds local_epochs local_steps batch_size optimizer lr schedule "
     "augmentation backbone weights embedding normalization",
@@ -460,7 +460,9 @@ class Flag:
     @property
     def read(self) -> Read | None:
         """Parses its text, unless the text is the field's value itself."""
-        return {"hold_out": held_out, "privacy": privacy}.get(self.field)
+        return {"hold_out": held_out, "privacy": privacy, "subgroups": comma_separated}.get(
+            self.field
+        )
 
     @property
     def several(self) -> Several | None:
