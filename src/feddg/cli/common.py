@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from feddg.runs.reading import Run
 
 PANELS = {
-    "Data": "method data root hold_out split_file image_size",
+    "Data": "method data root hold_out split_file group_by subgroups image_size",
     "Clients": "clients clients_per_round heterogeneity alpha partition shards quantity_alpha",
     "Model and training": "rounds local_epochs local_steps batch_size optimizer lr schedule "
     "augmentation backbone weights embedding normalization",
+    "Decision": "decision specificity sensitivity prevalence",
     "Run": "averaging privacy eval_every seed precision device name preset",
 }
 PRESET_PARTS = ("data", "clients", "model", "train", "server")
@@ -462,7 +463,9 @@ class Flag:
     @property
     def read(self) -> Read | None:
         """Parses its text, unless the text is the field's value itself."""
-        return {"hold_out": held_out, "privacy": privacy}.get(self.field)
+        return {"hold_out": held_out, "privacy": privacy, "subgroups": comma_separated}.get(
+            self.field
+        )
 
     @property
     def several(self) -> Several | None:

@@ -16,8 +16,9 @@ from feddg.data.partition import in_words
 from feddg.diagnostics import Diagnostic
 from feddg.experiment import DEFAULT, Origin
 from feddg.prediction.travel import Travel
-from feddg.records import AdaptationRow, AttackRow
+from feddg.records import AdaptationRow, AttackRow, Details
 from feddg.report import blocks
+from feddg.report.details import decision_section, subgroups_section
 from feddg.report.leaks import attack_tables
 from feddg.report.predictions_page import sites_table
 from feddg.report.run_page import adaptation_table
@@ -127,6 +128,17 @@ def print_attack(rows: Sequence[AttackRow]) -> None:
 def print_adaptations(scores: Sequence[AdaptationRow]) -> None:
     """Prints accuracies under test-time adaptations."""
     print_table(Console(), adaptation_table(scores))
+
+
+def print_details(found: Details) -> None:
+    """Prints a decision and the accuracy by subgroup."""
+    console = Console()
+    for section in filter(None, (decision_section(found), subgroups_section(found))):
+        for block in section.blocks:
+            if isinstance(block, blocks.Table):
+                print_table(console, block)
+            elif isinstance(block, blocks.Prose):
+                print_line(console, block.text)
 
 
 def print_travel(found: Travel) -> None:

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from feddg.data.augment import GENERAL_AUGMENTATIONS, AugmentSettings
 from feddg.data.decoding import require_own_names
+from feddg.data.groups import with_groups
 from feddg.data.images import ImageTable
 from feddg.errors import DataError, ExperimentError, nearest, schema_faults
 from feddg.registry import Registry
@@ -313,8 +314,10 @@ def load_source(name: str, root: Path | str | None = None, **options: object) ->
 
 
 def load_images_of(data: DataSettings) -> ImageTable:
-    """Returns the images of an experiment's data settings; see :func:`load_source`."""
-    return load_source(data.source, data.root, **data.options).without(data.leave_out)
+    """Returns the images of an experiment's data settings, with groups; see :func:`load_source`."""
+    options = data.options | ({"subgroups": data.subgroups} if data.subgroups else {})
+    table = load_source(data.source, data.root, **options).without(data.leave_out)
+    return with_groups(table, data.group_by)
 
 
 def checked_options(definition: DataSet, given: Mapping[str, object]) -> Settings:

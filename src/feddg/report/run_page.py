@@ -48,6 +48,7 @@ from feddg.report.blocks import (
     table_of,
     text_column,
 )
+from feddg.report.details import decision_section, subgroups_section
 from feddg.report.leaks import leaks_section
 from feddg.report.text import (
     AGGREGATE_WORDS,
@@ -112,6 +113,8 @@ def run_page(run: Run) -> Page:
     """Everything about one run; sections without recorded data are left out."""
     sections = [
         _accuracy_section(run),
+        decision_section(run.details),
+        subgroups_section(run.details),
         metrics_section(run),
         _mistakes_section(run),
         _pictures_section(run),

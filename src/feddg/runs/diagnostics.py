@@ -1,4 +1,4 @@
-"""Warnings about a run's accuracy, from its rows only; confidence intervals for shares."""
+"""Warnings about a run's accuracy, from its rows only."""
 
 import math
 import statistics
@@ -12,81 +12,13 @@ import numpy
 
 from feddg.diagnostics import Diagnostic, gravest_first
 from feddg.errors import FeddgError, RunError
+from feddg.evaluation.intervals import ShareInterval, mean_of_intervals, mean_of_shares, wilson
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.experiment import Experiment, fewest_fields
 from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, EvaluationRow
 from feddg.runs.reading import SELECTION_RULES, Evaluations, Run, read_run
 from feddg.settings import IMAGENET, grouped
 from feddg.text import command, counted
-
-# Intervals for shares of counted things: what one run's accuracy leaves open.
-
-
-LEVEL: Final = 0.95
-_Z: Final = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
-
-
-@dataclass(frozen=True, slots=True)
-class ShareInterval:
-    """A share with its 95 % confidence interval, all in [0, 1]."""
-
-    share: float
-    low: float
-    high: float
-
-
-def wilson(share: float, examples: int) -> ShareInterval:
-    """Returns the interval of Wilson (1927), Journal of the American Statistical Association 22.
-
-    It tells how far a share may be from that of infinitely many examples of the same kind. It does
-    not cover other seeds, clients or domains.
-
-    Args:
-        share: the share found, in [0, 1].
-        examples: number of examples, at least 1.
-
-    Raises:
-        ValueError: there are no examples, or the share is not in [0, 1].
-    """
-    if examples < 1 or not 0 <= share <= 1:
-        raise ValueError(f"no share of examples: {share} of {examples}")
-    pull = _Z**2 / examples
-    middle = (share + pull / 2) / (1 + pull)
-    reach = _Z * math.sqrt(share * (1 - share) / examples + pull / (4 * examples)) / (1 + pull)
-    # The ends of 0 and 1 are exact; rounding must not push the share itself outside.
-    return ShareInterval(
-        share, min(share, max(0.0, middle - reach)), max(share, min(1.0, middle + reach))
-    )
-
-
-def mean_of_shares(parts: Sequence[tuple[float, int]]) -> ShareInterval:
-    """Returns the mean of independent shares with its interval; Wilson's for a single one.
-
-    Args:
-        parts: the shares, each with the number of its examples; at least one.
-
-    Raises:
-        ValueError: a part has no examples, or there is no part.
-    """
-    return mean_of_intervals([wilson(share, examples) for share, examples in parts])
-
-
-def mean_of_intervals(parts: Sequence[ShareInterval]) -> ShareInterval:
-    """Returns the mean of independent shares, equally weighted, with its interval.
-
-    The ends recover the variances from the parts' own ends (Zou and Donner 2008, Statistics in
-    Medicine 27, "method of variance estimates recovery").
-
-    Raises:
-        ValueError: there is no part.
-    """
-    if not parts:
-        raise ValueError("the mean of no shares")
-    mean = math.fsum(part.share for part in parts) / len(parts)
-    below = math.hypot(*(part.share - part.low for part in parts)) / len(parts)
-    above = math.hypot(*(part.high - part.share for part in parts)) / len(parts)
-    return ShareInterval(mean, max(0.0, mean - below), min(1.0, mean + above))
-
 
 NEARLY_ALL: Final = 0.8
 """Share of predictions above which nearly all are of one class ..."""
@@ -172,7 +104,7 @@ class SplitAccuracy:
 
 def accuracy_interval(rows: Sequence[EvaluationRow]) -> ShareInterval | None:
     """Returns the mean accuracy of rows with its interval; None if it is not defined."""
-    parts = [(row.accuracy, row.examples) for row in rows]
+    parts = [(row.accuracy, row.effective) for row in rows]
     if not parts or not all(0 <= share <= 1 and count > 0 for share, count in parts):
         return None
     return mean_of_shares(parts)
@@ -422,7 +354,8 @@ def _pooled(rows: Sequence[EvaluationRow]) -> ShareInterval | None:
     images = sum(row.examples for row in rows)
     if not images or not all(0 <= row.accuracy <= 1 for row in rows):
         return None
-    return wilson(min(1.0, math.fsum(row.accuracy * row.examples for row in rows) / images), images)
+    share = min(1.0, math.fsum(row.accuracy * row.examples for row in rows) / images)
+    return wilson(share, math.fsum(row.effective for row in rows))
 
 
 def _largest_share(rows: Sequence[EvaluationRow]) -> float | None:
