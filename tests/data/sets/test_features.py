@@ -336,6 +336,11 @@ def test_each_method_runs_on_features_or_says_what_it_lacks(table, name):
         assert 0 <= run(table, method=name, rounds=1).accuracy <= 1
 
 
+def test_an_experiment_that_names_another_number_of_features_is_told(table):
+    with pytest.raises(DataError, match=r"a row has 12 features, and data\.features is 11"):
+        feddg.run(data={"source": "features", "root": table, "features": 11}, hold_out="c")
+
+
 def test_features_go_with_their_backbone_only(table):
     with pytest.raises(ExperimentError, match=r"model.backbone features goes with"):
         run(table, backbone="cnn")
