@@ -239,8 +239,7 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
     update.forwards = client.forwards
     if defences.defences:
         update = defences.protect(update, client.received, client.extras, client.secrets)
-    # Here: several clients are at work.
-    update.moved = moved(update.weights, client.received, method.sums)
+    update.moved = moved(update.weights, client.received)  # here: several clients are at work
     return update
 
 

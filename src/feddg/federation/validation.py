@@ -81,12 +81,10 @@ class ChangeSizes(RoundHook):
     def received(self, update: Update, round: Round) -> Update:
         """Stores the length of the change; refuses the update if it is implausibly long."""
         sent, medians = round.state.weights, _medians(round.state)
-        far = update.moved
-        if far is None:
-            far = moved(update.weights, sent, self._sums)
+        far = moved(update.weights, sent) if update.moved is None else update.moved
         # Of an honest client, a rate is the likely reason at first; later it trained with it.
         rate = "" if medians or self._lr is None else f"; lower train.lr (now {self._lr:g})"
-        if not math.isfinite(far) or self._sums:
+        if not math.isfinite(far):
             bad = first_not_finite(update.weights)
             if bad is not None:
                 raise Diverged(f"weight {bad!r} is not finite (NaN or infinite){rate}")
@@ -103,7 +101,8 @@ class ChangeSizes(RoundHook):
             limit, beside = scale * (own + 1), "training can"
         else:
             limit, beside = math.inf, ""
-        if not far <= limit:
+        summed = self._sums and math.isfinite(far)
+        if not far <= limit and not (summed and moved(update.weights, sent, self._sums) <= limit):
             raise Diverged(
                 f"it moved the weights by {far:.3g}, more than {beside} ({limit:.3g}){rate}"
             )
