@@ -14,6 +14,7 @@ from feddg.data.pixels import Pixels, as_unit
 from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, first_names
 from feddg.evaluation.metrics import Predictions, measure, student
+from feddg.models.precision import as_usual
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.records import LAST, EvaluationRow
 from feddg.rng import stream
@@ -258,7 +259,7 @@ class Evaluation:
         if getattr(predictor, "needs", ONE_IMAGE) != ONE_IMAGE:
             order = torch.randperm(len(rows), generator=stream(0, "evaluation order"))
             batches = order.tensor_split(-(-len(rows) // self.batch_size))
-        with torch.inference_mode(), self.autocast():
+        with as_usual(), torch.inference_mode(), self.autocast():
             parts = [
                 predictor(as_unit(self.pixels.gather(part, self.device))).float()
                 for part in (torch.from_numpy(rows)[batch] for batch in batches)

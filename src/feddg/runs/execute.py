@@ -20,6 +20,7 @@ from feddg.experiment import Experiment, load_stored
 from feddg.federation.federation import Federation
 from feddg.federation.transport import Ledger
 from feddg.methods.base import Round, RoundHook, State, has_global_model
+from feddg.models.precision import as_usual
 from feddg.models.trained import fingerprint
 from feddg.privacy.accounting import Account
 from feddg.privacy.building import Defences, require_packages
@@ -366,7 +367,7 @@ def _execute(
         folder.write_json(SUMMARY, summarize(record, status, error, seconds, diagnostics))
 
     try:
-        with timed(seconds, "total"), collected() as diagnostics:
+        with as_usual(), timed(seconds, "total"), collected() as diagnostics:
             work(everyone, seconds)
     except KeyboardInterrupt:
         end("interrupted", None)
