@@ -76,7 +76,7 @@ def run(
     """
     from feddg.experiment import load_experiment
     from feddg.runs import execute
-    from feddg.runs.beforehand import with_weights_at_hand
+    from feddg.runs.beforehand import with_names_of_domains, with_weights_at_hand
     from feddg.runs.prepare import cache_folder
     from feddg.runs.provenance import ImagesNow, find_folder
     from feddg.runs.workers import placed, together
@@ -84,7 +84,7 @@ def run(
     if predictions:
         _parquet()
     cached = cache_folder(cache)
-    asked = load_experiment(experiment, fields)
+    asked = with_names_of_domains(load_experiment(experiment, fields))
     asked, number = placed(asked, workers)
     chosen = with_weights_at_hand(asked)
     folder = find_folder(chosen, out, ImagesNow(cached), again=again)
@@ -184,14 +184,18 @@ def preview(
         FeddgError: the experiment could not be run.
     """
     from feddg.experiment import Origin, expand, explain, load_experiment, read_fields
-    from feddg.runs.beforehand import forecast, with_weights_at_hand
+    from feddg.runs.beforehand import (
+        forecast,
+        with_names_of_domains,
+        with_weights_at_hand,
+    )
     from feddg.runs.execute import is_complete
     from feddg.runs.provenance import ImagesNow, find_folder
     from feddg.settings import merge
     from feddg.storage import cache_folder
 
     given = expand(fields)
-    asked = load_experiment(experiment, given)
+    asked = with_names_of_domains(load_experiment(experiment, given))
     chosen = with_weights_at_hand(asked)
     if chosen is not asked:
         given = merge(given, {"model": {"weights": None}})

@@ -186,7 +186,13 @@ class Federation(federation.Federation):
         rest = [str(number) for number in range(len(self.names), start.classes)]
         self.class_names = (*self.names, *(f"unnamed {n}" if self.names else n for n in rest))
         if self.names and hasattr(transport, "class_names"):
-            cast(Any, transport).class_names = self.class_names
+            sites = cast(Any, transport)
+            if strange := sorted(set(sites.class_names) - set(self.class_names)):
+                raise ExperimentError(
+                    f"sites have the class {strange[0]!r}, which is none of the federation's: "
+                    f"{first_names(self.class_names)}; {REMEDY}"
+                )
+            sites.class_names = self.class_names
 
     @classmethod
     def of(cls, experiment: Experiment, cache: Path | None = None) -> Self:

@@ -3,12 +3,16 @@
 import os
 import urllib.request
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
+import torch
 from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import Dataset
 
 import discs
 import feddg
@@ -108,6 +112,80 @@ def test_a_coordinator_that_was_stopped_goes_on(tmp_path, monkeypatch):
     second = over(nodes).resume(first.server.state, {})
     second.transport.hand_out(first.server.state.context)
     assert same(second.fit(1).server.state.weights, here.server.state.weights)
+
+
+class Colours(Dataset):
+    """Images of one colour each, whose classes are numbered as ``ImageFolder`` would."""
+
+    every: ClassVar = {"blue": 2, "green": 1, "red": 0, "white": slice(None)}
+
+    def __init__(self, *classes):
+        self.classes = list(classes)
+
+    def __len__(self):
+        return 4 * len(self.classes)
+
+    def __getitem__(self, index):
+        label = index % len(self.classes)
+        image = torch.full((3, 8, 8), 0.02 * (index // len(self.classes)))
+        image[self.every[self.classes[label].lower()]] += 0.9
+        return image, label
+
+
+class Classes:
+    """What stands in the program of sites with classes; some lack one."""
+
+    sites: ClassVar = {
+        "oslo": ["green", "red"],
+        "lyon": ["blue", "green", "white"],
+        "graz": ["blue", "red"],
+    }
+
+    @classmethod
+    def federation(cls, data, **more):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4))
+        given = {**FIELDS, "lr": 0.5, "optimizer": "sgd", **more}
+        return feddg.Federation(data, net, **given)
+
+
+def classes_of_oslo():
+    return Classes.federation([Colours(*Classes.sites["oslo"])], number=3)
+
+
+def classes_of_lyon():
+    return Classes.federation([Colours(*Classes.sites["lyon"])], number=3)
+
+
+def classes_of_graz():
+    return Classes.federation([Colours(*Classes.sites["graz"])], number=3)
+
+
+def nodes_with_classes(folder):
+    return grid(folder, **{site: f"classes_of_{site}" for site in SEEDS})
+
+
+@pytest.mark.parametrize("names", [None, ["white", "red", "green", "blue"]])
+def test_sites_that_lack_classes_are_joined_by_name(tmp_path, names):
+    said = {} if names is None else {"class_names": names}
+    here = Classes.federation([Colours(*own) for own in Classes.sites.values()], **said).fit(20)
+    transport = transport_to_programs(nodes_with_classes(tmp_path), list(SEEDS), "run-1", POLICY)
+    there = Classes.federation([Colours("red", "white")], transport=transport, **said).fit(20)
+    assert there.class_names == here.class_names == tuple(names or Colours.every)
+    assert same(there.server.state.weights, here.server.state.weights)
+    assert there.evaluate(Colours("green", "red", "white")).accuracy == 1.0
+
+
+def test_sites_whose_classes_cannot_be_joined_are_refused(tmp_path, monkeypatch):
+    nodes = nodes_with_classes(tmp_path)
+    monkeypatch.setitem(Classes.sites, "graz", ["Red"])
+    with pytest.raises(ExperimentError, match="site 'graz' has a class 'Red'"):
+        transport_to_programs(nodes, list(SEEDS), "run-2", POLICY)
+    monkeypatch.setitem(Classes.sites, "graz", ["blue", "red"])
+    transport = transport_to_programs(nodes, list(SEEDS), "run-3", POLICY)
+    said = ["white", "red", "green", "grey"]
+    with pytest.raises(ExperimentError, match="'blue', which is none of the federation's"):
+        Classes.federation([Colours("red")], transport=transport, class_names=said)
 
 
 @pytest.mark.parametrize("changed", ["no_federation", "not_there"])

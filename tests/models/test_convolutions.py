@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from feddg.models import convolutions
 from feddg.models.backbones import build_network
 from feddg.models.convolutions import (
     FoldedNorm,
     SeparableConv,
     SmallMapConv2d,
+    WideConv2d,
     _Depthwise,
+    loses_bfloat16,
     use_fast_convolutions,
     use_plain_convolutions,
 )
@@ -354,3 +357,44 @@ def test_networks_without_depthwise_layers_are_changed_on_tiny_maps_alone(backbo
     use_fast_convolutions(network)
     kinds = {type(m) for m in network.modules() if isinstance(m, nn.Conv2d | nn.BatchNorm2d)}
     assert kinds == {SmallMapConv2d, nn.BatchNorm2d}
+
+
+# What stock PyTorch gets wrong in bfloat16 on CPUs with AMX.
+
+
+@pytest.mark.parametrize(
+    ("layer", "spoilt"),
+    [
+        (nn.Conv2d(3, 32, 3, 2), True),
+        (nn.Conv2d(64, 16, 3, 2, padding=1), True),
+        (nn.Conv2d(17, 17, 3, 2), False),
+        (nn.Conv2d(3, 32, 3), False),
+        (nn.Conv2d(3, 64, 7, 2), False),
+        (nn.Conv2d(16, 16, 3, 2, groups=16), False),
+        (nn.Linear(3, 3), False),
+    ],
+)
+def test_it_is_known_which_layers_may_have_nan_gradients(layer, spoilt):
+    assert loses_bfloat16(layer) is spoilt
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "mobilenet_v3_small", "efficientnet_lite0"])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_they_are_calculated_in_float32_there(monkeypatch, backbone, frozen):
+    monkeypatch.setattr(convolutions, "multiplies_tiles", lambda: True)
+    network, seen = build_network(backbone, 3, weights=None, image_size=32), []
+    images = torch.rand(2, 3, 32, 32)
+    if frozen:
+        freeze_statistics(network)
+    expected = copy.deepcopy(network).eval()(images)
+    use_fast_convolutions(network)
+    wide = [layer for layer in network.modules() if isinstance(layer, WideConv2d)]
+    assert len(wide) == (0 if backbone == "resnet18" else 1)
+    for layer in wide:
+        layer.register_forward_hook(lambda layer, given, result: seen.append(result.dtype))
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        network.eval()(images).sum().backward()
+    assert seen == [torch.float32] * len(wide)
+    torch.testing.assert_close(network(images), expected, atol=1e-3, rtol=1e-3)
+    use_plain_convolutions(network)
+    assert not any(isinstance(layer, WideConv2d) for layer in network.modules())

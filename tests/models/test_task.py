@@ -3,6 +3,7 @@
 import copy
 import math
 from collections import defaultdict
+from functools import partial
 
 import dp_accounting
 import numpy
@@ -17,13 +18,15 @@ from torch.utils.data import TensorDataset
 
 import feddg
 from discs import SEGMENT, Discs, SmallUNet, dice
+from feddg.clients import client
 from feddg.data.augment import AugmentSettings, apply, draw, moved
 from feddg.errors import ExperimentError, FeddgError
 from feddg.federation import local_training
+from feddg.methods import FedAvg
 from feddg.methods.base import methods
-from feddg.models.task import CLASSIFICATION, binary_divergence, spread
+from feddg.models.task import CLASSIFICATION, balanced, binary_divergence, spread
 from feddg.settings import TrainSettings
-from federations import same
+from federations import SmallFederation, same
 
 RUN = [
     *("ccst", "dart", "elcfs", "fedavg", "fedbn", "feddg-ga", "fedgma", "fedprox", "mixstyle"),
@@ -265,12 +268,39 @@ def test_a_method_that_moves_pixels_itself_refuses_masks():
             "loss gives float",
         ),
         (feddg.Task(lambda o, t: o @ t[0, 0, :3], dice), "loss fails for outputs"),
+        (feddg.Task(lambda o, t: ((o > 0) != t).float().mean(), dice), "loss has no gradient"),
+        (feddg.Task(lambda o, t: SEGMENT.loss(o.detach(), t), dice), "loss has no gradient"),
+        (
+            feddg.Task(SEGMENT.loss, lambda o, t: dice(o, t).squeeze()),
+            r"score gives \(\) for .*\(1, ",
+        ),
     ],
 )
 def test_a_loss_or_score_that_does_not_fit_is_one_clear_line_before_training(task, words):
     with pytest.raises(ExperimentError, match=words) as raised:
         federation(task=task)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        torch.no_grad,
+        torch.inference_mode,
+        partial(torch.autocast, "cpu", torch.bfloat16),
+        partial(torch.autocast, "cpu", torch.float16),
+    ],
+)
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_what_a_program_sets_around_a_run_changes_nothing(around, method):
+    expected = federation(method).fit(2)
+    fed = federation(method)
+    with around():
+        fed.fit(2)
+        score, outputs = fed.evaluate(Discs(2)), fed.predict(Discs(2).images)
+    assert same(fed.weights, expected.weights)
+    assert score.mean == expected.evaluate(Discs(2)).mean
+    assert torch.equal(outputs, expected.predict(Discs(2).images))
 
 
 def test_a_score_that_is_not_a_number_names_the_image():
@@ -388,8 +418,20 @@ def test_class_weights_weigh_images_also_under_label_smoothing():
     weights = torch.tensor([0.75, 0.75, 0.75, 0.75, 1.5, 1.5])
     wanted = torch.full((6, 3), 0.1 / 3).scatter_(1, held[:, None], 0.9 + 0.1 / 3)
     by_hand = -(weights[:, None] * wanted * outputs.log_softmax(1)).sum() / 6
-    torch.testing.assert_close(CLASSIFICATION.loss_at(outputs, held, held, train), by_hand)
+    own = balanced(held, 3, outputs.dtype)
+    torch.testing.assert_close(CLASSIFICATION.loss_at(outputs, held, own, train), by_hand)
     even = torch.tensor([0, 0, 1, 1, 2, 2])  # where all weights are 1, they change nothing
     plain = TrainSettings(label_smoothing=0.1)
-    losses = [CLASSIFICATION.loss_at(outputs, even, even, each) for each in (train, plain)]
+    weights = (balanced(even, 3, outputs.dtype), None)
+    losses = [
+        CLASSIFICATION.loss_at(outputs, even, w, each) for w, each in zip(weights, (train, plain))
+    ]
     torch.testing.assert_close(*losses)
+
+
+def test_class_weights_are_counted_once_a_client(monkeypatch):
+    counted = []
+    monkeypatch.setattr(client, "balanced", lambda *given: counted.append(1) or balanced(*given))
+    train = TrainSettings(class_weights="balanced", local_steps=4, batch_size=4)
+    SmallFederation(FedAvg(), train=train).run(1)
+    assert len(counted) == 3

@@ -257,7 +257,8 @@ def test_a_planted_fault_is_said_once_and_where_it_is(method, caplog):
     with pytest.raises(MethodFault) as caught:
         check_method(method)
     (fault,) = caught.value.faults
-    assert fault.check == check and words in fault.what
+    assert fault.check == check
+    assert words in fault.what
     assert [record for record in caplog.records if record.levelname != "INFO"] == []
     if line is not None:
         lines, first = inspect.getsourcelines(method)

@@ -29,7 +29,7 @@ from feddg.errors import ClientError, Diverged
 from feddg.messages import Check, Message, Weights, on_device, on_host, sent_together
 from feddg.models.network import Network
 from feddg.models.normalization import freeze_statistics
-from feddg.models.task import CLASSIFICATION, Task
+from feddg.models.task import CLASSIFICATION, Task, balanced
 from feddg.models.trained import digest_of
 from feddg.rng import Ahead, numpy_stream, stream
 from feddg.settings import TrainSettings
@@ -264,6 +264,7 @@ class Client:
         self.steps = 0
         self.forwards = 0
         self._terms: dict[str, Tensor] = {}
+        self._balanced: tuple[Tensor, dict[torch.dtype, Tensor]] | None = None
 
     @contextmanager
     def held_still(self) -> Iterator[None]:
@@ -287,8 +288,21 @@ class Client:
             outputs: ``(B, classes)`` logits, or what the network gives for another task.
             targets: ``(B,)`` class ids, or another task's targets ``(B, ...)``.
         """
-        worker = self.worker
-        return worker.task.loss_at(outputs, targets, self.training.labels, worker.train)
+        task, train = self.worker.task, self.worker.train
+        return task.loss_at(outputs, targets, self.class_weights(outputs), train)
+
+    def class_weights(self, outputs: Tensor) -> Tensor | None:
+        """Returns what classes count, ``(classes,)`` beside ``(B, classes)``; None if alike."""
+        if not self.worker.task.has_classes or self.worker.train.class_weights == "none":
+            return None
+        labels, dtype, classes = self.training.labels, outputs.dtype, outputs.shape[1]
+        if self._balanced is None or self._balanced[0] is not labels:
+            self._balanced = labels, {}
+        kept = self._balanced[1]
+        if dtype not in kept:  # counted and sent once
+            own = {"weights": balanced(labels, classes, dtype)}
+            kept[dtype] = on_device(own, outputs.device)["weights"]
+        return kept[dtype]
 
     def stream(self, *names: str | int) -> torch.Generator:
         """Returns the client's own random stream for a purpose in this round."""

@@ -29,7 +29,7 @@ from feddg.errors import DataError, ExperimentError, RunError, nearest, schema_f
 from feddg.experiment import Experiment, expand
 from feddg.methods.composition import build_method, method_class
 from feddg.records import ID_VAL
-from feddg.runs.beforehand import with_weights_at_hand
+from feddg.runs.beforehand import as_written, with_weights_at_hand
 from feddg.runs.prepare import cache_folder, deal, load_undecoded
 from feddg.runs.reading import FINAL, SELECTION_RULES
 from feddg.settings import MethodChoice, OneLine, Settings, TrainSettings, leaves, merge, nested
@@ -553,12 +553,12 @@ def _check_fields(plan: Plan) -> None:
 def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
     """Returns the hold-outs with their column headings, which name the test domains."""
     base = expand(plan.base)
+    data = base.get("data", {})
+    source = str(data.get("source", "folder"))
     if not plan.hold_out:
-        held = expand({"hold_out": base.get("hold_out") or {}})["hold_out"]
-        return [(None, _heading(held))]
+        held = _written(expand({"hold_out": base.get("hold_out") or {}})["hold_out"], data)
+        return [(held or None, _heading(held))]
     if isinstance(plan.hold_out, str):
-        data = base.get("data", {})
-        source = str(data.get("source", "folder"))
         preset = str(base.get("preset") or preset_of(source))
         domains = plan.domains or known_domains(source, preset)
         domains = domains or load_source(source, data.get("root")).domain_names
@@ -566,11 +566,21 @@ def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
     elif None in plan.hold_out:
         raise ExperimentError("plan: hold_out has an empty item; name a domain, or remove it")
     else:
-        listed = [expand({"hold_out": entry})["hold_out"] for entry in plan.hold_out]
+        entries = (expand({"hold_out": entry})["hold_out"] for entry in plan.hold_out)
+        listed = [_written(entry, data) for entry in entries]
     headings = [_heading(entry) for entry in listed]
     if len(set(headings)) < len(headings):
         headings = [_heading(entry, with_val=True) for entry in listed]
     return list(zip(listed, headings))
+
+
+def _written(held: Mapping[str, Any], data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a hold-out with the names that the data set gives its domains."""
+    said = {role: [own] if isinstance(own, str) else own or () for role, own in held.items()}
+    if not all(isinstance(name, str) for names in said.values() for name in names):
+        return held  # which is an error where the experiment is read
+    source, root = str(data.get("source", "folder")), data.get("root")
+    return as_written(said, source, root and Path(root), data.get("options") or {})
 
 
 def _heading(held: Mapping[str, Any], with_val: bool = False) -> str:

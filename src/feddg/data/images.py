@@ -290,17 +290,13 @@ class ImageTable:
         Raises:
             DataError: no domain, or more than one, matches the name.
         """
-        if name in self.domain_names:
-            return self.domain_names.index(name)
-        wanted = plain_name(name)
-        plain_names = [plain_name(domain) for domain in self.domain_names]
-        matches = [i for i, domain in enumerate(plain_names) if domain == wanted]
-        if len(wanted) == 1 and not matches:
-            matches = [i for i, domain in enumerate(plain_names) if domain.startswith(wanted)]
+        matches, wanted = spelt_alike(name, self.domain_names), plain_name(name)
         if len(matches) == 1:
-            return matches[0]
+            return self.domain_names.index(matches[0])
         hint = nearest(name, self.domain_names)
-        if wanted in map(plain_name, self.class_names):
+        if matches:
+            hint = f", and several are called almost so ({', '.join(matches)}): write one as it is"
+        elif wanted in map(plain_name, self.class_names):
             hint = ", but a class: folders must be ROOT/DOMAIN/CLASS"
         elif wanted in ("all", "each", "lodo"):
             hint = " (to hold each out in turn: feddg compare --hold-out lodo)"
@@ -385,6 +381,20 @@ def _no_images(root: Path, layout: str) -> DataError:
         f"No images were found in {root} as {layout}. {_what_is_there(root)} "
         f"Image files end in {endings()}."
     )
+
+
+def spelt_alike(name: str, names: Sequence[str]) -> list[str]:
+    """Returns which of several names one may mean: itself; else all that are spelt almost alike.
+
+    Case, blanks, ``_`` and ``-`` do not matter, and one letter stands for what begins with it.
+    """
+    if name in names:
+        return [name]
+    wanted = plain_name(name)
+    alike = [one for one in names if plain_name(one) == wanted]
+    if len(wanted) == 1 and not alike:
+        alike = [one for one in names if plain_name(one).startswith(wanted)]
+    return alike
 
 
 def plain_name(name: str) -> str:

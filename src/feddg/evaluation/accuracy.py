@@ -18,6 +18,7 @@ from feddg.evaluation.intervals import effective_number
 from feddg.evaluation.metrics import Predictions, measure, student
 from feddg.evaluation.subgroups import subgroup_rows
 from feddg.models.network import Network
+from feddg.models.precision import as_usual
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.models.trained import digest_of_fixed_features
 from feddg.records import LAST, DecisionTable, EvaluationRow, SubgroupRow
@@ -346,7 +347,7 @@ class Evaluation:
         if getattr(predictor, "needs", ONE_IMAGE) != ONE_IMAGE:
             order = torch.randperm(len(rows), generator=stream(0, "evaluation order"))
             batches = order.tensor_split(-(-len(rows) // self.batch_size))
-        with torch.inference_mode(), self.autocast():
+        with as_usual(), torch.inference_mode(), self.autocast():
             parts = [answers(torch.from_numpy(rows)[batch]).float() for batch in batches]
         return torch.cat(parts).cpu()[order.argsort()]
 

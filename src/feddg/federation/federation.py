@@ -38,7 +38,7 @@ from feddg.methods.composition import build_method, method_class
 from feddg.models.backbones import FEATURES, build_network
 from feddg.models.convolutions import use_fast_convolutions
 from feddg.models.network import Network
-from feddg.models.precision import autocast, choose_device, choose_precision
+from feddg.models.precision import as_usual, autocast, choose_device, choose_precision
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.models.trained import trained_by
 from feddg.privacy.building import NO_DEFENCES, Defences, build_defences
@@ -196,9 +196,10 @@ class Federation:
             state.rounds = state.round + rounds
             for worker in self.workers:  # schedules of the learning rate know the last round
                 worker.train = worker.train.model_copy(update={"rounds": state.rounds})
-        if self.state is None and state.round == 0:
-            self.server.setup(progress)
-        self.server.run()
+        with as_usual():
+            if self.state is None and state.round == 0:
+                self.server.setup(progress)
+            self.server.run()
         return self
 
     @property

@@ -17,6 +17,7 @@ from feddg.federation.head_start import HeadStart
 from feddg.messages import Message, Update, Weights, not_finite
 from feddg.methods.base import Method, local_names
 from feddg.models.dropout import draw_dropout_from
+from feddg.models.precision import as_usual
 from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.privacy.robust import moved
 from feddg.rng import add_noise
@@ -269,10 +270,10 @@ def _before_round_1(client: Client) -> bool:
 
 @contextmanager
 def _local_work(client: Client) -> Iterator[None]:
-    """Checks that the client has images, and limits its block to the worker's threads."""
+    """Checks that the client has images; its block has gradients and the worker's threads."""
     if not len(client.examples):
         raise ClientError("it holds no images; give it some or lower clients.number")
-    with threads(client.worker.threads):
+    with as_usual(), threads(client.worker.threads):
         yield
 
 

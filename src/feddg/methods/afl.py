@@ -171,8 +171,8 @@ class WeighedByLoss(Method):
     def weighed_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> Tensor:
         """Returns the mean over images of what their domain counts times their loss."""
         logits = client.network.classifier(embeddings).float()
-        held, train = client.training.labels, client.worker.train
-        losses, weights = losses_by_image(logits, batch.labels, held, train)
+        own, train = client.class_weights(logits), client.worker.train
+        losses, weights = losses_by_image(logits, batch.labels, own, train)
         factors = client.scratch[WEIGHTS][self.drawn(client, batch)[WEIGHTS]]
         loss: Tensor = (factors * weights * losses).sum() / weights.sum()
         return loss

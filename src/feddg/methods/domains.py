@@ -111,8 +111,9 @@ class DomainMethod(Method):
 
     def losses(self, client: Client, batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the losses ``(B,)``, and what each counts in its domain's mean, ``(B, G)``."""
-        training, train = client.training.labels, client.worker.train
-        losses, weights = losses_by_image(logits.float(), batch.labels, training, train)
+        logits, train = logits.float(), client.worker.train
+        own = client.class_weights(logits)
+        losses, weights = losses_by_image(logits, batch.labels, own, train)
         return losses, self.member(client, batch)[0] * weights[:, None]
 
     def annealed(self, client: Client, weight: float, steps: int) -> Tensor:

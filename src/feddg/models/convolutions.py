@@ -39,15 +39,19 @@ def use_fast_convolutions(network: nn.Module) -> None:
     """
     if any(map(_is_depthwise, network.modules())):
         _use_separable_convolutions(network)
-        return
-    for module in network.modules():
-        if type(module) is nn.Conv2d and _is_plain(module):
-            module.__class__ = SmallMapConv2d
+    else:
+        for module in network.modules():
+            if type(module) is nn.Conv2d and _is_plain(module):
+                module.__class__ = SmallMapConv2d
+    for module in filter(loses_bfloat16, network.modules()) if multiplies_tiles() else ():
+        module.__class__ = _mixed(WideConv2d, type(module))
 
 
 def use_plain_convolutions(network: nn.Module) -> None:
     """Undoes :func:`use_fast_convolutions` in place, for graphs exported from PyTorch."""
     for module in network.modules():
+        if isinstance(module, WideConv2d):
+            module.__class__ = type(module).__bases__[1]
         if isinstance(module, SeparableConv | FoldedNorm):
             module.__class__ = type(module).__bases__[1]
         if type(module) is SmallMapConv2d:
@@ -113,6 +117,32 @@ class SmallMapConv2d(nn.Conv2d):
         weight = weight.permute(0, 2, 3, 1).reshape(self.out_channels, -1)
         result = functional.linear(torch.cat(windows, dim=-1), weight, bias)
         return result.permute(0, 3, 1, 2)
+
+
+def loses_bfloat16(layer: nn.Module) -> bool:
+    """Returns whether stock PyTorch may give a layer NaN gradients in bfloat16 on CPUs with AMX.
+
+    So it does for 3 x 3 convolutions of stride 2 with at most 16 channels in or out, where memory
+    that was freed holds NaN: they are calculated in float32 there. Depthwise ones have
+    kernels of their own here.
+    """
+    return (
+        isinstance(layer, nn.Conv2d)
+        and layer.groups == 1
+        and (tuple(layer.kernel_size), tuple(layer.stride)) == ((3, 3), (2, 2))
+        and min(layer.in_channels, layer.out_channels) <= 16
+    )
+
+
+class WideConv2d:
+    """Mixed in before a convolution's own class: calculates in float32 under autocast."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Maps ``(B, C, H, W)`` to ``(B, O, H', W')``, as the layer does."""
+        if _arithmetic(input) != torch.bfloat16:
+            return super().forward(input)  # type: ignore[misc, no-any-return]
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(input.float())  # type: ignore[misc, no-any-return]
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:

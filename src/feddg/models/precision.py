@@ -1,7 +1,7 @@
 """Device and precision, and the choice that ``auto`` makes on this machine."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -65,6 +65,18 @@ def choose_precision(name: str, device: torch.device) -> str:
     if name == "auto":
         return "bfloat16" if has_fast_bfloat16(device) else "float32"
     return name
+
+
+@contextmanager
+def as_usual() -> Iterator[None]:
+    """Inside, PyTorch has gradients and no autocast, whatever the program has set around it."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 def autocast(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:

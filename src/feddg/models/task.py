@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from feddg.errors import ExperimentError
+from feddg.models.precision import as_usual
 from feddg.settings import TrainSettings
 
 
@@ -70,14 +71,14 @@ class Task:
     """Whether targets are class ids, one an image."""
 
     def loss_at(
-        self, outputs: Tensor, targets: Tensor, held: Tensor, train: TrainSettings
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None, train: TrainSettings
     ) -> Tensor:
         """Returns the loss of a batch at a client.
 
         Args:
             outputs: of the batch.
             targets: of the batch.
-            held: the targets of all images that the client trains on.
+            weights: of the classes at the client, ``(classes,)``; None if all count alike.
             train: the experiment's training settings.
         """
         return self.loss(outputs.float(), targets)
@@ -92,15 +93,20 @@ class Task:
         Raises:
             ExperimentError: one cannot be computed, or has another shape.
         """
-        versions = torch.stack([outputs, outputs])
+        outputs = outputs.detach().clone().requires_grad_()
+        one, versions = (outputs[:1], targets[:1]), torch.stack([outputs, outputs])
         for name, function, given, shape in (
             ("loss", self.loss, (outputs, targets), ()),
-            ("score", self.score, (outputs, targets), (len(targets),)),
+            ("score", self.score, (outputs.detach(), targets), (len(targets),)),
+            ("score", self.score, (one[0].detach(), one[1]), (1,)),  # a last batch may be of one
             ("divergence", self.divergence, (versions,), ()),
         ):
-            shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
+            batch = len(targets) if name != "score" else shape[0]
+            sizes = (batch, *outputs.shape[1:]), (batch, *targets.shape[1:])
+            shapes = f"outputs {sizes[0]} and targets {sizes[1]}"
             try:
-                value = function(*given)
+                with as_usual():
+                    value = function(*given)
             except Exception as error:
                 reason = str(error).splitlines()[0] if str(error) else type(error).__name__
                 raise ExperimentError(f"the task's {name} fails for {shapes}: {reason}") from error
@@ -109,6 +115,11 @@ class Task:
                 expected = "one number for the batch" if not shape else "one number an image"
                 raise ExperimentError(
                     f"the task's {name} gives {got} for {shapes}; it must be {expected}: {shape}"
+                )
+            if name == "loss" and not value.requires_grad:
+                raise ExperimentError(
+                    "the task's loss has no gradient, so nothing could be learned: compute it from "
+                    "the outputs by PyTorch alone, without detach, item, argmax or comparisons"
                 )
 
 
@@ -122,15 +133,14 @@ class Classification(Task):
         object.__setattr__(self, "has_classes", True)
 
     def loss_at(
-        self, outputs: Tensor, targets: Tensor, held: Tensor, train: TrainSettings
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None, train: TrainSettings
     ) -> Tensor:
         """Returns the cross-entropy, with label smoothing and class weights if set."""
-        if train.class_weights != "none" and train.label_smoothing:
+        if weights is not None and train.label_smoothing:
             # PyTorch would weigh the smoothing of each class by the class's weight, so that one
             # which the client lacks would count the most.
-            losses, own = losses_by_image(outputs, targets, held, train)
+            losses, own = losses_by_image(outputs, targets, weights, train)
             return (own * losses).sum() / own.sum()
-        weights = class_weights(outputs, held, train)
         return cross_entropy(outputs, targets, weights, label_smoothing=train.label_smoothing)
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -138,17 +148,20 @@ class Classification(Task):
         return cross_entropy(outputs, targets, reduction="sum")
 
 
-def class_weights(outputs: Tensor, held: Tensor, train: TrainSettings) -> Tensor | None:
-    """Returns what each class counts, ``(classes,)``, if not alike; see :meth:`Task.loss_at`."""
-    if train.class_weights == "none":
-        return None
-    counts = held.bincount(minlength=outputs.shape[1]).to(outputs)
-    known = (counts > 0).sum()
-    return counts.sum() / (known * counts.clamp(min=1))  # their mean over the client's images is 1
+def balanced(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """Returns weights ``(classes,)`` that make classes count alike; their mean over images is 1.
+
+    Args:
+        labels: ``(n,)`` of all images that a client trains on.
+        classes: how many there are.
+        dtype: of the outputs that are weighed.
+    """
+    counts = labels.bincount(minlength=classes).to(dtype)
+    return counts.sum() / ((counts > 0).sum() * counts.clamp(min=1))
 
 
 def losses_by_image(
-    outputs: Tensor, targets: Tensor, held: Tensor, train: TrainSettings
+    outputs: Tensor, targets: Tensor, weights: Tensor | None, train: TrainSettings
 ) -> tuple[Tensor, Tensor]:
     """Returns each image's cross-entropy, and what it counts in a mean; see :meth:`Task.loss_at`.
 
@@ -157,7 +170,6 @@ def losses_by_image(
     """
     smoothing = train.label_smoothing
     losses = cross_entropy(outputs, targets, reduction="none", label_smoothing=smoothing)
-    weights = class_weights(outputs, held, train)
     return losses, torch.ones_like(losses) if weights is None else weights[targets].to(losses)
 
 

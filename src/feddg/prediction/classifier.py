@@ -20,7 +20,7 @@ from feddg.errors import DataError, FeddgError, RunError, field_fault, schema_fa
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.adaptation import Predictor
 from feddg.methods.base import local_names
-from feddg.models.precision import autocast, choose_precision
+from feddg.models.precision import as_usual, autocast, choose_precision
 from feddg.models.trained import fingerprint
 from feddg.prediction.model_file import ModelDescription, ModelIdentity, onnx_session
 from feddg.runs.diagnostics import about_model, result_sentence_of
@@ -162,7 +162,7 @@ class RunClassifier(ImageClassifier):
             DataError: there are more or fewer features than it was trained on.
         """
         images = self.inputs(pixels)
-        with torch.inference_mode(), autocast(self.precision, self.device)():
+        with as_usual(), torch.inference_mode(), autocast(self.precision, self.device)():
             logits = plain = self._model(images).float().cpu()
             # The light is the trained model's, whatever is done to the images of today.
             if self._model is not self._own and self.threshold is not None:

@@ -3,14 +3,19 @@
 Pretrained weights that are expected and cannot be had: the network then learns from scratch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from feddg.data.data_set import SCRATCH
+from feddg.data.data_set import SCRATCH, load_source
+from feddg.data.images import spelt_alike
 from feddg.data.inspection import about_clients, about_labels
+from feddg.data.protocols import known_domains
 from feddg.data.sets import features
 from feddg.diagnostics import Diagnostic, emit, warn
-from feddg.errors import WeightsError
+from feddg.errors import FeddgError, WeightsError
 from feddg.experiment import Experiment, explain
 from feddg.federation.federation import build, defences_for
 from feddg.models.backbones import fetch_imagenet
@@ -18,6 +23,47 @@ from feddg.records import ClientsTable
 from feddg.runs.prepare import cache_folder, clients_table, deal, load_undecoded, split_diagnostics
 from feddg.settings import IMAGENET, ModelSettings, merge
 from feddg.text import counted
+
+
+def with_names_of_domains(experiment: Experiment) -> Experiment:
+    """Returns the experiment with held-out domains written as the data set writes them.
+
+    So ``Bccd`` and ``bccd`` are one run, unless the data set has both.
+    """
+    data = experiment.data
+    said = {**dict(experiment.hold_out), "leave_out": data.leave_out}
+    written = as_written(said, data.source, data.root, data.options)
+    changed = {role: names for role, names in written.items() if names != list(said[role])}
+    if not changed:
+        return experiment
+    left_out = {"leave_out": changed.pop("leave_out")} if "leave_out" in changed else {}
+    return Experiment(**merge(experiment.given, {"hold_out": changed, "data": left_out}))
+
+
+def as_written(
+    said: Mapping[str, Sequence[str]], source: str, root: Path | None, options: Mapping[str, Any]
+) -> dict[str, list[str]]:
+    """Returns lists of domains with the names that a data set gives them, each once.
+
+    A name that no domain has, or several, stays: it is an error where images are split.
+
+    Args:
+        said: the lists, by what they are for.
+        source: the data set.
+        root: its folder.
+        options: its options.
+    """
+    asked = {name for names in said.values() for name in names}
+    known: Sequence[str] = known_domains(source)
+    with suppress(FeddgError, OSError):
+        if asked and not known:
+            folders = root.iterdir() if root is not None and root.is_dir() else ()
+            known = [entry.name for entry in folders if entry.is_dir()]
+            if not asked <= set(known):  # else nothing needs to be read
+                known = load_source(source, root, **options).domain_names
+    spelt = {name: spelt_alike(name, known) for name in asked}
+    names = {name: alike[0] if len(alike) == 1 else name for name, alike in spelt.items()}
+    return {role: list(dict.fromkeys(names[name] for name in own)) for role, own in said.items()}
 
 
 def with_weights_at_hand(experiment: Experiment) -> Experiment:

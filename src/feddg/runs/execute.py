@@ -28,6 +28,7 @@ from feddg.federation.federation import Federation
 from feddg.federation.transport import Ledger
 from feddg.methods.base import Forgets, Round, RoundHook, State, has_global_model
 from feddg.methods.composition import build_method
+from feddg.models.precision import as_usual
 from feddg.models.trained import fingerprint
 from feddg.privacy.accounting import Account
 from feddg.privacy.building import Defences, require_packages
@@ -435,7 +436,7 @@ def _execute(
         folder.write_json(SUMMARY, summarize(record, status, error, seconds, diagnostics))
 
     try:
-        with timed(seconds, "total"), collected() as diagnostics:
+        with as_usual(), timed(seconds, "total"), collected() as diagnostics:
             work(everyone, seconds)
     except KeyboardInterrupt:
         end("interrupted", None)
