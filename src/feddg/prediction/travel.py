@@ -376,7 +376,7 @@ def _write(run: Path, found: TravelFile, model: Recorder) -> None:
 
 
 class NewSite(NamedTuple):
-    """What is known of a model's accuracy at one more site; its text is one or two sentences.
+    """What is known of a model's accuracy at one more site; its text is a sentence.
 
     Attributes:
         accuracies: in [0, 1] at sites that took no part, by name; at least one.
@@ -397,8 +397,8 @@ class NewSite(NamedTuple):
         sites = [
             f"{percent_sign(share)} at {readable(site)}" for site, share in self.accuracies.items()
         ]
-        what = "one site says" if count == 1 else "two sites say"
-        return f"{listed(sites)}, which took no part; {what} nothing of another."
+        rest = "one site says nothing of another" if count == 1 else "two say little of a third"
+        return f"{listed(sites)}, which took no part; {rest}."
 
 
 def new_site(run: Run, model: Chosen | None = None) -> NewSite | None:
