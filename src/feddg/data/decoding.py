@@ -562,51 +562,34 @@ def _part(image: Image.Image, box: Box | None) -> Image.Image:
 def quiet_pillow(*, tiled: bool = False) -> Iterator[None]:
     """Silences Pillow's warnings about odd files; an oversized image raises.
 
-    Warning filters, Pillow's limit and its log belong to the process. So of several blocks in
-    threads the first changes them, and the last one puts them back. Enter it around a whole pool of
-    decoding threads, not inside one.
+    Enter it around a whole pool of decoding threads, never inside one: warning filters belong to
+    the process, and so does Pillow's limit. Of several blocks in threads the first changes them,
+    and the last one puts them back.
 
     Args:
-        tiled: whether images are cut into tiles, so that larger ones are allowed, as long as such
-            a block lasts.
+        tiled: whether images are cut into tiles, so that larger ones are allowed.
     """
     with _quiet_lock:
         if not _quiet_blocks:
-            _quiet_state.enter_context(_filtered())
+            _afterwards.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+            warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
+            _afterwards.callback(_PILLOW.setLevel, _PILLOW.level)
+            _PILLOW.setLevel(logging.CRITICAL)
+            _afterwards.callback(setattr, Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
         _quiet_blocks.append(tiled)
-        _set_limit()
+        if tiled:
+            Image.MAX_IMAGE_PIXELS = MOST_TILED_PIXELS
     try:
         yield
     finally:
         with _quiet_lock:
             _quiet_blocks.remove(tiled)
-            _set_limit()
             if not _quiet_blocks:
-                _quiet_state.close()
+                _afterwards.close()
 
 
-_quiet_lock, _quiet_state = Lock(), ExitStack()
-_quiet_blocks: list[bool] = []
-_limits: list[int | None] = []
-
-
-@contextmanager
-def _filtered() -> Iterator[None]:
-    before, level = Image.MAX_IMAGE_PIXELS, _PILLOW.level
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")
-        warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
-        _PILLOW.setLevel(logging.CRITICAL)
-        _limits.append(before)
-        try:
-            yield
-        finally:
-            Image.MAX_IMAGE_PIXELS = _limits.pop()
-            _PILLOW.setLevel(level)
-
-
-def _set_limit() -> None:
-    Image.MAX_IMAGE_PIXELS = MOST_TILED_PIXELS if any(_quiet_blocks) else _limits[0]
+_quiet_lock, _quiet_blocks, _afterwards = Lock(), list[bool](), ExitStack()
 
 
 def make_square(image: Image.Image, size: int, resize: Resize = "squash") -> np.ndarray:

@@ -9,6 +9,7 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -569,7 +570,8 @@ def check_method(
     with as_they_were(), quietly():
         torch.set_num_threads(1)
         for check in checks:
-            if broken & {*AFTER[KINDS[check]]}:
+            kind = KINDS.get(check, "alone")
+            if broken & {*AFTER[kind]}:
                 waiting += 1
                 continue
             try:
@@ -578,7 +580,7 @@ def check_method(
                 found = _said(error, method), "It cannot be trained"
             if found is not None:
                 faults.append(Fault(check.__name__.replace("_", " "), *found))
-                broken.add(KINDS[check])
+                broken.add(kind)
     if faults:
         name = getattr(method, "name", "") or getattr(method, "__qualname__", repr(method))
         raise MethodFault(name, faults, waiting)
@@ -586,6 +588,8 @@ def check_method(
 
 def _said(error: Exception, method: Method | Make) -> str:
     """Returns an error in a line, with the line of the method that it came through."""
+    with suppress(Exception):
+        method = method() if not isinstance(method, type | Method) else method
     place = place_of_error([error], files_of(method))
     return f"{type(error).__name__}: {error}" + f" (at {place})" * bool(place)
 
