@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -166,6 +167,16 @@ UNLABELLED = "unlabelled"
 """What would be a split, of images without labels."""
 LAST, SWA, EMA, WISE_FT = "last", "swa", "ema", "wise_ft"
 """Weights of the last round, averages over rounds, and interpolated weights."""
+
+
+def _apart(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names) or not all(map(str.strip, names)):
+        raise ValueError("a class has no name, or two have the same")
+    return names
+
+
+ClassNames = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_apart)]
+"""Names of classes in the order of a model's outputs."""
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A float; ``null`` stands for a value that is not finite, which JSON cannot hold."""
 Unbounded = Annotated[float, BeforeValidator(lambda value: math.inf if value is None else value)]

@@ -2,7 +2,9 @@
 
 import io
 import struct
+import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +66,30 @@ def test_squash_equals_torchvisions_resize(tmp_path: Path) -> None:
     assert decoded.shape == (16, 16, 3)
     assert decoded.dtype == np.uint8
     assert (decoded == np.asarray(expected)).all()
+
+
+def test_colours_that_are_multiplied_with_their_opacity_are_laid_over_white_once(tmp_path):
+    plain = np.array([[[60_000, 20_000, 0, 32_768], [500, 9, 40_000, 65_535]]], np.uint16)
+    whole = plain.copy()
+    whole[..., :3] = plain[..., :3].astype(float) * plain[..., 3:] / 65_535
+    decoded = []
+    for name, values in (("unassalpha", plain), ("assocalpha", whole)):
+        path = tmp_path / f"{name}.tif"
+        tifffile.imwrite(path, values, photometric="rgb", extrasamples=[name])
+        decoded.append(decode_image(path, 2).astype(int))
+    assert np.abs(decoded[0] - decoded[1]).max() <= 1
+
+
+def test_blocks_that_overlap_in_threads_leave_warnings_and_limits_as_they_were():
+    before = list(warnings.filters), Image.MAX_IMAGE_PIXELS
+    one, other = quiet_pillow(), quiet_pillow(tiled=True)
+    with ThreadPoolExecutor(1) as pool:
+        one.__enter__()
+        pool.submit(other.__enter__).result()
+        one.__exit__(None, None, None)
+        assert before[1] < Image.MAX_IMAGE_PIXELS
+        pool.submit(other.__exit__, None, None, None).result()
+    assert (list(warnings.filters), Image.MAX_IMAGE_PIXELS) == before
 
 
 @pytest.mark.parametrize("shape", [(40, 20), (20, 40), (30, 30)])

@@ -1,5 +1,7 @@
 """Model cards: of an export and of every run, with what sites keep for themselves."""
 
+import json
+import shutil
 from dataclasses import asdict
 
 import pytest
@@ -11,6 +13,8 @@ from feddg.api import run as run_experiment
 from feddg.cli import app
 from feddg.errors import RunError
 from feddg.experiment import Experiment
+from feddg.prediction.card import model_card
+from feddg.prediction.classifier import describe_model
 from feddg.prediction.export import MODEL_CARD, ensure_card, export_run
 from feddg.runs.model import load_trained
 from feddg.runs.reading import read_run
@@ -104,3 +108,15 @@ def test_a_model_of_features_is_not_offered_as_one_of_images(tmp_path, cache):
     assert "RGB" not in (tmp_path / "model.md").read_text("utf-8")
     served = CliRunner().invoke(app, ["serve", str(folder)])
     assert "takes features, no images: use feddg predict" in str(served.exception)
+
+
+def test_names_of_classes_and_domains_are_text_in_a_card(run_of, tmp_path):
+    run = shutil.copytree(run_of("fedavg"), tmp_path / "run")
+    about = describe_model(run, load_trained(run))
+    names = ("<script>a", "b|c", "[d](e)", *about.class_names[3:])
+    clients = json.loads((run / "clients.json").read_text())
+    (run / "clients.json").write_text(json.dumps({**clients, "classes": names}))
+    text = model_card(run, about.model_copy(update={"class_names": names}))
+    for shown in ("&lt;script>a", "b\\|c", "\\[d](e)"):
+        assert text.count(shown) == 2  # among the outputs, and with its images
+    assert [raw for raw in ("<script", " b|c", " [d]") if raw in text] == []

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 import feddg
@@ -17,7 +18,7 @@ from feddg.models.backbones import weights_license
 from feddg.prediction.classifier import RunClassifier
 from feddg.prediction.export import export_run, save_model
 from feddg.runs.model import load_trained
-from feddg.runs.shared import CONFIG, WEIGHTS, network_config
+from feddg.runs.shared import CONFIG, WEIGHTS, AboutModel, network_config
 from trained_runs import read_csv, trained_run, write_images
 
 NAME = "somebody/digits"
@@ -194,6 +195,12 @@ def test_what_is_there_is_not_replaced(run_of, tmp_path):
         save_model(run, tmp_path / "model")
     with pytest.raises(AdaptationError, match="pass --adapt when you use it"):
         save_model(run, tmp_path / "other", adapt="iabn")
+
+
+@pytest.mark.parametrize("names", [("cat", "cat"), ("cat", ""), (" ",)])
+def test_classes_that_cannot_be_told_apart_are_no_model(names):
+    with pytest.raises(ValidationError, match="class_names"):
+        AboutModel(class_names=names, image_size=8)
 
 
 def test_a_folder_is_no_run(run_of, tmp_path):

@@ -15,8 +15,8 @@ from typer.main import get_command
 
 from feddg.cli import app
 from feddg.errors import RunError
-from feddg.report.blocks import Code
-from feddg.report.page import write_report
+from feddg.report.blocks import Code, Page
+from feddg.report.page import write_report, write_tables
 from feddg.report.run_page import cost_of, run_steps
 from feddg.runs.reading import read_run
 from feddg.text import size
@@ -558,3 +558,8 @@ def test_the_matrix_has_its_last_label_on_a_phone(open_in_browser, folder_maker,
     found = re.search('data-found="([^"]*)"', open_in_browser(frame).page)
     assert found is not None
     assert found[1] == f"{len(classes)} true;"
+
+
+def test_a_title_is_shown_as_it_is_in_a_file_of_tables(tmp_path):
+    (file,) = write_tables(Page("<b>a|*x*\n# y", "Lead.", (), (), ()), tmp_path)
+    assert file.read_text("utf-8").startswith("# \\<b\\>a\\|\\*x\\* # y\n\n")

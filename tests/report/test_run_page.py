@@ -173,9 +173,10 @@ def test_a_run_proposed_next_differs_in_one_setting(tmp_path, parsed, kind, chan
 
 
 @pytest.mark.parametrize("kind", ["rising", "nothing"])
-def test_a_run_that_was_carried_out_is_not_proposed_again(tmp_path, parsed, kind):
+def test_a_run_that_was_carried_out_is_not_proposed_again(tmp_path, parsed, caplog, kind):
     folder = Told(tmp_path, tmp_path / "pictures", kind).write()
     proposed = [parsed(line) for line in _commands(folder)]
+    assert not [one for one in caplog.records if "the method is now" in one.message]
     for call in proposed:
         if call[0] == "run":
             experiment, out = _experiment_of(call)

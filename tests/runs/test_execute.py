@@ -296,3 +296,36 @@ def test_a_file_name_that_is_no_text_does_not_lose_the_run(tmp_path):
     said = [one.text for one in done.summary.diagnostics if r"\udcff\x1b[31m.png" in one.text]
     assert any(text.startswith("Ignored") for text in said)
     assert resume(done.folder).folder == done.folder
+
+
+def test_a_file_that_is_gone_is_written_again_and_said(tmp_path, cache, caplog):
+    settings = {**SMALL, "train": {**SMALL["train"], "rounds": 1, "local_epochs": 1}}
+    folder = run(Experiment(**settings), tmp_path, cache=cache, report=False).folder
+    (folder / "summary.json").unlink()
+    for name in ("environment.json", "clients.json"):
+        (folder / name).unlink()
+    caplog.clear()
+    resume(folder, cache=cache)
+    (line,) = [one.message for one in caplog.records if "was gone" in one.message]
+    assert "environment.json and clients.json" in line
+    assert read_run(folder).status == "completed"
+
+
+@pytest.mark.parametrize("share", [0, 0.01], ids=["none", "none of six after rounding"])
+def test_a_run_that_evaluates_nothing_ends_and_says_so(tmp_path, cache, share):
+    make_folder(tmp_path / "images", ("a", "b"), each=3)
+    done = run(
+        data={"source": "folder", "root": tmp_path / "images", "id_val": share, "id_test": share},
+        clients=2,
+        rounds=1,
+        image_size=16,
+        out=tmp_path / "run",
+        cache=cache,
+    )
+    found = read_run(done.folder)
+    assert found.status == "completed"
+    assert not found.evaluations.rounds
+    codes = [one.code for one in found.summary.diagnostics]
+    assert codes.count("nothing-evaluated") == 1
+    assert done.report.is_file()
+    assert resume(done.folder, cache=cache).was_complete

@@ -553,6 +553,19 @@ def test_a_completed_run_that_is_damaged_is_not_believed(folder_maker, name, dam
     ]
 
 
+@pytest.mark.parametrize("weights", ["last", "ema"])
+def test_a_round_without_some_evaluations_is_left_out_and_said(folder_maker, weights):
+    folder = folder_maker().write()
+    assert not {one.code for one in about_run(read_run(folder))} & {"evaluations-missing"}
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lost = max(n for n, row in enumerate(rows) if row.get("weights", "last") == weights)
+    with (folder / "metrics.jsonl").open("w") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows[:lost] + rows[lost + 1 :])
+    (found,) = [o for o in about_run(read_run(folder)) if o.code == "evaluations-missing"]
+    assert "round 6" in found.text
+    assert is_complete(folder)
+
+
 def test_a_run_that_ended_early_is_only_believed_if_it_says_why(folder_maker):
     folder = folder_maker(rounds=2).write()
     assert read_run(folder).error == "metrics.jsonl has 2 of 6 rounds"

@@ -32,21 +32,22 @@ def server(finished, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "begun",
+    ("begun", "at_once"),
     [
-        pytest.param("", id="nothing"),
-        pytest.param("GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ", id="half the headers"),
-        pytest.param(f"POST /predict HTTP/1.1\r\n{HEAD}", id="a body that does not come"),
-        pytest.param(f"GET /health HTTP/1.1\r\n{HEAD}", id="a body that nobody reads"),
+        pytest.param("", True, id="nothing"),
+        pytest.param(f"GET /health HTTP/1.1\r\n{HEAD[:40]}", True, id="half the headers"),
+        pytest.param(f"POST /predict HTTP/1.1\r\n{HEAD}", False, id="a body that does not come"),
+        pytest.param(f"GET /health HTTP/1.1\r\n{HEAD}", False, id="a body that nobody reads"),
     ],
 )
-def test_connections_that_send_a_byte_now_and_then_lock_nobody_out(server, begun):
+def test_connections_that_send_a_byte_now_and_then_lock_nobody_out(server, begun, at_once):
     address = ("127.0.0.1", server.base_url.port)
     with ExitStack() as opened:
         attack = []
         for _ in range(STALLED):
             attack.append(opened.enter_context(socket.create_connection(address, timeout=10)))
-            attack[-1].sendall(begun.encode())
+            with suppress(OSError):  # it made room for the next
+                attack[-1].sendall(begun.encode())
 
         def status():
             for one in attack:
@@ -54,7 +55,8 @@ def test_connections_that_send_a_byte_now_and_then_lock_nobody_out(server, begun
                     one.send(b"x")
             return httpx.get(f"{server.base_url}/health").status_code
 
-        assert status() == 503  # the attack works, for a while
+        if at_once:
+            assert status() == 200  # those that keep their headers made room
         until = time.monotonic() + LONGEST
         while (found := status()) != 200 and time.monotonic() < until:
             time.sleep(0.1)

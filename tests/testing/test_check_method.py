@@ -169,6 +169,16 @@ class FirstTwice(Plain):
         return super().aggregate(state, doubled())
 
 
+class WrongTotal(Plain):
+    def aggregate(self, state, updates):
+        kept = [update.keep() for update in updates]
+        total = sum(update.examples for update in kept) - 1
+        for name in state.weights:
+            parts = [update.weights[name].float() * update.examples / total for update in kept]
+            state.weights = {**state.weights, name: sum(parts).to(state.weights[name].dtype)}
+        return state
+
+
 class OnlyTheFirst(Plain):
     def aggregate(self, state, updates):
         state.weights = next(iter(updates)).keep().weights
@@ -235,6 +245,7 @@ FAULTS = {
     HalfAggregated: (DECLARED, "torch.float16", None),
     HalfSent: (SENT, "torch.float16", None),
     FirstTwice: (ONCE, "another order", None),
+    WrongTotal: (ONCE, "which are equal", None),
     OnlyTheFirst: (ONCE, "1 of 3", None),
     NotKept: (ONCE, "after the next", None),
     Unseeded: (TWICE, "a second run differs", None),

@@ -267,11 +267,13 @@ class Samples:
         values: ``(height, width, bands)``, of any number type.
         alpha: whether the last band is transparency.
         inverted: whether 0 is white, in an image of one grey band.
+        premultiplied: whether colours are multiplied with their opacity already.
     """
 
     values: np.ndarray
     alpha: bool = False
     inverted: bool = False
+    premultiplied: bool = False
 
     @property
     def colours(self) -> np.ndarray:
@@ -314,7 +316,8 @@ def read_samples(path: ImageSource, image: Image.Image) -> Samples:
     """
     if image.format == "TIFF" and is_deep(image):
         extra = image.tag_v2.get(_EXTRA, ())  # type: ignore[attr-defined]
-        return replace(read_tiff(path), alpha=bool(extra) and extra[-1] in _ALPHA)
+        last = extra[-1] if extra else 0
+        return replace(read_tiff(path), alpha=last in _ALPHA, premultiplied=last == _ALPHA[0])
     if image.format == "PNG" and is_deep(image) and image.mode in ("RGB", "RGBA"):
         need("tiff", f"{path.name}, a PNG of 16 bits in colour,", ["imagecodecs"])
         from imagecodecs import png_decode
@@ -429,6 +432,9 @@ def to_image(samples: Samples, reading: Reading, bits: int = 0) -> Image.Image:
     if alpha is None:
         return Image.fromarray(pixels)
     cover = _to_bytes(alpha, "full", 0)
+    if samples.premultiplied:
+        white = pixels.astype(np.uint16) + (255 - cover)
+        return Image.fromarray(np.minimum(white, 255).astype(np.uint8))
     layered = Image.fromarray(np.concatenate([pixels, cover], axis=2), "RGBA")
     return Image.alpha_composite(Image.new("RGBA", layered.size, "white"), layered).convert("RGB")
 
@@ -604,23 +610,33 @@ def quiet_pillow(*, tiled: bool = False) -> Iterator[None]:
     """Silences Pillow's warnings about odd files; an oversized image raises.
 
     Enter it around a whole pool of decoding threads, never inside one: warning filters belong to
-    the process, and so does Pillow's limit.
+    the process, and so does Pillow's limit. Of several blocks in threads the first changes them,
+    and the last one puts them back.
 
     Args:
         tiled: whether images are cut into tiles, so that larger ones are allowed.
     """
-    before, level = Image.MAX_IMAGE_PIXELS, _PILLOW.level
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")
-        warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
-        try:
+    with _quiet_lock:
+        if not _quiet_blocks:
+            _afterwards.enter_context(warnings.catch_warnings())
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+            warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
+            _afterwards.callback(_PILLOW.setLevel, _PILLOW.level)
             _PILLOW.setLevel(logging.CRITICAL)
-            if tiled:
-                Image.MAX_IMAGE_PIXELS = MOST_TILED_PIXELS
-            yield
-        finally:
-            Image.MAX_IMAGE_PIXELS = before
-            _PILLOW.setLevel(level)
+            _afterwards.callback(setattr, Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
+        _quiet_blocks.append(tiled)
+        if tiled:
+            Image.MAX_IMAGE_PIXELS = MOST_TILED_PIXELS
+    try:
+        yield
+    finally:
+        with _quiet_lock:
+            _quiet_blocks.remove(tiled)
+            if not _quiet_blocks:
+                _afterwards.close()
+
+
+_quiet_lock, _quiet_blocks, _afterwards = Lock(), list[bool](), ExitStack()
 
 
 def make_square(image: Image.Image, size: int, resize: Resize = "squash") -> np.ndarray:

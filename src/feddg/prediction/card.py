@@ -105,7 +105,7 @@ def _sent(ledger: LedgerRecord) -> list[tuple[str, list[int], list[str]]]:
 
 def _cell(text: str) -> str:
     """Returns text escaped for a Markdown table."""
-    return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
+    return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[")
 
 
 @cache

@@ -25,7 +25,7 @@ from feddg.evaluation.accuracy import energy
 from feddg.evaluation.adaptation import Predictor
 from feddg.models.convolutions import use_plain_convolutions
 from feddg.models.trained import fingerprint
-from feddg.records import Row
+from feddg.records import ClassNames, Row
 from feddg.storage import file_faults, replace_file
 
 OWN_WAY = "the method's own"
@@ -121,7 +121,7 @@ class ModelDescription(ModelIdentity):
         checked: number of images on which its predictions were compared with the run's.
     """
 
-    class_names: tuple[str, ...] = Field(min_length=1)
+    class_names: ClassNames
     image_size: int = Field(ge=1, le=4096)
     resize: Resize
     input: str

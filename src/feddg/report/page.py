@@ -16,7 +16,7 @@ from feddg.errors import RunError
 from feddg.report.blocks import Page, data_uri, template_named, write_file
 from feddg.report.comparison_page import comparison_page
 from feddg.report.run_page import run_page
-from feddg.report.tables import margins_csv, page_tables, to_csv, to_latex, to_markdown
+from feddg.report.tables import as_markdown, margins_csv, page_tables, to_csv, to_latex, to_markdown
 from feddg.runs.reading import read_run
 from feddg.storage import read_text
 
@@ -104,7 +104,10 @@ def write_tables(page: Page, folder: Path) -> list[Path]:
         for name, table in page_tables(page)
         for suffix, text in (("md", to_markdown), ("csv", to_csv), ("tex", to_latex))
     ]
-    return [*files, write_file(folder / "tables.md", f"# {page.title}\n\n{tables_of(page)}")]
+    return [
+        *files,
+        write_file(folder / "tables.md", f"# {as_markdown(page.title)}\n\n{tables_of(page)}"),
+    ]
 
 
 def tables_of(page: Page) -> str:

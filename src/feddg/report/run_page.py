@@ -14,7 +14,14 @@ from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError
 from feddg.evaluation.accuracy import FEW, FEW_IMAGES, about_support
 from feddg.evaluation.travel import Estimate
-from feddg.experiment import Experiment, command_words, fewest_fields, load_experiment
+from feddg.experiment import (
+    Experiment,
+    command_words,
+    expand,
+    fewest_fields,
+    load_experiment,
+    read_fields,
+)
 from feddg.prediction.travel import clients_apart, expected_elsewhere, new_site
 from feddg.records import (
     ID_TEST,
@@ -88,7 +95,7 @@ from feddg.runs.reading import (
     read_run,
     rules_for,
 )
-from feddg.settings import grouped
+from feddg.settings import grouped, merge
 from feddg.text import (
     MISSING,
     command,
@@ -985,7 +992,10 @@ def _again(run: Run, why: str, *flags: str) -> Iterator[Step]:
     """The command to repeat the run with other flags; nothing if that run already exists."""
     file, out = run.folder / EXPERIMENT, run.folder.parent
     change = dict(zip([flag.removeprefix("--") for flag in flags[::2]], flags[1::2]))
-    if not (out / load_experiment(file, change).label).exists():
+    fields = read_fields(file)
+    if change.get("method", run.method) != run.method:
+        fields["method"] = {}  # the other one's settings are not for it, and nobody asked for them
+    if not (out / Experiment(**merge(fields, expand(change))).label).exists():
         yield why, command("run", str(file), *flags, "--out", str(out))
 
 

@@ -595,14 +595,15 @@ def _heading(column: Column) -> str:
 
 def to_markdown(table: Table) -> str:
     """Returns a table as GitHub Markdown, with its caption below."""
-    heads, rows = _texts(table, _markdown, "**%s**")
+    heads, rows = _texts(table, as_markdown, "**%s**")
     rule = ["---:" if column.numeric else ":---" for column in table.columns]
     lines = ["| " + " | ".join(row) + " |" for row in (heads, rule, *rows)]
     caption = f"\n\n{table.caption}" if table.caption else ""
     return "\n".join(lines) + caption + "\n"
 
 
-def _markdown(text: str) -> str:
+def as_markdown(text: str) -> str:
+    """Returns text as one line of Markdown that shows it as it is."""
     return re.sub(r"([\\|*_`<>])", r"\\\1", text.replace("\n", " "))
 
 

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from feddg.diagnostics import Diagnostic, collected, emit, noted
+from feddg.diagnostics import Diagnostic, collected, emit, noted, warn
 from feddg.errors import FeddgError, RunError, TrainingDiverged, first_names, in_words, need
 from feddg.evaluation.accuracy import (
     INSIDE_SHARE,
@@ -47,7 +47,13 @@ from feddg.records import (
     SetupRow,
     SummaryFile,
 )
-from feddg.runs.diagnostics import about_divergence, about_end, about_result, about_training
+from feddg.runs.diagnostics import (
+    about_divergence,
+    about_end,
+    about_evaluations,
+    about_result,
+    about_training,
+)
 from feddg.runs.evaluate import Evaluate, WiseFT
 from feddg.runs.figures import draw_figures, draw_unseen
 from feddg.runs.folder import FIGURES, OPENED_SUMS, PRIVACY, SNAPSHOTS, KeptModels, RunFolder
@@ -496,6 +502,12 @@ def _run(
     federation.ledger = Ledger(enter, layouts)
     evaluate = Evaluate(federation, wise_ft, observer, images)
     federation.hooks += [observer, evaluate, writer]
+    if checkpoint is not None:
+        gone = [name for name in (ENVIRONMENT, CLIENTS) if not is_file(folder.path / name)]
+        if gone:
+            what = " and ".join(gone)
+            warn("files-missing", f"{what} of {folder.path} was gone, and is written anew.")
+        emit(*about_evaluations(so_far))
     if checkpoint is None or not is_file(folder.path / ENVIRONMENT):
         folder.write_json(ENVIRONMENT, environment(experiment, federation))
     if checkpoint is None or not is_file(folder.path / CLIENTS):
@@ -512,7 +524,7 @@ def _run(
             federation.server.forget(*forget)
     finally:
         folder.finish_writing()  # of a run that is interrupted, too
-    if evaluation is not None:
+    if evaluation is not None and evaluation.splits:
         _last_figures(federation, folder, models, evaluate.outputs)
 
 

@@ -717,6 +717,12 @@ class Run(Shown):
         return None
 
     @property
+    def part_evaluated(self) -> int | None:
+        """The first round that is left out as evaluations of it are missing, or None."""
+        rows = ((row.round, self.evaluations.of(row.weights)) for row in self.metrics.evaluations)
+        return min((round for round, of in rows if round not in of.rounds), default=None)
+
+    @property
     def rounds_planned(self) -> int | None:
         """The number of rounds the experiment asks for."""
         rounds = (self.settings.get("train") or {}).get("rounds")

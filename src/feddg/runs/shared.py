@@ -28,7 +28,7 @@ from feddg.methods.composition import build_method
 from feddg.models.backbones import FEATURES
 from feddg.models.network import Network
 from feddg.models.normalization import never_negative_names
-from feddg.records import JsonFile, Row
+from feddg.records import ClassNames, JsonFile, Row
 from feddg.storage import digest, file_faults, is_file, read_text
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -91,7 +91,7 @@ class AboutModel(Row):
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
-    class_names: tuple[str, ...] = Field(min_length=1)
+    class_names: ClassNames
     image_size: int = Field(ge=1, le=4096)
     features: int | None = Field(None, ge=1, le=MOST_FEATURES)
 

@@ -39,13 +39,28 @@ class PromptProtocol(H11Protocol):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._received = 0
+        self._received, self._since = 0, 0.0
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Starts the time for the first headers."""
         super().connection_made(transport)
+        self._since = self.loop.time()
+        self._make_room()
         self._look()
+
+    def _make_room(self) -> None:
+        """Where all places are taken, ends the connection that has kept its headers longest."""
+        if self.limit_concurrency is None or len(self.connections) < self.limit_concurrency:
+            return
+        waiting = [
+            one
+            for one in self.connections
+            if isinstance(one, PromptProtocol) and one is not self
+            if one.conn.their_state is h11.IDLE and not one.transport.is_closing()
+        ]
+        if waiting:
+            min(waiting, key=lambda one: one._since).transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Accepts received bytes; a few bytes do not extend the time."""

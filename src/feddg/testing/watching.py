@@ -90,6 +90,18 @@ def other_global_numbers(seed: int) -> Iterator[None]:
             numpy.random.set_state(before[1])  # noqa: NPY002
 
 
+@contextmanager
+def as_they_were() -> Iterator[None]:
+    """Puts PyTorch's settings back that a method may have changed inside the block."""
+    count, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        try:
+            yield
+        finally:
+            torch.set_num_threads(count)
+            torch.set_default_dtype(dtype)
+
+
 def global_numbers() -> dict[str, object]:
     """Returns what all parts of a program share: the global generators, and PyTorch's settings."""
     return {
