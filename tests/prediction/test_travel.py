@@ -264,6 +264,9 @@ def test_the_advice_does_not_contradict_itself(ridge, cache):
         codes = [one.code for one in module._diagnostics(found, signals, expected, 0, 150, 1000)]
         assert codes[0] == ("travels" if expected.reach < 0.05 else "label-first")
         assert codes[1:] == ["travel-rests-on"]
+    for labels, words in ((0, "ectly. Such intervals"), (30, "30 labels. Without labels such int")):
+        *_, basis = module._diagnostics(found, signals, expected, labels, 150, 1000)
+        assert words in basis.text, "what they held was counted without labels"
 
 
 def test_of_a_model_that_has_learned_nothing_no_accuracy_is_printed(
@@ -344,9 +347,6 @@ def test_labels_narrow_the_interval_and_move_the_estimate_to_the_truth(
     assert found.expected.reach < without.expected.reach
     assert found.expected.low <= truth <= found.expected.high
     assert abs(found.expected.value - truth) < 0.1
-    # what such intervals held was counted without labels
-    for one, words in ((without, "ectly. Such int"), (found, "labels. Without labels such int")):
-        assert words in next(d.text for d in one.diagnostics if d.code == "travel-rests-on")
 
 
 def test_predict_says_how_to_ask_how_many_are_right(ridge, sketches, tmp_path):
