@@ -155,7 +155,7 @@ def test_a_class_only_in_the_test_domain_ends_the_run(root, tmp_path):
 def test_a_domain_that_cannot_be_decoded_ends_the_run(root, tmp_path):
     for file in (root / "b").rglob("*.png"):
         file.write_text("no image")
-    with pytest.raises(DataError, match="domain 'b' has no usable image: all its 120 files"):
+    with pytest.raises(DataError, match="domain 'b' has no usable image: 120 files of it"):
         load(root, tmp_path)
 
 

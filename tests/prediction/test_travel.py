@@ -266,6 +266,9 @@ def test_the_advice_does_not_contradict_itself(ridge, cache):
         codes = [one.code for one in module._diagnostics(found, signals, expected, 0, 150, 1000)]
         assert codes[0] == ("travels" if expected.reach < 0.05 else "label-first")
         assert codes[1:] == ["travel-rests-on"]
+    for labels, words in ((0, "ectly. Such intervals"), (30, "30 labels. Without labels such int")):
+        *_, basis = module._diagnostics(found, signals, expected, labels, 150, 1000)
+        assert words in basis.text, "what they held was counted without labels"
 
 
 def test_of_a_model_that_has_learned_nothing_no_accuracy_is_printed(

@@ -80,7 +80,7 @@ class Score:
     correct: float
     examples: int
     loss: float
-    confusion: numpy.ndarray
+    confusion: numpy.ndarray = field(repr=False)
     metrics: Mapping[str, float] = field(default_factory=dict)
     models: int = 1
     confidence: float = math.nan
