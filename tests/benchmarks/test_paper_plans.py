@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import published_trees
 from feddg.cli import app
 from feddg.comparison.compare import carry_out_comparison, prepare_comparison
-from feddg.comparison.plan import distinct, expand_plan, load_plan
+from feddg.comparison.plan import PAPERS, distinct, expand_plan, load_plan
 from feddg.comparison.pool import Watcher, run_here
 from feddg.comparison.results import Results
 from feddg.data.data_set import DATA_SETS
@@ -20,7 +20,7 @@ from feddg.runs.reading import read_run
 from scripts import load_script
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-PLANS = BENCHMARKS / "papers"
+PLANS = PAPERS
 EXPECTED = {
     # methods x scenarios x further values x seeds, counted from the papers' tables
     "pardon/table1_pacs": 7 * 4 * 3,

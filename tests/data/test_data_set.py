@@ -3,6 +3,7 @@
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import feddg
@@ -14,6 +15,7 @@ from feddg.data.data_set import (
     load_source,
     register_source,
 )
+from feddg.data.images import ImageTable
 from feddg.data.protocols import PROTOCOLS, scenarios
 from feddg.errors import DataError
 from feddg.runs.reading import read_run
@@ -171,6 +173,28 @@ def test_registered_source_gets_root_and_options() -> None:
         DataError, match=r"two data sets are called 'grey': .*one_image and .*lambda"
     ):
         register_source("grey")(lambda root: one_image(root))
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(
+    ("paths", "words"),
+    [
+        (
+            ("1.png", "2.png", "1.png"),
+            r"mine: row 1 \(domain 'a'\) and row 3 \(domain 'c'\) .*'1.png'",
+        ),
+        (("1.png", "1.png", "2.png"), r"row 1 \(domain 'a'\) and row 2 \(domain 'a'\)"),
+        (("1#x0y0w2h2", "1#x2y0w2h2", "1#x4y0w2h2"), r"row 1 .* row 3 .* the same path '1'"),
+        (("1.png", "2\x1b.png", "3.png"), "cannot be printed"),
+    ],
+)
+def test_rows_with_one_path_are_refused(paths: tuple[str, ...], words: str) -> None:
+    classes, images = np.array([0, 1, 0]), np.zeros((3, 2, 2, 3), np.uint8)
+    domains = np.array([0, 0, 1])
+    table = ImageTable(paths, classes, domains, ("x", "y"), ("a", "c"), images=images)
+    register_source("mine")(lambda root: table)
+    with pytest.raises(DataError, match=words):
+        load_source("mine")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import io
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -26,7 +27,14 @@ from feddg.data.decoding import (
     whole_images,
 )
 from feddg.data.decoding import UnusableImageError as UnusableImageError_of_bands
-from feddg.data.images import IMAGE_SUFFIXES, ImageBytes, from_folder, heif_is_known, usable_formats
+from feddg.data.images import (
+    IMAGE_SUFFIXES,
+    ImageBytes,
+    ImageTable,
+    from_folder,
+    heif_is_known,
+    usable_formats,
+)
 from feddg.data.inspection import about_survey, survey
 from feddg.data.pixels import open_pixels
 from feddg.data.splits import hold_out
@@ -476,6 +484,20 @@ def test_large_images_become_tiles_that_stay_together(tmp_path):
         for path in (kept.paths[row] for row in getattr(splits, role)):
             assert roles.setdefault(Tile.named(path).file, role) == role
     assert set(roles.values()) == {"train", "id_val", "id_test", "test"}
+
+
+def test_tiles_are_of_one_file_of_one_domain_with_one_role():
+    paths = ("1#x0y0w2h2", "1#x2y0w2h2", "1#x0y0w2h2")
+    places = np.array([0, 0, 1])
+    table = ImageTable(
+        paths, places, places, ("x", "y"), ("a", "c"), images=np.zeros((3, 2, 2, 3), np.uint8)
+    )
+    whole, image_of = whole_images(table)
+    assert image_of.tolist() == [0, 0, 1]
+    assert whole.domains.tolist() == [0, 1]
+    assert whole.paths == ("1", "1")
+    with pytest.raises(DataError, match=r"'1#x2y0w2h2' is for test, and another tile .* train"):
+        whole_images(replace(table, split=np.array(["train", "test", "test"])))
 
 
 def test_an_image_too_large_to_decode_whole_is_cut(tmp_path, monkeypatch):

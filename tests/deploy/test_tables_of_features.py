@@ -8,8 +8,9 @@ pytest.importorskip("flwr", reason="Flower is an optional extra")
 
 from feddg.api import check_site, deploy, run
 from feddg.deploy import client_app, server_app
-from feddg.errors import ExperimentError, RunError
+from feddg.errors import DataError, ExperimentError, RunError
 from feddg.experiment import Experiment
+from feddg.prediction.predict import predict
 from feddg.runs.reading import read_run
 from federations import same
 from flower_grid import LocalGrid, weights
@@ -95,16 +96,31 @@ def misnamed(frame):
     [
         (narrower, "a row of its table has 11 features, and 12 in the federation"),
         (misnamed, "lyon.csv has no column 'organ'"),
+        (lambda frame: frame.rename(columns={"f3": "f03x"}), "lacks 'f3' and has 'f03x'"),
         (lambda frame: frame.assign(f3="x"), "column 'f3', which holds no numbers"),
     ],
 )
 def test_a_table_that_does_not_fit_is_said_of_its_site(tables, caplog, change, at_the_site):
     change(frame_of(["lyon"])).to_csv(tables / "lyon.csv", index=False)
-    with pytest.raises(RunError, match=r"missing: lyon$"):
+    with pytest.raises(RunError, match=r"missing: lyon"):
         start(tables, experiment("ridge"))
     said = [record.getMessage() for record in caplog.records]
     assert any(at_the_site in line and "\n" not in line for line in said)
-    assert any("registered as 'lyon'" in line for line in said)  # at the coordinator
+    assert any("'lyon'" in line for line in said)  # at the coordinator
+
+
+def test_a_test_table_with_other_columns_is_refused_and_names_are_kept(tables):
+    other = frame_of(["rome"]).rename(columns={"f3": "g3"})
+    other.to_csv(tables / "rome.csv", index=False)
+    with pytest.raises(ExperimentError, match=r"rome\.csv lacks 'f3' and has 'g3'"):
+        start(tables, experiment("ridge"))
+    columns = frame_of(["rome"]).columns[::-1]
+    frame_of(["rome"])[columns].to_csv(tables / "rome.csv", index=False)
+    done = start(tables, experiment("ridge"))
+    assert done.clients.features == [f"f{number}" for number in range(WIDTH)]
+    other.to_csv(tables / "odd.csv", index=False)
+    with pytest.raises(DataError, match=r"odd\.csv lacks 'f3' and has 'g3'"):
+        list(predict(done.folder, tables / "odd.csv"))
 
 
 def test_an_app_of_tables_says_how_wide_they_are_and_a_site_is_checked(tables):
@@ -118,6 +134,9 @@ def test_an_app_of_tables_says_how_wide_they_are_and_a_site_is_checked(tables):
     found = {one.code: one for one in check_site(place, str(tables / "lyon.csv"), offline=True)[1]}
     assert {one.severity for one in found.values()} <= {"note", "warning"}
     assert "All 3 are here" in found["classes"].text
+    frame_of(["lyon"]).rename(columns={"f3": "g3"}).to_csv(tables / "lyon.csv", index=False)
+    found = {one.code: one for one in check_site(place, str(tables / "lyon.csv"), offline=True)[1]}
+    assert "lacks 'f3' and has 'g3'" in found["features"].text
     narrower(frame_of(["lyon"])).to_csv(tables / "lyon.csv", index=False)
     (_, (odd,)) = check_site(place, str(tables / "lyon.csv"), offline=True)
     assert "11 features" in odd.text

@@ -15,7 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from feddg.clients.optim import Optimization, in_round
-from feddg.data.augment import AugmentSettings, apply, draw, moved
+from feddg.data.augment import (
+    AugmentSettings,
+    apply,
+    can_move,
+    cannot_move,
+    draw,
+    moved,
+    shows_pixels,
+)
 from feddg.data.pixels import Parcel, Pixels, PixelStore, as_unit, fits
 from feddg.errors import ClientError, Diverged
 from feddg.messages import Check, Message, Weights, on_device, on_host, sent_together
@@ -87,8 +95,8 @@ class Batch:
 
     Attributes:
         images: float RGB in [0, 1], ``(B, 3, H, W)``, augmented.
-        labels: ``(B,)`` class ids, or another task's targets ``(B, ...)``, augmented as the images
-            are where they have their height and width.
+        labels: ``(B,)`` class ids, or another task's targets ``(B, ...)``, whose pixels move with
+            the images'.
         positions: ``(B,)`` positions among the client's images.
         views: other versions of the same images under the same augmentation draw, by name.
         targets: further labels of the same images, ``(B,)`` each, by name.
@@ -379,8 +387,11 @@ class Client:
             views[name] = apply(rows, choices)
         raw, targets = images(needed), own["labels"]
         here: Tensor | None = labels
-        if targets.dim() > 2 and targets.shape[-2:] == raw.shape[-2:]:
+        shape, size = targets.shape[1:], self.training.pixels.size
+        if can_move(shape, size):
             targets, here = moved(targets, choices), None
+        elif choices.places is not None and shows_pixels(shape, size):
+            raise ClientError(cannot_move(shape, size))
         return Batch(
             *(apply(raw, choices), targets, positions, views), host_labels=here, drawn=drawn
         )

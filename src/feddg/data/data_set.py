@@ -10,6 +10,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from feddg.data.augment import GENERAL_AUGMENTATIONS, AugmentSettings
+from feddg.data.decoding import require_own_names
+from feddg.data.groups import with_groups
 from feddg.data.images import ImageTable
 from feddg.errors import DataError, ExperimentError, nearest, schema_faults
 from feddg.registry import Registry
@@ -295,24 +297,27 @@ def load_source(name: str, root: Path | str | None = None, **options: object) ->
 
     Raises:
         DataError: the name or an option is unknown, the data set has no images of its own, or they
-            cannot be listed.
+            cannot be listed, or told apart by their paths.
     """
     definition = DATA_SETS.find(name)
     if definition.load is None:
         raise DataError(f"The data set '{name}' cannot be read as a source: {definition.instead}.")
     folder = None if root is None else Path(root).expanduser()
     if definition.options is not None:
-        return definition.load(folder, checked_options(definition, options))
+        table = definition.load(folder, checked_options(definition, options))
+        return require_own_names(table, str(folder or name))
     try:
         inspect.signature(definition.load).bind(folder, **options)
     except TypeError as error:
         raise DataError(f"The data source '{name}' cannot be used this way: {error}.") from None
-    return definition.load(folder, **options)
+    return require_own_names(definition.load(folder, **options), str(folder or name))
 
 
 def load_images_of(data: DataSettings) -> ImageTable:
-    """Returns the images of an experiment's data settings; see :func:`load_source`."""
-    return load_source(data.source, data.root, **data.options).without(data.leave_out)
+    """Returns the images of an experiment's data settings, with groups; see :func:`load_source`."""
+    options = data.options | ({"subgroups": data.subgroups} if data.subgroups else {})
+    table = load_source(data.source, data.root, **options).without(data.leave_out)
+    return with_groups(table, data.group_by)
 
 
 def checked_options(definition: DataSet, given: Mapping[str, object]) -> Settings:

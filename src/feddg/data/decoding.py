@@ -22,10 +22,11 @@ from feddg.data.images import (
     REMEDIES,
     ImageSource,
     ImageTable,
+    is_printable,
     open_image,
     open_source,
 )
-from feddg.errors import MissingPackage, need
+from feddg.errors import DataError, MissingPackage, need
 from feddg.settings import DataSettings
 
 MOST_TILED_PIXELS = 2**30
@@ -136,12 +137,58 @@ def whole_images(table: ImageTable) -> tuple[ImageTable, np.ndarray]:
     """Returns a table of one row per file, and for each row of ``table`` the row of its file.
 
     So a decision about a file, such as its split, holds for all its tiles.
+
+    Raises:
+        DataError: the table gives tiles of one file two roles.
     """
-    files = [Tile.named(path).file for path in table.paths]
+    files = list(zip(table.domains.tolist(), (Tile.named(path).file for path in table.paths)))
     places = {file: place for place, file in enumerate(dict.fromkeys(files))}
     image_of = np.array([places[file] for file in files], dtype=np.int64)
     _, first = np.unique(image_of, return_index=True)
-    return replace(table.take(first), paths=tuple(places)), image_of
+    whole = replace(table.take(first), paths=tuple(file for _, file in places))
+    if whole.split is not None and table.split is not None:
+        odd = np.flatnonzero(table.split != whole.split[image_of])
+        if len(odd):
+            raise DataError(
+                f"{table.paths[odd[0]]!r} is for {table.split[odd[0]]}, and another tile of the "
+                f"same image for {whole.split[image_of[odd[0]]]}: give all its tiles one role."
+            )
+    return whole, image_of
+
+
+def require_own_names(table: ImageTable, source: str) -> ImageTable:
+    """Returns a table in which every path is of one row, and every file of one domain.
+
+    Args:
+        table: the table.
+        source: what lists its images, for the message.
+
+    Raises:
+        DataError: a path or file is of two, so that a row would be taken for another's, or for a
+            tile of its image; or a name cannot be printed.
+    """
+    for what in ("class_names", "domain_names", "paths"):
+        if odd := next((name for name in getattr(table, what) if not is_printable(name)), None):
+            raise DataError(
+                f"{source} has {odd[:80]!r} among its {what.replace('_', ' ')}, with a character "
+                "that cannot be printed; take it out."
+            )
+    rows: dict[str, int] = {}
+    files: dict[str, int] = {}
+    for row, path in enumerate(table.paths):
+        file = Tile.named(path).file if "#" in path else path
+        same, sibling = rows.setdefault(path, row), files.setdefault(file, row)
+        other = sibling if same == row else same
+        if same != row or table.domains[sibling] != table.domains[row]:
+            number = range(1, len(table) + 1) if table.listed_rows is None else table.listed_rows
+            before, domain = (table.domain_names[table.domains[one]] for one in (other, row))
+            raise DataError(
+                f"{source}: row {number[other]} (domain {before!r}) and row {number[row]} (domain "
+                f"{domain!r}) have the same path {path if same != row else file!r}. Give every row "
+                f"a path of its own, such as {domain}/{file}; only tiles of one image share it, "
+                "called FILE#x0y0w256h256 by their place and size."
+            )
+    return table
 
 
 def _starts(length: int, side: int) -> Sequence[int]:

@@ -249,6 +249,12 @@ def images_file(table: ImageTable, hashes: ContentHashes | None) -> ImagesFile:
     )
 
 
+def contents_of_rows(table: ImageTable) -> list[str]:
+    """Returns a hash of each row of a table that has its images or features itself."""
+    assert table.images is not None
+    return [_hash([np.ascontiguousarray(row + row.dtype.type(0)).data]) for row in table.images]
+
+
 def file_of(path: str) -> str:
     """Returns the path of the file that a row's path (of a file or tile) names."""
     return Tile.named(path).file

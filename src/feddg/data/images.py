@@ -3,7 +3,7 @@
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -62,7 +62,9 @@ REMEDIES = {suffix: remedy for remedy, suffixes in _REMEDIES.items() for suffix 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, line ends, and bytes that are not UTF-8; none of our files could hold them.
 """
-_COLUMNS = ("labels", "domains", "images", "split", "clients", "listed_rows", "held_back")
+_COLUMNS = (
+    *("labels", "domains", "images", "split", "clients", "groups", "listed_rows", "held_back"),
+)
 LAYOUT = "<root>/<domain>/<class>/<image>, for example images/sketch/dog/0001.jpg"
 
 
@@ -204,11 +206,16 @@ class ImageTable:
             ``id_val`` or ``id_test``), otherwise ``None``.
         clients: ``(n,)`` strings: who holds each image in reality, if known (a patient, a site, a
             writer), otherwise ``None``.
+        groups: ``(n,)`` strings: what each image belongs to (a patient, a series, a slide) and must
+            not be parted from, otherwise ``None``; see :mod:`feddg.data.groups`.
+        subgroups: further columns by name, ``(n,)`` strings each, whose values are told apart in
+            results (a scanner, an age band).
         listed_in: name of the file that lists the images; empty if the folder layout does.
         listed_rows: ``(n,)`` int64 row of each image in that file, from 1; None if messages need
             not name it.
         held_back: ``(n,)`` bool: images of objects that train in no domain, and alone measure in a
             held-out one; None if the data set holds back whole domains only.
+        feature_names: of features without images: their columns in order, or the one of lists.
     """
 
     paths: tuple[str, ...]
@@ -220,14 +227,20 @@ class ImageTable:
     images: np.ndarray | None = None
     split: np.ndarray | None = None
     clients: np.ndarray | None = None
+    groups: np.ndarray | None = None
+    subgroups: Mapping[str, np.ndarray] = field(default_factory=dict)
     listed_in: str = ""
     listed_rows: np.ndarray | None = None
     held_back: np.ndarray | None = None
+    feature_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in _COLUMNS:
             column = getattr(self, name)
             if column is not None and len(column) != len(self.paths):
+                raise ValueError(f"{name} has {len(column)} rows, paths has {len(self.paths)}")
+        for name, column in self.subgroups.items():
+            if len(column) != len(self.paths):
                 raise ValueError(f"{name} has {len(column)} rows, paths has {len(self.paths)}")
         if (self.root is None) == (self.images is None):
             raise ValueError("an ImageTable has either a root folder or rendered images")
@@ -245,7 +258,9 @@ class ImageTable:
         columns = {
             name: column[rows] for name in _COLUMNS if (column := getattr(self, name)) is not None
         }
-        return replace(self, paths=tuple(self.paths[row] for row in rows.tolist()), **columns)
+        subgroups = {name: column[rows] for name, column in self.subgroups.items()}
+        paths = tuple(self.paths[row] for row in rows.tolist())
+        return replace(self, paths=paths, subgroups=subgroups, **columns)
 
     def without(self, domains: Iterable[str]) -> "ImageTable":
         """Returns the table without some domains and their names.
@@ -377,6 +392,11 @@ def plain_name(name: str) -> str:
     return re.sub(r"[\s_-]", "", composed(name)).lower()
 
 
+def is_printable(name: str) -> bool:
+    """Returns whether a name has no control characters, line ends and bytes that are no UTF-8."""
+    return not _UNPRINTABLE.search(name)
+
+
 def composed(name: str) -> str:
     """Returns a name with letters such as é as one character, where macOS may write two."""
     return normalize("NFC", name)
@@ -408,7 +428,7 @@ def folder_names(folder: Path) -> list[str]:
     """
     names = [e.name for e in entries(folder, DataError) if _is_kind(e.is_dir) and e.name[0] != "."]
     for name in names:
-        if _UNPRINTABLE.search(name):
+        if not is_printable(name):
             raise DataError(
                 f"The folder {name!r} in {folder} has a name that cannot be printed. Rename it: "
                 "folders name domains and classes."
@@ -424,7 +444,7 @@ def image_names(folder: Path) -> list[str]:
     """
     found = [e for e in entries(folder, DataError) if is_image(e.name)]
     names = [e.name for e in found if _is_kind(e.is_file)]
-    usable = [name for name in names if not _UNPRINTABLE.search(name)]
+    usable = [name for name in names if is_printable(name)]
     if len(found) > len(names):
         text = (
             f"{len(found) - len(names)} entries of {folder} are named like images and are no "
@@ -432,7 +452,7 @@ def image_names(folder: Path) -> list[str]:
         )
         emit(Diagnostic("images-left-out", "warning", text))
     if len(names) > len(usable):
-        first = next(name for name in names if _UNPRINTABLE.search(name))
+        first = next(name for name in names if not is_printable(name))
         text = (
             f"{len(names) - len(usable)} images in {folder} are left out: their names cannot be "
             f"printed, as {first!r}."
@@ -478,6 +498,8 @@ def listed_images(
     listed_in: str = "",
     split: Sequence[str] | None = None,
     clients: Sequence[str] | None = None,
+    groups: Sequence[str] | None = None,
+    subgroups: Mapping[str, Sequence[str]] | None = None,
     listed_rows: Sequence[int] | None = None,
     class_names: Sequence[str] | None = None,
     domain_names: Sequence[str] | None = None,
@@ -494,6 +516,8 @@ def listed_images(
         listed_in: the file that lists them; empty if all images below ``root`` are meant.
         split: the role of each; None if there are no roles.
         clients: who holds each; None if unknown.
+        groups: what each belongs to; None if unknown.
+        subgroups: further columns by name.
         listed_rows: the row of each in that file, from 1; None if messages should not name it.
         class_names: the classes in the order of their labels; sorted by default.
         domain_names: the domains in their order; sorted by default.
@@ -519,6 +543,8 @@ def listed_images(
         root=root,
         split=None if split is None else np.array(split),
         clients=None if clients is None else np.array(clients),
+        groups=None if groups is None else np.array(groups),
+        subgroups={name: np.array(column) for name, column in (subgroups or {}).items()},
         listed_in=listed_in,
         listed_rows=None if listed_rows is None else np.array(listed_rows, dtype=np.int64),
     )

@@ -45,7 +45,9 @@ from feddg.data.images import (
 from feddg.data.splits import Splits
 from feddg.diagnostics import Diagnostic, Severity
 from feddg.errors import MissingPackage, first_names
+from feddg.rng import numpy_stream
 from feddg.settings import grouped
+from feddg.text import counted, number
 
 HALF = 0.5
 """Share above which a class or client has too many of the images, if it also exceeds one and a half
@@ -56,6 +58,9 @@ SMALL_VALIDATION = 50
 """Validation sets smaller than this choose a round mostly by chance: accuracy is uncertain by 14
 points.
 """
+FEW_ROWS, ROWS_LOOKED_AT = 20, 2_000
+TELLS_ALONE = 0.98
+"""A column that tells this share of each class, among these rows, tells the class alone."""
 SHOWN = 3
 COPIES: dict[str, tuple[Severity, str]] = {
     "classes": ("warning", "two classes: one of the labels is wrong"),
@@ -121,7 +126,7 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
     for domain, images in zip(table.domain_names, counts.sum(axis=1).tolist()):
         if not images:
             out = sum(composed(path.split("/")[0]) == domain for path in bad)
-            why = f": all its {out} files are left out" if out else ""
+            why = f": {counted(out, 'file')} of it cannot be used" if out else ""
             text = f"The domain '{domain}' has no usable image{why}."
             yield Diagnostic(
                 "domain-without-images", "error", text, "Repair them, or take the folder out."
@@ -167,13 +172,16 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
         )
 
 
-def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator[Diagnostic]:
+def about_splits(
+    table: ImageTable, splits: Splits, *, chosen: bool, picks: bool = True
+) -> Iterator[Diagnostic]:
     """Finds classes without training images, and validation sets too small to choose by.
 
     Args:
         table: usable images.
         splits: the rows by role.
         chosen: whether the user chose what is held out; an official split is not criticised.
+        picks: whether there are several evaluated rounds to pick from.
     """
     trained = _counts(table, splits.train)
     if np.count_nonzero(trained) < 2:
@@ -211,13 +219,14 @@ def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator
             "Read the balanced accuracy, and try train.class_weights.",
         )
     for where, rows in (("held-out", splits.val), ("training", splits.id_val)):
-        if 0 < len(rows) < SMALL_VALIDATION:
+        if picks and 0 < len(rows) < SMALL_VALIDATION:
             margin = 100 * 1.96 * (0.25 / len(rows)) ** 0.5
             yield Diagnostic(
                 "small-validation",
                 "warning",
-                f"Validation on {where} domains has only {_images(len(rows))}: which round it "
-                f"picks is chance (an accuracy of 50 % is uncertain by {margin:.0f} points).",
+                f"Validation on {where} domains has only {_images(len(rows))}: a round "
+                f"picked by it is picked by chance (an accuracy of 50 % is uncertain by "
+                f"{margin:.0f} points).",
             )
 
 
@@ -234,6 +243,43 @@ def about_clients(sizes: Sequence[int]) -> Iterator[Diagnostic]:
             "warning",
             f"Client {list(sizes).index(largest)} of {len(sizes)} holds {largest / total:.0%} of "
             "the training images: the average, which weighs clients by images, is mostly its own.",
+        )
+
+
+def about_columns(table: ImageTable, splits: Splits) -> Iterator[Diagnostic]:
+    """Finds columns of features that tell the class alone, as the class's own number does.
+
+    A row gets the class of the row whose value is nearest, among a sample of the training domains.
+
+    Args:
+        table: usable rows.
+        splits: the rows by role.
+    """
+    seen = np.sort(np.concatenate([splits.train, splits.id_val, splits.id_test]))
+    if table.images is None or table.images.ndim != 2 or len(seen) < FEW_ROWS:
+        return
+    # In an order of chance: rows of one value are no neighbours for standing side by side.
+    places = np.linspace(0, len(seen) - 1, min(len(seen), ROWS_LOOKED_AT)).astype(np.int64)
+    rows = numpy_stream(0, "columns").permutation(seen[places])
+    labels = table.labels[rows]
+    classes = np.flatnonzero(np.bincount(labels) > 1)
+    telling: list[str] = []
+    for place in range(table.images.shape[1] if len(classes) > 1 else 0):
+        order = np.argsort(table.images[rows, place], kind="stable")
+        values, truth = table.images[rows[order], place].astype(np.float64), labels[order]
+        gaps = np.concatenate([[np.inf], np.diff(values), [np.inf]])
+        guess = truth[np.arange(len(rows)) + np.where(gaps[:-1] <= gaps[1:], -1, 1)]
+        if min((guess == truth)[truth == one].mean() for one in classes) >= TELLS_ALONE:
+            names = table.feature_names
+            telling.append(repr(names[place]) if len(names) > 1 else f"number {place + 1}")
+    if telling:
+        yield Diagnostic(
+            "column-tells-the-class",
+            "warning",
+            f"{'Each of the columns' if telling[1:] else 'The column'} {first_names(telling, 5)} "
+            "tells the class alone.",
+            "If it was made from the class, as its number is, take it out: accuracies mean nothing "
+            "with it.",
         )
 
 
@@ -258,6 +304,7 @@ def about_copies(
         hides_images: the setting whose epsilon is for a single image; empty for none.
     """
     groups = groups_of_copies(files, contents)
+    what = "rows" if table.root is None else "files"
     if table.listed_rows is not None:  # named with their row, where a table of a user's lists them
         numbers = table.listed_rows.tolist()
         files = [f"{file} (row {n} of {table.listed_in})" for file, n in zip(files, numbers)]
@@ -269,7 +316,7 @@ def about_copies(
     for where, found in kinds.items():
         if found:
             severity, text = COPIES[where]
-            text = f"{_contents(found)}, in {text} ({_pair(files, found)})."
+            text = f"{_contents(found, what)}, in {text} ({_pair(files, found)})."
             yield Diagnostic(f"copies-in-{where}", severity, text)
     if splits is None:
         return
@@ -294,8 +341,9 @@ def about_copies(
         yield Diagnostic(
             "copies-weaken-epsilon",
             stops,
-            f"{hides_images} is for one file, and {_contents(held)} ({_pair(files, held)}): of "
-            "an image with copies more is revealed than that epsilon says.",
+            f"{hides_images} is for one {what.rstrip('s')}, and {_contents(held, what)} "
+            f"({_pair(files, held)}): of an image with copies more is revealed than that epsilon "
+            "says.",
             remedy,
         )
 
@@ -346,16 +394,15 @@ def _classes(names: Sequence[str]) -> str:
 
 
 def _images(count: int) -> str:
-    return f"{count:,} image{'' if count == 1 else 's'}"
+    return counted(count, "image")
 
 
 def _counts(table: ImageTable, rows: np.ndarray) -> np.ndarray:
     return np.bincount(table.labels[rows], minlength=len(table.class_names))
 
 
-def _contents(groups: list[list[int]]) -> str:
-    files = sum(map(len, groups))
-    return f"{files} files are {_images(len(groups))}"
+def _contents(groups: list[list[int]], what: str) -> str:
+    return f"{sum(map(len, groups))} {what} are {_images(len(groups))}"
 
 
 def _pair(files: Sequence[str], groups: list[list[int]]) -> str:
@@ -409,7 +456,7 @@ def about_ignored(found: Mapping[str, Sequence[str]]) -> Iterator[Diagnostic]:
             text = f"Ignored: {_files_text(paths)} ending in {kind}: {REMEDIES[kind]}."
             yield Diagnostic("ignored-images", "warning", text)
         elif kind.startswith(UNLISTED):
-            yield Diagnostic("ignored-images", "note", f"Ignored: {len(paths):,} {kind}.")
+            yield Diagnostic("ignored-images", "note", f"Ignored: {number(len(paths))} {kind}.")
         else:
             others.append(f"{len(paths)} {kind}")
     if others:
@@ -437,8 +484,7 @@ def _files(root: Path, below: PurePosixPath) -> Iterator[str]:
 
 def _files_text(paths: Sequence[str]) -> str:
     more = ", ..." if len(paths) > SHOWN else ""
-    files = "file" if len(paths) == 1 else "files"
-    return f"{len(paths):,} {files} ({', '.join(paths[:SHOWN])}{more})"
+    return f"{counted(len(paths), 'file')} ({', '.join(paths[:SHOWN])}{more})"
 
 
 def inspect(table: ImageTable) -> dict[str, Any]:

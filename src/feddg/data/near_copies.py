@@ -5,10 +5,12 @@ from functools import cache
 
 import numpy as np
 
-from feddg.data.pixels import PixelStore
+from feddg.data.pixels import PixelStore, Vectors
 from feddg.data.splits import Splits
 from feddg.diagnostics import Diagnostic
 from feddg.errors import first_names
+from feddg.rng import numpy_stream
+from feddg.text import number
 
 MOST_BITS = 6
 """Largest number of the 64 hash bits in which near copies may differ."""
@@ -20,6 +22,10 @@ _LINES = 64
 frequencies.
 """
 _FREQUENCIES, _BITS = 8, 64
+FARTHEST = 1e-3
+"""How far near copies of features are apart: root mean square, in their standard deviations."""
+FEWEST_FEATURES = 4
+"""Of fewer, some rows of many are that near by chance."""
 _LEAST_CONTRAST = 1.0
 """Coefficients below this are rounding: one pixel that differs by one level has some above."""
 
@@ -41,17 +47,18 @@ def about_near_copies(
         alike: why the data set has such pairs, if it must have them: then they are a note.
     """
     measured = np.concatenate([splits.id_val, splits.id_test, splits.val, splits.test])
+    search = near_rows if isinstance(pixels, Vectors) else near_copies
     pairs = [
         (own, other)
-        for own, other in near_copies(pixels, splits.train, measured)
+        for own, other in search(pixels, splits.train, measured)
         if not contents[own] or contents[own] != contents[other]
     ]
     if pairs:
         images = len({other for _, other in pairs})
         named = first_names([f"{paths[own]} and {paths[other]}" for own, other in pairs], 3)
         found = (
-            f"{images:,} of {len(measured):,} images that measure look like images of training "
-            f"({named})."
+            f"{number(images)} of {number(len(measured))} images that measure look like images of "
+            f"training ({named})."
         )
         if alike:
             yield Diagnostic("near-copies", "note", found, alike)
@@ -87,6 +94,32 @@ def near_copies(
         for some, images in zip(_parts(pairs), _parts(where.reshape(pairs.shape))):
             alike = (grey[images[:, 0]] * grey[images[:, 1]]).sum(axis=1) >= LEAST_CORRELATION
             yield from map(tuple, some[alike].tolist())
+
+
+def near_rows(
+    pixels: PixelStore, rows: np.ndarray, others: np.ndarray
+) -> Iterator[tuple[int, int]]:
+    """Yields pairs of near copies among features, one of ``rows`` and one of ``others``.
+
+    Pairs are sought among rows that are near in a few random directions, in which a difference of
+    root mean square r is normal with deviation r.
+    """
+    own, theirs = (pixels.gather(some).numpy() for some in (rows, others))
+    if own.shape[1] < FEWEST_FEATURES or not len(theirs):
+        return
+    mean, spread = own.mean(0, dtype=np.float64), own.std(0, dtype=np.float64)
+    own, theirs = ((some - mean) / np.where(spread > 0, spread, 1) for some in (own, theirs))
+    directions = numpy_stream(0, "near copies").standard_normal((own.shape[1], 4))
+    looks, sought = (some @ directions / own.shape[1] ** 0.5 for some in (own, theirs))
+    order = np.argsort(looks[:, 0])
+    least, most = (
+        np.searchsorted(looks[order, 0], sought[:, 0] + sign * 5 * FARTHEST) for sign in (-1, 1)
+    )
+    for place, (start, end) in enumerate(zip(least.tolist(), most.tolist())):
+        near = order[start:end]
+        near = near[(abs(looks[near] - sought[place]) <= 5 * FARTHEST).all(1)]
+        apart = ((own[near] - theirs[place]) ** 2).mean(1) ** 0.5
+        yield from ((int(rows[one]), int(others[place])) for one in near[apart <= FARTHEST])
 
 
 def _parts(rows: np.ndarray) -> list[np.ndarray]:

@@ -42,6 +42,8 @@ def from_csv(table: ImageTable, csv_path: Path | str, skipped: Iterable[str] = (
         # Copies spell folders differently (Real World, real_world): compare plain names.
         role_of = _unique(csv_path, ((_plain_path(path), role) for path, role in role_of.items()))
         paths, left_out = [_plain_path(p) for p in paths], {_plain_path(p) for p in left_out}
+        if len({*paths}) < len(paths):
+            raise DataError(f"Split file {csv_path}: some paths differ in the spelling only.")
     _check_match(csv_path, set(role_of), set(paths), left_out)
     # An image of a training domain tests no unseen domain, whatever the file calls it.
     roles = roles_of_domains([role_of[path] for path in paths], table.domains.tolist())

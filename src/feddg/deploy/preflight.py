@@ -23,6 +23,7 @@ from feddg.data.decoding import Reading, Tile, UnusableImageError, decode_image,
 from feddg.data.images import ImageTable
 from feddg.data.inspection import survey
 from feddg.data.pixels import ArrayPixels, PixelStore, Vectors
+from feddg.data.sets.features import columns_fault
 from feddg.deploy.setup import JoinFile, held_out_among, public_key
 from feddg.deploy.site import copies_in, list_images
 from feddg.diagnostics import Diagnostic
@@ -101,6 +102,9 @@ def check_site(
             remedy = "Name a table whose columns are those of the experiment (data.options)."
         yield failed("images", str(error), remedy)
         return
+    if join.features and (fault := columns_fault(table.feature_names, join.features)):
+        found = f"{images} {fault} of the coordinator's."
+        yield failed("features", found, "Rename them, or take them out.")
     yield check_decoding(table, experiment)
     yield check_classes(table, join.classes)
     yield check_domains(table, experiment, trains=join.trains)

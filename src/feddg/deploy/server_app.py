@@ -16,9 +16,11 @@ from flwr.serverapp import Grid, ServerApp
 from pydantic import BeforeValidator, Field, NonNegativeInt
 
 from feddg.clients.client import Worker
-from feddg.deploy.site import TARGETS, load_pixels, positions, read_experiment, test_images
+from feddg.data.class_names import joined
+from feddg.data.sets.features import columns_fault
+from feddg.deploy.site import load_pixels, positions, read_experiment, test_images
 from feddg.deploy.transport import FlowerTransport, Policy
-from feddg.deploy.wire import MOST_IMAGES, Registration, RunKey
+from feddg.deploy.wire import MOST_IMAGES, TARGETS, Registration, RunKey
 from feddg.diagnostics import Diagnostic, Progress, emit
 from feddg.errors import ExperimentError, RunError, first_names, schema_faults
 from feddg.evaluation.accuracy import Evaluation, Score
@@ -119,6 +121,7 @@ class DeploymentFile(JsonFile):
         domains: domains of the training sites, in the order of their numbers.
         keys: fingerprint of each site's key, by name.
         images: number of images each site registered with, by name.
+        features: columns of the sites' tables of features, in order.
     """
 
     run: RunKey
@@ -127,6 +130,7 @@ class DeploymentFile(JsonFile):
     domains: list[str]
     keys: dict[str, str] = Field(default_factory=dict)
     images: dict[str, NonNegativeInt] = Field(default_factory=dict)
+    features: list[str] = Field(default_factory=list)
 
 
 def read_unlabelled(reply: Message, site: str, held: Mapping[str, int]) -> Score:
@@ -264,12 +268,16 @@ def transport_to_programs(
 
     Raises:
         RunError: a site is missing; names it.
+        ExperimentError: classes of the sites cannot be joined by their names.
     """
     transport = FlowerTransport(grid, sites, run, policy or Policy(len(sites)), **options)
-    found = transport.gather(len(sites))
-    held = (found[id].domains for id in range(len(sites)))
+    registered = transport.gather(len(sites))
+    found = {sites[id]: [*one.classes] for id, one in registered.items()}
+    tables = [(n, None if own == [TARGETS] else dict(enumerate(own))) for n, own in found.items()]
+    names = joined([(f"site {name!r}", table) for name, table in tables]) or (TARGETS,)
+    held = (registered[id].domains for id in range(len(sites)))
     domains = list(dict.fromkeys(itertools.chain.from_iterable(held)))
-    transport.fields = {"classes": json.dumps([TARGETS]), "domains": json.dumps(domains)}
+    transport.fields = {"classes": json.dumps(names), "domains": json.dumps(domains)}
     return transport
 
 
@@ -343,6 +351,7 @@ def _prepared(
         registered=before.images if before else {},
         held_out=(*experiment.hold_out.test, *experiment.hold_out.val),
     )
+    transport.registry.features = before.features if before else []
     found = transport.gather(deployment.minimum)
     _warn_of_dominance({names[id]: registration.images for id, registration in found.items()})
     classes = before.classes if before else _classes(names, found)
@@ -354,7 +363,13 @@ def _prepared(
         domains.extend(name for name in new if name not in domains)
         images = {transport.sites[k]: n for k, n in transport.registered.items()}
         now = DeploymentFile(
-            run=run, sites=list(names), classes=classes, domains=domains, keys=keys, images=images
+            run=run,
+            sites=list(names),
+            classes=classes,
+            domains=domains,
+            keys=keys,
+            images=images,
+            features=transport.registry.features,
         )
         replace_text(file, now.to_text())
         transport.fields = {"classes": json.dumps(classes), "domains": json.dumps(domains)}
@@ -364,11 +379,13 @@ def _prepared(
     transport.registry.on_registration = join
     method, network = build(experiment, len(classes))
     emit(*method.diagnostics(experiment))
+    held = _clients_table(names, found, classes, domains)
+    held = held.model_copy(update={"features": transport.registry.features})
     trainers = (id for id in sorted(found) if id < len(names))
     emit(*idle_clients(method, (len(found[id].domains) for id in trainers)))
-    sites = Sites(transport, _clients_table(names, found, classes, domains))
+    sites = Sites(transport, held)
     federation = Federation(sites, network, method, experiment, transport=transport, cache=cache)
-    federation.evaluation = _evaluation(deployment, experiment, classes, federation.worker, cache)
+    federation.evaluation = _evaluation(deployment, experiment, held, federation.worker, cache)
     return federation
 
 
@@ -420,19 +437,21 @@ def _clients_table(
 
 
 def _evaluation(
-    deployment: Deployment, experiment: Experiment, classes: list[str], worker: Worker, cache: Path
+    deployment: Deployment, experiment: Experiment, held: ClientsTable, worker: Worker, cache: Path
 ) -> Evaluation | None:
     """Returns the coordinator's own evaluation, if it has a test folder."""
     if not deployment.test:
         return None
     table, pixels = load_pixels(deployment.test, deployment.test_domain or None, experiment, cache)
-    unknown = sorted(set(table.class_names) - set(classes))
+    unknown = sorted(set(table.class_names) - set(held.classes))
     if unknown:
         raise ExperimentError(
             f"class {unknown[0]!r} of the test folder {deployment.test} is at no site; "
-            f"sites have: {', '.join(classes)}"
+            f"sites have: {', '.join(held.classes)}"
         )
-    table = positions(table, classes, list(table.domain_names))
+    if fault := columns_fault(table.feature_names, held.features):
+        raise ExperimentError(f"{deployment.test} {fault} of the sites; rename or take them out")
+    table = positions(table, held.classes, list(table.domain_names))
     return test_images(table, pixels, experiment, worker)
 
 

@@ -71,6 +71,7 @@ class JoinFile(JsonFile):
         feddg: required version of feddg.
         flwr: required version of Flower.
         classes: names of the classes; empty if the coordinator did not know them.
+        features: columns of a table of features, if the coordinator knew them.
         experiment: the experiment, as YAML.
         trains: whether the site trains, or only evaluates.
     """
@@ -80,6 +81,7 @@ class JoinFile(JsonFile):
     feddg: str
     flwr: str
     classes: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
     experiment: str
     trains: bool = True
 
@@ -138,19 +140,20 @@ def public_key(file: Path) -> bytes:
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def _known_classes(experiment: Experiment, test: str) -> Sequence[str]:
-    """Returns the classes that a coordinator knows: of its test folder, or of the data set."""
+def _known_names(experiment: Experiment, test: str) -> tuple[Sequence[str], Sequence[str]]:
+    """Returns the classes and features that a coordinator knows, of its test folder or data set."""
     data = experiment.data
     if test and not test.startswith("digits:"):
         source, options = ("folder", {}) if data.source != FEATURES else (FEATURES, data.options)
         try:
-            return load_source(source, test, **options).class_names
+            table = load_source(source, test, **options)
+            return table.class_names, table.feature_names
         except FeddgError:
-            return ()  # the run says what is wrong with it
+            return (), ()  # the run says what is wrong with it
     source = "digits" if test else data.source
     if source == "digits":
-        return load_source("digits").class_names
-    return DATA_SETS.find(source).classes
+        return load_source("digits").class_names, ()
+    return DATA_SETS.find(source).classes, ()
 
 
 def require_width(experiment: Experiment) -> None:
@@ -251,14 +254,15 @@ def write_app(
     }
     contents = {n: environment.get_template(name).render() for n, name in COORDINATOR.items()}
     contents[REGISTERED] = ""
-    expected = tuple(classes or _known_classes(experiment, test))
+    known, features = _known_names(experiment, test)
     for site in everybody:
         for name, template in SITE.items():
             contents[f"sites/{site}/{name}"] = environment.get_template(template).render(site=site)
         contents[f"sites/{site}/{JOIN}"] = JoinFile(
             site=site,
             address=address,
-            classes=expected,
+            classes=tuple(classes or known),
+            features=tuple(features),
             experiment=experiment.to_yaml(),
             trains=site in sites,
             **versions,

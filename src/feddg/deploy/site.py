@@ -6,11 +6,11 @@ import pkgutil
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import torch
@@ -19,9 +19,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from feddg.clients.client import Client, Examples, Worker
+from feddg.data.class_names import renumbered
 from feddg.data.data_set import find_augmentation, load_source
 from feddg.data.decoding import Reading
-from feddg.data.fingerprint import ContentHashes, ImagesFile, difference, file_of, images_file
+from feddg.data.fingerprint import (
+    ContentHashes,
+    ImagesFile,
+    contents_of_rows,
+    difference,
+    file_of,
+    images_file,
+)
 from feddg.data.images import (
     ImageTable,
     check_folder,
@@ -33,7 +41,7 @@ from feddg.data.inspection import about_copies, survey
 from feddg.data.pixels import PixelStore, open_pixels
 from feddg.data.splits import Splits
 from feddg.deploy.setup import SITE_NAME, require_width
-from feddg.deploy.wire import CONTEXT, Payload, Registration, Request, explained
+from feddg.deploy.wire import CONTEXT, TARGETS, Payload, Registration, Request, explained
 from feddg.errors import ClientError, DataError, ExperimentError, FeddgError, RunError, field_fault
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
@@ -56,8 +64,6 @@ DIGITS = "digits:"
 IMAGES = "images.json"
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MEMORY = re.compile(r"memory-(\d{1,9})\.bin")
-TARGETS = "targets"
-"""What stands for the classes of a site whose program knows what its targets are."""
 
 
 class SiteMemory:
@@ -266,13 +272,18 @@ def load_pixels(
 def copies_in(table: ImageTable, experiment: Experiment, cache: Path) -> str:
     """Says which files of a site that trains are one image, where an epsilon is for one file."""
     hides = experiment.privacy.hides_images
-    if not hides or table.root is None or experiment.data.duplicates in ("warn", "ignore"):
+    if not hides or experiment.data.duplicates in ("warn", "ignore"):
         return ""
-    files = [file_of(path) for path in table.paths]
-    hashes = ContentHashes(table.root, cache).of(files)
-    none = numpy.arange(0)
+    files, none = list(table.paths), numpy.arange(0)
+    if table.root is not None:
+        files = [file_of(path) for path in files]
+        hashes = ContentHashes(table.root, cache).of(files)
+        contents = [hashes[file][1] for file in files]
+    elif table.feature_names:
+        contents = contents_of_rows(table)
+    else:
+        return ""
     splits = Splits(numpy.arange(len(files)), none, none, none, none)
-    contents = [hashes[file][1] for file in files]
     found = about_copies(table, files, contents, splits, refuse=True, hides_images=hides)
     return next((one.text for one in found if one.severity == "error"), "")
 
@@ -539,6 +550,7 @@ class Site:
             classes=dict(zip(table.class_names, counts.sum(0).tolist())),
             domains=dict(zip(table.domain_names, counts.sum(1).tolist())),
             files=methods_files(self.experiment),
+            features=list(table.feature_names),
         )
 
     def _memory(self, request: Request) -> SiteMemory:
@@ -591,7 +603,9 @@ class ProgramSite(Site):
     """
 
     def __init__(self, config: SiteConfig, federation: Federation) -> None:
-        self.config, self.federation = config, federation
+        self.config, self.federation = config, cast(Any, federation)
+        named = bool(getattr(federation, "names", ()))
+        self.names: Sequence[str] = getattr(federation, "class_names", ()) if named else ()
 
     def evaluate(self, payload: Payload) -> Payload:
         """Refuses: scores of another task than classification stay where they were measured."""
@@ -604,8 +618,12 @@ class ProgramSite(Site):
         """Nothing is known of a program's files."""
 
     def _registration(self) -> Registration:
-        names = self._domain_names()
-        return Registration(classes={TARGETS: len(names)}, domains=dict(Counter(names)))
+        labels, domains = self.federation.clients[0].labels, Counter(self._domain_names())
+        counts = {TARGETS: len(labels)}
+        if self.names:
+            found = zip(self.names, labels.bincount(minlength=len(self.names)).tolist())
+            counts = {name: n for name, n in found if n or name in self.federation.names}
+        return Registration(classes=counts, domains=dict(domains))
 
     def _memory(self, request: Request) -> SiteMemory:
         """Returns the site's memory of the run; nothing is known of its program's files."""
@@ -614,9 +632,13 @@ class ProgramSite(Site):
 
     def _examples(self, classes: list[str], domains: list[str]) -> Examples:
         own: Examples = self.federation.clients[0]
+        labels = own.labels
+        if self.names and classes != [TARGETS]:
+            tables = [dict(enumerate(self.names))] * len(labels)
+            labels = torch.from_numpy(renumbered(labels.numpy(), tables, classes, "its program"))
         places = {name: place for place, name in enumerate(domains)}
         numbers = [places[name] for name in self._domain_names()]
-        return replace(own, domains=torch.tensor(numbers))
+        return replace(own, labels=labels, domains=torch.tensor(numbers))
 
     def _domain_names(self) -> list[str]:
         """Returns the domain of each image: as its data set says, or the site."""

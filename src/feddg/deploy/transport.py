@@ -18,6 +18,7 @@ from flwr.app import Message as Envelope
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
+from feddg.data.sets.features import columns_fault
 from feddg.deploy.setup import held_out_among
 from feddg.deploy.wire import (
     ASK,
@@ -29,6 +30,7 @@ from feddg.deploy.wire import (
     MOST_DOMAINS,
     REGISTER,
     STATISTICS,
+    TARGETS,
     TRAIN,
     Payload,
     Registration,
@@ -366,6 +368,7 @@ class NodeRegistry:
         objections: why a site's name was refused to a node, by name.
         strangers: connected nodes that are no accepted site, by node id, sorted by key.
         asked: ids of connected nodes that were asked which site they are.
+        features: columns of the sites' tables of features, as the first one named them.
         on_registration: called with each site's number and registration, also for late joiners.
     """
 
@@ -387,6 +390,7 @@ class NodeRegistry:
         self.objections: dict[str, str] = {}
         self.strangers: dict[int, Stranger] = {}
         self.asked: set[int] = set()
+        self.features: list[str] = []
         self.on_registration: Callable[[int, Registration], None] = lambda id, registration: None
         self.node_of: dict[int, int] = {}
 
@@ -457,6 +461,7 @@ class NodeRegistry:
         self.node_of[id] = node
         self.objections.pop(name, None)
         self.registrations[id] = registration
+        self.features = self.features or registration.features
         self.counts.setdefault(id, registration.images)
         self.on_registration(id, registration)
 
@@ -494,6 +499,8 @@ class NodeRegistry:
                 f"holds out; give {self._sites[id]!r} images of other domains, name it in "
                 "evaluation-sites, or take the domain out of hold_out"
             )
+        if self.features and (fault := columns_fault(new.features, self.features)):
+            return f"{fault} of the sites before it; rename them, or take them out"
         if first not in (None, new.images):
             return f"has {new.images} images, but it joined this run with {first}; {remedy}"
         if before and (new.classes, new.domains) != (before.classes, before.domains):
@@ -592,6 +599,16 @@ class FlowerTransport:
         self._has_context: set[int] = set()
         self._waited_for: set[str] = set()
         self._missing: set[int] = set()
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes in the order of their numbers, as sites are told; none without names."""
+        names = tuple(json.loads(self.fields.get("classes", "[]")))
+        return () if names == (TARGETS,) else names
+
+    @class_names.setter
+    def class_names(self, names: Sequence[str]) -> None:
+        self.fields["classes"] = json.dumps(list(names))
 
     @property
     def ledger(self) -> Ledger:

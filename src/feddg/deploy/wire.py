@@ -42,6 +42,8 @@ DTYPES = frozenset(
     ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
 )
 """Number types allowed in messages."""
+TARGETS = "targets"
+"""What stands for the classes of sites whose programs do not name any."""
 MOST_PARTS, MOST_ENTRIES, MOST_CHARACTERS = 16, 100_000, 4_000_000
 """Limits per message: parts, entries, characters of a text."""
 LONGEST_NAME = 300
@@ -260,6 +262,7 @@ class Registration(_Schema):
         classes: number of images by class name.
         domains: number of images by domain name.
         files: hashes of the files that the method reads at the site, by setting.
+        features: names of the columns of a table of features, in order.
     """
 
     classes: Annotated[dict[str, _Count], _AsJson]
@@ -267,12 +270,15 @@ class Registration(_Schema):
     files: Annotated[dict[_SettingName, _ContentHash], _AsJson] = Field(
         default_factory=dict, max_length=MOST_FILES
     )
+    features: Annotated[list[str], _AsJson] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _plausible(self) -> "Registration":
         fault = names_fault(list(self.classes), "class", MOST_CLASSES) or names_fault(
             list(self.domains), "domain", MOST_DOMAINS
         )
+        if fault is None and self.features:
+            fault = names_fault(self.features, "feature", MOST_ENTRIES)
         if fault is not None:
             raise ValueError(fault)
         if not 1 <= self.images <= MOST_IMAGES or sum(self.domains.values()) != self.images:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -66,18 +66,27 @@ class ChangeSizes(RoundHook):
         times: largest ratio of a change to the median; None for no limit.
         heads: number of rounds that train only heads; changes after them have other lengths.
         lr: the clients' learning rate, for the message; None if unknown.
+        sums: entries that no step moves, and whose size the method judges.
     """
 
-    def __init__(self, times: float | None, heads: int = 0, lr: float | None = None) -> None:
-        self._times, self._heads, self._lr = times, heads, lr
+    def __init__(
+        self,
+        times: float | None,
+        heads: int = 0,
+        lr: float | None = None,
+        sums: Collection[str] = (),
+    ) -> None:
+        self._times, self._heads, self._lr, self._sums = times, heads, lr, sums
 
     def received(self, update: Update, round: Round) -> Update:
         """Stores the length of the change; refuses the update if it is implausibly long."""
         sent, medians = round.state.weights, _medians(round.state)
-        far = moved(update.weights, sent) if update.moved is None else update.moved
+        far = update.moved
+        if far is None:
+            far = moved(update.weights, sent, self._sums)
         # Of an honest client, a rate is the likely reason at first; later it trained with it.
         rate = "" if medians or self._lr is None else f"; lower train.lr (now {self._lr:g})"
-        if not math.isfinite(far):
+        if not math.isfinite(far) or self._sums:
             bad = first_not_finite(update.weights)
             if bad is not None:
                 raise Diverged(f"weight {bad!r} is not finite (NaN or infinite){rate}")
@@ -192,7 +201,7 @@ class MessageChecks(RoundHook):
                 purpose, _, name = key.partition("/")
                 self._schemas.setdefault(purpose, {})[name] = schema
         self.heads = train.head_rounds if train is not None else 0
-        self.lr = train.lr if train is not None else None
+        self.lr = train.lr if train is not None and not method.one_round else None
         self._registered = registered if registered is not None else {}
 
     def received(self, update: Update, round: Round) -> Update:

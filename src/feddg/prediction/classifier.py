@@ -42,6 +42,7 @@ def describe_model(run: Path, trained: Trained) -> ModelDescription:
             return ModelDescription.model_validate(trained.about)
     predictor, experiment, data = trained.predictor(), trained.experiment, trained.experiment.data
     light = read_energy_threshold(run, predictor)
+    names = {"feature_names": trained.feature_names} if data.features else {}
     return ModelDescription(
         format="run",
         feddg=feddg.__version__,
@@ -67,6 +68,7 @@ def describe_model(run: Path, trained: Trained) -> ModelDescription:
         diagnostics=about_model(run, trained.which, trained.round),
         result=result_sentence_of(run, trained.which, trained.round),
         energy_threshold=None if light is None else light.threshold,
+        **names,
     )
 
 

@@ -52,6 +52,7 @@ class ImagePreparation:
             images are cut into tiles.
         bits: bits used by the values of the training images; 0 for 8-bit images.
         columns: options of a table of features, if the model takes these instead of images.
+        feature_names: the columns that are its features, in order; empty if unknown.
     """
 
     size: int
@@ -59,6 +60,7 @@ class ImagePreparation:
     reading: Reading = AS_IT_IS
     bits: int = 0
     columns: Mapping[str, Any] | None = None
+    feature_names: tuple[str, ...] = ()
 
     def decode(self, source: ImageSource, most: int = MOST_PIXELS) -> numpy.ndarray:
         """Returns the pixels of a whole file, ``(size, size, 3)`` uint8.
@@ -105,6 +107,7 @@ class ModelDescription(ModelIdentity):
         bits: bits used by the values of the training images; 0 for 8-bit images.
         features: numbers in a row, of a model that takes features instead of images.
         columns: options of the table of features it was trained on.
+        feature_names: that table's columns of features, in order.
         energy_threshold: images with a higher energy are unlike the training images; None if
             unknown.
         diagnostics: warnings about the model.
@@ -128,6 +131,7 @@ class ModelDescription(ModelIdentity):
     bits: int = Field(0, ge=0, le=32)
     features: int | None = Field(None, ge=1)
     columns: dict[str, Any] = Field(default_factory=dict)
+    feature_names: tuple[str, ...] = ()
     energy_threshold: float | None = None
     diagnostics: tuple[Diagnostic, ...] = ()
     result: str = "The file does not say how good it was where nobody trained."
@@ -144,7 +148,8 @@ class ModelDescription(ModelIdentity):
         """The preparation of files for the model."""
         reading = Reading(self.range, self.bands, self.tile)
         columns = None if self.features is None else self.columns
-        return ImagePreparation(self.image_size, self.resize, reading, self.bits, columns)
+        names = self.feature_names
+        return ImagePreparation(self.image_size, self.resize, reading, self.bits, columns, names)
 
     def fields(self) -> dict[str, Any]:
         """Returns the known fields, ready for JSON."""

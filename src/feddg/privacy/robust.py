@@ -3,7 +3,7 @@
 import logging
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import repeat
 from typing import ClassVar
@@ -38,13 +38,19 @@ def distance(one: Weights, other: Weights, names: Iterable[str]) -> float:
     return _root([one[name] for name in names], [other[name] for name in names])
 
 
-def moved(weights: Weights, sent: Weights) -> float:
+def moved(weights: Weights, sent: Weights, sums: Collection[str] = ()) -> float:
     """Returns how far weights lie from those that were sent, over the float entries of both.
 
     Nine digits: a float64 sum over another memory order differs in its last bits, and what is
     remembered must not depend on the transport.
+
+    Args:
+        weights: of one update.
+        sent: those that training began from.
+        sums: entries that no step moves, left out.
     """
-    shared = [n for n, t in sent.items() if t.is_floating_point() and weights.get(n, t) is not t]
+    trained = [n for n, t in sent.items() if t.is_floating_point() and n not in sums]
+    shared = [name for name in trained if weights.get(name, sent[name]) is not sent[name]]
     return float(f"{distance(weights, sent, shared):.9g}")
 
 

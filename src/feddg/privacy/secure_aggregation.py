@@ -195,7 +195,10 @@ def encoded(update: Update, received: Weights, count: int, clients: int) -> nump
     flat = torch.cat([part.flatten().cpu() for part in parts]) if parts else torch.zeros(0)
     largest = float(flat.abs().max()) * count if len(flat) else 0.0
     if not largest <= _LARGEST / clients:
-        raise Diverged("its change is not finite, or too large to be summed; lower train.lr")
+        raise Diverged(
+            "its change is not finite, or too large to be summed: lower train.lr, or divide a "
+            "table's features by one number, the same at all sites"
+        )
     values = torch.cat([flat.to(torch.int64) * count, torch.tensor([count])])
     found: numpy.ndarray = values.numpy().view(numpy.uint64)
     return found

@@ -38,6 +38,7 @@ class Trained:
         which: the selection rule of the model.
         round: the round it is from; the last one for an average.
         about: description from a shared folder; None for a run.
+        feature_names: of features without images: the columns that it takes, in order.
     """
 
     experiment: Experiment
@@ -48,6 +49,7 @@ class Trained:
     which: str = "final"
     round: int = 0
     about: Mapping[str, Any] | None = None
+    feature_names: tuple[str, ...] = ()
 
     def predictor(self, adapt: str | None = None) -> nn.Module:
         """Returns the predictor: the method's own, or one with an adaptation.
@@ -98,7 +100,8 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
             own[id] = part
     _ready(network, device)
     parts, names = Parts(own, experiment.seed), tuple(clients.classes)
-    return Trained(experiment, method, network, parts, names, rule.name, round)
+    columns = tuple(clients.features)
+    return Trained(experiment, method, network, parts, names, rule.name, round, None, columns)
 
 
 def _ready(network: Network, device: str) -> None:

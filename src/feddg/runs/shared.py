@@ -25,6 +25,7 @@ from feddg.federation.local_training import load_weights
 from feddg.messages import Weights, first_not_finite
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method
+from feddg.models.backbones import FEATURES
 from feddg.models.network import Network
 from feddg.models.normalization import never_negative_names
 from feddg.records import JsonFile, Row
@@ -36,6 +37,8 @@ SCHEMA = 1
 """Increased when folders of an earlier version can no longer be read."""
 LARGEST_CONFIG = 1 << 22
 """Largest size in bytes; it includes the names of thousands of classes."""
+MOST_FEATURES = 1 << 20
+"""Most numbers in a row that a network from outside may take."""
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -58,17 +61,23 @@ class NetworkConfig(Row):
     mean: tuple[Finite, Finite, Finite]
     std: tuple[Positive, Positive, Positive]
 
-    def experiment(self, image_size: int) -> Experiment:
+    def experiment(self, about: "AboutModel") -> Experiment:
         """Returns an experiment with these settings, and defaults for all others.
+
+        Args:
+            about: says what the network takes.
 
         Raises:
             ExperimentError: one is unknown or out of range.
         """
+        data: dict[str, Any] = {"image_size": about.image_size}
+        if about.features is not None:
+            data |= {"source": FEATURES, "features": about.features}
         return Experiment(
             method=self.method,
             model={**self.model, "weights": None},
             train=self.train,
-            data={"image_size": image_size},
+            data=data,
         )
 
 
@@ -78,11 +87,13 @@ class AboutModel(Row):
     Attributes:
         class_names: the classes in the order of the logits.
         image_size: side of the images in pixels.
+        features: numbers in a row, of a model that takes features instead of images.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
     class_names: tuple[str, ...] = Field(min_length=1)
     image_size: int = Field(ge=1, le=4096)
+    features: int | None = Field(None, ge=1, le=MOST_FEATURES)
 
 
 class SharedModel(JsonFile):
@@ -172,7 +183,7 @@ def load_shared(folder: Path) -> tuple[SharedModel, Experiment, Method, Network]
     with file_faults(RunError, f"{path} cannot be read as safetensors", SafetensorError):
         weights = load_file(path)
     try:
-        experiment = config.network.experiment(config.about.image_size)
+        experiment = config.network.experiment(config.about)
         method = build_method(experiment.method.name, experiment.method.settings)
         # Shapes first, without memory: the configuration may name a network of any size.
         _require_fit(path, _built(experiment, method, config, torch.device("meta")), weights)

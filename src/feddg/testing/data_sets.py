@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy
 
+from feddg.data.decoding import require_own_names
 from feddg.data.fingerprint import ContentHashes, file_of, images_file
 from feddg.data.images import ImageTable
 from feddg.data.inspection import about_copies, about_labels
 from feddg.data.pixels import open_pixels
 from feddg.data.splits import from_roles
-from feddg.errors import FeddgError
-from feddg.testing.methods import Fault, FaultsFound, other_global_numbers
+from feddg.errors import DataError, FeddgError
+from feddg.testing.methods import Fault, FaultsFound
+from feddg.testing.watching import other_global_numbers
 
 UNUSABLE = "Nothing could be trained"
 MISLEADING = "Accuracies would not be of what they seem to be of"
@@ -64,6 +66,11 @@ def _about_names(table: ImageTable) -> list[Fault]:
     for what in ("labels", "domains"):
         if (kind := getattr(table, what).dtype) != numpy.int64:
             faults.append(Fault("labels are positions", f"{what} are {kind}, not int64", UNUSABLE))
+    if not faults:
+        try:
+            require_own_names(table, "it")
+        except DataError as error:
+            faults.append(Fault("names tell apart", str(error), MISLEADING))
     return faults
 
 
@@ -73,7 +80,7 @@ def _about_images(table: ImageTable, again: ImageTable) -> Iterator[Fault]:
     if images_file(table, hashes) != images_file(again, hashes) or table.paths != again.paths:
         why = "Nobody could repeat a result: draw from a generator of your own, sort what you list"
         yield Fault("the same images twice", "the second time it gives others", why)
-    files = [file_of(path) for path in table.paths]
+    files = list(table.paths if hashes is None else map(file_of, table.paths))
     if hashes is not None:
         open_pixels(table, 32, cache=None, on_bad_image="fail")
         known = hashes.of(files)

@@ -1,5 +1,7 @@
 """Tables of features: read in three formats, trained on, predicted, and refused with a reason."""
 
+from pathlib import Path
+
 import numpy
 import pandas
 import pytest
@@ -10,8 +12,12 @@ from safetensors.torch import save_file as save_tensors
 import feddg
 from feddg.data.data_set import load_source
 from feddg.data.pixels import Vectors
-from feddg.errors import DataError, ExperimentError, FeddgError
+from feddg.diagnostics import silent
+from feddg.errors import DataError, ExperimentError
+from feddg.experiment import Experiment
 from feddg.methods.base import methods
+from feddg.prediction.export import save_model
+from feddg.runs.inspection import inspect_experiment
 from feddg.runs.model import load_model
 from federations import ridge_of
 
@@ -144,6 +150,20 @@ def test_a_missing_number_of_parquet_is_named(table, kind):
         (lambda f: f[["label", "domain", "path"]], "no column of features"),
         (lambda f: f.iloc[:0], "no rows"),
         (lambda f: f.assign(split="learn"), "row 1 .* 'learn' as split"),
+        (
+            lambda f: f.assign(path=[f"{row // 9}-{row % 3}.png" for row in range(90)]),
+            r"row 1 \(domain 'a'\) and row 4 \(domain 'b'\) .* '0-0.png'",
+        ),
+        (
+            lambda f: f.assign(path=[f"{row % 30}.png#x{row}y0w9h9" for row in range(90)]),
+            r"row 1 \(domain 'a'\) and row 31 \(domain 'b'\) .* '0.png'",
+        ),
+        (lambda f: f.assign(path="scan.png"), r"row 2 \(domain 'a'\) .* 'scan.png'"),
+        (lambda f: f.rename(columns={"f3": "f2"}), "two columns called 'f2'"),
+        (lambda f: f.rename(columns={"f3": "f\x1b"}), "cannot be printed"),
+        (lambda f: f.replace("cat", "c\x1b[31mat"), r"row 1 .* 'c\\x1b\[31mat' as label"),
+        (lambda f: f.replace("a", "a\nb"), r"row 1 .* as domain"),
+        (lambda f: f.replace("4.jpg", "4\u2028.jpg"), "row 5 .* as path"),
     ],
 )
 def test_a_table_that_is_wrong_is_refused_in_one_line(table, change, words):
@@ -151,6 +171,21 @@ def test_a_table_that_is_wrong_is_refused_in_one_line(table, change, words):
     with pytest.raises(DataError, match=words) as refused:
         load_source("features", table)
     assert "\n" not in str(refused.value)
+
+
+def test_a_column_that_is_named_and_is_not_there_is_said(table):
+    frame_of().assign(patient=1).to_csv(table, index=False)  # it would be a feature
+    with pytest.raises(DataError, match=r"no column 'pateint' \(did you mean 'patient'"):
+        load_source("features", table, client="pateint")
+
+
+def test_the_order_of_names_is_the_same_for_all_tables(table):
+    columns = frame_of()[["label", "domain", "f1"]].assign(f01=1.0)
+    columns.to_csv(table, index=False)
+    columns[[*reversed(columns.columns)]].to_csv("other.csv", index=False)
+    first, other = (load_source("features", table.with_name(n)) for n in (table.name, "other.csv"))
+    assert first.feature_names == other.feature_names
+    numpy.testing.assert_array_equal(first.images, other.images)
 
 
 def test_the_row_numbers_that_pandas_writes_are_no_feature(table):
@@ -203,9 +238,66 @@ def test_what_a_run_learnt_labels_another_table(table):
     assert [row.file for row in rows] == [f"{row}.jpg" for row in range(90)]
     right = [row.label == label for row, label in zip(rows, frame_of()["label"])]
     assert sum(right) > 60
-    unseen.drop(columns="f3").to_csv("fewer.csv", index=False)
-    with pytest.raises(FeddgError, match="11 features, the model takes 12"):
-        list(feddg.predict(done.folder, "fewer.csv"))
+    save_model(done.folder, Path("shared"))
+    assert list(feddg.predict("shared", "unseen.csv")) == rows
+    for odd, words in (
+        (unseen.drop(columns="f3"), r"lacks 'f3': its columns"),
+        (unseen.rename(columns={"f3": "g3"}), "lacks 'f3' and has 'g3'"),
+        (unseen.assign(age=70.0), "has 'age'"),
+    ):
+        odd.to_csv("odd.csv", index=False)
+        for model in (done.folder, "shared"):
+            with pytest.raises(DataError, match=f"odd.csv {words}"):
+                list(feddg.predict(model, "odd.csv"))
+
+
+def diagnosed(file, **changes):
+    """Returns the codes of what a run says of a table, besides what it says of every table."""
+    frame = frame_of().assign(**changes)
+    frame.to_csv(file, index=False)
+    chosen = Experiment(data={"source": "features", "root": file}, hold_out="c")
+    return {one["code"]: one["text"] for one in inspect_experiment(chosen, silent)["diagnostics"]}
+
+
+@pytest.mark.parametrize("scale", [1, -7])
+def test_a_column_that_is_the_class_is_named(table, scale):
+    numbers = numpy.arange(90)
+    assert "column-tells-the-class" not in diagnosed(table, constant=1.0, coin=numbers // 9 % 2)
+    said = diagnosed(table, y=scale * (numbers % 3), coin=numbers // 9 % 2)
+    assert "column 'y' tells" in said["column-tells-the-class"]
+    noisy = numbers % 3 + numpy.random.default_rng(0).uniform(-0.3, 0.3, 90)
+    assert "column 'noisy' tells" in diagnosed(table, noisy=noisy)["column-tells-the-class"]
+
+
+def test_copies_of_held_out_rows_are_refused_and_near_ones_named(table):
+    frame = frame_of()
+    names = [name for name in frame if name.startswith("f")]
+    copies = frame[frame["domain"] == "c"].assign(domain="a", path=lambda f: "a/" + f["path"])
+    pandas.concat([frame, copies]).to_csv(table, index=False)
+    with pytest.raises(DataError, match=r"Copies of training images .* \d+ of test; .*row 91 of"):
+        run(table, method="ridge")
+    copies[names] *= 1 + 1e-5
+    pandas.concat([frame, copies]).to_csv(table, index=False)
+    chosen = Experiment(data={"source": "features", "root": table}, hold_out="c")
+    said = {one["code"]: one["text"] for one in inspect_experiment(chosen, silent)["diagnostics"]}
+    assert "a/6.jpg and 6.jpg" in said["near-copies"] or "a/7.jpg" in said["near-copies"]
+    assert "near-copies" not in diagnosed(table)
+
+
+@pytest.mark.parametrize("method", ["ridge", "fedavg"])
+def test_the_scale_of_features_changes_nothing_in_closed_form(table, method):
+    frame = frame_of()
+    names = [name for name in frame if name.startswith("f")]
+    frame[names] += 2 * numpy.random.default_rng(1).normal(size=(90, 12))
+    fields = {"method": method, "lr": 1e-9, "train": {"head": "ridge"}, "clients": 3, "rounds": 1}
+    if method == "ridge":
+        fields = {"method": method, "clients": 3}
+    rights = set()
+    for scale in (1.0, 1e-6, 1e4, 1e6):
+        (frame[names] * scale).join(frame[["label", "domain"]]).to_csv(table, index=False)
+        rights.add(run(table, name=f"{scale:g}", **fields).accuracy)
+    assert len(rights) == 1
+    assert 0.4 < rights.pop() < 1
 
 
 def test_travel_expects_an_accuracy_on_a_table(table):

@@ -1,7 +1,8 @@
 """The user's own table of features: one row an image, extracted by any network beforehand."""
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from feddg.data.data_set import DATA_SETS, checked_options, define
-from feddg.data.images import ImageTable, composed, positions, roles_of_domains
+from feddg.data.images import ImageTable, composed, is_printable, positions, roles_of_domains
 from feddg.data.published import needs_root
 from feddg.data.sets.table_of_images import ROLES
-from feddg.errors import DataError, nearest, need
+from feddg.errors import DataError, first_names, nearest, need
 from feddg.settings import DataSettings, Settings
 from feddg.storage import file_faults, is_file
 
@@ -30,7 +31,7 @@ MISSING = ["", "NaN", "nan", "-nan", "NA", "N/A", "#N/A", "NULL", "null", "None"
 
 
 class FeaturesOptions(Settings):
-    """The options of a table of features in ``data.options``: names of its columns."""
+    """The options of a table of features in ``data.options``: names of columns that are none."""
 
     label: str = Field("label", description="column of the classes")
     domain: str = Field("domain", description="column of the domains")
@@ -53,20 +54,18 @@ def list_features(root: Path | None, options: FeaturesOptions) -> ImageTable:
     """
     file = needs_root(SOURCE, root)
     frame = _frame(file, options)
-    for name in (options.label, options.domain):
-        if name not in frame:
+    for option, name in options.model_dump().items():
+        usual = option not in ("label", "domain") and name == option  # where there is one
+        if not usual and name not in frame:
             raise DataError(
-                f"{file} has no column {name!r}{nearest(name, list(map(str, frame)))}. Say what it "
-                "is called: --set data.options.label=NAME, and domain, client, split, path so."
+                f"{file} has no column {name!r}{nearest(name, [*map(str, frame)])}. Say what it is "
+                "called: --set data.options.label=NAME, and domain, client, split, path so."
             )
-    texts = {
-        name: _texts(frame, file, column)
-        for name, column in options.model_dump().items()
-        if column in frame
-    }
+    texts = _texts(frame, file, options)
     for name in ("label", "domain"):
         texts[name] = list(map(composed, texts[name]))
-    features, domains = _features(frame, file, options), texts["domain"]
+    names, features = _features(frame, file, options)
+    domains = texts["domain"]
     class_names, domain_names = (sorted(set(texts[name])) for name in ("label", "domain"))
     if len(class_names) < 2:
         raise DataError(f"{file} holds the class {class_names[0]!r} only; nothing to tell apart.")
@@ -89,6 +88,9 @@ def list_features(root: Path | None, options: FeaturesOptions) -> ImageTable:
         images=features,
         split=split,
         clients=np.array(texts["client"]) if "client" in texts else None,
+        listed_in=file.name,
+        listed_rows=np.arange(1, len(frame) + 1) if "path" in texts else None,
+        feature_names=names,
     )
 
 
@@ -100,26 +102,44 @@ def count_features(data: DataSettings) -> int:
     """
     file = needs_root(SOURCE, data.root)
     options = checked_options(DATA_SETS.find(SOURCE), data.options)
-    return int(_features(_frame(file, options), file, options).shape[1])
+    return int(_features(_frame(file, options), file, options)[1].shape[1])
 
 
-def read_rows(file: Path, options: Mapping[str, object]) -> list[tuple[str, np.ndarray]]:
+def read_rows(
+    file: Path, options: Mapping[str, object], features: Sequence[str] = ()
+) -> list[tuple[str, np.ndarray]]:
     """Returns name and features ``(d,)`` float32 of every row of a table without labels.
 
     Args:
         file: a table as :func:`list_features` reads it; class and domain may be missing.
         options: the options of the run's own table.
+        features: the columns that the model was trained on; empty if unknown.
 
     Raises:
-        DataError: it cannot be read; the message names the row.
+        DataError: it cannot be read, or has other columns; the message names the row or column.
     """
     checked = checked_options(DATA_SETS.find(SOURCE), options)
     assert isinstance(checked, FeaturesOptions)
     frame = _frame(file, checked)
-    names = [f"{file}#{row}" for row in range(1, len(frame) + 1)]
-    if checked.path in frame:
-        names = _texts(frame, file, checked.path)
-    return list(zip(names, _features(frame, file, checked)))
+    rows = _texts(frame, file, checked, ["path"]).get("path")
+    names, found = _features(frame, file, checked)
+    if features and (fault := columns_fault(names, features)):
+        raise DataError(f"{file} {fault} that the model was trained on; rename or take them out.")
+    return list(zip(rows or [f"{file}#{row}" for row in range(1, len(frame) + 1)], found))
+
+
+def columns_fault(names: Sequence[str], expected: Sequence[str]) -> str | None:
+    """Returns how columns of features differ from others, to be followed by which; or None.
+
+    They are compared by name, as every table's are put in the order of their names.
+    """
+    missing, more = (
+        [repr(name) for name in some if name not in others]
+        for some, others in ((expected, {*names}), (names, {*expected}))
+    )
+    parts = [f"lacks {first_names(missing, 3)}"] * bool(missing)
+    parts += [f"has {first_names(more, 3)}"] * bool(more)
+    return f"{' and '.join(parts)}: its columns are not those" if parts else None
 
 
 def _frame(file: Path, options: Settings) -> "DataFrame":
@@ -152,22 +172,48 @@ def _frame(file: Path, options: Settings) -> "DataFrame":
             frame = pandas.DataFrame({n: list(t) if t.ndim > 1 else t for n, t in tensors.items()})
     if not len(frame):
         raise DataError(f"{file} has no rows.")
+    frame.columns = pandas.Index(map(str, frame))
+    headings = frame.columns.tolist()
+    if ending == ".csv":  # pandas calls a second f1 f1.1
+        first = pandas.read_csv(file, nrows=1, header=None, dtype=str, keep_default_na=False)
+        headings = first.iloc[0].tolist()
+    if twice := next((name for name, count in Counter(headings).items() if count > 1), None):
+        raise DataError(f"{file} has two columns called {twice!r}; rename one.")
+    if odd := next((name for name in headings if not is_printable(name)), None):
+        raise DataError(f"{file} has a column {odd!r}, which cannot be printed; rename it.")
     return frame
 
 
-def _texts(frame: "DataFrame", file: Path, column: str) -> list[str]:
-    cells = zip(frame[column], frame[column].isna())
-    texts = ["" if missing else str(value).strip() for value, missing in cells]
-    if "" in texts:
-        row = texts.index("") + 1
-        raise DataError(f"row {row} of {file.name} has no {column}; fill it in.")
-    return texts
+def _texts(
+    frame: "DataFrame", file: Path, options: Settings, wanted: Sequence[str] = ()
+) -> dict[str, list[str]]:
+    """Returns the cells of all columns that are no features, or of those wanted, by option."""
+    found: dict[str, list[str]] = {}
+    for option, column in options.model_dump().items():
+        if column not in frame or (wanted and option not in wanted):
+            continue
+        cells = zip(frame[column], frame[column].isna())
+        texts = found[option] = ["" if missing else str(value).strip() for value, missing in cells]
+        for row, text in enumerate(texts, start=1):
+            if not text:
+                raise DataError(f"row {row} of {file.name} has no {column}; fill it in.")
+            if not is_printable(text):
+                raise DataError(
+                    f"row {row} of {file.name} has {text[:80]!r} as {column}, with a character "
+                    "that cannot be printed; take it out."
+                )
+    return found
 
 
-def _features(frame: "DataFrame", file: Path, options: Settings) -> np.ndarray:
-    """Returns the features ``(n, d)`` float32: columns in the order of their names, or one list."""
+def _features(
+    frame: "DataFrame", file: Path, options: Settings
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Returns the names of the features' columns, in their order, and ``(n, d)`` float32.
+
+    A single column may hold a list of them in every row.
+    """
     named = set(options.model_dump().values())
-    rest = sorted((str(name) for name in frame if name not in named), key=_natural)
+    rest = sorted({*map(str, frame)} - named, key=lambda name: (_natural(name), name))
     nameless = next((name for name in rest if name.startswith("Unnamed: ")), None)
     if nameless:  # pandas' number of the row, which tells the class where rows are sorted by it
         raise DataError(
@@ -194,11 +240,12 @@ def _features(frame: "DataFrame", file: Path, options: Settings) -> np.ndarray:
                 "what it is: --set data.options.path=NAME, and label, domain, client, split so."
             )
         features = frame[rest].to_numpy(na_value=np.nan)
-    features = features.astype(np.float32)
+    with np.errstate(over="ignore"):  # it is infinite then
+        features = features.astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(features).all(1))
     if len(bad):
         raise DataError(f"row {bad[0] + 1} of {file.name} has a feature that is NaN or infinite.")
-    return np.ascontiguousarray(features)
+    return tuple(rest), np.ascontiguousarray(features)
 
 
 def _natural(name: str) -> list[str]:
