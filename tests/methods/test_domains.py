@@ -14,6 +14,7 @@ import feddg
 from feddg.clients.client import Examples
 from feddg.diagnostics import collected
 from feddg.errors import ExperimentError
+from feddg.experiment import Experiment
 from feddg.messages import Message, Update
 from feddg.methods.afl import IMAGES, WEIGHTS, on_simplex
 from feddg.methods.base import State
@@ -24,6 +25,7 @@ from feddg.methods.group_dro import OWN
 from feddg.methods.mixup import partners_of
 from feddg.methods.mmd import BANDWIDTHS, discrepancies
 from feddg.models.backbones import build_network
+from feddg.runs.prepare import in_process
 from feddg.settings import TrainSettings
 from feddg.testing import check_method
 from federations import CLASSES, SmallFederation, colored_images, same
@@ -537,6 +539,22 @@ def test_that_there_is_nothing_to_compare_is_said_once(method, domains, severity
         in_memory(method, *domains).fit(2)
     mine = [one.severity for one in said if one.code == "one-domain-clients"]
     assert mine == ([severity] if severity else [])
+
+
+@pytest.mark.parametrize(
+    ("partition", "severities"), [("domain", ["warning"]), ("iid", []), ("heterogeneous", [])]
+)
+def test_so_does_an_experiment_by_how_domains_are_dealt_out(partition, severities, tmp_path):
+    experiment = Experiment(
+        method="irm",
+        data={"source": "digits", "image_size": 8},
+        hold_out="sketch",
+        clients={"number": 6, "partition": partition},
+        model={"backbone": "cnn", "weights": None},
+    )
+    with collected() as said:
+        in_process(experiment, tmp_path)
+    assert [one.severity for one in said if one.code == "one-domain-clients"] == severities
 
 
 def test_weights_at_the_server_are_not_idle():

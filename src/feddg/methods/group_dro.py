@@ -81,7 +81,7 @@ class GroupDRO(DomainMethod, WeighedByLoss):
     def begin(self, client: Client) -> None:
         """Loads the client's weights."""
         super().begin(client)
-        count, before = self.domains(client), client.memory.get(OWN, ())
+        count, before = self.domains(client), client.memory.get(OWN, torch.empty(0))
         own = torch.full((count,), 1 / count, device=client.device)
         client.scratch[OWN] = own.copy_(before) if len(before) == count else own
 
