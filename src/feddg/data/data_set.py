@@ -315,8 +315,7 @@ def load_source(name: str, root: Path | str | None = None, **options: object) ->
 
 def load_images_of(data: DataSettings) -> ImageTable:
     """Returns the images of an experiment's data settings, with groups; see :func:`load_source`."""
-    options = data.options | ({"subgroups": data.subgroups} if data.subgroups else {})
-    table = load_source(data.source, data.root, **options).without(data.leave_out)
+    table = load_source(data.source, data.root, **data.all_options).without(data.leave_out)
     return with_groups(table, data.group_by)
 
 
