@@ -235,8 +235,9 @@ class Federation(federation.Federation):
         """Evaluates the global model on a data set: ``accuracy``, ``loss``, ``metrics``, ...
 
         Under another task ``mean`` is its mean score, with an ``interval`` over images, or over
-        groups of them (patients); ``minus`` compares two models. If clients share no model, returns the mean over their models. Where
-        the data set names its classes, they are found by name, whatever their numbers.
+        groups of them (patients); ``minus`` compares two models. If clients share no model, returns
+        the mean over their models. Where the data set names its classes, they are found by name,
+        whatever their numbers.
 
         Args:
             dataset: a data set like the clients'.
