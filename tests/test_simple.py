@@ -1,7 +1,10 @@
 """A federation of objects that a program has."""
 
+import math
+
 import numpy
 import pytest
+import scipy.stats
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -202,6 +205,20 @@ def test_images_that_are_looked_at_need_no_labels_and_those_that_are_measured_do
     assert all(torch.equal(each, alike[0]) for each in alike)
     with pytest.raises(ExperimentError, match="new, image 0 is no pair of image and label"):
         fed.evaluate(images, "new")
+
+
+def test_an_interval_over_patients_is_that_of_their_sums():
+    fed = feddg.Federation([Colours(0)], own_network(), lr=0.01).fit(1)
+    patients = [f"P{n // 6}" for n in range(len(Colours(1)))]
+    alone, grouped = fed.evaluate(Colours(1)), fed.evaluate(Colours(1), groups=patients)
+    assert grouped.mean == alone.mean
+    off = alone.values - alone.mean
+    sums = numpy.array([off[numpy.array(patients) == name].sum() for name in sorted({*patients})])
+    error = math.sqrt(len(sums) / (len(sums) - 1) * (sums**2).sum()) / len(off)
+    half = scipy.stats.t.ppf(0.975, len(sums) - 1) * error
+    assert grouped.interval == pytest.approx((alone.mean - half, alone.mean + half))
+    with pytest.raises(ExperimentError, match="one for each"):
+        fed.evaluate(Colours(1), groups=patients[:-1])
 
 
 def test_a_head_without_a_bias_is_not_solved_for():

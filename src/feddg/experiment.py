@@ -143,7 +143,7 @@ class Experiment(ExperimentSettings):
         definition = DATA_SETS.get(self.data.source)
         if definition is not None and definition.options is not None:
             content.setdefault("data", {})["options"] = _changed(
-                definition.options(**self.data.options)
+                definition.options(**self.data.all_options)
             )
         text = json.dumps([SCHEMA, content], sort_keys=True, default=path_as)
         return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()

@@ -217,6 +217,11 @@ class DataSettings(Settings):
             )
         return listed
 
+    @property
+    def all_options(self) -> dict[str, Any]:
+        """The options of the data set's own function, with subgroups if there are any."""
+        return self.options | ({"subgroups": self.subgroups} if self.subgroups else {})
+
 
 class HoldOut(Settings):
     """Domains that are not trained on. Test domains never select anything."""

@@ -235,16 +235,23 @@ class Federation(federation.Federation):
             raise FeddgError(f"under {self.method.name} every client has a model of its own")
         return self.predictor(self.weights)
 
-    def evaluate(self, dataset: Labelled, name: str = "test") -> Score:
+    def evaluate(
+        self, dataset: Labelled, name: str = "test", groups: Sequence[Any] | None = None
+    ) -> Score:
         """Evaluates the global model on a data set: ``accuracy``, ``loss``, ``metrics``, ...
 
-        Under another task ``mean`` is its mean score, with an ``interval`` over images; ``minus``
-        compares two models. If clients share no model, returns the mean over their models. Where
-        the data set names its classes, they are found by name, whatever their numbers.
+        Under another task ``mean`` is its mean score, with an ``interval`` over images, or over
+        groups of them (patients); ``minus`` compares two models. If clients share no model, returns
+        the mean over their models. Where the data set names its classes, they are found by name,
+        whatever their numbers.
 
         Args:
             dataset: a data set like the clients'.
             name: name of its domain.
+            groups: what each image belongs to, numbers or texts; None if images are independent.
+
+        Raises:
+            ExperimentError: an image or target cannot be used, or groups are not one an image.
         """
         task = self.worker.task
         images, targets = read_images(dataset, name, self.image_size, task)
@@ -254,6 +261,13 @@ class Federation(federation.Federation):
         _check_targets(targets, name, task, self.classes, held)
         rows = numpy.arange(len(targets))
         evaluation = self._evaluation(images, targets, {"test": rows}, name)
+        if groups is not None:
+            if len(groups) != len(targets):
+                raise ExperimentError(
+                    f"{name} has {len(targets)} images and {len(groups)} groups: give one for each"
+                )
+            numbers = numpy.unique(numpy.asarray(groups), return_inverse=True)[1]
+            evaluation = replace(evaluation, groups=numbers)
         (score,) = self.scores(evaluation, self.weights)
         return score
 

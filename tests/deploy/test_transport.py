@@ -19,6 +19,7 @@ from feddg.experiment import Experiment
 from feddg.federation.validation import CHANGES
 from feddg.messages import Message
 from feddg.report.run_page import verdict
+from feddg.runs.execute import forget
 from feddg.runs.reading import read_rows, read_run
 from feddg.styles.codec import load_codec
 from federations import same
@@ -107,6 +108,20 @@ def test_sites_that_only_evaluate_measure_the_averages_too(tmp_path):
     )
     assert {key[-1] for key in ours} == {"last", "swa", "ema", "wise_ft"}
     assert theirs == ours
+
+
+def test_a_site_withdraws_over_the_grid_as_in_one_process(tmp_path):
+    chosen = experiment(method="ridge", train={"batch_size": 64, "rounds": 1})
+    alone = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
+    deployment = Deployment(tmp_path / "network", chosen)
+    assert same(deployment.start(), weights(alone.folder))
+    for name, words in (("gone", "no site"), (SITES[1], "")):
+        deployment.config["forget"] = name
+        if words:
+            with pytest.raises(ExperimentError, match=words):
+                deployment.start()
+    assert same(deployment.start(), weights(forget(alone.folder, 1).folder))
+    assert read_run(deployment.path).contributors == [0, 2]
 
 
 def test_a_site_without_labels_says_how_many_images_it_has_and_how_sure_the_model_is(tmp_path):

@@ -335,7 +335,7 @@ def _decode_once(experiments: Sequence[Experiment], cache: Path) -> None:
         data = experiment.data
         if data.root is None:
             continue  # drawn, not decoded: there is no cache that processes could share
-        images = (data.source, data.root, data.options, data.leave_out)
+        images = (data.source, data.root, data.all_options, data.leave_out)
         key = repr((*images, data.image_size, data.resize, Reading.of(data)))
         if key in seen:
             continue

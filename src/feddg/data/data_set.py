@@ -319,8 +319,7 @@ def load_images_of(data: DataSettings) -> ImageTable:
     Raises:
         DataError: see there; or rows have another number of features than the experiment says.
     """
-    options = data.options | ({"subgroups": data.subgroups} if data.subgroups else {})
-    table = load_source(data.source, data.root, **options).without(data.leave_out)
+    table = load_source(data.source, data.root, **data.all_options).without(data.leave_out)
     found = 0 if table.images is None else table.images.shape[1]
     if data.features not in (None, found):
         raise DataError(

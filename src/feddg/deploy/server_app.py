@@ -22,7 +22,7 @@ from feddg.deploy.site import load_pixels, positions, read_experiment, test_imag
 from feddg.deploy.transport import FlowerTransport, Policy
 from feddg.deploy.wire import MOST_IMAGES, TARGETS, Registration, RunKey
 from feddg.diagnostics import Diagnostic, Progress, emit
-from feddg.errors import ExperimentError, RunError, first_names, schema_faults
+from feddg.errors import ExperimentError, RunError, first_names, nearest, schema_faults
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.experiment import Experiment
@@ -44,7 +44,7 @@ from feddg.records import (
     RoundRow,
 )
 from feddg.report.page import ensure_report
-from feddg.runs.execute import carry_out
+from feddg.runs.execute import carry_out, forget
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import cache_folder
 from feddg.runs.reading import Run
@@ -85,6 +85,7 @@ class Deployment(Settings):
     )
     round_deadline: Positive = Field(3600.0, description="seconds a site has for one message")
     poll_seconds: Positive = Field(0.5, description="between two looks at the mailbox")
+    forget: str = Field("", description="a site that withdraws from a finished run's model")
     unnamed_sites: bool = Field(
         False, description="take nodes whose key has no name, or who have none: to try things out"
     )
@@ -298,7 +299,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def coordinate(grid: Grid, run_config: Mapping[str, Any]) -> Run:
-    """Runs a deployment's experiment over a grid, or continues it.
+    """Runs a deployment's experiment over a grid, continues it, or takes a site out of its model.
 
     Raises:
         FeddgError: the run cannot start or continue; earlier results are kept.
@@ -321,7 +322,14 @@ def coordinate(grid: Grid, run_config: Mapping[str, Any]) -> Run:
         return _prepared(grid, deployment, experiment, cache, path)
 
     cache = cache_folder(deployment.cache or None).expanduser()
-    done = carry_out(path, experiment, observer=LogLines(), cache=cache, prepare=prepare)
+    parts: dict[str, Any] = {"observer": LogLines(), "cache": cache, "prepare": prepare}
+    if deployment.forget:
+        if deployment.forget not in names:
+            known = nearest(deployment.forget, names)
+            raise ExperimentError(f"forget names {deployment.forget!r}, which is no site{known}")
+        done = forget(path, names.index(deployment.forget), **parts)
+    else:
+        done = carry_out(path, experiment, **parts)
     ensure_report(path)
     return done
 

@@ -200,7 +200,7 @@ def list_images(images: str, domain: str | None, data: DataSettings) -> ImageTab
         ClientError: a row has another number of features than the federation's.
     """
     if data.source == FEATURES:
-        table = load_source(FEATURES, images, **data.options)
+        table = load_source(FEATURES, images, **data.all_options)
         if table.images is not None and table.images.shape[1] != data.features:
             raise ClientError(
                 f"a row of its table has {table.images.shape[1]} features, and {data.features} in "

@@ -60,7 +60,7 @@ def describe_model(run: Path, trained: Trained) -> ModelDescription:
         tile=data.tile,
         bits=training_depth(run),
         features=data.features,
-        columns=data.options if data.features else {},
+        columns=data.all_options if data.features else {},
         input=f"features (batch, {data.features})"
         if data.features
         else f"RGB images (batch, 3, {data.image_size}, {data.image_size}), uint8 in 0..255",

@@ -398,7 +398,8 @@ def forget(
             f"that none can be taken out. {begin_again}"
         )
     check_identity(path, experiment)
-    check_images(path, experiment, cache)
+    if prepare is in_process:
+        check_images(path, experiment, cache)
     others = [id for id in taken_part if id != client]
     with RunFolder(path) as opened:
         work = partial(_run, experiment, opened, cache_folder(cache), prepare, ())

@@ -351,3 +351,12 @@ def test_features_are_sent_to_a_device_once():
     store.gather([2], meta)
     assert store._features[meta] is sent
     assert len(store) == 4
+
+
+def test_groups_and_subgroups_are_no_features(tmp_path):
+    rows = [f"{'ab'[n % 2]},d{n % 3},P{n // 2},s{n % 2},{n}.5,1" for n in range(12)]
+    (tmp_path / "t.csv").write_text("\n".join(["label,domain,group,scanner,x,y", *rows]))
+    table = load_source("features", tmp_path / "t.csv", subgroups=("scanner",))
+    assert table.feature_names == ("x", "y")
+    assert table.groups.tolist() == [f"P{n // 2}" for n in range(12)]
+    assert table.subgroups["scanner"].tolist() == [f"s{n % 2}" for n in range(12)]

@@ -36,8 +36,18 @@ class FeaturesOptions(Settings):
     label: str = Field("label", description="column of the classes")
     domain: str = Field("domain", description="column of the domains")
     client: str = Field("client", description="column of who holds them, where there is one")
+    group: str = Field("group", description="column of what is never split, where there is one")
     split: str = Field("split", description="column of train, val or test, where there is one")
     path: str = Field("path", description="column of the images' names, where there is one")
+    subgroups: tuple[str, ...] = Field(
+        (), description="further columns whose values results tell apart (scanner, sex, age band)"
+    )
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns that are no features, by option."""
+        named = self.model_dump(exclude={"subgroups"})
+        return named | {f"subgroup {name}": name for name in self.subgroups}
 
 
 def list_features(root: Path | None, options: FeaturesOptions) -> ImageTable:
@@ -54,12 +64,12 @@ def list_features(root: Path | None, options: FeaturesOptions) -> ImageTable:
     """
     file = needs_root(SOURCE, root)
     frame = _frame(file, options)
-    for option, name in options.model_dump().items():
+    for option, name in options.columns.items():
         usual = option not in ("label", "domain") and name == option  # where there is one
         if not usual and name not in frame:
             raise DataError(
                 f"{file} has no column {name!r}{nearest(name, [*map(str, frame)])}. Say what it is "
-                "called: --set data.options.label=NAME, and domain, client, split, path so."
+                "called: --set data.options.label=NAME, and domain, client, group, split, path so."
             )
     texts = _texts(frame, file, options)
     for name in ("label", "domain"):
@@ -88,6 +98,8 @@ def list_features(root: Path | None, options: FeaturesOptions) -> ImageTable:
         images=features,
         split=split,
         clients=np.array(texts["client"]) if "client" in texts else None,
+        groups=np.array(texts["group"]) if "group" in texts else None,
+        subgroups={name: np.array(texts[f"subgroup {name}"]) for name in options.subgroups},
         listed_in=file.name,
         listed_rows=np.arange(1, len(frame) + 1) if "path" in texts else None,
         feature_names=names,
@@ -101,7 +113,8 @@ def count_features(data: DataSettings) -> int:
         DataError: it cannot be read.
     """
     file = needs_root(SOURCE, data.root)
-    options = checked_options(DATA_SETS.find(SOURCE), data.options)
+    options = checked_options(DATA_SETS.find(SOURCE), data.all_options)
+    assert isinstance(options, FeaturesOptions)
     return int(_features(_frame(file, options), file, options)[1].shape[1])
 
 
@@ -142,7 +155,7 @@ def columns_fault(names: Sequence[str], expected: Sequence[str]) -> str | None:
     return f"{' and '.join(parts)}: its columns are not those" if parts else None
 
 
-def _frame(file: Path, options: Settings) -> "DataFrame":
+def _frame(file: Path, options: FeaturesOptions) -> "DataFrame":
     import pandas
 
     ending = file.suffix.lower()
@@ -155,7 +168,7 @@ def _frame(file: Path, options: Settings) -> "DataFrame":
     with file_faults(DataError, f"Cannot read {file}", ValueError, SafetensorError):
         if ending == ".csv":
             names = pandas.read_csv(file, nrows=0).columns
-            texts = set(options.model_dump().values()) & set(names)
+            texts = set(options.columns.values()) & set(names)
             frame = pandas.read_csv(  # names stay as they are written: 007, 1.10, None
                 file,
                 dtype=dict.fromkeys(texts, str),
@@ -185,11 +198,11 @@ def _frame(file: Path, options: Settings) -> "DataFrame":
 
 
 def _texts(
-    frame: "DataFrame", file: Path, options: Settings, wanted: Sequence[str] = ()
+    frame: "DataFrame", file: Path, options: FeaturesOptions, wanted: Sequence[str] = ()
 ) -> dict[str, list[str]]:
     """Returns the cells of all columns that are no features, or of those wanted, by option."""
     found: dict[str, list[str]] = {}
-    for option, column in options.model_dump().items():
+    for option, column in options.columns.items():
         if column not in frame or (wanted and option not in wanted):
             continue
         cells = zip(frame[column], frame[column].isna())
@@ -206,13 +219,13 @@ def _texts(
 
 
 def _features(
-    frame: "DataFrame", file: Path, options: Settings
+    frame: "DataFrame", file: Path, options: FeaturesOptions
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """Returns the names of the features' columns, in their order, and ``(n, d)`` float32.
 
     A single column may hold a list of them in every row.
     """
-    named = set(options.model_dump().values())
+    named = set(options.columns.values())
     rest = sorted({*map(str, frame)} - named, key=lambda name: (_natural(name), name))
     nameless = next((name for name in rest if name.startswith("Unnamed: ")), None)
     if nameless:  # pandas' number of the row, which tells the class where rows are sorted by it
