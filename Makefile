@@ -5,13 +5,17 @@ BIN := .venv/bin
 # Compiled modules are kept: without them every start costs many seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint slow flower docs clean
+.PHONY: demo test coverage lint slow flower docs clean
 
 demo: .venv/.core  ## training alone and together on emoji, every style unseen once; prints tables and a page's path
 	$(BIN)/feddg demo
 
 test: .venv/.dev  ## the default test suite, up to four processes of a thread each
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+
+coverage: .venv/.dev  ## the same, with the share of lines that the tests reach, by file
+	$(BIN)/uv pip install --quiet --python $(BIN)/python pytest-cov
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --cov --cov-report term
 
 slow: .venv/.dev  ## experiments and deployments that take minutes
 	$(BIN)/python -m pytest -m slow

@@ -1,11 +1,15 @@
-"""Notebooks run from top to bottom, and what they show is whole."""
+"""Notebooks run from top to bottom, and what they show is whole; the other examples run, too."""
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from feddg.comparison.plan import load_plan
+from feddg.experiment import load_experiment
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
@@ -48,3 +52,17 @@ def test_every_notebook_runs(file, tmp_path, monkeypatch):
     assert "Traceback" not in "".join(shown)
     nbformat.write(book, tmp_path / "executed.ipynb")
     assert (tmp_path / "executed.ipynb").stat().st_size < 1_000_000
+
+
+def test_files_of_examples_can_be_run():
+    assert load_experiment(EXAMPLES / "one_run.yaml").hold_out.test == ("noto",)
+    assert load_plan(EXAMPLES / "comparison.yaml").methods
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", sorted(EXAMPLES.glob("*.py")), ids=lambda file: file.stem)
+def test_every_program_runs(program, tmp_path):
+    shown = subprocess.run(
+        [sys.executable, program], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert "%" in shown.stdout

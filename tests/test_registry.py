@@ -9,33 +9,10 @@ from types import ModuleType
 
 import pytest
 
-from feddg import api
 from feddg.data.data_set import DATA_SETS, load_source, register_source
 from feddg.errors import DataError
-from feddg.evaluation.adaptation import ADAPTATIONS
-from feddg.methods.base import methods
-from feddg.registry import Registry, read_classes
+from feddg.registry import Registry
 from published_trees import write_tree
-
-
-def test_lists_read_from_source_are_what_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    lists = (
-        (api.listed_methods, methods(), ("name", "title", "aliases", "summary")),
-        (api.listed_adaptations, ADAPTATIONS, ("name", "summary", "needs", "changes", "cost")),
-    )
-    # What a program registers is only known once it is imported.
-    for listed, registered, _ in lists:
-        assert listed() == [*registered.values()]
-    for package in ("feddg.methods", "feddg.evaluation.adaptation"):
-        monkeypatch.delitem(sys.modules, package)
-    for listed, registered, fields in lists:
-        ours = [kind for kind in registered.values() if kind.__module__.startswith("feddg.")]
-        expected = [tuple(getattr(kind, field) for field in fields) for kind in ours]
-        found = [tuple(getattr(each, field) for field in fields) for each in listed()]
-        assert found == expected
-    # So are another package's.
-    monkeypatch.setattr("feddg.registry.entry_points", lambda group: [group])
-    assert read_classes("feddg.methods", "register", "feddg.methods") is None
 
 
 @pytest.mark.usefixtures("fresh")

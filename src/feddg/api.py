@@ -678,38 +678,10 @@ def check_site(
     return join.site, [*(() if offline else preflight.check_connection(folder, join)), *own]
 
 
-def listed_methods() -> list[Any]:
-    """Returns every method, or what stands for its class: name, title, aliases, summary; by name.
-
-    PyTorch is imported only where another package adds methods.
-    """
-    from feddg.registry import read_classes
-
-    found = read_classes("feddg.methods", "register", "feddg.methods")
-    if found is None:
-        from feddg.methods.base import methods
-
-        return list(methods().values())
-    for method in found:
-        method.title = vars(method).get("title", method.name)
-    return sorted(found, key=lambda method: method.name)
-
-
-def listed_adaptations() -> list[Any]:
-    """Returns every test-time adaptation likewise: name, summary, needs, changes, cost."""
-    from feddg.registry import read_classes
-
-    found = read_classes("feddg.evaluation.adaptation", "register_adaptation", "feddg.adaptations")
-    if found is None:
-        from feddg.evaluation.adaptation import ADAPTATIONS
-
-        return list(ADAPTATIONS.values())
-    return sorted(found, key=lambda kind: (kind.order, kind.name))
-
-
 _HOME = {
     "feddg.data.data_set": ("DATA_SETS",),
     "feddg.data.download": ("about", "get_data_set"),
+    "feddg.evaluation.adaptation": ("ADAPTATIONS",),
     "feddg.deploy.keys": ("register_site", "run_signed", "sign_app"),
     "feddg.methods.base": ("methods",),
     "feddg.prediction.evaluate": ("write_image_results",),

@@ -5,18 +5,12 @@ registries. A registry finds our definitions in a module or a package's modules,
 packages through an entry-point group; programs can add theirs.
 """
 
-import ast
 import importlib
-import importlib.util
 import logging
 import pkgutil
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from importlib.metadata import entry_points
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
 
 from feddg.errors import FeddgError, nearest
@@ -158,57 +152,6 @@ class Registry(Mapping[str, T], Generic[T]):
         except Exception as error:  # a broken plug-in must not take the others down
             self._broken[name] = f"of {value} cannot be loaded: {error}"
             log.warning("%s %r %s", self.kind, name, self._broken[name])
-
-
-def read_classes(package: str, decorator: str, group: str) -> list[SimpleNamespace] | None:
-    """Returns what registered classes say of themselves in plain values, without importing them.
-
-    It is read from their source, a base class's values where it stands in there, too. For lists
-    that people wait for: importing PyTorch takes seconds.
-
-    Args:
-        package: dotted name of a module, or of a package of modules.
-        decorator: that registers a class.
-        group: entry-point group of other packages' definitions.
-
-    Returns:
-        Attributes by class; None where the registry knows more than the source: another package
-        adds some, or the package is imported already and a program may have added its own.
-    """
-    if package in sys.modules or entry_points(group=group):
-        return None
-    spec = importlib.util.find_spec(package)
-    folders = (spec.submodule_search_locations or ()) if spec else ()
-    files = sorted(file for folder in folders for file in Path(folder).glob("*.py"))
-    if not files and spec and spec.origin:
-        files = [Path(spec.origin)]
-    classes: dict[str, dict[str, Any]] = {}
-    listed = []
-    for file in files:
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            if not isinstance(node, ast.ClassDef):
-                continue
-            classes[node.name] = found = {"bases": [ast.unparse(base) for base in node.bases]}
-            for line in node.body:
-                if isinstance(line, ast.Assign):
-                    target, value = line.targets[0], line.value
-                elif isinstance(line, ast.AnnAssign) and line.value is not None:
-                    target, value = line.target, line.value
-                else:
-                    continue
-                with suppress(ValueError):  # no plain value
-                    found[ast.unparse(target)] = ast.literal_eval(value)
-            if any(ast.unparse(each) == decorator for each in node.decorator_list):
-                listed.append(node.name)
-
-    def whole(name: str) -> dict[str, Any]:
-        own = classes.get(name, {"bases": []})
-        inherited: dict[str, Any] = {}
-        for base in reversed(own["bases"]):
-            inherited |= whole(base)
-        return inherited | own
-
-    return [SimpleNamespace(**whole(name)) for name in listed]
 
 
 def is_called(name: str, loaded: Any, kind: type[T], error: type[FeddgError]) -> T:

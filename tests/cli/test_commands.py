@@ -74,9 +74,8 @@ except SystemExit:
     pass
 slow = {"torch", "pydantic", "rich", "importlib.metadata"}
 assert not slow & {*sys.modules}, slow & {*sys.modules}  # help is there at once
-from feddg.api import listed_adaptations, listed_methods, run
-assert listed_methods() and listed_adaptations()
-assert "torch" not in sys.modules  # nor do lists wait for it
+from feddg.api import run
+assert "torch" not in sys.modules
 import feddg.cli.progress
 from feddg.methods.base import methods
 methods()

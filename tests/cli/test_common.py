@@ -20,6 +20,7 @@ from feddg.cli.common import (
     assigned,
     field_of,
     held_out,
+    path_of,
     print_json,
     seeds,
 )
@@ -43,13 +44,17 @@ def options(*names):
     }
 
 
-@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
-def test_every_flag_is_a_field_and_its_help_is_the_fields_description(flag):
-    field = field_of(flag.path)
+def flag_of(name):
+    return f"--{name.replace('_', '-')}"
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_every_flag_is_a_field_and_its_help_is_the_fields_description(name):
+    field = field_of(path_of(name))
     assert field.description
-    assert options("run")[flag.name].help == field.description
+    assert options("run")[flag_of(name)].help == field.description
     default = Experiment().model_dump()
-    for part in flag.path.split("."):
+    for part in path_of(name).split("."):
         default = default[part]
 
 
@@ -67,7 +72,7 @@ def test_no_flag_is_named_twice_in_the_source():
         *("--heterogeneity", "--privacy", "--seeds", "--set"),
         *("--accept-licence", "--from", "--root"),
     ]
-    once = [*(name for name in named if name not in readers), *(flag.name for flag in FLAGS)]
+    once = [*(name for name in named if name not in readers), *map(flag_of, FLAGS)]
     assert len(once) == len(set(once))
 
 
@@ -93,13 +98,12 @@ def test_defaults_are_told_from_presets():
     for preset in ("digits", "pacs", "folder", "office_home", "iwildcam", "fedig"):
         chosen = Experiment(data="folder", preset=preset).model_dump()
         plain = leaves({part: chosen[part] for part in chosen if part not in ("method", "preset")})
-        for flag in FLAGS:
-            if flag.path not in plain or flag.path == "model.normalization":
+        for path in map(path_of, FLAGS):
+            if path not in plain or path == "model.normalization":
                 continue
-            default = field_of(flag.path).get_default()
-            if plain[flag.path] != default:
-                assert flag.path.split(".")[0] in PRESET_PARTS
-                assert flag.path not in NOT_PRESET
+            if plain[path] != field_of(path).get_default():
+                assert path.split(".")[0] in PRESET_PARTS
+                assert path not in NOT_PRESET
 
 
 def test_each_command_takes_the_fields_that_suit_it():

@@ -1,7 +1,12 @@
-"""Names of methods and metrics as prose."""
+"""Names of methods and metrics as prose, and the sentences of pages."""
+
+import ast
+import re
+from pathlib import Path
 
 import pytest
 
+import feddg.report
 from feddg.evaluation.metrics import METRICS, Metric, register_metric
 from feddg.report.text import metric_title, spelled
 
@@ -27,3 +32,21 @@ def test_a_metric_carries_its_title(monkeypatch):
     own = Metric(name="sharpness", summary="", compute=lambda predictions: 0.0, title="Sharp")
     register_metric(own)
     assert metric_title("sharpness") == "Sharp"
+
+
+def test_every_sentence_is_said_with_the_values_that_it_takes():
+    folder = Path(feddg.report.__file__).parent
+    written = (folder / "templates/sentences.j2").read_text("utf-8")
+    takes = dict(re.findall(r"{% macro (\w+)\((.*?)\)", written))
+    said = set()
+    for file in folder.glob("*.py"):
+        for call in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "sentence":
+                values = (getattr(node, "value", None) for node in ast.walk(call.args[0]))
+                names = {value for value in values if isinstance(value, str)}
+                given = {keyword.arg for keyword in call.keywords}
+                for name in names if None not in given else ():
+                    assert given == set(filter(None, takes[name].split(", "))), name
+                said |= names
+    inner = {name for name in takes if written.count(f"{name}(") > 1}
+    assert takes.keys() == said | inner

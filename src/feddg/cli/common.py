@@ -6,7 +6,7 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,16 +186,11 @@ def type_of(field: Any) -> click.ParamType:
     if schema["type"] not in ("integer", "number"):
         return click.Path(path_type=Path) if schema.get("format") == "path" else click.STRING
     whole = schema["type"] == "integer"
-    bounds = {
-        "minimum": ("min", False),
-        "exclusiveMinimum": ("min", True),
-        "maximum": ("max", False),
-        "exclusiveMaximum": ("max", True),
-    }
     limits: dict[str, Any] = {}
-    for bound, (side, is_open) in bounds.items():
-        if bound in schema:
-            limits |= {side: schema[bound], f"{side}_open": is_open}
+    for side in ("min", "max"):
+        for bound, is_open in ((f"{side}imum", False), (f"exclusive{side.capitalize()}imum", True)):
+            if bound in schema:
+                limits |= {side: schema[bound], f"{side}_open": is_open}
     if not limits:
         return click.INT if whole else click.FLOAT
     return click.IntRange(**limits) if whole else click.FloatRange(**limits)
@@ -436,43 +431,12 @@ class Several:
     flag: str | None = None
 
 
-@dataclass(frozen=True)
-class Flag:
-    """A flag that sets a field of the experiment.
-
-    Attributes:
-        field: its short name, as in Python.
-        panel: the help heading that lists it.
-    """
-
-    field: str
-    panel: str
-
-    @property
-    def name(self) -> str:
-        """The flag as typed, with its dashes."""
-        return f"--{self.field.replace('_', '-')}"
-
-    @property
-    def path(self) -> str:
-        """The field, dotted."""
-        from feddg.settings import SHORTHANDS
-
-        return SHORTHANDS.get(self.field, self.field)
-
-    @property
-    def read(self) -> Read | None:
-        """Parses its text, unless the text is the field's value itself."""
-        return {"hold_out": held_out, "privacy": privacy, "subgroups": comma_separated}.get(
-            self.field
-        )
-
-    @property
-    def several(self) -> Several | None:
-        """See :class:`Several`; None if a comparison takes only one value."""
-        return SEVERAL.get(self.field)
-
-
+READERS: dict[str, Read] = {
+    "hold_out": held_out,
+    "privacy": privacy,
+    "subgroups": comma_separated,
+}
+"""How a flag's text is read, unless it is the field's value itself."""
 SEVERAL = {
     "method": Several("methods", comma_separated, "fedavg,ccst,pardon", "--methods"),
     "hold_out": Several(
@@ -481,7 +445,16 @@ SEVERAL = {
     "clients": Several("clients", client_counts, "5:5,50:5 (N:K, K per round)"),
     "heterogeneity": Several("heterogeneity", shares, "0,0.1,1"),
 }
-FLAGS = tuple(Flag(field, panel) for panel, fields in PANELS.items() for field in fields.split())
+"""How comparing commands read flags that take several values there."""
+FLAGS = {field: panel for panel, fields in PANELS.items() for field in fields.split()}
+"""The heading that lists each flag, by its field's short name, as in Python."""
+
+
+def path_of(field: str) -> str:
+    """Returns the dotted path of a flag's field."""
+    from feddg.settings import SHORTHANDS
+
+    return SHORTHANDS.get(field, field)
 
 
 def takes(*paths: str, several: bool = False) -> Callable[[Any], Any]:
@@ -496,24 +469,24 @@ def takes(*paths: str, several: bool = False) -> Callable[[Any], Any]:
     """
 
     @functools.cache
-    def flags() -> list[Flag]:
-        return [flag for flag in FLAGS if not paths or _within(flag.path, paths)]
+    def flags() -> list[str]:
+        return [field for field in FLAGS if not paths or _within(path_of(field), paths)]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def called(**given: Any) -> None:
-            from feddg.settings import merge
+            from feddg.settings import merge, nested
 
-            texts = {
-                flag: value
-                for flag in flags()
-                if (value := given.pop(_key(flag), None)) is not None
-            }
+            texts = {field: given.pop(f"field_{field}", None) for field in flags()}
+            texts = {field: text for field, text in texts.items() if text is not None}
             if several:
-                given["axes"] = _axes(texts)
-                texts = {flag: value for flag, value in texts.items() if not flag.several}
+                found = [(SEVERAL[name], texts.pop(name)) for name in [*texts] if name in SEVERAL]
+                given["axes"] = {one.key: one.read(text) for one, text in found}
             settings = assigned(given.pop(SET_KEY, None) or ())
-            command(overrides=merge(_fields(texts), settings), **given)
+            for field, text in texts.items():
+                value = READERS[field](text) if field in READERS else text
+                settings = merge(nested(path_of(field), value), settings)
+            command(overrides=settings, **given)
 
         def options() -> list[click.Parameter]:
             any_field = TyperOption(
@@ -522,7 +495,7 @@ def takes(*paths: str, several: bool = False) -> Callable[[Any], Any]:
                 help="any field: --set method.gamma1=0.5 --set train.momentum=0.9",
                 metavar="FIELD=VALUE",
             )
-            return [*(_option(flag, several) for flag in flags()), any_field]
+            return [*(_option(field, several) for field in flags()), any_field]
 
         return _with_flags(called, command, options, "overrides", "axes")
 
@@ -576,16 +549,16 @@ def _fields_called(name: str) -> list[str]:
     return found
 
 
-def _option(flag: Flag, several: bool) -> TyperOption:
-    field = field_of(flag.path)
-    many = flag.several if several else None
-    name = many.flag if many and many.flag else flag.name
+def _option(name: str, several: bool) -> TyperOption:
+    field = field_of(path_of(name))
+    many = SEVERAL.get(name) if several else None
+    flag = many.flag if many and many.flag else f"--{name.replace('_', '-')}"
     return TyperOption(
-        param_decls=[_key(flag), name, *(["-m"] if flag.field == "method" else [])],
-        type=click.STRING if many or flag.read else type_of(field),
+        param_decls=[f"field_{name}", flag, *(["-m"] if name == "method" else [])],
+        type=click.STRING if many or name in READERS else type_of(field),
         help=f"{field.description}; one or several: {many.example}" if many else field.description,
-        show_default=_default_text(flag.path, field),
-        rich_help_panel=flag.panel,
+        show_default=_default_text(path_of(name), field),
+        rich_help_panel=FLAGS[name],
     )
 
 
@@ -617,24 +590,3 @@ def _folder_preset() -> dict[str, Any]:
 
 def _within(path: str, parts: tuple[str, ...]) -> bool:
     return any(path == part or path.startswith(f"{part}.") for part in parts)
-
-
-def _key(flag: Flag) -> str:
-    return f"field_{flag.path.replace('.', '_')}"
-
-
-def _fields(texts: Mapping[Flag, Any]) -> dict[str, Any]:
-    """The experiment's fields that flags set."""
-    from feddg.settings import merge, nested
-
-    fields: dict[str, Any] = {}
-    for flag, value in texts.items():
-        fields = merge(fields, nested(flag.path, flag.read(value) if flag.read else value))
-    return fields
-
-
-def _axes(texts: Mapping[Flag, Any]) -> dict[str, Any]:
-    """The plan's fields that flags set."""
-    return {
-        flag.several.key: flag.several.read(value) for flag, value in texts.items() if flag.several
-    }

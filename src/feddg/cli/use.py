@@ -215,7 +215,7 @@ def methods(as_json: JsonOption = False) -> None:
     from rich.table import Table
 
     table = Table("name", "aliases", "method", "in one line", box=None, pad_edge=False)
-    for method in api.listed_methods():
+    for method in api.methods().values():
         aliases = ", ".join(method.aliases)
         table.add_row(f"[bold]{method.name}[/]", aliases, method.title, method.summary)
     Console().print(table)
@@ -290,7 +290,7 @@ def adaptations() -> None:
     from rich.table import Table
 
     table = Table("name", "in one line", "needs", "remembers", "beside one forward pass", box=None)
-    for kind in api.listed_adaptations():
+    for kind in api.ADAPTATIONS.values():
         table.add_row(f"[bold]{kind.name}[/]", kind.summary, kind.needs, kind.changes, kind.cost)
     Console().print(table)
 

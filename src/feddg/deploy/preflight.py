@@ -19,14 +19,14 @@ import numpy
 import torch
 
 from feddg.clients.client import Examples
-from feddg.data.decoding import Reading, Tile, UnusableImageError, decode_image, quiet_pillow
+from feddg.data.decoding import Reading, quiet_pillow
 from feddg.data.images import ImageTable
 from feddg.data.inspection import survey
-from feddg.data.pixels import ArrayPixels, PixelStore, Vectors
+from feddg.data.pixels import ArrayPixels, DecodedFiles, PixelStore, Vectors
 from feddg.data.sets.features import columns_fault
 from feddg.deploy.setup import JoinFile, held_out_among, public_key
 from feddg.deploy.site import copies_in, list_images
-from feddg.diagnostics import Diagnostic
+from feddg.diagnostics import Diagnostic, silent
 from feddg.errors import FeddgError, first_names
 from feddg.experiment import Experiment
 from feddg.federation.federation import Federation, build, defences_for
@@ -77,6 +77,23 @@ def failed(code: str, found: str, advice: str) -> Diagnostic:
     return Diagnostic(code, "error", found, advice)
 
 
+def compared(
+    code: str, found: str, value: float, doubt: tuple[float, str], fault: tuple[float, str]
+) -> Diagnostic:
+    """Returns a check of a number: above a limit it is doubtful, above another one it failed.
+
+    Args:
+        code: the check's.
+        found: what was found.
+        value: the number.
+        doubt: the limit above which it is doubtful, and the advice then.
+        fault: the same for a failed check.
+    """
+    if value > fault[0]:
+        return failed(code, found, fault[1])
+    return doubtful(code, found, doubt[1]) if value > doubt[0] else passed(code, found)
+
+
 def check_site(
     join: JoinFile, images: str, domain: str | None, cache: Path, device: str = "auto"
 ) -> Iterator[Diagnostic]:
@@ -124,26 +141,21 @@ def check_decoding(table: ImageTable, experiment: Experiment) -> Diagnostic:
     code, data = "images-decode", experiment.data
     if table.root is None:
         return passed(code, f"{len(table)} images need no decoding.")
-    depths = survey(table, Reading.of(data)).depths
-    places = numpy.unique(numpy.linspace(0, len(table) - 1, min(SAMPLE, len(table))).astype(int))
-    bad: Counter[str] = Counter()
+    places = numpy.linspace(0, len(table) - 1, min(SAMPLE, len(table))).astype(int)
+    sample, reading = table.take(numpy.unique(places)), Reading.of(data)
+    depths = survey(table, reading).depths
+    files = DecodedFiles.of(sample, data.image_size, data.resize, None, reading, depths)
     with quiet_pillow(tiled=data.tile is not None):
-        for place in places.tolist():
-            bits = depths.get(table.domain_names[table.domains[place]], 0)
-            file = table.root / Tile.named(table.paths[place]).file
-            try:
-                decode_image(file, data.image_size, data.resize, Reading.of(data), bits)
-            except UnusableImageError as error:
-                bad[str(error)] += 1
-    count = sum(bad.values())
+        bad = files.decode_all(lambda pixels: None, silent)
+    count = len(bad)
     found = (
-        f"{len(places) - count} of {len(places)} images tried can be read, of {len(table)} in all."
+        f"{len(sample) - count} of {len(sample)} images tried can be read, of {len(table)} in all."
     )
     if not count:
         return passed(code, found)
-    reason, times = bad.most_common(1)[0]
+    reason, times = Counter(image.reason for image in bad).most_common(1)[0]
     found += f" Most often: {reason} ({times})."
-    if data.on_bad_image == "fail" or count > WORST_SHARE * len(places):
+    if data.on_bad_image == "fail" or count > WORST_SHARE * len(sample):
         return failed(code, found, "Repair or remove these files: `feddg data inspect` names them.")
     return doubtful(code, found, "They will be left out; `feddg data inspect` names them.")
 
@@ -217,11 +229,8 @@ def check_disk(table: ImageTable, experiment: Experiment, cache: Path) -> Diagno
     except OSError as error:
         return failed(code, f"{cache}: {why(error)}.", "Choose another folder with --cache.")
     found = f"{size(free)} are free in {cache}, about {size(needed)} are needed."
-    if free < needed:
-        return failed(code, found, "Free some space, or choose another folder with --cache.")
-    if free < 2 * needed:
-        return doubtful(code, found, "It will be tight.")
-    return passed(code, found)
+    more = "Free some space, or choose another folder with --cache."
+    return compared(code, found, needed, (free / 2, "It will be tight."), (free, more))
 
 
 def check_named_files(experiment: Experiment) -> Diagnostic:
@@ -257,13 +266,9 @@ def check_machine(
     # Who only evaluates takes no longer than if it trained once on each image.
     seconds = one * ((passes or count * train.local_epochs) if trains else count)
     found = f"{1 / one:,.0f} images a second; a round takes about {seconds:,.0f} s."
-    if seconds > ROUND_DEADLINE:
-        remedy = "Use fewer local steps, or a larger round-deadline at the coordinator."
-        yield failed("speed", found, remedy)
-    elif seconds > ROUND_DEADLINE / 2:
-        yield doubtful("speed", found, "It is close to the deadline of an hour a round.")
-    else:
-        yield passed("speed", found)
+    close = ROUND_DEADLINE / 2, "It is close to the deadline of an hour a round."
+    less = "Use fewer local steps, or a larger round-deadline at the coordinator."
+    yield compared("speed", found, seconds, close, (ROUND_DEADLINE, less))
     yield _memory_for(peak_memory())
 
 
@@ -309,11 +314,11 @@ def _memory_for(needed: int) -> Diagnostic:
             "memory", f"A few batches took {size(needed)}.", "Compare with what is free."
         )
     found = f"A few batches took {size(needed)}; {size(free)} are free beside that."
-    if free < needed // 8:
-        return failed("memory", found, "End other programs, or train with smaller batches.")
-    if free < needed // 2:
-        return doubtful("memory", found, "End other programs before a run.")
-    return passed("memory", found)
+    end, less = (
+        "End other programs before a run.",
+        "End other programs, or train with smaller batches.",
+    )
+    return compared("memory", found, needed, (2 * free, end), (8 * free, less))
 
 
 def _weight_bytes(experiment: Experiment, classes: int) -> int:
@@ -443,9 +448,7 @@ def _clock(date: str | None, now: float) -> Diagnostic:
         return doubtful(code, "The proxy does not say its time.", "Compare the clocks by hand.")
     ahead = now - theirs  # the proxy's is of whole seconds
     found = f"{abs(ahead):.0f} s {'ahead of' if ahead >= 0 else 'behind'} the coordinator's."
-    if ahead > MOST_AHEAD or -ahead > MOST_BEHIND:
-        remedy = "Set the clock (NTP): calls signed at another time are refused."
-        return failed(code, found, remedy)
-    if ahead > MOST_AHEAD / 2 + 1 or -ahead > MOST_BEHIND / 5:
-        return doubtful(code, found, "Set the clock (NTP) before it drifts further.")
-    return passed(code, found)
+    most, soon = (MOST_AHEAD, MOST_AHEAD / 2 + 1) if ahead > 0 else (MOST_BEHIND, MOST_BEHIND / 5)
+    refused = "Set the clock (NTP): calls signed at another time are refused."
+    drifts = "Set the clock (NTP) before it drifts further."
+    return compared(code, found, abs(ahead), (soon, drifts), (most, refused))

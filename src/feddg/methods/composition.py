@@ -137,9 +137,8 @@ def _silenced(parts: tuple[type[Method], ...]) -> str | None:
 
 def _calls_super(part: type[Method], hook: str) -> bool:
     found: Any = getattr(part, hook)
-    code = inspect.unwrap(getattr(found, "fget", found)).__code__
-    # A call inside a nested function shows as the cell that super() needs.
-    return "super" in code.co_names or "__class__" in code.co_freevars
+    names = inspect.getclosurevars(inspect.unwrap(getattr(found, "fget", found)))
+    return "super" in names.builtins or "__class__" in names.nonlocals  # of a nested function, too
 
 
 def works_on_embeddings(method: type[Method]) -> bool:

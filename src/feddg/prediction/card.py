@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import yaml
+from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from feddg.data.data_set import DATA_SETS
@@ -18,8 +17,8 @@ from feddg.runs.diagnostics import split_accuracy
 from feddg.runs.reading import SELECTION_RULES, Chosen, LedgerRecord, Run, read_run
 from feddg.settings import IMAGENET
 
-TAG = "federated-learning"
-"""The tag of our model cards."""
+TAG, TASK = "federated-learning", "image-classification"
+"""The tag and the task of our model cards."""
 
 
 def model_card(run: Path | str, about: ModelDescription) -> str:
@@ -67,27 +66,23 @@ def model_card(run: Path | str, about: ModelDescription) -> str:
 def _front_matter(
     record: Run, about: ModelDescription, tested: Sequence[EvaluationRow], license: str | None
 ) -> str:
-    fields: dict[str, Any] = {
-        "license": license or "other",
-        "library_name": {"onnx": "onnx", "torch": "pytorch"}.get(about.format, "feddg"),
-        "pipeline_tag": "image-classification",
-        "tags": [TAG, "domain-generalization", record.method],
-    }
     definition = DATA_SETS.get(str((record.settings.get("data") or {}).get("source")))
-    if definition and definition.publication and definition.publication.mirror:
-        fields["datasets"] = [definition.publication.mirror.name]
-    results = [
-        {
-            "task": {"type": "image-classification"},
-            "dataset": {"type": "held-out-domain", "name": row.domain},
-            "metrics": [{"type": "accuracy", "value": round(row.accuracy, 4)}],
-        }
-        for row in tested
-    ]
-    if results:
-        fields["metrics"] = ["accuracy"]
-        fields["model-index"] = [{"name": record.name, "results": results}]
-    return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
+    mirror = definition and definition.publication and definition.publication.mirror
+    data = ModelCardData(
+        license=license or "other",
+        library_name={"onnx": "onnx", "torch": "pytorch"}.get(about.format, "feddg"),
+        pipeline_tag=TASK,
+        tags=[TAG, "domain-generalization", record.method],
+        datasets=[mirror.name] if mirror else None,
+        metrics=["accuracy"] if tested else None,
+        model_name=record.name if tested else None,
+        eval_results=[
+            EvalResult(TASK, "held-out-domain", row.domain, "accuracy", round(row.accuracy, 4))
+            for row in tested
+        ]
+        or None,
+    )
+    return f"{data.to_yaml()}\n"
 
 
 def _sent(ledger: LedgerRecord) -> list[tuple[str, list[int], list[str]]]:

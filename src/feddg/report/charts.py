@@ -25,7 +25,7 @@ from feddg.records import (
     RoundRow,
 )
 from feddg.report.blocks import Chart
-from feddg.report.text import SPLIT_WORDS, spelled
+from feddg.report.text import SPLIT_WORDS, sentence, spelled
 from feddg.runs.reading import FINAL, Evaluations, Run, SelectionRule
 from feddg.text import readable, shortened
 
@@ -56,7 +56,6 @@ MOST_COLUMNS = 100
 LABELLED_CLIENTS = 24
 TALLEST = 1000
 """Largest total height of the rows in pixels; if there are very many, rows are thin lines."""
-ROUNDS_OWN_MODELS: Final = "Of each round's own model, so the last point is the last round's."
 ACCURACY: Final = "held-out test accuracy (%)"
 
 
@@ -263,15 +262,13 @@ def client_heat_map(clients: ClientsTable, by: str) -> Chart:
     if len(clients.clients) <= LABELLED_CLIENTS:
         x = names_axis([clients.clients[group[0]].name for group in groups], x["title"]["text"])
     what = "domain" if by == "domains" else "class"
-    each = "a few similar clients taken together" if len(groups) < len(counts) else "a client"
     return heat_map(
         row_shares(columns).T,
         columns.T,
         x,
         names_axis(names),
         130 + round(min(34, TALLEST / len(names)) * len(names)),
-        f"Each column is {each}, each row a {what}. The darker, the larger the share of the "
-        "images in the column, which add up to 100 %.",
+        sentence("client_heat_map", grouped=len(groups) < len(counts), what=what),
         text=[[f"{title}<br>{label_of(name)}" for title in titles] for name in names],
         hovertemplate="%{text}: %{customdata} images, %{z:.1f} %<extra></extra>",
         xgap=1 if len(groups) <= 60 else 0,
@@ -318,12 +315,7 @@ def accuracy_curves(run: Run) -> Chart:
             accuracies = {r: row.accuracy if row else None for r, row in found.items()}
             name = f"{label_of(domain)} · {SPLIT_WORDS[split]}"
             lines.append(_split_line(accuracies, split, name, colours[domain]))
-    caption = (
-        "Share of images classified correctly after each round; round 0 is before training. "
-        "Held-out domains (thick) are seen by no client. Click a name to hide or show its line."
-    )
-    if run.default_rule is not FINAL:
-        caption = f"{ROUNDS_OWN_MODELS} {caption}"
+    caption = sentence("accuracy_curves", averaged=run.default_rule is not FINAL)
     return _over_rounds(lines, caption, axis("accuracy (%)"))
 
 
@@ -360,13 +352,9 @@ def loss_curves(rounds: Sequence[RoundRow]) -> Chart | None:
     ]
     if not lines:
         return None
-    caption = (
-        "Each term of the training loss, averaged over the examples of the clients of a round."
-    )
     values = [value for row in rounds for value in row.terms.values() if value == value] or [0.0]
-    return _over_rounds(
-        lines, caption, axis("loss term", **scale_for(min(values), max(values), 100))
-    )
+    y = axis("loss term", **scale_for(min(values), max(values), 100))
+    return _over_rounds(lines, sentence("loss_curves"), y)
 
 
 def _over_rounds(lines: Sequence[Trace], caption: str, y: Axis) -> Chart:
@@ -387,23 +375,15 @@ def roc_chart(rows: Sequence[MembershipRow]) -> Chart | None:
         for row, colour in zip(found, cycle(COLOURS[1:]))
     ]
     lines.append(line_of(((0, 0), (1, 1)), "chance", "#888888", width=1))
-    caption = (
-        "Membership: share of a client's own images that were found, against the share of others "
-        "taken for them. On the chance line nothing is revealed."
-    )
     x = axis("others taken for members", range=[0, 1])
-    return line_chart(lines, caption, x, axis("members found", range=[0, 1]))
+    return line_chart(lines, sentence("roc_curves"), x, axis("members found", range=[0, 1]))
 
 
 def learning_curves(results: Results) -> Chart | None:
     """Returns the held-out test accuracy by round, one line per method."""
     curves = {m: [(x, y.mean) for x, y in _mean_curve(results, m)] for m in results.methods}
     lines = _method_lines(results, curves)
-    caption = (
-        "Accuracy on the held-out test domains after each round, one line per method: the mean "
-        f"over all its runs. {ROUNDS_OWN_MODELS}"
-    )
-    return _over_rounds(lines, caption, axis(ACCURACY)) if lines else None
+    return _over_rounds(lines, sentence("learning_curves"), axis(ACCURACY)) if lines else None
 
 
 class Along(NamedTuple):
@@ -457,13 +437,8 @@ def accuracy_against(results: Results, spent: str) -> Chart | None:
     if "type" in scale:  # 0 has no place on a logarithmic axis
         bands = {m: [point for point in points if point[0] > 0] for m, points in bands.items()}
     areas = [_band(points, styles[m].colour) for m, points in bands.items() if len(points) > 1]
-    own = "Of each round's exponential mean." if weights == EMA else ROUNDS_OWN_MODELS
-    caption = (
-        f"Accuracy against {along.words}: mean over a method's runs, round by round, with its 95 % "
-        f"interval over seeds on these domains, from three seeds on. {own}"
-    )
-    if spent == "seconds":
-        caption += " Times are comparable only between runs on the same, equally busy machine."
+    mean, timed = weights == EMA, spent == "seconds"
+    caption = sentence("accuracy_against", what=along.words, mean=mean, timed=timed)
     return line_chart(
         [*areas, *lines], caption, axis(along.title, **scale), axis(ACCURACY), hovermode="closest"
     )
@@ -497,10 +472,7 @@ def axis_curves(results: Results, name: str) -> Chart | None:
     for line, own in zip(lines, filter(None, found.values())):
         deviations = [100 * (one.deviation or 0.0) for _, one in own]
         line["error_y"] = {"type": "data", "array": deviations, "thickness": 1}
-    caption = (
-        f"Average held-out test accuracy {results.default_rule.when} by {name}; bars are the "
-        "standard deviation over runs."
-    )
+    caption = sentence("axis_curves", when=results.default_rule.when, name=name)
     x = axis(label_of(name), **scale_for(min(numbers.values()), max(numbers.values()), WIDE_RANGE))
     return line_chart(lines, caption, x, axis(ACCURACY)) if lines else None
 
@@ -577,11 +549,7 @@ def rank_plot(accuracies: Mapping[str, Accuracies], rule: SelectionRule) -> Char
         textposition="top center",
         cliponaxis=False,
     )
-    caption = (
-        f"Ranks by test accuracy {rule.when} in {pairs} "
-        f"{'pairs' if pairs > 1 else 'pair'} of scenario and seed that all methods have. Dots: how "
-        "often a rank occurs; line: the mean rank. Ties share the mean of their ranks."
-    )
+    caption = sentence("rank_plot", when=rule.when, pairs=pairs)
     x = axis("rank (1 is best)", dtick=1, range=[0.5, len(order) + 0.5])
     return _rows_chart([dots, mean], order, caption, x, 44, (0.4, 0.7), hovermode="closest")
 
@@ -605,11 +573,7 @@ def margin_plot(results: Results, base: str) -> Chart | None:
             "color": "#6f7f8f",
         },
     )
-    caption = (
-        f"Test accuracy {rule.when} minus that of {spelled(base)}, paired by column and seed, with "
-        "95 % intervals over domains; dark: more than chance, corrected for the number of methods. "
-        "A dot without an interval has none: fewer than three domains, or differences all equal."
-    )
+    caption = sentence("margin_plot", when=rule.when, base=spelled(base))
     x = axis(f"points above {spelled(base)}")
     return _rows_chart([dots], order, caption, x, 36, (0.5, 0.5), shapes=[marker_line(0)])
 

@@ -26,7 +26,6 @@ from feddg.report.blocks import (
     text_column,
 )
 from feddg.report.run_page import (
-    METRICS_CAPTION,
     TRAIN_LONGER,
     Step,
     cost_of,
@@ -35,7 +34,7 @@ from feddg.report.run_page import (
     on_data,
     steps_section,
 )
-from feddg.report.text import AGGREGATE_WORDS, metric_title, spelled, split_heading
+from feddg.report.text import AGGREGATE_WORDS, metric_title, sentence, spelled, split_heading
 from feddg.runs.diagnostics import STILL_RISING
 from feddg.runs.numbers import more_metrics
 from feddg.runs.reading import SELECTION_RULES, Run, flatten
@@ -193,12 +192,8 @@ def _metrics_table(results: Results) -> Table | None:
         text_column("Over domains", lambda pair: AGGREGATE_WORDS[pair[1]]),
         *map(metric, names),
     ]
-    caption = (
-        "Held-out test domains, percent, mean over all runs of a method that have the number. "
-        f"{METRICS_CAPTION}"
-    )
     pairs = itertools.product(results.methods, AGGREGATE_WORDS)
-    return table_of(pairs, columns, caption, grouped=True)
+    return table_of(pairs, columns, sentence("all_metrics_caption"), grouped=True)
 
 
 def _rules_section(results: Results) -> Section:

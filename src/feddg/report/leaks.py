@@ -29,8 +29,9 @@ from feddg.report.blocks import (
     text_column,
 )
 from feddg.report.charts import roc_chart
+from feddg.report.text import sentence
 from feddg.runs.reading import LEDGER, LedgerRecord, Run
-from feddg.text import MISSING, command, counted, listed, number, readable, size
+from feddg.text import MISSING, command, listed, number, size
 
 WEIGHTS = "weights"
 STATISTICS = ("running_mean", "running_var")
@@ -172,11 +173,7 @@ def _entries_table(run: Run, entries: Sequence[_Entry]) -> Table:
             lambda one: "; ".join(_findings(run.attacks, one.key)) or "not tried",
         ),
     ]
-    caption = (
-        "Only an epsilon is a guarantee, against every attack. A failed attack shows only that "
-        "this one failed."
-    )
-    return table_of(entries, columns, caption)
+    return table_of(entries, columns, sentence("entries_caption"))
 
 
 def _epsilon(run: Run, purpose: str) -> str:
@@ -195,16 +192,12 @@ def _for_the_officer(run: Run, entries: Sequence[_Entry]) -> str:
         return f"{title} ({number(entry.numbers)} numbers, {often})"
 
     things = [phrase(entry) for entry in entries if entry.name != COUNTS]
-    sites = counted(max((len(one.sent) for one in entries), default=0), "site")
-    bound = (
-        "Differential privacy bounds what anybody can learn from some of it (column Epsilon)."
-        if any(_epsilon(run, one.purpose) for one in entries)
-        else "Differential privacy was not used, so there is no limit on what a stronger "
-        "attacker could learn."
-    )
-    return (
-        f"For a data-protection record: images stayed where they were; each of {sites} sent "
-        f"{listed(things) or 'counts'}. {_tried(run.attacks)} {bound}"
+    return sentence(
+        "for_the_record",
+        sites=max((len(one.sent) for one in entries), default=0),
+        sent=listed(things) or "counts",
+        tried=_tried(run.attacks),
+        bounded=any(_epsilon(run, one.purpose) for one in entries),
     )
 
 
@@ -216,23 +209,8 @@ def _tried(attacks: Sequence[AttackRow]) -> str:
     drawn = {row.entry for row in sent if row.domain == "all" and row.rank_high < CHANCE}
     membership = _rows(attacks, MembershipRow)
     members = {row.entry for row in membership if row.low > CHANCE}
-    parts = []
-    if drawn:
-        parts.append(
-            f"images drawn from {listed(sorted(drawn))} pointed to the true ones more often than "
-            "chance"
-        )
-    elif sent:
-        parts.append("images drawn from it could not be shown to point to the true ones")
-    if members:
-        source = listed(sorted(members))
-        parts.append(f"whether an image was a site's own could be told from {source}")
-    elif membership:
-        parts.append("whether an image was a site's own could not be told for certain")
-    parts = parts or ["images were searched for in single updates (see the table)"]
-    return (
-        f"In the attacks tried here, with the images and the effort stated, {listed(parts)}; a "
-        "stronger attack may find more."
+    return sentence(
+        "tried", sent=sent, drawn=sorted(drawn), membership=membership, members=sorted(members)
     )
 
 
@@ -269,13 +247,7 @@ def _reconstructions(rows: Sequence[ReconstructionRow]) -> Table:
             "chance",
         ),
     ]
-    caption = (
-        "Images reconstructed from what was sent besides weights. Higher PSNR and SSIM, and lower "
-        "distances, mean more alike. Rank: share of the domain's other images that are nearer to "
-        "the drawn one than the true image, with its 95 % interval over clients. PD: perceptual "
-        "distance, with the network that judged in brackets."
-    )
-    return table_of(rows, columns, caption)
+    return table_of(rows, columns, sentence("reconstructions_caption"))
 
 
 def _similarity_columns(
@@ -304,12 +276,7 @@ def _differences(rows: Sequence[DifferenceRow]) -> Table:
         ),
         column("Images", lambda row: row.images),
     ]
-    caption = (
-        "How much more an image's own vector would have given away than what was sent, on the same "
-        "true images: mean over clients with its 95 % interval. Where the interval of rank lies "
-        "below 0, what was sent hides images better than their own vectors would."
-    )
-    return table_of(rows, columns, caption)
+    return table_of(rows, columns, sentence("differences_caption"))
 
 
 def _inversions(rows: Sequence[InversionRow]) -> Table:
@@ -323,11 +290,8 @@ def _inversions(rows: Sequence[InversionRow]) -> Table:
         column("of another update", lambda row: _digits(row.unrelated_psnr, 1), "chance"),
         *_similarity_columns(rows),
     ]
-    caption = (
-        "Images searched for in single clients' updates (gradient inversion): one step on the "
-        "whole batch, labels known, no augmentation, which favours the attacker."
-    )
-    return table_of(sorted(rows, key=lambda row: (row.optimizer, row.batch_size)), columns, caption)
+    rows = sorted(rows, key=lambda row: (row.optimizer, row.batch_size))
+    return table_of(rows, columns, sentence("inversions_caption"))
 
 
 def _memberships(rows: Sequence[MembershipRow]) -> Table:
@@ -340,11 +304,7 @@ def _memberships(rows: Sequence[MembershipRow]) -> Table:
         column("Members", lambda row: row.members),
         column("Others", lambda row: row.others),
     ]
-    caption = (
-        "Whether what a client sends tells that an image was its own: area under the ROC curve, "
-        "mean over clients with its 95 % interval."
-    )
-    return table_of(rows, columns, caption)
+    return table_of(rows, columns, sentence("memberships_caption"))
 
 
 def _findings(rows: Sequence[AttackRow], key: str) -> Iterator[str]:
@@ -352,21 +312,15 @@ def _findings(rows: Sequence[AttackRow], key: str) -> Iterator[str]:
     for row in rows:
         if isinstance(row, ReconstructionRow) and row.entry == key:
             if row.fed == "sent" and row.domain == "all":
-                yield (
-                    f"images drawn by {READERS[row.attacker]} point "
-                    f"{_against_chance(row.rank_low, row.rank_high)} "
-                    f"(rank {_with_interval(row.rank, row.rank_low, row.rank_high)}; 0.5 is chance)"
-                )
+                where = _against_chance(row.rank_low, row.rank_high)
+                rank = _with_interval(row.rank, row.rank_low, row.rank_high)
+                yield sentence("drawn", reader=READERS[row.attacker], where=where, rank=rank)
         elif isinstance(row, InversionRow) and key == f"update/{WEIGHTS}":
-            yield (
-                f"images behind updates of {row.batch_size} found at {_digits(row.psnr, 1)} dB "
-                f"({_digits(row.unrelated_psnr, 1)} dB is chance)"
-            )
+            psnr, chance = _digits(row.psnr, 1), _digits(row.unrelated_psnr, 1)
+            yield sentence("inverted", batch=row.batch_size, psnr=psnr, chance=chance)
         elif isinstance(row, MembershipRow) and row.entry == key:
-            yield (
-                f"membership {'told' if row.low > CHANCE else 'not told for certain'} by "
-                f"{row.attack} (AUC {_with_interval(row.auc, row.low, row.high)}; 0.5 is chance)"
-            )
+            auc = _with_interval(row.auc, row.low, row.high)
+            yield sentence("member", told=row.low > CHANCE, attack=row.attack, auc=auc)
 
 
 def _against_chance(low: float, high: float) -> str:
@@ -404,20 +358,15 @@ def _ledger_sentences(ledger: LedgerRecord) -> str:
             sizes.setdefault(_purpose(message), []).append(message.bytes)
     if not sent:
         return "No site has sent anything yet."
-    parts = []
-    for purpose, own in sizes.items():
-        least, most = size(min(own)), size(max(own))
-        amount = least if least == most else f"{least} to {most}"
-        other = readable(purpose).replace("answer:", "Answer: ")
-        parts.append(
-            {
-                "statistics": f"a description of its data ({amount}) once before training",
-                "update": f"its trained model ({amount}) in every round it took part in",
-            }.get(purpose, f"“{other}” ({amount} each time)")
-        )
-    return (
-        f"Each site sent {listed(parts)}. Over the whole run that came to at most "
-        f"{size(max(sent.values()))} from one site, and to {size(sum(sent.values()))} from "
-        f"{counted(len(sent), 'site')} together. Every message that crossed a site's border is in "
-        f"{LEDGER}, tensor by tensor."
+    kinds = [
+        sentence("kind_sent", purpose=purpose, least=size(min(own)), most=size(max(own)))
+        for purpose, own in sizes.items()
+    ]
+    return sentence(
+        "sent",
+        kinds=kinds,
+        most=max(sent.values()),
+        total=sum(sent.values()),
+        sites=len(sent),
+        file=LEDGER,
     )

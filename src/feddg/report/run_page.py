@@ -61,7 +61,7 @@ from feddg.report.text import (
     AGGREGATE_WORDS,
     interval_words,
     metric_title,
-    one_model,
+    sentence,
     spelled,
     split_heading,
     warning_words,
@@ -71,7 +71,6 @@ from feddg.runs.diagnostics import (
     DIVERGED,
     LEARNED_NOTHING,
     STILL_RISING,
-    SplitAccuracy,
     about_result,
     about_run,
     accuracy_interval,
@@ -207,40 +206,30 @@ def _day(run: Run) -> datetime | None:
 
 def model_sentence(run: Run) -> str:
     """Which model a page's numbers belong to, and why; empty before any evaluation."""
-    if run.served.round is None:
+    chosen, rule = run.served.round, run.default_rule
+    if chosen is None:
         return ""
-    server, rule = run.settings.get("server") or {}, run.default_rule
+    server = run.settings.get("server") or {}
     asked = [f"server.{name}: {server.get(name) or 'none'}" for name in ("wise_ft", "averaging")]
     setting = next((one for one in asked if not one.endswith(": none")), "")
-    if not setting:
-        why = "no averaging is set"
-    elif rule is FINAL:
-        why = f"{setting} is set, and not measured yet"
-    else:
-        why = f"set by {setting}"
-    return one_model(f"one model, “{rule.title.lower()}” (round {run.served.round})", why)
+    title, measured = rule.title.lower(), rule is not FINAL
+    return sentence("model", rule=title, round=chosen, setting=setting, measured=measured)
 
 
 def result_sentence(run: Run) -> str:
     """The result in plain words, with the reference values of its accuracy."""
-    accuracy = run.accuracy
-    if accuracy is None:
+    if run.accuracy is None:
         return "The held-out test domain has not been evaluated yet."
-    rounds = run.served.round or 0
-    when = f"after {counted(rounds, 'round')}" if rounds else "before any training"
     at = split_accuracy(run.served.evaluations, run.served.round)
-    interval = f" (95 % interval {interval_words(at.accuracy)})" if at else ""
-    warnings = warning_words(about_result(run))
-    start = f"{warnings}: {when}" if warnings else when
-    rule = run.default_rule
-    several = len(run.served.rows(TEST)) > 1
-    mean = " (the mean over these domains)" if several else ""
-    model = "the shared model" + ("" if rule is FINAL else f" ({rule.title.lower()})")
-    sentence = (
-        f"{_capital(start)}, {model} recognised {percent_sign(accuracy)}{interval} of the images "
-        f"of {_held_out_words(run)}, which no client trained on{mean}."
+    return sentence(
+        "result",
+        run=run,
+        warnings=warning_words(about_result(run)),
+        interval=interval_words(at.accuracy) if at else "",
+        domains=_held_out_words(run),
+        at=at,
+        constant_answer=CONSTANT_ANSWER,
     )
-    return f"{sentence} {_reference_words(at) if at else ''}".strip()
 
 
 REFERENCES: Final = {"local": "each site alone", "centralised": "all images in one place"}
@@ -260,8 +249,7 @@ def verdict(run: Run) -> list[tuple[str, str]]:
     accuracy = run.accuracy
     lines = [(REFERENCES[m], v) for m, v in reference_lines(run).items()]
     if accuracy is not None and lines:
-        others = listed([f"{name} {percent_sign(value)}" for name, value in lines])
-        found.append(("Worth it?", f"Together {percent_sign(accuracy)}, {others}."))
+        found.append(("Worth it?", sentence("worth", accuracy=accuracy, others=lines)))
     expected = new_site(run)
     if expected is not None:
         found.append(("At a new site", str(expected)))
@@ -336,9 +324,13 @@ def _worst_class(run: Run) -> _WorstClass | None:
     recall = np.diagonal(counts)[enough] / support[enough]
     index = int(enough[recall.argmin()])
     others = np.where(np.arange(len(counts)) == index, 0, counts[index])
-    taken = f", mostly taken for {readable(classes[int(others.argmax())])}" if others.any() else ""
-    share, images = percent_sign(float(recall.min())), counted(int(support[index]), "image")
-    text = f"{readable(classes[index])}: {share} of {images} recognised{taken}."
+    text = sentence(
+        "worst_class",
+        name=classes[index],
+        recall=float(recall.min()),
+        images=int(support[index]),
+        taken_for=classes[int(others.argmax())] if others.any() else "",
+    )
     return _WorstClass(index, float(recall.mean() - recall.min()), text)
 
 
@@ -349,32 +341,9 @@ def _what_helps(run: Run, worst: _WorstClass | None, sites: int) -> str:
     if worst is not None and worst.behind > FAR_BELOW and worst.number < len(images):
         own, total = images[worst.number], sum(images)
         if own < SCARCE * total / len(images):
-            name = readable(_class_names(run)[worst.number])
-            return (
-                f"More images of {name}: {number(own)} of {number(total)} training images show it."
-            )
-    if 0 < sites < FEW_SITES:
-        return (
-            f"More sites: {counted(sites, 'site')} cannot show what the next one is like. "
-            "Until then label 50 of its images (feddg travel --choose 50 --labels FILE)."
-        )
-    return "Labels for 50 images at the new site (feddg travel --choose 50 --labels FILE)."
-
-
-def _reference_words(at: SplitAccuracy) -> str:
-    """An accuracy's reference values in one sentence; empty if none is known."""
-    parts = []
-    if at.constant is not None:
-        share = percent_sign(at.constant)
-        parts.append(f"{CONSTANT_ANSWER} is right for {share}")
-    if at.balanced is not None:
-        guessing = "" if at.guessing is None else f" (guessing: {percent_sign(at.guessing)})"
-        parts.append(f"balanced accuracy is {percent_sign(at.balanced)}{guessing}")
-    return f"{_capital('; '.join(parts))}." if parts else ""
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+            name = _class_names(run)[worst.number]
+            return sentence("more_images", name=name, own=own, total=total)
+    return sentence("more_sites" if 0 < sites < FEW_SITES else "label_images", sites=sites)
 
 
 def _status_text(run: Run) -> str:
@@ -521,13 +490,8 @@ def final_table(run: Run, every_domain: bool = False, *, brief: bool = False) ->
         *measures,
         *(_rule_column(run, rule) for rule in others),
     ]
-    caption = (
-        "Accuracy in percent, first of the page's model with its interval (Wilson), balanced "
-        "accuracy (mean over classes) and the share of the largest class, which always answering "
-        "it reaches. Each further column shows one other model, chosen by the rule it is named "
-        "after; the underlined number made the choice. The test split never chooses."
-    )
-    return table_of(_parts(run, ["domain_mean"], every_domain), columns, caption, grouped=True)
+    parts = _parts(run, ["domain_mean"], every_domain)
+    return table_of(parts, columns, sentence("final_caption"), grouped=True)
 
 
 def _rule_column(
@@ -555,13 +519,6 @@ def _rule_column(
 
 
 # Every metric by domain, with the images behind it; and over domains, counted in three ways.
-
-
-METRICS_CAPTION = (
-    "Percent. Mean of domains counts each domain once, pooled counts each image once; which one a "
-    "paper prints can change who wins. AUROC and ECE (expected calibration error, lower is better) "
-    "need probabilities of all images together and are not pooled."
-)
 
 
 def metrics_section(run: Run) -> Section | None:
@@ -592,7 +549,8 @@ def metrics_section(run: Run) -> Section | None:
     tested = [row.domain for row in run.served.rows(TEST)]
     support = [(TEST, name, evaluations.support(TEST, name) or []) for name in tested]
     notices = [Prose(str(one), notice=True) for one in about_support(support, classes)]
-    table = table_of(_parts(run, list(AGGREGATE_WORDS)), columns, METRICS_CAPTION, grouped=True)
+    parts = _parts(run, list(AGGREGATE_WORDS))
+    table = table_of(parts, columns, sentence("metrics_caption"), grouped=True)
     return Section("Metrics", [*notices, table], folded=True)
 
 
@@ -625,10 +583,7 @@ def _mistakes_section(run: Run) -> Section | None:
         counts = {name: np.sum(list(counts.values()), axis=0)}
     blocks: list[Block] = []
     for name, found in counts.items():
-        caption = (
-            f"Images of {name}: each row is a true class, each column what the model took it for, "
-            "in percent of the row. A perfect model fills the diagonal."
-        )
+        caption = sentence("confusion_caption", name=name)
         matrix = charts.confusion_matrix(found, classes, caption)
         blocks += [matrix, _class_table(found, classes, name)]
     return Section("Mistakes by class", blocks)
@@ -661,27 +616,18 @@ def _class_table(counts: charts.Counts, classes: Sequence[str], name: str) -> Fo
         column("Predicted", lambda index: float(named[index]), "times"),
         text_column("Mostly taken for", mostly, "its images, %"),
     ]
-    caption = (
-        "Recall: share of the class's images that were recognised. Precision: share of its "
-        "predictions that are correct; a class that was never predicted has none. With few images "
-        "both are uncertain."
-    )
     title = f"{counted(len(classes), 'class', 'classes')} of {name}, one by one"
-    return Fold(title, [table_of(range(len(classes)), columns, caption)])
+    return Fold(title, [table_of(range(len(classes)), columns, sentence("classes_caption"))])
 
 
 def _pictures_section(run: Run) -> Section | None:
     pictures = run.pictures()
     mistakes = [one for one in pictures if one[0].name.startswith(MISTAKE)]
     others = [one for one in pictures if one not in mistakes]
-    words = (
-        "The images of the unseen domain that the model is most confidently wrong about, with the "
-        "probability it gave. If a label is wrong, correct it."
-    )
     return section_of(
         "Pictures",
         Gallery(others) if others else None,
-        *((Prose(words), Gallery(mistakes, small=True)) if mistakes else ()),
+        *((Prose(sentence("mistakes")), Gallery(mistakes, small=True)) if mistakes else ()),
     )
 
 
@@ -725,12 +671,8 @@ def adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
         ),
         *map(accuracy, places),
     ]
-    caption = (
-        f"Accuracy (%) of the model “{SELECTION_RULES.find(newest.which).title.lower()}”, round "
-        f"{newest.round}, under test-time adaptations "
-        "(feddg evaluate). “Global” is no adaptation; “own statistics” serves each client's domain "
-        "by the statistics the client keeps, the mean where several clients share a domain."
-    )
+    rule = SELECTION_RULES.find(newest.which).title.lower()
+    caption = sentence("adaptation_caption", rule=rule, round=newest.round)
     return table_of(rows, columns, caption)
 
 
@@ -742,12 +684,7 @@ def _clients_section(run: Run) -> Section | None:
     if clients is None or not clients.clients:
         return None
     sizes = sorted(sum(client.domains) for client in clients.clients)
-    text = (
-        f"{counted(len(sizes), 'client')} hold {counted(sum(sizes), 'training image')}: "
-        f"{number(sizes[0])} the smallest, {number(sizes[len(sizes) // 2])} the median, "
-        f"{number(sizes[-1])} the largest."
-    )
-    blocks: list[Block] = [Prose(text)]
+    blocks: list[Block] = [Prose(sentence("clients", sizes=sizes))]
     blocks += [charts.client_heat_map(clients, by) for by in ("domains", "classes")]
     if len(sizes) > 1:
         domains = np.array([client.domains for client in clients.clients])

@@ -40,7 +40,14 @@ from feddg.report.blocks import (
     table_of,
     text_column,
 )
-from feddg.report.text import AGGREGATE_WORDS, metric_title, one_model, spelled, split_heading
+from feddg.report.text import (
+    AGGREGATE_WORDS,
+    metric_title,
+    one_model,
+    sentence,
+    spelled,
+    split_heading,
+)
 from feddg.runs.diagnostics import IN_WORDS, MAJORITY, STILL_RISING
 from feddg.runs.reading import FINAL, SELECTION_RULES, SelectionRule
 from feddg.settings import grouped
@@ -158,17 +165,14 @@ def accuracy_table(
         means = {m: results.mean(m, metric, rule.name, split, "domain_mean") for m in methods}
         if any(mean is not None for mean in means.values()):
             columns.append(column(heading, partial(_percent_of, means), note))
-    chosen = rule.when or f"by the rule “{rule.title}”"
-    seeds = len(results.seeds_run)
-    caption = f"Accuracy in percent, {split_heading(split).lower()} domains, {chosen}. "
-    if results.no_method_fit is None:
-        caption += "Bold: best of a column. "
-    if seeds > 1:
-        caption += f"Mean ± standard deviation over {counted(seeds, 'seed')}."
-    else:
-        caption += "One seed: small differences mean nothing."
-    if axis:
-        caption += " Each column is an average over everything else that varies."
+    caption = sentence(
+        "accuracy_caption",
+        split=split_heading(split).lower(),
+        chosen=rule.when or f"by the rule “{rule.title}”",
+        bold=results.no_method_fit is None,
+        seeds=len(results.seeds_run),
+        averaged=bool(axis),
+    )
 
     def named(method: str) -> str:
         warnings = method_warnings(results, method)
@@ -207,11 +211,7 @@ def rules_table(results: Results) -> Table:
         if not rule.optional or results.accuracies(rule)
         for one in accuracy_columns(results, rule, groups={rule.title: results.columns})
     ]
-    caption = (
-        "Average held-out test accuracy in percent. The columns differ in which model "
-        "counts, and their headings say how it was chosen. The test domains never choose."
-    )
-    return by_method(results.methods, columns, caption)
+    return by_method(results.methods, columns, sentence("rules_caption"))
 
 
 def budget_table(results: Results) -> Table | None:
@@ -220,12 +220,7 @@ def budget_table(results: Results) -> Table | None:
     for budget in results.budgets:
         part = results.at(budget)
         columns += accuracy_columns(part, rule, groups={f"{short(budget)} images": part.columns})
-    caption = (
-        f"Accuracy in percent, held-out test domains, {rule.when or rule.title}, by images seen in "
-        "training: the round that reached them; of a run that saw fewer, its last. Average over "
-        "columns, ± standard deviation over the seeds that have every column; bold: best of a "
-        "budget. Methods are told apart by their paired margins."
-    )
+    caption = sentence("budget_caption", chosen=rule.when or rule.title)
     return by_method(results.methods, columns, caption) if columns else None
 
 
@@ -394,17 +389,12 @@ def tuning_section(tuning: TuningFile | None) -> Section | None:
 
 def about_tuning(tuning: TuningFile) -> list[str]:
     """How the values were chosen, and notes about the choices, one paragraph each."""
-    rounds = f", {counted(tuning.rounds, 'round')} each" if tuning.rounds else ""
     metrics = {
         f"{metric_title(row.metric)} ({AGGREGATE_WORDS.get(row.over, row.over)})"
         for row in tuning.tried
     }
-    how = (
-        "Before these runs, each of these combinations was tried, without the domains that are "
-        f"held out ({counted(len(tuning.seeds), 'seed')}{rounds}). For each method and each "
-        "hold-out, the pick is what did best in its own trials on in-domain validation: "
-        f"{' or '.join(sorted(metrics))}, {tuning.rule.lower()}, mean over trials."
-    )
+    about = {"seeds": len(tuning.seeds), "rounds": tuning.rounds, "rule": tuning.rule.lower()}
+    how = sentence("tuning", metrics=sorted(metrics), **about)
     return [text for text in (how, " ".join(map(str, tuning.diagnostics()))) if text]
 
 

@@ -1,14 +1,19 @@
-"""The words that pages use for methods, metrics, splits and warnings."""
+"""The words that pages use for methods, metrics, splits and warnings, and their sentences."""
 
+import re
 from collections.abc import Sequence
-from typing import Final
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+from jinja2 import Environment, StrictUndefined
 
 from feddg.diagnostics import Diagnostic
 from feddg.evaluation.intervals import ShareInterval
 from feddg.evaluation.metrics import METRICS, Metric
 from feddg.methods.base import title_of
 from feddg.records import ID_TEST, ID_VAL, TEST, VAL
-from feddg.text import percent, readable
+from feddg.text import counted, listed, number, percent, percent_sign, readable, size
 
 AGGREGATE_WORDS: Final = {
     "domain_mean": "mean of domains",
@@ -23,6 +28,30 @@ SPLIT_WORDS: Final = {
 }
 
 
+def sentence(macro: str, **values: Any) -> str:
+    """Returns a text of ``templates/sentences.j2``.
+
+    Args:
+        macro: its name there.
+        values: what it is about.
+    """
+    return str(getattr(_sentences(), macro)(**values)).strip(" ")
+
+
+@cache
+def _sentences() -> Any:
+    environment = Environment(undefined=StrictUndefined, autoescape=False)  # pages escape all text
+    shown = (capital, counted, listed, number, percent_sign, readable, size)
+    environment.filters |= {filter.__name__: filter for filter in shown}
+    source = files("feddg.report").joinpath("templates", "sentences.j2").read_text("utf-8")
+    return environment.from_string(re.sub(r"\n +", " ", source)).module
+
+
+def capital(text: str) -> str:
+    """Returns a text that begins with a capital letter; the rest is left alone."""
+    return text[:1].upper() + text[1:]
+
+
 def spelled(method: str) -> str:
     """Returns a method's label for text: its title and distinguishing settings."""
     name, comma, settings = method.partition(",")
@@ -31,7 +60,7 @@ def spelled(method: str) -> str:
 
 def one_model(name: str, why: str) -> str:
     """Returns the sentence at the top of a page that says which model its numbers belong to."""
-    return f"All numbers here are of {name}: {why}. Figures for any other model are labelled."
+    return sentence("one_model", name=name, why=why)
 
 
 def metric_title(name: str) -> str:
