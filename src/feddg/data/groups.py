@@ -139,7 +139,7 @@ def roles_of_units(
     given, waiting = np.zeros_like(wanted), total.copy()
     present = counts.any(axis=2)  # of each unit in each domain
     left = present.sum(axis=0)
-    owed = (shares[1:, None] > 0) & (left >= ENOUGH)
+    owed: np.ndarray = (shares[1:, None] > 0) & (left >= ENOUGH)
     roles = np.zeros(len(counts), np.int64)
     for unit in np.lexsort((random.random(len(counts)), -counts.sum(axis=(1, 2)))):
         size, here = counts[unit], present[unit]
@@ -158,7 +158,8 @@ def roles_of_units(
         left = left - here
         if role:
             owed[role - 1] &= ~here
-    return np.array(["train", "id_val", "id_test"], dtype="<U7")[roles[units]]
+    found: np.ndarray = np.array(["train", "id_val", "id_test"], dtype="<U7")[roles[units]]
+    return found
 
 
 def partitioned_units(

@@ -95,12 +95,13 @@ class Task:
         """
         outputs = outputs.detach().clone().requires_grad_()
         one, versions = (outputs[:1], targets[:1]), torch.stack([outputs, outputs])
-        for name, function, given, shape in (
+        tried: tuple[tuple[str, Callable[..., Any], tuple[Tensor, ...], tuple[int, ...]], ...] = (
             ("loss", self.loss, (outputs, targets), ()),
             ("score", self.score, (outputs.detach(), targets), (len(targets),)),
             ("score", self.score, (one[0].detach(), one[1]), (1,)),  # a last batch may be of one
             ("divergence", self.divergence, (versions,), ()),
-        ):
+        )
+        for name, function, given, shape in tried:
             batch = len(targets) if name != "score" else shape[0]
             sizes = (batch, *outputs.shape[1:]), (batch, *targets.shape[1:])
             shapes = f"outputs {sizes[0]} and targets {sizes[1]}"

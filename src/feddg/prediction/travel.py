@@ -18,6 +18,7 @@ from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic, Progress, emit, silent
 from feddg.errors import DataError, RunError, first_names
 from feddg.evaluation.accuracy import NOT_FINITE, energy
+from feddg.evaluation.intervals import wilson
 from feddg.evaluation.travel import (
     ESTIMATORS,
     LEAST_SITES,
@@ -56,7 +57,7 @@ from feddg.prediction.classifier import (
 )
 from feddg.prediction.predict import BATCH_SIZE, BatchPredictor, Prediction, predict_batches
 from feddg.records import TEST, EstimateRow, JsonFile, as_cell, client_name, from_cell
-from feddg.runs.diagnostics import LEARNED_NOTHING, wilson
+from feddg.runs.diagnostics import LEARNED_NOTHING
 from feddg.runs.figures import some_of_each
 from feddg.runs.model import Trained
 from feddg.runs.prepare import Images, load_images

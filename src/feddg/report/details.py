@@ -5,7 +5,17 @@ from collections.abc import Sequence
 from feddg.evaluation.intervals import ShareInterval
 from feddg.evaluation.subgroups import worst
 from feddg.records import DecisionRow, DecisionTable, Details, Ends, SubgroupRow
-from feddg.report.blocks import Block, Fold, Prose, Section, Table, column, table_of, text_column
+from feddg.report.blocks import (
+    Block,
+    Fold,
+    MadeColumn,
+    Prose,
+    Section,
+    Table,
+    column,
+    table_of,
+    text_column,
+)
 from feddg.report.text import interval_words, split_heading
 from feddg.text import counted, percent, percent_sign, readable
 
@@ -39,9 +49,9 @@ def decision_sentence(table: DecisionTable) -> str:
 
 
 def _decision_tables(table: DecisionTable) -> list[Block]:
-    columns = [
+    columns: list[MadeColumn[DecisionRow]] = [
         text_column("Domain", lambda row: readable(row.domain)),
-        text_column("Images", lambda row: _counts(row)),
+        text_column("Images", _counts),
         column("AUROC", lambda row: ends_words(row.auroc)),
         column("AP", lambda row: ends_words(row.average_precision)),
         column("Sensitivity", lambda row: ends_words(row.sensitivity)),
@@ -50,8 +60,8 @@ def _decision_tables(table: DecisionTable) -> list[Block]:
         column("Positive predictive value", lambda row: ends_words(row.ppv)),
         column("Negative predictive value", lambda row: ends_words(row.npv)),
     ]
-    split = text_column("Split", lambda row: split_heading(row.split))
-    points = [
+    split: MadeColumn[DecisionRow] = text_column("Split", lambda row: split_heading(row.split))
+    points: list[MadeColumn[tuple[float, float, float, float, int]]] = [
         column("Mean probability", lambda point: percent(point[0])),
         column("Share that is so", lambda point: ends_words(point[1:4])),
         column("Images", lambda point: str(point[4])),
@@ -84,7 +94,7 @@ def subgroups_section(details: Details) -> Section | None:
     rows = details.subgroups
     if not rows:
         return None
-    columns = [
+    columns: list[MadeColumn[SubgroupRow]] = [
         text_column("Split", lambda row: split_heading(row.split)),
         text_column("Subgroup", lambda row: f"{readable(row.column)}: {row.value}"),
         text_column("Images", _counts),
