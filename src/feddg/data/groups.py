@@ -137,7 +137,7 @@ def roles_of_units(
     total = counts.sum(axis=0)
     wanted, weight = shares[:, None, None] * total, 1 / np.maximum(total, 1)
     given, waiting = np.zeros_like(wanted), total.copy()
-    present = counts.any(axis=2)  # of each unit in each domain
+    present: np.ndarray = np.any(counts, axis=2)  # of each unit in each domain
     left = present.sum(axis=0)
     owed: np.ndarray = (shares[1:, None] > 0) & (left >= ENOUGH)
     roles = np.zeros(len(counts), np.int64)
@@ -148,7 +148,7 @@ def roles_of_units(
         costs[shares == 0] = np.inf
         role = int(costs.argmin())
         missing = owed & here
-        pressing = missing.any(axis=1) & (missing & (left <= missing.sum(axis=0))).any(axis=1)
+        pressing = np.any(missing & (left <= missing.sum(axis=0)), axis=1)
         if ((size > 0) & (given[0] + waiting == 0)).any():
             role = 0
         elif pressing.any():

@@ -95,7 +95,9 @@ class Task:
         """
         outputs = outputs.detach().clone().requires_grad_()
         one, versions = (outputs[:1], targets[:1]), torch.stack([outputs, outputs])
-        tried: tuple[tuple[str, Callable[..., Any], tuple[Tensor, ...], tuple[int, ...]], ...] = (
+        tried: tuple[
+            tuple[str, Callable[..., Tensor], tuple[Tensor, ...], tuple[int, ...]], ...
+        ] = (
             ("loss", self.loss, (outputs, targets), ()),
             ("score", self.score, (outputs.detach(), targets), (len(targets),)),
             ("score", self.score, (one[0].detach(), one[1]), (1,)),  # a last batch may be of one
