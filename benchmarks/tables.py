@@ -21,7 +21,9 @@ from feddg.comparison.statistics import (
 from feddg.methods.base import METHODS
 from feddg.report.page import between_marks
 from feddg.report.tables import (
+    by_domain,
     detectable_text,
+    domains_of,
     interval_text,
     points,
     spread_text,
@@ -81,6 +83,13 @@ def over_seeds(margin: Margin | None) -> str:
     return "" if margin is None else interval_text(margin.seeds, "seed")
 
 
+def by_domains(results: Results, found: Mapping[str, Margin]) -> tuple[str, dict[str, str]]:
+    """Returns the heading of the differences by domain, and by method their text."""
+    names = domains_of(results, found.values())
+    heading = f"by domain: {' / '.join(map(readable, names))}"
+    return heading, {method: by_domain(one, names).text for method, one in found.items()}
+
+
 def with_note(table: str, found: Sequence[Margin]) -> str:
     """Returns a table with a sentence about differences that its domains cannot show, if any."""
     return f"{table}\n\n{note}" if (note := unseen(found)) else table
@@ -94,13 +103,15 @@ def campaign(name: str) -> str:
     results = Results.read(DATA / f"{name}.csv")
     found = {rule: results.accuracies(rule) for rule in (FINAL, EMA_MEAN)}
     leads, shown = results.margins(EMA_MEAN, "fedavg"), []
+    heading, by_method = by_domains(results, leads)
     enough_seeds = any(one.seeds.reach is not None for one in leads.values())
     for method in results.methods:
         means = [average_over_columns(own[method], results.columns) for own in found.values()]
         cells = [spelled(method), *map(spread_text, means), lead(leads.get(method))]
-        cells += [over_seeds(leads.get(method))] * enough_seeds
+        cells += [over_seeds(leads.get(method))] * enough_seeds + [by_method.get(method, "")]
         shown.append((-means[-1].mean if means[-1] else 0.0, cells))
     head = ["method", "final round", "EMA", "EMA, minus FedAvg", *["over seeds"] * enough_seeds]
+    head.append(heading)
     return with_note(markdown(head, [cells for _, cells in sorted(shown)]), list(leads.values()))
 
 
@@ -173,11 +184,11 @@ def advice() -> str:
         images = f"{own.mean(method, 'images_per_round') * 50 / 1000:.0f}k"
         body.append(["1", f"{method}, minus FedAvg", "PACS, 64 pixels", images, margin])
     head = ["advice", "compared", "data", "images seen", "points, over domains"]
-    head += ["over seeds", "detectable"]
-    rows = [
-        [*words, lead(one), over_seeds(one), detectable_text(one)]
-        for *words, one in sorted(body, key=lambda cells: cells[0])
-    ]
+    head += ["over seeds", "by domain", "detectable"]
+    rows = []
+    for *words, one in sorted(body, key=lambda cells: cells[0]):
+        own = by_domain(one, sorted(one.by_domain)).text
+        rows.append([*words, lead(one), over_seeds(one), own, detectable_text(one)])
     return markdown(head, rows)
 
 
@@ -187,17 +198,18 @@ def converged() -> str:
     last = results.at_largest
     found = [results.at(budget).accuracies(EMA_MEAN) for budget in results.budgets]
     final, leads, shown = last.accuracies(FINAL), last.margins(EMA_MEAN, "fedavg"), []
+    heading, by_method = by_domains(last, leads)
     for method, own in found[-1].items():
         by_budget = [*(one[method] for one in found), final[method]]
         means = [average_over_columns(values, last.columns) for values in by_budget]
         added = paired_margin(own, found[-2][method], last.domains)
         cells = [spelled(method), *map(spread_text, means)]
         cells += [lead(leads.get(method)), over_seeds(leads.get(method))]
-        cells.append(margin_text(added) if added else "")
+        cells += [by_method.get(method, ""), margin_text(added) if added else ""]
         shown.append((-means[-2].mean if means[-2] else 0.0, cells))
     sizes = [f"{budget // 1000}k" for budget in results.budgets]
     head = ["method", *sizes, f"{sizes[-1]}, last model", "minus FedAvg", "over seeds"]
-    head.append(f"{sizes[-1]} minus {sizes[-2]}")
+    head += [heading, f"{sizes[-1]} minus {sizes[-2]}"]
     return with_note(markdown(head, [cells for _, cells in sorted(shown)]), list(leads.values()))
 
 
@@ -217,8 +229,10 @@ def own_size() -> str:
                 for domain in results.columns
             ]
             cells = [f"{100 * value:.1f}" for value in (*means, statistics.mean(means))]
-            body.append([title, method, *cells, lead(margin)])
+            own = by_domain(margin, results.columns).text if margin else ""
+            body.append([title, method, *cells, lead(margin), own])
     head = ["weights", "method", *map(readable, results.columns), "mean", "minus FedAvg"]
+    head.append("by domain")
     return with_note(markdown(head, body), shown)
 
 

@@ -19,6 +19,17 @@ from feddg.methods.base import Method, description_of, methods
 FOLDER = Path(__file__).parent / "methods"
 DIFFERENCES = FOLDER / "differences.yaml"
 NO_DIFFERENCE = "No difference is known."
+FAMILIES = {
+    "averaging": "fedavg fedprox scaffold fedgma csac centralised",
+    "invariance over domains": "irm vrex fish mmd coral fedsr fpl selfreg rsc",
+    "styles": "ccst pardon mixstyle elcfs vista",
+    "augmentation": "dart outlines randaug randconv mixup l2d jigen sfa",
+    "normalisation": "fedbn silobn fedig fedig-a",
+    "personalised": "local copa",
+    "worst case": "afl group_dro feddg-ga",
+    "closed form": "ridge",
+}
+"""What each method works on; a method stands in one."""
 HEADINGS = ("Equations", "Leaves the client", "Decisions")
 
 
@@ -155,9 +166,13 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 def index(known: Mapping[str, type[Method]]) -> str:
     """Returns the list of all methods as Markdown."""
+    families = {name: family for family, names in FAMILIES.items() for name in names.split()}
+    if families.keys() != known.keys():
+        odd = sorted(families.keys() ^ known.keys())
+        raise ValueError(f"docs/generate_methods.py: FAMILIES must name each method once: {odd}")
     rows = [
-        (f"[{method.title}]({name}.md)", f"`{name}`", method.summary)
-        for name, method in known.items()
+        (family, f"[{known[name].title}]({name}.md)", f"`{name}`", known[name].summary)
+        for name, family in families.items()
     ]
     return (
         "\n\n".join(
@@ -169,7 +184,7 @@ def index(known: Mapping[str, type[Method]]) -> str:
                 "[Which one to try](../which_method.md), what they "
                 "[cost](../benchmarks.md#what-methods-cost), and how they do on "
                 "[digits](../benchmarks.md#digits) and on [PACS](../benchmarks.md#pacs).",
-                _table(("method", "name", "in one line"), rows),
+                _table(("family", "method", "name", "in one line"), rows),
                 "## What every update has",
                 _table(
                     ("entry", "what it is"),

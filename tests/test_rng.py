@@ -2,6 +2,7 @@
 
 import math
 import os
+import threading
 
 import numpy
 import pytest
@@ -9,7 +10,9 @@ import torch
 from scipy import stats
 
 from feddg import rng
-from feddg.rng import add_noise, derive_seed, discrete_gaussian, numpy_stream, stream
+from feddg.models.backbones import build_network
+from feddg.rng import DrawnFrom, add_noise, derive_seed, discrete_gaussian, numpy_stream, stream
+from federations import same
 from odd_inputs import NOT_FINITE
 
 
@@ -29,6 +32,52 @@ def test_a_stream_repeats_itself_and_leaves_the_global_generator_alone():
     assert torch.equal(*draws)
     assert torch.equal(torch.get_rng_state(), before)
     assert numpy.array_equal(numpy_stream(5, "x").random(3), numpy_stream(5, "x").random(3))
+
+
+def draws():
+    layer = torch.nn.Linear(2, 3)
+    drawn = [torch.rand(2), torch.randn(2), torch.randint(9, (2,)), torch.randint(3, 9, (2,))]
+    drawn += [
+        torch.randperm(5),
+        torch.bernoulli(torch.full((3,), 0.5)),
+        torch.normal(0.0, 1.0, (2,)),
+    ]
+    return [layer.weight, *drawn, torch.nn.init.trunc_normal_(torch.empty(4))]
+
+
+def test_a_block_draws_what_the_global_generator_would_and_leaves_it_alone():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        expected = draws()
+    before = torch.get_rng_state()
+    with DrawnFrom(5):
+        found = draws()
+        with DrawnFrom(6):
+            other = torch.rand(2)
+        with torch.device("meta"):
+            assert torch.rand(2).is_meta
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(map(torch.equal, found, expected))
+    assert not torch.equal(other, expected[1])
+
+
+def test_initial_weights_are_the_same_whatever_other_threads_draw():
+    alone = build_network("cnn", 3, weights=None, seed=1).state_dict()
+    done = threading.Event()
+
+    def disturb():
+        while not done.is_set():
+            torch.rand(1)
+            torch.manual_seed(0)
+
+    disturbing = threading.Thread(target=disturb)
+    disturbing.start()
+    try:
+        found = [build_network("cnn", 3, weights=None, seed=1).state_dict() for _ in range(20)]
+    finally:
+        done.set()
+        disturbing.join()
+    assert all(same(one, alone) for one in found)
 
 
 # Noise that cannot be taken off: its distribution, its grid, and the attack on a small key.

@@ -2,13 +2,23 @@
 
 import os
 import stat
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import Timeout
 
 from feddg import storage
-from feddg.storage import append_text, private_folder, replace_file, replace_text
+from feddg.errors import RunError
+from feddg.storage import alone, append_text, private_folder, replace_file, replace_text
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 @pytest.fixture
@@ -62,3 +72,68 @@ def test_on_windows_no_process_is_sent_a_signal_to_see_whether_it_lives(monkeypa
         (tmp_path / f".rows.json.{process}.7").write_text("half")
     storage.sweep_asides(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == [".rows.json.1.7"]
+
+
+class OlderLock:
+    """A lock as filelock's before 3.24: what it holds may be a file that is no longer there."""
+
+    opened = threading.Event()
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        self._handle, self._timeout = os.open(path, os.O_RDWR | os.O_CREAT), timeout
+
+    def __enter__(self) -> None:
+        self.opened.set()
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | (0 if self._timeout else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise Timeout("") from None
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._handle)
+
+
+@pytest.mark.skipif(fcntl is None, reason="Windows removes the file itself")
+def test_who_waited_for_a_lock_has_the_lock_that_others_ask_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "FileLock", OlderLock)
+    file, busy = tmp_path / "results.csv", RunError("busy")
+    inside, leave = threading.Event(), threading.Event()
+
+    def waits():
+        with alone(file, busy, wait=60):
+            inside.set()
+            leave.wait(60)
+
+    waiting = threading.Thread(target=waits)
+    with alone(file, busy):
+        OlderLock.opened.clear()
+        waiting.start()
+        assert OlderLock.opened.wait(60)
+    assert inside.wait(60)
+    try:
+        with pytest.raises(RunError, match="busy"), alone(file, busy):
+            pass
+    finally:
+        leave.set()
+        waiting.join()
+
+
+APPENDS = """
+import sys
+from pathlib import Path
+from feddg.errors import RunError
+from feddg.storage import alone, replace_text
+
+file = Path(sys.argv[1])
+for row in range(40):
+    with alone(file, RunError("busy"), wait=300):
+        replace_text(file, (file.read_text() if file.exists() else "") + sys.argv[2])
+"""
+
+
+def test_no_row_of_several_processes_is_lost(tmp_path):
+    file = tmp_path / "results.csv"
+    words = [sys.executable, "-c", APPENDS, str(file)]
+    processes = [subprocess.Popen([*words, f"{number}\n"]) for number in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert sorted(file.read_text().split()) == ["0"] * 40 + ["1"] * 40 + ["2"] * 40

@@ -2,7 +2,7 @@
 
     python benchmarks/papers/pages.py [NAME ...]
 
-For a table NAME, the plan is ``benchmarks/papers/short/NAME.yaml``, and the results, from
+For a table NAME, the plan is ``short/NAME`` of the package, and the results, from
 ``feddg compare PLAN --results CSV``, are ``docs/results/data/papers/NAME.csv``, with
 ``NAME.tuning.json`` beside it where values were tuned. ``docs/results/papers.md`` has a short table
 of each; ``runs/papers/NAME.md`` every selection rule, margin, and the cells that are not run.
@@ -29,8 +29,10 @@ from feddg.report.tables import (
     about_tuning,
     budget_table,
     budget_words,
+    by_domain,
     by_method,
     column_groups,
+    domains_of,
     interval_text,
     margin_table,
     points,
@@ -45,7 +47,7 @@ from feddg.runs.reading import BEST_IN_DOMAIN, FINAL, SELECTION_RULES, SWA_MEAN,
 from feddg.text import MISSING, counted, percent, readable
 
 ROOT = Path(__file__).resolve().parents[2]
-PLANS = Path("benchmarks/papers/short")
+PLANS = Path("src/feddg/comparison/papers/short")
 DATA = Path("docs/results/data/papers")
 PAGES = Path("runs/papers")
 INDEX = Path("docs/results/papers.md")
@@ -101,7 +103,7 @@ def new_page(name: str, plan: Plan) -> str:
     """The frame of a page: what stands around its tables."""
     return (
         f"# {plan.title}\n\n"
-        f"    feddg compare {PLANS}/{name}.yaml --results {DATA}/{name}.csv\n"
+        f"    feddg compare short/{name} --results {DATA}/{name}.csv\n"
         f"    python benchmarks/papers/pages.py {name}\n\n"
         "The first command runs what is missing, the second makes this page from the file."
         f"\n\n{BEGIN}\n\n{END}\n"
@@ -400,7 +402,7 @@ def short_table(
                 + (f" / {theirs:.1f}" if theirs is not None else "")
             )
         for own in leads:
-            found.append(with_intervals(own.get(method)))
+            found.append(with_intervals(own.get(method), domains_of(results, own.values())))
         return found
 
     head = ["method", *map(readable, run), *LEADS]
@@ -409,12 +411,14 @@ def short_table(
     return "\n\n".join(filter(None, [table, unseen(m for own in leads for m in own.values())]))
 
 
-def with_intervals(margin: Margin | None) -> str:
-    """A lead with the intervals that can be claimed; empty without any."""
+def with_intervals(margin: Margin | None, domains: Sequence[str] = ()) -> str:
+    """A lead with the intervals that can be claimed, and by domain; empty without any."""
     if margin is None:
         return ""
     over = (("domains", margin.domains), ("seeds", margin.seeds))
     known = [f"{of} {interval_text(one, of)}" for of, one in over if one.reach is not None]
+    if len(domains) > 1:
+        known += [f"by domain {by_domain(margin, domains).text}"] if known else []
     text = f"{points(margin.mean)} ({'; '.join(known)})" if known else ""
     return f"**{text}**" if margin.decided else text
 

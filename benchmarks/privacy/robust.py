@@ -7,7 +7,8 @@
 which none, two or four do, under every robust aggregation: a small network on digits, and a head on
 ImageNet features of emoji. ``styles``: one of five sites sends PARDON's or VISTA's server a false
 style, with and without the range that styles must lie in. Writes docs/results/data/robust_KIND.csv,
-one row a run, after each run; rows that are there are not run again.
+one row a run, after each run; rows that are there are not run again. The first ones, of November
+2026, were written without their machine and precision.
 """
 
 import argparse
@@ -224,10 +225,11 @@ def measured(kind: str, out: Path) -> None:
         for column, split in (("unseen", "test"), ("seen", "id_test")):
             accuracies = [found.accuracy for found in evaluations.at(last, split)]
             about[f"{column}_accuracy"] = f"{statistics.mean(accuracies):.4f}"
-        rows.append(about)
+        made_with = [done.environment.get(name, "") for name in ("processor", "precision")]
+        rows.append(about | {"machine": ", ".join(made_with)})
         print(*about.values(), flush=True)
         with file.open("w", newline="", encoding="utf-8") as content:
-            writer = csv.DictWriter(content, list(rows[0]))
+            writer = csv.DictWriter(content, dict.fromkeys(name for row in rows for name in row))
             writer.writeheader()
             writer.writerows(rows)
 

@@ -49,7 +49,7 @@ from feddg.experiment import Experiment
 from feddg.models.backbones import build_network
 from feddg.prediction.travel import STAND_IN, Recorder, calibrate, watch_middle
 from feddg.rng import numpy_stream, stream
-from feddg.runs.diagnostics import wilson
+from feddg.evaluation.intervals import wilson
 from feddg.runs.prepare import load_images, load_table
 from feddg.storage import cache_folder
 

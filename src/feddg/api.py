@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from feddg.prediction.predict import PredictedFiles
     from feddg.prediction.travel import Travel
     from feddg.prediction.validation import ValidationFile
-    from feddg.records import AttackRow
+    from feddg.records import AttackRow, Details
     from feddg.runs.beforehand import Forecast
     from feddg.runs.observer import Observer
     from feddg.runs.reading import Run
@@ -453,7 +453,7 @@ def predict_files(
     if html is not None:
         from feddg.report.predictions_page import write_predictions_page
 
-        write_predictions_page(done, html)
+        write_predictions_page(done, html, run, images)
     return done
 
 
@@ -481,7 +481,7 @@ def travel(
     if html is not None:
         from feddg.report.predictions_page import write_travel_page
 
-        write_travel_page(found, html)
+        write_travel_page(found, html, run, images)
     return found
 
 
@@ -507,6 +507,42 @@ def evaluate(
     if report:
         write_report([Path(folder)], Path(folder) / "report.html")
     return found
+
+
+def decide(folder: Path | str, decision: str, *, report: bool = True, **options: Any) -> "Details":
+    """Decides about one class with a run's model, and updates its page.
+
+    Args:
+        folder: the run's folder.
+        decision: the class.
+        report: whether to write the page.
+        **options: options and errors of :func:`feddg.prediction.evaluate.decide_run`.
+    """
+    from feddg.prediction.evaluate import decide_run
+    from feddg.report.page import write_report
+
+    found = decide_run(folder, decision, **options)
+    if report:
+        write_report([Path(folder)], Path(folder) / "report.html")
+    return found
+
+
+def forget(folder: Path | str, client: int, *, report: bool = True, **options: Any) -> "Run":
+    """Takes a site that withdraws out of a run's model, and updates the run's page.
+
+    Args:
+        folder: the run's folder.
+        client: the site's id.
+        report: whether to write the page.
+        **options: options and errors of :func:`feddg.runs.execute.forget`.
+    """
+    from feddg.report.page import write_report
+    from feddg.runs import execute
+
+    done = execute.forget(folder, client, **options)
+    if report:
+        write_report([Path(folder)], Path(folder) / "report.html")
+    return done
 
 
 def attack(

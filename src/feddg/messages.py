@@ -469,11 +469,15 @@ def _range_check(tensor: Tensor, low: float | Tensor, high: float | Tensor) -> C
 
         return [bad.any()], first
 
+    # A number at a limit may be rounded beyond it, and the limit is then rounded as it is.
+    kind = tensor.dtype if tensor.is_floating_point() else torch.float64
+    least, most = (float(torch.tensor(bound, dtype=kind)) for bound in (low, high))
+
     def outside(ends: list[float]) -> str | None:
         smallest, largest = ends
         if not (math.isfinite(smallest) and math.isfinite(largest)):
             return _NOT_FINITE
-        if smallest >= low and largest <= high:
+        if smallest >= least and largest <= most:
             return None
         return f"has values from {smallest:g} to {largest:g}, outside {low:g} .. {high:g}"
 

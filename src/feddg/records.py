@@ -226,6 +226,7 @@ class RoundRow(Row):
         bytes_down: bytes sent to the clients in this round.
         left_out: accuracy at each client, by id, of a model trained without it, if the method
             measures it.
+        forgotten: ids of clients whose part was taken out of the model afterwards.
     """
 
     identity: ClassVar = ("round",)
@@ -241,6 +242,7 @@ class RoundRow(Row):
     bytes_up: int = 0
     bytes_down: int = 0
     left_out: dict[int, Number] = Field(default_factory=dict)
+    forgotten: tuple[int, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -264,6 +266,8 @@ class EvaluationRow(Row):
         accuracy: share of images classified correctly, in [0, 1].
         loss: mean cross-entropy over the images.
         examples: number of images.
+        groups: number of groups of images, if known.
+        independent: as many independent images as tell as much as these groups do.
         metrics: further numbers by name; see :mod:`feddg.evaluation.metrics`.
         confusion: ``confusion[true][predicted]`` counts, or None if not recorded.
         weights: the evaluated weights: those of the ``last`` round, an average over rounds
@@ -278,9 +282,16 @@ class EvaluationRow(Row):
     accuracy: Number
     loss: Number = math.nan
     examples: int
+    groups: int | None = None
+    independent: float | None = None
     metrics: dict[str, Number] = Field(default_factory=dict)
     confusion: list[list[int]] | None = None
     weights: str = LAST
+
+    @property
+    def effective(self) -> float:
+        """The number of images that an interval of accuracy counts with."""
+        return self.examples if self.independent is None else self.independent
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -392,6 +403,105 @@ class EstimateRow(Row):
     low: Number
     high: Number
     sites: int
+
+
+# details.json
+
+Ends = tuple[Number, Number, Number]
+"""A share with the ends of its 95 % interval."""
+
+
+class DecisionRow(Row):
+    """What a decision's threshold gives on a domain of a split.
+
+    Attributes:
+        images: number of images.
+        positives: how many are of the class.
+        groups: number of groups, if known.
+        auroc: area under the ROC curve; None, as the others, where it is not defined.
+        average_precision: over all thresholds.
+        sensitivity: share of the positives that are called so.
+        specificity: share of the others that are not.
+        prevalence: share of positives for which the predictive values are.
+        ppv: share of the positives among the images called so.
+        npv: share of the others among the images not called so.
+        reliability: mean score, share of positives with its interval, images; of each bin.
+    """
+
+    split: str
+    domain: str
+    images: int
+    positives: int
+    groups: int | None = None
+    auroc: Ends | None = None
+    average_precision: Ends | None = None
+    sensitivity: Ends | None = None
+    specificity: Ends | None = None
+    prevalence: Number
+    ppv: Ends | None = None
+    npv: Ends | None = None
+    reliability: list[tuple[Number, Number, Number, Number, int]] = Field(default_factory=list)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What is defined of it, by the names of :mod:`feddg.evaluation.metrics`."""
+        named = {
+            "decision_auroc": self.auroc,
+            "decision_ap": self.average_precision,
+            "sensitivity": self.sensitivity,
+            "specificity": self.specificity,
+        }
+        return {name: ends[0] for name, ends in named.items() if ends is not None}
+
+
+class DecisionTable(Row):
+    """A decision about one class: its threshold, and what it gives.
+
+    Attributes:
+        of: the class.
+        target: ``specificity`` or ``sensitivity``, which the threshold reaches on validation.
+        reached: the least share of it.
+        threshold: an image is called so from this probability on; None if validation has no image
+            with, or none without, the class.
+        rows: of each domain and split.
+    """
+
+    of: str
+    target: str
+    reached: Number
+    threshold: Number | None
+    rows: list[DecisionRow] = Field(default_factory=list)
+
+
+class SubgroupRow(Row):
+    """Accuracy on the images of a subgroup, beside all others of the same split.
+
+    Attributes:
+        split: the split.
+        column: what tells subgroups apart, such as a scanner.
+        value: of the column.
+        images: number of images.
+        groups: number of groups, if known.
+        accuracy: with its interval.
+        difference: accuracy minus that of all other images; None where there are none.
+        p: of no difference, corrected for all subgroups of the split (Holm).
+    """
+
+    split: str
+    column: str
+    value: str
+    images: int
+    groups: int | None = None
+    accuracy: Ends
+    difference: Number | None = None
+    p: Number | None = None
+
+
+class Details(JsonFile):
+    """What the final model gives image by image, summed up."""
+
+    decision: DecisionTable | None = None
+    subgroups: list[SubgroupRow] = Field(default_factory=list)
 
 
 # ledger.jsonl

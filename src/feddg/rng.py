@@ -7,12 +7,13 @@ import json
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from feddg.messages import on_device
 
@@ -50,6 +51,50 @@ def stream(seed: int, *names: Name) -> torch.Generator:
 def numpy_stream(seed: int, *names: Name) -> numpy.random.Generator:
     """Returns a fresh numpy generator for the stream ``names`` under ``seed``."""
     return numpy.random.default_rng(derive_seed(seed, *names))
+
+
+class DrawnFrom(TorchDispatchMode):
+    """Inside the block, PyTorch draws from generators of the block instead of the global one.
+
+    Initialisers of layers and torchvision's transforms take no generator, and all threads share the
+    global one. The numbers are those that follow ``torch.manual_seed(seed)``, whatever other
+    threads draw.
+
+    Args:
+        seed: for a generator on each device that is drawn on.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Gives an operation that draws the block's generator, unless it was given another."""
+        given = dict(kwargs or {})
+        tensors = (one.device for one in args if isinstance(one, Tensor))
+        device = torch.device(next(tensors, None) or given.get("device") or "cpu")
+        if torch.Tag.nondeterministic_seeded in func.tags and device.type != "meta":
+            if not _takes_generator(func):
+                name = func._overloadname.removeprefix("default")
+                wanted = f"{name}_generator" if name else "generator"
+                func = getattr(func.overloadpacket, wanted, func)
+            if _takes_generator(func) and given.get("generator") is None:
+                if device not in self._generators:
+                    made = torch.Generator(device).manual_seed(self._seed)
+                    self._generators[device] = made
+                given["generator"] = self._generators[device]
+        return func(*args, **given)
+
+
+def _takes_generator(func: Any) -> bool:
+    return any(argument.name == "generator" for argument in func._schema.arguments)
 
 
 class Ahead:

@@ -29,6 +29,8 @@ SHORTHANDS = {
     "clients": "clients.number",
     "root": "data.root",
     "split_file": "data.split_file",
+    "group_by": "data.group_by",
+    "subgroups": "data.subgroups",
     "image_size": "data.image_size",
     "clients_per_round": "clients.per_round",
     "heterogeneity": "clients.heterogeneity",
@@ -50,6 +52,10 @@ SHORTHANDS = {
     "normalization": "model.normalization",
     "averaging": "server.averaging",
     "eval_every": "evaluate.every",
+    "decision": "evaluate.decision",
+    "specificity": "evaluate.specificity",
+    "sensitivity": "evaluate.sensitivity",
+    "prevalence": "evaluate.prevalence",
 }
 """Short names of fields, by dotted path: used in Python and files, and as command-line flags. The
 first three are also parts of an experiment, which may be given in full instead.
@@ -178,6 +184,16 @@ class DataSettings(Settings):
     )
     split_file: FixedPath | None = Field(
         None, description="a benchmark's split CSV; replaces hold_out's random split"
+    )
+    group_by: str | None = Field(
+        None,
+        description="which images belong together and are never split: a regular expression with a "
+        r"part (?P<group>...) of their paths, or folder; by default a table's column group, and "
+        "the patients of DICOM files",
+    )
+    subgroups: tuple[str, ...] = Field(
+        (),
+        description="columns of a table whose values results tell apart: scanner, sex, age band",
     )
     id_val: Fraction = Field(
         0.05, description="share of each seen (domain, class) kept for in-domain validation"
@@ -432,6 +448,22 @@ class EvaluateSettings(Settings):
         "last_round",
         description="when means over rounds are measured beside the last weights; what is served "
         "always is, and never keeps no other mean",
+    )
+    decision: str | None = Field(
+        None,
+        description="a class, for one against the rest: AUROC, average precision, sensitivity, "
+        "specificity and predictive values, at a threshold chosen on in-domain validation",
+    )
+    specificity: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.95, description="what the decision's threshold reaches on in-domain validation"
+    )
+    sensitivity: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="the same for sensitivity, in place of specificity"
+    )
+    prevalence: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None,
+        description="share of the class where the model is to be used, for predictive values; by "
+        "default that of the images",
     )
     select_by: str = Field(
         "accuracy",

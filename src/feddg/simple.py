@@ -19,11 +19,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from feddg.clients.client import Examples
+from feddg.data.augment import can_move, cannot_move, shows_pixels
+from feddg.data.class_names import REMEDY, Numbered, joined, renumbered, tables_of
 from feddg.data.data_set import find_augmentation
 from feddg.data.decoding import UnusableImageError, as_rgb, hash_of, make_square
 from feddg.data.pixels import ArrayPixels
-from feddg.diagnostics import Progress, silent
-from feddg.errors import ExperimentError, FeddgError, nearest
+from feddg.diagnostics import Progress, emit, silent
+from feddg.errors import ExperimentError, FeddgError, first_names, nearest
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.experiment import ONE_ROUND, Experiment, checked_settings, expand
 from feddg.federation import federation
@@ -31,6 +33,7 @@ from feddg.federation.federation import prepared_network
 from feddg.federation.transport import Transport
 from feddg.methods.base import Method, RoundHook, has_global_model, title_of
 from feddg.methods.composition import check_task, method_class, works_on_embeddings
+from feddg.methods.domains import idle_clients
 from feddg.models.backbones import split_network
 from feddg.models.convolutions import check_convolutions
 from feddg.models.network import Network
@@ -51,7 +54,8 @@ class Labelled(Protocol):
     """A data set of pairs (image, class id), as ``torch.utils.data.Dataset``.
 
     Images are PIL's of 8 bits a colour (what is transparent becomes white), or tensors
-    ``(3, H, W)`` or ``(1, H, W)`` of uint8, or of floats in [0, 1].
+    ``(3, H, W)`` or ``(1, H, W)`` of uint8, or of floats in [0, 1]. If a client's images are of
+    several domains, an attribute ``domains`` names the domain of each; otherwise the client is one.
     """
 
     def __len__(self) -> int:
@@ -80,10 +84,13 @@ class Federation(federation.Federation):
             equal.
         normalize: mean and standard deviation of the colours that the model expects; by default its
             images are in [0, 1].
-        class_names: the classes in the order of the logits; numbers by default.
+        class_names: the classes in the order of the logits. By default those that data sets name
+            in ``class_to_idx`` or ``classes``, as torchvision's do; else numbers. Data sets with
+            names are joined by them: :mod:`feddg.data.class_names`.
         task: what is trained, if not one class an image: a loss and a score. The data sets then
-            give targets instead of class ids, tensors of one shape; those of the images' height
-            and width are augmented as the images are, by the nearest pixel.
+            give targets instead of class ids, tensors of one shape. Augmentation moves targets
+            ``(..., H, W)`` and ``(H, W, C)`` with their images, by the nearest pixel, and refuses
+            others of two or more sides or H x W numbers.
         cache: folder for methods' cached results; no cache by default.
         transport: carries messages to the clients; by default they are in this process. With one,
             ``clients`` is one data set like theirs, which shows shapes.
@@ -102,6 +109,7 @@ class Federation(federation.Federation):
         transport: the transport to the clients.
         network: the network that clients take turns on.
         class_names: the classes in the order of the logits.
+        names: those of them that have a name.
     """
 
     def __init__(
@@ -132,18 +140,31 @@ class Federation(federation.Federation):
             image_size = held[0][0].shape[1]
         number = number or len(clients if transport is None else transport.clients)
         settings = _settings(method, fields, number, cast(int, image_size))
-        check_task(type(method), task, held[0][1].shape[-2:] == held[0][0].shape[1:3])
+        shape, side = held[0][1].shape[1:], held[0][0].shape[1]
+        check_task(type(method), task, shows_pixels(shape, side))
+        augmentation = find_augmentation(settings.train.augmentation)
+        if augmentation.moves and shows_pixels(shape, side) and not can_move(shape, side):
+            raise ExperimentError(f"client 0 {cannot_move(shape, side)}")
         start = _network_of(model, method, held[0][0], settings.seed, normalize, task)
-        for id, (_, targets) in enumerate(held):
-            _check_targets(targets, f"client {id}", task, start.classes, held[0][1])
         if class_names and task.has_classes and len(class_names) != start.classes:
             raise ExperimentError(
                 f"class_names has {counted(len(class_names), 'name')}, but the model gives "
                 f"{start.classes} logits: name each of them"
             )
+        self.names = tuple(class_names or ())
+        if task.has_classes:
+            tables = [tables_of(dataset, labels) for dataset, (_, labels) in zip(clients, held)]
+            self.names = self.names or _all_names(tables, transport, start.classes)
+            for id, (images, labels) in enumerate(held):
+                held[id] = images, renumbered(labels, tables[id], self.names, f"client {id}")
+        for id, (_, targets) in enumerate(held):
+            _check_targets(targets, f"client {id}", task, start.classes, held[0][1])
         _try_task(task, start, *held[0])
         method.check(settings)
         method.read_files()
+        numbers, self.domain_names = _domains(clients, [len(targets) for _, targets in held])
+        if transport is None:
+            emit(*idle_clients(method, (len(domains.unique()) for domains in numbers)))
 
         def another() -> Network:
             network = prepared_network(copy.deepcopy(start), method, settings)
@@ -151,18 +172,21 @@ class Federation(federation.Federation):
             return network
 
         super().__init__(
-            _examples(held, start.classes),
+            _examples(held, numbers, start.classes),
             another(),
             method,
             settings,
-            augmentation=find_augmentation(settings.train.augmentation),
+            augmentation=augmentation,
             task=task,
             transport=transport,
             hooks=hooks,
             cache=cache,
             another=another,
         )
-        self.class_names = tuple(class_names or map(str, range(start.classes)))
+        rest = [str(number) for number in range(len(self.names), start.classes)]
+        self.class_names = (*self.names, *(f"unnamed {n}" if self.names else n for n in rest))
+        if self.names and hasattr(transport, "class_names"):
+            cast(Any, transport).class_names = self.class_names
 
     @classmethod
     def of(cls, experiment: Experiment, cache: Path | None = None) -> Self:
@@ -174,7 +198,10 @@ class Federation(federation.Federation):
         """
         found = in_process(experiment, cache_folder(cache))
         self = cls.__new__(cls)
-        vars(self).update(vars(found), class_names=tuple(found.clients.held.classes))
+        table = found.clients.held
+        names = tuple(table.classes)
+        named = {"class_names": names, "names": names, "domain_names": tuple(table.domains)}
+        vars(self).update(vars(found), **named)
         return self
 
     def fit(self, rounds: int | None = None, progress: Progress = silent) -> Self:
@@ -206,7 +233,8 @@ class Federation(federation.Federation):
         """Evaluates the global model on a data set: ``accuracy``, ``loss``, ``metrics``, ...
 
         Under another task ``mean`` is its mean score, with an ``interval`` over images; ``minus``
-        compares two models. If clients share no model, returns the mean over their models.
+        compares two models. If clients share no model, returns the mean over their models. Where
+        the data set names its classes, they are found by name, whatever their numbers.
 
         Args:
             dataset: a data set like the clients'.
@@ -214,6 +242,8 @@ class Federation(federation.Federation):
         """
         task = self.worker.task
         images, targets = read_images(dataset, name, self.image_size, task)
+        if task.has_classes:
+            targets = self._renumbered(dataset, targets, name)
         held = self.clients[0].labels[:1].numpy()
         _check_targets(targets, name, task, self.classes, held)
         rows = numpy.arange(len(targets))
@@ -224,6 +254,7 @@ class Federation(federation.Federation):
     def predict(self, images: Labelled | Tensor | Sequence[Any]) -> Tensor:
         """Returns the probabilities ``(n, classes)`` for images: a data set, tensor or list.
 
+        Columns are in the order of :attr:`class_names`, which need not be the data set's own.
         Under another task than classification, returns the network's outputs ``(n, ...)``.
         """
         pixels, _ = read_images(images, "images", self.image_size, None)
@@ -267,6 +298,16 @@ class Federation(federation.Federation):
         title = title_of(self.method.name)
         return f"{title} over {counted(clients, 'client')}, {counted(done, 'round')} done."
 
+    def _renumbered(self, dataset: Labelled, labels: numpy.ndarray, name: str) -> numpy.ndarray:
+        tables = tables_of(dataset, labels)
+        distinct = {id(table): table for table in tables if table is not None}.values()
+        if not self.names and any([*table] != [*range(self.classes)] for table in distinct):
+            raise ExperimentError(
+                f"{name} names its classes, other than all {self.classes}, and the clients' have "
+                f"no names to compare: {REMEDY}"
+            )
+        return renumbered(labels, tables, self.names, name) if self.names else labels
+
     def _evaluation(
         self,
         images: numpy.ndarray,
@@ -309,6 +350,31 @@ def _settings(
     preset = {name: part for name, part in method.presets.get("*", {}).items() if name != "method"}
     one_round = ONE_ROUND if method.one_round else {}
     return checked_settings(merge(merge(merge(own, expand(preset)), given), one_round))
+
+
+def _all_names(
+    tables: Sequence[Sequence[Numbered | None]], transport: Transport | None, classes: int
+) -> tuple[str, ...]:
+    """Returns the classes that clients' data sets name, and those of sites elsewhere.
+
+    Raises:
+        ExperimentError: they cannot be joined, or are more than the model's logits.
+    """
+    found: list[tuple[str, Numbered | None]] = [
+        (f"client {number}", table)
+        for number, own in enumerate(tables)
+        for table in {id(table): table for table in own}.values()
+    ]
+    elsewhere: tuple[str, ...] = getattr(transport, "class_names", ())
+    found += [("a site", dict(enumerate(elsewhere)))] if elsewhere else []
+    names = joined(found, classes)
+    if len(names) > classes:
+        raise ExperimentError(
+            f"the data sets name {counted(len(names), 'class', 'classes')} "
+            f"({first_names(names)}), but the model gives {classes} logits: it needs one for each. "
+            "Where labels are others than these, give the data set an attribute classes"
+        )
+    return names
 
 
 def read_images(
@@ -443,13 +509,37 @@ def _pixels(image: Any, where: str) -> numpy.ndarray:
     return colours
 
 
-def _examples(held: Sequence[tuple[numpy.ndarray, numpy.ndarray]], classes: int) -> list[Examples]:
+def _domains(
+    datasets: Sequence[Labelled], counts: Sequence[int]
+) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Returns the domain of each client's images, ``(n,)`` int64, and the domains' names.
+
+    The domain of a data set that names none has an empty name.
+
+    Raises:
+        ExperimentError: a data set has another number of domains than of images.
+    """
+    known: dict[str | int, int] = {}
     found = []
-    for id, (images, labels) in enumerate(held):
+    for id, (dataset, count) in enumerate(zip(datasets, counts)):
+        given = getattr(dataset, "domains", None)
+        names: list[str | int] = [id] * count if given is None else list(map(str, given))
+        if len(names) != count:
+            raise ExperimentError(
+                f"client {id} names {len(names)} domains for {count} images: give one an image"
+            )
+        found.append(torch.tensor([known.setdefault(name, len(known)) for name in names]))
+    return found, tuple(name if isinstance(name, str) else "" for name in known)
+
+
+def _examples(
+    held: Sequence[tuple[numpy.ndarray, numpy.ndarray]], domains: Sequence[Tensor], classes: int
+) -> list[Examples]:
+    found = []
+    for (images, labels), own in zip(held, domains):
         rows, key = torch.arange(len(labels)), hash_of(images.shape, images)
-        domains = torch.full_like(rows, id)
         store = ArrayPixels(images, fingerprint=key)
-        found.append(Examples(store, rows, torch.from_numpy(labels), domains, classes, key[:24]))
+        found.append(Examples(store, rows, torch.from_numpy(labels), own, classes, key[:24]))
     return found
 
 

@@ -67,12 +67,9 @@ def alone(path: Path, busy: FeddgError, *, wait: float = 0.0) -> Iterator[None]:
     lock = path.with_name(f".{path.name}.lock")
     os.close(os.open(lock, os.O_CREAT | os.O_WRONLY, FILE_MODE))  # or says why it cannot be
     try:
+        # The lock file stays: a process that had opened a removed one would lock nothing.
         with FileLock(lock, timeout=wait):
-            try:
-                yield
-            finally:
-                with suppress(OSError):  # Windows lets go of it first, and removes it then
-                    lock.unlink()
+            yield
     except Timeout:
         raise busy from None
 

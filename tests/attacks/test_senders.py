@@ -26,6 +26,7 @@ pytestmark = needs("torchmetrics")
     [
         ("fedavg", []),
         ("feddg-ga", []),
+        ("afl", []),
         ("fedprox", []),
         ("ccst", ["statistics/styles"]),
         ("pardon", ["statistics/style"]),

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import published_trees
 from feddg.cli import app
 from feddg.comparison.compare import carry_out_comparison, prepare_comparison
-from feddg.comparison.plan import distinct, expand_plan, load_plan
+from feddg.comparison.plan import PAPERS, distinct, expand_plan, load_plan
 from feddg.comparison.pool import Watcher, run_here
 from feddg.comparison.results import Results
 from feddg.data.data_set import DATA_SETS
@@ -20,7 +20,7 @@ from feddg.runs.reading import read_run
 from scripts import load_script
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-PLANS = BENCHMARKS / "papers"
+PLANS = PAPERS
 EXPECTED = {
     # methods x scenarios x further values x seeds, counted from the papers' tables
     "pardon/table1_pacs": 7 * 4 * 3,
@@ -50,6 +50,10 @@ EXPECTED = {
     "fedig/table10_silos": 4 * 4 * 4,
     "fedig/table11_silos": 4 * 4 * 4,
     "fedig/table12_personal": 2 * 4 * 4,
+    "bai/pacs": 14 * 4 * 3 * 3,
+    "bai/iwildcam": 14 * 3 * 3,
+    "bai/camelyon17": 14 * 3 * 3,
+    "bai/femnist": 14 * 3 * 3,
 }
 SHARED = {"pardon/figure10_gamma1": 5 * 3, "pardon/figure10_gamma2": 5 * 3}
 """Cells whose run stands in several columns: FedAvg has no gamma."""
@@ -84,6 +88,7 @@ OUR_OWN = {
     "serving/ablation": 5 * 4 * 5,
     "methods/grid": 4 * 4,
     "methods/pacs": 10 * 4,
+    "methods/bai_pacs_64": 14 * 4 * 2 * 2,
     "own_size/pacs_64": 8 * 4 * 3,
     "own_size/pacs_160": 8 * 2,
     "own_size/pacs_64_default": 8 * 4,

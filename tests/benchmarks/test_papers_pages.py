@@ -60,7 +60,7 @@ def accuracy(method, column, seed):
 
 def some_results():
     """FedAvg and PARDON whole, CCST without the last column and the last seed."""
-    plan = load_plan(ROOT / "benchmarks" / "papers" / "short" / f"{NAME}.yaml")
+    plan = load_plan(f"short/{NAME}")
     columns = list(dict.fromkeys(cell.held_out for cell in expand_plan(plan)))
     found = []
     for cell in expand_plan(plan):
@@ -91,7 +91,7 @@ def test_the_page_of_a_table_is_made_from_its_file(folder, pages):
     written = pages.make([NAME], folder)
     assert written == [folder / pages.PAGES / f"{NAME}.md", folder / pages.INDEX]
     text = written[0].read_text("utf-8")
-    assert f"feddg compare benchmarks/papers/short/{NAME}.yaml --results" in text
+    assert f"feddg compare short/{NAME} --results" in text
     assert "**30 of 84 cells are run.**" in text
     assert "x86_64, cpu" in text
     assert "6 cells ran with another experiment than the plan's to the letter" in text
@@ -178,7 +178,7 @@ def test_what_was_tuned_stands_on_the_page(folder, pages):
 
 def test_a_file_that_does_not_fit_its_plan_is_said(folder, pages):
     results = some_results()
-    plan = load_plan(ROOT / "benchmarks" / "papers" / "short" / f"{NAME}.yaml")
+    plan = load_plan(f"short/{NAME}")
     stranger = results[0].model_copy(update={"method": "fedprox"})
     file = folder / pages.DATA / f"{NAME}.csv"
     file.write_text(to_text([*results, stranger]), "utf-8")

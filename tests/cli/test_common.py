@@ -1,12 +1,14 @@
 """Flags come from the settings: every one names a field, once, and says what the field says."""
 
 import ast
+import io
 import math
 import re
 from pathlib import Path
 
 import click
 import pytest
+from rich.console import Console
 from typer.main import get_command
 
 import feddg.cli
@@ -21,8 +23,10 @@ from feddg.cli.common import (
     print_json,
     seeds,
 )
+from feddg.cli.output import print_table
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
+from feddg.report.blocks import column, table_of, text_column
 from feddg.settings import leaves, nested
 
 SOURCE = Path(feddg.cli.__file__).parent
@@ -192,3 +196,21 @@ def test_seeds_are_how_many_or_which(text, read):
 def test_seeds_written_otherwise_are_refused(text):
     with pytest.raises(ExperimentError, match="--seeds"):
         seeds(text)
+
+
+def test_a_table_wider_than_the_terminal_cuts_nothing():
+    """What does not fit follows in a further table, beside the first column again."""
+    names = ["FedAvg, with settings of its own", "PARDON, released copies of images"]
+    intervals = {f"Over the domains {n}": f"-{n}1.5 to +{n}4.5" for n in range(5)}
+    columns = [column(head, lambda _, text=text: text) for head, text in intervals.items()]
+    table = table_of(names, [text_column("Method", str), *columns], "A caption. " * 12)
+    for width in (40, 80, 300):
+        shown = io.StringIO()
+        print_table(Console(file=shown, width=width), table)
+        text = shown.getvalue()
+        assert max(map(len, text.splitlines())) <= width
+        assert all(text.count(cell) == len(names) for cell in intervals.values())
+        assert "…" not in text
+        if width > 40:
+            assert text.count(names[0]) == text.count(names[1]) == text.count("Method")
+    assert text.count("Method") == 1

@@ -210,6 +210,16 @@ def test_inspect_lists_bad_files_and_clients(feddg, image_folder, tmp_path):
     }
     assert sum(client["red"] for client in found["clients"]) == found["splits"]["train"]
     assert feddg("data", "inspect", "--root", image_folder, *held)[0] == 0
+    only = image_folder / "green/dark/only.jpg"
+    only.parent.mkdir(parents=True)
+    only.touch()
+    bad.unlink()
+    text.unlink()
+    code, shown, _ = feddg("data", "inspect", "--root", image_folder, *held)
+    assert code == 1, "an error is printed"
+    assert "1 file cannot be used" in shown
+    assert "1 file of it cannot be used" in shown
+    assert feddg("data", "inspect", "--root", image_folder, "--json", *held)[0] == 1
 
 
 def test_inspect_shows_how_images_are_stored_and_what_is_odd(feddg, image_folder):

@@ -62,7 +62,7 @@ ELSEWHERE = {
 }
 """Pages and commands that another test carries out on small data, and which test."""
 NOT_CARRIED_OUT = {
-    "docs/results/papers.md: feddg compare benchmarks/papers/short/NAME": (
+    "docs/results/papers.md: feddg compare short/NAME": (
         "NAME is each of the papers' plans, which take hours and need PACS"
     ),
     "docs/data_sets.md: feddg run --data huggingface": (

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddg.api import compare
-from feddg.comparison.plan import Plan, distinct, expand_plan, load_plan, trials_of
+from feddg.comparison.plan import PAPERS, Plan, distinct, expand_plan, load_plan, trials_of
 from feddg.data.data_set import load_source
 from feddg.errors import DataError, ExperimentError
 from feddg.experiment import Experiment, expand
@@ -189,6 +189,17 @@ def test_a_missing_or_damaged_file_is_named(tmp_path):
         (tmp_path / "bad.yaml").write_text(text)
         with pytest.raises(ExperimentError, match=r"bad\.yaml"):
             load_plan(tmp_path / "bad.yaml")
+
+
+def test_a_papers_plan_is_named_without_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = load_plan("short/ccst_table1_pacs")
+    assert plan.notes == load_plan(PAPERS / "short" / "ccst_table1_pacs.yaml").notes
+    with pytest.raises(ExperimentError, match=r"did you mean 'pardon/table1_pacs'.*ccst/table1"):
+        load_plan("pardon/table1_pac")
+    (tmp_path / "pardon").mkdir()
+    (tmp_path / "pardon" / "table1_pacs").write_text("title: my own\nmethods: [fedavg]")
+    assert load_plan("pardon/table1_pacs").title == "my own"
 
 
 def test_a_plan_file_over_another(tmp_path):

@@ -15,6 +15,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+import feddg
 from feddg.api import compare
 from feddg.cli import app
 from feddg.comparison.compare import prepare_comparison
@@ -130,7 +131,7 @@ def test_fluctuation_is_the_mean_change_of_the_second_half():
     assert mean_step(Evaluations(only_a), 5) == pytest.approx((0.4 + 0.1 + 0.1 + 0.1) / 4)
 
 
-def test_a_comparison_keeps_its_results_and_never_runs_them_again(tmp_path):
+def test_a_comparison_keeps_its_results_and_never_runs_them_again(tmp_path, caplog):
     path, out, cache = results_file(tmp_path), tmp_path / "out", tmp_path / "cache"
     done = compare(PLAN, out, cache=cache, report=False, results=path)
     assert len(done.outcomes) == 2
@@ -163,6 +164,14 @@ def test_a_comparison_keeps_its_results_and_never_runs_them_again(tmp_path):
     shutil.rmtree(out)
     text = path.read_text()
     again = compare(PLAN, out, cache=cache, results=path)
+    assert not caplog.messages, "all of this version"
+    earlier = [row.model_copy(update={"version": "0.0.7"}) for row in read_results(path)]
+    other = results_file(tmp_path, "other.csv", to_text(earlier))
+    taken = prepare_comparison(PLAN, out, cache=cache, results=[tmp_path / "x.csv", other])
+    assert not taken.missing
+    (said,) = caplog.messages
+    assert "2 of its results are of feddg 0.0.7" in said
+    assert f"this is {feddg.__version__}" in said
     assert not again.outcomes
     assert path.read_text() == text
     left_out = read_comparison(out)

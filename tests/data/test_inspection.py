@@ -216,6 +216,12 @@ def test_four_validation_images_pick_the_round_and_that_is_said(tmp_path, caplog
     (text,) = said(caplog)
     assert "Validation on training domains has only 4 images" in text
     assert "uncertain by 49 points" in text  # 1.96 * sqrt(0.25 / 4)
+    caplog.clear()
+    experiment = chosen(tmp_path / "images", id_val=0.25)
+    one_round = experiment.train.model_copy(update={"rounds": 1})  # there is nothing to pick from
+    experiment = experiment.model_copy(update={"train": one_round})
+    load_images(experiment, tmp_path / "cache", lambda *_: None)
+    assert said(caplog) == []
 
 
 def test_copies_of_training_images_in_the_test_domain_end_the_run(root, tmp_path, caplog):

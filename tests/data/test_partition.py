@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import tracemalloc
+from dataclasses import replace
 from fractions import Fraction
 from math import floor
 
@@ -26,6 +27,7 @@ from feddg.data.partition import (
 )
 from feddg.errors import DataError, ExperimentError
 from feddg.experiment import Experiment
+from feddg.text import number
 
 
 def column(*sizes: int) -> np.ndarray:
@@ -446,6 +448,8 @@ def test_small_clients_seem_skewed_by_chance_alone_and_the_words_say_so():
         "Quantity skew",
     ]
     assert f"{found.labels.mean:.2f} (by chance alone" in lines[1]
+    (large,) = list(in_words(replace(found, smallest=1413, largest=2943)))[2:]
+    assert large.endswith(f"{number(1413)} images the smallest, {number(2943)} the largest.")
 
 
 def test_clients_without_images_are_no_fault():

@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -338,14 +340,48 @@ def test_a_cache_that_cannot_be_made_is_reported(table: ImageTable, tmp_path: Pa
         open_pixels(table, SIZE, cache=tmp_path / "file" / "cache")
 
 
-@pytest.mark.parametrize("damage", ["pixels", "checked"])
-def test_a_damaged_entry_is_made_again(table: ImageTable, tmp_path: Path, damage: str) -> None:
+def _spoil(file: Path, change: Callable[[np.ndarray], None]) -> None:
+    found = np.load(file)
+    change(found)
+    np.save(file, found)
+
+
+def _exchange(found: np.ndarray) -> None:
+    found[[1, 4]] = found[[4, 1]]
+
+
+def _flip(found: np.ndarray) -> None:
+    found[3, 2, 2, 0] ^= 4
+
+
+def _empty(found: np.ndarray) -> None:
+    found[2:5] = 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage"),
+    [
+        ("pixels", lambda file: os.truncate(file, file.stat().st_size // 2)),
+        ("checked", lambda file: os.truncate(file, file.stat().st_size // 2)),
+        ("pixels", lambda file: _spoil(file, _exchange)),
+        ("pixels", lambda file: _spoil(file, _flip)),
+        ("pixels", lambda file: _spoil(file, _empty)),
+    ],
+    ids=["cut", "cut list", "exchanged rows", "flipped bit", "zeros"],
+)
+def test_a_damaged_entry_is_made_again(
+    table: ImageTable, tmp_path: Path, kind: str, damage: Callable[[Path], None], caplog: Any
+) -> None:
     cache = tmp_path / "cache"
-    open_pixels(table, SIZE, cache=cache)
-    (file,) = cache.glob(f"{damage}-*")
-    os.truncate(file, file.stat().st_size // 2)
-    _, store, _ = open_pixels(table, SIZE, cache=cache)
-    assert torch.equal(store.gather(range(6)), expected(list(range(6))))
+    for warnings in (1, 0):
+        open_pixels(table, SIZE, cache=cache)
+        if warnings:
+            (file,) = cache.glob(f"{kind}-*")
+            damage(file)
+        caplog.clear()
+        _, store, _ = open_pixels(table, SIZE, cache=cache)
+        assert torch.equal(store.gather(range(6)), expected(list(range(6))))
+        assert [r.message.count("decoded again") for r in caplog.records] == [1] * warnings
     assert left_behind(cache) == []
 
 

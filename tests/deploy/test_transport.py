@@ -138,7 +138,9 @@ def test_a_site_without_labels_says_how_many_images_it_has_and_how_sure_the_mode
     text = (deployment.path / "ledger.jsonl").read_text()
     assert "day 1" not in text
     assert "of the clinic" not in text
-    assert dict(verdict(read_run(deployment.path)))["At clinic"].endswith("without labels.")
+    assert dict(verdict(read_run(deployment.path)))["At clinic"].endswith(
+        "images without labels show the model's classes."
+    )
 
 
 @pytest.mark.parametrize(

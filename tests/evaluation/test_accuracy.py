@@ -59,3 +59,53 @@ def test_scores_are_counted_by_hand():
     # Image 0: logits (1.5, -1.5), label 0. Image 1: (0.5, -0.5), label 1.
     by_hand = (numpy.log(1 + numpy.exp(-3)) + numpy.log(1 + numpy.exp(1))) / 2
     assert scores[0].loss == pytest.approx(by_hand, rel=1e-6)
+
+
+@pytest.mark.parametrize("most", [0, 2**20])
+def test_a_frozen_featurizer_sees_every_image_once(monkeypatch, most):
+    import numpy
+
+    from feddg.data.pixels import ArrayPixels
+    from feddg.evaluation import accuracy
+    from feddg.models.backbones import SmallCNN
+    from feddg.models.network import Network
+
+    monkeypatch.setattr(accuracy, "MOST_KEPT", most)
+    network, seen = Network(SmallCNN(), 3, "linear"), []
+    passed = SmallCNN.forward
+    monkeypatch.setattr(
+        SmallCNN, "forward", lambda own, images: seen.append(len(images)) or passed(own, images)
+    )
+    random = numpy.random.default_rng(0)
+    pixels = ArrayPixels(random.integers(0, 256, (10, 16, 16, 3), numpy.uint8))
+    rows, none = {"test": numpy.arange(10)}, numpy.zeros(10, int)
+    given = (pixels, rows, none, none, ("a",), 3, 4, torch.device("cpu"))
+    evaluation = accuracy.Evaluation(*given)
+
+    def scores() -> tuple[float, float]:
+        (found,) = evaluation.scores(network)
+        with torch.inference_mode():
+            batches = torch.arange(10).split(4)
+            images = [
+                accuracy.as_unit(pixels.gather(part, torch.device("cpu"))) for part in batches
+            ]
+            direct = torch.cat([network(part) for part in images])
+        assert torch.equal(evaluation.predict(network, rows["test"]), direct)  # bit for bit
+        seen.clear()
+        evaluation.predict(network, rows["test"])
+        return found.loss, sum(seen)
+
+    assert scores()[1] == 10  # a featurizer that is trained sees them in every pass
+    network.featurizer.requires_grad_(False)
+    before, again = scores()
+    assert again == (0 if most else 10)
+    with torch.no_grad():
+        network.classifier.weight.mul_(2)
+    changed, again = scores()
+    assert changed != before
+    assert again == (0 if most else 10)
+    with torch.no_grad():
+        next(network.featurizer.parameters()).mul_(2)  # other weights: other features
+    assert scores()[0] != changed
+    network.featurizer.register_forward_hook(lambda *_: None)
+    assert scores()[1] == 10  # whoever watches sees them all

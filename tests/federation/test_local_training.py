@@ -19,13 +19,16 @@ from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
 from feddg.federation import local_training
 from feddg.federation.federation import build, defences_for
+from feddg.federation.inprocess import TRAIN
 from feddg.federation.local_training import clipped_sum, image_gradients, private_step, train
+from feddg.federation.workers import _reply, _result, buffers_of, message_in
 from feddg.messages import EntrySchema, Message
 from feddg.methods.base import Method
 from feddg.models.precision import autocast
 from feddg.records import PRIVACY_ROWS
 from feddg.runs.observer import Observer
 from feddg.settings import TrainSettings
+from feddg.testing import check_method
 from federations import SmallFederation, federation, same
 
 STEPS = 7
@@ -324,3 +327,52 @@ def test_a_report_in_16_bits_is_sent_in_32():
     small = SmallFederation(Reports())
     small.run(1)
     assert {reply.extras.tensors["mean"].dtype for reply in small.replies} == {torch.float32}
+
+
+class Halves(Method):
+    """Declares numbers in 16 bits wherever a client may send some."""
+
+    name = "halves"
+    sends: ClassVar = Method.sends | {
+        f"{purpose}/{dtype}": EntrySchema("of something", (3,), dtype, low=0.0, high=0.3)
+        for purpose in ("statistics", "update", "answer:how")
+        for dtype in (torch.bfloat16, torch.float16)
+    }
+
+    def numbers(self):
+        dtypes = (torch.bfloat16, torch.float16)
+        return Message({str(dtype): torch.tensor([0.0, 0.1, 0.3]).to(dtype) for dtype in dtypes})
+
+    def client_statistics(self, client):
+        return self.numbers()
+
+    def report(self, client):
+        return self.numbers()
+
+    def answer(self, client, name, question):
+        return self.numbers()
+
+    def after_round(self, state, ask):
+        assert all(len(reply.tensors) == 2 for _, reply in ask("how", Message()))
+        return super().after_round(state, ask)
+
+
+def test_a_report_in_the_16_bits_that_are_declared_is_sent_in_them():
+    small = SmallFederation(Halves())
+    small.run(1)
+    assert len(small.replies) == 3
+    for reply in small.replies:
+        assert {name: str(t.dtype) for name, t in reply.extras.tensors.items()} == {
+            name: name for name in ("torch.bfloat16", "torch.float16")
+        }
+        crossed = _result(0, TRAIN, message_in(*_crossed(_reply(reply, None))))[0]
+        assert same(crossed.extras.tensors, reply.extras.tensors)
+
+
+def _crossed(message):
+    sizes, here = buffers_of(message)
+    return int(sizes[0]), here, None
+
+
+def test_numbers_in_16_bits_keep_the_rules_over_every_transport():
+    check_method(Halves)

@@ -166,6 +166,12 @@ CASES = {
         "a loss of 3e38": extra("", filled(3e38)),
         "a loss below 0": extra("", filled(-1e20)),
     },
+    ("afl", "answer"): {
+        "a loss of 3e38": extra("losses", filled(3e38)),
+        "a loss below 0": extra("losses", filled(-5.0)),
+        "no image": extra("images", filled(0.0)),
+        "domain -1": extra("domains", filled(-1)),
+    },
     ("copa", "update"): {
         "a classifier too many": scalar("copa/head", 6),
         "classifier 1e18": scalar("copa/head", 10**18),

@@ -103,7 +103,7 @@ def test_tensors_of_all_kinds_go_together_and_keep_their_order_in_memory(device:
 
 
 OF_ITS_OWN = {"randaug": "torchvision sends each image's affine matrices by itself"}
-MOST_WAITS = {"pardon": 4, "ccst": 7, "copa": 4, "feddg-ga": 5, "fpl": 6, "ridge": 60}
+MOST_WAITS = {"pardon": 4, "ccst": 7, "copa": 4, "feddg-ga": 5, "afl": 5, "fpl": 6, "ridge": 60}
 """A turn's, with the server's work on it, where they are more than three: stylized copies, made in
 every turn only without a cache; which classifiers there are; answers after a round; classes of
 prototypes and their groups; the sums of single images."""

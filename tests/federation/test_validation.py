@@ -153,7 +153,9 @@ def test_the_number_of_examples_is_what_was_registered(count):
     assert "examples" in checks.update_fault(Update(1, count, sound))
 
 
-@pytest.mark.parametrize("name", ["pardon", "ccst", "elcfs", "fpl", "copa", "scaffold", "feddg-ga"])
+@pytest.mark.parametrize(
+    "name", ["pardon", "ccst", "elcfs", "fpl", "copa", "scaffold", "feddg-ga", "afl"]
+)
 def test_every_method_that_sends_more_declares_its_forms(name):
     more = {k: form for k, form in build_method(name, {}).sends.items() if k not in Method.sends}
     assert more

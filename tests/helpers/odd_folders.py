@@ -304,7 +304,7 @@ CASES = [
         "four validation images",
         _more(("north", "south"), ("cow",)),
         WARNS,
-        "is chance",
+        "picked by chance",
         {"id_val": 0.25},
     ),
     Case(COPIES, "in one class", _copy("north/cat/0.png", "north/cat/b.png"), NOTES, "1 image"),

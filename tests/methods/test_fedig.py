@@ -270,8 +270,10 @@ def test_what_it_cannot_run_is_refused_by_name():
     )
     with pytest.raises(ExperimentError, match=r"fedig mixes.*set model\.normalization to train"):
         build_method("fedig", {}).check(frozen)
-    with pytest.raises(ExperimentError, match="mixing"):
-        build_method("fedig", {"mixing": (1, 0)})
+    assert build_method("fedig", {"mixing": (-0.1, 1.1)}).settings.mixing == (-0.1, 1.1)
+    for mixing in ((1, 0), (-0.2, 1), (0, 1.2)):
+        with pytest.raises(ExperimentError, match="mixing"):
+            build_method("fedig", {"mixing": mixing})
     with pytest.raises(ExperimentError, match="already keeps the statistics"):
         method_class("fedbn+fedig")
     for other in ("csac", "l2d", "randconv", "rsc"):

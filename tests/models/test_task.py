@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 import feddg
 from discs import SEGMENT, Discs, SmallUNet, dice
 from feddg.data.augment import AugmentSettings, apply, draw, moved
-from feddg.errors import ExperimentError
+from feddg.errors import ExperimentError, FeddgError
 from feddg.federation import local_training
 from feddg.methods.base import methods
 from feddg.models.task import CLASSIFICATION, binary_divergence, spread
@@ -181,6 +181,8 @@ def test_masks_move_with_their_images(settings):
     several = moved(masks.expand(-1, 2, -1, -1), drawn)
     assert torch.equal(several[:, 1:], found)
     assert torch.equal(moved(masks[:, 0], drawn), found[:, 0])
+    last = moved(masks.expand(-1, 3, -1, -1).movedim(1, -1), drawn)
+    assert torch.equal(last, found.expand(-1, 3, -1, -1).movedim(1, -1))
 
 
 def test_training_sees_masks_that_moved():
@@ -198,6 +200,50 @@ def test_training_sees_masks_that_moved():
     met = {tuple(mask.flatten().tolist()) for mask in seen[-1]}
     assert met <= mirrored
     assert not met & own
+
+
+def shaped(change, augmentation, method="fedavg"):
+    """A federation whose targets are discs' masks in another form."""
+    site = TensorDataset(Discs(0).images, change(Discs(0).masks))
+    count = change(Discs(0).masks)[0].numel()
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, count))
+    task = feddg.Task(
+        lambda outputs, targets: (outputs - targets.flatten(1)).square().mean(),
+        lambda outputs, targets: -(outputs - targets.flatten(1)).abs().mean(1),
+    )
+    fields = {"augmentation": augmentation, "local_steps": 1}
+    return feddg.Federation([site], net, method, task=task, **fields)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda masks: masks[:, :, ::2, ::2],  # half resolution
+        lambda masks: masks.flatten(1),
+        lambda masks: masks.flatten(2),
+        lambda masks: masks[:, 0, :3, :4],  # boxes
+    ],
+)
+def test_what_cannot_move_with_its_image_is_refused_where_images_move(change):
+    shape = tuple(change(Discs(0).masks).shape[1:])
+    with pytest.raises(ExperimentError) as fault:
+        shaped(change, "aerial")
+    assert f"client 0 has targets {shape}" in str(fault.value)
+    with pytest.raises(ExperimentError, match="randaug moves the pixels"):
+        shaped(change, "none", "randaug")
+    fed = shaped(change, "none").fit(1)
+    fed.worker.augmentation = AugmentSettings(color_jitter=(0.2, 0.2, 0.2, 0.0))
+    fed.fit(1)
+    fed.worker.augmentation = AugmentSettings(flip=0.5)  # behind the federation's back
+    with pytest.raises(FeddgError, match="leave behind"):
+        fed.fit(1)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda masks: masks.movedim(1, -1), lambda masks: masks[:, 0, 0, :4]]
+)
+def test_channels_last_move_and_rows_of_numbers_stay(change):
+    shaped(change, "aerial").fit(1)
 
 
 def test_a_method_that_moves_pixels_itself_refuses_masks():

@@ -1,6 +1,7 @@
 """Predictions of new images: streamed, resumed, bad files, formulas, out of distribution."""
 
 import json
+import os
 from types import SimpleNamespace
 
 import numpy
@@ -90,6 +91,23 @@ def test_an_interrupted_table_goes_on_to_the_same_bytes(
     assert done.failed == 1
     assert done.files == 31
     assert not list(tmp_path.glob("*.part*"))
+
+
+def test_images_that_were_replaced_are_read_again(finished, images, tmp_path):
+    files = sorted(images.rglob("*.png"))
+    out, fresh = tmp_path / "labels.csv", tmp_path / "fresh.csv"
+
+    def stop(what, done, total):
+        if done > 16:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        predict_files(finished, [images], out, batch_size=8, progress=stop)
+    files[10].write_bytes(files[-1].read_bytes())
+    os.utime(files[10], ns=(files[-1].stat().st_atime_ns, files[-1].stat().st_mtime_ns))
+    assert predict_files(finished, [images], out, batch_size=8).continued == 8
+    predict_files(finished, [images], fresh, batch_size=8)
+    assert out.read_bytes() == fresh.read_bytes()
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

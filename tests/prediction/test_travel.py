@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -38,18 +39,19 @@ from feddg.prediction.travel import (
     TUNED,
     UNLIKE,
     USELESS,
+    NewSite,
     Recorder,
     TravelFile,
     calibrate,
-    expectation,
     new_site,
     travel,
 )
-from feddg.records import SetupRow
-from feddg.report.run_page import verdict
+from feddg.records import EstimateRow, SetupRow
+from feddg.report.run_page import left_out_section, verdict
 from feddg.rng import numpy_stream
 from feddg.runs.diagnostics import MAJORITY
 from feddg.runs.reading import read_run
+from feddg.text import SPACE
 from run_folders import FolderMaker
 from trained_runs import SETTINGS, SHORT, read_csv, trained_run
 
@@ -344,6 +346,39 @@ def test_labels_narrow_the_interval_and_move_the_estimate_to_the_truth(
     assert found.expected.reach < without.expected.reach
     assert found.expected.low <= truth <= found.expected.high
     assert abs(found.expected.value - truth) < 0.1
+    # what such intervals held was counted without labels
+    for one, words in ((without, "ectly. Such int"), (found, "labels. Without labels such int")):
+        assert words in next(d.text for d in one.diagnostics if d.code == "travel-rests-on")
+    # Of a class only labels tell, and how many they are.
+    assert {one.right for one in without.classes} == {None}
+    answers = {one.file: one.label for one in found.images}
+    for one in found.classes:
+        own = [row["file"] for row in rows if answers[row["file"]] == one.name]
+        right = sum(truths[file] == one.name for file in own)
+        assert (one.labels, one.right) == (len(own), right / len(own) if own else None)
+        assert not own or one.low <= one.right <= one.high
+
+
+@pytest.mark.usefixtures("unlimited")
+def test_the_estimate_says_how_far_off_it_was_at_the_sites_left_out(finished, cache, sketches):
+    """Those of another model correct nothing; so the number stands beside their errors."""
+    found = travel(finished, sketches[0], cache=cache)
+    sites = tuple(
+        LeftOutSite(
+            site=name, images=9, accuracy=0.3, signals=Signals(estimates={"confidence": share})
+        )
+        for name, share in (("ink", 0.61), ("chalk", 0.72))
+    )
+    update = {"sites": sites, "models": STAND_IN}
+    off = replace(found, calibration=found.calibration.model_copy(update=update))
+    assert off.errors == pytest.approx([0.31, 0.42])
+    assert off.expectation.endswith("such an estimate was 31 and 42 points too high.")
+    assert off.fields()["errors_at_sites"] == off.errors
+    assert "too high" not in found.expectation
+    near = [site.model_copy(update={"accuracy": 0.65}) for site in sites]
+    update["sites"] = tuple(near)
+    off = replace(found, calibration=found.calibration.model_copy(update=update))
+    assert "points too" not in off.expectation
 
 
 def test_predict_says_how_to_ask_how_many_are_right(ridge, sketches, tmp_path):
@@ -357,14 +392,25 @@ def test_a_new_site_is_expected_to_do_as_those_that_took_no_part(ridge, finished
     run = read_run(ridge)
     (held_out,) = run.served.rows("test")
     accuracies = [site.accuracy for site in found.sites] + [held_out.accuracy]
-    estimate, count = new_site(run)
-    assert (estimate, count) == (at_a_new_site(accuracies), 4)
-    assert estimate.value == pytest.approx(numpy.mean(accuracies))
+    site = new_site(run)
+    assert [*site.accuracies.values()] == accuracies
+    assert site.estimate == at_a_new_site(accuracies)
+    assert site.estimate.value == pytest.approx(numpy.mean(accuracies))
     (ridge / TRAVEL).unlink()
     # A closed-form method leaves its clients out by itself; of others the held-out domain is known.
     measured = list(run.metrics.rounds[-1].left_out.values())
-    assert new_site(run) == (at_a_new_site([*measured, held_out.accuracy]), len(measured) + 1)
-    assert new_site(read_run(finished))[1] == 1
+    assert [*new_site(run).accuracies.values()] == [*measured, held_out.accuracy]
+    assert [*new_site(read_run(finished)).accuracies] == [held_out.domain]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_fewer_than_three_sites_are_told_as_they_were_measured(count):
+    site = NewSite(dict(zip(["ink", "art_painting", "photo"][:count], [0.549, 0.7, 0.2])))
+    assert (site.estimate is None) == (count < 3)
+    assert ("nine times in ten" in str(site)) == (count == 3)
+    if count < 3:
+        assert f"54.9{SPACE}% at ink" in str(site)
+        assert str(site).endswith("nothing of another.")
 
 
 def test_what_stands_in_for_a_model_says_nothing_of_it(tmp_path):
@@ -374,7 +420,7 @@ def test_what_stands_in_for_a_model_says_nothing_of_it(tmp_path):
     start = SetupRow(seconds=1.0, left_out=dict.fromkeys(range(10), 0.95))
     vars(run.metrics)["setup"] = start
     run.settings["clients"]["partition"] = "client"
-    alone = (at_a_new_site([held_out.accuracy]), 1)
+    alone = NewSite({held_out.domain: held_out.accuracy})
     assert new_site(run) == alone
     shares = dict.fromkeys(Reference.model_fields, 0.9) | {"images": 9}
     reference = Reference(**shares)
@@ -383,7 +429,7 @@ def test_what_stands_in_for_a_model_says_nothing_of_it(tmp_path):
     (run.folder / TRAVEL).write_text(kept.to_text())
     assert new_site(run) == alone
     (run.folder / TRAVEL).write_text(kept.model_copy(update={"models": "features"}).to_text())
-    assert new_site(run) == (at_a_new_site([0.95, held_out.accuracy]), 2)
+    assert new_site(run) == NewSite({"ink": 0.95, held_out.domain: held_out.accuracy})
     # A domain is one site, however many of these runs held it out.
     same = [site.model_copy(update={"site": held_out.domain}) for site in sites]
     kept = kept.model_copy(update={"models": "runs", "sites": tuple(same)})
@@ -406,11 +452,22 @@ def test_shards_of_the_domains_that_trained_are_no_new_sites(
     if alone:  # each has a domain of its own
         held = numpy.eye(10, dtype=int).tolist()
         own = [c.model_copy(update={"domains": row}) for c, row in zip(run.clients.clients, held)]
-        vars(run)["clients"] = run.clients.model_copy(update={"clients": own})
+        vars(run)["clients"] = run.clients.model_copy(
+            update={"clients": own, "domains": [f"place {id}" for id in range(10)]}
+        )
     accuracies = [0.95] * sites + [row.accuracy for row in run.served.rows("test")]
-    expected = (at_a_new_site(accuracies), len(accuracies)) if accuracies else None
-    assert new_site(run) == expected
-    assert ("At a new site" in dict(verdict(run))) == bool(accuracies)
+    known = new_site(run)
+    assert [*known.accuracies.values()] == accuracies if accuracies else known is None
+    estimate = EstimateRow(
+        round=3, site="clinic", images=9, confidence=0.9, value=0.84, low=0.8, high=0.88, sites=10
+    )
+    vars(run.metrics)["estimates"] = [estimate]
+    answers = dict(verdict(run))
+    assert ("At a new site" in answers) == bool(accuracies)
+    assert ("At clinic" in answers) == bool(sites)
+    text = str(left_out_section(run))
+    assert ("90 % interval" in text) == bool(sites)
+    assert ("says nothing of a new site" in text) == (not sites)
 
 
 @pytest.mark.usefixtures("unlimited")
@@ -423,7 +480,8 @@ def test_the_command_prints_the_answer_and_its_numbers(ridge, cache, sketches, t
     assert ended.exit_code == 0, ended.output
     expected = travel(ridge, sketches[0], cache=cache)
     words = " ".join(ended.output.split())
-    assert expectation(expected.expected) in words
+    assert expected.expectation in words
+    assert "if they show the model's classes (0, 1, 2, 3, 4 and 5 more)" in words
     assert expected.advice.text in words
     assert all(site.site in words for site in expected.calibration.sites)
     assert len(read_csv(tmp_path / "l.csv")) == 7
@@ -473,6 +531,8 @@ def test_clients_of_a_single_domain_that_are_drawn_by_lot_are_no_sites(
     found = travel(run, sketches[0], cache=cache)
     assert found.calibration.sites == ()
     assert found.calibration.models == "none"
+    assert read_run(run).metrics.rounds[-1].left_out
+    assert read_run(run).metrics.estimates == []  # the clients show the same images
     assert "travel-no-sites" in [one.code for one in found.diagnostics]
 
 

@@ -339,6 +339,7 @@ UNSOUND = {
     "fpl": "update/fpl/",
     "scaffold": "update/",
     "feddg-ga": "answer:",
+    "afl": "answer:",
     "fedbn": "stay with each client",
     "fedgma": "its own 'aggregate'",
     "randaug+fedgma": "its own 'aggregate'",

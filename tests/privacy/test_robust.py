@@ -298,6 +298,7 @@ def test_too_few_good_updates_fail_the_round_with_the_reason():
 
 COMBINED = {
     ("median", "feddg-ga"): "its own 'aggregate'.*and a median leaves one",
+    ("median", "afl"): "its own 'share'",
     ("median", "fedgma"): "its own 'aggregate'",
     ("trimmed_mean", "fpl"): "its own 'aggregate'",
     ("krum", "scaffold"): "Krum leaves some out",

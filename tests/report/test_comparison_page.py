@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import types
+from dataclasses import replace
 
 import numpy as np
 import pandas
@@ -32,10 +33,13 @@ from feddg.report.run_page import run_page
 from feddg.report.tables import (
     about_results,
     accuracy_table,
+    by_domain,
     conclusion,
+    detectable_text,
     interval_text,
     margin_table,
     rules_table,
+    unseen,
 )
 from feddg.report.text import spelled
 from feddg.runs.reading import FINAL, SELECTION_RULES, WISE_FT_RULE, read_run
@@ -175,16 +179,45 @@ def test_margins_agree_with_pandas(plain):
         # 4.3027: Student's t, two-sided 95 %, 2 degrees of freedom, from a printed table
         mean = differences.mean()
         by = {unit: differences.groupby(unit).mean() for unit in ("column", "seed")}
-        reach = {unit: 4.3027 * own.std() / np.sqrt(3) for unit, own in by.items()}
+        error = {unit: own.std() / np.sqrt(3) for unit, own in by.items()}
+        reach = {unit: 4.3027 * one for unit, one in error.items()}
         assert found[SPELLED[method]] == [
             SPELLED[other],
             f"{100 * mean:+.1f}",
             *(f"{100 * (mean - r):+.1f} to {100 * (mean + r):+.1f}" for r in reach.values()),
-            f"{100 * reach['column']:.1f}",
+            " / ".join(f"{100 * by['column'][name]:+.1f}" for name in results.columns),
+            f"{100 * 6.2053 * error['column']:.1f}",  # of two comparisons, at 1.25 % a side
             "3",
             "3",
             f"{places:.2f}",
         ]
+
+
+@pytest.mark.parametrize("domains", [4, 12])
+def test_differences_by_domain_stay_readable(domains):
+    theirs = {(f"site_{n}", 0): 0.5 for n in range(domains)}
+    ours = {key: 0.5 + 0.01 * (n - 1.5) for n, key in enumerate(theirs)}
+    names = [name for name, _ in theirs]
+    margin = paired_margin(ours, theirs, dict(zip(names, names)))
+    cell = by_domain(margin, names)
+    if domains == 4:
+        assert (cell.text, cell.items) == ("-1.5 / -0.5 / +0.5 / +1.5", ())
+    else:
+        assert cell.text == "-1.5 to +9.5, 10 of 12 above 0"
+        assert cell.items[:2] == ("site 0 -1.5", "site 1 -0.5")
+        assert len(cell.items) == 12
+
+
+def test_what_could_not_be_seen_counts_with_the_comparisons_of_the_table(plain):
+    """By the figure that stands beside each margin, not by the interval's width."""
+    results, _ = plain
+    found = [
+        replace(one, domains=replace(one.domains, reach=0.029), p=1.0, comparisons=9)
+        for one in results.margins(FINAL).values()
+    ]
+    assert unseen(replace(one, comparisons=1) for one in found) == ""
+    assert "in 3 of 3 comparisons" in unseen(found)
+    assert f"it takes {detectable_text(found[0])} with" in unseen(found)
 
 
 def test_a_lead_is_bold_only_where_it_may_be_claimed(plain):
@@ -212,13 +245,13 @@ def test_both_intervals_are_numbers_in_a_frame_and_in_a_file(comparison):
         "difference": margin.mean,
         "low": margin.domains.low,
         "high": margin.domains.high,
-        "detectable": margin.domains.reach,
+        "detectable": margin.detectable,
         "p_holm": margin.p,
         "domains": 3,
         "seeds_low": margin.seeds.low,
         "seeds_high": margin.seeds.high,
         "seeds": 3,
-    }
+    } | {f"difference_{name}": own for name, own in margin.by_domain.items()}
     assert dict(row[list(expected)]) == pytest.approx(expected)
     file = pandas.read_csv(folder / "margins.csv")
     best = results.margin_frame()
@@ -264,7 +297,7 @@ def verdict_of(tmp_path, gains, seeds=3):
             {"photo": 0.01, "sketch": 0.01, "ink": 0.10},
             "not-decided",
             "On these domains that is more than chance. For other domains this is open: with 3 "
-            "domains that differ this much, a lead of less than {reach} points cannot be told from",
+            "domains that differ this much, it takes a true lead of {reach} points to be claimed",
         ),
         ({"photo": 0.05}, "not-decided", "1 domain says nothing about others."),
         ({"photo": 0.05, "ink": 0.07}, "not-decided", "2 domains say too little about others."),

@@ -2,6 +2,7 @@
 
 import html
 import re
+from datetime import date
 
 import pytest
 from typer.testing import CliRunner
@@ -10,7 +11,6 @@ from feddg.api import travel
 from feddg.cli import app
 from feddg.prediction import predict as prediction
 from feddg.prediction.predict import predict, predict_files
-from feddg.prediction.travel import expectation
 from trained_runs import write_images
 
 
@@ -34,6 +34,9 @@ def test_the_page_shows_the_most_doubtful_first(finished, images, tmp_path, suff
     assert [html.unescape(name) for name in shown] == [row.file for row in own[:30]]
     assert text.count('src="data:image/jpeg;base64,') == 30
     assert "text.jpg: not an image in a known format" in text
+    assert f"model {finished} · images {images} · {date.today().isoformat()}" in text
+    (lead,) = re.findall(r'class="lead">([^<]*)', text)
+    assert lead.startswith("How many of these labels are right was not measured. In its own test")
     assert "<b>bold" not in text  # a name is text
     assert "http://" not in text
     assert "https://" not in text
@@ -52,7 +55,8 @@ def test_the_page_about_a_new_site_shows_the_riskiest_first(finished, cache, ima
     page = tmp_path / "travel.html"
     found = travel(finished, images, html=page, cache=cache)
     text = page.read_text("utf-8")
-    assert html.escape(expectation(found.expected)) in text
+    assert found.expectation in html.unescape(text)
+    assert f"model {finished} · images {images} · {date.today().isoformat()}" in text
     assert html.escape(found.advice.text) in text
     shown = re.findall(r'class="name" title="([^"]*)"', text)
     assert shown == [one.file for one in found.images]

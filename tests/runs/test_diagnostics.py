@@ -23,10 +23,12 @@ from feddg.runs.diagnostics import (
     FAR_BELOW_SEEN,
     LEARNED_NOTHING,
     MAJORITY,
+    NOTHING_GAINED,
     ONE_CLASS,
     SITE_FAR_BELOW,
     STILL_RISING,
     TOO_LARGE,
+    UNSTEADY,
     UNTRAINED,
     about_accuracy,
     about_domains,
@@ -182,6 +184,48 @@ def test_a_rise_at_the_end_is_told_from_noise(accuracies, rising):
     assert (STILL_RISING in codes(curve(accuracies))) == rising
 
 
+@pytest.mark.parametrize(
+    ("accuracies", "examples", "unsteady"),
+    [
+        ([0.2, 0.42, 0.6, 0.3, 0.64, 0.43], 400, True),
+        ([0.2, 0.42, 0.6, 0.3, 0.64, 0.43], 20, False),  # within the chance of the images
+        ([0.2, 0.3, 0.5, 0.52], 1000, False),  # it levels off
+        ([0.2, 0.6, 0.3, 0.6, 0.61, 0.6, 0.61], 1000, False),  # it has calmed down
+    ],
+)
+def test_a_curve_that_goes_up_and_down_at_its_end_gets_a_word(accuracies, examples, unsteady):
+    found = {
+        one.code: one for one in about_accuracy(curve(accuracies, examples), len(accuracies) - 1)
+    }
+    assert (UNSTEADY in found) == unsteady
+    if unsteady:
+        assert "by 30.0 points" in found[UNSTEADY].text
+
+
+class Started(FolderMaker):
+    """It begins with a classifier in closed form that is right for 61 %."""
+
+    end = 0.62
+
+    def accuracy(self, split, domain, round_, weights="last"):
+        return 0.61 if round_ == 0 else self.end
+
+
+@pytest.mark.parametrize(
+    ("end", "head", "told"),
+    [(0.62, "ridge", True), (0.8, "ridge", False), (0.62, "random", False), (0.3, "ridge", False)],
+)
+def test_rounds_that_gained_nothing_over_the_closed_form_are_named(tmp_path, end, head, told):
+    maker = Started(tmp_path / "run", rounds=5, planned=5)
+    maker.end = end
+    run = read_run(maker.write())
+    run.settings["train"]["head"] = head
+    found = {one.code: one for one in about_result(run)}
+    assert (NOTHING_GAINED in found) == told
+    if told:
+        assert found[NOTHING_GAINED].text.startswith("5 rounds of training gained nothing")
+
+
 def test_fluctuation_is_held_against_the_margin():
     moved = fluctuation(curve([0.5, 0.8, 0.7, 0.8, 0.7]))
     assert moved == pytest.approx((0.2 / 3 + 0.4 / 3 + 0.2 / 3) / 3)
@@ -274,8 +318,8 @@ def test_a_start_that_was_a_guess_has_nothing_to_keep(tmp_path):
 def test_a_mean_over_domains_is_not_called_a_share_of_their_images(tmp_path):
     maker = FolderMaker(tmp_path / "run", test=["photo", "sketch"])
     said = result_sentence_of(maker.write(), "final", 3)
-    assert said.startswith("On average over 2 domains nobody trained on (photo, sketch; ")
-    assert " images in all) it was right for " in said
+    assert "on average over 2 domains nobody trained on (photo, sketch; " in said
+    assert " images in all), the model was right for " in said
     assert "(the mean over these domains)" in result_sentence(read_run(maker.folder))
 
 
@@ -322,9 +366,12 @@ def test_before_any_training_nothing_is_claimed():
 
 
 def test_one_sentence_is_in_the_log_in_the_summary_and_on_the_page(tmp_path, caplog):
-    train = {"rounds": 1, "local_steps": 1, "lr": 1e-9}
+    train = {"rounds": 2, "local_steps": 1, "lr": 1e-9}
     data = {"source": "digits", "id_val": 0.02, "id_test": 0}
-    folder = trained_run(tmp_path / "runs", tmp_path / "cache", train=train, data=data)
+    every = {"every": 1}
+    folder = trained_run(
+        tmp_path / "runs", tmp_path / "cache", train=train, data=data, evaluate=every
+    )
     write_report([folder], folder / "report.html")
     told = json.loads((folder / "summary.json").read_text("utf-8"))["diagnostics"]
     assert {"small-validation", "few-images-of-a-class", MAJORITY} <= {one["code"] for one in told}

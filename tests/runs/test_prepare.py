@@ -4,12 +4,15 @@ import ctypes
 import logging
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch.nn.functional import cross_entropy
 
+from feddg.api import compare
 from feddg.comparison.plan import Plan, plan_with_weights_at_hand
 from feddg.errors import WeightsError
 from feddg.experiment import Experiment, explain, load_experiment
@@ -133,6 +136,36 @@ def test_a_comparison_says_it_once_and_writes_it_into_its_plan(
     assert "No pretrained weights: cnn at 64 pixels" in caplog.text
     compared = plan.model_copy(update={"settings": {"model.weights": ("imagenet", None)}})
     assert plan_with_weights_at_hand(compared) == compared
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_papers_plan_stops_before_its_first_run_where_its_weights_are_missing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """It does not become the experiment of a small network."""
+    asked: list[str] = []
+
+    def fetch(backbone: str) -> None:
+        asked.append(backbone)
+        raise WeightsError(f"cannot download ImageNet weights for {backbone!r}")
+
+    monkeypatch.setattr(backbones, "_imagenet", fetch)
+    monkeypatch.chdir(tmp_path)
+    for domain, label in product(("photo", "art_painting", "cartoon", "sketch"), ("dog", "horse")):
+        (tmp_path / "PACS" / domain / label).mkdir(parents=True)
+        for number in range(20):
+            file = tmp_path / "PACS" / domain / label / f"{number}.png"
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(file)
+    plan = "pardon/table1_pacs"
+    few = {"data": {"root": "PACS"}, "clients": [[4, 2]]}
+    with pytest.raises(WeightsError, match=r"ImageNet weights for 'resnet50'"):
+        compare(plan, **few)
+    assert asked == ["resnet50"] * 2  # not for each of 84 runs
+    assert not (tmp_path / "comparisons").exists()
+    assert "scratch" not in caplog.text
+    assert compare(plan, **few, dry_run=True).plan.name == "pardon_table1_pacs"
+    scratch = compare(plan, **few, model={"weights": None}, dry_run=True)
+    assert {cell.experiment.model.backbone for cell in scratch.missing} == {"cnn"}  # as was asked
 
 
 def test_a_comparison_keeps_weights_that_can_be_had(

@@ -1,7 +1,12 @@
-"""Ten faults that a stranger's method may have, each found and named; ours have none."""
+"""Faults that a stranger's method may have, each found, named and placed; ours have none."""
 
+import inspect
+import random
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy
 import pytest
 import torch
 
@@ -68,10 +73,11 @@ class WhoCameFirst(Plain):
 class LostWhenStopped(Plain):
     def begin(self, client):
         super().begin(client)
-        client.network.turns = getattr(client.network, "turns", 0) + client.round
+        turns = client.network.turns = getattr(client.network, "turns", {})
+        turns[client.id] = turns.get(client.id, 0) + client.round
 
     def loss(self, client, batch):
-        share = 1 / (1 + client.network.turns)
+        share = 1 / (1 + client.network.turns[client.id])
         return {name: share * term for name, term in super().loss(client, batch).items()}
 
 
@@ -86,44 +92,188 @@ class TakesAnySetting(Plain):
         super().__init__(settings)
 
 
+class PythonsNumbers(Plain):
+    def draws(self, client, positions, labels):
+        return {"share": torch.full((1,), random.random())}
+
+    def loss(self, client, batch):
+        share = self.drawn(client, batch)["share"][0]
+        return {name: share * term for name, term in super().loss(client, batch).items()}
+
+
+class SeedInBegin(Plain):
+    def begin(self, client):
+        super().begin(client)
+        torch.manual_seed(0)
+
+
+class TextHashed(Plain):
+    def loss(self, client, batch):
+        share = 1 + hash("noise") % 1000
+        return {name: term / share for name, term in super().loss(client, batch).items()}
+
+
+class OldWeightsChanged(Plain):
+    def aggregate(self, state, updates):
+        old = state.weights
+        state = super().aggregate(state, updates)
+        for name, tensor in old.items():
+            tensor.copy_(state.weights[name])
+        return state
+
+
+class OldStateFilled(Plain):
+    def aggregate(self, state, updates):
+        found = super().aggregate(replace(state, weights=dict(state.weights)), updates).weights
+        for name in found:
+            state.weights[name] = found[name]
+        return state
+
+
+class ShrunkBeforeSent(Plain):
+    def broadcast(self, state):
+        for tensor in state.weights.values():
+            if tensor.is_floating_point():
+                tensor.mul_(0.9)
+        return super().broadcast(state)
+
+
+class ReceivedChanged(Plain):
+    def begin(self, client):
+        super().begin(client)
+        next(iter(client.received.values())).add_(1)
+
+
+class HalfAggregated(Plain):
+    def aggregate(self, state, updates):
+        state = super().aggregate(state, updates)
+        state.weights = {n: t.half() if t.dim() else t for n, t in state.weights.items()}
+        return state
+
+
+class HalfSent(Plain):
+    def broadcast(self, state):
+        sent = super().broadcast(state)
+        halves = {n: t.half() if t.dim() else t for n, t in sent.weights.items()}
+        return replace(sent, weights=halves)
+
+
+class FirstTwice(Plain):
+    def aggregate(self, state, updates):
+        def doubled():
+            for place, update in enumerate(updates):
+                yield update
+                if place == 0:
+                    yield update
+
+        return super().aggregate(state, doubled())
+
+
+class OnlyTheFirst(Plain):
+    def aggregate(self, state, updates):
+        state.weights = next(iter(updates)).keep().weights
+        return state
+
+
+class NotKept(Plain):
+    def aggregate(self, state, updates):
+        return super().aggregate(state, list(updates))
+
+
+class Unseeded(Plain):
+    def loss(self, client, batch):
+        share = numpy.random.default_rng().random()
+        return {name: share * term for name, term in super().loss(client, batch).items()}
+
+
+class OnlyOnTheCPU(Plain):
+    def loss(self, client, batch):
+        share = 1.0 if client.device.type == "cpu" else 0.5
+        return {name: share * term for name, term in super().loss(client, batch).items()}
+
+
+class RemembersNumbers(Plain):
+    def begin(self, client):
+        super().begin(client)
+        client.memory["rounds"] = client.round
+
+
+class Crashes(Plain):
+    def aggregate(self, state, updates):
+        state.extras["mean"] = next(iter(updates)).extras.tensors["mean"]
+        return state
+
+
+class NeedsEveryClass(Plain):
+    def report(self, client):
+        shares = torch.bincount(client.examples.labels).view(3)
+        assert len(shares)
+        return super().report(client)
+
+
+KEPT, SHARED, SENT = "nothing is kept on self", "what all share stays", "what is sent stays"
+DECLARED, ONCE, TWICE = "messages are declared", "every update counts once", "twice the same"
+WAITS, ODD = "a device need not wait", "odd clients train too"
 FAULTS = {
-    StateOnSelf: ("nothing is kept on self", "self.last"),
-    GlobalNumbers: ("twice the same", "client.stream"),
-    UndeclaredEntry: ("messages are declared", "undeclared entry 'mean'"),
-    ItemInAStep: ("a device need not wait", "_local_scalar_dense"),
-    HostTensorInAStep: ("a device need not wait", "same device"),
-    ConstantSentInAStep: ("a device need not wait", "not pinned"),
-    WhoCameFirst: ("clients in any order", "client 2"),
-    LostWhenStopped: ("a stopped run goes on", "resumed"),
-    NeedsTwoImages: ("odd clients train too", "one image"),
-    TakesAnySetting: ("settings are checked", "unknown setting"),
+    StateOnSelf: (KEPT, "self.last", "self.last = "),
+    GlobalNumbers: (SHARED, "PyTorch's global random numbers", "torch.rand(())"),
+    PythonsNumbers: (SHARED, "Python's global random numbers", "random.random()"),
+    SeedInBegin: (SHARED, "PyTorch's global random numbers", "torch.manual_seed(0)"),
+    UndeclaredEntry: (DECLARED, "undeclared entry 'mean'", None),
+    ItemInAStep: (WAITS, ".item()", '["cross_entropy"].item()'),
+    HostTensorInAStep: (WAITS, "same device", "* weights).mean()"),
+    ConstantSentInAStep: (WAITS, "not pinned", ".to(client.device)"),
+    WhoCameFirst: (KEPT, "self.came", "WhoCameFirst.came.append"),
+    LostWhenStopped: ("a stopped run goes on", "resumed", None),
+    NeedsTwoImages: (ODD, "one image", None),
+    TakesAnySetting: ("settings are checked", "unknown setting", None),
+    TextHashed: (TWICE, "hash() of a text", 'hash("noise")'),
+    OldWeightsChanged: (SENT, "state.weights", "tensor.copy_(state.weights[name])"),
+    OldStateFilled: (SENT, "state.weights", "state.weights[name] = found[name]"),
+    ShrunkBeforeSent: (SENT, "state.weights", "tensor.mul_(0.9)"),
+    ReceivedChanged: (SENT, "state.weights", "next(iter(client.received"),
+    HalfAggregated: (DECLARED, "torch.float16", None),
+    HalfSent: (SENT, "torch.float16", None),
+    FirstTwice: (ONCE, "another order", None),
+    OnlyTheFirst: (ONCE, "1 of 3", None),
+    NotKept: (ONCE, "after the next", None),
+    Unseeded: (TWICE, "a second run differs", None),
+    OnlyOnTheCPU: ("a device has the same bits", "differs", None),
+    RemembersNumbers: (DECLARED, "client.memory['rounds']", None),
+    Crashes: (DECLARED, "KeyError", 'extras.tensors["mean"]'),
+    NeedsEveryClass: (ODD, "shape '[3]'", "torch.bincount"),
 }
 OTHERWISE = {
     "centralised": "it trains where all images are",
     "local": "every client has a model of its own",
 }
-BY_NAME = {check.__name__.replace("_", " "): check for check in CHECKS}
 
 
 @pytest.mark.parametrize("method", FAULTS, ids=lambda method: method.__name__)
-def test_a_planted_fault_is_found_and_said(method):
-    check, words = FAULTS[method]
-    with pytest.raises(MethodFault, match=r"^plain has 1 fault") as caught:
-        check_method(method, [BY_NAME[check]])
-    assert words in str(caught.value)
+def test_a_planted_fault_is_said_once_and_where_it_is(method, caplog):
+    check, words, line = FAULTS[method]
+    if hasattr(method, "came"):
+        method.came.clear()
+    with pytest.raises(MethodFault) as caught:
+        check_method(method)
+    (fault,) = caught.value.faults
+    assert fault.check == check and words in fault.what
+    assert [record for record in caplog.records if record.levelname != "INFO"] == []
+    if line is not None:
+        lines, first = inspect.getsourcelines(method)
+        (place,) = [first + number for number, text in enumerate(lines) if line in text]
+        assert f"{Path(__file__).name}:{place}" in fault.what
 
 
-def test_all_that_is_wrong_is_said_at_once():
-    pytest.importorskip("flwr", reason="Flower is an optional extra")
-    with pytest.raises(MethodFault, match=r"^plain has ") as caught:
-        check_method(LostWhenStopped)
-    found = {fault.check: fault.what for fault in caught.value.faults}
-    assert "resumed" in found["a stopped run goes on"]
-    assert "over Flower it differs" in found["a network changes nothing"]
-
-
-def test_a_method_without_faults_has_none():
-    check_method(Plain)
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_a_method_without_faults_has_none_however_many_threads(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        check_method(Method)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
 
 
 RULES = [check for check in CHECKS if check is not a_device_need_not_wait]

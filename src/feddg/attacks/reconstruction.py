@@ -31,7 +31,7 @@ from feddg.attacks.senders import (
 from feddg.diagnostics import Progress, silent
 from feddg.errors import DataError, RunError
 from feddg.records import DifferenceRow, ReconstructionRow
-from feddg.rng import derive_seed, stream
+from feddg.rng import DrawnFrom, derive_seed, stream
 
 # From what was sent to an image: a light-weight generator, trained without an adversary.
 #
@@ -241,8 +241,7 @@ def _train_network(
     progress: Callable[[int, int], None],
 ) -> None:
     """Trains the network that adds detail; it is used only if it helps on validation images."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(training.seed, "generator"))
+    with DrawnFrom(derive_seed(training.seed, "generator")):
         network = StyleGenerator(rows.shape[1], generator.size)
     scores, best = generator.standardised(rows), (generator.psnr, None)
     optimizer = torch.optim.Adam(network.parameters(), training.lr, betas=(0.5, 0.99))

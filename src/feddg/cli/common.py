@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from feddg.runs.reading import Run
 
 PANELS = {
-    "Data": "method data root hold_out split_file image_size",
+    "Data": "method data root hold_out split_file group_by subgroups image_size",
     "Clients": "clients clients_per_round heterogeneity alpha partition shards quantity_alpha",
     "Model and training": "rounds local_epochs local_steps batch_size optimizer lr schedule "
     "augmentation backbone weights embedding normalization",
+    "Decision": "decision specificity sensitivity prevalence",
     "Run": "averaging privacy eval_every seed precision device name preset",
 }
 PRESET_PARTS = ("data", "clients", "model", "train", "server")
@@ -247,7 +248,7 @@ def show_results(done: "Run") -> None:
     """Prints the accuracies of a finished run, and where its files are."""
     from rich.console import Console
 
-    from feddg.cli.output import as_rich
+    from feddg.cli.output import print_table
     from feddg.report.run_page import final_table
     from feddg.runs.diagnostics import about_result
     from feddg.runs.inspection import print_diagnostic
@@ -255,8 +256,11 @@ def show_results(done: "Run") -> None:
     if done.was_complete:
         typer.echo(f"{done.folder} is complete; nothing is run again", err=True)
     console = Console()
-    typer.echo(f"accuracy in percent, {done.default_rule.title.lower()}")
-    console.print(as_rich(final_table(done, brief=True)))
+    if done.evaluations.rounds:
+        typer.echo(f"accuracy in percent, {done.default_rule.title.lower()}")
+        print_table(console, final_table(done, brief=True))
+    else:
+        typer.echo("no accuracy: every image trained, and none was kept aside")
     for one in about_result(done):
         print_diagnostic(console, one)
     typer.echo(f"run folder: {done.folder}")
@@ -459,7 +463,9 @@ class Flag:
     @property
     def read(self) -> Read | None:
         """Parses its text, unless the text is the field's value itself."""
-        return {"hold_out": held_out, "privacy": privacy}.get(self.field)
+        return {"hold_out": held_out, "privacy": privacy, "subgroups": comma_separated}.get(
+            self.field
+        )
 
     @property
     def several(self) -> Several | None:

@@ -21,6 +21,7 @@ from feddg.cli.common import (
 from feddg.cli.common import seeds as read_seeds
 
 app = typer.Typer()
+PLAN = "plan file (YAML), or a paper's, as pardon/table1_pacs"
 
 
 @app.command(cls=ExperimentCommand)
@@ -41,7 +42,7 @@ def compare(
     options: dict[str, Any],
     overrides: dict[str, Any],
     axes: dict[str, Any],
-    plan: Annotated[Path | None, typer.Argument(help="plan file (YAML)")] = None,
+    plan: Annotated[Path | None, typer.Argument(help=PLAN)] = None,
     seeds: Annotated[
         str | None,
         typer.Option(help="how many (3: seeds 0, 1, 2), or which: 7,8,9; 7, is seed 7 alone"),

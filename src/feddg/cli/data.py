@@ -76,7 +76,7 @@ def inspect_data(
 ) -> None:
     """Count images per domain and class, and find bad files.
 
-    Shows what each client would hold, too.
+    Shows what each client would hold, too. Ends with 1 if no run could start on these images.
     """
     from feddg.cli.progress import working
 
@@ -88,3 +88,5 @@ def inspect_data(
         api.print_inspection(found)
     if (croissant := options.get("croissant")) is not None:
         typer.echo(f"written: {croissant}, {croissant.with_suffix('.csv')}", err=as_json)
+    if any(one["severity"] == "error" for one in found["diagnostics"]):
+        raise typer.Exit(1)

@@ -6,6 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, JustifyMethod
 from rich.filesize import decimal
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from feddg.api import Preview
@@ -14,9 +15,10 @@ from feddg.comparison.tuning import TRIALS
 from feddg.data.partition import in_words
 from feddg.diagnostics import Diagnostic
 from feddg.experiment import DEFAULT, Origin
-from feddg.prediction.travel import Travel, expectation
-from feddg.records import AdaptationRow, AttackRow
+from feddg.prediction.travel import Travel
+from feddg.records import AdaptationRow, AttackRow, Details
 from feddg.report import blocks
+from feddg.report.details import decision_section, subgroups_section
 from feddg.report.leaks import attack_tables
 from feddg.report.predictions_page import sites_table
 from feddg.report.run_page import adaptation_table
@@ -53,16 +55,31 @@ def print_plan(console: Console, comparison: Comparison) -> None:
     )
 
 
-def as_rich(table: blocks.Table) -> Table:
-    """Returns a report's table for the terminal; the first column is never cut."""
-    caption = escape(table.caption)
-    shown = Table(caption=caption, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for place, column in enumerate(table.columns):
+def print_table(console: Console, table: blocks.Table) -> None:
+    """Prints a report's table; columns that do not fit the width follow beside the first again."""
+    wide = console.options.update(max_width=1 << 16)
+    parts = [[0]]
+    for place in range(1, len(table.columns)):
+        measured = Measurement.get(console, wide, as_rich(table, [*parts[-1], place]))
+        if measured.maximum > console.width and len(parts[-1]) > 1:
+            parts.append([0])
+        parts[-1].append(place)
+    for places in parts:
+        console.print(as_rich(table, places))
+    if table.caption:
+        console.print(table.caption, markup=False, highlight=False)
+
+
+def as_rich(table: blocks.Table, places: Sequence[int]) -> Table:
+    """Returns some columns of a report's table for the terminal."""
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in (table.columns[place] for place in places):
         heading = f"{column.heading}\n{column.note}" if column.note else column.heading
         side: JustifyMethod = "right" if column.numeric else "left"
-        shown.add_column(escape(heading), justify=side, no_wrap=place == 0)
+        shown.add_column(escape(heading), justify=side, overflow="fold")
     for row in table.rows:
-        shown.add_row(*(f"[bold]{escape(c.text)}[/]" if c.strong else escape(c.text) for c in row))
+        texts = [(escape(row[place].text), row[place].strong) for place in places]
+        shown.add_row(*(f"[bold]{text}[/]" if strong else text for text, strong in texts))
     return shown
 
 
@@ -76,7 +93,7 @@ def print_comparison(done: Comparison, *, explained: bool = False) -> None:
     console = Console()
     results = done.results.at_largest
     for table in main_tables(done.results, brief=True):
-        console.print(as_rich(table))
+        print_table(console, table)
     if results.rows:
         print_line(console, lead_of(done.results))
     if explained and (found := about_best(results)):
@@ -105,12 +122,23 @@ def print_missing(done: Comparison) -> None:
 def print_attack(rows: Sequence[AttackRow]) -> None:
     """Prints the tables of an attack."""
     for table in attack_tables(rows):
-        Console().print(as_rich(table))
+        print_table(Console(), table)
 
 
 def print_adaptations(scores: Sequence[AdaptationRow]) -> None:
     """Prints accuracies under test-time adaptations."""
-    Console().print(as_rich(adaptation_table(scores)))
+    print_table(Console(), adaptation_table(scores))
+
+
+def print_details(found: Details) -> None:
+    """Prints a decision and the accuracy by subgroup."""
+    console = Console()
+    for section in filter(None, (decision_section(found), subgroups_section(found))):
+        for block in section.blocks:
+            if isinstance(block, blocks.Table):
+                print_table(console, block)
+            elif isinstance(block, blocks.Prose):
+                print_line(console, block.text)
 
 
 def print_travel(found: Travel) -> None:
@@ -118,8 +146,8 @@ def print_travel(found: Travel) -> None:
     console = Console()
     if found.expected is not None:
         if found.calibration.sites:
-            console.print(as_rich(sites_table(found)))
-        print_line(console, expectation(found.expected))
+            print_table(console, sites_table(found))
+        print_line(console, found.expectation)
     for one in found.diagnostics:
         print_line(console, str(one))
 

@@ -78,6 +78,24 @@ def resume(
     show_results(done)
 
 
+@app.command()
+def forget(
+    folder: Annotated[Path, typer.Argument(help="the run folder")],
+    client: Annotated[int, typer.Option(help="the site that withdraws, by its id")],
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Take a site that withdraws out of a finished run's model.
+
+    Exactly, of a classifier in closed form (ridge); a network that was trained cannot forget.
+    """
+    from feddg.cli.progress import observer
+
+    done = api.forget(folder, client, observer=observer(quiet, verbose))
+    typer.echo(f"client {client} has no part in this model any more")
+    show_results(done)
+
+
 @app.command(cls=ExperimentCommand)
 @takes("method", "hold_out", "train.rounds", several=True)
 @options_of("feddg.api:demo", "out jobs", jobs=(1, None))

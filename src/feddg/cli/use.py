@@ -33,13 +33,15 @@ ModelArgument = Annotated[
 ]
 AT_LEAST_1 = (1, None)
 AT_LEAST_0 = (0, None)
+BETWEEN_0_AND_1 = (0, 1)
 
 
 @app.command(cls=OptionsCommand)
 @options_of(
     "feddg.prediction.predict:predict_files",
-    "adapt which probabilities batch_size device precision strict",
+    "adapt which probabilities decision threshold batch_size device precision strict",
     batch_size=AT_LEAST_1,
+    threshold=BETWEEN_0_AND_1,
 )
 def predict(
     options: dict[str, Any],
@@ -221,10 +223,19 @@ def methods(as_json: JsonOption = False) -> None:
 
 @app.command(cls=OptionsCommand)
 @options_of(
+    "feddg.prediction.evaluate:decide_run",
+    "decision specificity sensitivity prevalence",
+    into="about",
+    specificity=BETWEEN_0_AND_1,
+    sensitivity=BETWEEN_0_AND_1,
+    prevalence=BETWEEN_0_AND_1,
+)
+@options_of(
     "feddg.prediction.evaluate:evaluate_run", "which batch_size personal", batch_size=AT_LEAST_1
 )
 def evaluate(
     options: dict[str, Any],
+    about: dict[str, Any],
     folder: Annotated[Path, typer.Argument(help="the run folder")],
     adapt: Annotated[
         list[str] | None,
@@ -238,8 +249,21 @@ def evaluate(
     """Measure a run's model under test-time adaptations.
 
     The results are kept in the run's adaptation.jsonl. With --predictions alone, only what the
-    model makes of every image is written.
+    model makes of every image is written; with --decision alone, what it decides about a class is
+    measured and kept in details.json.
     """
+    if "decision" in about:
+        own = {name: value for name, value in options.items() if name != "personal"}
+        details = api.decide(folder, report=not as_json, **about, **own)
+        if as_json:
+            print_json(details.model_dump())
+        else:
+            from feddg.cli.output import print_details
+
+            print_details(details)
+            typer.echo(f"report: {(folder / 'report.html').resolve()}")
+        if adapt is None and not options["personal"] and not predictions:
+            return
     if predictions:
         own = {name: value for name, value in options.items() if name != "personal"}
         written = api.write_image_results(folder, **own)

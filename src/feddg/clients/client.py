@@ -15,7 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from feddg.clients.optim import Optimization, in_round
-from feddg.data.augment import AugmentSettings, apply, draw, moved
+from feddg.data.augment import (
+    AugmentSettings,
+    apply,
+    can_move,
+    cannot_move,
+    draw,
+    moved,
+    shows_pixels,
+)
 from feddg.data.pixels import Parcel, Pixels, PixelStore, as_unit, fits
 from feddg.errors import ClientError, Diverged
 from feddg.messages import Check, Message, Weights, on_device, on_host, sent_together
@@ -87,8 +95,8 @@ class Batch:
 
     Attributes:
         images: float RGB in [0, 1], ``(B, 3, H, W)``, augmented.
-        labels: ``(B,)`` class ids, or another task's targets ``(B, ...)``, augmented as the images
-            are where they have their height and width.
+        labels: ``(B,)`` class ids, or another task's targets ``(B, ...)``, whose pixels move with
+            the images'.
         positions: ``(B,)`` positions among the client's images.
         views: other versions of the same images under the same augmentation draw, by name.
         targets: further labels of the same images, ``(B,)`` each, by name.
@@ -115,11 +123,16 @@ class Batch:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def rows(self, chosen: Tensor) -> "Batch":
-        """Returns some of the images, by a mask or by their indices in the batch."""
+    def rows(self, chosen: Tensor, here: Tensor | None = None) -> "Batch":
+        """Returns some of the images, by a mask or by their indices in the batch.
+
+        Args:
+            chosen: on the device.
+            here: the same on the CPU, if it is known there: then nobody waits for the device.
+        """
         parts = (self.views, self.targets)
         views, targets = ({n: t[chosen] for n, t in part.items()} for part in parts)
-        chosen_here = chosen.to(self.positions.device)
+        chosen_here = chosen.to(self.positions.device) if here is None else here
         return Batch(
             self.images[chosen],
             self.labels[chosen],
@@ -216,6 +229,7 @@ class Client:
             it.
         features: outputs of the frozen featurizer for all its images, ``(n, d)``, if batches
             consist of these instead of images.
+        arrange: changes the random order ``(n,)`` that batches are cut from, if the method sets it.
     """
 
     def __init__(
@@ -245,6 +259,7 @@ class Client:
         self.scratch: dict[str, Any] = {}
         self.views: dict[str, Tensor] = {}
         self.features: Tensor | None = None
+        self.arrange: Callable[[Tensor], Tensor] | None = None
         self.optimizer: torch.optim.Optimizer | None = None
         self.steps = 0
         self.forwards = 0
@@ -317,6 +332,7 @@ class Client:
         train, steps = self.worker.train, 0
         for _ in itertools.count() if train.local_steps else range(train.local_epochs):
             drawn = torch.randperm(len(self.training), generator=order)
+            drawn = drawn if self.arrange is None else self.arrange(drawn)
             for positions in split_batches(drawn, train.batch_size):
                 yield self.batch(positions, augmentation, draws)
                 steps += 1
@@ -371,8 +387,11 @@ class Client:
             views[name] = apply(rows, choices)
         raw, targets = images(needed), own["labels"]
         here: Tensor | None = labels
-        if targets.dim() > 2 and targets.shape[-2:] == raw.shape[-2:]:
+        shape, size = targets.shape[1:], self.training.pixels.size
+        if can_move(shape, size):
             targets, here = moved(targets, choices), None
+        elif choices.places is not None and shows_pixels(shape, size):
+            raise ClientError(cannot_move(shape, size))
         return Batch(
             *(apply(raw, choices), targets, positions, views), host_labels=here, drawn=drawn
         )

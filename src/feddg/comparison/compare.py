@@ -22,15 +22,16 @@ from feddg.comparison.results import (
 )
 from feddg.data.decoding import Reading
 from feddg.diagnostics import Diagnostic, silent
-from feddg.errors import FeddgError, RunError, first_names
+from feddg.errors import FeddgError, RunError, WeightsError, first_names
 from feddg.experiment import Experiment
+from feddg.models.backbones import fetch_imagenet
 from feddg.runs.beforehand import forecast
 from feddg.runs.execute import is_complete, require_installed
 from feddg.runs.folder import drop_weights
 from feddg.runs.prepare import cache_folder, load_table
 from feddg.runs.provenance import ImagesNow, find_folder, has_begun
 from feddg.runs.reading import EXPERIMENT, read_run, served_rules
-from feddg.settings import IMAGENET, grouped
+from feddg.settings import IMAGENET, ModelSettings, grouped
 from feddg.storage import entries, file_faults, is_file, replace_text
 from feddg.views import Shown
 
@@ -243,18 +244,29 @@ def why_hopeless(comparison: Comparison) -> FeddgError | None:
     for cell in comparison.missing:
         one = cell.experiment
         kind = repr((one.method, one.data, one.hold_out, one.clients, one.model))
-        weights = one.model.weights or ""
-        if kind in reasons or weights in gone:
+        network = repr(one.model)
+        if kind in reasons or network in gone:
             continue
         try:
             forecast(one)
         except FeddgError as error:
             reasons[kind] = error
-            if weights not in ("", IMAGENET) and not is_file(Path(weights)):
-                gone.add(weights)  # nothing else about a run would help: hundreds need no look
+            if isinstance(error, WeightsError) and _are_missing(one.model):
+                gone.add(network)  # nothing else about a run would help: hundreds need no look
         else:
             return None
     return next(iter(reasons.values()), None)
+
+
+def _are_missing(model: ModelSettings) -> bool:
+    """Whether pretrained weights cannot be had, rather than something else that a run needs."""
+    if model.weights != IMAGENET:
+        return model.weights is not None and not is_file(Path(model.weights))
+    try:
+        fetch_imagenet(model.backbone)
+    except WeightsError:
+        return True
+    return False
 
 
 def carry_out_comparison(

@@ -35,6 +35,8 @@ from feddg.runs.reading import FINAL, SELECTION_RULES
 from feddg.settings import MethodChoice, OneLine, Settings, TrainSettings, leaves, merge, nested
 from feddg.storage import read_fields_of
 
+PAPERS = Path(__file__).parent / "papers"
+"""Plans of papers' tables and figures, a folder for each paper."""
 VALIDATED_ON = " (validated on "
 """What follows the test domains in the heading of a hold-out, where it also names validation."""
 MOST_JOBS = 16
@@ -251,7 +253,7 @@ class Plan(Settings):
 
 
 def load_plan(source: "Plan | Path | str | Mapping[str, Any]") -> Plan:
-    """Returns a plan from a YAML file or its fields.
+    """Returns a plan from a YAML file, its fields, or the name of a paper's: ``ccst/table1_pacs``.
 
     A file's ``extends`` names another plan file, relative to its own folder. The file's values
     override those of the other: ``base`` field by field, anything else as a whole; lists in
@@ -264,8 +266,21 @@ def load_plan(source: "Plan | Path | str | Mapping[str, Any]") -> Plan:
         return source
     if isinstance(source, Mapping):
         return Plan(**source)
-    path = Path(source)
+    path, name = Path(source), Path(source).as_posix()
+    paper = PAPERS / f"{name}.yaml"
+    if name in papers() and not path.exists():
+        return Plan(**({"name": name.replace("/", "_")} | _read_plan(paper)))
+    if not path.suffix and not path.exists():
+        raise ExperimentError(
+            f"plan {name} is neither a file nor a paper's{nearest(name, papers())}; papers' are "
+            f"{', '.join(papers())}"
+        )
     return Plan(**({"name": path.stem} | _read_plan(path)))
+
+
+def papers() -> list[str]:
+    """Returns the names of the plans of papers' tables and figures."""
+    return sorted(file.relative_to(PAPERS).as_posix()[:-5] for file in PAPERS.glob("*/*.yaml"))
 
 
 def _read_plan(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -314,7 +329,8 @@ def _path(field: str) -> str:
 def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
     """Returns the plan, without weights that cannot be had; see :func:`with_weights_at_hand`.
 
-    Weights set for single methods are kept, and so is a plan that compares weights or networks.
+    Weights set for single methods are kept, and so is a plan that compares weights or networks, or
+    whose notes have a paper's numbers: with another network it would be another experiment.
     """
     if {"model.weights", "model.backbone", "preset"} & {*plan.settings}:
         return plan
@@ -324,6 +340,8 @@ def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
         chosen = Experiment(**{**base, "method": name})
     except ExperimentError:
         return plan  # an axis may complete it; else its runs say what is wrong
+    if "paper" in plan.notes and "weights" not in base.get("model", {}):
+        return plan
     found = with_weights_at_hand(chosen)
     if found is chosen:
         return plan

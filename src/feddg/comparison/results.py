@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 
+import feddg
 from feddg.comparison.plan import VALIDATED_ON, Cell, Plan, expand_plan
 from feddg.comparison.statistics import Accuracies, Key, Margin, average_over_columns, leads
 from feddg.data.fingerprint import ImagesFile
@@ -41,6 +42,7 @@ from feddg.runs.diagnostics import (
     IN_WORDS,
     MAJORITY,
     STILL_RISING,
+    UNSTEADY,
     about_accuracy,
     about_fluctuation,
     causes_of_failure,
@@ -71,7 +73,7 @@ from feddg.storage import (
     stamp,
     why,
 )
-from feddg.text import counted, short
+from feddg.text import counted, listed, short
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -558,6 +560,15 @@ def find_rows(
             f"{path} does not record for {silent} of its results which images and files they were "
             "made with; they are assumed to be the same.",
         )
+    used = [row.version for own in found.values() for row in own.values()]
+    if others := sorted({*used} - {"", feddg.__version__}):
+        count = sum(version in others for version in used)
+        warn(
+            "results-of-another-version",
+            f"{path}: {count} of its results are of feddg {listed(others)}, this is "
+            f"{feddg.__version__}; what changed in between may be part of a difference.",
+            "Leave the file out to run them anew.",
+        )
     if changed and not again:
         first, names = changed[0]
         fault = (
@@ -829,10 +840,10 @@ class Results:
         """Returns :meth:`margins` at every budget by the default rule, a row for each method.
 
         Columns: ``budget``; ``method`` and ``other``; ``difference`` (shares from 0 to 1, the mean
-        over domains); ``low`` and ``high``, the 95 % interval over domains; ``detectable``, half
-        its width: the least difference that these domains could have shown; ``p`` and ``p_holm``,
-        as it is and corrected for the number of methods; ``domains``, their number; ``seeds_low``,
-        ``seeds_high`` and ``seeds``, the same over seeds on these domains.
+        over domains); ``low`` and ``high``, the 95 % interval over domains; ``detectable``, see
+        :attr:`Margin.detectable`; ``p`` and ``p_holm``, as it is and corrected for the number of
+        methods; ``domains``, their number; ``seeds_low``, ``seeds_high`` and ``seeds``, the same
+        over seeds on these domains; ``difference_DOMAIN``, the difference on each domain.
 
         Args:
             base: the method that all others are set beside; each one's best other method if empty.
@@ -840,15 +851,17 @@ class Results:
         from pandas import DataFrame
 
         rule = self.default_rule
+        domains = list(dict.fromkeys(self.domains.values()))
         rows = []
         for budget in self.budgets or (None,):
             own = self if budget is None else self.at(budget)
             for method, one in own.margins(rule, base).items():
                 over, seeds = one.domains, one.seeds
-                ends = (over.low, over.high, over.reach, over.p, one.p, over.count)
-                also = (seeds.low, seeds.high, seeds.count)
+                ends = (over.low, over.high, one.detectable, over.p, one.p, over.count)
+                also = (seeds.low, seeds.high, seeds.count, *map(one.by_domain.get, domains))
                 rows.append((budget, method, one.other, one.mean, *ends, *also))
-        return DataFrame(rows, columns=_OF_MARGINS).astype({BUDGET: "Int64"})
+        columns = [*_OF_MARGINS, *(f"difference_{name}" for name in domains)]
+        return DataFrame(rows, columns=columns).astype({BUDGET: "Int64"})
 
     @cached_property
     def no_method_fit(self) -> Diagnostic | None:
@@ -1031,7 +1044,8 @@ def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]
         return [found for name, found in diagnosed.items() if row.value(name, rules[name])]
     evaluations = row.run.evaluations
     found = about_accuracy(evaluations, rule.of(evaluations).round, weights=rule.weights)
-    return [(one.code, one.severity) for one in found]
+    # Of methods beside each other about_lead says how much they fluctuate.
+    return [(one.code, one.severity) for one in found if one.code != UNSTEADY]
 
 
 def about_budgets(results: Results) -> Iterator[Diagnostic]:

@@ -49,9 +49,8 @@ class Interval:
 
     Attributes:
         mean: the mean; NaN of no values.
-        reach: half the interval's width, and so the least mean that would have excluded zero; None
-            if no interval is claimed: of fewer than ``LEAST`` values, or if all are equal, which
-            tells nothing about their spread.
+        reach: half the interval's width; None if no interval is claimed: of fewer than ``LEAST``
+            values, or if all are equal, which tells nothing about their spread.
         p: the p-value of a mean of zero (t test, two-sided), likewise.
         count: number of values.
     """
@@ -101,18 +100,37 @@ class Margin:
             with the interval over seeds on these domains.
         p: the p-value over domains, corrected for the number of methods in the table where there
             are several (see :func:`margins`).
+        by_domain: the difference on each domain, of which ``domains`` is the mean.
+        comparisons: for how many comparisons ``p`` is corrected.
         other: the label of the other method, where the methods have labels.
     """
 
     domains: Interval
     seeds: Interval
     p: float | None
+    by_domain: Mapping[str, float]
+    comparisons: int = 1
     other: str = ""
 
     @property
     def mean(self) -> float:
         """The mean difference: the mean over domains."""
         return self.domains.mean
+
+    @property
+    def detectable(self) -> float | None:
+        """The true difference that is claimed with probability one half; None without interval.
+
+        That is the least mean that Holm's first step claims, where domains differ as much as here:
+        Student's t at 5 % divided by the number of comparisons (Bonferroni), times the standard
+        error. Means fall symmetrically around the true difference, whatever the standard error, so
+        half of them reach it. Whatever else is claimed first only makes it more.
+        """
+        if self.domains.reach is None:
+            return None
+        freedom = self.domains.count - 1
+        corrected = student(freedom, 1 - (1 - CONFIDENCE) / self.comparisons)
+        return self.domains.reach * corrected / student(freedom, CONFIDENCE)
 
     @property
     def decided(self) -> bool:
@@ -170,16 +188,17 @@ def paired_margin(
     columns: dict[str, dict[str, list[float]]] = {}
     for (column, _), value in differences.items():
         columns.setdefault(domains[column], {}).setdefault(column, []).append(value)
-    over_domains = Interval.of(
-        math.fsum(math.fsum(values) / len(values) for values in own.values()) / len(own)
-        for own in columns.values()
-    )
-    by_domain = [by_seed(differences, list(own)) for own in columns.values()]
-    seeds = [seed for seed in by_domain[0] if all(seed in own for own in by_domain)]
+    by_domain = {
+        domain: math.fsum(math.fsum(values) / len(values) for values in own.values()) / len(own)
+        for domain, own in columns.items()
+    }
+    over_domains = Interval.of(by_domain.values())
+    by_seeds = [by_seed(differences, list(own)) for own in columns.values()]
+    seeds = [seed for seed in by_seeds[0] if all(seed in own for own in by_seeds)]
     over_seeds = Interval.of(
-        math.fsum(own[seed] for own in by_domain) / len(by_domain) for seed in seeds
+        math.fsum(own[seed] for own in by_seeds) / len(by_seeds) for seed in seeds
     )
-    return Margin(over_domains, over_seeds, over_domains.p)
+    return Margin(over_domains, over_seeds, over_domains.p, by_domain)
 
 
 def margins(
@@ -209,7 +228,10 @@ def margins(
     least = 0.0
     for left, (pair, p) in zip(range(len(known), 0, -1), sorted(known.items(), key=itemgetter(1))):
         least = adjusted[pair] = max(least, min(1.0, left * p))
-    return {name: replace(one, p=adjusted.get(same[name])) for name, one in found.items()}
+    return {
+        name: replace(one, p=adjusted.get(same[name]), comparisons=max(1, len(known)))
+        for name, one in found.items()
+    }
 
 
 def leads(

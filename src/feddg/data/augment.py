@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
@@ -211,22 +212,50 @@ def apply(images: Tensor, draw: Draw) -> Tensor:
     return colored if draw.hue is None else shift_hue(colored, draw.hue)
 
 
+def shows_pixels(shape: Sequence[int], size: int) -> bool:
+    """Returns whether a target may say something of places in its image of ``size x size``.
+
+    So may each of two or more sides (masks, at any resolution; boxes), and a flat one of as many
+    numbers as there are pixels.
+    """
+    return len(shape) > 1 or tuple(shape) == (size * size,)
+
+
+def can_move(shape: Sequence[int], size: int) -> bool:
+    """Returns whether :func:`moved` takes targets ``(..., size, size)`` or ``(size, size, C)``."""
+    channels_last = len(shape) == 3 and tuple(shape[:2]) == (size, size)
+    return channels_last or (len(shape) > 1 and tuple(shape[-2:]) == (size, size))
+
+
+def cannot_move(shape: Sequence[int], size: int) -> str:
+    """Returns why targets of a shape cannot be augmented with their images, and what to do."""
+    return (
+        f"has targets {tuple(shape)}, which an augmentation that moves the pixels of its {size} x "
+        f"{size} images would leave behind: give (..., {size}, {size}) or ({size}, {size}, C), or "
+        "another train.augmentation, such as none; numbers that tell of no place have one side"
+    )
+
+
 def moved(targets: Tensor, draw: Draw) -> Tensor:
     """Moves the pixels of targets as :func:`apply` moves their images'; the nearest one counts.
 
     Args:
-        targets: ``(B, ..., size, size)``, such as masks, on any device.
+        targets: ``(B, ..., size, size)`` or ``(B, size, size, C)``, such as masks, on any device.
         draw: the choices for these B images.
 
     Returns:
         The same shape and type.
     """
+    if draw.places is None:
+        return targets
+    if targets.shape[-2:] != 2 * draw.places.shape[-1:]:
+        return moved(targets.movedim(-1, 1), draw).movedim(1, -1).contiguous()
     draw = replace(draw, **on_device(draw.tensors, targets.device))
     planes = targets.flatten(1, -3) if targets.dim() > 3 else targets[:, None]
     if draw.transposed is not None:
         planes = torch.where(draw.transposed[:, None, None, None], planes.mT, planes)
-    if draw.places is not None:
-        planes = _pixels(planes, *draw.places.round().long())
+    assert draw.places is not None
+    planes = _pixels(planes, *draw.places.round().long())
     return planes.reshape(targets.shape)
 
 

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from feddg.data.augment import GENERAL_AUGMENTATIONS, AugmentSettings
 from feddg.data.decoding import require_own_names
+from feddg.data.groups import with_groups
 from feddg.data.images import ImageTable
 from feddg.errors import DataError, ExperimentError, nearest, schema_faults
 from feddg.registry import Registry
@@ -313,19 +314,20 @@ def load_source(name: str, root: Path | str | None = None, **options: object) ->
 
 
 def load_images_of(data: DataSettings) -> ImageTable:
-    """Returns the images of an experiment's data settings; see :func:`load_source`.
+    """Returns the images of an experiment's data settings, with groups; see :func:`load_source`.
 
     Raises:
         DataError: see there; or rows have another number of features than the experiment says.
     """
-    table = load_source(data.source, data.root, **data.options).without(data.leave_out)
+    options = data.options | ({"subgroups": data.subgroups} if data.subgroups else {})
+    table = load_source(data.source, data.root, **options).without(data.leave_out)
     found = 0 if table.images is None else table.images.shape[1]
     if data.features not in (None, found):
         raise DataError(
             f"{data.root}: a row has {found} features, and data.features is {data.features}; "
             "leave it out."
         )
-    return table
+    return with_groups(table, data.group_by)
 
 
 def checked_options(definition: DataSet, given: Mapping[str, object]) -> Settings:

@@ -3,7 +3,7 @@
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -62,7 +62,9 @@ REMEDIES = {suffix: remedy for remedy, suffixes in _REMEDIES.items() for suffix 
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, line ends, and bytes that are not UTF-8; none of our files could hold them.
 """
-_COLUMNS = ("labels", "domains", "images", "split", "clients", "listed_rows", "held_back")
+_COLUMNS = (
+    *("labels", "domains", "images", "split", "clients", "groups", "listed_rows", "held_back"),
+)
 LAYOUT = "<root>/<domain>/<class>/<image>, for example images/sketch/dog/0001.jpg"
 
 
@@ -204,6 +206,10 @@ class ImageTable:
             ``id_val`` or ``id_test``), otherwise ``None``.
         clients: ``(n,)`` strings: who holds each image in reality, if known (a patient, a site, a
             writer), otherwise ``None``.
+        groups: ``(n,)`` strings: what each image belongs to (a patient, a series, a slide) and must
+            not be parted from, otherwise ``None``; see :mod:`feddg.data.groups`.
+        subgroups: further columns by name, ``(n,)`` strings each, whose values are told apart in
+            results (a scanner, an age band).
         listed_in: name of the file that lists the images; empty if the folder layout does.
         listed_rows: ``(n,)`` int64 row of each image in that file, from 1; None if messages need
             not name it.
@@ -221,6 +227,8 @@ class ImageTable:
     images: np.ndarray | None = None
     split: np.ndarray | None = None
     clients: np.ndarray | None = None
+    groups: np.ndarray | None = None
+    subgroups: Mapping[str, np.ndarray] = field(default_factory=dict)
     listed_in: str = ""
     listed_rows: np.ndarray | None = None
     held_back: np.ndarray | None = None
@@ -230,6 +238,9 @@ class ImageTable:
         for name in _COLUMNS:
             column = getattr(self, name)
             if column is not None and len(column) != len(self.paths):
+                raise ValueError(f"{name} has {len(column)} rows, paths has {len(self.paths)}")
+        for name, column in self.subgroups.items():
+            if len(column) != len(self.paths):
                 raise ValueError(f"{name} has {len(column)} rows, paths has {len(self.paths)}")
         if (self.root is None) == (self.images is None):
             raise ValueError("an ImageTable has either a root folder or rendered images")
@@ -247,7 +258,9 @@ class ImageTable:
         columns = {
             name: column[rows] for name in _COLUMNS if (column := getattr(self, name)) is not None
         }
-        return replace(self, paths=tuple(self.paths[row] for row in rows.tolist()), **columns)
+        subgroups = {name: column[rows] for name, column in self.subgroups.items()}
+        paths = tuple(self.paths[row] for row in rows.tolist())
+        return replace(self, paths=paths, subgroups=subgroups, **columns)
 
     def without(self, domains: Iterable[str]) -> "ImageTable":
         """Returns the table without some domains and their names.
@@ -485,6 +498,8 @@ def listed_images(
     listed_in: str = "",
     split: Sequence[str] | None = None,
     clients: Sequence[str] | None = None,
+    groups: Sequence[str] | None = None,
+    subgroups: Mapping[str, Sequence[str]] | None = None,
     listed_rows: Sequence[int] | None = None,
     class_names: Sequence[str] | None = None,
     domain_names: Sequence[str] | None = None,
@@ -501,6 +516,8 @@ def listed_images(
         listed_in: the file that lists them; empty if all images below ``root`` are meant.
         split: the role of each; None if there are no roles.
         clients: who holds each; None if unknown.
+        groups: what each belongs to; None if unknown.
+        subgroups: further columns by name.
         listed_rows: the row of each in that file, from 1; None if messages should not name it.
         class_names: the classes in the order of their labels; sorted by default.
         domain_names: the domains in their order; sorted by default.
@@ -526,6 +543,8 @@ def listed_images(
         root=root,
         split=None if split is None else np.array(split),
         clients=None if clients is None else np.array(clients),
+        groups=None if groups is None else np.array(groups),
+        subgroups={name: np.array(column) for name, column in (subgroups or {}).items()},
         listed_in=listed_in,
         listed_rows=None if listed_rows is None else np.array(listed_rows, dtype=np.int64),
     )

@@ -47,6 +47,7 @@ from feddg.diagnostics import Diagnostic, Severity
 from feddg.errors import MissingPackage, first_names
 from feddg.rng import numpy_stream
 from feddg.settings import grouped
+from feddg.text import counted, number
 
 HALF = 0.5
 """Share above which a class or client has too many of the images, if it also exceeds one and a half
@@ -125,7 +126,7 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
     for domain, images in zip(table.domain_names, counts.sum(axis=1).tolist()):
         if not images:
             out = sum(composed(path.split("/")[0]) == domain for path in bad)
-            why = f": all its {out} files are left out" if out else ""
+            why = f": {counted(out, 'file')} of it cannot be used" if out else ""
             text = f"The domain '{domain}' has no usable image{why}."
             yield Diagnostic(
                 "domain-without-images", "error", text, "Repair them, or take the folder out."
@@ -171,13 +172,16 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
         )
 
 
-def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator[Diagnostic]:
+def about_splits(
+    table: ImageTable, splits: Splits, *, chosen: bool, picks: bool = True
+) -> Iterator[Diagnostic]:
     """Finds classes without training images, and validation sets too small to choose by.
 
     Args:
         table: usable images.
         splits: the rows by role.
         chosen: whether the user chose what is held out; an official split is not criticised.
+        picks: whether there are several evaluated rounds to pick from.
     """
     trained = _counts(table, splits.train)
     if np.count_nonzero(trained) < 2:
@@ -215,13 +219,14 @@ def about_splits(table: ImageTable, splits: Splits, *, chosen: bool) -> Iterator
             "Read the balanced accuracy, and try train.class_weights.",
         )
     for where, rows in (("held-out", splits.val), ("training", splits.id_val)):
-        if 0 < len(rows) < SMALL_VALIDATION:
+        if picks and 0 < len(rows) < SMALL_VALIDATION:
             margin = 100 * 1.96 * (0.25 / len(rows)) ** 0.5
             yield Diagnostic(
                 "small-validation",
                 "warning",
-                f"Validation on {where} domains has only {_images(len(rows))}: which round it "
-                f"picks is chance (an accuracy of 50 % is uncertain by {margin:.0f} points).",
+                f"Validation on {where} domains has only {_images(len(rows))}: a round "
+                f"picked by it is picked by chance (an accuracy of 50 % is uncertain by "
+                f"{margin:.0f} points).",
             )
 
 
@@ -389,7 +394,7 @@ def _classes(names: Sequence[str]) -> str:
 
 
 def _images(count: int) -> str:
-    return f"{count:,} image{'' if count == 1 else 's'}"
+    return counted(count, "image")
 
 
 def _counts(table: ImageTable, rows: np.ndarray) -> np.ndarray:
@@ -451,7 +456,7 @@ def about_ignored(found: Mapping[str, Sequence[str]]) -> Iterator[Diagnostic]:
             text = f"Ignored: {_files_text(paths)} ending in {kind}: {REMEDIES[kind]}."
             yield Diagnostic("ignored-images", "warning", text)
         elif kind.startswith(UNLISTED):
-            yield Diagnostic("ignored-images", "note", f"Ignored: {len(paths):,} {kind}.")
+            yield Diagnostic("ignored-images", "note", f"Ignored: {number(len(paths))} {kind}.")
         else:
             others.append(f"{len(paths)} {kind}")
     if others:
@@ -479,8 +484,7 @@ def _files(root: Path, below: PurePosixPath) -> Iterator[str]:
 
 def _files_text(paths: Sequence[str]) -> str:
     more = ", ..." if len(paths) > SHOWN else ""
-    files = "file" if len(paths) == 1 else "files"
-    return f"{len(paths):,} {files} ({', '.join(paths[:SHOWN])}{more})"
+    return f"{counted(len(paths), 'file')} ({', '.join(paths[:SHOWN])}{more})"
 
 
 def inspect(table: ImageTable) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from feddg.data.splits import Splits
 from feddg.diagnostics import Diagnostic
 from feddg.errors import first_names
 from feddg.rng import numpy_stream
+from feddg.text import number
 
 MOST_BITS = 6
 """Largest number of the 64 hash bits in which near copies may differ."""
@@ -56,8 +57,8 @@ def about_near_copies(
         images = len({other for _, other in pairs})
         named = first_names([f"{paths[own]} and {paths[other]}" for own, other in pairs], 3)
         found = (
-            f"{images:,} of {len(measured):,} images that measure look like images of training "
-            f"({named})."
+            f"{number(images)} of {number(len(measured))} images that measure look like images of "
+            f"training ({named})."
         )
         if alike:
             yield Diagnostic("near-copies", "note", found, alike)

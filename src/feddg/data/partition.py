@@ -15,6 +15,7 @@ import numpy as np
 from feddg.errors import DataError, ExperimentError
 from feddg.registry import Registry, is_called
 from feddg.rng import numpy_stream
+from feddg.text import counted, number
 
 Rounding = Literal["strict", "official"]
 Kind = Literal["domains", "sizes", "labels", "whole"]
@@ -917,5 +918,5 @@ def in_words(skew: Skew) -> Iterator[str]:
         )
     yield (
         f"Quantity skew: {skew.sizes:.2f} (Gini coefficient; 0 for equal clients, below 1): "
-        f"{skew.smallest:,} images the smallest, {skew.largest:,} the largest."
+        f"{counted(skew.smallest, 'image')} the smallest, {number(skew.largest)} the largest."
     )

@@ -4,6 +4,9 @@ A table's images are decoded to uint8 at training resolution into one memory-map
 clients, runs and seeds share. The file's name is a hash of its sources, so a changed image or
 another resolution gets a new file. Tables too large for that are decoded on demand behind the same
 interface.
+
+A checksum of a file's pixels, which tells exchanged rows, too, is looked at whenever it is opened:
+0.13 s for PACS at 96 pixels. What is damaged is decoded again.
 """
 
 import json
@@ -12,6 +15,7 @@ import math
 import os
 import shutil
 import time
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -57,7 +61,7 @@ from feddg.storage import (
     sweep_asides,
 )
 
-_LAYOUT = 4
+_LAYOUT = 5
 """Increase when the cache's layout or the decoding changes."""
 DECODERS = (
     *("Pillow", "pillow-heif", "tifffile", "imagecodecs", "pydicom", "pyjpegls", "python-gdcm"),
@@ -196,17 +200,18 @@ def _cached_pixels(
     """Returns the pixels of files from the cache; decodes them first if necessary."""
     pixels, checked = cache / f"pixels-{files.key}.npy", cache / f"checked-{files.key}.json"
     if pixels.exists():
-        bad = _read_bad(checked)
+        bad, checksum = _read_checked(checked)
         try:
             found = open_array(pixels, writable=False)
         except (OSError, ValueError):
             found = np.empty(0)
-        if bad is not None and found.shape == files.shape and found.dtype == np.uint8:
+        alike = found.shape == files.shape and found.dtype == np.uint8
+        if bad is not None and alike and zlib.crc32(found.reshape(-1).data) == checksum:
             return found, bad
         logger.warning("The pixel cache %s is damaged; the images are decoded again.", pixels)
     with _writing_to(cache):
         replace_file(pixels, lambda aside: _decode_to(aside, checked, files, progress))
-    return open_array(pixels, writable=False), _read_bad(checked) or []
+    return open_array(pixels, writable=False), _read_checked(checked)[0] or []
 
 
 def _decode_to(file: Path, checked: Path, files: DecodedFiles, progress: Progress) -> None:
@@ -214,41 +219,52 @@ def _decode_to(file: Path, checked: Path, files: DecodedFiles, progress: Progres
     header = {"descr": "|u1", "fortran_order": False, "shape": files.shape}
     with file.open("wb") as opened:
         np.lib.format.write_array_header_1_0(opened, header)
-        bad = files.decode_all(lambda pixels: opened.write(pixels.tobytes()), progress)
+        checksum = 0
+
+        def write(pixels: np.ndarray) -> None:
+            nonlocal checksum
+            content = pixels.tobytes()
+            checksum = zlib.crc32(content, checksum)
+            opened.write(content)
+
+        bad = files.decode_all(write, progress)
     if files.key_now() != files.key:
         raise DataError(
             f"Images in {files.root} were changed while they were decoded. Start again when "
             "nothing writes there any more."
         )
-    _write_bad(checked, bad)
+    _write_checked(checked, bad, checksum)
 
 
 def _bad_images(files: DecodedFiles, cache: Path | None, progress: Progress) -> list[BadImage]:
     """Finds the bad files by decoding everything once; a cache folder stores the result."""
     checked = None if cache is None else cache / f"checked-{files.key}.json"
-    bad = None if checked is None else _read_bad(checked)
+    bad = None if checked is None else _read_checked(checked)[0]
     if bad is None:
         bad = files.decode_all(lambda pixels: None, progress)
         if cache is not None and checked is not None:
             with _writing_to(cache):
-                _write_bad(checked, bad)
+                _write_checked(checked, bad, None)
     return bad
 
 
-def _read_bad(path: Path) -> list[BadImage] | None:
-    """Reads a list of bad images; None if it does not exist or is damaged."""
+def _read_checked(path: Path) -> tuple[list[BadImage] | None, int | None]:
+    """Reads a list of bad images, None if it is missing or damaged, and the pixels' CRC-32."""
     try:
         with open_file(path) as file:
             content = json.loads(file.read())
         bad = [BadImage(str(image["path"]), str(image["reason"])) for image in content["bad"]]
-        return bad if content["checksum"] == hash_of(content["bad"]) else None
+        pixels = content["pixels"]
+        known = content["checksum"] == hash_of([content["bad"], pixels])
+        return (bad, pixels) if known else (None, None)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+        return None, None
 
 
-def _write_bad(path: Path, bad: list[BadImage]) -> None:
+def _write_checked(path: Path, bad: list[BadImage], pixels: int | None) -> None:
     rows = [asdict(image) for image in bad]
-    replace_text(path, json.dumps({"checksum": hash_of(rows), "bad": rows}, indent=1))
+    content = {"checksum": hash_of([rows, pixels]), "pixels": pixels, "bad": rows}
+    replace_text(path, json.dumps(content, indent=1))
 
 
 @contextmanager

@@ -75,11 +75,7 @@ def hold_out(
         DataError: a name is unknown or in both lists, a held-out domain has no images, or nothing
             is left to train on.
     """
-    if min(id_val, id_test) < 0 or id_val + id_test >= 1:
-        raise DataError(
-            f"id_val ({id_val}) and id_test ({id_test}) must not be negative and must add up to "
-            "less than 1, or no image is left to train on."
-        )
+    check_shares(id_val, id_test)
     if own is None:
         roles = _in_domain_roles(table, id_val, id_test, seed)
         _keep_copies_together(roles, table, contents)
@@ -101,6 +97,15 @@ def hold_out(
     if new is None:
         return splits
     return replace(splits, val=splits.val[new[splits.val]], test=splits.test[new[splits.test]])
+
+
+def check_shares(id_val: float, id_test: float) -> None:
+    """Raises DataError unless both shares are at least 0 and leave something to train on."""
+    if min(id_val, id_test) < 0 or id_val + id_test >= 1:
+        raise DataError(
+            f"id_val ({id_val}) and id_test ({id_test}) must not be negative and must add up to "
+            "less than 1, or no image is left to train on."
+        )
 
 
 def from_roles(roles: np.ndarray) -> Splits:

@@ -1,5 +1,6 @@
 """The ServerApp: the coordinator's side, which writes the run folder."""
 
+import itertools
 import json
 import logging
 import math
@@ -15,10 +16,11 @@ from flwr.serverapp import Grid, ServerApp
 from pydantic import BeforeValidator, Field, NonNegativeInt
 
 from feddg.clients.client import Worker
+from feddg.data.class_names import joined
 from feddg.data.sets.features import columns_fault
-from feddg.deploy.site import TARGETS, load_pixels, positions, read_experiment, test_images
+from feddg.deploy.site import load_pixels, positions, read_experiment, test_images
 from feddg.deploy.transport import FlowerTransport, Policy
-from feddg.deploy.wire import MOST_IMAGES, Registration, RunKey
+from feddg.deploy.wire import MOST_IMAGES, TARGETS, Registration, RunKey
 from feddg.diagnostics import Diagnostic, Progress, emit
 from feddg.errors import ExperimentError, RunError, first_names, schema_faults
 from feddg.evaluation.accuracy import Evaluation, Score
@@ -29,6 +31,7 @@ from feddg.federation.server import Server
 from feddg.messages import Broadcast, Message, Refusal, plain_text
 from feddg.methods.base import require_network_fit
 from feddg.methods.composition import method_class
+from feddg.methods.domains import idle_clients
 from feddg.models.precision import choose_device
 from feddg.records import (
     EVALUATION_ROWS,
@@ -265,10 +268,16 @@ def transport_to_programs(
 
     Raises:
         RunError: a site is missing; names it.
+        ExperimentError: classes of the sites cannot be joined by their names.
     """
     transport = FlowerTransport(grid, sites, run, policy or Policy(len(sites)), **options)
-    transport.gather(len(sites))
-    transport.fields = {"classes": json.dumps([TARGETS]), "domains": json.dumps(list(sites))}
+    registered = transport.gather(len(sites))
+    found = {sites[id]: [*one.classes] for id, one in registered.items()}
+    tables = [(n, None if own == [TARGETS] else dict(enumerate(own))) for n, own in found.items()]
+    names = joined([(f"site {name!r}", table) for name, table in tables]) or (TARGETS,)
+    held = (registered[id].domains for id in range(len(sites)))
+    domains = list(dict.fromkeys(itertools.chain.from_iterable(held)))
+    transport.fields = {"classes": json.dumps(names), "domains": json.dumps(domains)}
     return transport
 
 
@@ -372,6 +381,8 @@ def _prepared(
     emit(*method.diagnostics(experiment))
     held = _clients_table(names, found, classes, domains)
     held = held.model_copy(update={"features": transport.registry.features})
+    trainers = (id for id in sorted(found) if id < len(names))
+    emit(*idle_clients(method, (len(found[id].domains) for id in trainers)))
     sites = Sites(transport, held)
     federation = Federation(sites, network, method, experiment, transport=transport, cache=cache)
     federation.evaluation = _evaluation(deployment, experiment, held, federation.worker, cache)

@@ -5,11 +5,12 @@ import logging
 import pkgutil
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import torch
@@ -18,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from feddg.clients.client import Client, Examples, Worker
+from feddg.data.class_names import renumbered
 from feddg.data.data_set import find_augmentation, load_source
 from feddg.data.decoding import Reading
 from feddg.data.fingerprint import (
@@ -39,7 +41,7 @@ from feddg.data.inspection import about_copies, survey
 from feddg.data.pixels import PixelStore, open_pixels
 from feddg.data.splits import Splits
 from feddg.deploy.setup import SITE_NAME, require_width
-from feddg.deploy.wire import CONTEXT, Payload, Registration, Request, explained
+from feddg.deploy.wire import CONTEXT, TARGETS, Payload, Registration, Request, explained
 from feddg.errors import ClientError, DataError, ExperimentError, FeddgError, RunError, field_fault
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
@@ -62,8 +64,6 @@ DIGITS = "digits:"
 IMAGES = "images.json"
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _MEMORY = re.compile(r"memory-(\d{1,9})\.bin")
-TARGETS = "targets"
-"""What stands for the classes of a site whose program knows what its targets are."""
 
 
 class SiteMemory:
@@ -603,7 +603,9 @@ class ProgramSite(Site):
     """
 
     def __init__(self, config: SiteConfig, federation: Federation) -> None:
-        self.config, self.federation = config, federation
+        self.config, self.federation = config, cast(Any, federation)
+        named = bool(getattr(federation, "names", ()))
+        self.names: Sequence[str] = getattr(federation, "class_names", ()) if named else ()
 
     def evaluate(self, payload: Payload) -> Payload:
         """Refuses: scores of another task than classification stay where they were measured."""
@@ -616,8 +618,12 @@ class ProgramSite(Site):
         """Nothing is known of a program's files."""
 
     def _registration(self) -> Registration:
-        count = len(self.federation.clients[0].labels)
-        return Registration(classes={TARGETS: count}, domains={self.config.site: count})
+        labels, domains = self.federation.clients[0].labels, Counter(self._domain_names())
+        counts = {TARGETS: len(labels)}
+        if self.names:
+            found = zip(self.names, labels.bincount(minlength=len(self.names)).tolist())
+            counts = {name: n for name, n in found if n or name in self.federation.names}
+        return Registration(classes=counts, domains=dict(domains))
 
     def _memory(self, request: Request) -> SiteMemory:
         """Returns the site's memory of the run; nothing is known of its program's files."""
@@ -626,8 +632,19 @@ class ProgramSite(Site):
 
     def _examples(self, classes: list[str], domains: list[str]) -> Examples:
         own: Examples = self.federation.clients[0]
-        domain = domains.index(self.config.site)
-        return replace(own, domains=torch.full_like(own.domains, domain))
+        labels = own.labels
+        if self.names and classes != [TARGETS]:
+            tables = [dict(enumerate(self.names))] * len(labels)
+            labels = torch.from_numpy(renumbered(labels.numpy(), tables, classes, "its program"))
+        places = {name: place for place, name in enumerate(domains)}
+        numbers = [places[name] for name in self._domain_names()]
+        return replace(own, labels=labels, domains=torch.tensor(numbers))
+
+    def _domain_names(self) -> list[str]:
+        """Returns the domain of each image: as its data set says, or the site."""
+        names = dict(enumerate(self.federation.domain_names))
+        numbers = self.federation.clients[0].domains.tolist()
+        return [names.get(number) or self.config.site for number in numbers]
 
 
 def site_of(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Site:

@@ -30,6 +30,7 @@ from feddg.deploy.wire import (
     MOST_DOMAINS,
     REGISTER,
     STATISTICS,
+    TARGETS,
     TRAIN,
     Payload,
     Registration,
@@ -598,6 +599,16 @@ class FlowerTransport:
         self._has_context: set[int] = set()
         self._waited_for: set[str] = set()
         self._missing: set[int] = set()
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes in the order of their numbers, as sites are told; none without names."""
+        names = tuple(json.loads(self.fields.get("classes", "[]")))
+        return () if names == (TARGETS,) else names
+
+    @class_names.setter
+    def class_names(self, names: Sequence[str]) -> None:
+        self.fields["classes"] = json.dumps(list(names))
 
     @property
     def ledger(self) -> Ledger:

@@ -42,6 +42,8 @@ DTYPES = frozenset(
     ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
 )
 """Number types allowed in messages."""
+TARGETS = "targets"
+"""What stands for the classes of sites whose programs do not name any."""
 MOST_PARTS, MOST_ENTRIES, MOST_CHARACTERS = 16, 100_000, 4_000_000
 """Limits per message: parts, entries, characters of a text."""
 LONGEST_NAME = 300

@@ -13,11 +13,20 @@ from torch import Tensor, nn
 from feddg.data.pixels import Pixels, as_unit
 from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, first_names
+from feddg.evaluation.decision import Decision, Part, decide
+from feddg.evaluation.intervals import effective_number
 from feddg.evaluation.metrics import Predictions, measure, student
+from feddg.evaluation.subgroups import subgroup_rows
+from feddg.models.network import Network
 from feddg.models.task import CLASSIFICATION, Task
-from feddg.records import LAST, EvaluationRow
+from feddg.models.trained import digest_of_fixed_features
+from feddg.records import LAST, DecisionTable, EvaluationRow, SubgroupRow
 from feddg.rng import stream
 
+Answers = Callable[[Tensor], Tensor]
+"""Maps the rows ``(B,)`` of a batch to outputs ``(B, ...)``."""
+MOST_KEPT = 2**28
+"""Most bytes of features that are kept for an evaluation's next passes."""
 ONE_IMAGE = "one image"
 """What a predictor needs whose answer depends on nothing but the image."""
 NOT_FINITE = "the model's outputs for {} are not finite (NaN or infinite): it cannot be evaluated"
@@ -62,6 +71,7 @@ class Score:
             ``loss``, ``metrics`` and ``values`` means.
         confidence: mean largest probability, in [0, 1]; NaN for another task.
         values: ``(examples,)`` the task's score of each image, in the order of the data set.
+        groups: ``(examples,)`` integers, the group of each image; None if images are independent.
     """
 
     split: str
@@ -74,6 +84,7 @@ class Score:
     models: int = 1
     confidence: float = math.nan
     values: numpy.ndarray = field(default_factory=lambda: numpy.zeros(0), repr=False)
+    groups: numpy.ndarray | None = field(default=None, repr=False)
 
     @property
     def accuracy(self) -> float:
@@ -87,8 +98,8 @@ class Score:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of :attr:`mean` over images of this domain."""
-        return _mean_and_interval(self.values)[1]
+        """The 95 % interval of :attr:`mean` over images of this domain, or over groups of them."""
+        return _mean_and_interval(self.values, self.groups)[1]
 
     def minus(self, other: "Score") -> tuple[float, tuple[float, float]]:
         """Returns the mean difference to another model's score, and its 95 % interval.
@@ -104,7 +115,7 @@ class Score:
                 f"only scores of the same images can be paired: these are of {len(self.values)} "
                 f"and of {len(other.values)}"
             )
-        return _mean_and_interval(self.values - other.values)
+        return _mean_and_interval(self.values - other.values, self.groups)
 
     def row(self, round: int, with_confusion: bool = False, weights: str = LAST) -> EvaluationRow:
         """Returns the row for the run folder's metrics file."""
@@ -115,18 +126,29 @@ class Score:
             accuracy=self.accuracy,
             loss=self.loss,
             examples=self.examples,
+            groups=None if self.groups is None else len(numpy.unique(self.groups)),
+            independent=None if self.groups is None else effective_number(self.values, self.groups),
             metrics=dict(self.metrics),
             confusion=self.confusion.tolist() if with_confusion else None,
             weights=weights,
         )
 
 
-def _mean_and_interval(values: numpy.ndarray) -> tuple[float, tuple[float, float]]:
-    """Returns a mean and its 95 % interval by Student's t, which one value leaves unbounded."""
-    mean, count = float(values.mean()), len(values)
-    if count < 2:
+def _mean_and_interval(
+    values: numpy.ndarray, groups: numpy.ndarray | None = None
+) -> tuple[float, tuple[float, float]]:
+    """Returns a mean over images and its 95 % interval by Student's t, over groups if any.
+
+    One image, or one group, leaves it unbounded.
+    """
+    mean, each, count = float(values.mean()), values - values.mean(), len(values)
+    if groups is not None:
+        _, own = numpy.unique(groups, return_inverse=True)
+        each = numpy.bincount(own, weights=each)
+    if len(each) < 2:
         return mean, (-math.inf, math.inf)
-    half = student(count - 1) * float(values.std(ddof=1)) / math.sqrt(count)
+    error = math.sqrt(len(each) / (len(each) - 1) * float(each @ each)) / count
+    half = student(len(each) - 1) * error
     return mean, (mean - half, mean + half)
 
 
@@ -171,6 +193,10 @@ class Evaluation:
         autocast: opens the precision context.
         paths: file of each row of the store, for tables of single images; may be empty.
         task: gives loss and score.
+        kept: what a frozen featurizer gave for each batch, see :meth:`answers`.
+        groups: ``(n,)`` integers, the group of all rows; None if images are independent.
+        subgroups: further columns of all rows, ``(n,)`` texts by name.
+        decision: what is decided about one class; None for nothing.
     """
 
     pixels: Pixels
@@ -184,6 +210,12 @@ class Evaluation:
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
     paths: Sequence[str] = ()
     task: Task = CLASSIFICATION
+    groups: numpy.ndarray | None = None
+    subgroups: Mapping[str, numpy.ndarray] = field(default_factory=dict)
+    decision: Decision | None = None
+    kept: dict[tuple[nn.Module, str, bytes], Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def scores(self, predictor: nn.Module, outputs: list[Outputs] | None = None) -> list[Score]:
         """Returns the scores of ``predictor``, after setting it to eval mode.
@@ -196,18 +228,58 @@ class Evaluation:
         """
         predictor.eval()
         scores = []
+        outputs = [] if outputs is None and self.decision is not None else outputs
         for part, logits in zip(self.parts(), self.predictions(predictor), strict=True):
             scores.append(self._score(logits, *part))
             if outputs is not None:
                 outputs.append((part[2], logits))
-        return scores
+        if self.decision is None:
+            return scores
+        table = self.decided(outputs or [])
+        return [
+            replace(score, metrics={**score.metrics, **row.metrics})
+            for score, row in zip(scores, table.rows, strict=True)
+        ]
+
+    def decided(self, outputs: Sequence[Outputs]) -> DecisionTable:
+        """Returns what the decision gives, from the outputs of all parts.
+
+        Its threshold is chosen on in-domain validation.
+        """
+        assert self.decision is not None
+        parts = [
+            Part(
+                split,
+                self.domain_names[domain],
+                self.labels[rows] == self.decision.of,
+                logits.double().softmax(1)[:, self.decision.of].numpy(),
+                None if self.groups is None else self.groups[rows],
+            )
+            for (split, domain, rows), (_, logits) in zip(self.parts(), outputs, strict=True)
+        ]
+        return decide(parts, self.decision)
+
+    def by_subgroup(self, outputs: Sequence[Outputs]) -> list[SubgroupRow]:
+        """Returns accuracy by subgroup of every split, from the outputs of all parts."""
+        by_split: dict[str, list[tuple[numpy.ndarray, numpy.ndarray]]] = {}
+        for (split, _, rows), (_, logits) in zip(self.parts(), outputs, strict=True):
+            values = self.task.score(logits, torch.from_numpy(self.labels[rows])).numpy()
+            by_split.setdefault(split, []).append((rows, values))
+        found: list[SubgroupRow] = []
+        for split, parts in by_split.items():
+            rows, values = (numpy.concatenate(part) for part in zip(*parts))
+            columns = {name: column[rows] for name, column in self.subgroups.items()}
+            own = None if self.groups is None else self.groups[rows]
+            found += subgroup_rows(split, columns, values, own)
+        return found
 
     def predictions(self, predictor: nn.Module) -> Iterator[Tensor]:
         """Yields the logits of each part, as :meth:`predict` returns them."""
+        answers = self.answers(predictor)
         for _, _, rows in self.parts():
             if isinstance(predictor, Resettable):
                 predictor.reset()
-            yield self.predict(predictor, rows)
+            yield self.predict(predictor, rows, answers)
 
     def support(self) -> Iterator[tuple[str, str, list[int]]]:
         """Yields each split and domain with its number of images per class."""
@@ -231,8 +303,16 @@ class Evaluation:
                 f"the task's score is {values[bad]} for image {bad} of {name}; it must be a number "
                 "for every image, also where there is nothing to find"
             )
+        groups = None if self.groups is None else self.groups[rows]
         score = Score(
-            split, name, float(values.sum(dtype=float)), len(rows), loss, confusion, values=values
+            split,
+            name,
+            float(values.sum(dtype=float)),
+            len(rows),
+            loss,
+            confusion,
+            values=values,
+            groups=groups,
         )
         if not task.has_classes:
             return score
@@ -247,23 +327,55 @@ class Evaluation:
             confidence=float(outputs.softmax(1).amax(1).mean()),
         )
 
-    def predict(self, predictor: nn.Module, rows: numpy.ndarray) -> Tensor:
+    def predict(
+        self, predictor: nn.Module, rows: numpy.ndarray, answers: Answers | None = None
+    ) -> Tensor:
         """Returns the outputs ``(len(rows), ...)`` on the CPU in float32.
 
         If predictions depend on the batch (``needs`` is not one image), rows are shuffled, so that
         batches are not sorted by class, and batches have about equal size.
+
+        Args:
+            predictor: maps images to outputs.
+            rows: of the store.
+            answers: :meth:`answers` of the predictor, if known.
         """
+        answers = answers or self.answers(predictor)
         order = torch.arange(len(rows))
         batches = order.split(self.batch_size)
         if getattr(predictor, "needs", ONE_IMAGE) != ONE_IMAGE:
             order = torch.randperm(len(rows), generator=stream(0, "evaluation order"))
             batches = order.tensor_split(-(-len(rows) // self.batch_size))
         with torch.inference_mode(), self.autocast():
-            parts = [
-                predictor(as_unit(self.pixels.gather(part, self.device))).float()
-                for part in (torch.from_numpy(rows)[batch] for batch in batches)
-            ]
+            parts = [answers(torch.from_numpy(rows)[batch]).float() for batch in batches]
         return torch.cat(parts).cpu()[order.argsort()]
+
+    def answers(self, predictor: nn.Module) -> Answers:
+        """Returns what maps a batch's rows to a predictor's outputs, with its weights as they are.
+
+        What a frozen featurizer gives is kept, up to 256 MB: the next pass is that of the head.
+        """
+
+        def images(part: Tensor) -> Tensor:
+            return as_unit(self.pixels.gather(part, self.device))
+
+        digest = digest_of_fixed_features(predictor)
+        if not digest or not isinstance(predictor, Network):
+            return lambda part: predictor(images(part))
+        network = predictor
+
+        def answers(part: Tensor) -> Tensor:
+            key = network, digest, part.numpy().tobytes()
+            features = self.kept.get(key)
+            if features is None:
+                features = network.featurizer(network.normalize(images(part)))
+                if sum(one.nbytes for one in self.kept.values()) + features.nbytes <= MOST_KEPT:
+                    self.kept[key] = features.cpu()
+            embeddings = network.embedding(features.to(self.device))
+            logits: Tensor = network.classifier(embeddings)
+            return logits
+
+        return answers
 
 
 def about_support(

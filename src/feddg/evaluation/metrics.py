@@ -204,6 +204,34 @@ def _auroc(predictions: Predictions) -> float | None:
     return float(numpy.mean([area_under_roc(*pair) for pair in pairs]))
 
 
+def _of_decision(predictions: Predictions) -> float | None:
+    """A decision's numbers need a threshold from validation: ``Evaluation.scores`` adds them."""
+    return None
+
+
+for _place, (_name, _title, _summary) in enumerate(
+    (
+        (
+            "decision_auroc",
+            "AUROC of the decision",
+            "area under its ROC curve, of evaluate.decision",
+        ),
+        ("decision_ap", "AP of the decision", "average precision of evaluate.decision"),
+        ("sensitivity", "Sensitivity", "share of evaluate.decision that is called so"),
+        ("specificity", "Specificity", "share of the others that is not called so"),
+    )
+):
+    register_metric(
+        Metric(
+            name=_name,
+            title=_title,
+            summary=f"{_summary}, in [0, 1]",
+            compute=_of_decision,
+            order=50 + _place,
+        )
+    )
+
+
 def area_under_roc(positive: numpy.ndarray, scores: numpy.ndarray) -> float:
     """Returns the AUROC by the Mann-Whitney statistic; ties count half.
 
@@ -218,12 +246,12 @@ def area_under_roc(positive: numpy.ndarray, scores: numpy.ndarray) -> float:
         In [0, 1]: 0.5 is chance. Not a number if a score is none.
     """
     count = int(positive.sum())
-    above = _ranks(scores)[positive].sum() - count * (count + 1) / 2
+    above = ranks(scores)[positive].sum() - count * (count + 1) / 2
     return float(above / (count * (len(positive) - count)))
 
 
-def _ranks(values: numpy.ndarray) -> numpy.ndarray:
-    """Ranks from 1; ties get their mean. Written here because scipy.stats is slow to import."""
+def ranks(values: numpy.ndarray) -> numpy.ndarray:
+    """Returns ranks from 1; ties get their mean. scipy.stats has it, and is slow to import."""
     if numpy.isnan(values).any():
         return numpy.full(len(values), numpy.nan)
     _, places, counts = numpy.unique(values, return_inverse=True, return_counts=True)

@@ -17,9 +17,11 @@ from torch import Tensor
 
 from feddg.evaluation.metrics import student
 from feddg.models.closed_form import extended, solved
-from feddg.records import Row
+from feddg.records import ClientsTable, Row
 from feddg.rng import numpy_stream
 
+REAL_CLIENTS: Final = "client"
+"""The partition whose clients are who really holds the images."""
 LEVEL: Final = 0.9
 """How often an interval should contain the truth."""
 _student = partial(student, level=LEVEL)
@@ -486,6 +488,8 @@ AS_IF: Final = 2
 """... with the weight of two sites."""
 OFFSET, SLOPE = 0.1, 0.5
 """Prior deviations of the calibration's offset from 0 and slope from 1."""
+LEAST_SITES: Final = 3
+"""Fewer sites that took no part do not show how far one is from another."""
 ENOUGH_SITES: Final = round(LEVEL / (1 - LEVEL))
 """From nine sites on, the interval is jackknife+'s, which assumes no distribution of errors."""
 
@@ -501,6 +505,10 @@ class Estimate(NamedTuple):
     def reach(self) -> float:
         """The distance to the farther end of the interval."""
         return max(self.high - self.value, self.value - self.low)
+
+    def __str__(self) -> str:
+        ends = f"between {self.low:.0%} and {self.high:.0%}"
+        return f"{self.value:.0%}, {ends} about nine times in ten"
 
 
 def calibration(signals: numpy.ndarray, truths: numpy.ndarray) -> tuple[float, float, float]:
@@ -551,18 +559,12 @@ def calibrated(
         correct: whether sites correct the estimate. Those of another model do not: they say how far
             estimates are off, not in which direction.
     """
-    line_of = calibration if correct else lambda *_: (0.0, 0.0, 0.0)
     own, true = numpy.array(signals, float), numpy.array(truths, float)
-
-    def at(value: float, line: tuple[float, float, float]) -> float:
-        offset, slope, centre = line
-        return min(1.0, max(0.0, value + offset + slope * (value - centre)))
-
-    middle = at(signal, line_of(own, true))
-    lines = [line_of(numpy.delete(own, i), numpy.delete(true, i)) for i in range(len(own))]
-    errors = numpy.array([abs(true[i] - at(own[i], line)) for i, line in enumerate(lines)])
+    middle = _on(_line(own, true, correct), signal)
+    lines = _lines_without_a_site(own, true, correct)
+    errors = numpy.array([abs(true[i] - _on(line, own[i])) for i, line in enumerate(lines)])
     if len(own) >= ENOUGH_SITES:
-        there = numpy.array([at(signal, line) for line in lines])
+        there = numpy.array([_on(line, signal) for line in lines])
         rank = math.ceil(LEVEL * (len(own) + 1) - 1e-9)
         low = float(numpy.sort(there - errors)[len(own) - rank])
         high = float(numpy.sort(there + errors)[rank - 1])
@@ -572,6 +574,54 @@ def calibrated(
         low, high = middle - _student(weight) * deviation, middle + _student(weight) * deviation
     least = _student(math.inf) * math.sqrt((middle * (1 - middle) + 0.25 / images) / images)
     return _within(middle, min(low, middle - least), max(high, middle + least))
+
+
+Line = tuple[float, float, float]
+"""What :func:`calibration` returns."""
+
+
+def _line(signals: numpy.ndarray, truths: numpy.ndarray, correct: bool) -> Line:
+    return calibration(signals, truths) if correct else (0.0, 0.0, 0.0)
+
+
+def _lines_without_a_site(
+    signals: numpy.ndarray, truths: numpy.ndarray, correct: bool
+) -> list[Line]:
+    every = range(len(signals))
+    return [_line(numpy.delete(signals, i), numpy.delete(truths, i), correct) for i in every]
+
+
+def _on(line: Line, value: float) -> float:
+    offset, slope, centre = line
+    return min(1.0, max(0.0, value + offset + slope * (value - centre)))
+
+
+def errors_at_sites(
+    signals: Sequence[float], truths: Sequence[float], *, correct: bool = True
+) -> list[float]:
+    """Returns by how much estimates are above the truth at left-out sites, each a new one.
+
+    The arguments are those of :func:`calibrated`; each estimate is corrected by the other sites.
+    """
+    own, true = numpy.array(signals, float), numpy.array(truths, float)
+    lines = _lines_without_a_site(own, true, correct)
+    return [float(_on(line, own[i]) - true[i]) for i, line in enumerate(lines)]
+
+
+def apart(clients: ClientsTable | None, partition: str | None) -> set[int]:
+    """Returns the clients that are sites of their own: who left out, they are new to the others.
+
+    They are who really holds images, or nobody else holds images of their domains: other shards of
+    the same images are no new site.
+
+    Args:
+        clients: the clients' data; None if unknown.
+        partition: the setting ``clients.partition``.
+    """
+    rows = clients.clients if clients else []
+    holders = numpy.sum([numpy.sign(row.domains) for row in rows], axis=0)
+    alone = {row.id for row in rows if (holders[numpy.array(row.domains) > 0] == 1).all()}
+    return {row.id for row in rows} if partition == REAL_CLIENTS else alone
 
 
 def at_a_new_site(accuracies: Sequence[float]) -> Estimate:

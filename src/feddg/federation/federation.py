@@ -72,7 +72,10 @@ class Federation:
     Attributes:
         state: where the server begins: None for before round 1.
         remote: whether clients are elsewhere, and store their own memory.
+        domain_names: the domains of the clients here, by number; empty where they have no name.
     """
+
+    domain_names: tuple[str, ...] = ()
 
     def __init__(
         self,

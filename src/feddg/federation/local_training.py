@@ -4,6 +4,7 @@ import functools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
@@ -144,10 +145,26 @@ def load_weights(network: nn.Module, weights: Weights) -> None:
         torch._foreach_copy_([state[name] for name in weights], list(weights.values()))
 
 
-def widened(message: Message) -> Message:
-    """Returns a message with float32 where mixed precision left 16 bits, which no schema takes."""
+def widened(message: Message, method: Method, purpose: str) -> Message:
+    """Returns a message with float32 where mixed precision left 16 bits that nobody declared.
+
+    Args:
+        message: what the client sends.
+        method: the method that declares it.
+        purpose: as in ``Method.sends``: ``statistics``, ``update`` or ``answer:...``.
+    """
+
+    def undeclared(name: str, dtype: torch.dtype) -> bool:
+        fitting = (
+            own for key, own in method.sends.items() if fnmatchcase(f"{purpose}/{name}", key)
+        )
+        return not any(schema.dtype == dtype for schema in fitting)
+
     half = (torch.bfloat16, torch.float16)
-    tensors = {n: t.float() if t.dtype in half else t for n, t in message.tensors.items()}
+    tensors = {
+        name: tensor.float() if tensor.dtype in half and undeclared(name, tensor.dtype) else tensor
+        for name, tensor in message.tensors.items()
+    }
     return Message(tensors, message.scalars)
 
 
@@ -156,7 +173,7 @@ def client_statistics(client: Client, method: Method) -> Message:
     with _local_work(client), torch.no_grad(), client.worker.autocast():
         load_weights(client.network, client.received)
         client.network.eval()
-        return widened(method.client_statistics(client) or Message())
+        return widened(method.client_statistics(client) or Message(), method, "statistics")
 
 
 def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> Update:
@@ -196,13 +213,17 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
             if selection is not None:
                 selection.restore()
             try:
-                extras = widened(method.report(client))
+                extras = widened(method.report(client), method, "update")
             except Exception:
                 client.mean_terms()  # a loss that is not finite is the cause, and says so
                 raise
     client.worker.optimization.spent = client.optimizer
     state = client.network.state_dict()
     client.memory.update({name: state[name].detach().clone() for name in local})
+    strange = [(n, type(v).__name__) for n, v in client.memory.items() if not isinstance(v, Tensor)]
+    if strange:
+        name, kind = strange[0]
+        raise ClientError(f"client.memory[{name!r}] is of type {kind}, and must be a tensor")
     clipped = any(defence.clips for defence in defences.defences)
     terms, spoiled = ({}, None) if clipped else client.mean_terms(not_finite(client.memory))
     if spoiled is not None:
@@ -238,7 +259,7 @@ def answer(
             return HeadStart(method).answer(client, name, question)
         _start(client, method)
         client.network.eval()
-        return widened(method.answer(client, name, question))
+        return widened(method.answer(client, name, question), method, f"answer:{name}")
 
 
 def _before_round_1(client: Client) -> bool:

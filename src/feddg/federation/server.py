@@ -1,7 +1,7 @@
 """The server: the round loop, for any transport."""
 
 import logging
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from feddg.federation import averages
 from feddg.federation.transport import FROZEN, Ledger, Reply, Transport
 from feddg.federation.validation import ChangeSizes, MessageChecks
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights, joined
-from feddg.methods.base import LeavesOut, Method, Round, RoundHook, State, name_clients
+from feddg.methods.base import Forgets, LeavesOut, Method, Round, RoundHook, State, name_clients
 from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.records import RoundRow
 from feddg.settings import ServerSettings
@@ -302,6 +302,27 @@ class Server:
                 state = self.method.aggregate(self.state.next(), updates)
                 self.state = self.hooks.completed(state, round)
         return round.row
+
+    def forget(self, client: int, others: Sequence[int]) -> None:
+        """Takes a client's part out of a model in closed form, in a round that all others answer.
+
+        Args:
+            client: its id; it is asked for its sums once more.
+            others: ids of the clients whose part stays.
+
+        Raises:
+            NotEnoughUpdates: the client's sums cannot be used.
+            RunError: they are not those of training, or the total was not kept.
+        """
+        assert isinstance(self.method, Forgets)
+        number, before = self.state.round + 1, self.state
+        asked = Round(number, [client], before, 1, self.ledger.bytes)
+        sent = self.hooks.broadcast(self.method.broadcast(before), asked)
+        updates = self.hooks.received(self.transport.train([client], sent), asked)
+        (update,) = (update.keep() for update in updates)
+        round = Round(number, [*others], before, 1, self.ledger.bytes, forgotten=(client,))
+        state = self.method.without(before.next(), update)
+        self.state = self.hooks.completed(replace(state, rounds=number), round)
 
     def _attempts(self) -> Iterator[Round]:
         """Yields attempts at the next round until one counts.

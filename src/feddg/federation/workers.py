@@ -447,4 +447,5 @@ def share_of_batches(
     evaluation: Evaluation, predictor: nn.Module, rank: int, size: int
 ) -> list[Tensor]:
     """Returns the logits of a process's share of batches."""
-    return [evaluation.predict(predictor, rows) for rows in batches_of(evaluation)[rank::size]]
+    answers, batches = evaluation.answers(predictor), batches_of(evaluation)[rank::size]
+    return [evaluation.predict(predictor, rows, answers) for rows in batches]

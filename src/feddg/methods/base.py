@@ -121,8 +121,8 @@ class Method:
             moves them, and the method checks them itself.
     """
 
-    name: ClassVar[str]
-    title: ClassVar[str]
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""
     aliases: ClassVar[tuple[str, ...]] = ()
     summary: ClassVar[str] = ""
     settings: MethodSettings
@@ -165,7 +165,7 @@ class Method:
             self.settings = self.Settings(**fields) if settings is None else settings
         except ValidationError as error:
             fault = field_fault(error, list(self.Settings.model_fields))
-            raise ExperimentError(f"method {self.name}: {fault}") from None
+            raise ExperimentError(f"method {self.name or type(self).__name__}: {fault}") from None
 
     # What is trained
 
@@ -332,6 +332,7 @@ class Round:
         estimates: estimated accuracy where there are no labels.
         evaluating: seconds the evaluation took.
         left_out: accuracy at clients of a model trained without them, if it was measured.
+        forgotten: clients whose part is taken out of the model.
         groups: before round 1: how the method grouped the clients, if it did.
         statistics: before round 1: what clients sent, stacked over them by name.
         terms: mean of each loss term over the used updates, weighted by examples; with
@@ -352,6 +353,7 @@ class Round:
     estimates: Sequence[EstimateRow] = ()
     evaluating: float = 0.0
     left_out: Mapping[int, float] = field(default_factory=dict)
+    forgotten: tuple[int, ...] = ()
     groups: Groups = field(default_factory=dict)
     statistics: Weights = field(default_factory=dict)
     terms: dict[str, float] = field(default_factory=dict)
@@ -396,6 +398,7 @@ class Round:
             bytes_up=self.bytes["up"] - self._before["up"],
             bytes_down=self.bytes["down"] - self._before["down"],
             left_out=self.left_out,
+            forgotten=self.forgotten,
         )
 
     def too_few(self, good: int) -> NotEnoughUpdates:
@@ -583,7 +586,7 @@ M = TypeVar("M", bound=type[Method])
 
 
 def _names(method: type[Method]) -> tuple[str, ...]:
-    if not hasattr(method, "name"):
+    if not method.name:
         raise ExperimentError(f'{method.__qualname__} has no name; give the class a name = "..."')
     return (method.name, *method.aliases)
 
@@ -653,6 +656,15 @@ class LeavesOut(Protocol):
 
     def left_out(self, state: State) -> dict[int, tuple[float, float]]:
         """Returns accuracy and mean largest probability of that model, by client id."""
+        ...
+
+
+@runtime_checkable
+class Forgets(Protocol):
+    """A method from whose model a client's part can be taken out."""
+
+    def without(self, state: State, update: Update) -> State:
+        """Returns the state without a client's update, made again, before ``after_round``."""
         ...
 
 

@@ -154,7 +154,7 @@ def check_task(method: type[Method], task: Task, dense: bool) -> None:
     Args:
         method: the method.
         task: the task.
-        dense: whether targets have the images' height and width.
+        dense: whether targets may tell of places in images.
     """
     if not task.has_classes and not _runs_any_task(method):
         raise ExperimentError(
@@ -164,8 +164,9 @@ def check_task(method: type[Method], task: Task, dense: bool) -> None:
         )
     if dense and method.moves_pixels:
         raise ExperimentError(
-            f"{method.name} moves the pixels of images, and targets of their height and width "
-            "would stay behind: choose another method, or train.augmentation, which moves both"
+            f"{method.name} moves the pixels of images, and targets of two or more sides, or of a "
+            "number for each pixel, would stay behind: choose another method, or "
+            "train.augmentation, which moves masks, too"
         )
 
 

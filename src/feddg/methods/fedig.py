@@ -82,8 +82,8 @@ class FedIGSettings(MethodSettings):
     )
     mixing: tuple[float, float] = Field(
         (0.0, 1.0),
-        description="range of u (paper: 0 to 1; Table 6: 0 to 0.5, 0.5 to 1, -0.1 to 1.1; twice "
-        "the same number holds u there, Table 1: 0 is global, 1 instance)",
+        description="range of u (paper: 0 to 1; Table 6: 0 to 0.5, 0.5 to 1, -0.1 to 1.1, the "
+        "widest taken; twice the same number holds u there, Table 1: 0 is global, 1 instance)",
     )
     average: Literal["deviation", "variance"] = Field(
         "deviation", description="what the server averages (the paper speaks of deviations)"
@@ -100,8 +100,8 @@ class FedIGSettings(MethodSettings):
     @field_validator("mixing")
     @classmethod
     def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
-        if not -1 <= value[0] <= value[1] <= 2:
-            raise ValueError("must be two numbers from -1 to 2, the smaller first")
+        if not -0.1 <= value[0] <= value[1] <= 1.1:  # further out, more deviations fall below 0
+            raise ValueError("must be two numbers from -0.1 to 1.1, the smaller first")
         return value
 
 

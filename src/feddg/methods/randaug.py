@@ -19,7 +19,6 @@ Decisions:
 """
 
 from dataclasses import replace
-from threading import Lock
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,12 +27,10 @@ from torch import Tensor
 
 from feddg.clients.client import Batch, Client
 from feddg.methods.base import Method, MethodSettings, register
+from feddg.rng import DrawnFrom
 
 if TYPE_CHECKING:
     from torchvision.transforms.v2 import RandAugment
-
-_global_generator = Lock()
-"""Held while torchvision draws from the global generator, which all threads share."""
 
 
 class RandAugSettings(MethodSettings):
@@ -79,14 +76,12 @@ def each(transform: "RandAugment", images: Tensor, seed: int) -> Tensor:
     """Transforms images one by one, each with its own draws; equal seeds give equal draws.
 
     Args:
-        transform: torchvision's transform, which reads the global generator; this is set to
-            ``seed`` and restored afterwards.
+        transform: torchvision's transform.
         images: ``(B, 3, H, W)`` float RGB in [0, 1].
         seed: seed of all draws.
     """
     # The operations on colour are defined for bytes.
     raw = (images * 255).round().to(torch.uint8)
-    with _global_generator, torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with DrawnFrom(seed):
         varied = torch.stack([transform(image) for image in raw])
     return (varied.to(images.dtype) / 255).contiguous(memory_format=torch.channels_last)

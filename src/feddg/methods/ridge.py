@@ -47,7 +47,8 @@ Decisions:
     A is symmetric: its upper half travels, what is off the diagonal times sqrt 2, so that lengths
     are those of the matrix. The sums are entries of the network, so that secure aggregation,
     clipping and noise treat them as any update; the server takes their plain mean, and wipes them
-    once it has solved. Whatever makes images joins in: with `ridge+ccst` or `ridge+randconv` the
+    once it has solved, but for their total, without which no site could be taken out of the model
+    again. Whatever makes images joins in: with `ridge+ccst` or `ridge+randconv` the
     features of stylized or randomly filtered copies are in the sums, too. All clients are asked by
     default. Where images are private nobody is asked: lambda is `when_unknown`, s is 16; so it is
     with a single client, and under `class_means`, where a client cannot take its part off what was
@@ -64,7 +65,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from feddg.clients.client import Batch, Client
-from feddg.errors import ClientError, ExperimentError, NotEnoughUpdates
+from feddg.errors import ClientError, ExperimentError, NotEnoughUpdates, RunError
 from feddg.messages import EntrySchema, Message, Refusal, Update, Weights
 from feddg.methods.base import Ask, FoundOut, Method, MethodSettings, State, name_clients, register
 from feddg.models.closed_form import (
@@ -95,6 +96,8 @@ WEIGHT, BIAS = "classifier.weight", "classifier.bias"
 IMAGES, LEFT_OUT, CONFIDENCE, PENALTY, SCALE, ESTIMATE = (
     f"ridge/{name}" for name in ("images", "left_out", "confidence", "penalty", "scale", "estimate")
 )
+TOTAL_GRAM, TOTAL_CROSS, TOTAL_IMAGES = (f"ridge/total/{n}" for n in ("gram", "cross", "images"))
+"""What the server keeps of all sums together, so that a site can be taken out of them."""
 SENSITIVITY = math.sqrt(2)
 """How far leaving an image out moves both sums together, where features are clipped; replacing one
 by another moves them by up to 1.41 times as much."""
@@ -393,6 +396,9 @@ class Ridge(Method):
         sums = {name: state.weights[name] for name in (GRAM, CROSS) if name in state.weights}
         chosen, images = self.settings, int(state.extras[IMAGES])
         gram = unpacked(state.extras.pop(ESTIMATE) if chosen.class_means else sums[GRAM])
+        if self.asks:
+            kept = {TOTAL_GRAM: sums[GRAM], TOTAL_CROSS: sums[CROSS]}
+            state.extras |= kept | {TOTAL_IMAGES: torch.tensor(images)}
         choice = self._choice(state, ask)
         if chosen.solution == "published":
             choice = Choice(0.0 if chosen.class_means else chosen.when_unknown, 1.0, [], [])
@@ -407,6 +413,42 @@ class Ridge(Method):
         }
         state.extras[PENALTY] = torch.tensor(choice.penalty, dtype=torch.float64)
         state.extras[SCALE] = torch.tensor(choice.scale, dtype=torch.float64)
+        return state
+
+    def without(self, state: State, update: Update) -> State:
+        """Takes a client's sums out of the total; :meth:`after_round` solves for what is left.
+
+        Args:
+            state: after the round.
+            update: the client's, made again.
+
+        Raises:
+            RunError: the total was not kept, nothing would be left, or the update is not what went
+                into the total.
+        """
+        if TOTAL_GRAM not in state.extras:
+            raise RunError(
+                "the sums of this run were not kept (they were noised, estimated, or another "
+                "version's), so that no client can be taken out of them"
+            )
+        total, own = int(state.extras[TOTAL_IMAGES]), update.examples
+        rest = total - own
+        gram, cross = (
+            (total * state.extras[kept] - own * update.weights[name].to(state.extras[kept]))
+            / max(rest, 1)
+            for kept, name in ((TOTAL_GRAM, GRAM), (TOTAL_CROSS, CROSS))
+        )
+        if rest < 1:
+            raise RunError(f"client {update.client} held all images of the model: nothing is left")
+        if fault := sums_fault(unpacked(gram), cross, rest, several=True):
+            raise RunError(
+                f"client {update.client} sent other sums than in training (without them the rest "
+                f"would be impossible: {fault}); its images must be as they were then"
+            )
+        left_out, confidence = (state.extras[n].clone() for n in (LEFT_OUT, CONFIDENCE))
+        left_out[update.client] = confidence[update.client] = -1.0
+        state.weights = state.weights | {GRAM: gram, CROSS: cross}
+        state.extras |= {LEFT_OUT: left_out, CONFIDENCE: confidence, IMAGES: torch.tensor(rest)}
         return state
 
     def left_out(self, state: State) -> dict[int, tuple[float, float]]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from feddg.errors import ExperimentError, WeightsError, nearest
 from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD, Embedding, Network, tried
 from feddg.registry import Registry
-from feddg.rng import derive_seed
+from feddg.rng import DrawnFrom, derive_seed
 from feddg.settings import IMAGENET
 from feddg.storage import digest, is_file, why
 
@@ -359,7 +359,7 @@ def split_network(
         trunk, linear = None, nn.Identity()
     model.train(training)
     featurizer = trunk or Whole(model, classes)
-    with torch.random.fork_rng(devices=[]):
+    with DrawnFrom(seed):
         network = Network(featurizer, classes, seed=seed, mean=mean, std=std)
     network.classifier = linear
     return network
@@ -423,8 +423,7 @@ def build_network(
         ExperimentError: the backbone is unknown, or does not accept such images.
         WeightsError: the weights cannot be found or do not fit.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(seed, "init"))
+    with DrawnFrom(derive_seed(seed, "init")):
         featurizer = _featurizer(backbone, image_size)
         if weights is not None:
             load_pretrained(featurizer, backbone, weights)
@@ -651,7 +650,7 @@ def _timm_imagenet(name: str, size: int | None) -> dict[str, Tensor]:
         raise WeightsError(f"timm has no pretrained weights for backbone {name!r}")
     try:
         # What it would have been initialised with is drawn, and must not show in what comes after.
-        with torch.random.fork_rng(devices=[]):
+        with DrawnFrom(0):
             return dict(_timm_model(name, size, pretrained=True).state_dict())
     except Exception as error:  # the hub's client raises many kinds
         reason = next(iter(str(error).splitlines()), type(error).__name__)

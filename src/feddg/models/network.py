@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from feddg.rng import Ahead, derive_seed, stream
+from feddg.rng import Ahead, DrawnFrom, derive_seed, stream
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -110,8 +110,7 @@ class Network(nn.Module):
         Methods create their heads like this: ``heads["x"] = network.initialised("x", lambda:
         ...)``.
         """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(self.seed, "init", name))
+        with DrawnFrom(derive_seed(self.seed, "init", name)):
             return build()
 
     @property
@@ -122,7 +121,7 @@ class Network(nn.Module):
 
 def tried(model: nn.Module, inputs: Tensor) -> Tensor:
     """Returns a model's outputs, in eval mode from now on; another call draws the same again."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), DrawnFrom(0):
         outputs: Tensor = model.eval()(inputs)
     return outputs
 

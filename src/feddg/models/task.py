@@ -125,24 +125,40 @@ class Classification(Task):
         self, outputs: Tensor, targets: Tensor, held: Tensor, train: TrainSettings
     ) -> Tensor:
         """Returns the cross-entropy, with label smoothing and class weights if set."""
-        weights = None
-        if train.class_weights != "none":  # their mean over the client's images is 1
-            counts = held.bincount(minlength=outputs.shape[1]).to(outputs)
-            known = (counts > 0).sum()
-            weights = counts.sum() / (known * counts.clamp(min=1))
-        if weights is not None and train.label_smoothing:
+        if train.class_weights != "none" and train.label_smoothing:
             # PyTorch would weigh the smoothing of each class by the class's weight, so that one
             # which the client lacks would count the most.
-            losses = cross_entropy(
-                outputs, targets, reduction="none", label_smoothing=train.label_smoothing
-            )
-            own = weights[targets].to(losses)
+            losses, own = losses_by_image(outputs, targets, held, train)
             return (own * losses).sum() / own.sum()
+        weights = class_weights(outputs, held, train)
         return cross_entropy(outputs, targets, weights, label_smoothing=train.label_smoothing)
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Returns the sum of the batch's cross-entropies."""
         return cross_entropy(outputs, targets, reduction="sum")
+
+
+def class_weights(outputs: Tensor, held: Tensor, train: TrainSettings) -> Tensor | None:
+    """Returns what each class counts, ``(classes,)``, if not alike; see :meth:`Task.loss_at`."""
+    if train.class_weights == "none":
+        return None
+    counts = held.bincount(minlength=outputs.shape[1]).to(outputs)
+    known = (counts > 0).sum()
+    return counts.sum() / (known * counts.clamp(min=1))  # their mean over the client's images is 1
+
+
+def losses_by_image(
+    outputs: Tensor, targets: Tensor, held: Tensor, train: TrainSettings
+) -> tuple[Tensor, Tensor]:
+    """Returns each image's cross-entropy, and what it counts in a mean; see :meth:`Task.loss_at`.
+
+    Returns:
+        ``(B,)`` both; all images count 1 without class weights.
+    """
+    smoothing = train.label_smoothing
+    losses = cross_entropy(outputs, targets, reduction="none", label_smoothing=smoothing)
+    weights = class_weights(outputs, held, train)
+    return losses, torch.ones_like(losses) if weights is None else weights[targets].to(losses)
 
 
 def is_correct(logits: Tensor, labels: Tensor) -> Tensor:

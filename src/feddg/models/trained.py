@@ -89,6 +89,24 @@ def digest_of(network: Network, names: Iterable[str], *more: Tensor) -> str:
     return digest.hexdigest()
 
 
+def digest_of_fixed_features(model: nn.Module) -> str:
+    """Returns a digest of what a network's features depend on; empty if they may change.
+
+    They may if the featurizer is trained or treats a batch as a whole, if something is hooked to
+    it, or if the network is used in another way than by its own forward.
+    """
+    if not isinstance(model, Network) or model.training or "forward" in vars(model):
+        return ""
+    own = type(model)
+    if own.forward is not Network.forward or own.features is not Network.features:
+        return ""
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    if hooked or any(parameter.requires_grad for parameter in model.featurizer.parameters()):
+        return ""
+    names = [f"featurizer.{name}" for name in model.featurizer.state_dict()]
+    return digest_of(model, names, model.scale, model.shift) if names else ""
+
+
 def fingerprint(model: nn.Module) -> str:
     """Returns a hash of a model's state: names and bits."""
     digest = hashlib.blake2b(digest_size=12)

@@ -9,11 +9,12 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from feddg.data.data_set import DATA_SETS
+from feddg.evaluation.intervals import wilson
 from feddg.models.backbones import weights_license
 from feddg.prediction.model_file import OWN_WAY, ModelDescription
 from feddg.prediction.travel import new_site
 from feddg.records import TEST, VAL, EvaluationRow
-from feddg.runs.diagnostics import split_accuracy, wilson
+from feddg.runs.diagnostics import split_accuracy
 from feddg.runs.reading import SELECTION_RULES, Chosen, LedgerRecord, Run, read_run
 from feddg.settings import IMAGENET
 
@@ -54,7 +55,7 @@ def model_card(run: Path | str, about: ModelDescription) -> str:
         domains=list(zip(clients.domains if clients else (), domains)),
         classes=list(zip(clients.classes if clients else (), classes)),
         tested=tested,
-        rows=[(row, wilson(row.accuracy, row.examples)) for row in rows],
+        rows=[(row, wilson(row.accuracy, row.effective)) for row in rows],
         mean=split_accuracy(evaluations, about.round, TEST),
         messages=_sent(record.ledger),
         new_site=new_site(record, Chosen(evaluations, about.round)),

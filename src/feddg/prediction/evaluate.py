@@ -11,18 +11,25 @@ import numpy
 
 from feddg.data.fingerprint import ImagesFile, file_of
 from feddg.diagnostics import Diagnostic, Progress, silent
-from feddg.errors import AdaptationError, FeddgError, RunError, need
-from feddg.evaluation.accuracy import NOT_FINITE, Evaluation, Score
+from feddg.errors import (
+    AdaptationError,
+    ExperimentError,
+    FeddgError,
+    RunError,
+    need,
+    schema_faults,
+)
+from feddg.evaluation.accuracy import NOT_FINITE, Evaluation, Outputs, Score
 from feddg.evaluation.adaptation import ADAPTATIONS, ClientEnsemble, NoSettings, Parts, read
 from feddg.federation.federation import build_worker
-from feddg.records import AdaptationRow
-from feddg.runs.execute import is_complete
+from feddg.records import AdaptationRow, Details
+from feddg.runs.execute import is_complete, write_details
 from feddg.runs.folder import RunFolder
 from feddg.runs.model import Trained, load_trained
 from feddg.runs.prepare import Images, build_evaluation, cache_folder, load_images
 from feddg.runs.provenance import IMAGES, check_images
 from feddg.runs.reading import ADAPTED, OWN, read_adapted, read_run, require_run
-from feddg.settings import grouped
+from feddg.settings import EvaluateSettings, grouped
 from feddg.storage import file_faults, is_file, replace_file
 
 FILE = "predictions.parquet"
@@ -127,6 +134,59 @@ def evaluate_run(
         rows = (*others, *(row for rows in measured.values() for row in rows))
         open_folder.replace_rows(ADAPTED, rows)
     return Adaptations([row for name in asked for row in measured[name]], refused)
+
+
+def decide_run(
+    folder: Path | str,
+    decision: str,
+    *,
+    specificity: float = 0.95,
+    sensitivity: float | None = None,
+    prevalence: float | None = None,
+    which: str | None = None,
+    batch_size: int | None = None,
+    cache: Path | None = None,
+    progress: Progress = silent,
+) -> Details:
+    """Decides about one class with a run's model: a threshold of in-domain validation everywhere.
+
+    The result is kept in the run's ``details.json``, in place of an earlier one.
+
+    Args:
+        folder: the run's folder, with at least one completed round.
+        decision: the class.
+        specificity: what the threshold reaches on in-domain validation, in (0, 1).
+        sensitivity: the same for sensitivity, in place of specificity.
+        prevalence: share of the class where the model is used, in (0, 1); by default that of the
+            images.
+        which: the selection rule of the model, as in :func:`feddg.load_model`.
+        batch_size: images per batch; the experiment's by default.
+        cache: folder of decoded pixels; the user's cache by default.
+        progress: called with the progress.
+
+    Raises:
+        ExperimentError: there is no such class, or no in-domain validation.
+        RunError: the folder has no model, or the images have changed since the run.
+    """
+    path = Path(folder)
+    require_run(path)
+    trained, cache = load_trained(path, which=which), cache_folder(cache)
+    check_images(path, trained.experiment, cache)
+    wanted = {
+        "decision": decision,
+        "specificity": specificity,
+        "sensitivity": sensitivity,
+        "prevalence": prevalence,
+    }
+    with schema_faults(ExperimentError, "evaluate.", EvaluateSettings.model_fields):
+        settings = EvaluateSettings(**trained.experiment.evaluate.model_dump() | wanted)
+    asked = trained.experiment.model_copy(update={"evaluate": settings})
+    evaluation, _ = _evaluation(replace(trained, experiment=asked), batch_size, cache, progress)
+    outputs: list[Outputs] = []
+    replace(evaluation, decision=None).scores(trained.predictor(), outputs)
+    with RunFolder(path) as open_folder:
+        write_details(open_folder, evaluation, outputs)
+    return read_run(path).details
 
 
 def _evaluation(

@@ -19,7 +19,7 @@ from feddg.data.decoding import Tile, UnusableImageError, decode_parts, names_in
 from feddg.data.inspection import depth_of
 from feddg.data.sets.features import read_rows
 from feddg.diagnostics import Progress, emit, silent
-from feddg.errors import DataError, MissingPackage, RunError
+from feddg.errors import DataError, MissingPackage, RunError, nearest
 from feddg.prediction.classifier import (
     ImageClassifier,
     about_links,
@@ -27,9 +27,10 @@ from feddg.prediction.classifier import (
     image_files,
     load_classifier,
 )
-from feddg.records import as_cell
+from feddg.records import Details, as_cell
 from feddg.runs.diagnostics import refuse_doubtful
-from feddg.storage import alone, file_faults, replace_file
+from feddg.runs.reading import DETAILS
+from feddg.storage import Stamp, alone, file_faults, replace_file, stamp
 from feddg.text import printable
 from feddg.views import Shown
 
@@ -240,18 +241,63 @@ def _written(file: Path) -> str:
     return printable(os.fsencode(file).decode("utf-8", "backslashreplace"))
 
 
-def columns(class_names: Sequence[str], probabilities: bool) -> list[str]:
+@dataclass(frozen=True)
+class Cut:
+    """A class and the probability from which on an image counts as it.
+
+    Attributes:
+        of: the class.
+        place: its place among the classes.
+        threshold: in (0, 1).
+    """
+
+    of: str
+    place: int
+    threshold: float
+
+
+def cut_of(
+    run: Path | str, class_names: Sequence[str], decision: str | None, threshold: float | None
+) -> Cut | None:
+    """Returns the decision to make; what is not given is that of the run.
+
+    Raises:
+        DataError: the class is unknown, or the run has decided nothing about it.
+    """
+    if decision is None and threshold is None:
+        return None
+    kept = Details.read(Path(run) / DETAILS)
+    made = None if kept is None else kept.decision
+    of = decision or (made.of if made is not None else None)
+    if of is None or (threshold is None and (made is None or made.of != of)):
+        raise DataError(
+            f"{run} has no threshold{'' if of is None else f' for {of}'}: choose one with `feddg "
+            "evaluate RUN --decision CLASS`, or give --decision and --threshold"
+        )
+    if of not in class_names:
+        raise DataError(f"no class of {run} is called {of!r}{nearest(of, class_names)}")
+    value = threshold if threshold is not None or made is None else made.threshold
+    if value is None:
+        raise DataError(f"{run} has no threshold for {of}: its validation has images of one side")
+    return Cut(of, list(class_names).index(of), value)
+
+
+def columns(class_names: Sequence[str], probabilities: bool, cut: Cut | None = None) -> list[str]:
     """Returns the names of the columns."""
     names = ["file", "label", "confidence", "energy", "unlike_training", "reason"]
+    names += [] if cut is None else [f"decision: {cut.of}"]
     return names + [f"probability: {name}" for name in class_names if probabilities]
 
 
-def cells(row: Prediction, classes: int, probabilities: bool) -> list[Any]:
+def cells(row: Prediction, classes: int, probabilities: bool, cut: Cut | None = None) -> list[Any]:
     """Returns a prediction's values, column by column; None for missing ones."""
     unlike = None if row.unlike_training is None else ("yes" if row.unlike_training else "no")
-    found = [row.file, row.label, rounded(row.confidence), rounded(row.energy), unlike]
+    found = [row.file, row.label, rounded(row.confidence), rounded(row.energy), unlike, row.reason]
     shares = row.probabilities or (None,) * classes
-    return [*found, row.reason, *(rounded(share) for share in shares if probabilities)]
+    if cut is not None:
+        share = shares[cut.place]
+        found.append(None if share is None else "yes" if share >= cut.threshold else "no")
+    return [*found, *(rounded(share) for share in shares if probabilities)]
 
 
 def rounded(value: float | None) -> float | None:
@@ -336,6 +382,8 @@ def predict_files(
     adapt: str | None = None,
     which: str | None = None,
     probabilities: bool = False,
+    decision: str | None = None,
+    threshold: float | None = None,
     device: str = "auto",
     precision: str = "float32",
     batch_size: int = BATCH_SIZE,
@@ -356,6 +404,10 @@ def predict_files(
         adapt: a test-time adaptation, as in ``feddg evaluate``.
         which: the selection rule of the model, see :func:`feddg.runs.model.load_model`.
         probabilities: whether to write a column for every class.
+        decision: a class, for a column that says whether an image counts as it; by default that of
+            the run's own decision, if a threshold is given.
+        threshold: the probability of that class from which on it does, in (0, 1); by default the
+            one that the run has chosen on in-domain validation.
         device: ``cpu``, ``cuda`` or ``auto``.
         precision: ``float32``, ``bfloat16``, or ``auto``: bfloat16 where the device is fast at it.
         batch_size: files per forward pass.
@@ -378,16 +430,25 @@ def predict_files(
         classifier, depth_of(image_files(images), classifier.preparation.reading), batch_size
     )
     classes, part = len(classifier.class_names), part_of(out)
-    names = columns(classifier.class_names, probabilities)
+    cut = cut_of(run, classifier.class_names, decision, threshold)
+    names = columns(classifier.class_names, probabilities, cut)
     work = [classifier.weights, adapt, batch_size, names, classifier.threshold, predictor.bits]
-    work.append(classifier.precision)
+    work += [classifier.precision, *([] if cut is None else [cut.threshold])]
 
     def lines(done: int) -> Iterator[bytes]:
-        for batch in predict_batches(predictor, islice(image_files(images), done, None)):
+        stamps = deque[Stamp | None]()
+
+        def files() -> Iterator[Path]:
+            for file in islice(image_files(images), done, None):
+                stamps.append(stamp(file))  # before it is read
+                yield file
+
+        for batch in predict_batches(predictor, files()):
             for file, rows in batch:
                 if rows[0].reason is not None:
                     on_bad(f"{rows[0].file}: {rows[0].reason}")
-                yield _line([_written(file), [cells(row, classes, probabilities) for row in rows]])
+                found = [cells(row, classes, probabilities, cut) for row in rows]
+                yield _line([_written(file), found, stamps.popleft()])
             done += len(batch)
             progress("predicting images", done, total)
 
@@ -438,16 +499,18 @@ def _whole_batches(
 ) -> tuple[int, int]:
     """Returns the number of files in complete batches of a partial file, and their bytes.
 
-    Both are 0 if there is no partial file, or if it belongs to other work or files.
+    Both are 0 if there is no partial file, or if it belongs to other work. Batches count up to the
+    first file that is another, or was changed since it was read.
     """
     done = length = 0
     lines = _lines(part) if part.is_file() else iter(())
     header, _ = next(lines, (None, 0))
     if header != json.loads(_line(work)):
         return 0, 0
-    for number, (file, ((name, _), place)) in enumerate(zip(image_files(images), lines), start=1):
-        if name != _written(file):
-            return 0, 0
+    both = zip(image_files(images), lines)
+    for number, (file, ((name, _, *read), place)) in enumerate(both, start=1):
+        if name != _written(file) or read != [[*(stamp(file) or ())] or None]:
+            break
         if number % files_at_once == 0:
             done, length = number, place
     return done, length
@@ -461,7 +524,7 @@ def _put_in_place(
     files = failed = unlike = 0
 
     def by_file() -> Iterator[Sequence[Sequence[Any]]]:
-        return (rows for (_, rows), _ in islice(_lines(part), 1, None))
+        return (rows for (_, rows, _), _ in islice(_lines(part), 1, None))
 
     def usable() -> Iterator[Prediction]:
         nonlocal files, failed, unlike

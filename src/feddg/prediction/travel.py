@@ -4,9 +4,9 @@ import csv
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy
 import torch
@@ -16,10 +16,12 @@ from torch import Tensor
 from feddg.data.inspection import depth_of
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic, Progress, emit, silent
-from feddg.errors import DataError, RunError
+from feddg.errors import DataError, RunError, first_names
 from feddg.evaluation.accuracy import NOT_FINITE, energy
 from feddg.evaluation.travel import (
     ESTIMATORS,
+    LEAST_SITES,
+    REAL_CLIENTS,
     Estimate,
     Familiar,
     Head,
@@ -31,9 +33,11 @@ from feddg.evaluation.travel import (
     Span,
     Sums,
     agreement_with,
+    apart,
     at_a_new_site,
     calibrated,
     combined,
+    errors_at_sites,
     images_to_label,
     labels_needed,
     left_out_sites,
@@ -51,15 +55,15 @@ from feddg.prediction.classifier import (
     image_files,
 )
 from feddg.prediction.predict import BATCH_SIZE, BatchPredictor, Prediction, predict_batches
-from feddg.records import TEST, JsonFile, as_cell, client_name, from_cell
-from feddg.runs.diagnostics import LEARNED_NOTHING
+from feddg.records import TEST, EstimateRow, JsonFile, as_cell, client_name, from_cell
+from feddg.runs.diagnostics import LEARNED_NOTHING, wilson
 from feddg.runs.figures import some_of_each
 from feddg.runs.model import Trained
 from feddg.runs.prepare import Images, load_images
 from feddg.runs.provenance import check_images
 from feddg.runs.reading import Chosen, Run, require_run
 from feddg.storage import cache_folder, replace_file, replace_text, why
-from feddg.text import counted
+from feddg.text import counted, listed, percent_sign, printable, readable
 
 TRAVEL, HEADS = "travel.json", "travel.safetensors"
 FAMILIAR, SPAN = "familiar.", "span."
@@ -70,12 +74,8 @@ REACH: Final = 0.05
 """A reliable interval reaches at most five points to either side."""
 MOST_OF_A_SITE: Final = 3000
 """Most training images of each site for classifiers without a site."""
-REAL_CLIENTS: Final = "client"
-"""The partition whose clients are who really holds the images."""
 MOST_FAMILIAR: Final = 500
 """Most training images of each site that images are compared with for novelty."""
-LEAST_OF_A_CLASS: Final = 20
-"""The least number of a class's answers for an estimate of it."""
 
 
 class TravelFile(JsonFile):
@@ -99,16 +99,22 @@ class TravelFile(JsonFile):
 
     def at(self, signals: Signals, images: int) -> Estimate:
         """Returns the calibrated estimate at a new site, from the estimates that all sites have."""
-        estimates = signals.estimates
-        known = [site.signals.estimates for site in self.sites]
-        names = [name for name in ESTIMATORS if all(name in own for own in (estimates, *known))]
-        return calibrated(
-            combined(estimates, names),
-            [combined(own, names) for own in known],
-            [site.accuracy for site in self.sites],
-            images,
-            correct=self.models != STAND_IN,
-        )
+        at, sites = self._comparable(signals)
+        truths = [site.accuracy for site in self.sites]
+        return calibrated(at, sites, truths, images, correct=self.models != STAND_IN)
+
+    def errors(self, signals: Signals) -> list[float]:
+        """Returns by how much such estimates are above the truth at each site."""
+        truths = [site.accuracy for site in self.sites]
+        estimates = self._comparable(signals)[1]
+        return errors_at_sites(estimates, truths, correct=self.models != STAND_IN)
+
+    def _comparable(self, signals: Signals) -> tuple[float, list[float]]:
+        """Returns the mean estimate at a new site and at the others, from those that all have."""
+        known = [signals.estimates, *(site.signals.estimates for site in self.sites)]
+        names = [name for name in ESTIMATORS if all(name in own for own in known)]
+        at, *sites = (combined(own, names) for own in known)
+        return at, sites
 
 
 def watch_middle(network: Network, take: Callable[[Tensor], None]) -> None:
@@ -369,15 +375,40 @@ def _write(run: Path, found: TravelFile, model: Recorder) -> None:
         raise RunError(f"Cannot write {run / TRAVEL}: {why(error)}.") from None
 
 
-def new_site(run: Run, model: Chosen | None = None) -> tuple[Estimate, int] | None:
-    """Returns the expected accuracy at one more site, and the number of sites it is from.
+class NewSite(NamedTuple):
+    """What is known of a model's accuracy at one more site; its text is one or two sentences.
+
+    Attributes:
+        accuracies: in [0, 1] at sites that took no part, by name; at least one.
+    """
+
+    accuracies: dict[str, float]
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """The expected accuracy; None from fewer than three sites."""
+        shares = [*self.accuracies.values()]
+        return at_a_new_site(shares) if len(shares) >= LEAST_SITES else None
+
+    def __str__(self) -> str:
+        count = len(self.accuracies)
+        if self.estimate is not None:
+            return f"{self.estimate}, judging by {counted(count, 'site')} that took no part."
+        sites = [
+            f"{percent_sign(share)} at {readable(site)}" for site, share in self.accuracies.items()
+        ]
+        what = "one site says" if count == 1 else "two sites say"
+        return f"{listed(sites)}, which took no part; {what} nothing of another."
+
+
+def new_site(run: Run, model: Chosen | None = None) -> NewSite | None:
+    """Returns what sites that took no part tell of one more.
 
     A site is one that the model, or one like it, had no part of: a domain that the run held out for
     testing, one that :func:`calibrate` left out of a classifier on the same features or of another
     run, or a client that a closed-form method left out during training. What only stands in for the
     model, such as the classifier that training starts from, says nothing of it. Clients count only
-    if they are who really holds images, or nobody else holds images of their domains: other shards
-    of the same images are no new site. None if there are no sites.
+    if they are :func:`apart`. None if there are no sites.
 
     Args:
         run: the run.
@@ -388,22 +419,24 @@ def new_site(run: Run, model: Chosen | None = None) -> tuple[Estimate, int] | No
     """
     kept = TravelFile.read(run.folder / TRAVEL)
     sites = kept.sites if kept is not None and kept.models != STAND_IN else ()
-    found: dict[str | int, float] = {site.site: site.accuracy for site in sites}
+    found = {site.site: site.accuracy for site in sites}
     if not found:
         measured = [row.left_out for row in run.metrics.rounds if row.left_out]
-        apart = _apart(run)
-        found |= {id: value for id, value in (measured or [{}])[-1].items() if id in apart}
+        own, left_out = clients_apart(run), (measured or [{}])[-1]
+        found |= {run.client_name(id): share for id, share in left_out.items() if id in own}
     found |= {row.domain: row.accuracy for row in (model or run.served).rows(TEST)}
-    return (at_a_new_site([*found.values()]), len(found)) if found else None
+    return NewSite(found) if found else None
 
 
-def _apart(run: Run) -> set[int]:
-    """Returns the clients that are sites of their own."""
-    clients = run.clients.clients if run.clients else []
-    real = (run.settings.get("clients") or {}).get("partition") == REAL_CLIENTS
-    holders = numpy.sum([numpy.sign(one.domains) for one in clients], axis=0)
-    held = {one.id: holders[numpy.array(one.domains) > 0] for one in clients}
-    return {id for id, own in held.items() if real or (own == 1).all()}
+def clients_apart(run: Run) -> set[int]:
+    """Returns the clients of a run that are sites of their own, see :func:`apart`."""
+    return apart(run.clients, (run.settings.get("clients") or {}).get("partition"))
+
+
+def expected_elsewhere(run: Run) -> list[EstimateRow]:
+    """Returns what a run expects where it has no labels, if it rests on sites enough."""
+    most = len(clients_apart(run))
+    return [row for row in run.metrics.estimates if LEAST_SITES <= row.sites <= most]
 
 
 def read_calibration(run: Path, model: Recorder) -> TravelFile | None:
@@ -464,17 +497,23 @@ class ImageRisk:
 
 @dataclass(frozen=True)
 class ClassExpectation:
-    """The estimate for the answers of one class.
+    """The answers of one class; how many are right is known only with labels of some of them.
 
     Attributes:
         name: of the class.
         answers: number of images predicted as it.
-        right: the estimated share of right ones; None if they are few, or without an estimate.
+        labels: how many of them have a label.
+        right: the share of right ones among these, in [0, 1]; None without labels.
+        low: the lower end of its 95 % interval (Wilson); None without labels.
+        high: the upper end.
     """
 
     name: str
     answers: int
-    right: float | None
+    labels: int = 0
+    right: float | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -489,7 +528,7 @@ class Travel:
         needed: about how many labels bring the interval to five points on either side.
         calibration: the calibration of the estimate.
         signals: the images' signals.
-        classes: estimates by class, the most frequent first.
+        classes: the answers by class, the most frequent first.
         images: the riskiest first, or the least confident.
         failed: files that could not be used.
         diagnostics: the basis of the estimate in sentences; one of them is the advice.
@@ -520,6 +559,7 @@ class Travel:
         return {
             **(self.expected._asdict() if self.expected else nothing),
             "advice": self.advice.text,
+            "errors_at_sites": self.errors,
             "without_labels": without._asdict() if without else None,
             "labels": self.labels,
             "needed": self.needed,
@@ -531,9 +571,24 @@ class Travel:
             "diagnostics": [asdict(one) for one in self.diagnostics],
         }
 
+    @property
+    def errors(self) -> list[float]:
+        """By how much such estimates without labels are above the truth at each left-out site."""
+        return self.calibration.errors(self.signals)
+
+    @property
+    def expectation(self) -> str:
+        """The estimate in words, with what it holds for and how far off it was; empty without."""
+        if self.expected is None:
+            return ""
+        if self.labels:
+            return f"Expected accuracy on these images: {self.expected}."
+        classes = first_names([printable(name) for name in self.model.class_names])
+        said = f"Expected accuracy on these images, if they show the model's classes ({classes}): "
+        return f"{said}{self.expected}.{_error_in_words(self.errors)}"
+
     def __str__(self) -> str:
-        sentences = [expectation(self.expected)] if self.expected else []
-        return " ".join([*sentences, *map(str, self.diagnostics)])
+        return " ".join(filter(None, [self.expectation, *map(str, self.diagnostics)]))
 
 
 def travel(
@@ -593,6 +648,7 @@ def travel(
     chances = right_chances(confidence, without.value)
     expected, labelled, needed = without, 0, labels_needed(without, chances)
     chosen = images_to_label(confidence, choose)
+    places, right = numpy.zeros(0, int), numpy.zeros(0, bool)
     if choose:
         _write_labels(Path(labels or ""), [files[place] for place in numpy.sort(chosen).tolist()])
     elif labels:
@@ -613,7 +669,7 @@ def travel(
         needed,
         found,
         signals,
-        list(_classes(model.class_names, outputs.predicted, known)),
+        list(_classes(model.class_names, outputs.predicted, places, right)),
         [_risk(rows, known, unlike, chosen, place) for place in order.tolist()],
         failed,
         advice,
@@ -651,23 +707,25 @@ def _risk(
 
 
 def _classes(
-    names: Sequence[str], predicted: numpy.ndarray, chances: numpy.ndarray | None
+    names: Sequence[str], predicted: numpy.ndarray, labelled: numpy.ndarray, right: numpy.ndarray
 ) -> Iterator[ClassExpectation]:
     counts = numpy.bincount(predicted, minlength=len(names))
     for number in numpy.argsort(-counts, kind="stable").tolist():
-        right = None
-        if chances is not None and counts[number] >= LEAST_OF_A_CLASS:
-            right = float(chances[predicted == number].mean())
+        own = right[predicted[labelled] == number]
+        known = [*astuple(wilson(float(own.mean()), len(own)))] if len(own) else []
         if counts[number]:
-            yield ClassExpectation(names[number], int(counts[number]), right)
+            yield ClassExpectation(names[number], int(counts[number]), len(own), *known)
 
 
-def expectation(expected: Estimate) -> str:
-    """Returns the estimate as a sentence."""
-    return (
-        f"Expected accuracy on these images: {expected.value:.0%}, "
-        f"between {expected.low:.0%} and {expected.high:.0%} about nine times in ten."
-    )
+def _error_in_words(errors: Sequence[float]) -> str:
+    """Returns how far estimates were off at left-out sites, if most were off the same way."""
+    if not errors or abs(math.fsum(errors)) <= REACH * len(errors):
+        return ""
+    way = "high" if math.fsum(errors) > 0 else "low"
+    points = sorted(round(100 * (error if way == "high" else -error)) for error in errors)
+    ends = [str(point).replace("-", "\N{MINUS SIGN}") for point in dict.fromkeys(points)]
+    far = listed(ends) if len(ends) < LEAST_SITES else f"{ends[0]} to {ends[-1]}"
+    return f" At the sites left out such an estimate was {far} points too {way}."
 
 
 FOREIGN: Final = "unlike-all-sites"
@@ -709,9 +767,11 @@ def _diagnostics(
         )
         return
     reference, sites = found.reference, counted(len(found.sites), found.kind)
+    enough = len(found.sites) >= LEAST_SITES
     tests = TUNED if found.models == STAND_IN else HELD
     held = " and ".join(f"{held} of {of} tests at {where}" for where, (held, of) in tests.items())
     held += f", on {COLLECTIONS} collections of images"
+    such = "Without labels such" if labels else "Such"
     if useless:
         text = "The model failed where it was tested"
         text += "." if labels else ", so no accuracy is estimated elsewhere."
@@ -739,13 +799,14 @@ def _diagnostics(
         f"{counted(reference.images, 'in-domain validation image')}, of which the model labels "
         f"{reference.accuracy:.0%} correctly"
         + (f", and on {counted(labels, 'label')}." if labels else ".")
-        + (f" Such intervals held the truth in {held}." if found.sites else ""),
+        + (f" {such} intervals held the truth in {held}." if enough else ""),
     )
-    if found.models == "none":
+    if not enough:
+        what = f"Only {sites} left out" if found.sites else "Nothing"
         yield Diagnostic(
             "travel-no-sites",
             "warning",
-            "Nothing shows how the model does at a site it has not seen: such estimates are "
+            f"{what} can tell how the model does at a site it has not seen: such estimates are "
             "assumed to be ten points off.",
             "Name runs that each held another domain out (--beside), or label some images.",
         )

@@ -13,12 +13,12 @@ from feddg.data.images import ImageTable, from_class_folders
 from feddg.data.inspection import survey
 from feddg.diagnostics import Diagnostic
 from feddg.errors import DataError
+from feddg.evaluation.intervals import wilson
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.prediction.classifier import ImageClassifier, load_classifier, unknown_classes
 from feddg.prediction.model_file import ModelIdentity
 from feddg.prediction.predict import BATCH_SIZE, BatchPredictor, Prediction, predict_batches
 from feddg.records import JsonFile, Row
-from feddg.runs.diagnostics import wilson
 
 # Tables of counts that are safe to hand out: no count below a threshold can be read or computed.
 #

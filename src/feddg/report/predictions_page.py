@@ -3,16 +3,21 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from feddg.data.decoding import Tile, UnusableImageError, decode_parts, quiet_pillow
+from feddg.errors import first_names
 from feddg.evaluation.travel import ESTIMATORS
+from feddg.methods.base import title_of
+from feddg.prediction.classifier import ImageClassifier
 from feddg.prediction.model_file import ImagePreparation
 from feddg.prediction.predict import MOST_SHOWN, PredictedFiles
-from feddg.prediction.travel import Travel, expectation
+from feddg.prediction.travel import ClassExpectation, Travel
 from feddg.report.blocks import (
     Block,
+    MadeColumn,
     Prose,
     Table,
     column,
@@ -22,7 +27,7 @@ from feddg.report.blocks import (
     thumbnail,
     write_file,
 )
-from feddg.text import MISSING, percent, readable
+from feddg.text import MISSING, counted, number, percent, printable, readable
 
 SIDE = 144
 """Side of a thumbnail in pixels."""
@@ -52,7 +57,9 @@ class Thumbnail:
         return os.path.basename(self.file)
 
 
-def write_predictions_page(found: PredictedFiles, out: Path) -> Path:
+def write_predictions_page(
+    found: PredictedFiles, out: Path, run: Path | str, images: Sequence[Path | str]
+) -> Path:
     """Writes one self-contained page; returns its path.
 
     It contains small copies of the images, so everyone who can read the page sees them.
@@ -60,6 +67,8 @@ def write_predictions_page(found: PredictedFiles, out: Path) -> Path:
     Args:
         found: the predictions; the most doubtful are shown.
         out: the file to write.
+        run: the run folder, or the file of the model, as it was named.
+        images: files, folders and globs, as they were named.
 
     Raises:
         RunError: it cannot be written.
@@ -69,18 +78,20 @@ def write_predictions_page(found: PredictedFiles, out: Path) -> Path:
         (one.file, one.label or "", one.confidence or 0.0, one.unlike_training)
         for one in found.doubtful
     ]
-    tags = [f"{usable:,} images labelled"]
-    tags += [f"{found.failed:,} could not be used"] if found.failed else []
-    tags += [] if found.unlike is None else [f"{found.unlike:,} unlike the training images"]
+    tags = [f"{counted(usable, 'image')} labelled"]
+    tags += [f"{number(found.failed)} could not be used"] if found.failed else []
+    tags += [] if found.unlike is None else [f"{number(found.unlike)} unlike the training images"]
     more = f" Of these images the {len(rows)} least confident are shown."
     labels = found.labels.most_common()
-    listed = ", ".join(f"{name}: {count:,}" for name, count in labels[:20])
+    listed = ", ".join(f"{name}: {number(count)}" for name, count in labels[:20])
     others = f" and {len(labels) - 20} more" if len(labels) > 20 else ""
     return _write(
         out,
         title="Predictions, the most doubtful first",
         tags=tags,
-        lead=model.result + (more if usable > len(rows) else ""),
+        lead=f"How many of these labels are right was not measured. {model.result}"
+        + (more if usable > len(rows) else ""),
+        origin=_origin(model, run, images),
         blocks=[Prose(f"Labels: {listed}{others}.")],
         thumbnails=_thumbnails(rows, model.preparation),
         diagnostics=model.diagnostics,
@@ -89,7 +100,9 @@ def write_predictions_page(found: PredictedFiles, out: Path) -> Path:
     )
 
 
-def write_travel_page(found: Travel, out: Path) -> Path:
+def write_travel_page(
+    found: Travel, out: Path, run: Path | str, images: Path | str | Sequence[Path | str]
+) -> Path:
     """Writes one self-contained page about a model at a new site; returns its path.
 
     It contains small copies of the images, so everyone who can read the page sees them.
@@ -97,15 +110,17 @@ def write_travel_page(found: Travel, out: Path) -> Path:
     Args:
         found: the estimates.
         out: the file to write.
+        run: the run folder, as it was named.
+        images: files, folders and globs, as they were named.
 
     Raises:
         RunError: it cannot be written.
     """
     shown = found.images[:MOST_SHOWN]
     rows = [(one.file, one.label, one.risk or 0.0, one.unlike_training) for one in shown]
-    tags = [f"{len(found.images):,} images"]
-    tags += [f"{found.labels:,} with a label"] if found.labels else []
-    tags += [f"{found.failed:,} could not be used"] if found.failed else []
+    tags = [counted(len(found.images), "image")]
+    tags += [f"{number(found.labels)} with a label"] if found.labels else []
+    tags += [f"{number(found.failed)} could not be used"] if found.failed else []
     sentences = [Prose(str(one), notice=one.severity == "warning") for one in found.diagnostics[1:]]
     words = "{:.1%} likely wrong" if found.expected else ""
     advice = Prose(str(found.advice), notice=True)
@@ -113,12 +128,12 @@ def write_travel_page(found: Travel, out: Path) -> Path:
     if found.expected is not None:
         blocks += [sites_table(found)] if found.calibration.sites else []
         blocks += [estimates_table(found), classes_table(found)]
-    lead = expectation(found.expected) if found.expected else "Its accuracy cannot be estimated."
     return _write(
         out,
         title="Will the model travel?",
         tags=tags,
-        lead=lead,
+        lead=found.expectation or "Its accuracy cannot be estimated.",
+        origin=_origin(found.model, run, images),
         blocks=blocks,
         thumbnails=_thumbnails(rows, found.model.preparation, words),
         diagnostics=found.model.diagnostics,
@@ -156,20 +171,34 @@ def estimates_table(found: Travel) -> Table:
 
 
 def classes_table(found: Travel) -> Table:
-    """Returns the expected accuracy of the predictions of each class."""
-    return table_of(
-        found.classes,
-        [
-            text_column("answer", lambda one: one.name),
-            column("images", lambda one: one.answers),
+    """Returns the number of answers of each class, and how many of those with labels are right."""
+    columns: list[MadeColumn[ClassExpectation]] = [
+        text_column("answer", lambda one: one.name),
+        column("images", lambda one: one.answers),
+    ]
+    caption = "The images by the class that the model gave them."
+    if found.labels:
+        columns += [
+            column("with a label", lambda one: one.labels),
+            column("correct", lambda one: percent(one.right)),
             column(
-                "estimated correct",
-                lambda one: MISSING if one.right is None else percent(one.right),
+                "95 % interval",
+                lambda one: f"{percent(one.low)} to {percent(one.high)}" if one.labels else MISSING,
             ),
-        ],
-        "Of the images labelled as a class, the percentage estimated to be correct; none where "
-        "there are few.",
-    )
+        ]
+        caption += " The percentage correct is that of those with a label."
+    return table_of(found.classes, columns, caption)
+
+
+def _origin(
+    model: ImageClassifier, run: Path | str, images: Path | str | Sequence[Path | str]
+) -> str:
+    """Returns which model labelled which images, and when."""
+    identity = model.identity
+    named = [images] if isinstance(images, str | Path) else images
+    parts = [title_of(str(identity.get("method") or "")), identity.get("backbone"), f"model {run}"]
+    parts += [f"images {first_names([str(name) for name in named], 3)}", date.today().isoformat()]
+    return " · ".join(printable(str(part)) for part in parts if part)
 
 
 def _write(out: Path, **parts: Any) -> Path:

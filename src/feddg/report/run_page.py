@@ -13,8 +13,9 @@ from feddg.data.partition import in_words, skew_of
 from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError
 from feddg.evaluation.accuracy import FEW, FEW_IMAGES, about_support
+from feddg.evaluation.travel import Estimate
 from feddg.experiment import Experiment, command_words, fewest_fields, load_experiment
-from feddg.prediction.travel import new_site
+from feddg.prediction.travel import clients_apart, expected_elsewhere, new_site
 from feddg.records import (
     ID_TEST,
     ID_VAL,
@@ -47,6 +48,7 @@ from feddg.report.blocks import (
     table_of,
     text_column,
 )
+from feddg.report.details import decision_section, subgroups_section
 from feddg.report.leaks import leaks_section
 from feddg.report.text import (
     AGGREGATE_WORDS,
@@ -111,6 +113,8 @@ def run_page(run: Run) -> Page:
     """Everything about one run; sections without recorded data are left out."""
     sections = [
         _accuracy_section(run),
+        decision_section(run.details),
+        subgroups_section(run.details),
         metrics_section(run),
         _mistakes_section(run),
         _pictures_section(run),
@@ -144,9 +148,9 @@ def run_page(run: Run) -> Page:
 
 
 def notices_of(found: Sequence[Diagnostic]) -> list[Block]:
-    """The gravest two in boxes, the others folded."""
-    boxes: list[Block] = [Prose(str(one), notice=True) for one in found[:MOST_BOXES]]
-    more = [Prose(str(one)) for one in found[MOST_BOXES:]]
+    """The gravest in a box, the others folded."""
+    boxes: list[Block] = [Prose(str(one), notice=True) for one in found[:1]]
+    more = [Prose(str(one)) for one in found[1:]]
     return [*boxes, Fold(f"{counted(len(more), 'further note')}", more)] if more else boxes
 
 
@@ -235,7 +239,6 @@ def result_sentence(run: Run) -> str:
 REFERENCES: Final = {"local": "each site alone", "centralised": "all images in one place"}
 """Methods that runs are compared with, and what they stand for."""
 FEW_SITES: Final = 5
-MOST_BOXES: Final = 2
 FAR_BELOW, SCARCE = 0.2, 0.5
 """A class's recall is low this far below the mean; it is rare below this share of mean images."""
 
@@ -254,26 +257,18 @@ def verdict(run: Run) -> list[tuple[str, str]]:
         found.append(("Worth it?", f"Together {percent_sign(accuracy)}, {others}."))
     expected = new_site(run)
     if expected is not None:
-        estimate, sites = expected
-        found.append(
-            (
-                "At a new site",
-                f"{percent_sign(estimate.value)}, between {percent_sign(estimate.low)} and "
-                f"{percent_sign(estimate.high)} about nine times in ten, judging by "
-                f"{counted(sites, 'site')} that took no part.",
-            )
-        )
+        found.append(("At a new site", str(expected)))
     measured = {row.domain for row in run.served.rows(TEST)}
-    for row in run.metrics.estimates:
+    for row in expected_elsewhere(run):
         if row.site not in measured:
-            text = f"{percent_sign(row.value)}, between {percent_sign(row.low)} and "
-            text += f"{percent_sign(row.high)}, of {counted(row.images, 'image')} without labels."
+            text = f"{Estimate(row.value, row.low, row.high)}, if its "
+            text += f"{counted(row.images, 'image')} without labels show the model's classes."
             found.append((f"At {readable(row.site)}", text))
     worst = _worst_class(run)
     if worst is not None:
         found.append(("Worst class", worst.text))
     if found and not {one.code for one in about_result(run)} & LEARNED_NOTHING:
-        help = _what_helps(run, worst, expected[1] if expected else 0)
+        help = _what_helps(run, worst, len(expected.accuracies) if expected else 0)
         found.append(("What would help most", help))
     return found
 
@@ -877,6 +872,8 @@ def left_out_section(run: Run) -> Section | None:
         f"{percent_sign(mean)} on average over {counted(len(accuracies), 'client')}. "
         "The lowest come first."
     )
+    if not clients_apart(run) & accuracies.keys():
+        text += " Others hold images of the same domains, so it says nothing of a new site."
     table = run.clients
     holds = {client.id: client.domains for client in table.clients} if table else {}
 
@@ -892,12 +889,12 @@ def left_out_section(run: Run) -> Section | None:
     ]
     lowest = sorted(accuracies.items(), key=lambda pair: pair[1])[:MOST_LEFT_OUT]
     blocks: list[Block] = [Prose(text), table_of(lowest, columns)]
-    if run.metrics.estimates:
-        blocks.append(_estimates_table(run))
+    if estimates := expected_elsewhere(run):
+        blocks.append(_estimates_table(run, estimates))
     return Section("Clients left out", blocks, folded=True)
 
 
-def _estimates_table(run: Run) -> Table:
+def _estimates_table(run: Run, estimates: Sequence[EstimateRow]) -> Table:
     """The accuracy estimated without labels at unseen sites, beside the measured one."""
     measured = {row.domain: row.accuracy for row in run.served.rows(TEST)}
     columns: list[MadeColumn[EstimateRow]] = [
@@ -911,7 +908,7 @@ def _estimates_table(run: Run) -> Table:
         "Accuracy in percent where nobody trained: what is expected from the model's confidence "
         "there, without labels, judging by the clients left out; and what was measured with them."
     )
-    return table_of(run.metrics.estimates, columns, caption)
+    return table_of(estimates, columns, caption)
 
 
 def _groups_table(run: Run, setup: SetupRow) -> Table | None:

@@ -69,6 +69,8 @@ TWO_INTERVALS = (
     "95 % intervals, Student's t. Over domains: what other domains like these would give, each "
     "domain the mean of its seeds. Over seeds: what other seeds would give on these domains. "
 )
+MOST_DOMAINS = 6
+"""With more domains, a table shows how far their differences spread."""
 ADVICE = {STILL_RISING: "Train longer."}
 
 
@@ -274,7 +276,9 @@ def margin_table(
         one = margins.get(method)
         return Cell(points(one.mean), strong=one.decided and claims) if one else Cell(MISSING)
 
-    def of_margin(heading: str, shown: Callable[[Margin], str], note: str = "") -> MethodColumn:
+    def of_margin(
+        heading: str, shown: Callable[[Margin], Cell | str], note: str = ""
+    ) -> MethodColumn:
         return column(heading, lambda m: shown(margins[m]) if m in margins else MISSING, note)
 
     def other(method: str) -> str:
@@ -291,6 +295,10 @@ def margin_table(
         of_margin("Over domains", lambda one: interval_text(one.domains, "domain"), note),
         of_margin("Over seeds", lambda one: interval_text(one.seeds, "seed"), note),
     ]
+    names = domains_of(results, margins.values())
+    if len(names) > 1:
+        note = " / ".join(map(readable, names)) if len(names) <= MOST_DOMAINS else ""
+        columns.append(of_margin("By domain", lambda one: by_domain(one, names), note))
     if not brief:
         columns += [
             of_margin("Detectable", detectable_text, "points"),
@@ -302,7 +310,8 @@ def margin_table(
         f"Test accuracy {rule.when} minus that of the {'other' if base else 'best other'} method, "
         f"paired by column and seed. {TWO_INTERVALS}Bold: a lead or a lag that may be claimed, as "
         "it is more than chance over domains, corrected for the number of methods (Holm). "
-        "Detectable: the least difference that these domains could have shown. None is claimed of "
+        "Detectable: a true difference that would be claimed half the time, with domains as "
+        "different as these and as many methods (Holm's first step). None is claimed of "
         f"fewer than {LEAST} domains or seeds, or of equal differences. "
     )
     if not base:
@@ -312,24 +321,44 @@ def margin_table(
     return by_method(found, columns, f"{caption} {unseen(margins.values())}".strip(), named)
 
 
+def domains_of(results: Results, margins: Iterable[Margin]) -> list[str]:
+    """Returns the domains of some margins, in the order of the table's columns."""
+    known = {name for margin in margins for name in margin.by_domain}
+    return [name for name in dict.fromkeys(results.domains.values()) if name in known]
+
+
+def by_domain(margin: Margin, names: Sequence[str]) -> Cell:
+    """``+1.3 / -0.2 / +4.0``: the difference on each of these domains, or how they spread if many.
+
+    On a page, many can be unfolded.
+    """
+    differences = [points(margin.by_domain.get(name)) for name in names]
+    if len(names) <= MOST_DOMAINS:
+        return Cell(" / ".join(differences))
+    own = margin.by_domain.values()
+    above = f"{sum(value > 0 for value in own)} of {len(own)} above 0"
+    items = tuple(f"{readable(name)} {text}" for name, text in zip(names, differences))
+    return Cell(f"{points(min(own))} to {points(max(own))}, {above}", items=items)
+
+
 def unseen(margins: Iterable[Margin]) -> str:
-    """Says where a lead of three points could not have been seen; empty if it could."""
-    reaches = [m.domains.reach for m in margins if not m.decided and m.domains.reach is not None]
-    blind = [f"{100 * reach:.1f}" for reach in sorted(reaches) if reach > SEEN_FROM]
+    """Says where a true lead of three points would rather not be claimed; empty if it would."""
+    needed = [m.detectable for m in margins if not m.decided and m.detectable is not None]
+    blind = [f"{100 * lead:.1f}" for lead in sorted(needed) if lead > SEEN_FROM]
     if not blind:
         return ""
-    needed = blind[0] if blind[0] == blind[-1] else f"{blind[0]} to {blind[-1]}"
-    where = "" if len(blind) == len(reaches) else f" in {len(blind)} of {len(reaches)} comparisons"
+    leads = blind[0] if blind[0] == blind[-1] else f"{blind[0]} to {blind[-1]}"
+    where = f" in {len(blind)} of {len(needed)} comparisons" if len(needed) > 1 else ""
     return (
-        f"Undecided does not mean equal: a difference of {100 * SEEN_FROM:.0f} points could not "
-        f"have been seen{where}; it takes {needed} with domains as different as these."
+        f"Undecided does not mean equal: a true difference of {100 * SEEN_FROM:.0f} points would "
+        f"be missed more often than not{where}; to be claimed half the time it takes {leads} with "
+        "domains as different as these."
     )
 
 
 def detectable_text(margin: Margin) -> str:
-    """The least difference that the domains could have shown, in points."""
-    reach = margin.domains.reach
-    return MISSING if reach is None else f"{100 * reach:.1f}"
+    """The true difference that would be claimed half the time, in points."""
+    return MISSING if margin.detectable is None else f"{100 * margin.detectable:.1f}"
 
 
 def points(difference: float | None) -> str:
@@ -472,8 +501,8 @@ def _verdict(margin: Margin) -> str:
         )
     if domains.reach is not None:
         return (
-            f"{here}For other domains this is open: with {many} that differ this much, a lead of "
-            f"less than {100 * domains.reach:.1f} points cannot be told from chance."
+            f"{here}For other domains this is open: with {many} that differ this much, it takes a "
+            f"true lead of {detectable_text(margin)} points to be claimed half the time."
         )
     if domains.count >= LEAST:
         return f"{here}All domains differ by the same amount, so chance cannot be judged."

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from feddg.diagnostics import Diagnostic
+from feddg.evaluation.intervals import ShareInterval
 from feddg.evaluation.metrics import METRICS, Metric
 from feddg.methods.base import title_of
 from feddg.records import ID_TEST, ID_VAL, TEST, VAL
-from feddg.runs.diagnostics import ShareInterval
 from feddg.text import percent, readable
 
 AGGREGATE_WORDS: Final = {

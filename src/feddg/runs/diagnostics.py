@@ -1,4 +1,4 @@
-"""Warnings about a run's accuracy, from its rows only; confidence intervals for shares."""
+"""Warnings about a run's accuracy, from its rows only."""
 
 import math
 import statistics
@@ -12,81 +12,13 @@ import numpy
 
 from feddg.diagnostics import Diagnostic, gravest_first
 from feddg.errors import FeddgError, RunError
+from feddg.evaluation.intervals import ShareInterval, mean_of_intervals, mean_of_shares, wilson
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.experiment import Experiment, fewest_fields
 from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, EvaluationRow
 from feddg.runs.reading import SELECTION_RULES, Evaluations, Run, read_run
 from feddg.settings import IMAGENET, grouped
 from feddg.text import command, counted
-
-# Intervals for shares of counted things: what one run's accuracy leaves open.
-
-
-LEVEL: Final = 0.95
-_Z: Final = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
-
-
-@dataclass(frozen=True, slots=True)
-class ShareInterval:
-    """A share with its 95 % confidence interval, all in [0, 1]."""
-
-    share: float
-    low: float
-    high: float
-
-
-def wilson(share: float, examples: int) -> ShareInterval:
-    """Returns the interval of Wilson (1927), Journal of the American Statistical Association 22.
-
-    It tells how far a share may be from that of infinitely many examples of the same kind. It does
-    not cover other seeds, clients or domains.
-
-    Args:
-        share: the share found, in [0, 1].
-        examples: number of examples, at least 1.
-
-    Raises:
-        ValueError: there are no examples, or the share is not in [0, 1].
-    """
-    if examples < 1 or not 0 <= share <= 1:
-        raise ValueError(f"no share of examples: {share} of {examples}")
-    pull = _Z**2 / examples
-    middle = (share + pull / 2) / (1 + pull)
-    reach = _Z * math.sqrt(share * (1 - share) / examples + pull / (4 * examples)) / (1 + pull)
-    # The ends of 0 and 1 are exact; rounding must not push the share itself outside.
-    return ShareInterval(
-        share, min(share, max(0.0, middle - reach)), max(share, min(1.0, middle + reach))
-    )
-
-
-def mean_of_shares(parts: Sequence[tuple[float, int]]) -> ShareInterval:
-    """Returns the mean of independent shares with its interval; Wilson's for a single one.
-
-    Args:
-        parts: the shares, each with the number of its examples; at least one.
-
-    Raises:
-        ValueError: a part has no examples, or there is no part.
-    """
-    return mean_of_intervals([wilson(share, examples) for share, examples in parts])
-
-
-def mean_of_intervals(parts: Sequence[ShareInterval]) -> ShareInterval:
-    """Returns the mean of independent shares, equally weighted, with its interval.
-
-    The ends recover the variances from the parts' own ends (Zou and Donner 2008, Statistics in
-    Medicine 27, "method of variance estimates recovery").
-
-    Raises:
-        ValueError: there is no part.
-    """
-    if not parts:
-        raise ValueError("the mean of no shares")
-    mean = math.fsum(part.share for part in parts) / len(parts)
-    below = math.hypot(*(part.share - part.low for part in parts)) / len(parts)
-    above = math.hypot(*(part.high - part.share for part in parts)) / len(parts)
-    return ShareInterval(mean, max(0.0, mean - below), min(1.0, mean + above))
-
 
 NEARLY_ALL: Final = 0.8
 """Share of predictions above which nearly all are of one class ..."""
@@ -100,6 +32,8 @@ ONE_WAY: Final = 0.75
 """Accuracy is rising if at least this part of all its movement is upwards ..."""
 LEAST_RISE: Final = 0.01
 """... by at least this much in total ..."""
+UP_AND_DOWN: Final = 0.05
+"""Accuracy fluctuates if it both rises and falls by more than this between evaluations ..."""
 NOT_LEVELLED: Final = 0.25
 """... and its last third has at least this part of the mean pace."""
 FAR_ABOVE: Final = 10
@@ -112,6 +46,8 @@ MAJORITY: Final = "no-better-than-majority-class"
 ONE_CLASS: Final = "nearly-always-one-class"
 UNTRAINED: Final = "worse-than-untrained"
 STILL_RISING: Final = "still-rising"
+UNSTEADY: Final = "rounds-fluctuate"
+NOTHING_GAINED: Final = "nothing-over-the-closed-form"
 DIVERGED: Final = "training-diverged"
 TOO_LARGE: Final = "learning-rate-too-large"
 FAR_BELOW_SEEN: Final = "unseen-far-below-seen"
@@ -168,7 +104,7 @@ class SplitAccuracy:
 
 def accuracy_interval(rows: Sequence[EvaluationRow]) -> ShareInterval | None:
     """Returns the mean accuracy of rows with its interval; None if it is not defined."""
-    parts = [(row.accuracy, row.examples) for row in rows]
+    parts = [(row.accuracy, row.effective) for row in rows]
     if not parts or not all(0 <= share <= 1 and count > 0 for share, count in parts):
         return None
     return mean_of_shares(parts)
@@ -257,7 +193,8 @@ def about_accuracy(
     if found.round > 0:
         worse = list(_untrained(evaluations, found, split))
         # More of what made it worse is no advice, even where it has begun to recover.
-        rising = () if worse else _rising(evaluations, found, split)
+        rising = () if worse else [*_rising(evaluations, found, split)]
+        rising = rising or [*_unsteady(evaluations.of(weights), found, split)]
         change = "train longer or with another learning rate, and "
         if worse:
             change = ""  # it has its own advice
@@ -356,6 +293,22 @@ def _rising(evaluations: Evaluations, found: SplitAccuracy, split: str) -> Itera
     )
 
 
+def _unsteady(own: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
+    """Notes that accuracy goes up and down at the end, by more than the choice of images does."""
+    steps = _end_steps(own, split)
+    if found.round != own.rounds[-1] or len(steps) < LEAST_STEPS:
+        return
+    back = min(max(steps), -min(steps))
+    if back > max(UP_AND_DOWN, found.accuracy.high - found.accuracy.low):
+        yield Diagnostic(
+            UNSTEADY,
+            "note",
+            f"Accuracy goes up and down by {100 * back:.1f} points and more between the last "
+            "evaluations: after another round it could be another.",
+            "Average the last rounds (--averaging swa), or lower the learning rate.",
+        )
+
+
 def about_domains(rows: Sequence[EvaluationRow]) -> dict[str, Diagnostic]:
     """Returns, by domain, a warning that a training domain is guessed while others are learned.
 
@@ -401,7 +354,8 @@ def _pooled(rows: Sequence[EvaluationRow]) -> ShareInterval | None:
     images = sum(row.examples for row in rows)
     if not images or not all(0 <= row.accuracy <= 1 for row in rows):
         return None
-    return wilson(min(1.0, math.fsum(row.accuracy * row.examples for row in rows) / images), images)
+    share = min(1.0, math.fsum(row.accuracy * row.examples for row in rows) / images)
+    return wilson(share, math.fsum(row.effective for row in rows))
 
 
 def _largest_share(rows: Sequence[EvaluationRow]) -> float | None:
@@ -435,7 +389,7 @@ def about_fluctuation(moved: float | None, margin: float) -> Iterator[Diagnostic
     """
     if moved is not None and moved > abs(margin):
         yield Diagnostic(
-            "rounds-fluctuate",
+            UNSTEADY,
             "note",
             f"Accuracy goes up and down by {100 * moved:.1f} points between evaluations, more "
             f"than the {100 * abs(margin):.1f} points between the methods: another round could "
@@ -621,7 +575,27 @@ def about_result(run: Run) -> list[Diagnostic]:
         run.evaluations, chosen, weights=rule.weights, classes=classes, trains=trains
     )
     astray = LEARNED_NOTHING & {one.code for one in found}
+    gained = () if UNTRAINED in {one.code for one in found} else _nothing_gained(run)
+    found = gravest_first([*found, *gained])
     return [*(about_rate(run) if astray else ()), *found, *about_sites(run)]
+
+
+def _nothing_gained(run: Run) -> Iterator[Diagnostic]:
+    """Notes that training is no better, but for chance, than the closed form it began with."""
+    start, end = (
+        run.evaluations.value(0, TEST),
+        split_accuracy(run.served.evaluations, run.served.round),
+    )
+    closed = (run.settings.get("train") or {}).get("head") == "ridge"
+    if closed and start is not None and end is not None and end.round and end.accuracy.low <= start:
+        yield Diagnostic(
+            NOTHING_GAINED,
+            "note",
+            f"{counted(end.round, 'round')} of training gained nothing, but for chance, over the "
+            f"closed form that they began with: {start:.1%} before, {end.accuracy.share:.1%} "
+            "after.",
+            "The closed form alone takes one round (--method ridge).",
+        )
 
 
 def about_run(run: Run) -> list[Diagnostic]:
@@ -703,10 +677,11 @@ def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
     right = f"right for {share.share:.1%} (95 %: {share.low:.1%} to {share.high:.1%})"
     if len(rows) > 1:
         return (
-            f"On average over {len(rows)} domains nobody trained on ({domains}; {images} images in "
-            f"all) it was {right}."
+            f"In its own test, on average over {len(rows)} domains nobody trained on ({domains}; "
+            f"{images} images in all), the model was {right}."
         )
-    return f"It was {right} of {images} images of a domain nobody trained on ({domains})."
+    test = f"{images} images of a domain nobody trained on ({domains})"
+    return f"In its own test the model was {right} of {test}."
 
 
 def _held_out(own: Evaluations, round_: int) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from feddg.diagnostics import Diagnostic, emit, warn
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Outputs, Score
-from feddg.evaluation.travel import calibrated
+from feddg.evaluation.travel import LEAST_SITES, apart, calibrated
 from feddg.federation.averages import MEANS, averaged, rounds_in, wise_ft
 from feddg.federation.federation import Federation
 from feddg.messages import Broadcast, Weights
@@ -175,12 +175,17 @@ class Evaluate(RoundHook):
         """Yields what to expect where nobody trained, from confidence there and at sites left out.
 
         Of a method that left its clients out: their accuracies and confidences say how far one is
-        from the other. No label is looked at.
+        from the other. No label is looked at. Only clients that are sites of their own count, and
+        at least three of them.
         """
-        method = self._federation.method
-        known = method.left_out(state) if isinstance(method, LeavesOut) else {}
-        true, own = zip(*known.values()) if known else ((), ())
-        for score in scores if known else ():
+        method, federation = self._federation.method, self._federation
+        left_out = method.left_out(state) if isinstance(method, LeavesOut) else {}
+        sites = apart(federation.clients.held, federation.settings.clients.partition)
+        known = [both for id, both in left_out.items() if id in sites]
+        if len(known) < LEAST_SITES:
+            return
+        true, own = zip(*known)
+        for score in scores:
             if score.split in (TEST, UNLABELLED) and math.isfinite(score.confidence):
                 found = calibrated(score.confidence, own, true, score.examples)
                 yield EstimateRow(

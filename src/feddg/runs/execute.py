@@ -14,12 +14,20 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from feddg.diagnostics import Diagnostic, collected, emit, noted
-from feddg.errors import FeddgError, RunError, TrainingDiverged, in_words, need
-from feddg.evaluation.accuracy import INSIDE_SHARE, Outputs, about_support, energy, energy_threshold
+from feddg.errors import FeddgError, RunError, TrainingDiverged, first_names, in_words, need
+from feddg.evaluation.accuracy import (
+    INSIDE_SHARE,
+    Evaluation,
+    Outputs,
+    about_support,
+    energy,
+    energy_threshold,
+)
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.federation import Federation
 from feddg.federation.transport import Ledger
-from feddg.methods.base import Round, RoundHook, State, has_global_model
+from feddg.methods.base import Forgets, Round, RoundHook, State, has_global_model
+from feddg.methods.composition import build_method
 from feddg.models.trained import fingerprint
 from feddg.privacy.accounting import Account
 from feddg.privacy.building import Defences, require_packages
@@ -29,6 +37,7 @@ from feddg.records import (
     OPENED_SUM_ROWS,
     PRIVACY_ROWS,
     WISE_FT,
+    Details,
     EnergyThreshold,
     JsonFile,
     LedgerRow,
@@ -55,6 +64,7 @@ from feddg.runs.prepare import (
 from feddg.runs.provenance import IMAGES, check_identity, check_images
 from feddg.runs.reading import (
     CLIENTS,
+    DETAILS,
     ENVIRONMENT,
     EXPERIMENT,
     LEDGER,
@@ -331,6 +341,65 @@ def carry_out(
     return Run(path, complete)
 
 
+def forget(
+    folder: Path | str,
+    client: int,
+    *,
+    observer: Observer | None = None,
+    cache: Path | None = None,
+    prepare: Prepare = in_process,
+) -> Run:
+    """Takes a site that withdraws out of a finished run's model, or refuses to.
+
+    A classifier in closed form (``ridge``) is a function of sums: the site is asked for its own
+    once more, they are subtracted, and the classifier is solved again, with a penalty chosen among
+    the others. It is the model of a federation in which the site never took part, up to rounding. A
+    network that was trained step by step has no such sums. What was made of the model before
+    (adaptations, estimates for new sites, predictions, snapshots) is deleted from the folder.
+
+    Args:
+        folder: the run's folder.
+        client: the site's id.
+        observer: gets the progress.
+        cache: folder of decoded pixels; the user's cache by default.
+        prepare: puts the federation together; by default with all clients in this process.
+
+    Raises:
+        RunError: the run is not complete, the site has no part in its model, or cannot be
+            forgotten; the message says why.
+    """
+    path = Path(folder)
+    require_run(path)
+    run, experiment = read_run(path), load_stored(path / EXPERIMENT)
+    if not is_complete(path):
+        raise RunError(f"{path} is not complete: finish it first (`feddg resume {path}`)")
+    taken_part = run.contributors
+    if client not in taken_part:
+        names = first_names([str(id) for id in taken_part], 12)
+        raise RunError(f"client {client} has no part in the model of {path}; these have: {names}")
+    method = build_method(experiment.method.name, experiment.method.settings)
+    begin_again = f"Leave out the images of client {client} and run again."
+    if not isinstance(method, Forgets):
+        raise RunError(
+            f"{path} was trained step by step from round {run.first_round_of(client)} on with "
+            f"client {client}, and its network cannot forget that. {begin_again}"
+        )
+    private = experiment.privacy
+    if experiment.defences or private.noised or private.record_epsilon is not None:
+        raise RunError(
+            f"the sums of single clients of {path} are masked, noised or changed by a defence, so "
+            f"that none can be taken out. {begin_again}"
+        )
+    check_identity(path, experiment)
+    check_images(path, experiment, cache)
+    others = [id for id in taken_part if id != client]
+    with RunFolder(path) as opened:
+        work = partial(_run, experiment, opened, cache_folder(cache), prepare, ())
+        _execute(opened, observer or Observer(), partial(work, forget=(client, others)))
+        opened.remove_derived()
+    return Run(path)
+
+
 def require_installed(experiment: Experiment) -> None:
     """Raises MissingPackage, before an image is read, for what an experiment asks for."""
     chosen_trackers()
@@ -389,6 +458,7 @@ def _run(
     snapshots: Collection[int],
     observer: Together,
     seconds: dict[str, float],
+    forget: tuple[int, Sequence[int]] | None = None,
 ) -> None:
     checkpoint = folder.load_checkpoint()
     done = checkpoint.state.round if checkpoint else 0
@@ -399,7 +469,7 @@ def _run(
     so_far = read_run(folder.path)
     models = KeptModels(
         folder,
-        checkpoint.models if checkpoint else {},
+        checkpoint.models if checkpoint and forget is None else {},
         so_far.metrics.evaluations,
         experiment.evaluate,
         experiment.train.head_rounds if experiment.server.wise_ft != "none" else None,
@@ -435,7 +505,10 @@ def _run(
     else:
         federation.resume(checkpoint.state, checkpoint.memories)
     try:
-        federation.fit(progress=observer.work)
+        if forget is None:
+            federation.fit(progress=observer.work)
+        else:
+            federation.server.forget(*forget)
     finally:
         folder.finish_writing()  # of a run that is interrupted, too
     if evaluation is not None:
@@ -459,6 +532,7 @@ def _last_figures(
     def logits(rows: numpy.ndarray) -> Tensor:
         return torch.from_numpy(found[order[numpy.searchsorted(seen, rows, sorter=order)]])
 
+    write_details(folder, evaluation, outputs)
     inside = evaluation.splits.get(ID_VAL, numpy.empty(0, numpy.int64))
     if len(inside):
         write_energy_threshold(folder, model, logits(inside))
@@ -466,6 +540,22 @@ def _last_figures(
         classes = tuple(federation.clients.held.classes)
         with folder.writing(FIGURES) as figures:
             draw_unseen(figures, evaluation, logits, classes, settings.seed)
+
+
+def write_details(folder: RunFolder, evaluation: Evaluation, outputs: Sequence[Outputs]) -> None:
+    """Writes what the final model gives by decision and subgroup; nothing if neither is asked for.
+
+    Args:
+        folder: the run's folder.
+        evaluation: the images.
+        outputs: the model's, for all parts of the evaluation.
+    """
+    if evaluation.decision is None and not evaluation.subgroups:
+        return
+    decision = None if evaluation.decision is None else evaluation.decided(outputs)
+    folder.write_json(
+        DETAILS, Details(decision=decision, subgroups=evaluation.by_subgroup(outputs))
+    )
 
 
 @contextmanager

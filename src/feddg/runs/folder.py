@@ -28,6 +28,7 @@ from feddg.messages import Message, Weights, under
 from feddg.methods.base import State
 from feddg.records import ID_VAL, LAST, VAL, WISE_FT, EvaluationRow, JsonFile, MetricsRow, Row
 from feddg.runs.reading import (
+    ADAPTED,
     EXPERIMENT,
     FINAL,
     LEDGER,
@@ -405,6 +406,13 @@ class RunFolder:
             self._being_written = self._writer.submit(work)
         else:
             work()
+
+    def remove_derived(self) -> None:
+        """Deletes what was made of the model of earlier rounds."""
+        for pattern in (ADAPTED, "travel.json", "predictions*.parquet", f"{SNAPSHOTS}/*"):
+            for file in self.path.glob(pattern):
+                with file_faults(RunError, f"Cannot delete {file}"):
+                    file.unlink()
 
     def finish_writing(self) -> None:
         """Waits until the last checkpoint is written; raises the error if that failed."""

@@ -25,6 +25,7 @@ from feddg.runs.prepare import (
     split_diagnostics,
     table_diagnostics,
 )
+from feddg.text import counted
 
 SHOWN_CLIENTS, MOST_MARKS = 20, 40
 SHADES = " ░▒▓█"
@@ -168,7 +169,9 @@ def _print_stored(console: Console, stored: dict[str, dict[str, Any]]) -> None:
 
 def _print_bad(console: Console, bad: list[dict[str, str]]) -> None:
     if bad:
-        console.print(f"[yellow]{len(bad)} files cannot be used and would be left out:[/]")
+        console.print(
+            f"[yellow]{counted(len(bad), 'file')} cannot be used and would be left out:[/]"
+        )
     for image in bad[:SHOWN_FILES]:
         console.print(f"  {image['path']}: {image['reason']}", markup=False)
     if len(bad) > SHOWN_FILES:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +27,13 @@ from feddg.data.fingerprint import (
     file_of,
     hash_file,
     images_file,
+)
+from feddg.data.groups import (
+    about_groups,
+    further_units,
+    partitioned_units,
+    roles_of_units,
+    units_of,
 )
 from feddg.data.images import ImageTable
 from feddg.data.inspection import (
@@ -47,16 +54,18 @@ from feddg.data.near_copies import about_near_copies
 from feddg.data.partition import Partition, counts_clients, held_alike, partition, partitioned_alike
 from feddg.data.pixels import ArrayPixels, BadImage, PixelStore, Vectors, open_pixels
 from feddg.data.protocols import from_csv
-from feddg.data.splits import Splits, from_roles, hold_out
+from feddg.data.splits import ROLES, Splits, check_shares, from_roles, hold_out
 from feddg.diagnostics import Diagnostic, Progress, emit, silent, warn
-from feddg.errors import ExperimentError, first_names
+from feddg.errors import ExperimentError, first_names, nearest
 from feddg.evaluation.accuracy import Evaluation, Score
+from feddg.evaluation.decision import Decision
 from feddg.experiment import Experiment
 from feddg.federation.federation import Federation, build
 from feddg.methods.composition import build_method, method_class
+from feddg.methods.domains import idle_clients
 from feddg.models.backbones import require_weights, weights_digest
 from feddg.records import BadImageRow, ClientRow, ClientsTable
-from feddg.settings import DataSettings
+from feddg.settings import DataSettings, EvaluateSettings
 from feddg.storage import Stamp, stamp
 from feddg.storage import cache_folder as cache_folder
 
@@ -194,7 +203,11 @@ def split_diagnostics(
     found: list[Diagnostic] = []
     table = loaded.table
     if splits is not None:
-        found += about_splits(table, splits, chosen=bool(held.test or held.val))
+        rounds, evaluate = experiment.train.rounds, experiment.evaluate
+        evaluated = sum(evaluate.after(round, rounds) for round in range(1, rounds + 1))
+        picks = evaluated > 1 or experiment.server.wise_ft == "auto"
+        chosen = bool(held.test or held.val)
+        found += about_splits(table, splits, chosen=chosen, picks=picks)
         found += about_columns(table, splits)
     if data.duplicates != "ignore":
         files = list(table.paths if table.root is None else map(file_of, table.paths))
@@ -242,6 +255,7 @@ class Images(Sequence[Examples]):
         contents: the record of these images, for the run's folder.
         natural: whether clients are the real holders of images, so that each has its own in-domain
             validation images.
+        units: ``(n,)`` the group of each row in its domain, which is never split; None without.
     """
 
     table: ImageTable
@@ -253,6 +267,7 @@ class Images(Sequence[Examples]):
     steps: int | None = None
     contents: ImagesFile | None = None
     natural: bool = False
+    units: numpy.ndarray | None = None
 
     def __len__(self) -> int:
         """The number of clients."""
@@ -308,7 +323,11 @@ class Images(Sequence[Examples]):
         holders = self.table.clients
         if self.natural and holders is not None and len(self.partition) > 1:
             return held_alike(holders[self.splits.train], holders[self.splits.id_val])
-        return partitioned_alike(self.partition, self.table.domains[self.splits.id_val], self.seed)
+        domains = self.table.domains[self.splits.id_val]
+        if self.units is not None:
+            units = self.units[self.splits.id_val]
+            return further_units(self.partition, units, domains, self.seed)
+        return partitioned_alike(self.partition, domains, self.seed)
 
 
 def load_images(experiment: Experiment, cache: Path | None, progress: Progress) -> Images:
@@ -322,6 +341,7 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
     images = deal(experiment, loaded)
     emit(*split_diagnostics(experiment, loaded, images.splits))
     emit(*about_clients(images.partition.sizes.tolist()))
+    emit(*about_groups(images.table, images.splits, images.partition.owners))
     return images
 
 
@@ -331,12 +351,22 @@ def deal(experiment: Experiment, loaded: Loaded) -> Images:
     Raises:
         DataError: the images cannot be split or partitioned with these settings.
     """
-    clients, table = experiment.clients, loaded.table
+    clients, data, table = experiment.clients, experiment.data, loaded.table
     images, image_of = whole_images(table)  # tiles of one image stay together
     splits = _splits(experiment, images, loaded)
     if len(images) < len(table):
         splits = splits.spread(image_of)
-    share = partition(
+    if not any(len(getattr(splits, role)) for role in ROLES if role != "train"):
+        warn(
+            "nothing-evaluated",
+            "Every image trains, so no accuracy is measured.",
+            "To measure one, hold a domain out (--hold-out), or raise data.id_val.",
+        )
+    natural = counts_clients(clients.partition)
+    units, arrange = units_of(table, _copies(table, loaded, data)), partition
+    if units is not None and not natural:
+        arrange = partial(partitioned_units, units[splits.train])
+    share = arrange(
         table.domains[splits.train],
         table.labels[splits.train],
         clients.number,
@@ -349,7 +379,6 @@ def deal(experiment: Experiment, loaded: Loaded) -> Images:
         holders=None if table.clients is None else table.clients[splits.train],
         seed=experiment.seed,
     )
-    natural = counts_clients(clients.partition)
     if experiment.train.select_every and not len(splits.id_val):
         raise ExperimentError(
             "train.select_every tries a client's models on its own validation images, and there "
@@ -360,7 +389,7 @@ def deal(experiment: Experiment, loaded: Loaded) -> Images:
         steps = _steps_of_a_round(experiment, share)
         share = Partition(numpy.zeros_like(share.owners), share.domains, 1)
     seed, contents = experiment.seed, loaded.contents
-    return Images(*loaded[:3], splits, share, seed, steps, contents, natural)
+    return Images(*loaded[:3], splits, share, seed, steps, contents, natural, units)
 
 
 def _steps_of_a_round(experiment: Experiment, share: Partition) -> int:
@@ -397,13 +426,17 @@ def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits
             "They say nothing about a new one.",
             f"To know that: {ask}.",
         )
-    in_domain = _in_domain(table)
+    in_domain, copies = _in_domain(table), _copies(table, loaded, data)
     if table.split is not None and data.own_split and not in_domain:
         warn(
             "own-split-unused",
             "The data set's own split holds domains out; it is not used, as hold_out names "
             f"{first_names(held_out)}.",
         )
+    roles, units = (table.split if in_domain and data.own_split else None), None
+    if roles is None and (units := units_of(table, copies)) is not None:
+        check_shares(data.id_val, data.id_test)
+        roles = roles_of_units(table, units, data.id_val, data.id_test, experiment.seed)
     return hold_out(
         table,
         list(held.test),
@@ -411,9 +444,14 @@ def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits
         id_val=data.id_val,
         id_test=data.id_test,
         seed=experiment.seed,
-        own=table.split if in_domain and data.own_split else None,
-        contents=_hashes(table, loaded.contents, data) if _keeps_copies_together(data) else (),
+        own=roles,
+        contents=copies,
     )
+
+
+def _copies(table: ImageTable, loaded: Loaded, data: DataSettings) -> Sequence[str]:
+    """Returns a hash of each row's file, if copies share a role; else none."""
+    return _hashes(table, loaded.contents, data) if _keeps_copies_together(data) else ()
 
 
 def is_split(experiment: Experiment, table: ImageTable) -> bool:
@@ -466,6 +504,8 @@ def federation_of(experiment: Experiment, images: Images, cache: Path, **parts: 
     """Returns an experiment's federation, of its images; see :func:`in_process`."""
     method, network = build(experiment, len(images.table.class_names))
     emit(*method.diagnostics(experiment))
+    held = images.table.domains[images.splits.train]
+    emit(*idle_clients(method, (len(set(held[rows])) for rows in images.partition.rows)))
     settings = images.trained_by(experiment)
     chosen = find_augmentation(settings.train.augmentation)
     found = Federation(images, network, method, settings, augmentation=chosen, cache=cache, **parts)
@@ -474,8 +514,21 @@ def federation_of(experiment: Experiment, images: Images, cache: Path, **parts: 
 
 
 def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> Evaluation:
-    """Returns the evaluation of the global model after a round."""
+    """Returns the evaluation of the global model after a round.
+
+    Raises:
+        ExperimentError: the class to decide about is unknown, or nothing can choose its threshold.
+    """
     rows = {name: getattr(images.splits, name) for name in ("test", "val", "id_test", "id_val")}
+    table, decision = images.table, decision_of(experiment.evaluate, images.table.class_names)
+    if decision is not None and not len(images.splits.id_val):
+        raise ExperimentError(
+            "evaluate.decision chooses its threshold on in-domain validation images, and there are "
+            "none here; set data.id_val above 0"
+        )
+    groups = None
+    if table.groups is not None:
+        groups = numpy.unique(table.groups, return_inverse=True)[1]
     return Evaluation(
         images.pixels,
         {name: part for name, part in rows.items() if len(part)},
@@ -487,7 +540,29 @@ def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> 
         worker.device,
         worker.autocast,
         images.table.paths,
+        groups=groups,
+        subgroups=table.subgroups,
+        decision=decision,
     )
+
+
+def decision_of(evaluate: EvaluateSettings, class_names: Sequence[str]) -> Decision | None:
+    """Returns the decision that an experiment asks for, if any.
+
+    Raises:
+        ExperimentError: there is no such class.
+    """
+    name = evaluate.decision
+    if name is None:
+        return None
+    if name not in class_names:
+        raise ExperimentError(
+            f"evaluate.decision: no class is called {name!r}{nearest(name, class_names)}; "
+            f"there are: {first_names(class_names, 12)}"
+        )
+    target = "specificity" if evaluate.sensitivity is None else "sensitivity"
+    reached = evaluate.specificity if evaluate.sensitivity is None else evaluate.sensitivity
+    return Decision(class_names.index(name), name, target, reached, evaluate.prevalence)
 
 
 def environment(experiment: Experiment, federation: Federation) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from feddg.records import (
     AdaptationRow,
     AttackRow,
     ClientsTable,
+    Details,
     EstimateRow,
     EvaluationRow,
     LayoutRow,
@@ -63,7 +64,7 @@ Aggregate = Callable[[Sequence[EvaluationRow], str], float | None]
 EXPERIMENT: Final = "experiment.yaml"
 SUMMARY: Final = "summary.json"
 METRICS_FILE, LEDGER, CLIENTS = "metrics.jsonl", "ledger.jsonl", "clients.json"
-ENVIRONMENT = "environment.json"
+ENVIRONMENT, DETAILS = "environment.json", "details.json"
 _WHOLE_FILES = (CLIENTS, ENVIRONMENT, METRICS_FILE, LEDGER)
 """Files that a run writes, besides its summary, by the end of its last round."""
 _FEWER_ROUNDS = {"budget-spent", "rounds-missing"}
@@ -500,6 +501,11 @@ class Run(Shown):
         return ClientsTable.read(self.folder / CLIENTS)
 
     @cached_property
+    def details(self) -> Details:
+        """What the final model gives by decision and subgroup; empty if not asked for."""
+        return Details.read(self.folder / DETAILS) or Details()
+
+    @cached_property
     def metrics(self) -> Metrics:
         """Everything in ``metrics.jsonl``."""
         return Metrics(METRICS_ROWS.read(self.folder / METRICS_FILE))
@@ -720,6 +726,23 @@ class Run(Shown):
     def rounds_done(self) -> int:
         """The number of rounds trained so far."""
         return max((row.round for row in self.metrics.rounds), default=0)
+
+    @property
+    def contributors(self) -> list[int]:
+        """The ids of the clients with a part in the model, ascending; without forgotten ones."""
+        rows = self.metrics.rounds
+        forgotten = {id for row in rows for id in row.forgotten}
+        used = {
+            id
+            for row in rows
+            for id in {*row.clients} - {refused.client for refused in row.refused}
+            if not row.forgotten
+        }
+        return sorted(used - forgotten)
+
+    def first_round_of(self, client: int) -> int:
+        """Returns the first round whose update of a client was asked for."""
+        return min(row.round for row in self.metrics.rounds if client in row.clients)
 
     def client_name(self, id: int) -> str:
         """Returns a client's name."""

@@ -181,7 +181,11 @@ def prepared_by(
     for rank, about in ready.items():
         _require_alike(rank, about, _about(found))
     assert found.evaluation is not None
-    given = {field.name: getattr(found.evaluation, field.name) for field in fields(Evaluation)}
+    given = {
+        field.name: getattr(found.evaluation, field.name)
+        for field in fields(Evaluation)
+        if field.init
+    }
     found.evaluation = WorkerEvaluation(**given, channel=channel, network=found.network)
     return found
 

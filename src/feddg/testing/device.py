@@ -6,6 +6,7 @@ answer on the host is counted, as is what is sent to it, and whether the host wa
 every copy from memory that is not pinned.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils.weak import WeakIdKeyDictionary
+
+from feddg.testing.watching import place_of_frame
 
 NAME = "pretended"
 aten = torch.ops.aten
@@ -32,6 +35,7 @@ COUNTED_ON_THE_HOST = {
     aten.masked_select.default,
 }
 """Operations whose result, or its shape, the host waits for."""
+WORDS = {str(aten._local_scalar_dense.default): "a number (.item(), float, if)"}
 
 
 @dataclass
@@ -39,12 +43,15 @@ class Traffic:
     """What has passed between the host and the device.
 
     Attributes:
-        waits: how often the host waited for the device, by operation.
+        waits: how often the host waited for the device, by operation, with the line of ``files``
+            that asked for it, if there is one.
         sent: numbers of bytes that were sent to it, one each time.
+        files: the files whose lines are named.
     """
 
     waits: Counter[str] = field(default_factory=Counter)
     sent: list[int] = field(default_factory=list)
+    files: frozenset[str] = frozenset()
 
 
 _watching: list[Traffic] = []
@@ -52,9 +59,9 @@ _pinned: Any = WeakIdKeyDictionary()
 
 
 @contextmanager
-def traffic() -> Iterator[Traffic]:
-    """Counts what passes between host and device in its block."""
-    seen = Traffic()
+def traffic(files: frozenset[str] = frozenset()) -> Iterator[Traffic]:
+    """Counts what passes between host and device in its block; names lines of some files."""
+    seen = Traffic(files=files)
     _watching.append(seen)
     try:
         yield seen
@@ -110,7 +117,8 @@ class OnDevice(Tensor):
 
 def _waited(name: str) -> None:
     for seen in _watching:
-        seen.waits[name] += 1
+        where = place_of_frame(sys._getframe(), seen.files)
+        seen.waits[f"{WORDS.get(name, name)} at {where}" if where else name] += 1
 
 
 def _sent(tensor: Tensor, non_blocking: bool = False) -> None:

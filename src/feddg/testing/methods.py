@@ -5,32 +5,54 @@ run, another order of clients, a resumed run or a GPU would give others.
 """
 
 import copy
-import random
+import inspect
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 import torch
 from torch.utils import backend_registration
 
+from feddg.clients.threads import threads
 from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError, FeddgError
 from feddg.federation.server import Hooks
-from feddg.messages import Message, Refusal, Weights
-from feddg.methods.base import Method, Round, RoundHook
+from feddg.federation.validation import layout_fault
+from feddg.messages import Message, Refusal, Update, Weights, first_not_finite
+from feddg.methods.base import Method, has_global_model
 from feddg.methods.baselines import FedProx
 from feddg.methods.composition import compose
 from feddg.models.backbones import build_network
 from feddg.models.convolutions import use_plain_convolutions
+from feddg.privacy.robust import moved
 from feddg.simple import Federation
-from feddg.testing.device import Traffic, second_device, traffic
+from feddg.testing.device import second_device, traffic
+from feddg.testing.watching import (
+    Watch,
+    changed,
+    content,
+    differs,
+    files_of,
+    first_line,
+    global_numbers,
+    line_at,
+    other_global_numbers,
+    other_hashes,
+    place_of_error,
+    quietly,
+)
+from feddg.text import counted
 
 CLASSES, SIDE, ROUNDS, BATCH = 3, 16, 2, 4
+ROUNDING = 1e-3
+"""How far another order of updates may move the aggregate, as a share of a round's change."""
+HAS_SECOND_DEVICE = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
 SIZES = (6, 5, 4)
 """Images of the clients: full batches, and batches that are not full."""
 
@@ -60,8 +82,11 @@ class FaultsFound(AssertionError):
         faults: which ones.
     """
 
-    def __init__(self, name: str, faults: list[Fault]) -> None:
-        super().__init__("\n".join([f"{name} has {len(faults)} fault(s):", *map(str, faults)]))
+    def __init__(self, name: str, faults: list[Fault], waiting: int = 0) -> None:
+        lines = [f"{name} has {counted(len(faults), 'fault')}:", *map(str, faults)]
+        if waiting:
+            lines.append(f"{counted(waiting, 'further check')} can be tried once this is mended.")
+        super().__init__("\n".join(lines))
         self.faults = faults
 
 
@@ -69,12 +94,10 @@ class MethodFault(FaultsFound):
     """A method breaks rules."""
 
 
-class _Refused(RoundHook):
-    def __init__(self) -> None:
-        self.reasons: list[str] = []
+class _Images(list[Any]):
+    """A client's images; every third is of the first client's domain, the others of its own."""
 
-    def refused(self, refusal: Refusal, round: Round) -> None:
-        self.reasons.append(f"client {refusal.client}: {refusal.reason}")
+    domains: list[int]
 
 
 class _Small(Federation):
@@ -90,26 +113,29 @@ class _Small(Federation):
     ) -> None:
         rng = numpy.random.default_rng(0)
         clients = []
-        for count in sizes:
+        for id, count in enumerate(sizes):
             labels = numpy.arange(count) % classes
             images = rng.integers(0, 120, (count, 3, SIDE, SIDE))
             images[numpy.arange(count), labels] += 100
             pixels = torch.from_numpy(images.astype(numpy.uint8))
-            clients.append(list(zip(pixels, labels.tolist())))
+            clients.append(_Images(zip(pixels, labels.tolist())))
+            clients[-1].domains = [0 if image % 3 == 1 else id for image in range(count)]
         network = build_network("cnn", CLASSES, weights=None, image_size=SIDE)
         chosen: dict[str, Any] = {"batch_size": BATCH, "local_steps": steps, "rounds": ROUNDS}
         chosen |= {"averaging": "none", "precision": "float32"}
         super().__init__(clients, network, method, **(chosen | fields))
         for worker in self.workers:  # a CPU's own have other last bits than a device's
             use_plain_convolutions(worker.network)
-        self.seen = _Refused()
-        self.server.hooks = Hooks([*self.server.hooks.all, self.seen])
+        self.watch = Watch()
+        self.server.hooks = Hooks([*self.server.hooks.all, self.watch])
 
     def trained(self, rounds: int = ROUNDS) -> Weights:
         """Returns the global weights after some more rounds."""
         if not self.server.state.round:
             self.server.setup()
+        labels = {str(id): examples.labels for id, examples in enumerate(self.clients)}
         for _ in range(rounds):
+            self.watch.start(self.server.state, labels)
             self.server.round()
         return self.server.state.weights
 
@@ -124,125 +150,226 @@ class _Small(Federation):
         return sent
 
 
-@contextmanager
-def other_global_numbers(seed: int) -> Iterator[None]:
-    """Sets all global generators inside the block, and puts them back."""
-    before = random.getstate(), numpy.random.get_state()  # noqa: NPY002 - what others may use
-    with torch.random.fork_rng(devices=[]):
-        random.seed(seed)
-        numpy.random.seed(seed)  # noqa: NPY002
-        torch.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(before[0])
-            numpy.random.set_state(before[1])  # noqa: NPY002
-
-
-def _differs(one: Weights, other: Weights) -> str | None:
-    """Returns the first entry that differs, or None."""
-    if one.keys() != other.keys():
-        return f"the entries {sorted(one.keys() ^ other.keys())[:3]}"
-    return next((repr(n) for n, t in one.items() if not torch.equal(t.cpu(), other[n].cpu())), None)
-
-
 Make = Callable[[], Method]
 Found = tuple[str, str] | None
-CHECKS: list[Callable[[Make], Found]] = []
-"""Each returns what is wrong and why it matters, or None."""
+Kind = Literal["runs", "changes", "bits", "further", "alone"]
+KINDS: dict[Callable[[Make], Found], Kind] = {}
+"""Every check with its kind, in order; each returns what is wrong and why it matters, or None.
+
+What is wrong once shows in many ways, so a check waits while one is broken that comes before it:
+of ``bits`` the first one speaks; nothing speaks of a method that does not run or changes what it
+must not, but checks of that kind and those that are ``alone``.
+"""
+AFTER: dict[Kind, tuple[Kind, ...]] = {
+    "runs": (),
+    "changes": ("runs",),
+    "bits": ("runs", "changes", "bits"),
+    "further": ("runs", "changes"),
+    "alone": (),
+}
 
 
-def _check(check: Callable[[Make], Found]) -> Callable[[Make], Found]:
-    CHECKS.append(check)
-    return check
+def _check(kind: Kind) -> Callable[[Callable[[Make], Found]], Callable[[Make], Found]]:
+    def add(check: Callable[[Make], Found]) -> Callable[[Make], Found]:
+        KINDS[check] = kind
+        return check
+
+    return add
+
+
+@dataclass
+class _Watched:
+    """A short run, and what was seen of it."""
+
+    small: _Small
+    kept: list[str]
+    shared: list[str]
+    errors: list[BaseException]
+    error: Exception | None = None
+
+    @property
+    def weights(self) -> Weights:
+        self.raise_error()
+        return self.small.server.state.weights
+
+    def raise_error(self) -> None:
+        """Raises what ended the run, if it did not reach its end."""
+        if self.error is not None:
+            raise self.error
+
+    def line(self, make: Make, of: Callable[[_Small], object]) -> str:
+        """Returns `` at file:line``, where something becomes another in a second run."""
+        small = _Small(make())
+        with other_global_numbers(1):
+            place = first_line(files_of(small.method), small.trained, lambda: of(small))
+        return f" at {place}" if place else ""
+
+
+def _kept(small: _Small) -> dict[str, object]:
+    """Returns the attributes of the method and its class."""
+    method = small.method
+    own = {**vars(type(method)), **vars(method)}
+    return {n: content(v) for n, v in own.items() if not n.startswith("__") and n != "settings"}
 
 
 @lru_cache(maxsize=1)
-def _trained(make: Make) -> tuple[_Small, list[str], FeddgError | None]:
-    """Trains once for several checks: returns what changed on the method, and the error, too."""
-    method = make()
-    small, error = _Small(method), None
-
-    def kept() -> dict[str, str]:
-        own = {**vars(type(method)), **vars(method)}
-        return {n: repr(v) for n, v in own.items() if not n.startswith("__") and n != "settings"}
-
-    before = kept()
-    try:
-        with other_global_numbers(1):
+def _trained(make: Make) -> _Watched:
+    """Trains once for several checks."""
+    with quietly() as errors, other_global_numbers(1):
+        small, error = _Small(make()), None
+        kept, shared = _kept(small), global_numbers()
+        try:
             small.trained()
-    except FeddgError as raised:
-        error = raised
-    after = kept()
-    return small, sorted(n for n in before | after if before.get(n) != after.get(n)), error
+        except Exception as raised:
+            error = raised
+        found = changed(kept, _kept(small)), changed(shared, global_numbers())
+    return _Watched(small, *found, errors, error)
 
 
-def _weights(make: Make) -> Weights:
-    small, _, error = _trained(make)
-    if error is not None:
-        raise error
-    return small.server.state.weights
-
-
-@_check
+@_check("runs")
 def messages_are_declared(make: Make) -> Found:
-    """What clients send must be declared, finite, and a message."""
-    small, _, error = _trained(make)
-    weights = small.server.state.weights
-    if error is not None:
-        reasons = "; ".join(small.seen.reasons[:1]) or str(error)
-        return reasons, "The server refuses what is not declared in `sends`, or out of range"
-    if small.seen.reasons:
-        return small.seen.reasons[0], "The server goes on without this client"
-    bad = next((n for n, t in weights.items() if not t.double().isfinite().all()), None)
+    """What clients send must be declared, finite, and a message; weights keep their form."""
+    seen = _trained(make)
+    small, refusals = seen.small, seen.small.watch.refusals
+    if seen.error is not None and not isinstance(seen.error, FeddgError):
+        raise seen.error
+    if refusals or seen.error is not None:
+        place = place_of_error([*seen.errors, seen.error], files_of(small.method))
+        reason = refusals[0] if refusals else str(seen.error)
+        return reason + f" (at {place})" * bool(place), (
+            "The server refuses what is not declared in `sends`, or out of range"
+        )
+    fault = layout_fault(seen.weights, small.network.state_dict())
+    if fault is not None:
+        return (
+            f"after {ROUNDS} rounds of {_line_of(small.method, 'aggregate')} {fault}",
+            "The next client would train with other numbers than were aggregated",
+        )
+    bad = first_not_finite(seen.weights)
     if bad is not None:
         return f"the global weight {bad!r} is not finite after {ROUNDS} rounds", "It is lost"
     extras = Message(small.server.state.extras)
-    if _differs(Message.from_bytes(extras.to_bytes()).tensors, extras.tensors):
+    if differs(Message.from_bytes(extras.to_bytes()).tensors, extras.tensors):
         return "state.extras changes when it is stored", "A checkpoint must hold what it was given"
     return None
 
 
-@_check
+@_check("changes")
 def nothing_is_kept_on_self(make: Make) -> Found:
     """A method object has no state of clients or rounds."""
-    _, changed, _ = _trained(make)
-    if changed:
-        return (
-            f"training changed {', '.join(f'self.{name}' for name in changed[:3])}",
-            "Clients call a method from several threads and processes, and a resumed run begins "
-            "with a new object: keep it in client.scratch, client.memory or state.extras",
+    seen = _trained(make)
+    if not seen.kept:
+        return None
+    return (
+        f"training changed {', '.join(f'self.{name}' for name in seen.kept[:3])}"
+        f"{seen.line(make, _kept)}",
+        "Clients call a method from several threads and processes, and a resumed run begins "
+        "with a new object: keep it in client.scratch, client.memory or state.extras",
+    )
+
+
+@_check("changes")
+def what_all_share_stays(make: Make) -> Found:
+    """No global generator is drawn from or seeded, and no setting of PyTorch changed."""
+    seen = _trained(make)
+    if not seen.shared:
+        return None
+    place = seen.line(make, lambda _: global_numbers())
+    return (
+        f"training changed {', '.join(seen.shared[:3])}{place}",
+        "Draw from client.stream(...), never from a global generator, and seed none: other parts "
+        "of the program use them, too, and nobody could repeat the numbers",
+    )
+
+
+@_check("changes")
+def what_is_sent_stays(make: Make) -> Found:
+    """Weights, extras, context and labels are not changed in place by whoever is given them."""
+    seen = _trained(make)
+    watch = seen.small.watch
+    found = watch.found or watch.changed()
+    if found is None:
+        return None
+    place = seen.line(make, lambda small: small.watch.changed())
+    return (
+        f"{found}{place}",
+        "A round may fail half-way and be done again, and other clients get the same tensors: put "
+        "new ones into the state, and give what is sent the type of the network",
+    )
+
+
+@_check("changes")
+def every_update_counts_once(make: Make) -> Found:
+    """The aggregate takes every update once, in any order, and none after the next is drawn."""
+    _trained(make).raise_error()
+    small = _Small(make())
+    method = small.method
+    if not has_global_model(method, small.network):
+        return None
+    small.server.setup()
+    state, drawn = small.server.state, list[int]()
+    replies = small.transport.train(range(len(SIZES)), method.broadcast(state))
+    updates = [reply.keep() for reply in replies if isinstance(reply, Update)]
+
+    def aggregated(updates: Sequence[Update], spoilt: bool = False) -> Weights:
+        def stream() -> Iterator[Update]:
+            for update in updates:
+                given = update.keep()
+                drawn.append(given.client)
+                yield given
+                for tensor in [*given.weights.values(), *given.extras.tensors.values()]:
+                    if spoilt and tensor.is_floating_point():
+                        tensor.fill_(math.nan)
+
+        own = {name: tensor.clone() for name, tensor in state.weights.items()}
+        return method.aggregate(replace(state.next(), weights=own), stream()).weights
+
+    where, why = _line_of(method, "aggregate"), "Every client has its share in the model, once"
+    expected = aggregated(updates)
+    if len(drawn) != len(updates):
+        return f"{where} draws {len(drawn)} of {len(updates)} updates", why
+    if differs(expected, aggregated(updates, spoilt=True)):
+        return f"{where} uses an update after the next one is drawn", (
+            "Its tensors are the client's live weights by then: update.keep() copies them"
         )
+    turned = aggregated(updates[::-1])
+    if moved(turned, expected) > ROUNDING * moved(expected, state.weights):
+        return f"{where} gives other weights when the same updates come in another order", why
     return None
 
 
-@_check
+@_check("bits")
 def twice_the_same(make: Make) -> Found:
-    """The same experiment gives the same bits, whatever global generators hold."""
-    with other_global_numbers(2):
-        differs = _differs(_weights(make), _Small(make()).trained())
-    if differs:
-        return (
-            f"a second run differs in {differs}",
-            "Draw from client.stream(...), never from a global generator: nobody could repeat it",
+    """The same experiment gives the same bits, in another process, too."""
+    expected = _trained(make).weights
+    with other_hashes() as lines:
+        differ = differs(expected, _Small(make()).trained())
+    if differ is None:
+        return None
+    if lines and differs(expected, _Small(make()).trained()) is None:
+        return f"its numbers depend on hash() of a text at {', '.join(sorted(lines)[:3])}", (
+            "It is another number in every process (PYTHONHASHSEED); client.stream(...) takes names"
         )
-    return None
+    return (
+        f"a second run differs in {differ}",
+        "Draw from client.stream(...), and keep nothing outside client.memory and state.extras: "
+        "nobody could repeat it",
+    )
 
 
-@_check
+@_check("bits")
 def clients_in_any_order(make: Make) -> Found:
     """What a client sends does not depend on who trained before."""
-    method = make()
-    differs = _differs(_Small(method).update([0, 1, 2]), _Small(make()).update([2]))
-    if differs:
+    differ = differs(_Small(make()).update([0, 1, 2]), _Small(make()).update([2]))
+    if differ:
         return (
-            f"client 2 sends another {differs} when clients 0 and 1 trained before it",
+            f"client 2 sends another {differ} when clients 0 and 1 trained before it",
             "Workers deal clients out in any order, and sites do not know each other",
         )
     return None
 
 
-@_check
+@_check("bits")
 def a_stopped_run_goes_on(make: Make) -> Found:
     """A checkpoint holds all that a run needs, of clients that rest, too."""
     whole, second = (_Small(make(), (6, 5, 4, 6), clients_per_round=2) for _ in range(2))
@@ -255,16 +382,16 @@ def a_stopped_run_goes_on(make: Make) -> Found:
     expected = whole.trained(ROUNDS - 1)
     second.transport.hand_out(second.server.state.context)
     second.server.round()
-    differs = _differs(expected, second.server.state.weights)
-    if differs:
+    differ = differs(expected, second.server.state.weights)
+    if differ:
         return (
-            f"a run that was stopped after round 1 and resumed differs in {differs}",
+            f"a run that was stopped after round 1 and resumed differs in {differ}",
             "What lasts belongs into client.memory (tensors) or state.extras (tensors)",
         )
     return None
 
 
-@_check
+@_check("bits")
 def a_network_changes_nothing(make: Make) -> Found:
     """Over Flower, in messages of bytes, a run has the same bits."""
     if find_spec("flwr") is None:
@@ -285,11 +412,11 @@ def a_network_changes_nothing(make: Make) -> Found:
         )
         transport = transport_to_programs(grid, names, "check", Policy(len(names), wait=1, poll=0))
         there = _Small(make(), transport=transport)
-        differs = _differs(_weights(make), there.trained())
-    if there.seen.reasons:
-        return f"over Flower {there.seen.reasons[0]}", "Sites do not share a process"
-    if differs:
-        return f"over Flower it differs in {differs}", "What a client needs crosses in messages"
+        differ = differs(_trained(make).weights, there.trained())
+    if there.watch.refusals:
+        return f"over Flower {there.watch.refusals[0]}", "Sites do not share a process"
+    if differ:
+        return f"over Flower it differs in {differ}", "What a client needs crosses in messages"
     return None
 
 
@@ -304,42 +431,59 @@ def _site(make: Make, id: int) -> Federation:
     return site
 
 
-@_check
-def a_device_need_not_wait(make: Make) -> Found:
-    """On a device that is not the CPU: same bits, and nothing waits inside a step."""
-    if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
-        return None
-    expected = _weights(make)
+@lru_cache(maxsize=1)
+def _on_device(make: Make) -> tuple[Weights, Counter[str], Exception | None]:
+    """Trains on a device: returns the weights, what a step waits for, and what ended it."""
     with second_device() as name:
 
-        def counted(steps: int) -> tuple[Weights, Traffic]:
+        def seen(steps: int) -> tuple[Weights, Counter[str]]:
             small = _Small(make(), steps=steps, device=name)
             small.server.setup()
-            with traffic() as seen:
+            with traffic(files_of(small.method)) as seen:
                 for _ in range(ROUNDS):
                     small.server.round()
-            return small.server.state.weights, seen
+            return small.server.state.weights, seen.waits
 
         try:
-            _, short = counted(1)
-            found, long = counted(2)
-        except (RuntimeError, TypeError) as error:
-            text = str(error).splitlines()[0]
-            return f"on a device: {text}", "Tensors of a step must be where client.device says"
-    differs = _differs(expected, found)
-    if differs:
-        return f"on a device it differs in {differs}", "Draw on the CPU, the same for every device"
-    waits = long.waits - short.waits
-    if waits:
-        return (
-            f"a step waits for the device: {', '.join(map(str, waits))}",
-            "A GPU is idle while the host waits: no .item(), no masks, no .to(device) of what "
-            "`draws` could have sent with the batch",
-        )
-    return None
+            _, short = seen(1)
+            weights, long = seen(2)
+        except Exception as error:
+            return {}, Counter(), error
+    return weights, long - short, None
 
 
-@_check
+@_check("bits")
+def a_device_has_the_same_bits(make: Make) -> Found:
+    """On a device that is not the CPU."""
+    if not HAS_SECOND_DEVICE:
+        return None
+    weights, _, error = _on_device(make)
+    differ = differs(_trained(make).weights, weights) if error is None else None
+    if differ is None:
+        return None
+    return f"on a device it differs in {differ}", "Draw on the CPU, the same for every device"
+
+
+@_check("further")
+def a_device_need_not_wait(make: Make) -> Found:
+    """Tensors are where they must be, and nothing waits for a device inside a step."""
+    if not HAS_SECOND_DEVICE:
+        return None
+    _, waits, error = _on_device(make)
+    if error is not None:
+        place = place_of_error([error], files_of(make()))
+        text = f"on a device: {str(error).splitlines()[0]}" + f" (at {place})" * bool(place)
+        return text, "Tensors of a step must be where client.device says"
+    if not waits:
+        return None
+    return (
+        f"a step waits for the device: {', '.join(map(str, waits))}",
+        "A GPU is idle while the host waits: no .item(), no masks, no .to(device) of what "
+        "`draws` could have sent with the batch",
+    )
+
+
+@_check("further")
 def odd_clients_train_too(make: Make) -> Found:
     """Clients of one image, without a class or without images, and a lone client."""
     odd: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
@@ -354,15 +498,15 @@ def odd_clients_train_too(make: Make) -> Found:
         try:
             weights = small.trained()
         except Exception as error:
-            return f"{what}: {type(error).__name__}: {error}", "Federations have such clients"
-        if small.seen.reasons:
-            return f"{what}: {small.seen.reasons[0]}", "Federations have such clients"
+            return f"{what}: {_said(error, small.method)}", "Federations have such clients"
+        if small.watch.refusals:
+            return f"{what}: {small.watch.refusals[0]}", "Federations have such clients"
         if not all(t.double().isfinite().all() for t in weights.values()):
             return f"{what}: weights are not finite", "Federations have such clients"
     return None
 
 
-@_check
+@_check("alone")
 def settings_are_checked(make: Make) -> Found:
     """An unknown setting is refused, and every setting says what it is."""
     method = make()
@@ -379,7 +523,7 @@ def settings_are_checked(make: Make) -> Found:
     return None
 
 
-@_check
+@_check("further")
 def others_may_join_in(make: Make) -> Found:
     """It composes with another method, or says why not."""
     own = type(make())
@@ -390,8 +534,11 @@ def others_may_join_in(make: Make) -> Found:
     try:
         _Small(both(mu=0.5)).trained(1)
     except Exception as error:
-        return f"with fedprox: {type(error).__name__}: {error}", "Hooks call super() and add to it"
+        return f"with fedprox: {_said(error, make())}", "Hooks call super() and add to it"
     return None
+
+
+CHECKS = list(KINDS)
 
 
 def check_method(
@@ -400,6 +547,8 @@ def check_method(
 ) -> None:
     """Checks a method: the same bits twice, in any order, resumed, on a device; and more.
 
+    PyTorch has one thread meanwhile, whatever it has otherwise.
+
     Args:
         method: its class, or what makes an object with other settings.
         checks: which of ``CHECKS``.
@@ -407,15 +556,38 @@ def check_method(
     Raises:
         MethodFault: it breaks rules; says which, where and why they matter.
     """
-    faults = []
-    if checks is CHECKS:
-        _trained.cache_clear()  # the class may be another than it was
-    for check in checks:
-        try:
-            found = check(method)
-        except Exception as error:
-            found = f"{type(error).__name__}: {error}", "It cannot be trained"
-        if found is not None:
-            faults.append(Fault(check.__name__.replace("_", " "), *found))
+    faults: list[Fault] = []
+    broken: set[Kind] = set()
+    if checks is CHECKS:  # the class may be another than it was
+        _trained.cache_clear()
+        _on_device.cache_clear()
+    waiting = 0
+    with threads(1), quietly():
+        for check in checks:
+            if broken & {*AFTER[KINDS[check]]}:
+                waiting += 1
+                continue
+            try:
+                found = check(method)
+            except Exception as error:
+                found = _said(error, method), "It cannot be trained"
+            if found is not None:
+                faults.append(Fault(check.__name__.replace("_", " "), *found))
+                broken.add(KINDS[check])
     if faults:
-        raise MethodFault(getattr(method, "name", repr(method)), faults)
+        name = getattr(method, "name", "") or getattr(method, "__qualname__", repr(method))
+        raise MethodFault(name, faults, waiting)
+
+
+def _said(error: Exception, method: Method | Make) -> str:
+    """Returns an error in a line, with the line of the method that it came through."""
+    place = place_of_error([error], files_of(method))
+    return f"{type(error).__name__}: {error}" + f" (at {place})" * bool(place)
+
+
+def _line_of(method: Method, hook: str) -> str:
+    """Returns a hook's name, with the line where the method defines it."""
+    code = inspect.unwrap(getattr(type(method), hook)).__code__
+    if code.co_filename not in files_of(method):
+        return hook
+    return f"{hook} ({line_at(code.co_filename, code.co_firstlineno)})"

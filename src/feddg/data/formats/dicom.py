@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -114,6 +115,16 @@ def read_header(file: BinaryIO) -> tuple[UID, Dataset]:
     if tags.PhotometricInterpretation not in (*GREY, *COLOURS):
         raise DicomError("a DICOM file of a photometric interpretation that is not known here")
     return syntax, tags
+
+
+def patient_of(file: Path) -> str:
+    """Returns the ID of the patient in a DICOM file; empty if it names none or cannot be read."""
+    try:
+        with _own_words("a damaged DICOM file"), file.open("rb") as content:
+            tags = dcmread(content, stop_before_pixels=True, specific_tags=["PatientID"])
+            return str(tags.get("PatientID") or "").strip()
+    except (DicomError, OSError):
+        return ""
 
 
 def to_pixels(tags: Dataset) -> np.ndarray:

@@ -38,6 +38,14 @@ class TableOptions(Settings):
         description="column of who holds them (patient, site, writer); by default client, where "
         "there is one",
     )
+    group: str | None = Field(
+        None,
+        description="column of what is never split (patient, series, slide); by default group, "
+        "where there is one",
+    )
+    subgroups: tuple[str, ...] = Field(
+        (), description="further columns whose values results tell apart (scanner, sex, age band)"
+    )
     split: str | None = Field(
         None,
         description="column of train, val or test (or id_val, id_test); by default split, where "
@@ -59,23 +67,26 @@ def list_table(root: Path | None, options: TableOptions) -> ImageTable:
     """
     file = _table(needs_root("table", root))
     path, label, domain = options.path, options.label, options.domain
-    named = [name for name in (options.client, options.split) if name is not None]
+    given = [name for name in (options.client, options.group, options.split) if name is not None]
     found = read_columns(
         file,
-        [path, label, domain, *named],
-        ("client", "split"),
-        "Say what it is called: --set data.options.path=NAME, and label, domain, client, split so.",
+        [path, label, domain, *given, *options.subgroups],
+        ("client", "group", "split"),
+        "Say what it is called: --set data.options.path=NAME, and label, domain, client, group, "
+        "split so.",
     )
     client, split = options.client or "client", options.split or "split"
+    group = options.group or "group"
+    named = [name for name in (client, group, split, *options.subgroups) if name in found]
     folder = options.images or file.parent
     if not folder.is_dir():
         raise DataError(f"The folder of the images, {folder}, does not exist.")
-    for name in (path, label, domain, *(one for one in (client, split) if one in found)):
+    for name in (path, label, domain, *named):
         empty = next((index for index, text in enumerate(found[name]) if not text), None)
         if empty is not None:
             raise DataError(f"{found.row(empty)} has no {name}; fill it in, or take the row out.")
     paths = [_inside(found, index, text, folder) for index, text in enumerate(found[path])]
-    rows = _once(found, paths, [name for name in (label, domain, client, split) if name in found])
+    rows = _once(found, paths, [label, domain, *named])
     if len({found[label][row] for row in rows}) < 2:
         raise DataError(
             f"{file} holds the class {found[label][rows[0]]!r} only; there is nothing to tell "
@@ -90,6 +101,8 @@ def list_table(root: Path | None, options: TableOptions) -> ImageTable:
         listed_in=file.name,
         split=_roles(found, split, rows, domains) if split in found else None,
         clients=[found[client][row] for row in rows] if client in found else None,
+        groups=[found[group][row] for row in rows] if group in found else None,
+        subgroups={name: [found[name][row] for row in rows] for name in options.subgroups},
         listed_rows=[row + FIRST for row in rows],
     )
 

@@ -1,0 +1,237 @@
+"""Groups: images that belong together (of one patient, series, slide or burst) and are never split.
+
+A *unit* is a group with all groups that hold copies of its images. In the training domains it has
+one role and one client. What cannot be kept together is reported: a group on both sides of a
+hold-out, or at two real clients.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from feddg.data.images import IMAGE_SUFFIXES, ImageTable, dicom_is_known, is_dicom
+from feddg.data.partition import Partition, partition, partitioned_alike
+from feddg.data.splits import Splits
+from feddg.diagnostics import Diagnostic
+from feddg.errors import DataError
+from feddg.rng import numpy_stream
+
+FOLDER = "folder"
+"""The value of ``data.group_by`` for which the images of a folder are a group."""
+PART = "group"
+"""The part of a pattern that names the group."""
+ENOUGH = 5
+"""With so many units in a domain, each share of the split gets one at least."""
+
+
+def with_groups(table: ImageTable, group_by: str | None) -> ImageTable:
+    """Returns a table with the group of each image.
+
+    Args:
+        table: the images; groups that it already names are kept unless ``group_by`` is given.
+        group_by: ``folder``, or a regular expression with a part ``(?P<group>...)`` that is looked
+            for in each path; None for the patients of DICOM files, if the images are such files.
+
+    Raises:
+        DataError: the pattern is none, has no such part, or is not found in a path.
+    """
+    if group_by is None:
+        patients = None if table.groups is not None else _patients(table)
+        return table if patients is None else replace(table, groups=patients)
+    if group_by == FOLDER:
+        return replace(table, groups=np.array([str(PurePosixPath(p).parent) for p in table.paths]))
+    try:
+        pattern = re.compile(group_by)
+    except re.error as error:
+        raise DataError(f"data.group_by: {group_by!r} is no regular expression: {error}.") from None
+    if PART not in pattern.groupindex:
+        raise DataError(
+            f"data.group_by: {group_by!r} has no part called group; write it as in "
+            r"(?P<group>P\d+)_, or folder for one group a folder."
+        )
+    matches = [pattern.search(path) for path in table.paths]
+    for path, match in zip(table.paths, matches):
+        if match is None or not match[PART]:
+            raise DataError(
+                f"data.group_by: {group_by!r} finds no group in {path}; a pattern must match the "
+                "path of every image."
+            )
+    return replace(table, groups=np.array([match[PART] for match in matches if match]))
+
+
+def _patients(table: ImageTable) -> np.ndarray | None:
+    """Returns a name for each image's patient, if DICOM files tell them apart; never the ID itself.
+
+    An image that names no patient is a group of its own.
+    """
+    root = table.root
+    suffixes = {PurePosixPath(path).suffix.lower() for path in table.paths}
+    if root is None or not dicom_is_known() or suffixes <= IMAGE_SUFFIXES - {".dcm", ".dicom"}:
+        return None
+    from feddg.data.formats.dicom import patient_of
+
+    names = []
+    for row, path in enumerate(table.paths):
+        patient = patient_of(root / path) if _may_be_dicom(root / path) else ""
+        names.append(hashlib.sha256(patient.encode()).hexdigest()[:16] if patient else f"#{row}")
+    return np.array(names) if len(set(names)) < len(names) else None
+
+
+def _may_be_dicom(file: Path) -> bool:
+    return file.suffix.lower() in (".dcm", ".dicom") or is_dicom(file)
+
+
+def units_of(table: ImageTable, contents: Sequence[str] = ()) -> np.ndarray | None:
+    """Returns the number of each row's unit, ``(n,)`` int64 from 0; None without groups.
+
+    Args:
+        table: all images.
+        contents: a hash of each row's file, empty if unknown; or no hashes at all.
+    """
+    if table.groups is None:
+        return None
+    _, groups = np.unique(table.groups, return_inverse=True)
+    if not len(contents):
+        return groups.astype(np.int64)
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    shape = (len(table), len(table.class_names), len(table.domain_names))
+    known, hashes = np.unique(contents, return_inverse=True)
+    copies = np.flatnonzero(known[hashes] != "")
+    cells = np.ravel_multi_index((hashes, table.labels, table.domains), shape)[copies]
+    _, cells = np.unique(cells, return_inverse=True)
+    size = int(groups.max()) + 1 + len(copies)
+    edges = groups[copies], int(groups.max()) + 1 + cells
+    graph = coo_array((np.ones(len(copies), np.int8), edges), shape=(size, size))
+    _, joined = connected_components(graph, directed=False)
+    _, units = np.unique(joined[groups], return_inverse=True)
+    return units.astype(np.int64)
+
+
+def roles_of_units(
+    table: ImageTable, units: np.ndarray, id_val: float, id_test: float, seed: int
+) -> np.ndarray:
+    """Returns ``train``, ``id_val`` or ``id_test`` for each row, as if no domain were held out.
+
+    The largest units come first, equals in random order; each gets the role that is furthest from
+    its share of the unit's classes and domains (the least increase of the squared differences,
+    relative to the images of a class in a domain). The last unit of a class in a domain trains. In
+    a domain of five units or more, each share that is asked for has one.
+
+    Args:
+        table: all images.
+        units: ``(n,)`` the unit of each row.
+        id_val: share of the training images for in-domain validation.
+        id_test: share of the training images for in-domain test.
+        seed: the experiment's seed.
+    """
+    random = numpy_stream(seed, "split", "groups")
+    counts = np.zeros((int(units.max()) + 1, *table.counts().shape), np.int64)
+    np.add.at(counts, (units, table.domains, table.labels), 1)
+    shares = np.array([1 - id_val - id_test, id_val, id_test])
+    total = counts.sum(axis=0)
+    wanted, weight = shares[:, None, None] * total, 1 / np.maximum(total, 1)
+    given, waiting = np.zeros_like(wanted), total.copy()
+    present = counts.any(axis=2)  # of each unit in each domain
+    left = present.sum(axis=0)
+    owed = (shares[1:, None] > 0) & (left >= ENOUGH)
+    roles = np.zeros(len(counts), np.int64)
+    for unit in np.lexsort((random.random(len(counts)), -counts.sum(axis=(1, 2)))):
+        size, here = counts[unit], present[unit]
+        waiting = waiting - size
+        costs = ((2 * (given - wanted) + size) * size * weight).sum(axis=(1, 2))
+        costs[shares == 0] = np.inf
+        role = int(costs.argmin())
+        missing = owed & here
+        pressing = missing.any(axis=1) & (missing & (left <= missing.sum(axis=0))).any(axis=1)
+        if ((size > 0) & (given[0] + waiting == 0)).any():
+            role = 0
+        elif pressing.any():
+            role = 1 + int(pressing.argmax())
+        roles[unit] = role
+        given[role] += size
+        left = left - here
+        if role:
+            owed[role - 1] &= ~here
+    return np.array(["train", "id_val", "id_test"], dtype="<U7")[roles[units]]
+
+
+def partitioned_units(
+    units: np.ndarray, domains: np.ndarray, labels: np.ndarray, clients: int, **settings: object
+) -> Partition:
+    """Partitions images over clients so that each unit goes to one of them.
+
+    The rules of :func:`feddg.data.partition.partition` see each unit as one image, of its first
+    domain and commonest class.
+
+    Args:
+        units: ``(n,)`` the unit of each image.
+        domains: ``(n,)`` domain of each image.
+        labels: ``(n,)`` class of each image.
+        clients: number of clients.
+        **settings: of :func:`feddg.data.partition.partition`.
+
+    Raises:
+        DataError: there are fewer units than clients, or as :func:`partition` says.
+    """
+    _, first, own = np.unique(units, return_index=True, return_inverse=True)
+    if clients > len(first):
+        raise DataError(
+            f"{clients} clients cannot share {len(first)} groups of training images, which are not "
+            "to be split. Use fewer clients, or smaller groups."
+        )
+    counts = np.zeros((len(first), int(labels.max()) + 1), np.int64)
+    np.add.at(counts, (own, labels), 1)
+    found = partition(domains[first], counts.argmax(axis=1), clients, **settings)  # type: ignore[arg-type]
+    return Partition(found.owners[own], np.asarray(domains, np.int64), found.clients)
+
+
+def further_units(
+    found: Partition, units: np.ndarray, domains: np.ndarray, seed: int
+) -> list[np.ndarray]:
+    """Partitions further images as :func:`feddg.data.partition.partitioned_alike` does, by unit."""
+    _, first, own = np.unique(units, return_index=True, return_inverse=True)
+    parts = partitioned_alike(found, domains[first], seed)
+    return [np.flatnonzero(np.isin(own, part)) for part in parts]
+
+
+def about_groups(table: ImageTable, splits: Splits, owners: np.ndarray) -> Iterator[Diagnostic]:
+    """Warns of groups on both sides of the split, at several domains or at several clients.
+
+    Args:
+        table: all images.
+        splits: the rows by role.
+        owners: the client of each training row.
+    """
+    if table.groups is None:
+        return
+    names, groups = np.unique(table.groups, return_inverse=True)
+
+    def several(rows: np.ndarray, places: np.ndarray) -> int:
+        """The number of groups whose rows are in more than one place."""
+        pairs = np.unique(np.stack([groups[rows], places]), axis=1)
+        return int((np.bincount(pairs[0], minlength=len(names)) > 1).sum())
+
+    trains = np.unique(groups[splits.train])
+    measured = np.concatenate([splits.id_val, splits.id_test, splits.val, splits.test])
+    both = len(np.intersect1d(trains, np.unique(groups[measured])))
+    every = np.arange(len(table))
+    counts = {
+        "have images that train and images that measure": both,
+        "are in several domains": several(every, table.domains),
+        "are at several clients": several(splits.train, owners),
+    }
+    found = [f"{count:,} {words}" for words, count in counts.items() if count]
+    if found:
+        yield Diagnostic(
+            "groups-on-both-sides" if both else "groups-at-several-sites",
+            "warning",
+            f"Of {len(names):,} groups {', '.join(found)}."
+            + (" Accuracies are too high where a group is known from training." if both else ""),
+            "Give each group to one domain, or leave such groups out." if both else "",
+        )

@@ -1,0 +1,308 @@
+"""Decisions about one class: ranking, a threshold, and what an answer is worth.
+
+The threshold is chosen on in-domain validation and applied everywhere else, so that what it gives
+on an unseen domain is what a user there would get. Intervals are over groups of images if there are
+any (patients), else over images.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy
+
+from feddg.evaluation.intervals import LEVEL, ShareInterval, effective_number, wilson
+from feddg.evaluation.metrics import area_under_roc, ranks, student
+from feddg.records import ID_VAL, DecisionRow, DecisionTable
+from feddg.rng import numpy_stream
+
+RESAMPLES = 500
+"""Resamples of the bootstrap for average precision."""
+BINS = 10
+"""Bins of a reliability curve, with about as many images each."""
+
+
+def auroc_interval(
+    positive: numpy.ndarray, scores: numpy.ndarray, groups: numpy.ndarray | None = None
+) -> ShareInterval | None:
+    """Returns the area under the ROC curve with its 95 % interval; None if a side is empty.
+
+    The variance is DeLong's (DeLong et al. 1988, Biometrics 44), for groups Obuchowski's (1997,
+    Biometrics 53, "Nonparametric analysis of clustered ROC curve data"); the ends are those of the
+    area's logit, with Student's t (Satterthwaite 1946). Where all are ranked rightly the lower end
+    is Wilson's for the smaller number of groups with and without the class.
+
+    Args:
+        positive: ``(n,)`` bool.
+        scores: ``(n,)``; the higher, the more likely positive.
+        groups: ``(n,)`` any integers; None if images are independent.
+    """
+    if positive.all() or not positive.any():
+        return None
+    area = area_under_roc(positive, scores)
+    _, own = numpy.unique(
+        numpy.arange(len(scores)) if groups is None else groups, return_inverse=True
+    )
+    number, every = int(own.max()) + 1, ranks(scores)
+    sums, sides = numpy.zeros((2, number)), numpy.zeros((2, number), bool)
+    counts = positive.sum(), (~positive).sum()
+    for side, mask in enumerate((positive, ~positive)):
+        above = (every[mask] - ranks(scores[mask])) / counts[1 - side]
+        share = above if side == 0 else 1 - above  # of the other side that is ranked rightly
+        numpy.add.at(sums[side], own[mask], share - area)
+        sides[side, own[mask]] = True
+    least = int(sides.sum(axis=1).min())
+    if min(area, 1 - area) <= 0 or least < 2:
+        return wilson(area, least)
+    both = sides.any(axis=0).sum()
+    numbers = sides.sum(axis=1)
+    parts = numbers / (numbers - 1) * (sums**2).sum(axis=1) / numpy.square(counts)
+    shared = 2 * both / (both - 1) * (sums[0] * sums[1]).sum() / (counts[0] * counts[1])
+    error = math.sqrt(max(parts.sum() + shared, 0.0)) / (area * (1 - area))
+    freedom = float(parts.sum() ** 2 / (parts**2 / (numbers - 1)).sum()) if parts.any() else 1.0
+    reach, middle = student(freedom, LEVEL) * error, math.log(area / (1 - area))
+    return ShareInterval(area, _expit(middle - reach), _expit(middle + reach))
+
+
+def average_precision_interval(
+    positive: numpy.ndarray, scores: numpy.ndarray, groups: numpy.ndarray | None = None
+) -> ShareInterval | None:
+    """Returns average precision with its 95 % interval; None if a side is empty.
+
+    AP = sum over thresholds of (R_n - R_{n-1}) P_n, as scikit-learn has it. The interval is that of
+    the logit, with its standard deviation over resamples of whole groups (500, always the same).
+
+    Args:
+        positive: ``(n,)`` bool.
+        scores: ``(n,)``; the higher, the more likely positive.
+        groups: ``(n,)`` any integers; None if images are independent.
+    """
+    if positive.all() or not positive.any():
+        return None
+    order = numpy.argsort(-scores, kind="stable")
+    right, sorted_scores = positive[order].astype(float), scores[order]
+    ends = numpy.flatnonzero(numpy.append(sorted_scores[1:] != sorted_scores[:-1], True))
+
+    def precision(weights: numpy.ndarray) -> float:
+        hits = numpy.cumsum(weights * right)[ends]
+        called = numpy.cumsum(weights)[ends]
+        gained = numpy.diff(hits, prepend=0.0)
+        found = numpy.divide(gained * hits, called, out=numpy.zeros_like(hits), where=called > 0)
+        return float(found.sum() / hits[-1]) if hits[-1] else math.nan
+
+    value = precision(numpy.ones(len(scores)))
+    own = numpy.arange(len(scores)) if groups is None else groups[order]
+    _, own = numpy.unique(own, return_inverse=True)
+    number, random = int(own.max()) + 1, numpy_stream(0, "average precision")
+    found = []
+    for _ in range(RESAMPLES):
+        drawn = numpy.bincount(random.integers(number, size=number), minlength=number)
+        found.append(precision(drawn[own].astype(float)))
+    logits = numpy.array([_logit(one) for one in found if not math.isnan(one)])
+    reach = student(math.inf, LEVEL) * float(logits.std(ddof=1)) if len(logits) > 1 else math.inf
+    middle = _logit(value)
+    return ShareInterval(
+        value, min(value, _expit(middle - reach)), max(value, _expit(middle + reach))
+    )
+
+
+def _logit(share: float) -> float:
+    held = min(max(share, 1e-6), 1 - 1e-6)
+    return math.log(held / (1 - held))
+
+
+def _expit(value: float) -> float:
+    return 1 / (1 + math.exp(-value)) if value > -700 else 0.0
+
+
+def threshold_for(
+    positive: numpy.ndarray,
+    scores: numpy.ndarray,
+    *,
+    specificity: float | None = None,
+    sensitivity: float | None = None,
+) -> float:
+    """Returns the threshold that reaches one of the two, and as much as possible of the other.
+
+    An image is called positive if its score is at least the threshold, which lies halfway between
+    two scores, so that rounding moves no image across it.
+
+    Args:
+        positive: ``(n,)`` bool, with and without the class.
+        scores: ``(n,)`` in [0, 1].
+        specificity: the least share of the images without the class that are called negative.
+        sensitivity: the least share of the images with the class that are called positive.
+
+    Raises:
+        ValueError: one side is empty, or not exactly one of the two is given.
+    """
+    if (specificity is None) == (sensitivity is None):
+        raise ValueError("a threshold is for a specificity or for a sensitivity")
+    if positive.all() or not positive.any():
+        raise ValueError("a threshold needs images with and without the class")
+    if specificity is not None:
+        scored = numpy.sort(scores[~positive])
+        last = scored[max(math.ceil(specificity * len(scored) - 1e-9), 1) - 1]
+        higher = scores[scores > last]
+        return float((last + higher.min()) / 2 if len(higher) else (last + 1) / 2 + 1e-9)
+    assert sensitivity is not None
+    scored = numpy.sort(scores[positive])[::-1]
+    first = scored[max(math.ceil(sensitivity * len(scored) - 1e-9), 1) - 1]
+    lower = scores[scores < first]
+    return float((first + lower.max()) / 2 if len(lower) else first / 2)
+
+
+def share_interval(hits: numpy.ndarray, groups: numpy.ndarray | None) -> ShareInterval | None:
+    """Returns the share of ``(n,)`` bool with its interval over groups or images; None if empty."""
+    if not len(hits):
+        return None
+    return wilson(float(hits.mean()), effective_number(hits.astype(float), groups))
+
+
+def predictive_values(
+    sensitivity: ShareInterval, specificity: ShareInterval, prevalence: float
+) -> tuple[ShareInterval, ShareInterval]:
+    """Returns the positive and the negative predictive value at a prevalence, with intervals.
+
+    PPV = 1 / (1 + (1 - p) / p / LR+), LR+ = sensitivity / (1 - specificity); the ends of the
+    likelihood ratios are recovered from those of their parts (Zou and Donner 2008).
+
+    Args:
+        sensitivity: share of the images with the class that are called positive.
+        specificity: share of those without it that are called negative.
+        prevalence: share of the class where the model is used, in (0, 1).
+    """
+    sens = sensitivity.share, sensitivity.low, sensitivity.high
+    spec = specificity.share, specificity.low, specificity.high
+    miss = 1 - sens[0], 1 - sens[2], 1 - sens[1]
+    false = 1 - spec[0], 1 - spec[2], 1 - spec[1]
+    odds = math.log(prevalence / (1 - prevalence))
+    positive = [_expit(odds + ratio) for ratio in _log_ratio(sens, false)]
+    negative = [_expit(-odds + ratio) for ratio in _log_ratio(spec, miss)]
+    return ShareInterval(*positive), ShareInterval(*negative)
+
+
+def _log_ratio(
+    above: tuple[float, float, float], below: tuple[float, float, float]
+) -> tuple[float, float, float]:
+    """Returns the logarithm of a ratio of two shares with its ends; each is share, low, high."""
+    a, b = ([math.log(max(one, 1e-300)) for one in part] for part in (above, below))
+    value = a[0] - b[0]
+    low = value - math.hypot(a[0] - a[1], b[2] - b[0])
+    high = value + math.hypot(a[2] - a[0], b[0] - b[1])
+    return value, low, high
+
+
+def reliability(
+    positive: numpy.ndarray, scores: numpy.ndarray, groups: numpy.ndarray | None = None
+) -> list[tuple[float, ShareInterval, int]]:
+    """Returns the points of a reliability curve: mean score, share of positives, images.
+
+    The images, in the order of their scores, are cut into ten bins of about equal size.
+    """
+    found = []
+    for rows in numpy.array_split(numpy.argsort(scores, kind="stable"), BINS):
+        own = None if groups is None else groups[rows]
+        share = share_interval(positive[rows], own)
+        if share is not None:
+            found.append((float(scores[rows].mean()), share, len(rows)))
+    return found
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A decision about one class.
+
+    Attributes:
+        of: the class's number.
+        name: the class's name.
+        target: ``specificity`` or ``sensitivity``, which the threshold reaches on validation.
+        reached: the least share of it, in (0, 1).
+        prevalence: share of the class where the model is used; None for that of the images.
+    """
+
+    of: int
+    name: str
+    target: str = "specificity"
+    reached: float = 0.95
+    prevalence: float | None = None
+
+
+class Part(NamedTuple):
+    """The images of one domain of one split.
+
+    Attributes:
+        split: the split.
+        domain: the domain.
+        positive: ``(n,)`` bool, whether they are of the class.
+        scores: ``(n,)`` probability of the class.
+        groups: ``(n,)`` integers; None if images are independent.
+    """
+
+    split: str
+    domain: str
+    positive: numpy.ndarray
+    scores: numpy.ndarray
+    groups: numpy.ndarray | None
+
+
+def decide(parts: Sequence[Part], decision: Decision) -> DecisionTable:
+    """Returns a decision's threshold, from in-domain validation, and what it gives everywhere."""
+    inside = [part for part in parts if part.split == ID_VAL]
+    threshold = None
+    if inside:
+        positive, scores = (numpy.concatenate([part[n] for part in inside]) for n in (2, 3))
+        if positive.any() and not positive.all():
+            threshold = threshold_for(positive, scores, **{decision.target: decision.reached})
+    return DecisionTable(
+        of=decision.name,
+        target=decision.target,
+        reached=decision.reached,
+        threshold=threshold,
+        rows=[decision_row(part, threshold, decision.prevalence) for part in parts],
+    )
+
+
+def decision_row(
+    part: Part, threshold: float | None, prevalence: float | None = None
+) -> DecisionRow:
+    """Returns what a threshold gives on a domain of a split, with intervals.
+
+    Args:
+        part: the images.
+        threshold: from this score on an image is called positive; None if it is not known.
+        prevalence: where the model is used; None for the share of the class among these images.
+    """
+    positive, scores, groups = part.positive, part.scores, part.groups
+    share = float(positive.mean()) if prevalence is None else prevalence
+    sensitivity = specificity = ppv = npv = None
+    if threshold is not None:
+        called = scores >= threshold
+        own, other = (None if groups is None else groups[side] for side in (positive, ~positive))
+        sensitivity = share_interval(called[positive], own)
+        specificity = share_interval(~called[~positive], other)
+    if sensitivity is not None and specificity is not None and 0 < share < 1:
+        ppv, npv = predictive_values(sensitivity, specificity, share)
+    return DecisionRow(
+        split=part.split,
+        domain=part.domain,
+        images=len(scores),
+        positives=int(positive.sum()),
+        groups=None if groups is None else len(numpy.unique(groups)),
+        auroc=_ends(auroc_interval(positive, scores, groups)),
+        average_precision=_ends(average_precision_interval(positive, scores, groups)),
+        sensitivity=_ends(sensitivity),
+        specificity=_ends(specificity),
+        prevalence=share,
+        ppv=_ends(ppv),
+        npv=_ends(npv),
+        reliability=[
+            (mean, point.share, point.low, point.high, count)
+            for mean, point, count in reliability(positive, scores, groups)
+        ],
+    )
+
+
+def _ends(interval: ShareInterval | None) -> tuple[float, float, float] | None:
+    return None if interval is None else (interval.share, interval.low, interval.high)

@@ -1,0 +1,117 @@
+"""Intervals for shares of counted things, over images or over groups of them."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy
+
+from feddg.evaluation.metrics import student
+
+LEVEL: Final = 0.95
+_Z: Final = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareInterval:
+    """A share with its 95 % confidence interval, all in [0, 1]."""
+
+    share: float
+    low: float
+    high: float
+
+
+def wilson(share: float, examples: float) -> ShareInterval:
+    """Returns the interval of Wilson (1927), Journal of the American Statistical Association 22.
+
+    It tells how far a share may be from that of infinitely many examples of the same kind. It does
+    not cover other seeds, clients or domains.
+
+    Args:
+        share: the share found, in [0, 1].
+        examples: number of examples, at least 1; as many as tell as much if they are not
+            independent, see :func:`effective_number`.
+
+    Raises:
+        ValueError: there are no examples, or the share is not in [0, 1].
+    """
+    if examples < 1 or not 0 <= share <= 1:
+        raise ValueError(f"no share of examples: {share} of {examples}")
+    pull = _Z**2 / examples
+    middle = (share + pull / 2) / (1 + pull)
+    reach = _Z * math.sqrt(share * (1 - share) / examples + pull / (4 * examples)) / (1 + pull)
+    # The ends of 0 and 1 are exact; rounding must not push the share itself outside.
+    return ShareInterval(
+        share, min(share, max(0.0, middle - reach)), max(share, min(1.0, middle + reach))
+    )
+
+
+def mean_of_shares(parts: Sequence[tuple[float, float]]) -> ShareInterval:
+    """Returns the mean of independent shares with its interval; Wilson's for a single one.
+
+    Args:
+        parts: the shares, each with the number of its examples; at least one.
+
+    Raises:
+        ValueError: a part has no examples, or there is no part.
+    """
+    return mean_of_intervals([wilson(share, examples) for share, examples in parts])
+
+
+def mean_of_intervals(parts: Sequence[ShareInterval]) -> ShareInterval:
+    """Returns the mean of independent shares, equally weighted, with its interval.
+
+    The ends recover the variances from the parts' own ends (Zou and Donner 2008, Statistics in
+    Medicine 27, "method of variance estimates recovery").
+
+    Raises:
+        ValueError: there is no part.
+    """
+    if not parts:
+        raise ValueError("the mean of no shares")
+    mean = math.fsum(part.share for part in parts) / len(parts)
+    below = math.hypot(*(part.share - part.low for part in parts)) / len(parts)
+    above = math.hypot(*(part.high - part.share for part in parts)) / len(parts)
+    return ShareInterval(mean, max(0.0, mean - below), min(1.0, mean + above))
+
+
+def effective_number(values: numpy.ndarray, groups: numpy.ndarray | None) -> float:
+    """Returns how many independent images would tell as much of a mean as these do.
+
+    The variance of a mean over whole groups (Cochran 1977, "Sampling Techniques", section 11.3, the
+    ratio estimate) beside that over images, corrected for few groups (Korn and Graubard 1998,
+    "Confidence intervals for proportions with small expected number of positive counts").
+
+    Args:
+        values: ``(n,)`` a number of each image, such as 1 where it is classified correctly.
+        groups: ``(n,)`` the group of each image, any integers; None if images are independent.
+
+    Returns:
+        Between 1 and n. Where all values are equal, the number of groups.
+    """
+    count = len(values)
+    if groups is None or not count:
+        return float(count)
+    _, own = numpy.unique(groups, return_inverse=True)
+    number = int(own.max()) + 1
+    if number < 2:
+        return 1.0
+    off = values - values.mean()
+    sums = numpy.bincount(own, weights=off)
+    variance = number / (number - 1) * float(sums @ sums) / count**2
+    alone = float(off @ off) / count
+    found = number if variance <= 0 else alone / variance
+    few = (_Z / student(number - 1, LEVEL)) ** 2
+    return min(float(count), max(1.0, found * few))
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Returns p values corrected for their number (Holm 1979, Scandinavian J. of Statistics 6)."""
+    order = sorted(range(len(values)), key=lambda place: values[place])
+    corrected, largest = [0.0] * len(values), 0.0
+    for rank, place in enumerate(order):
+        largest = max(largest, min(1.0, (len(values) - rank) * values[place]))
+        corrected[place] = largest
+    return corrected

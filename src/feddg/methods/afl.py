@@ -1,0 +1,264 @@
+"""AFL: whoever has the largest loss counts most (Mohri et al., ICML 2019).
+
+The mean over clients serves the many. AFL minimises the largest loss over all mixtures of clients
+instead: after every round the server moves their weights up by their losses.
+
+Mohri et al., "Agnostic Federated Learning" (ICML 2019), Algorithm 1 with local training between its
+steps.
+
+Equations:
+    `afl_over: clients`  w <- sum_k l_k w_k / sum_k l_k over the round's clients
+    `afl_over: domains`  the loss of a batch is sum_i l_g(i) CE_i; w is FedAvg's mean
+    after the round      l <- projection of l + s L(w) on the simplex; l is uniform at first
+    L the mean loss of each client, or of each domain over the images of the round's clients.
+
+Leaves the client:
+    Its weights and its number of images; after the round its loss under the new average, by domain
+    if domains are weighed. Then, before round 1, also how many images of each domain it has.
+
+Decisions:
+    Losses are of a client's training images without augmentation, in eval mode. Who is not in the
+    round has no loss, and loses weight to those that have. A client of weight 0 counts 1e-12.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from feddg.clients.client import Batch, Client
+from feddg.errors import ClientError
+from feddg.messages import (
+    MOST_ROWS,
+    Broadcast,
+    EntrySchema,
+    Message,
+    Range,
+    SchemaContext,
+    Update,
+    Weights,
+    joined,
+)
+from feddg.methods.base import Ask, Method, MethodSettings, State, register
+from feddg.models.network import Network
+from feddg.models.task import losses_by_image
+
+WEIGHTS, IMAGES = "weights_by_loss", "domain_images"
+QUESTION = "losses"
+NEGLIGIBLE = 1e-12
+MOST_DOMAINS = 100_000
+
+
+def _counts(method: Any, context: SchemaContext, name: str) -> Range:
+    return 1, context.images or MOST_ROWS
+
+
+def _weighs(method: Any) -> bool:
+    return bool(method.weighs)
+
+
+def _over_domains(method: Any) -> bool:
+    return bool(method.weighs == "domains")
+
+
+_DOMAINS = EntrySchema("which ones", ("held",), torch.int64, low=0, high=MOST_DOMAINS, when=_weighs)
+_IMAGES = EntrySchema("how many images of each", ("held",), within=_counts, when=_weighs)
+_LOSSES = EntrySchema(
+    "its mean loss under the new average, of each", ("held",), low=0.0, when=_weighs
+)
+
+
+class WeighedByLoss(Method):
+    """Weights of clients or domains at the server, moved after every round by their losses."""
+
+    sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
+        "statistics/domains": replace(_DOMAINS, when=_over_domains),
+        "statistics/images": replace(_IMAGES, when=_over_domains),
+        f"answer:{QUESTION}/domains": _DOMAINS,
+        f"answer:{QUESTION}/images": _IMAGES,
+        f"answer:{QUESTION}/losses": _LOSSES,
+    }
+
+    @property
+    def weighs(self) -> str:
+        """What has weights at the server: ``clients``, ``domains``, or nothing."""
+        raise NotImplementedError
+
+    def moved(self, weights: Tensor, losses: Tensor) -> Tensor:
+        """Returns the weights ``(G,)`` after a round with these losses ``(G,)``, 0 if unknown."""
+        raise NotImplementedError
+
+    def factors(self, weights: Tensor, images: Tensor) -> Tensor:
+        """Returns what an image of each domain counts in a client's loss, ``(G,)``.
+
+        Args:
+            weights: ``(G,)`` of the domains, which it is here.
+            images: ``(G,)`` the federation's images of each.
+        """
+        return weights
+
+    @property
+    def has_setup(self) -> bool:
+        """Whether clients send statistics: their domains, or those of another part."""
+        parts = (c for c in type(self).__mro__ if c not in (Method, WeighedByLoss))
+        others = any("client_statistics" in vars(part) for part in parts)
+        return _over_domains(self) or (others and super().has_setup)
+
+    def client_statistics(self, client: Client) -> Message | None:
+        """Adds how many images of each domain the client has."""
+        others = super().client_statistics(client)
+        if not _over_domains(self):
+            return others
+        domains, images = client.examples.domains.unique(return_counts=True)
+        return joined(others, Message({"domains": domains, "images": images.float()}))
+
+    def aggregate_statistics(
+        self, client_statistics: Iterable[tuple[int, Message]]
+    ) -> Message | None:
+        """Adds the number of the federation's images of each domain."""
+        held = list(client_statistics)
+        others = super().aggregate_statistics(held)
+        if not _over_domains(self):
+            return others
+        parts = [(m.tensors["domains"].cpu(), m.tensors["images"].cpu()) for _, m in held]
+        images = torch.zeros(1 + max(int(domains.max()) for domains, _ in parts))
+        for domains, own in parts:
+            images.index_add_(0, domains, own)
+        return joined(others, Message({IMAGES: images}))
+
+    def initial_extras(self, network: Network, clients: int) -> Weights:
+        """Returns equal weights, of clients; those of domains follow from the statistics."""
+        own = {WEIGHTS: torch.full((clients,), 1 / clients)} if self.weighs == "clients" else {}
+        return super().initial_extras(network, clients) | own
+
+    def weights(self, state: State) -> Tensor:
+        """Returns the weights ``(G,)``, at first equal ones of all that have images."""
+        if WEIGHTS in state.extras or state.context is None:
+            return state.extras[WEIGHTS]
+        known = (state.context.tensors[IMAGES] > 0).float()
+        return known / known.sum()
+
+    def broadcast(self, state: State) -> Broadcast:
+        """Adds what an image of each domain counts."""
+        broadcast = super().broadcast(state)
+        if _over_domains(self) and state.context is not None:
+            weights = self.weights(state)
+            factors = self.factors(weights, state.context.tensors[IMAGES].to(weights))
+            broadcast.extras = joined(broadcast.extras, Message({WEIGHTS: factors}))
+        return broadcast
+
+    def begin(self, client: Client) -> None:
+        """Takes what images count; refuses those of a domain that nobody had before round 1."""
+        super().begin(client)
+        if _over_domains(self):
+            last, known = int(client.training.domains.max()), client.extras.tensors[WEIGHTS]
+            client.scratch[WEIGHTS] = known.to(client.device)
+            if last >= len(known):
+                raise ClientError(
+                    f"it has images of domain {last} (counted from 0), and before round 1 there "
+                    f"were {len(known)} domains: start a new run"
+                )
+
+    def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
+        """Adds the images' domains."""
+        own = {WEIGHTS: client.training.domains[positions]} if _over_domains(self) else {}
+        return super().draws(client, positions, labels) | own
+
+    def weighed_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> Tensor:
+        """Returns the mean over images of what their domain counts times their loss."""
+        logits = client.network.classifier(embeddings).float()
+        held, train = client.training.labels, client.worker.train
+        losses, weights = losses_by_image(logits, batch.labels, held, train)
+        factors = client.scratch[WEIGHTS][self.drawn(client, batch)[WEIGHTS]]
+        loss: Tensor = (factors * weights * losses).sum() / weights.sum()
+        return loss
+
+    def answer(self, client: Client, name: str, question: Message) -> Message:
+        """Returns the client's mean loss, or that of each of its domains, if they have weights."""
+        if name != QUESTION:
+            return super().answer(client, name, question)
+        client.network.eval()
+        parts = [
+            cross_entropy(client.network(batch.images).float(), batch.labels, reduction="none")
+            for batch in client.plain_batches()
+        ]
+        held = client.examples.domains
+        held = held if _over_domains(self) else torch.full_like(held, client.id)
+        domains, own, images = held.unique(return_inverse=True, return_counts=True)
+        total = (
+            torch.zeros(len(domains)).double().index_add_(0, own, torch.cat(parts).cpu().double())
+        )
+        means = (total / images).float()
+        return Message({"domains": domains, "images": images.float(), "losses": means})
+
+    def after_round(self, state: State, ask: Ask) -> State:
+        """Asks for the losses under the new average, and moves the weights by them."""
+        state = super().after_round(state, ask)
+        if not self.weighs:
+            return state
+        before = self.weights(state)
+        total, images = torch.zeros(2, len(before), dtype=torch.double)
+        for id, reply in ask(QUESTION, Message()):
+            own = {name: tensor.cpu() for name, tensor in reply.tensors.items()}
+            domains, counts = own["domains"], own["images"].double()
+            if not _over_domains(self):
+                domains = torch.full_like(domains, id)  # whatever it says
+            known = domains < len(before)
+            total.index_add_(0, domains[known], (counts * own["losses"].double())[known])
+            images.index_add_(0, domains[known], counts[known])
+        moved = self.moved(before.cpu().double(), total / images.clamp_min(1))
+        state.extras[WEIGHTS] = moved.float().to(before.device)
+        return state
+
+
+class AFLSettings(MethodSettings):
+    """Hyper-parameters of AFL."""
+
+    afl_over: Literal["clients", "domains"] = Field(
+        "clients", description="what has weights (paper: clients; the benchmark: domains)"
+    )
+    afl_step: float = Field(0.1, ge=0, allow_inf_nan=False, description="s (the benchmark)")
+
+
+@register
+class AFL(WeighedByLoss):
+    """Minimises the largest loss over all mixtures of clients, or of domains."""
+
+    name = "afl"
+    title = "AFL"
+    summary = "clients, or domains, with a large loss count more (Mohri et al. 2019)"
+    settings: AFLSettings
+
+    @property
+    def weighs(self) -> str:
+        """What has weights."""
+        return self.settings.afl_over
+
+    def moved(self, weights: Tensor, losses: Tensor) -> Tensor:
+        """Returns the projection of a step up the losses."""
+        return on_simplex(weights + self.settings.afl_step * losses)
+
+    def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
+        """Returns the sum over images of their domain's weight times their loss."""
+        if self.weighs == "clients":
+            return super().head_loss(client, batch, embeddings)
+        total = len(batch) * self.weighed_loss(client, batch, embeddings)
+        return {client.worker.task.term: total}
+
+    def share(self, state: State, update: Update) -> float:
+        """Returns the client's weight, or FedAvg's if domains have weights."""
+        if self.weighs == "domains":
+            return super().share(state, update)
+        return max(float(state.extras[WEIGHTS][update.client]), NEGLIGIBLE)
+
+
+def on_simplex(values: Tensor) -> Tensor:
+    """Returns the nearest point ``(G,)`` whose entries are at least 0 and have the sum 1."""
+    falling = values.sort(descending=True).values
+    excess = (falling.cumsum(0) - 1) / torch.arange(1, len(values) + 1)
+    count = int((falling > excess).sum())
+    return (values - excess[count - 1]).clamp_min(0)

@@ -1,0 +1,90 @@
+"""CORAL: the features of a client's domains have one covariance (Sun and Saenko 2016).
+
+A cheap way of distributing features alike: the squared difference of the covariances is added for
+each pair of a client's domains, and that of the means if asked for.
+
+Sun and Saenko, "Deep CORAL: Correlation Alignment for Deep Domain Adaptation" (ECCV Workshops
+2016), Eq. 1, over pairs as in DomainBed.
+
+Equations:
+    L = CE + w mean_{g < h} D(g, h) over the pairs of domains in the batch
+    `coral_form: paper`      D = |C_g - C_h|^2 / (4 d^2)
+    `coral_form: benchmark`  D = |C_g - C_h|^2 / d^2 + |m_g - m_h|^2 / d
+    m_g the mean of the domain's embeddings of d numbers, C_g their covariance, by n_g - 1.
+
+Leaves the client:
+    The network, as in FedAvg.
+
+Decisions:
+    A client compares its own domains; with one it trains plainly. The paper aligns one domain with
+    labels and one without. A domain of one image in the batch has no covariance, and only its mean
+    is compared. Batches are IRM's.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from feddg.clients.client import Batch, Client
+from feddg.methods.base import MethodSettings, register
+from feddg.methods.domains import (
+    DomainMethod,
+    domain_means,
+    in_float32,
+    mean_over,
+    pairs_of,
+    squared_distances,
+)
+
+
+class CORALSettings(MethodSettings):
+    """Hyper-parameters of CORAL."""
+
+    coral_weight: float = Field(1.0, ge=0, allow_inf_nan=False, description="w (the benchmark)")
+    coral_form: Literal["paper", "benchmark"] = Field(
+        "paper", description="covariances, or also means (the benchmark, as DomainBed)"
+    )
+
+
+@register
+class CORAL(DomainMethod):
+    """Penalises differences of the domains' covariances."""
+
+    name = "coral"
+    title = "CORAL"
+    summary = "the domains' features have one covariance (Sun and Saenko 2016)"
+    settings: CORALSettings
+
+    def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
+        """Adds the mean distance of the pairs of domains."""
+        terms = super().head_loss(client, batch, embeddings)
+        if self.domains(client) < 2:
+            return terms
+        member, present = self.member(client, batch)
+        several = (member.sum(0) > 1).to(member)
+        with in_float32(embeddings) as points:
+            means, covariances = distances(points, member)
+            both = pairs_of(several) * covariances
+            if self.settings.coral_form == "paper":
+                penalty = mean_over(both / 4, pairs_of(several))
+            else:
+                penalty = mean_over(means + both, pairs_of(present))
+        return terms | {"correlation": self.settings.coral_weight * penalty}
+
+
+def distances(points: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the distances of all domains' means and covariances, ``(G, G)`` both.
+
+    Covariances are compared by inner products of images, so that none is ever formed.
+
+    Args:
+        points: ``(B, d)`` float32.
+        member: ``(B, G)`` which point is of which domain.
+    """
+    means = domain_means(points, member)
+    centred = points - member @ means
+    shares = member / (member.sum(0) - 1).clamp_min(1)
+    products = (centred @ centred.T / points.shape[1]).square()
+    between = (means[:, None] - means[None, :]).square().mean(2)
+    return between, squared_distances(shares.T @ products @ shares)

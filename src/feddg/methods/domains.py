@@ -1,0 +1,155 @@
+"""What methods share that compare the domains of a client's own images."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from feddg.clients.client import Batch, Client, split_batches
+from feddg.diagnostics import Diagnostic
+from feddg.messages import Weights
+from feddg.methods.base import Method, title_of
+from feddg.models.task import losses_by_image
+
+MEMBER = "domains/member"
+"""Name of ``(B, G)``, drawn for a batch: 1 where an image is of a domain of its client, else 0."""
+NUMBERS = "domains/numbers"
+
+
+def numbers_of(client: Client) -> Tensor:
+    """Returns the domain of each image a client trains on, ``(n,)``, from 0 as they appear."""
+    if NUMBERS not in client.scratch:
+        places: dict[int, int] = {}
+        each = client.training.domains.tolist()
+        client.scratch[NUMBERS] = torch.tensor([places.setdefault(d, len(places)) for d in each])
+    numbers: Tensor = client.scratch[NUMBERS]
+    return numbers
+
+
+def spread(order: Tensor, numbers: Tensor) -> Tensor:
+    """Returns the order in which every stretch holds each domain by its share of the images.
+
+    Args:
+        order: ``(n,)``, random.
+        numbers: ``(n,)`` domains of the images, from 0.
+    """
+    own = numbers[order]
+    member = one_hot(own)
+    rank = (member.cumsum(0) * member).sum(1)
+    place = (rank - 0.5) / member.sum(0)[own]
+    return order[place.argsort(stable=True)]
+
+
+def domain_means(values: Tensor, weights: Tensor) -> Tensor:
+    """Returns each domain's weighted mean, ``(G,)`` or ``(G, d)``; 0 of a domain without images.
+
+    Args:
+        values: ``(B,)`` or ``(B, d)``, one an image.
+        weights: ``(B, G)``, 0 where an image is not of the domain.
+    """
+    shares = weights / weights.sum(0).clamp_min(torch.finfo(weights.dtype).tiny)
+    if values.dim() == 1:
+        return (shares * values[:, None]).sum(0)
+    return shares.T @ values
+
+
+def mean_over(values: Tensor, present: Tensor) -> Tensor:
+    """Returns the mean of ``values``, ``(G,)`` or ``(G, G)``, where ``present`` is 1, or 0."""
+    return (values * present).sum() / present.sum().clamp_min(1)
+
+
+def squared_distances(products: Tensor) -> Tensor:
+    """Returns ``||a_g - a_h||^2``, ``(G, G)``, from the inner products ``<a_g, a_h>``."""
+    own = products.diagonal()
+    return own[:, None] + own[None, :] - 2 * products
+
+
+def pairs_of(present: Tensor) -> Tensor:
+    """Returns 1 for each pair g < h of which both are present, ``(G, G)``."""
+    return torch.outer(present, present).triu(1)
+
+
+@contextmanager
+def in_float32(tensor: Tensor) -> Iterator[Tensor]:
+    """Gives a tensor in float32 to a block without mixed precision."""
+    with torch.autocast(tensor.device.type, enabled=False):
+        yield tensor.float()
+
+
+class DomainMethod(Method):
+    """A method that compares the domains of a client's images.
+
+    Batches hold each domain by its share of the client's images. A step finds domains as a mask of
+    fixed shape. A client with one domain trains plainly.
+    """
+
+    @property
+    def compares_domains(self) -> bool:
+        """Whether these settings do anything only at a client of several domains."""
+        return True
+
+    def begin(self, client: Client) -> None:
+        """Has every batch hold the client's domains."""
+        super().begin(client)
+        client.arrange = lambda order: spread(order, numbers_of(client))
+
+    def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
+        """Adds which image is of which domain."""
+        member = one_hot(numbers_of(client)[positions], self.domains(client)).float()
+        return super().draws(client, positions, labels) | {MEMBER: member}
+
+    def domains(self, client: Client) -> int:
+        """Returns the number of a client's domains, G."""
+        return int(numbers_of(client).max()) + 1
+
+    def member(self, client: Client, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Returns which image is of which domain, ``(B, G)``, and which the batch has, ``(G,)``."""
+        member = self.drawn(client, batch)[MEMBER]
+        return member, (member.sum(0) > 0).to(member)
+
+    def losses(self, client: Client, batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the losses ``(B,)``, and what each counts in its domain's mean, ``(B, G)``."""
+        training, train = client.training.labels, client.worker.train
+        losses, weights = losses_by_image(logits.float(), batch.labels, training, train)
+        return losses, self.member(client, batch)[0] * weights[:, None]
+
+    def annealed(self, client: Client, weight: float, steps: int) -> Tensor:
+        """Returns a penalty's weight at the client's next step: 1 for so many steps, then its own.
+
+        Steps are counted as if the client had taken part in every round.
+        """
+        train, images = client.worker.train, torch.arange(len(client.training))
+        turn = train.local_steps or train.local_epochs * len(
+            split_batches(images, train.batch_size)
+        )
+        passed = (client.round - 1) * turn + client.steps
+        return torch.tensor(weight if passed >= steps else min(weight, 1.0))
+
+
+def idle_clients(method: Method, domains: Iterable[int]) -> list[Diagnostic]:
+    """Returns what to say of clients that have one domain, under a method that compares several.
+
+    Args:
+        method: the method.
+        domains: the number of each client's domains.
+    """
+    if not isinstance(method, DomainMethod) or not method.compares_domains:
+        return []
+    alone, title = [count < 2 for count in domains], title_of(method.name)
+    if not any(alone):
+        return []
+    if not all(alone):
+        some = f"{sum(alone)} of {len(alone)} clients have images of one domain: "
+        text = f"{some}there {title} has nothing to compare."
+        return [Diagnostic("one-domain-clients", "note", text)]
+    return [
+        Diagnostic(
+            "one-domain-clients",
+            "warning",
+            f"{title} compares the domains within a client, and every client has one domain: it "
+            "has nothing to do, and trains plainly.",
+            "Deal the domains out with --partition iid, or with a larger --heterogeneity.",
+        )
+    ]

@@ -1,0 +1,69 @@
+"""Fish: steps on one domain after the other agree on a direction (Shi et al., ICLR 2022).
+
+A step down each domain in turn, and then a small part of the way that they went together: to first
+order this raises the inner products of the domains' gradients. So the weights move where all
+domains agree.
+
+Shi et al., "Gradient Matching for Domain Generalization" (ICLR 2022), Algorithm 1.
+
+Equations:
+    v = w;  for each domain g in the batch, in random order:  v <- v - step(dCE_g(v) / dv)
+    w <- w + e (v - w)
+
+Leaves the client:
+    The network, as in FedAvg.
+
+Decisions:
+    A client steps over its own domains; with one it trains plainly. The parts of a batch together
+    are one pass over its images. One optimizer goes on over all steps of a client's round;
+    normalisation statistics are those of v. Batches are IRM's.
+"""
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from feddg.clients.client import Batch, Client
+from feddg.messages import Weights
+from feddg.methods.base import MethodSettings, register
+from feddg.methods.domains import DomainMethod, numbers_of
+from feddg.settings import Fraction
+
+PART = "fish/"
+
+
+class FishSettings(MethodSettings):
+    """Hyper-parameters of Fish."""
+
+    meta_rate: Fraction = Field(0.1, description="e (the benchmark)")
+
+
+@register
+class Fish(DomainMethod):
+    """Goes a part of the way that steps on one domain after the other went."""
+
+    name = "fish"
+    title = "Fish"
+    summary = "steps on each domain in turn, then a part of the way (Shi et al. 2022)"
+    settings: FishSettings
+
+    def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
+        """Adds the rows of each domain in the batch, in the order of their steps."""
+        own = numbers_of(client)[positions]
+        order = torch.randperm(self.domains(client), generator=client.stream("fish", client.steps))
+        rows = [part for g in order if len(part := (own == g).nonzero().squeeze(1))]
+        client.scratch["fish"] = rows  # where the step finds them without asking the device
+        parts = {f"{PART}{place}": part for place, part in enumerate(rows)}
+        return super().draws(client, positions, labels) | parts
+
+    def step(self, client: Client, batch: Batch) -> None:
+        """Takes a step on each domain, and goes back most of the way."""
+        if self.domains(client) < 2:
+            super().step(client, batch)
+            return
+        drawn = self.drawn(client, batch)
+        trained = [p.detach() for p in client.network.parameters() if p.requires_grad]
+        before = [tensor.clone() for tensor in trained]
+        for place, here in enumerate(client.scratch["fish"]):
+            super().step(client, batch.rows(drawn[f"{PART}{place}"], here))
+        torch._foreach_lerp_(trained, before, 1 - self.settings.meta_rate)

@@ -1,0 +1,257 @@
+"""Watches a method while it trains: what it changes that is not its own, and in which line."""
+
+import builtins
+import logging
+import random
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, FunctionType, ModuleType
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+import feddg
+from feddg.messages import Broadcast, Refusal, Weights
+from feddg.methods.base import Round, RoundHook, State
+
+SALT = "another process"
+_OURS = str(Path(feddg.__file__).parent)
+_LIBRARIES = (_OURS, *(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")))
+
+
+def files_of(method: object) -> frozenset[str]:
+    """Returns the files of a method's class and its bases, of ours only the class's own."""
+    files, own = set[str](), method if isinstance(method, type) else type(method)
+    for one in own.__mro__[:-1]:
+        members = [getattr(member, "fget", member) for member in vars(one).values()]
+        names = {m.__code__.co_filename for m in members if isinstance(m, FunctionType)}
+        files |= {n for n in names if one is own or not n.startswith(_OURS)}
+    return frozenset(files - {"<string>"})
+
+
+def line_at(file: str, line: int) -> str:
+    """Returns a line as people write it: ``file:line``."""
+    return f"{Path(file).name}:{line}"
+
+
+def place_of_frame(frame: FrameType | None, files: frozenset[str]) -> str:
+    """Returns the line of the innermost frame in some files, or an empty text."""
+    while frame is not None and frame.f_code.co_filename not in files:
+        frame = frame.f_back
+    return "" if frame is None else line_at(frame.f_code.co_filename, frame.f_lineno)
+
+
+def place_of_error(errors: Sequence[BaseException | None], files: frozenset[str]) -> str:
+    """Returns the innermost line of some files in the first error that came through one."""
+    for error in errors:
+        frames = traceback.extract_tb(error.__traceback__) if error is not None else []
+        for frame in reversed(frames):
+            if frame.filename in files and frame.lineno:
+                return line_at(frame.filename, frame.lineno)
+    return ""
+
+
+@contextmanager
+def quietly() -> Iterator[list[BaseException]]:
+    """Holds back the package's warnings inside the block; yields the errors that came with them."""
+    errors: list[BaseException] = []
+
+    def hold(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1] is not None:
+            errors.append(record.exc_info[1])
+        return record.levelno < logging.WARNING
+
+    log = logging.getLogger("feddg")
+    log.filters.insert(0, hold)  # of two, the inner one is asked first
+    try:
+        yield errors
+    finally:
+        log.removeFilter(hold)
+
+
+@contextmanager
+def other_global_numbers(seed: int) -> Iterator[None]:
+    """Sets all global generators inside the block, and puts them back."""
+    before = random.getstate(), numpy.random.get_state()  # noqa: NPY002 - what others may use
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        numpy.random.seed(seed)  # noqa: NPY002
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            numpy.random.set_state(before[1])  # noqa: NPY002
+
+
+def global_numbers() -> dict[str, object]:
+    """Returns what all parts of a program share: the global generators, and PyTorch's settings."""
+    return {
+        "Python's global random numbers": random.getstate(),
+        "numpy's global random numbers": str(numpy.random.get_state()[1:]),  # noqa: NPY002
+        "PyTorch's global random numbers": content(torch.get_rng_state()),
+        "PyTorch's default dtype": torch.get_default_dtype(),
+        "PyTorch's number of threads": torch.get_num_threads(),
+        "PyTorch's deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "PyTorch's gradient mode": torch.is_grad_enabled(),
+    }
+
+
+def content(value: Any, depth: int = 4) -> object:
+    """Returns what tells the content of an object, for comparisons."""
+    if isinstance(value, Tensor):
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        return tuple(value.shape), value.dtype, flat.view(torch.uint8).numpy().tobytes()
+    if isinstance(value, numpy.ndarray):
+        return value.shape, value.dtype, value.tobytes()
+    if isinstance(value, torch.Generator):
+        return content(value.get_state())
+    if isinstance(value, numpy.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, nn.Module):
+        return content(value.state_dict())
+    if depth and isinstance(value, dict):
+        return [(repr(name), content(item, depth - 1)) for name, item in value.items()]
+    if depth and isinstance(value, list | tuple | set | frozenset):
+        return [content(item, depth - 1) for item in value]
+    plain = isinstance(value, type | ModuleType | FunctionType) or not hasattr(value, "__dict__")
+    return repr(value) if plain or not depth else (repr(value), content(vars(value), depth - 1))
+
+
+def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Returns the names of what differs, sorted."""
+    return sorted(n for n in before | after if before.get(n, ...) != after.get(n, ...))
+
+
+class Watch(RoundHook):
+    """Knows what a round was given, which nobody may change.
+
+    Attributes:
+        found: what was changed first, or None.
+        refusals: why clients' updates were refused.
+    """
+
+    def __init__(self) -> None:
+        self.refusals: list[str] = []
+        self.found: str | None = None
+        self._given: dict[str, tuple[Weights, Weights]] = {}
+
+    def give(self, **given: Weights) -> None:
+        """Adds tensors that stay as they are until the next round."""
+        for name, tensors in given.items():
+            self._given[name] = tensors, {n: t.detach().clone() for n, t in tensors.items()}
+
+    def start(self, state: State, labels: Weights) -> None:
+        """Begins a round of a state and of clients' labels."""
+        self._given.clear()
+        context = {} if state.context is None else state.context.tensors
+        self.give(weights=state.weights, extras=state.extras, context=context, labels=labels)
+
+    def changed(self) -> str | None:
+        """Returns what is not as it was given, or None."""
+        for what, (now, before) in self._given.items():
+            name = differs(now, before)
+            if name is not None:
+                return WORDS[what].format(name)
+        return None
+
+    def broadcast(self, broadcast: Broadcast, round: Round) -> Broadcast:
+        """See :class:`RoundHook`."""
+        for name, tensor in broadcast.weights.items():
+            held = round.state.weights.get(name)
+            if held is not None and held.dtype != tensor.dtype and self.found is None:
+                self.found = f"the broadcast holds {name!r} as {tensor.dtype}, not {held.dtype}"
+        self.give(sent=broadcast.weights, added=broadcast.extras.tensors)
+        return broadcast
+
+    def refused(self, refusal: Refusal, round: Round) -> None:
+        """See :class:`RoundHook`."""
+        self.refusals.append(f"client {refusal.client}: {refusal.reason}")
+
+    def completed(self, state: State, round: Round) -> State:
+        """See :class:`RoundHook`."""
+        self.found = self.found or self.changed()
+        return state
+
+
+WORDS = {
+    "weights": "state.weights[{}] is changed in place, or put into the round's old state",
+    "extras": "state.extras[{}] is changed in place",
+    "context": "client.context[{}] is changed",
+    "labels": "the labels of client {} are changed",
+    "sent": "client.received[{}] is changed, which other clients get, too",
+    "added": "client.extras[{}] is changed, which other clients get, too",
+}
+
+
+def differs(one: Weights, other: Weights) -> str | None:
+    """Returns the first entry that differs, or None."""
+    if one.keys() != other.keys():
+        return f"the entries {sorted(one.keys() ^ other.keys())[:3]}"
+    return next((repr(n) for n, t in one.items() if not torch.equal(t.cpu(), other[n].cpu())), None)
+
+
+def first_line(
+    files: frozenset[str], act: Callable[[], object], probe: Callable[[], object]
+) -> str:
+    """Returns the first line of some files after which ``probe`` gives something else.
+
+    Returns:
+        ``file:line``, or an empty text if the change was made elsewhere, or in another thread.
+    """
+    places: list[str] = []
+    last, before = "", probe()
+
+    def look(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal last
+        if not places and probe() != before:
+            places.append(last)
+        last = place_of_frame(frame if event == "line" else frame.f_back, files)
+        return look
+
+    def enter(frame: FrameType, event: str, _: object) -> Any:
+        return look if frame.f_code.co_filename in files else None
+
+    earlier = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        act()
+    except Exception:  # who asks for the line knows of it
+        pass
+    finally:
+        sys.settrace(earlier)
+    return places[0] if places else ""
+
+
+@contextmanager
+def other_hashes() -> Iterator[set[str]]:
+    """Has ``hash`` of texts give what another process would; yields the lines that asked."""
+    lines: set[str] = set()
+    plain = builtins.hash
+
+    def salted(value: Any, /) -> int:
+        frame = sys._getframe(1)
+        code = frame.f_code
+        library = code.co_filename.startswith((*_LIBRARIES, "<string>"))
+        if library or code.co_name == "__hash__" or not _has_text(value):
+            return plain(value)
+        lines.add(line_at(code.co_filename, frame.f_lineno))
+        return plain((SALT, value))
+
+    builtins.hash = salted
+    try:
+        yield lines
+    finally:
+        builtins.hash = plain
+
+
+def _has_text(value: Any) -> bool:
+    return isinstance(value, str | bytes) or (
+        isinstance(value, tuple | frozenset) and any(map(_has_text, value))
+    )

@@ -1,0 +1,152 @@
+"""Class names of a program's own data sets."""
+
+import numpy
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
+from torchvision.datasets import ImageFolder
+
+import feddg
+from feddg.data.class_names import joined, own_names, tables_of
+from feddg.errors import ExperimentError
+
+COLOURS = {"ant": (250, 20, 20), "bee": (20, 250, 20), "cow": (20, 20, 250), "dog": (200, 200, 20)}
+SITES = {"a": ["ant", "bee", "dog"], "b": ["bee", "cow"], "whole": [*COLOURS]}
+TEST = ["ant", "cow", "dog"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Folders of images that torchvision numbers by the classes each of them has."""
+    root, rng = tmp_path_factory.mktemp("folders"), numpy.random.default_rng(0)
+    for site, classes in {**SITES, "test": TEST}.items():
+        for name in classes:
+            (root / site / name).mkdir(parents=True)
+            for number in range(6):
+                noise = rng.integers(-20, 20, (8, 8, 3)) + numpy.array(COLOURS[name])
+                image = Image.fromarray(noise.clip(0, 255).astype(numpy.uint8))
+                image.save(root / site / name / f"{number}.png")
+    return root
+
+
+def folder(folders, name, **options):
+    return ImageFolder(folders / name, **options)
+
+
+class Around(Dataset):
+    """A data set around another one, which may change its labels."""
+
+    def __init__(self, inside, change=lambda label: label):
+        self.inside, self.change = inside, change
+
+    def __len__(self):
+        return len(self.inside)
+
+    def __getitem__(self, index):
+        image, label = self.inside[index]
+        return image, self.change(label)
+
+
+def federation(clients, logits=4, **fields):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, logits))
+    fixed = {"lr": 1.0, "optimizer": "sgd", "batch_size": 4, "precision": "float32"}
+    return feddg.Federation(clients, net, **fixed, **fields)
+
+
+def half(data):
+    return random_split(data, [0.5, 0.5], generator=torch.Generator().manual_seed(0))[0]
+
+
+ARRANGED = {
+    "as they are": lambda a, b: [a, b],
+    "beside a whole one": lambda a, b: [a, b, ConcatDataset([a, b])],
+    "parts": lambda a, b: [Subset(a, range(0, 18, 2)), half(b)],
+    "put together": lambda a, b: [ConcatDataset([a, b])],
+    "wrapped": lambda a, b: [Around(a), Subset(Around(Subset(b, range(12))), range(12))],
+}
+
+
+@pytest.mark.parametrize("arranged", ARRANGED.values(), ids=ARRANGED)
+def test_sites_and_test_sets_that_lack_classes_are_joined_by_name(folders, arranged):
+    clients = arranged(folder(folders, "a"), folder(folders, "b"))
+    fed = federation(clients).fit(40)
+    assert fed.class_names == tuple(COLOURS)
+    test = folder(folders, "test")
+    assert fed.evaluate(test).accuracy == 1.0
+    found = fed.predict([image for image, _ in test]).argmax(1).tolist()
+    assert [fed.class_names[n] for n in found] == [test.classes[n] for n in test.targets]
+
+
+def test_one_order_is_the_federations_whoever_says_it(folders):
+    sites = [folder(folders, "a"), folder(folders, "b")]
+    names = ["dog", "cow", "bee", "ant"]
+    fed = federation(sites, class_names=names)
+    assert fed.clients[0].labels.unique(return_counts=True)[0].tolist() == [0, 2, 3]
+    assert fed.fit(40).evaluate(folder(folders, "test")).accuracy == 1.0
+    same = federation([folder(folders, "whole")] * 2)
+    assert same.clients[0].labels.tolist() == folder(folders, "whole").targets
+    more = federation(sites, logits=6)
+    assert more.class_names == (*COLOURS, "unnamed 4", "unnamed 5")
+
+
+@pytest.mark.parametrize(
+    ("sites", "fields", "words"),
+    [
+        (["a", "b"], {"logits": 3}, "name 4 classes .* gives 3 logits"),
+        (["a", "b"], {"logits": 2, "class_names": ["ant", "bee"]}, "client 0, image 12 .* 'dog'"),
+        (["a", "b", None], {}, "client 2 does not name its classes"),
+        (["b", None], {}, "client 1 does not name its classes"),
+    ],
+)
+def test_what_cannot_be_joined_is_refused_in_one_line(folders, sites, fields, words):
+    whole = [*zip(torch.rand(4, 3, 8, 8), range(4), strict=True)]
+    clients = [whole if site is None else folder(folders, site) for site in sites]
+    with pytest.raises(ExperimentError, match=words) as fault:
+        federation(clients, **fields)
+    assert "\n" not in str(fault.value)
+
+
+def test_a_test_set_that_cannot_be_joined_is_refused(folders):
+    nameless = list(Around(folder(folders, "whole")))
+    test = folder(folders, "test")
+    with pytest.raises(ExperimentError, match="no names to compare"):
+        federation([nameless]).evaluate(test)
+    with pytest.raises(ExperimentError, match=r"image 6 is of the class 'cow'.*ant, bee, dog"):
+        federation([folder(folders, "a")]).evaluate(test)
+
+
+def test_labels_that_were_changed_on_the_way_have_no_names(folders):
+    a, names = folder(folders, "a"), [*COLOURS]
+
+    def change(label):
+        return names.index(a.classes[label])
+
+    moved = folder(folders, "a", target_transform=change)
+    for data in (Around(a, change), moved, Around(moved)):
+        labels = numpy.array([label for _, label in data])
+        assert set(tables_of(data, labels)) == {None}
+        fed = federation([data], class_names=names)
+        assert fed.clients[0].labels.tolist() == labels.tolist()
+
+
+def test_names_are_found_where_data_sets_say_them():
+    class Says:
+        pass
+
+    for attributes, names in (
+        ({"classes": ["x", "y"]}, {0: "x", 1: "y"}),
+        ({"class_to_idx": {"y": 1, "x": 0, "ecks": 0}}, {0: "x", 1: "y"}),
+        ({"classes": [("x", "ecks"), ("y",)], "class_to_idx": {"x": 3}}, {3: "x"}),
+        ({"classes": 2}, None),
+        ({"classes": [0, 1]}, None),
+        ({}, None),
+    ):
+        says = Says()
+        vars(says).update(attributes)
+        assert own_names(says) == names
+    with pytest.raises(ExperimentError, match=r"b has a class 'Ant', and a 'ant'"):
+        joined([("a", {0: "ant"}), ("b", {0: "Ant"})])
+    assert joined([("a", {0: "c", 1: "C"}), ("b", {0: "C"})]) == ("c", "C")

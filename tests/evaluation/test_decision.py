@@ -1,0 +1,164 @@
+"""Decisions: intervals by simulation, thresholds, predictive values; against scikit-learn."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from feddg.evaluation.decision import (
+    Decision,
+    Part,
+    auroc_interval,
+    average_precision_interval,
+    decide,
+    predictive_values,
+    threshold_for,
+)
+from feddg.evaluation.intervals import effective_number, holm, wilson
+
+
+@st.composite
+def rankings(draw):
+    count = draw(st.integers(4, 40))
+    positive = np.array(draw(st.lists(st.booleans(), min_size=count, max_size=count)))
+    positive[:2] = True, False
+    levels = draw(st.lists(st.integers(0, 9), min_size=count, max_size=count))
+    return positive, np.array(levels) / 10
+
+
+@given(rankings())
+def test_areas_are_scikit_learns_whatever_the_groups(ranking):
+    positive, scores = ranking
+    groups = np.arange(len(scores)) // 2
+    for own in (None, groups):
+        area, precision = auroc_interval(*ranking, own), average_precision_interval(*ranking, own)
+        assert area.share == pytest.approx(roc_auc_score(positive, scores))
+        assert precision.share == pytest.approx(average_precision_score(positive, scores))
+        assert 0 <= area.low <= area.share <= area.high <= 1
+        assert 0 <= precision.low <= precision.share <= precision.high <= 1
+
+
+def test_delongs_variance_by_its_definition():
+    random = np.random.default_rng(0)
+    positive = random.random(60) < 0.4
+    scores = (random.normal(size=60) + positive).round(1)
+    pairs = (scores[positive][:, None] > scores[~positive]) + 0.5 * (
+        scores[positive][:, None] == scores[~positive]
+    )
+    sizes = np.array([positive.sum(), (~positive).sum()])
+    parts = np.array([pairs.mean(1).var(ddof=1), pairs.mean(0).var(ddof=1)]) / sizes
+    found = auroc_interval(positive, scores)
+    width = math.log(found.high / (1 - found.high)) - math.log(found.low / (1 - found.low))
+    from scipy.stats import t
+
+    freedom = parts.sum() ** 2 / (parts**2 / (sizes - 1)).sum()
+    area = found.share
+    expected = 2 * t.ppf(0.975, freedom) * math.sqrt(parts.sum()) / (area * (1 - area))
+    assert width == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_intervals_of_auroc_hold_the_truth_in_95_of_100_cases(grouped):
+    random, held, ignored, cases = np.random.default_rng(3), 0, 0, 400
+    shift, share = 1.2, 0.6 if grouped else 0.0
+    truth = 0.5 * math.erfc(-shift / 2)
+    for _ in range(cases):
+        patients, each = (40, 5) if grouped else (200, 1)
+        positive = np.repeat(random.random(patients) < 0.4, each)
+        groups = np.repeat(np.arange(patients), each)
+        noise = math.sqrt(share) * np.repeat(random.normal(size=patients), each)
+        noise = noise + math.sqrt(1 - share) * random.normal(size=len(groups))
+        found = auroc_interval(positive, shift * positive + noise, groups)
+        held += found.low <= truth <= found.high
+        apart = auroc_interval(positive, shift * positive + noise)
+        ignored += apart.low <= truth <= apart.high
+    assert held / cases == pytest.approx(0.95, abs=0.035)
+    if grouped:  # as if each image were a patient: far too narrow
+        assert ignored / cases < 0.85
+
+
+def test_all_ranked_rightly_is_no_certainty():
+    positive = np.array([False] * 10 + [True] * 8)
+    found = auroc_interval(positive, positive.astype(float))
+    assert (found.share, found.high) == (1, 1)
+    assert found.low == wilson(1, 8).low < 0.7
+
+
+@given(rankings(), st.floats(0.05, 0.99))
+def test_a_threshold_reaches_its_target_and_no_laxer_one_does_better(ranking, target):
+    positive, scores = ranking
+    least = threshold_for(positive, scores, specificity=target)
+    assert (scores[~positive] < least).mean() >= target - 1e-9
+    most = threshold_for(positive, scores, sensitivity=target)
+    assert (scores[positive] >= most).mean() >= target - 1e-9
+    for other in np.unique(scores):
+        if (scores[~positive] < other).mean() >= target:
+            assert (scores[positive] >= other).mean() <= (scores[positive] >= least).mean()
+        if (scores[positive] >= other).mean() >= target:
+            assert (scores[~positive] < other).mean() <= (scores[~positive] < most).mean()
+
+
+def test_predictive_values_are_bayes_rule_and_their_ends_hold():
+    sens, spec, prevalence = wilson(0.9, 100), wilson(0.95, 400), 0.02
+    ppv, npv = predictive_values(sens, spec, prevalence)
+    assert ppv.share == pytest.approx(0.9 * 0.02 / (0.9 * 0.02 + 0.05 * 0.98))
+    assert npv.share == pytest.approx(0.95 * 0.98 / (0.95 * 0.98 + 0.1 * 0.02))
+    random, held = np.random.default_rng(0), 0
+    for _ in range(300):
+        found = predictive_values(
+            wilson(random.binomial(100, 0.9) / 100, 100),
+            wilson(random.binomial(400, 0.95) / 400, 400),
+            prevalence,
+        )[0]
+        held += found.low <= ppv.share <= found.high
+    assert held / 300 == pytest.approx(0.95, abs=0.04)
+    perfect, _ = predictive_values(wilson(1, 50), wilson(1, 50), 0.1)
+    assert perfect.share == 1
+    assert 0.4 < perfect.low < 1
+
+
+def test_the_threshold_comes_from_validation_alone():
+    random = np.random.default_rng(0)
+    positive = random.random(400) < 0.5
+    inside = np.clip(0.3 * positive + 0.6 * random.random(400), 0, 1)
+    parts = [
+        Part("id_val", "a", positive, inside, None),
+        Part("test", "b", positive, inside / 2, None),
+    ]
+    found = decide(parts, Decision(1, "sick", "specificity", 0.9))
+    assert found.threshold == threshold_for(positive, inside, specificity=0.9)
+    assert found.rows[0].specificity[0] == pytest.approx(0.9, abs=0.01)
+    assert found.rows[1].sensitivity[0] < found.rows[0].sensitivity[0]
+    assert found.rows[1].auroc == found.rows[0].auroc
+    alone = [Part("id_val", "a", np.ones(5, bool), np.ones(5), None), parts[1]]
+    without = decide(alone, Decision(1, "sick"))
+    assert without.threshold is None
+    assert without.rows[1].sensitivity is None
+    assert without.rows[1].auroc is not None
+
+
+def test_images_of_a_patient_count_as_what_they_tell():
+    values = np.repeat([1.0, 0.0] * 20, 10)
+    groups = np.repeat(np.arange(40), 10)
+    assert effective_number(values, groups) == pytest.approx(38, abs=3)  # 400 images, 40 patients
+    assert effective_number(values, None) == 400
+    assert effective_number(np.ones(50), np.arange(50) // 5) < 10
+    assert effective_number(np.ones(5), np.zeros(5)) == 1
+    random = np.random.default_rng(0)
+    held = 0
+    for _ in range(300):
+        rate = random.beta(4, 1, size=30)
+        hits = random.random((30, 8)) < rate[:, None]
+        groups = np.repeat(np.arange(30), 8)
+        number = effective_number(hits.ravel().astype(float), groups)
+        found = wilson(float(hits.mean()), number)
+        held += found.low <= 0.8 <= found.high
+    assert held / 300 == pytest.approx(0.95, abs=0.04)
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([]) == []

@@ -1,0 +1,544 @@
+"""Methods that compare a client's domains, against loops over the domains of a batch."""
+
+import itertools
+from dataclasses import dataclass, replace
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
+
+import feddg
+from feddg.clients.client import Examples
+from feddg.diagnostics import collected
+from feddg.errors import ExperimentError
+from feddg.messages import Message, Update
+from feddg.methods.afl import IMAGES, WEIGHTS, on_simplex
+from feddg.methods.base import State
+from feddg.methods.composition import build_method
+from feddg.methods.coral import distances
+from feddg.methods.domains import DomainMethod, idle_clients, spread
+from feddg.methods.group_dro import OWN
+from feddg.methods.mixup import partners_of
+from feddg.methods.mmd import BANDWIDTHS, discrepancies
+from feddg.models.backbones import build_network
+from feddg.settings import TrainSettings
+from feddg.testing import check_method
+from federations import CLASSES, SmallFederation, colored_images, same
+
+SGD = TrainSettings(rounds=2, batch_size=9, optimizer="sgd", lr=0.05, momentum=0.0)
+SEVERAL = {
+    "three domains": (4, 3, 2),
+    "a domain of one image": (5, 1, 3),
+    "a domain without images": (4, 0, 5),
+    "one domain": (9,),
+}
+PENALISED = [
+    ("irm", {"irm_anneal": 0}),
+    ("irm", {"irm_weight": 0}),
+    ("vrex", {"vrex_anneal": 0}),
+    ("vrex", {"vrex_anneal": 0, "vrex_variance": "within"}),
+    ("mmd", {"mmd_weight": 2.0}),
+    ("mmd", {"mmd_pairs": "repeated"}),
+    ("coral", {}),
+    ("coral", {"coral_form": "benchmark"}),
+    ("group_dro", {"dro_step": 0.5}),
+    ("mixup", {}),
+]
+ALL = [*PENALISED, ("fish", {}), ("group_dro", {"dro_weights": "federation"})]
+ALL += [("afl", {}), ("afl", {"afl_over": "domains"})]
+
+
+@dataclass
+class OfDomains(SmallFederation):
+    """A small federation whose clients hold images of several domains, dealt out in turn."""
+
+    parts: tuple[tuple[int, ...], ...] = ()
+
+    def examples(self, client: int) -> Examples:
+        """A client's images, with its domains mixed through each other."""
+        domains = numpy.repeat(numpy.arange(len(self.parts[client])), self.parts[client])
+        shuffled = numpy.random.default_rng(client).permutation(domains)
+        own = super().examples(client)
+        return replace(own, domains=torch.from_numpy(shuffled), cache_key=f"of-{client}")
+
+
+def federation(method, settings=None, parts=((4, 3, 2), (3, 3), (4,)), train=SGD, **options):
+    sizes = tuple(map(sum, parts))
+    built = build_method(method, settings or {})
+    return OfDomains(built, sizes=sizes, train=train, parts=parts, freeze=True, **options)
+
+
+def begun(method, settings, part, train=SGD):
+    """A client at its first step, the whole of its images as a batch, and each domain's rows."""
+    small = federation(method, settings, (part,), train)
+    small.server.setup()
+    sent = small.method.broadcast(small.server.state)
+    client = small.client(extras=sent.extras, context=small.server.state.context)
+    small.method.begin(client)
+    batch = client.batch(torch.randperm(sum(part)), client.stream("augment"))
+    domains = client.examples.domains[batch.positions]
+    first = list(dict.fromkeys(client.examples.domains.tolist()))  # as they appear
+    return small, client, batch, [torch.where(domains == g)[0] for g in first]
+
+
+def image_losses(client, logits, labels):
+    """By hand: class weights and label smoothing, image by image."""
+    train, classes = client.worker.train, logits.shape[1]
+    losses = []
+    for row, label in zip(logits.log_softmax(1), labels):
+        losses.append(
+            -(1 - train.label_smoothing) * row[label] - train.label_smoothing / classes * row.sum()
+        )
+    counts = torch.bincount(client.examples.labels, minlength=classes)
+    known = int((counts > 0).sum())
+    weights = torch.ones(len(labels))
+    if train.class_weights != "none":
+        weights = torch.stack([counts.sum() / (known * counts[label]) for label in labels])
+    return torch.stack(losses), weights
+
+
+def mean(values, weights):
+    return (values * weights).sum() / weights.sum()
+
+
+def by_hand(name, settings, client, z, labels, rows):
+    """The loss from its definition: loops over the domains in the batch."""
+    network = client.network
+    logits = network.classifier(z)
+    losses, weights = image_losses(client, logits, labels)
+    groups = [r for r in rows if len(r)]
+    each = [mean(losses[r], weights[r]) for r in groups]
+    over_domains = sum(each) / len(each)
+    if name == "irm":
+        penalties = []
+        for r in groups:
+            scale = torch.ones((), requires_grad=True)
+            scaled, _ = image_losses(client, logits[r] * scale, labels[r])
+            halves = [(scaled[half::2], weights[r][half::2]) for half in (0, 1)]
+            slopes = [
+                torch.autograd.grad(mean(*half), scale, create_graph=True)[0]
+                if len(half[0])
+                else torch.zeros(())
+                for half in halves
+            ]
+            penalties.append(slopes[0] * slopes[1])
+        weight = settings.get("irm_weight", 100)
+        return over_domains + weight * sum(penalties) / len(penalties)
+    if name == "vrex":
+        if settings.get("vrex_variance") == "within":
+            variances = [mean((losses[r] - m) ** 2, weights[r]) for r, m in zip(groups, each)]
+        else:
+            variances = [(m - over_domains) ** 2 for m in each]
+        return over_domains + 10 * sum(variances) / len(variances)
+    if name == "group_dro":
+        q = torch.full((len(rows),), 1 / len(rows))
+        step = settings["dro_step"]
+        present = [place for place, r in enumerate(rows) if len(r)]
+        for place, m in zip(present, each):
+            q[place] = q[place] * torch.exp(step * m.detach())
+        q = q / q.sum()
+        return sum(q[place] * m for place, m in zip(present, each))
+    penalties = []
+    for one, other in itertools.combinations(groups, 2):
+        a, b = z[one], z[other]
+        if name == "mmd":
+
+            def kernel(x, y):
+                squares = ((x[:, None] - y[None, :]) ** 2).sum(2)
+                return sum(torch.exp(-c * squares) for c in BANDWIDTHS).mean()
+
+            penalties.append(kernel(a, a) + kernel(b, b) - 2 * kernel(a, b))
+            continue
+        d = z.shape[1]
+        square = torch.zeros(())
+        if min(len(a), len(b)) > 1:
+            square = ((torch.cov(a.T) - torch.cov(b.T)) ** 2).sum()
+        elif settings.get("coral_form") != "benchmark":
+            continue
+        if settings.get("coral_form") == "benchmark":
+            penalties.append(((a.mean(0) - b.mean(0)) ** 2).mean() + square / d**2)
+        else:
+            penalties.append(square / (4 * d**2))
+    plain = mean(losses, weights)
+    if settings.get("mmd_pairs") == "repeated":
+        total = torch.zeros(())
+        for penalty in penalties:
+            total = (total + penalty) / len(penalties)
+        return plain + total
+    weight = settings.get("mmd_weight", 1)
+    return plain + (weight * sum(penalties) / len(penalties) if penalties else 0)
+
+
+@pytest.mark.parametrize("part", SEVERAL)
+@pytest.mark.parametrize(("name", "settings"), [c for c in PENALISED if c[0] != "mixup"])
+def test_loss_and_gradient_are_those_of_loops_over_the_domains(name, settings, part):
+    train = SGD.model_copy(update={"label_smoothing": 0.1, "class_weights": "balanced"})
+    small, client, batch, rows = begun(name, settings, SEVERAL[part], train)
+    z = torch.randn(len(batch), 128, generator=torch.Generator().manual_seed(3))
+    z = (z / 8).requires_grad_()
+    got = sum(small.method.head_loss(client, batch, z).values())
+    if len(SEVERAL[part]) == 1:
+        want = client.task_loss(client.network.classifier(z), batch.labels)
+    else:
+        want = by_hand(name, settings, client, z, batch.labels, rows)
+    torch.testing.assert_close(got, want, rtol=2e-4, atol=1e-6)
+    inputs = [z, *client.network.classifier.parameters()]
+    for mine, its in zip(torch.autograd.grad(got, inputs), torch.autograd.grad(want, inputs)):
+        torch.testing.assert_close(mine, its, rtol=1e-3, atol=1e-6)
+
+
+def test_a_domain_that_a_batch_lacks_does_not_count():
+    """Nor does it in the batch of one domain that is left."""
+    for name, settings in (c for c in PENALISED if c[0] != "mixup"):
+        small, client, batch, rows = begun(name, settings, (4, 3, 2))
+        z = torch.randn(len(batch), 128, generator=torch.Generator().manual_seed(3)) / 8
+        for kept in ((0, 2), (1,)):
+            chosen = torch.cat([rows[g] for g in kept]).sort().values
+            part = batch.rows(chosen)
+            of = [torch.where(torch.isin(chosen, r))[0] for r in rows]
+            client.scratch[OWN] = torch.full((3,), 1 / 3)
+            got = sum(small.method.head_loss(client, part, z[chosen]).values())
+            want = by_hand(name, settings, client, z[chosen], part.labels, of)
+            torch.testing.assert_close(got, want, rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "settings"), [*PENALISED, ("fish", {}), ("afl", {"afl_step": 0})])
+def test_clients_of_one_domain_train_as_in_fedavg(name, settings):
+    parts = ((5,), (4,), (6,))
+    plain = federation("fedavg", {}, parts)
+    if name == "afl":  # whose clients count alike until a step
+        plain.method.share = lambda state, update: float(torch.tensor(1 / 3))
+    assert same(federation(name, settings, parts).run(), plain.run())
+
+
+@pytest.mark.parametrize(("name", "settings"), ALL)
+def test_workers_change_no_bit(name, settings):
+    one, other = (federation(name, settings, at_once=count) for count in (1, 3))
+    weights = one.run()
+    assert same(weights, other.run())
+    assert same(one.server.state.extras, other.server.state.extras)
+    assert not [reply for reply in one.replies if not hasattr(reply, "terms")]
+    assert not same(weights, federation("fedavg").run())
+
+
+@pytest.mark.parametrize(("name", "settings"), [c for c in ALL if c[1]])
+def test_their_other_forms_keep_the_rules_as_well(name, settings):
+    """Over Flower, on a device, resumed; the default forms are with all methods'."""
+    check_method(lambda: build_method(name, settings))
+
+
+def test_the_benchmarks_irm_is_plain_training_over_domains():
+    """Its code has a weight of 0 on every step: the mean of the domains' losses is left."""
+
+    class MeanOverDomains(DomainMethod):
+        name = "plain"
+
+        def head_loss(self, client, batch, embeddings):
+            logits = client.network.classifier(embeddings)
+            domains = client.examples.domains[batch.positions]
+            losses = [
+                cross_entropy(logits[domains == g], batch.labels[domains == g])
+                for g in domains.unique()
+            ]
+            return {"cross_entropy": torch.stack(losses).mean()}
+
+    parts = ((4, 3, 2), (3, 3), (4,))
+    irm = federation("irm", {"irm_weight": 0}, parts).run()
+    sizes = tuple(map(sum, parts))
+    plain = OfDomains(MeanOverDomains(), sizes=sizes, train=SGD, parts=parts, freeze=True).run()
+    for entry, tensor in plain.items():
+        torch.testing.assert_close(irm[entry], tensor, rtol=0, atol=1e-6)
+
+
+def test_penalties_wait_for_their_steps():
+    weights = {}
+    for steps, name in itertools.product((0, 3, 10), ("irm", "vrex")):
+        small = federation(name, {f"{name}_anneal": steps}, ((5, 4),))
+        for round, step in ((1, 0), (3, 0), (3, 1)):  # of one step each
+            client = small.client(round=round)
+            client.steps = step
+            drawn = small.method.draws(client, torch.arange(9), client.examples.labels)
+            weights[name, steps, round, step] = float(drawn[f"{name}/weight"])
+    full = {"irm": 100, "vrex": 10}
+    for (name, steps, round, step), weight in weights.items():
+        assert weight == (full[name] if round - 1 + step >= steps else 1)
+
+
+def test_fish_goes_a_tenth_of_the_way_of_steps_on_one_domain_after_the_other():
+    small, client, batch, rows = begun("fish", {}, (4, 3, 2))
+    names = dict(client.network.named_parameters())
+    start = {n: p.detach().clone() for n, p in names.items()}
+    order = torch.randperm(3, generator=client.stream("fish", 0)).tolist()
+    for g in order:
+        logits = client.network(batch.images[rows[g]])
+        gradients = torch.autograd.grad(
+            cross_entropy(logits, batch.labels[rows[g]]), list(names.values())
+        )
+        with torch.no_grad():
+            for parameter, gradient in zip(names.values(), gradients):
+                parameter -= SGD.lr * gradient
+    expected = {n: start[n] + 0.1 * (p.detach() - start[n]) for n, p in names.items()}
+    with torch.no_grad():
+        for name, parameter in names.items():
+            parameter.copy_(start[name])
+    small.method.draws(client, batch.positions, batch.labels_here)
+    small.method.step(client, batch)
+    assert client.steps == 3
+    for name, parameter in names.items():
+        torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_mixup_mixes_images_of_two_domains_and_their_losses():
+    small, client, batch, rows = begun("mixup", {"mixup_alpha": 1.0}, (4, 3, 2))
+    drawn = small.method.drawn(client, batch)
+    partners, share = drawn["mixup/partners"], float(drawn["mixup/share"])
+    assert share == pytest.approx(client.numpy_stream("mixup", 0).beta(1, 1), rel=1e-6)
+    domains = client.examples.domains[batch.positions]
+    after = {int(g): set(domains[partners[r]].tolist()) for g, r in zip(domains.unique(), rows)}
+    assert all(len(others) == 1 for others in after.values())
+    assert sorted(other for others in after.values() for other in others) == [0, 1, 2]
+    mixed = torch.stack(
+        [share * image + (1 - share) * batch.images[p] for image, p in zip(batch.images, partners)]
+    )
+    logits = client.network(mixed)
+    want = share * cross_entropy(logits, batch.labels)
+    want = want + (1 - share) * cross_entropy(logits, batch.labels[partners])
+    got = sum(small.method.loss(client, batch).values())
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    parameters = list(client.network.classifier.parameters())
+    for mine, its in zip(*(torch.autograd.grad(t, parameters) for t in (got, want))):
+        torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-6)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=20))
+def test_partners_are_of_the_next_domain_each_used_as_often_as_any(numbers):
+    numbers = torch.tensor(numbers)
+    partners = partners_of(numbers, torch.Generator().manual_seed(0))
+    held = numbers.unique()
+    if len(held) == 1:
+        assert torch.equal(partners, torch.arange(len(numbers)))
+        return
+    following = {int(g): numbers[partners[numbers == g]].unique().tolist() for g in held}
+    assert all(len(own) == 1 and own != [g] for g, own in following.items())
+    for g in held:
+        used = partners[numbers == g].bincount(minlength=len(numbers))
+        mine = used[numbers == following[int(g)][0]]
+        assert mine.max() - mine.min() <= 1
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(2, 32))
+def test_every_batch_holds_each_domain_by_its_share(sizes, batch_size):
+    numbers = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(1))
+    arranged = spread(order, numbers)
+    assert torch.equal(arranged.sort().values, torch.arange(len(numbers)))
+    if len(sizes) == 1:
+        assert torch.equal(arranged, order)
+    for part in arranged.split(batch_size):
+        counts = numbers[part].bincount(minlength=len(sizes))
+        shares = len(part) * torch.tensor(sizes) / len(numbers)
+        assert (counts - shares).abs().max() <= len(sizes) + 1
+
+
+@pytest.mark.parametrize("name", ["mmd", "coral"])
+def test_distances_are_zero_between_equal_samples_and_never_below(name):
+    rng = torch.Generator().manual_seed(2)
+    points = torch.randn(6, 5, generator=rng)
+    points = torch.cat([points, points, points[:1] + 3])
+    member = torch.zeros(13, 3)
+    member[:6, 0], member[6:12, 1], member[12, 2] = 1, 1, 1
+    if name == "mmd":
+        found = discrepancies(points, member)
+        assert found[0, 2] > 0.1
+    else:
+        means, found = distances(points, member)
+        assert means[0, 1] == 0
+        assert means[0, 2] > 1
+    assert found[0, 1].abs() < 1e-5
+    assert found.min() > -1e-5
+
+
+# Weights at the server
+
+
+def test_the_projection_is_the_nearest_point_of_the_simplex():
+    rng = numpy.random.default_rng(0)
+    corners = rng.dirichlet([1, 1, 1], 20_000)
+    for values in (torch.randn(3, generator=torch.Generator().manual_seed(s)) for s in range(9)):
+        found = on_simplex(values.double()).numpy()
+        assert found.sum() == pytest.approx(1)
+        assert found.min() >= 0
+        others = ((corners - values.numpy()) ** 2).sum(1).min()
+        assert ((found - values.numpy()) ** 2).sum() <= others + 1e-9
+    assert on_simplex(torch.tensor([0.2, 0.3, 0.5])).tolist() == pytest.approx([0.2, 0.3, 0.5])
+    assert on_simplex(torch.tensor([9.0, 0.0])).tolist() == [1, 0]
+
+
+def asked(answers):
+    return lambda name, question: iter((id, Message(reply)) for id, reply in answers.items())
+
+
+def test_two_rounds_of_clients_weights_by_hand():
+    method = build_method("afl", {"afl_step": 0.1})
+    state = State({"w": torch.zeros(1)}, {WEIGHTS: torch.full((3,), 1 / 3)})
+    for losses, mean in (((1.0, 2.0, 3.0), 6.0), ((3.0, 0.0, 0.0), 6 / 3 + 0.1 * 6)):
+        updates = [Update(id, 5, {"w": torch.tensor([3.0 * (id + 1)])}) for id in range(3)]
+        state = method.aggregate(state.next(), iter(updates))
+        reply = {
+            id: {
+                "losses": torch.tensor([loss]),
+                "images": torch.tensor([5.0]),
+                "domains": torch.tensor([2]),  # what a client says it is does not count
+            }
+            for id, loss in enumerate(losses)
+        }
+        before = state.extras[WEIGHTS]
+        expected = float((before * torch.tensor([3.0, 6.0, 9.0])).sum())
+        assert float(state.weights["w"]) == pytest.approx(expected, rel=1e-5)
+        state = method.after_round(state, asked(reply))
+        moved = before + 0.1 * torch.tensor(losses)
+        moved = moved - (moved.sum() - 1) / 3  # nobody falls below 0
+        assert state.extras[WEIGHTS].tolist() == pytest.approx(moved.tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [
+        ("afl", {"afl_over": "domains"}, [0.5 - 0.05, 0.0, 0.5 + 0.05]),
+        ("group_dro", {"dro_weights": "federation", "dro_step": 1.0}, None),
+    ],
+)
+def test_a_rounds_weights_of_domains_by_hand(name, settings, expected):
+    method = build_method(name, settings)
+    held = torch.tensor([6.0, 0.0, 2.0])
+    state = State({}, context=Message({IMAGES: held}))
+    sent = method.broadcast(state).extras.tensors[WEIGHTS]
+    equal = torch.tensor([0.5, 0, 0.5])
+    factors = equal if name == "afl" else torch.tensor([0.5 * 8 / 6, 0, 0.5 * 8 / 2])
+    torch.testing.assert_close(sent, factors)
+    answers = {
+        0: {"domains": [0], "images": [4.0], "losses": [1.0]},
+        1: {"domains": [0, 2], "images": [2.0, 2.0], "losses": [4.0, 3.0]},
+        2: {"domains": [7], "images": [1.0], "losses": [9.0]},  # nobody had it before round 1
+    }
+    told = {id: {n: torch.tensor(v) for n, v in reply.items()} for id, reply in answers.items()}
+    state = method.after_round(state, asked(told))
+    if expected is None:  # losses 2 and 3
+        grown = torch.tensor([numpy.exp(2), 0, numpy.exp(3)])
+        expected = (grown / grown.sum()).tolist()
+    assert state.extras[WEIGHTS].tolist() == pytest.approx(expected, abs=1e-6)
+    again = method.broadcast(state).extras.tensors[WEIGHTS]
+    assert again.tolist() == pytest.approx(
+        [e * f / 0.5 if f else 0 for e, f in zip(expected, factors.tolist())], abs=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("afl", {"afl_over": "domains"}), ("group_dro", {"dro_weights": "federation"})],
+)
+def test_a_step_under_the_servers_weights_is_that_of_a_weighted_loss(name, settings):
+    small, client, batch, _ = begun(name, settings, (4, 3, 2))
+    shares = torch.tensor([0.2, 0.5, 0.3])
+    factors = shares if name == "afl" else shares * 9 / torch.tensor([4.0, 3.0, 2.0])
+    client.extras.tensors[WEIGHTS] = factors
+    small.method.begin(client)
+    logits = client.network(batch.images)
+    domains = client.examples.domains[batch.positions]
+    losses = cross_entropy(logits, batch.labels, reduction="none")
+    if name == "afl":
+        want = sum(shares[g] * loss for g, loss in zip(domains, losses))
+    else:
+        want = sum(shares[g] * losses[domains == g].mean() for g in range(3))
+    got = sum(small.method.loss(client, batch).values())
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("over", ["clients", "domains"])
+def test_answers_are_the_losses_measured_separately(over):
+    small = federation("afl", {"afl_over": over})
+    small.run(1)
+    before = torch.full((3,), 1 / 3)
+    losses, held = torch.zeros(3), torch.zeros(3)
+    small.network.eval()
+    for id in range(3):
+        examples = small.examples(id)
+        with torch.no_grad():
+            logits = small.model(examples.images().float() / 255)
+        each = cross_entropy(logits, examples.labels, reduction="none")
+        places = examples.domains if over == "domains" else torch.full_like(examples.domains, id)
+        losses.index_add_(0, places, each)
+        held.index_add_(0, places, torch.ones_like(each))
+    expected = on_simplex(before + 0.1 * losses / held)
+    torch.testing.assert_close(small.server.state.extras[WEIGHTS], expected, rtol=0, atol=1e-5)
+
+
+def test_a_clients_weights_last_over_its_rounds():
+    small = federation("group_dro", {"dro_step": 1.0}, ((5, 4), (4,)))
+    small.run(1)
+    first = small.transport.memories[0][OWN].clone()
+    assert first.sum() == pytest.approx(1)
+    assert first.tolist() != [0.5, 0.5]
+    small.server.round()
+    assert not torch.equal(small.transport.memories[0][OWN], first)
+    assert OWN not in small.transport.memories.get(1, {})
+
+
+# Where clients' domains come from
+
+
+class Images(list):
+    """A client's images, which may name their domains."""
+
+
+def sites(*domains):
+    found = []
+    for id, names in enumerate(domains):
+        images, labels = colored_images(6, seed=id)
+        found.append(Images(zip(torch.from_numpy(images).permute(0, 3, 1, 2), labels.tolist())))
+        if names is not None:
+            found[-1].domains = names
+    return found
+
+
+def in_memory(method, *domains):
+    network = build_network("cnn", CLASSES, weights=None, image_size=16)
+    return feddg.Federation(sites(*domains), network, method, precision="float32")
+
+
+def test_a_program_names_its_images_domains():
+    fed = in_memory("irm", ["a", "b"] * 3, ["b", "c", "c"] * 2, None)
+    assert [client.domains.tolist() for client in fed.clients] == [
+        [0, 1] * 3,
+        [1, 2, 2] * 2,
+        [3] * 6,
+    ]
+    assert fed.domain_names == ("a", "b", "c", "")
+    with pytest.raises(ExperimentError, match="client 1 names 2 domains for 6 images"):
+        in_memory("irm", None, ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("method", "domains", "severity"),
+    [
+        ("irm", (None, None), "warning"),
+        ("irm", (["a", "b"] * 3, None), "note"),
+        ("irm", (["a", "b"] * 3, ["a", "b"] * 3), None),
+        ("fedprox+coral", (None, None), "warning"),
+        ("fedavg", (None, None), None),
+        ("afl", (None, None), None),
+    ],
+)
+def test_that_there_is_nothing_to_compare_is_said_once(method, domains, severity):
+    with collected() as said:
+        in_memory(method, *domains).fit(2)
+    mine = [one.severity for one in said if one.code == "one-domain-clients"]
+    assert mine == ([severity] if severity else [])
+
+
+def test_weights_at_the_server_are_not_idle():
+    method = build_method("group_dro", {"dro_weights": "federation"})
+    assert idle_clients(method, [1, 1]) == []

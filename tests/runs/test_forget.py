@@ -1,0 +1,103 @@
+"""A site withdraws: the model is that of a federation in which it never took part, or refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+import feddg
+from feddg.errors import RunError
+from feddg.runs.execute import forget
+from feddg.runs.folder import kept_weights
+from feddg.runs.reading import FINAL, read_run
+
+SITES = ("north", "east", "south", "west")
+ABOUT = {
+    "data": {"source": "features", "id_val": 0, "id_test": 0},
+    "hold_out": "unseen",
+    "partition": "client",
+}
+
+
+def table_of(path, leave_out=""):
+    """Features of four sites and an unseen domain; a site has its own spread and classes."""
+    random, rows = np.random.default_rng(0), ["label,domain,client,a,b,c,d"]
+    for number, site in enumerate((*SITES, "unseen")):
+        for _ in range(20 + 7 * number):
+            label = int(random.integers(3))
+            values = random.normal(size=4) * (1 + number / 4) + np.eye(4)[label] * 1.5
+            if site != leave_out:
+                domain = "unseen" if site == "unseen" else "a" if number < 2 else "b"
+                cells = ",".join(f"{value:.6f}" for value in values)
+                rows.append(f"c{label},{domain},{site},{cells}")
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def ran(tmp_path, leave_out="", **more):
+    table = table_of(tmp_path / f"table{leave_out}.csv", leave_out)
+    about = ABOUT | {"data": ABOUT["data"] | {"root": str(table)}} | more
+    return feddg.run(out=tmp_path / "runs", report=False, **({"method": "ridge"} | about))
+
+
+def weights(run):
+    return kept_weights(run.folder, FINAL)[1]
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_what_is_left_is_a_federation_without_the_site(tmp_path, site):
+    run, without = ran(tmp_path), ran(tmp_path, site)
+    client = sorted(SITES).index(site)
+    assert run.contributors == [0, 1, 2, 3]
+    before = weights(run)["classifier.weight"].clone()
+    done = forget(run.folder, client)
+    assert done.contributors == [id for id in range(4) if id != client]
+    for name, tensor in weights(without).items():
+        assert np.allclose(tensor, weights(done)[name], rtol=1e-6, atol=1e-6), name
+    assert not np.allclose(before, weights(done)["classifier.weight"], atol=1e-4)
+    assert done.accuracy == pytest.approx(without.accuracy)
+    row = read_run(run.folder).metrics.rounds[-1]
+    assert (row.round, row.forgotten) == (2, (client,))
+    assert set(row.left_out) == set(done.contributors)
+    ledger = [json.loads(line) for line in (run.folder / "ledger.jsonl").read_text().splitlines()]
+    asked = {
+        one["client"] for one in ledger if one.get("round") == 2 and one["purpose"] == "update"
+    }
+    assert asked == {client}
+    # Nothing in the folder holds what was known before.
+    assert [file.name for file in run.folder.rglob("state-*.safetensors")] == [
+        "state-2.safetensors"
+    ]
+
+
+def test_two_sites_one_after_the_other_and_no_site_twice(tmp_path):
+    run = ran(tmp_path)
+    forget(run.folder, 1)
+    done = forget(run.folder, 3)
+    assert done.contributors == [0, 2]
+    with pytest.raises(RunError, match="no part"):
+        forget(run.folder, 1)
+    with pytest.raises(RunError, match="no part"):
+        forget(run.folder, 9)
+
+
+def test_a_network_that_was_trained_forgets_nothing(tmp_path):
+    run = ran(tmp_path, method="fedavg", rounds=2)
+    before = (run.folder / "metrics.jsonl").read_bytes()
+    with pytest.raises(RunError, match="step by step from round 1"):
+        forget(run.folder, 1)
+    assert (run.folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_sums_under_masks_or_noise_are_not_opened(tmp_path):
+    run = ran(tmp_path, defences="secure_aggregation", method={"name": "ridge", "settings": {}})
+    with pytest.raises(RunError, match="masked, noised or changed"):
+        forget(run.folder, 1)
+
+
+def test_images_that_changed_since_are_refused(tmp_path):
+    run = ran(tmp_path)
+    table = tmp_path / "table.csv"
+    table.write_text(table.read_text().replace("c0,a,east", "c1,a,east", 1))
+    with pytest.raises(RunError, match="changed"):
+        forget(run.folder, 0)
