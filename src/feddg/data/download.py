@@ -289,21 +289,19 @@ def _write_all(
     files = written = 0
     for files, (name, size, source) in enumerate(members, start=1):
         if files > MOST_FILES:
-            raise DataError(f"{archive.name} holds more than {MOST_FILES:,} files; it is refused.")
+            raise _refused(archive, f"holds more than {MOST_FILES:,} files")
         written += size
         if written > most == free:
             raise DataError(f"The disk is too full to unpack {archive.name}.")
         if written > most:
-            raise DataError(
-                f"{archive.name} unpacks to more than {most / 1e9:.1f} GB, {MOST_TIMES} times its "
-                "size; no archive of images does, and it is refused."
-            )
+            size_of = f"{most / 1e9:.1f} GB, {MOST_TIMES} times its size"
+            raise _refused(archive, f"unpacks to more than {size_of}; no archive of images does")
         path = folder.joinpath(*_steps(archive, name))
         private_folder(path.parent)
         try:
             target = path.open("xb")
         except FileExistsError:
-            raise DataError(f"{archive.name} holds {name!r} twice; it is refused.") from None
+            raise _refused(archive, f"holds {name!r} twice") from None
         with target, source:
             shutil.copyfileobj(source, target)
         path.chmod(0o600)
@@ -321,10 +319,7 @@ def _steps(archive: Path, name: str) -> list[str]:
     steps = [step for step in name.split("/") if step not in ("", ".")]
     strange = _STRANGE.search(name) or any(len(s.encode()) > _LONGEST for s in steps)
     if name.startswith("/") or ".." in steps or strange or not 0 < len(steps) <= _DEEPEST:
-        raise DataError(
-            f"{archive.name} holds a file called {name[:200]!r}, which is no path inside a folder; "
-            "it is refused."
-        )
+        raise _refused(archive, f"holds {name[:200]!r}, which is no path inside a folder")
     return steps
 
 
@@ -347,7 +342,7 @@ def _zipped(archive: Path) -> Iterator[_Member]:
                 _steps(archive, info.filename)
                 continue
             if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
-                _refuse(archive, info.filename)
+                raise _no_plain_file(archive, info.filename)
             try:
                 yield info.filename, info.file_size, opened.open(info)
             except NotImplementedError:
@@ -363,17 +358,18 @@ def _tarred(archive: Path) -> Iterator[_Member]:
                     _steps(archive, info.name)
                 continue
             if not info.isreg() or info.issparse():
-                _refuse(archive, info.name)
+                raise _no_plain_file(archive, info.name)
             source = opened.extractfile(info)
             assert source is not None
             yield info.name, info.size, source
 
 
-def _refuse(archive: Path, name: str) -> None:
-    raise DataError(
-        f"{archive.name} holds {name[:200]!r}, which is no plain file but a link or a device; it "
-        "is refused."
-    )
+def _no_plain_file(archive: Path, name: str) -> DataError:
+    return _refused(archive, f"holds {name[:200]!r}, no plain file but a link or a device")
+
+
+def _refused(archive: Path, why: str) -> DataError:
+    return DataError(f"{archive.name} {why}; it is refused.")
 
 
 class Received(JsonFile):
@@ -464,8 +460,7 @@ def get_data_set(
         return _get_mirrored(definition, mirror, root, progress, keep, revision, source)
     if revision or source:
         raise DataError(f"{definition.title} has no mirror whose files could be taken.")
-    record = private_folder(root) / f".feddg-{definition.name}.json"
-    received = Received.read(record) or Received()
+    record, received = _record(definition, root)
     for file in publication.files:
         if file.name in received.files:
             continue
@@ -483,6 +478,11 @@ def get_data_set(
     return dict(received.files)
 
 
+def _record(definition: DataSet, root: Path) -> tuple[Path, Received]:
+    file = private_folder(root) / f".feddg-{definition.name}.json"
+    return file, Received.read(file) or Received()
+
+
 def _get_mirrored(
     definition: DataSet,
     mirror: Mirror,
@@ -494,8 +494,7 @@ def _get_mirrored(
 ) -> dict[str, str]:
     """Takes a data set from its mirror; an interrupted download continues at the same commit."""
     require_parquet()
-    record = private_folder(root) / f".feddg-{definition.name}.json"
-    received = Received.read(record) or Received()
+    record, received = _record(definition, root)
     same = revision is None or revision in (received.revision, received.commit)
     if received.complete and not same:
         raise DataError(
