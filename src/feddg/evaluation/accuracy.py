@@ -24,8 +24,6 @@ from feddg.models.trained import digest_of_fixed_features
 from feddg.records import LAST, DecisionTable, EvaluationRow, SubgroupRow
 from feddg.rng import stream
 
-Answers = Callable[[Tensor], Tensor]
-"""Maps the rows ``(B,)`` of a batch to outputs ``(B, ...)``."""
 MOST_KEPT = 2**28
 """Most bytes of features that are kept for an evaluation's next passes."""
 ONE_IMAGE = "one image"
@@ -194,7 +192,7 @@ class Evaluation:
         autocast: opens the precision context.
         paths: file of each row of the store, for tables of single images; may be empty.
         task: gives loss and score.
-        kept: what a frozen featurizer gave for each batch, see :meth:`answers`.
+        kept: what a frozen featurizer gave for each batch, by network, digest and rows.
         groups: ``(n,)`` integers, the group of all rows; None if images are independent.
         subgroups: further columns of all rows, ``(n,)`` texts by name.
         decision: what is decided about one class; None for nothing.
@@ -276,11 +274,10 @@ class Evaluation:
 
     def predictions(self, predictor: nn.Module) -> Iterator[Tensor]:
         """Yields the logits of each part, as :meth:`predict` returns them."""
-        answers = self.answers(predictor)
         for _, _, rows in self.parts():
             if isinstance(predictor, Resettable):
                 predictor.reset()
-            yield self.predict(predictor, rows, answers)
+            yield self.predict(predictor, rows)
 
     def support(self) -> Iterator[tuple[str, str, list[int]]]:
         """Yields each split and domain with its number of images per class."""
@@ -328,20 +325,13 @@ class Evaluation:
             confidence=float(outputs.softmax(1).amax(1).mean()),
         )
 
-    def predict(
-        self, predictor: nn.Module, rows: numpy.ndarray, answers: Answers | None = None
-    ) -> Tensor:
+    def predict(self, predictor: nn.Module, rows: numpy.ndarray) -> Tensor:
         """Returns the outputs ``(len(rows), ...)`` on the CPU in float32.
 
         If predictions depend on the batch (``needs`` is not one image), rows are shuffled, so that
         batches are not sorted by class, and batches have about equal size.
-
-        Args:
-            predictor: maps images to outputs.
-            rows: of the store.
-            answers: :meth:`answers` of the predictor, if known.
         """
-        answers = answers or self.answers(predictor)
+        answers = self._answers(predictor)
         order = torch.arange(len(rows))
         batches = order.split(self.batch_size)
         if getattr(predictor, "needs", ONE_IMAGE) != ONE_IMAGE:
@@ -351,7 +341,7 @@ class Evaluation:
             parts = [answers(torch.from_numpy(rows)[batch]).float() for batch in batches]
         return torch.cat(parts).cpu()[order.argsort()]
 
-    def answers(self, predictor: nn.Module) -> Answers:
+    def _answers(self, predictor: nn.Module) -> Callable[[Tensor], Tensor]:
         """Returns what maps a batch's rows to a predictor's outputs, with its weights as they are.
 
         What a frozen featurizer gives is kept, up to 256 MB: the next pass is that of the head.

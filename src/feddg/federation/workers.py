@@ -447,5 +447,4 @@ def share_of_batches(
     evaluation: Evaluation, predictor: nn.Module, rank: int, size: int
 ) -> list[Tensor]:
     """Returns the logits of a process's share of batches."""
-    answers, batches = evaluation.answers(predictor), batches_of(evaluation)[rank::size]
-    return [evaluation.predict(predictor, rows, answers) for rows in batches]
+    return [evaluation.predict(predictor, rows) for rows in batches_of(evaluation)[rank::size]]
