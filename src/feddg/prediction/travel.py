@@ -119,9 +119,9 @@ class TravelFile(JsonFile):
 
 
 def watch_middle(network: Network, take: Callable[[Tensor], None]) -> None:
-    """Passes on what the middle of a network sees from now on, ``(B, m)`` a batch.
+    """Passes moments of a network's middle features on, ``(B, m)`` for every batch from now on.
 
-    That is what goes into its last stage but one; a network without stages passes on nothing.
+    They are the inputs of its last stage but one; a network without stages passes on nothing.
     """
     for stage in network.stages[-2:-1]:
         stage.register_forward_pre_hook(lambda _, given: take(moments(given[0].float()).cpu()))
