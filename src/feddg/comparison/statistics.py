@@ -10,10 +10,10 @@ and to take their product as so many independent pairs gives intervals that are 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 
 import numpy as np
 
+from feddg.evaluation.intervals import holm
 from feddg.evaluation.metrics import student
 
 CONFIDENCE = 0.95
@@ -219,17 +219,14 @@ def margins(
     """
     found = {
         name: margin
-        for name, pair in pairs.items()
-        if (margin := paired_margin(*pair, domains)) is not None
+        for name, both in pairs.items()
+        if (margin := paired_margin(*both, domains)) is not None
     }
-    same = {name: frozenset(map(id, pairs[name])) for name in found}
-    known = {same[name]: one.domains.p for name, one in found.items() if one.domains.p is not None}
-    adjusted: dict[frozenset[int], float] = {}
-    least = 0.0
-    for left, (pair, p) in zip(range(len(known), 0, -1), sorted(known.items(), key=itemgetter(1))):
-        least = adjusted[pair] = max(least, min(1.0, left * p))
+    pair = {name: frozenset(map(id, pairs[name])) for name in found}
+    known = {pair[name]: one.domains.p for name, one in found.items() if one.domains.p is not None}
+    corrected = dict(zip(known, holm([*known.values()])))
     return {
-        name: replace(one, p=adjusted.get(same[name]), comparisons=max(1, len(known)))
+        name: replace(one, p=corrected.get(pair[name]), comparisons=max(1, len(known)))
         for name, one in found.items()
     }
 

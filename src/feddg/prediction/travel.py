@@ -4,7 +4,7 @@ import csv
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -713,7 +713,7 @@ def _classes(
     counts = numpy.bincount(predicted, minlength=len(names))
     for number in numpy.argsort(-counts, kind="stable").tolist():
         own = right[predicted[labelled] == number]
-        known = [*astuple(wilson(float(own.mean()), len(own)))] if len(own) else []
+        known = wilson(float(own.mean()), len(own)) if len(own) else ()
         if counts[number]:
             yield ClassExpectation(names[number], int(counts[number]), len(own), *known)
 
