@@ -39,7 +39,6 @@ BATCH_SIZE = 32
 MOST_DECODERS = 8
 Decoded = list[tuple[str, numpy.ndarray]] | str
 """A file's images with their names (several if it is cut into tiles), or why there are none."""
-ROWS_AT_ONCE = 4096
 MOST_SHOWN = 300
 MOST_FAULTS = 100
 
