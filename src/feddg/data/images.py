@@ -235,12 +235,9 @@ class ImageTable:
     feature_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in _COLUMNS:
-            column = getattr(self, name)
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        for name, column in (*columns.items(), *self.subgroups.items()):
             if column is not None and len(column) != len(self.paths):
-                raise ValueError(f"{name} has {len(column)} rows, paths has {len(self.paths)}")
-        for name, column in self.subgroups.items():
-            if len(column) != len(self.paths):
                 raise ValueError(f"{name} has {len(column)} rows, paths has {len(self.paths)}")
         if (self.root is None) == (self.images is None):
             raise ValueError("an ImageTable has either a root folder or rendered images")
@@ -391,9 +388,9 @@ def spelt_alike(name: str, names: Sequence[str]) -> list[str]:
     if name in names:
         return [name]
     wanted = plain_name(name)
-    alike = [one for one in names if plain_name(one) == wanted]
+    alike = [other for other in names if plain_name(other) == wanted]
     if len(wanted) == 1 and not alike:
-        alike = [one for one in names if plain_name(one).startswith(wanted)]
+        alike = [other for other in names if plain_name(other).startswith(wanted)]
     return alike
 
 

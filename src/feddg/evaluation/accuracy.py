@@ -263,13 +263,13 @@ class Evaluation:
         for (split, _, rows), (_, logits) in zip(self.parts(), outputs, strict=True):
             values = self.task.score(logits, torch.from_numpy(self.labels[rows])).numpy()
             by_split.setdefault(split, []).append((rows, values))
-        found: list[SubgroupRow] = []
+        table: list[SubgroupRow] = []
         for split, parts in by_split.items():
             rows, values = (numpy.concatenate(part) for part in zip(*parts))
             columns = {name: column[rows] for name, column in self.subgroups.items()}
-            own = None if self.groups is None else self.groups[rows]
-            found += subgroup_rows(split, columns, values, own)
-        return found
+            groups = None if self.groups is None else self.groups[rows]
+            table += subgroup_rows(split, columns, values, groups)
+        return table
 
     def predictions(self, predictor: nn.Module) -> Iterator[Tensor]:
         """Yields the logits of each part, as :meth:`predict` returns them."""

@@ -559,15 +559,10 @@ def _smallest(support: Sequence[int] | None, classes: Sequence[str]) -> str:
     if not support:
         return MISSING
     seen = [(count, index) for index, count in enumerate(support) if count]
-    absent = len(support) - len(seen)
-    parts = []
-    if seen:
-        count, index = min(seen)
-        name = readable(classes[index]) if index < len(classes) else str(index)
-        parts.append(f"{name}: {number(count)}")
-    if absent:
-        parts.append(f"{number(absent)} of {number(len(support))} classes without any")
-    return "; ".join(parts)
+    count, index = min(seen, default=(0, 0))
+    name = readable(classes[index]) if index < len(classes) else str(index)
+    smallest, absent = f"{name}: {number(count)}" if seen else "", len(support) - len(seen)
+    return sentence("smallest_class", smallest=smallest, absent=absent, classes=len(support))
 
 
 # Which class was taken for which.

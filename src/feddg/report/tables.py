@@ -256,10 +256,10 @@ def margin_table(
         named: how a label is shown.
         brief: whether to leave out ranks, and what the intervals were computed from.
     """
-    found = results.accuracies(rule)
-    if len(found) < 2:
+    accuracies = results.accuracies(rule)
+    if len(accuracies) < 2:
         return None
-    margins, places = results.margins(rule, base), ranks(found)
+    margins, places = results.margins(rule, base), ranks(accuracies)
     claims = results.no_method_fit is None
 
     def difference(method: str) -> Cell:
@@ -297,7 +297,7 @@ def margin_table(
             column("Mean rank", mean_rank),
         ]
     caption = sentence("margins_caption", when=rule.when, base=base, brief=brief, few=LEAST)
-    return by_method(found, columns, f"{caption} {unseen(margins.values())}".strip(), named)
+    return by_method(accuracies, columns, f"{caption} {unseen(margins.values())}".strip(), named)
 
 
 def domains_of(results: Results, margins: Iterable[Margin]) -> list[str]:
