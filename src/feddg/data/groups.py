@@ -158,8 +158,8 @@ def roles_of_units(
         left = left - here
         if role:
             owed[role - 1] &= ~here
-    names: np.ndarray = np.array(["train", "id_val", "id_test"], dtype="<U7")
-    return names[roles[units]]
+    of_rows: np.ndarray = np.array(["train", "id_val", "id_test"], dtype="<U7")[roles[units]]
+    return of_rows
 
 
 def partitioned_units(
