@@ -292,7 +292,7 @@ class ImageTable:
             return self.domain_names.index(matches[0])
         hint = nearest(name, self.domain_names)
         if matches:
-            hint = f", and several are called almost so ({', '.join(matches)}): write one as it is"
+            hint = f", and several are called nearly that ({', '.join(matches)}): write one exactly"
         elif wanted in map(plain_name, self.class_names):
             hint = ", but a class: folders must be ROOT/DOMAIN/CLASS"
         elif wanted in ("all", "each", "lodo"):

@@ -242,7 +242,7 @@ def _written(file: Path) -> str:
 
 @dataclass(frozen=True)
 class Cut:
-    """A class and the probability from which on an image counts as it.
+    """A class, and from which probability on an image counts as it.
 
     Attributes:
         of: the class.
@@ -258,7 +258,7 @@ class Cut:
 def cut_of(
     run: Path | str, class_names: Sequence[str], decision: str | None, threshold: float | None
 ) -> Cut | None:
-    """Returns the decision to make; what is not given is that of the run.
+    """Returns the decision to make; the run's own fills in what is not given.
 
     Raises:
         DataError: the class is unknown, or the run has decided nothing about it.
@@ -277,7 +277,9 @@ def cut_of(
         raise DataError(f"no class of {run} is called {of!r}{nearest(of, class_names)}")
     value = threshold if threshold is not None or made is None else made.threshold
     if value is None:
-        raise DataError(f"{run} has no threshold for {of}: its validation has images of one side")
+        raise DataError(
+            f"{run} has no threshold for {of}: its validation shows only one of the two"
+        )
     return Cut(of, list(class_names).index(of), value)
 
 

@@ -44,21 +44,21 @@ def _decision_tables(table: DecisionTable) -> list[Block]:
     split: MadeColumn[DecisionRow] = text_column("Split", lambda row: split_heading(row.split))
     points: list[MadeColumn[tuple[float, float, float, float, int]]] = [
         column("Mean probability", lambda point: percent(point[0])),
-        column("Share that is so", lambda point: ends_words(point[1:4])),
+        column("Share of positives", lambda point: ends_words(point[1:4])),
         column("Images", lambda point: str(point[4])),
     ]
     curves: list[Block] = [
         table_of(row.reliability, points, f"{split_heading(row.split)}, {readable(row.domain)}")
         for row in table.rows
     ]
-    fold = "Reliability: how often an image with such a probability is so"
+    fold = "Reliability: how many images with such a probability are positive"
     caption = sentence("decision_caption")
     return [table_of(table.rows, [split, *columns], caption, grouped=True), Fold(fold, curves)]
 
 
 def _counts(row: DecisionRow | SubgroupRow) -> str:
     groups = "" if row.groups is None else f" in {counted(row.groups, 'group')}"
-    of = f", {row.positives:,} are so" if isinstance(row, DecisionRow) else ""
+    of = f", {row.positives:,} positive" if isinstance(row, DecisionRow) else ""
     return f"{row.images:,}{groups}{of}"
 
 
@@ -80,7 +80,7 @@ def subgroups_section(details: Details) -> Section | None:
         text_column("Subgroup", lambda row: f"{readable(row.column)}: {row.value}"),
         text_column("Images", _counts),
         column("Accuracy", lambda row: ends_words(row.accuracy)),
-        column("To all others", lambda row: points(row.difference)),
+        column("Against the others", lambda row: points(row.difference)),
         column("p (Holm)", lambda row: None if row.p is None else f"{row.p:.2g}"),
     ]
     by_split = grouped((split_heading(row.split), row) for row in rows)
