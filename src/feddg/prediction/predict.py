@@ -265,8 +265,7 @@ def cut_of(
     """
     if decision is None and threshold is None:
         return None
-    kept = Details.read(Path(run) / DETAILS)
-    made = None if kept is None else kept.decision
+    made = (Details.read(Path(run) / DETAILS) or Details()).decision
     of = decision or (made.of if made is not None else None)
     if of is None or (threshold is None and (made is None or made.of != of)):
         raise DataError(
@@ -277,9 +276,7 @@ def cut_of(
         raise DataError(f"no class of {run} is called {of!r}{nearest(of, class_names)}")
     value = threshold if threshold is not None or made is None else made.threshold
     if value is None:
-        raise DataError(
-            f"{run} has no threshold for {of}: its validation shows only one of the two"
-        )
+        raise DataError(f"{run} has no threshold for {of}: validation is all of it, or has none")
     return Cut(of, list(class_names).index(of), value)
 
 
