@@ -276,7 +276,7 @@ def cut_of(
         raise DataError(f"no class of {run} is called {of!r}{nearest(of, class_names)}")
     value = threshold if threshold is not None or made is None else made.threshold
     if value is None:
-        raise DataError(f"{run} has no threshold for {of}: validation is all of it, or has none")
+        raise DataError(f"{run} has no threshold for {of}: validation lacks images of one side")
     return Cut(of, list(class_names).index(of), value)
 
 
