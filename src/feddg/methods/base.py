@@ -117,6 +117,8 @@ class Method:
             neither on embeddings nor on the network (:func:`feddg.methods.composition.runs`).
         moves_pixels: whether it moves pixels by itself, so that targets that are images lose them.
         needs_images: whether it changes images, so that features alone are not enough.
+        waits: why a step of it waits for a device, which :func:`feddg.testing.check_method` then
+            takes as known; empty if none does.
     """
 
     name: ClassVar[str] = ""
@@ -143,6 +145,7 @@ class Method:
     any_task: ClassVar[bool | None] = None
     moves_pixels: ClassVar[bool] = False
     needs_images: ClassVar[bool] = False
+    waits: ClassVar[str] = ""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Sets ``Settings`` from the annotation and, if there is none, ``title`` from the name."""
