@@ -119,6 +119,8 @@ class Method:
         needs_images: whether it changes images, so that features alone are not enough.
         sums: entries of the network that are sums over images, as large as these are: no step
             moves them, and the method checks them itself.
+        waits: why a step of it waits for a device, which :func:`feddg.testing.check_method` then
+            takes as known; empty if none does.
     """
 
     name: ClassVar[str] = ""
@@ -146,6 +148,7 @@ class Method:
     moves_pixels: ClassVar[bool] = False
     needs_images: ClassVar[bool] = False
     sums: tuple[str, ...] = ()
+    waits: ClassVar[str] = ""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Sets ``Settings`` from the annotation and, if there is none, ``title`` from the name."""

@@ -486,7 +486,7 @@ def a_device_need_not_wait(make: Make) -> Found:
         place = place_of_error([error], files_of(make()))
         text = f"on a device: {str(error).splitlines()[0]}" + f" (at {place})" * bool(place)
         return text, "Tensors of a step must be where client.device says"
-    if not waits:
+    if not waits or make().waits:
         return None
     return (
         f"a step waits for the device: {', '.join(map(str, waits))}",
@@ -574,6 +574,10 @@ def check_method(
         _trained.cache_clear()
         _on_device.cache_clear()
     waiting = 0
+    if getattr(method, "gathers_images", False):
+        text = "It trains where all images are: only its settings are checked."
+        emit(Diagnostic("not-checked", "note", text))
+        checks = [check for check in checks if KINDS.get(check) == "alone"]
     with as_they_were(), quietly():
         torch.set_num_threads(1)
         for check in checks:
