@@ -30,7 +30,7 @@ from federations import SmallFederation, same
 
 RUN = [
     *("ccst", "dart", "elcfs", "fedavg", "fedbn", "feddg-ga", "fedgma", "fedprox", "mixstyle"),
-    *("local", "outlines", "randconv", "scaffold", "silobn", "vista"),
+    *("fish", "local", "mixup", "outlines", "randconv", "scaffold", "silobn", "vista"),
 ]
 """Methods that run any task."""
 

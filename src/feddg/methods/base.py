@@ -102,8 +102,8 @@ class Method:
         Settings: that class; taken from the annotation.
         presets: experiment values by preset name (a data set), ``"*"`` for all; the user's values
             override them. The key ``method`` holds hyper-parameters.
-        sends: what leaves a client under the default settings: ``purpose/name`` as in the ledger
-            (``*`` stands for any name), with its schema. The method's page and test read this.
+        sends: what leaves a client: ``purpose/name`` as in the ledger (``*`` stands for any name),
+            with its schema, which says under which settings. The method's page and test read this.
         noises: entries of ``sends`` before round 1 that are styles, and that the method noises on
             request.
         excludes: methods it cannot be combined with, and why.
