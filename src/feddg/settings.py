@@ -188,8 +188,8 @@ class DataSettings(Settings):
     group_by: str | None = Field(
         None,
         description="which images belong together and are never split: a regular expression with a "
-        r"part (?P<group>...) of their paths, or folder; by default a table's column group, and "
-        "the patients of DICOM files",
+        r"part (?P<group>...) of their paths, folder, or none; by default a table's column group, "
+        "and the patients of DICOM files",
     )
     subgroups: tuple[str, ...] = Field(
         (),

@@ -187,7 +187,7 @@ def test_a_shortened_plan_shows_what_it_would_run(name, tiny_pacs, tmp_path, mon
 
 
 def test_the_averages_marked_are_those_that_do_not_match():
-    pages, marked = load_script(PLANS / "pages.py"), {}
+    pages, marked = load_script(BENCHMARKS / "papers" / "pages.py"), {}
     for name in EXPECTED:
         paper = load_plan(PLANS / f"{name}.yaml").notes["paper"]
         for split, averages in paper.get("average", {}).items():
