@@ -14,6 +14,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from feddg.clients.graphs import Graphs, Turn
 from feddg.clients.optim import Optimization, in_round
 from feddg.data.augment import AugmentSettings, apply, draw, moved
 from feddg.data.pixels import Parcel, Pixels, PixelStore, as_unit, fits
@@ -130,9 +131,29 @@ class Batch:
         )
 
 
-def rows_of(view: Tensor, positions: Tensor) -> Tensor:
-    """Returns rows of a view ``(n, H, W, 3)`` as images ``(B, 3, H, W)``, channels last."""
-    return view.index_select(0, positions).permute(0, 3, 1, 2)
+@dataclass
+class Prepared:
+    """A batch for which the host has done its part.
+
+    Attributes:
+        device: where it is needed.
+        groups: the tensors that it is made of, by name; some may be there already.
+        arrive: what becomes of them, in place, once they are all there.
+        make: returns the batch of them, by what the device does.
+        count: its number of images.
+    """
+
+    device: torch.device
+    groups: list[Weights]
+    make: Callable[[list[Weights]], Batch]
+    count: int
+    arrive: Callable[[list[Weights]], None] = lambda groups: None
+
+    def batch(self) -> Batch:
+        """Returns the batch, for which all goes to the device in one copy."""
+        groups = sent_together(self.groups, self.device)
+        self.arrive(groups)
+        return self.make(groups)
 
 
 def split_batches(order: Tensor, batch_size: int) -> list[Tensor]:
@@ -170,6 +191,7 @@ class Worker:
         style_noise: how styles are noised before they are sent; None for no noise.
         record_noise: how gradients of single images are noised; None for no noise.
         optimization: takes the optimizer steps of its clients.
+        graphs: the recorded steps of its clients.
         task: gives the loss that is trained.
         stopped: set to end local training early, when nobody needs its result any more.
     """
@@ -186,6 +208,7 @@ class Worker:
     style_noise: StyleNoise | None = None
     record_noise: RecordNoise | None = None
     optimization: Optimization = field(default_factory=Optimization)
+    graphs: Graphs = field(default_factory=Graphs)
     task: Task = CLASSIFICATION
     stopped: Event = field(default_factory=Event)
 
@@ -216,6 +239,8 @@ class Client:
             it.
         features: outputs of the frozen featurizer for all its images, ``(n, d)``, if batches
             consist of these instead of images.
+        turn: replays its steps, where steps are recorded.
+        terms: sums of its loss terms so far.
     """
 
     def __init__(
@@ -248,7 +273,8 @@ class Client:
         self.optimizer: torch.optim.Optimizer | None = None
         self.steps = 0
         self.forwards = 0
-        self._terms: dict[str, Tensor] = {}
+        self.turn: Turn | None = None
+        self.terms: dict[str, Tensor] = {}
 
     @contextmanager
     def held_still(self) -> Iterator[None]:
@@ -300,10 +326,15 @@ class Client:
     def batches(self, draws: "Draws | None" = None) -> Iterator[Batch]:
         """Yields this round's mini-batches in the client's own random order, augmented.
 
-        A last batch of one joins the batch before it: statistics over one example are undefined.
-
         Args:
             draws: what else each batch holds, see :meth:`batch`.
+        """
+        return (prepared.batch() for prepared in self.prepare(draws))
+
+    def prepare(self, draws: "Draws | None" = None) -> Iterator[Prepared]:
+        """Yields the host's part of each of :meth:`batches`, when the one before it is used up.
+
+        A last batch of one joins the batch before it: statistics over one example are undefined.
         """
         order, augmentation = self.stream("order"), self.stream("augment")
         for name, view in self.views.items():
@@ -318,7 +349,7 @@ class Client:
         for _ in itertools.count() if train.local_steps else range(train.local_epochs):
             drawn = torch.randperm(len(self.training), generator=order)
             for positions in split_batches(drawn, train.batch_size):
-                yield self.batch(positions, augmentation, draws)
+                yield self.prepared(positions, augmentation, draws)
                 steps += 1
                 if steps == train.local_steps:
                     return
@@ -337,49 +368,70 @@ class Client:
             draws: returns what the method needs from the host for this batch, by name, from
                 ``positions`` and their labels.
         """
+        return self.prepared(positions, generator, draws).batch()
+
+    def prepared(
+        self, positions: Tensor, generator: torch.Generator, draws: "Draws | None" = None
+    ) -> Prepared:
+        """Returns the host's part of :meth:`batch`: all draws are made, nothing is sent."""
         device, labels = self.device, self.training.labels[positions]
         drawn = draws(positions, labels) if draws is not None else {}
         if self.features is not None:
-            own = {"labels": labels, "features": self.features[positions]}
-            own, drawn = sent_together([own, drawn], device)
-            features = own["features"]
-            return Batch(
-                *(features.new_empty(0), own["labels"], positions),
-                host_labels=labels,
-                features=features,
-                drawn=drawn,
-            )
+            groups = [{"labels": labels, "features": self.features[positions]}, drawn]
+
+            def of_features(groups: list[Weights]) -> Batch:
+                own, drawn = groups
+                images = own["features"].new_empty(0)
+                batch = Batch(images, own["labels"], positions, host_labels=labels, drawn=drawn)
+                batch.features = own["features"]
+                return batch
+
+            return Prepared(device, groups, of_features, len(positions))
         needed, images = self.training.parcel(positions, device)
         if "images" in needed and needed["images"].dim() == 2:  # features, never augmented
-            own, needed, drawn = sent_together([{"labels": labels}, needed, drawn], device)
-            raw = images(needed)
-            return Batch(raw, own["labels"], positions, host_labels=labels, drawn=drawn)
+
+            def as_they_are(groups: list[Weights]) -> Batch:
+                own, needed, drawn = groups
+                raw = images(needed)
+                return Batch(raw, own["labels"], positions, host_labels=labels, drawn=drawn)
+
+            groups = [{"labels": labels}, needed, drawn]
+            return Prepared(device, groups, as_they_are, len(positions))
         choices = draw(self.augmentation, len(positions), self.training.pixels.size, generator)
-        views = {
-            name: rows_of(view, positions) if view.device.type == "cpu" else positions
+        copies = {
+            name: view.index_select(0, positions) if view.device.type == "cpu" else positions
             for name, view in self.views.items()
         }
         ahead = list({id(one): one for one in self.ahead}.values()) if device.type != "cpu" else []
-        groups = [{"labels": labels}, needed, choices.tensors, views, drawn]
+        groups = [{"labels": labels}, needed, choices.tensors, copies, drawn]
         groups += [one.prepare(len(positions)) for one in ahead]
-        own, needed, chosen, views, drawn, *passes = sent_together(groups, device)
-        for one, tensors in zip(ahead, passes):
-            one.arrived(tensors)
-        choices = replace(choices, **chosen)
-        for name, view in self.views.items():
-            rows = views[name] if view.device.type == "cpu" else rows_of(view, views[name])
-            views[name] = apply(rows, choices)
-        raw, targets = images(needed), own["labels"]
-        here: Tensor | None = labels
-        if targets.dim() > 2 and targets.shape[-2:] == raw.shape[-2:]:
-            targets, here = moved(targets, choices), None
-        return Batch(
-            *(apply(raw, choices), targets, positions, views), host_labels=here, drawn=drawn
-        )
+
+        def arrive(groups: list[Weights]) -> None:
+            for one, tensors in zip(ahead, groups[5:]):
+                one.arrived(tensors)
+            for name, view in self.views.items():
+                if view.device.type != "cpu":
+                    groups[3][name] = view.index_select(0, groups[3][name])
+
+        def augmented(groups: list[Weights]) -> Batch:
+            own, needed, chosen, copies, drawn = groups[:5]
+            choice = replace(choices, **chosen)
+            views = {n: apply(copy.permute(0, 3, 1, 2), choice) for n, copy in copies.items()}
+            raw, targets = images(needed), own["labels"]
+            here: Tensor | None = labels
+            if targets.dim() > 2 and targets.shape[-2:] == raw.shape[-2:]:
+                targets, here = moved(targets, choice), None
+            return Batch(
+                *(apply(raw, choice), targets, positions, views), host_labels=here, drawn=drawn
+            )
+
+        return Prepared(device, groups, augmented, len(positions), arrive)
 
     @property
     def ahead(self) -> Iterator[Ahead]:
         """What layers of the network draw in every pass."""
+        if self.turn is not None:
+            return iter(self.turn.ahead)
         found = (getattr(layer, "ahead", None) for layer in self.network.modules())
         return (one for one in found if isinstance(one, Ahead))
 
@@ -494,7 +546,10 @@ class Client:
         """Adds terms of the present step to the round's means; several calls add up."""
         for name, term in terms.items():
             value = term.detach().float()
-            self._terms[name] = self._terms[name] + value if name in self._terms else value
+            if self.turn is not None:
+                self.terms[name] = self.turn.total(name, value)
+            else:
+                self.terms[name] = self.terms[name] + value if name in self.terms else value
 
     def mean_terms(self, also: Check = ((), lambda _: None)) -> tuple[dict[str, float], str | None]:
         """Returns the mean of each loss term over the steps taken, and what a check finds.
@@ -506,8 +561,8 @@ class Client:
             ClientError: a term is not finite.
         """
         figures, judge = also
-        numbers = on_host([*self._terms.values(), *figures])
-        means = {n: total / max(self.steps, 1) for n, total in zip(self._terms, numbers)}
+        numbers = on_host([*self.terms.values(), *figures])
+        means = {n: total / max(self.steps, 1) for n, total in zip(self.terms, numbers)}
         for name, mean in means.items():
             if not math.isfinite(mean):
                 raise Diverged(

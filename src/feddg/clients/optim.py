@@ -85,6 +85,28 @@ class MemoryOrder(torch.optim.Optimizer):
         if kept:
             torch._foreach_zero_(kept)
 
+    def fix(self, kept: Callable[[str, Tensor], Tensor]) -> None:
+        """Puts rates and moments where they stay, so that its steps can be recorded.
+
+        Args:
+            kept: returns the lasting tensor of a name for a tensor, whose numbers it gets.
+        """
+        for number, group in enumerate(self.param_groups):
+            for place, parameter in enumerate(group["params"]):
+                state = self.state[parameter]
+                for name, moment in self._first(parameter, group).items():
+                    state[name] = kept(f"{number}/{place}/{name}", moment)
+            if group["params"]:
+                # CUDA's kernels read a float32; others, a double as without a tensor.
+                device = group["params"][0].device
+                kind = torch.float32 if device.type == "cuda" else torch.float64
+                rate = torch.full((), group["lr"], dtype=kind, device=device)
+                group |= {"lr": kept(f"{number}/lr", rate), "capturable": True}
+
+    def _first(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        """Returns a parameter's moments before the first step."""
+        raise NotImplementedError
+
 
 class MemoryOrderAdam(MemoryOrder, torch.optim.Adam):
     """PyTorch's fused Adam, applied to every tensor in the order of its memory."""
@@ -96,6 +118,10 @@ class MemoryOrderAdam(MemoryOrder, torch.optim.Adam):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Takes one step; ``torch.optim.Adam.step`` itself would import a compiler, see above."""
         return inspect.unwrap(torch.optim.Adam.step)(self, closure)
+
+    def _first(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+        return {"step": torch.zeros((), device=parameter.device)} | zeros
 
     def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
         for parameter in group["params"]:
@@ -132,7 +158,8 @@ class MemoryOrderSGD(MemoryOrder, torch.optim.SGD):
             parameters = [p for p in group["params"] if p.grad is not None]
             gradients = [p.grad for p in parameters]
             momenta = [self._momentum(p) for p in parameters] if group["momentum"] else []
-            fused = bool(group["momentum"] or group["weight_decay"])
+            fixed = isinstance(group["lr"], Tensor)  # which only the fused kernel takes
+            fused = bool(group["momentum"] or group["weight_decay"] or fixed)
             for parameter, gradient in zip(parameters, gradients):
                 _require_alike(parameter, gradient)
             if fused:
@@ -150,6 +177,9 @@ class MemoryOrderSGD(MemoryOrder, torch.optim.SGD):
                 maximize=False,
             )
         return loss
+
+    def _first(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        return {"momentum_buffer": torch.zeros_like(parameter)} if group["momentum"] else {}
 
     def _momentum(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
@@ -224,10 +254,11 @@ def _refusal(parameter: Tensor, fault: str, remedy: str) -> ClientError:
 class Optimization:
     """How clients that share one network take optimizer steps.
 
-    A step is a backward pass, optional clipping, and an optimizer step. Large networks step
-    *inside* the backward pass: results are the same and most gradients need no memory, but there is
-    no time at which all gradients exist. So it is done only with the optimizers made here, without
-    clipping and without step hooks on the optimizer.
+    A step is a backward pass, optional clipping, and an optimizer step. On a CPU large networks
+    step *inside* the backward pass: results are the same and most gradients need no memory, but
+    there is no time at which all gradients exist. So it is done only with the optimizers made here,
+    without clipping and without step hooks on the optimizer. It serves a CPU's cache; on a GPU those
+    steps and their hooks would cost the host a fifth of its time.
 
     Attributes:
         spent: a finished optimizer, whose memory the next one takes over.
@@ -274,7 +305,8 @@ class Optimization:
         trained, pending = _parameters(optimizer), 0
         stepped, waiting = set[int](), set[int]()
         watched = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-        large = sum(parameter.nbytes for parameter in trained) > PENDING_BYTES
+        here = loss.device.type == "cpu"
+        large = here and sum(parameter.nbytes for parameter in trained) > PENDING_BYTES
 
         def come_in(parameter: Tensor) -> None:
             # By then nothing in the backward pass needs the old values of these parameters.

@@ -1,0 +1,598 @@
+"""Steps that are recorded once and replayed, on a device: one launch instead of hundreds.
+
+A batch arrives in one buffer, and from there to the end of the step nothing needs the host: so the
+device's work can be recorded (a CUDA graph) and replayed for other batches, clients and rounds.
+What a client's turn brings besides, such as what a method keeps in ``client.scratch``, rates and
+moments, is put into tensors that stay where they are.
+
+A method says nothing of this; its steps are watched. Two steps of the same shape, of two rounds
+and two clients, must launch the same operations with the same numbers on the same tensors, read
+nothing of the host and draw nothing. Then a step is recorded, tried from the same state beside the
+ordinary step, and used if it does the same. Whatever else takes the ordinary step, as all do on a
+CPU. The pretended device (:mod:`feddg.testing.device`) has no graphs: there a replay calls the
+step that was recorded again, with that step's client, and what the buffer now holds.
+"""
+
+import logging
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from feddg.clients.optim import MemoryOrder
+from feddg.diagnostics import warn
+from feddg.messages import Packed, Weights
+from feddg.rng import Ahead
+
+if TYPE_CHECKING:
+    from feddg.clients.client import Batch, Client, Prepared
+
+MOST_RECORDS, MOST_GRAPHS, MOST_TRIES = 256, 64, 3
+CLOSE = 1e-6
+"""How far a replay may be from a step, relative to a tensor's length, if steps differ as well."""
+OF_THE_HOST = frozenset(
+    {"id", "round", "steps", "train", "examples", "training", "memory", "context", "received"}
+    | {"extras", "secrets", "views", "features", "stream", "numpy_stream", "lasting_stream"}
+    | {"cached", "batches", "plain_batches", "kept_features", "frozen_features"}
+)
+"""What a recorded step may not ask of its client: at the next one it would be something else."""
+aten = torch.ops.aten
+ANSWERS = {
+    aten._local_scalar_dense.default,
+    aten.nonzero.default,
+    aten._unique2.default,
+    aten.unique_dim.default,
+    aten.equal.default,
+    aten.masked_select.default,
+}
+"""Operations whose result, or its shape, the host waits for."""
+
+log = logging.getLogger("feddg")
+
+
+class HostValue(Exception):
+    """A step has asked for a value of the host."""
+
+
+class Takes(Protocol):
+    """A method, as far as this module knows one."""
+
+    name: Any
+
+    def step(self, client: Any, batch: Any) -> None:
+        """Takes an optimizer step."""
+        ...
+
+
+class _Absent:
+    """Stands for a value of the host; whatever is done with it raises :class:`HostValue`."""
+
+    def __init__(self, name: str) -> None:
+        self.__dict__["name"] = name
+
+    def _raise(self, *_: Any, **__: Any) -> Any:
+        raise HostValue(f"reads {self.__dict__['name']}")
+
+    __getattr__ = __getitem__ = __len__ = __iter__ = __bool__ = __eq__ = __index__ = _raise
+    __torch_function__ = __array__ = __float__ = __setattr__ = _raise
+    __hash__ = object.__hash__
+
+
+class _Guarded:
+    """A client as a recorded step sees it: without what changes from step to step."""
+
+    def __init__(self, client: "Client") -> None:
+        self.__dict__["client"] = client
+
+    def __getattr__(self, name: str) -> Any:
+        if name in OF_THE_HOST:
+            raise HostValue(f"reads client.{name}")
+        return getattr(self.__dict__["client"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.__dict__["client"], name, value)
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _leaves(one)
+    else:
+        yield value
+
+
+class Trace(TorchDispatchMode):
+    """Notes what operations a step launches, with which numbers and on which tensors.
+
+    Attributes:
+        steps: one entry an operation. Tensors are numbered as they are made; one from before the
+            step is told by its place in memory.
+        outside: the tensors from before the step, except for its inputs.
+        fault: why such a step cannot be recorded; None so far.
+    """
+
+    def __init__(self, inputs: list[Tensor]) -> None:
+        super().__init__()
+        self.steps: list[Any] = []
+        self.outside: list[Tensor] = []
+        self.fault: str | None = None
+        self._known: dict[int, Any] = {_place(t): f"input {n}" for n, t in enumerate(inputs)}
+        self._made = 0
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Notes one operation and carries it out."""
+        kwargs = kwargs or {}
+        if operation.namespace == "profiler":  # marks of optimizers
+            return operation(*args, **kwargs)
+        given = [*_leaves([args, *kwargs.values()])]
+        noted = [self._noted(operation, value) for value in given]
+        if operation in ANSWERS:
+            self._refuse(operation, "waits for its answer")
+        result = operation(*args, **kwargs)
+        places = {_place(t) for t in given if isinstance(t, Tensor) and t.numel()}
+        away = any(isinstance(t, Tensor) and t.device.type != "cpu" for t in given)
+        for made in _leaves(result):
+            if not isinstance(made, Tensor) or not made.numel():
+                continue
+            if made.device.type == "cpu" and (away or made.dim()):
+                self._refuse(operation, "is not done by the device")
+            elif _place(made) not in places:
+                self._known[_place(made)] = self._made = self._made + 1
+        self.steps.append((str(operation), tuple(noted)))
+        return result
+
+    def _refuse(self, operation: Any, why: str) -> None:
+        self.fault = self.fault or f"{operation} {why}"
+
+    def _noted(self, operation: Any, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value if isinstance(value, (int, float, bool, str)) else repr(value)
+        if value.device.type == "cpu" and value.dim() == 0:
+            return value.item()
+        shape = (*value.shape,)
+        if value.device.type == "cpu":
+            self._refuse(operation, "reads the host's memory")
+            return shape
+        if value.dtype == torch.bool and str(operation).startswith("aten.index"):
+            self._refuse(operation, "takes a mask")
+        if not value.numel():
+            return shape
+        place = _place(value)
+        if self._known.setdefault(place, f"at {place}") == f"at {place}":
+            parts = [t for t in self.outside if _place(t) == place]
+            at = value.storage_offset()
+            if all(not 0 <= at - t.storage_offset() < t.numel() for t in parts):
+                self.outside.append(value)
+        return self._known[place], value.dtype, value.storage_offset(), shape
+
+    def difference(self, other: "Trace") -> str | None:
+        """Returns where another step is not like this one, or None."""
+        if len(self.steps) != len(other.steps):
+            return f"launches {len(self.steps)} operations, then {len(other.steps)}"
+        for one, two in zip(self.steps, other.steps):
+            if one != two:
+                if one[0] != two[0]:
+                    return f"launches {one[0]}, then {two[0]}"
+                parts = next((a, b) for a, b in zip(one[1], two[1]) if a != b)
+                return f"launches {one[0]} with {parts[0]}, then {parts[1]}"
+        return None
+
+
+@dataclass
+class Record:
+    """What is known of the steps of one shape.
+
+    Attributes:
+        seen: clients and rounds of the steps that were alike.
+        trace: one of them.
+        tries: how many were not.
+        refused: why they are not recorded.
+        replay: does the step again, with what the inputs hold now; None if none is recorded.
+        buffer: where batches are put.
+        copies: what is put beside it: what was made on the device, before the step.
+        counted: steps and passes of images in a step.
+        terms: names of its loss terms.
+        passes: what its layers drew.
+    """
+
+    seen: set[tuple[int, int]] = field(default_factory=set)
+    trace: Trace | None = None
+    tries: int = 0
+    refused: str = ""
+    replay: Callable[[], None] | None = None
+    buffer: Tensor | None = None
+    copies: list[Tensor] = field(default_factory=list)
+    counted: tuple[int, int] = (0, 0)
+    terms: tuple[str, ...] = ()
+    passes: list[Any] = field(default_factory=list)
+
+    @property
+    def clients(self) -> set[int]:
+        """The clients whose steps were alike."""
+        return {client for client, _ in self.seen}
+
+    def would_learn(self, client: int, round: int) -> bool:
+        """Whether a step of a client in a round would tell anything new."""
+        return client not in self.clients or round not in {r for _, r in self.seen}
+
+    def is_sure(self, client: int) -> bool:
+        """Whether what a client's step does is known: from two rounds and two clients.
+
+        A client that nobody joined is compared with itself alone.
+        """
+        rounds = {round for _, round in self.seen}
+        return len(rounds) > 1 and (len(self.clients) > 1 or self.clients == {client})
+
+
+class Graphs:
+    """What a worker keeps between turns.
+
+    Attributes:
+        refused: why steps of a method are not recorded, by the method's name.
+        replayed: how many steps were replayed.
+    """
+
+    def __init__(self) -> None:
+        self.refused: dict[str, str] = {}
+        self.replayed = 0
+        self.records: OrderedDict[Any, Record] = OrderedDict()
+        self.begun: set[Any] = set()
+        self._kept: dict[Any, Tensor] = {}
+        self._pool: Any = None
+        self._stream: Any = None
+
+    def like(self, name: str, tensor: Tensor) -> Tensor:
+        """Returns the lasting tensor of a name and of a tensor's shape, type and order."""
+        key = name, tensor.shape, tensor.stride(), tensor.dtype
+        if key not in self._kept:
+            made = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+            )
+            self._kept[key] = made.zero_()
+        return self._kept[key]
+
+    @property
+    def places(self) -> set[int]:
+        """Where the lasting tensors lie."""
+        return {_place(tensor) for tensor in self._kept.values()}
+
+    def record(self, key: Any) -> Record:
+        """Returns the record of a shape; the longest unused ones are given up."""
+        found = self.records.setdefault(key, Record())
+        self.records.move_to_end(key)
+        while len(self.records) > MOST_RECORDS:
+            self.records.popitem(last=False)
+        graphs = [key for key, one in self.records.items() if one.replay is not None]
+        for old in graphs[:-MOST_GRAPHS]:
+            del self.records[old]
+        return found
+
+    def aside(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Opens the stream on which steps are tried and recorded."""
+        if device.type != "cuda":
+            return nullcontext()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._pool = torch.cuda.graph_pool_handle()
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        return torch.cuda.stream(self._stream)
+
+    def recorded(self, step: Callable[[], None], device: torch.device) -> Callable[[], None]:
+        """Records a step, and returns what does it again."""
+        if device.type != "cuda":
+            return step
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
+            step()
+        return graph.replay
+
+    def refuse(self, name: str, why: str) -> None:
+        """Says once why steps of a method are ordinary ones."""
+        if self.refused.setdefault(name, why) is why:
+            log.info("Steps of %s are not recorded: a step %s.", name, why)
+
+
+class Turn:
+    """A client's turn whose steps are replayed as far as they can be.
+
+    Args:
+        client: ready for its first step.
+        method: takes the steps.
+    """
+
+    def __init__(self, client: "Client", method: Takes) -> None:
+        self.client, self.method = client, method
+        self.graphs, self.device = client.worker.graphs, client.device
+        self.ahead = list({id(one): one for one in client.ahead}.values())
+        network = client.network
+        self._state = [*network.parameters(), *network.buffers()]
+        own = {_place(tensor) for tensor in self._state}
+        self._places = own
+        self._fixed: list[Tensor] = []
+        self._sources: list[Tensor] = []
+        self._layout: list[Any] = []
+        client.scratch = self._fix("scratch", client.scratch)
+        client.optimizer = self._fix("optimizer", client.optimizer)
+        with torch.no_grad():
+            if self._fixed:
+                torch._foreach_copy_(self._fixed, self._sources)
+            terms = [t for key, t in self.graphs._kept.items() if key[0].startswith("term/")]
+            if terms:
+                torch._foreach_zero_(terms)
+        flags = tuple(module.training for module in network.modules())
+        trained = tuple((_place(p), p.requires_grad) for p in self._state)
+        self.key = (method, network, client.trains_heads_only, flags, trained, *self._layout)
+
+    def _fix(self, path: str, value: Any) -> Any:
+        """Returns a value whose tensors are lasting ones, which are filled when all are known."""
+        if isinstance(value, MemoryOrder):
+            value.fix(lambda name, like: self._kept(f"{path}/{name}", like))
+        elif isinstance(value, Tensor):
+            trained = isinstance(value, nn.Parameter) or value.requires_grad
+            if value.device.type != "cpu" and not trained and _place(value) not in self._places:
+                return self._kept(path, value)
+        elif isinstance(value, dict):
+            for place, (name, part) in enumerate(value.items()):
+                value[name] = self._fix(f"{path}/{place}", part)
+        elif isinstance(value, list):
+            value[:] = [self._fix(f"{path}/{n}", part) for n, part in enumerate(value)]
+        elif isinstance(value, tuple):
+            parts = [self._fix(f"{path}/{n}", part) for n, part in enumerate(value)]
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        elif isinstance(value, (int, float, str, bool)):
+            self._layout.append((path, value))
+        return value
+
+    def _kept(self, path: str, value: Tensor) -> Tensor:
+        fixed = self.graphs.like(path, value)
+        self._layout.append((path, value.dtype, value.shape, value.stride()))
+        self._fixed.append(fixed)
+        self._sources.append(value)
+        return fixed
+
+    def total(self, name: str, value: Tensor) -> Tensor:
+        """Adds to the turn's sum of a loss term, and returns the sum."""
+        return self.graphs.like(f"term/{name}", value).add_(value)
+
+    def released(self, tensors: Weights) -> Weights:
+        """Returns tensors of which none is a lasting one, which the next turn overwrites."""
+        places = self.graphs.places
+        return {n: t.clone() if _place(t) in places else t for n, t in tensors.items()}
+
+    def step(self, prepared: "Prepared") -> None:
+        """Takes a step: replays one that is recorded, or takes it and watches."""
+        name, client = str(self.method.name), self.client
+        if name in self.graphs.refused:
+            self.method.step(client, prepared.batch())
+            return
+        named = {f"{n}/{k}": t for n, group in enumerate(prepared.groups) for k, t in group.items()}
+        packed = Packed(named)
+        there = {n: _place(t) for n, t in named.items() if t.device.type != "cpu"}
+        expected = tuple(one.expected for one in self.ahead)
+        record = self.graphs.record((self.key, packed.layout, *there.items(), *expected))
+        if record.refused or self.key not in self.graphs.begun:
+            # A first step may make what lasts: moments, sums, a codec on this device.
+            self.graphs.begun.add(self.key)
+            self.method.step(client, prepared.batch())
+        elif record.is_sure(client.id):
+            inputs = self._sent(prepared, named, packed, record)
+            if record.replay is None:
+                self._record(prepared, inputs, record)
+            if record.replay is not None:
+                self._replay(record)
+        elif record.would_learn(client.id, client.round):
+            self._watch(prepared, self._sent(prepared, named, packed), record)
+        else:
+            self.method.step(client, prepared.batch())
+
+    def _sent(
+        self, prepared: "Prepared", named: Weights, packed: Packed, record: Record | None = None
+    ) -> tuple[list[Weights], list[Tensor]]:
+        """Sends what a step needs to its device.
+
+        Args:
+            prepared: the step's batch.
+            named: its tensors.
+            packed: those that are on the host.
+            record: of the step; its inputs are used again.
+
+        Returns:
+            The groups of ``prepared`` there, and the tensors that are inputs: the buffer first.
+        """
+        pinned = packed.buffer.pin_memory()
+        if record is None or record.buffer is None:
+            buffer = pinned.to(self.device, non_blocking=True)
+        else:
+            buffer = record.buffer.copy_(pinned, non_blocking=True)
+        there = named | packed.parts(buffer)
+        groups = [{k: there[f"{n}/{k}"] for k in own} for n, own in enumerate(prepared.groups)]
+        prepared.arrive(groups)
+        made = [
+            (group, key)
+            for n, group in enumerate(groups)
+            for key, tensor in group.items()
+            if tensor is not there[f"{n}/{key}"]
+        ]
+        if record is not None:
+            for place, (group, key) in enumerate(made):
+                if record.buffer is None:
+                    record.copies.append(group[key].clone())
+                group[key] = record.copies[place].copy_(group[key])
+            record.buffer = buffer
+        return groups, [buffer, *(group[key] for group, key in made)]
+
+    def _taken(self, prepared: "Prepared", groups: list[Weights]) -> None:
+        """Takes a step to which the host's values are absent."""
+        batch = prepared.make([dict(group) for group in groups])
+        batch.positions = _Absent("batch.positions")  # type: ignore[assignment]
+        batch.host_labels = _Absent("batch.host_labels")  # type: ignore[assignment]
+        self.method.step(_Guarded(self.client), batch)
+
+    def _watch(
+        self, prepared: "Prepared", sent: tuple[list[Weights], list[Tensor]], record: Record
+    ) -> None:
+        """Takes a step and notes what it does."""
+        groups, inputs = sent
+        before, host = self._saved([*self._state, *self.graphs._kept.values()]), self._host()
+        globals_, scratch = _global_numbers(), self._scratch()
+        with Trace(inputs) as trace:
+            try:
+                self._taken(prepared, groups)
+            except HostValue as error:
+                self.graphs.refuse(str(self.method.name), str(error))
+        if str(self.method.name) in self.graphs.refused:
+            self._restore(before, host)
+            self.method.step(self.client, prepared.make(groups))
+            return
+        fault = trace.fault
+        if globals_ != _global_numbers():
+            fault = "draws from a global generator"
+        elif self._scratch() != scratch:
+            fault = "keeps something new in client.scratch"
+        elif any(one.expected for one in self.ahead):
+            fault = "leaves out passes that were drawn for"
+        differs = None if record.trace is None else record.trace.difference(trace)
+        if fault or differs:
+            record.tries, record.seen, record.replay = record.tries + 1, set(), None
+            record.buffer, record.copies = None, []
+            if record.tries == MOST_TRIES:
+                record.refused = fault or str(differs)
+                self.graphs.refuse(str(self.method.name), record.refused)
+        record.trace = None if fault else trace
+        if not fault:
+            record.seen.add((self.client.id, self.client.round))
+
+    def _record(
+        self, prepared: "Prepared", sent: tuple[list[Weights], list[Tensor]], record: Record
+    ) -> None:
+        """Records a step if two replays do what two steps do, from the same state."""
+        assert record.trace is not None
+        groups, _ = sent
+        changed = [t for t in record.trace.outside if t.dtype != torch.uint8]
+        before, host = self._saved(changed), self._host()
+        terms = self.client.terms
+
+        def step() -> None:
+            self._taken(prepared, groups)
+
+        def twice(once: Callable[[], None]) -> list[Tensor]:
+            for _ in range(2):
+                self._restore([], host)
+                once()
+            found = [t.clone() for t in changed]
+            self._restore(before, host)
+            return found
+
+        try:
+            with self.graphs.aside(self.device):
+                self.client.terms = {}
+                step()
+                client, (steps, forwards) = self.client, host[0]
+                record.counted = client.steps - steps, client.forwards - forwards
+                record.terms, record.passes = tuple(client.terms), [o.mark() for o in self.ahead]
+                self._restore(before, host)
+                expected, again = twice(step), twice(step)
+                self._restore([], host)
+                replay = self.graphs.recorded(step, self.device)
+                self._restore(before, host)
+                replayed = twice(replay)
+            if self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).wait_stream(self.graphs._stream)
+            fault = _apart(expected, again, replayed)
+        except Exception as error:  # whatever is wrong with it, the ordinary step will say
+            fault = f"cannot be recorded: {type(error).__name__}: {str(error).splitlines()[0]}"
+            self._restore(before, host)
+        self.client.terms = terms
+        if fault:
+            record.refused, record.buffer, record.copies = fault, None, []
+            self.graphs.refuse(str(self.method.name), fault)
+            warn("not-recorded", f"A step of {self.method.name} {fault}; all are ordinary ones.")
+            self.method.step(self.client, prepared.make(groups))
+        else:
+            record.replay, record.trace.steps = replay, record.trace.steps
+
+    def _replay(self, record: Record) -> None:
+        client, (steps, forwards) = self.client, (self.client.steps, self.client.forwards)
+        assert record.replay is not None
+        record.replay()
+        client.steps, client.forwards = steps + record.counted[0], forwards + record.counted[1]
+        for one, passes in zip(self.ahead, record.passes):
+            one.rewind(passes)
+        zero = torch.empty((), device=self.device)
+        client.terms |= {n: self.graphs.like(f"term/{n}", zero) for n in record.terms}
+        self.graphs.replayed += 1
+
+    def _scratch(self) -> list[Any]:
+        return [id(leaf) for leaf in _all_leaves(self.client.scratch)]
+
+    def _saved(self, tensors: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        with torch.no_grad():
+            return [(tensor, tensor.detach().clone()) for tensor in tensors]
+
+    def _host(self) -> tuple[tuple[int, int], list[Any]]:
+        client = self.client
+        return (client.steps, client.forwards), [one.mark() for one in self.ahead]
+
+    def _restore(
+        self, saved: list[tuple[Tensor, Tensor]], host: tuple[tuple[int, int], list[Any]]
+    ) -> None:
+        client = self.client
+        (client.steps, client.forwards), marks = host
+        for one, mark in zip(self.ahead, marks):
+            one.rewind(mark)
+        with torch.no_grad():
+            for tensor, kept in saved:
+                tensor.copy_(kept)
+        for parameter in client.network.parameters():
+            parameter.grad = None
+
+
+def _all_leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _all_leaves(one)
+    else:
+        yield value
+
+
+def _global_numbers() -> Any:
+    drawn = numpy.random.get_state()  # noqa: NPY002 - what a step may use
+    return random.getstate(), str(drawn), torch.get_rng_state().tolist()
+
+
+def _apart(expected: list[Tensor], again: list[Tensor], replayed: list[Tensor]) -> str:
+    """Returns what is wrong with a replay, or nothing.
+
+    Args:
+        expected: what two steps leave.
+        again: the same, from the same state.
+        replayed: what two replays leave.
+    """
+    figures = []
+    for one, two, three in zip(expected, again, replayed):
+        whole = one.double().norm().clamp_min(torch.finfo(torch.float32).tiny)
+        figures += [(x.double() - one.double()).norm() / whole for x in (two, three)]
+    if not figures:
+        return ""
+    apart = torch.stack(figures).view(-1, 2).cpu()
+    steps, replays = apart.nan_to_num(torch.inf).amax(0).tolist()
+    if replays > (max(CLOSE, 2 * steps) if steps else 0.0):
+        return f"is {replays:.1e} apart from its replay, relatively, and {steps:.1e} from itself"
+    return ""
