@@ -276,6 +276,11 @@ class Client:
         self.turn: Turn | None = None
         self.terms: dict[str, Tensor] = {}
 
+    @property
+    def records_steps(self) -> bool:
+        """Whether its steps are recorded, which pays where their tensors have few shapes."""
+        return self.worker.train.graphs and self.device.type != "cpu"
+
     @contextmanager
     def held_still(self) -> Iterator[None]:
         """Fixes the featurizer inside the block, in a round that trains only heads."""

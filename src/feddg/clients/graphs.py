@@ -17,7 +17,7 @@ import logging
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,10 +29,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from feddg.clients.optim import MemoryOrder
 from feddg.diagnostics import warn
 from feddg.messages import Packed, Weights
-from feddg.rng import Ahead
 
 if TYPE_CHECKING:
-    from feddg.clients.client import Batch, Client, Prepared
+    from feddg.clients.client import Client, Prepared
 
 MOST_RECORDS, MOST_GRAPHS, MOST_TRIES = 256, 64, 3
 CLOSE = 1e-6
@@ -43,6 +42,7 @@ OF_THE_HOST = frozenset(
     | {"cached", "batches", "plain_batches", "kept_features", "frozen_features"}
 )
 """What a recorded step may not ask of its client: at the next one it would be something else."""
+TINY = 1e-30
 aten = torch.ops.aten
 ANSWERS = {
     aten._local_scalar_dense.default,
@@ -53,6 +53,9 @@ ANSWERS = {
     aten.masked_select.default,
 }
 """Operations whose result, or its shape, the host waits for."""
+
+Inputs = tuple[list[Weights], list[Tensor]]
+"""A batch's tensors on the device, and those of them that are a step's inputs: the buffer first."""
 
 log = logging.getLogger("feddg")
 
@@ -196,7 +199,9 @@ class Record:
     """What is known of the steps of one shape.
 
     Attributes:
-        seen: clients and rounds of the steps that were alike.
+        met: how many steps there were before they were recorded.
+        seen: clients and rounds of the steps that were alike, and whether they began a turn: what
+            a first step makes, later ones may use.
         trace: one of them.
         tries: how many were not.
         refused: why they are not recorded.
@@ -204,11 +209,12 @@ class Record:
         buffer: where batches are put.
         copies: what is put beside it: what was made on the device, before the step.
         counted: steps and passes of images in a step.
-        terms: names of its loss terms.
+        terms: the sums of its loss terms.
         passes: what its layers drew.
     """
 
-    seen: set[tuple[int, int]] = field(default_factory=set)
+    met: int = 0
+    seen: set[tuple[int, int, bool]] = field(default_factory=set)
     trace: Trace | None = None
     tries: int = 0
     refused: str = ""
@@ -216,58 +222,67 @@ class Record:
     buffer: Tensor | None = None
     copies: list[Tensor] = field(default_factory=list)
     counted: tuple[int, int] = (0, 0)
-    terms: tuple[str, ...] = ()
+    terms: Weights = field(default_factory=dict)
     passes: list[Any] = field(default_factory=list)
 
-    @property
-    def clients(self) -> set[int]:
-        """The clients whose steps were alike."""
-        return {client for client, _ in self.seen}
+    def refuse(self, why: str) -> None:
+        """Gives it up."""
+        self.refused, self.replay, self.trace, self.buffer, self.copies = why, None, None, None, []
 
-    def would_learn(self, client: int, round: int) -> bool:
+    def alike(self, first: bool) -> list[tuple[int, int]]:
+        """Returns clients and rounds of the steps that were alike: turns' first ones, or others."""
+        return [(client, round) for client, round, began in self.seen if began == first]
+
+    def would_learn(self, client: int, round: int, first: bool) -> bool:
         """Whether a step of a client in a round would tell anything new."""
-        return client not in self.clients or round not in {r for _, r in self.seen}
+        known = self.alike(first)
+        return client not in {c for c, _ in known} or round not in {r for _, r in known}
 
-    def is_sure(self, client: int) -> bool:
+    def is_sure(self, client: int, first: bool) -> bool:
         """Whether what a client's step does is known: from two rounds and two clients.
 
         A client that nobody joined is compared with itself alone.
         """
-        rounds = {round for _, round in self.seen}
-        return len(rounds) > 1 and (len(self.clients) > 1 or self.clients == {client})
+        clients, rounds = (set(part) for part in zip(*self.alike(first) or [((), ())]))
+        return len(rounds) > 1 and (len(clients) > 1 or clients == {client})
 
 
 class Graphs:
     """What a worker keeps between turns.
 
     Attributes:
-        refused: why steps of a method are not recorded, by the method's name.
+        never: why no step of a method is recorded, by the method's name.
+        refused: why steps are not, for those methods and others.
         replayed: how many steps were replayed.
+        lasting: tensors that stay where they are, by purpose, name and shape.
+        records: what is known of steps, the last used one last.
+        turns: a number for each kind of turn.
     """
 
     def __init__(self) -> None:
+        self.never: dict[str, str] = {}
         self.refused: dict[str, str] = {}
         self.replayed = 0
         self.records: OrderedDict[Any, Record] = OrderedDict()
-        self.begun: set[Any] = set()
-        self._kept: dict[Any, Tensor] = {}
+        self.turns: dict[Any, int] = {}
+        self.lasting: dict[Any, Tensor] = {}
         self._pool: Any = None
         self._stream: Any = None
 
-    def like(self, name: str, tensor: Tensor) -> Tensor:
+    def like(self, purpose: str, name: str, tensor: Tensor) -> Tensor:
         """Returns the lasting tensor of a name and of a tensor's shape, type and order."""
-        key = name, tensor.shape, tensor.stride(), tensor.dtype
-        if key not in self._kept:
+        key = purpose, name, tensor.shape, tensor.stride(), tensor.dtype
+        if key not in self.lasting:
             made = torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
             )
-            self._kept[key] = made.zero_()
-        return self._kept[key]
+            self.lasting[key] = made.zero_()
+        return self.lasting[key]
 
     @property
     def places(self) -> set[int]:
         """Where the lasting tensors lie."""
-        return {_place(tensor) for tensor in self._kept.values()}
+        return {_place(tensor) for tensor in self.lasting.values()}
 
     def record(self, key: Any) -> Record:
         """Returns the record of a shape; the longest unused ones are given up."""
@@ -280,15 +295,22 @@ class Graphs:
             del self.records[old]
         return found
 
-    def aside(self, device: torch.device) -> AbstractContextManager[Any]:
+    @contextmanager
+    def aside(self, device: torch.device) -> Iterator[None]:
         """Opens the stream on which steps are tried and recorded."""
         if device.type != "cuda":
-            return nullcontext()
+            yield
+            return
         if self._stream is None:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._pool = torch.cuda.graph_pool_handle()
-        self._stream.wait_stream(torch.cuda.current_stream(device))
-        return torch.cuda.stream(self._stream)
+        current = torch.cuda.current_stream(device)
+        self._stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            current.wait_stream(self._stream)
 
     def recorded(self, step: Callable[[], None], device: torch.device) -> Callable[[], None]:
         """Records a step, and returns what does it again."""
@@ -303,8 +325,9 @@ class Graphs:
 
     def refuse(self, name: str, why: str) -> None:
         """Says once why steps of a method are ordinary ones."""
-        if self.refused.setdefault(name, why) is why:
-            log.info("Steps of %s are not recorded: a step %s.", name, why)
+        if name not in self.refused:
+            log.info("Steps of %s are not recorded: one %s.", name, why)
+        self.refused.setdefault(name, why)
 
 
 class Turn:
@@ -321,53 +344,52 @@ class Turn:
         self.ahead = list({id(one): one for one in client.ahead}.values())
         network = client.network
         self._state = [*network.parameters(), *network.buffers()]
-        own = {_place(tensor) for tensor in self._state}
-        self._places = own
-        self._fixed: list[Tensor] = []
-        self._sources: list[Tensor] = []
+        self._own = {_place(tensor) for tensor in self._state}
         self._layout: list[Any] = []
-        client.scratch = self._fix("scratch", client.scratch)
-        client.optimizer = self._fix("optimizer", client.optimizer)
+        self._began = False
+        self._filled: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+        zeros = [tensor for key, tensor in self.graphs.lasting.items() if key[0] == "term"]
+        client.scratch = self._fix("scratch", client.scratch, zeros)
+        client.optimizer = self._fix("optimizer", client.optimizer, zeros)
         with torch.no_grad():
-            if self._fixed:
-                torch._foreach_copy_(self._fixed, self._sources)
-            terms = [t for key, t in self.graphs._kept.items() if key[0].startswith("term/")]
-            if terms:
-                torch._foreach_zero_(terms)
-        flags = tuple(module.training for module in network.modules())
+            if zeros:
+                torch._foreach_zero_(zeros)
+            for pairs in self._filled.values():
+                torch._foreach_copy_(*map(list, zip(*pairs)))
+        flags = (client.trains_heads_only, *(module.training for module in network.modules()))
         trained = tuple((_place(p), p.requires_grad) for p in self._state)
-        self.key = (method, network, client.trains_heads_only, flags, trained, *self._layout)
+        key = (method, network, flags, trained, *self._layout)
+        self.number = self.graphs.turns.setdefault(key, len(self.graphs.turns))
 
-    def _fix(self, path: str, value: Any) -> Any:
-        """Returns a value whose tensors are lasting ones, which are filled when all are known."""
+    def _fix(self, path: str, value: Any, zeros: list[Tensor]) -> Any:
+        """Returns a value with lasting tensors, which are filled, or zeroed, when all are known."""
         if isinstance(value, MemoryOrder):
-            value.fix(lambda name, like: self._kept(f"{path}/{name}", like))
+            zeros += value.fix(lambda name, like: self._lasting(f"{path}/{name}", like))
         elif isinstance(value, Tensor):
             trained = isinstance(value, nn.Parameter) or value.requires_grad
-            if value.device.type != "cpu" and not trained and _place(value) not in self._places:
-                return self._kept(path, value)
+            if value.device.type != "cpu" and not trained and _place(value) not in self._own:
+                lasting = self._lasting(path, value)
+                self._filled.setdefault(value.dtype, []).append((lasting, value))
+                return lasting
         elif isinstance(value, dict):
             for place, (name, part) in enumerate(value.items()):
-                value[name] = self._fix(f"{path}/{place}", part)
+                value[name] = self._fix(f"{path}/{place}", part, zeros)
         elif isinstance(value, list):
-            value[:] = [self._fix(f"{path}/{n}", part) for n, part in enumerate(value)]
+            value[:] = [self._fix(f"{path}/{n}", part, zeros) for n, part in enumerate(value)]
         elif isinstance(value, tuple):
-            parts = [self._fix(f"{path}/{n}", part) for n, part in enumerate(value)]
+            parts = [self._fix(f"{path}/{n}", part, zeros) for n, part in enumerate(value)]
             return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
         elif isinstance(value, (int, float, str, bool)):
             self._layout.append((path, value))
         return value
 
-    def _kept(self, path: str, value: Tensor) -> Tensor:
-        fixed = self.graphs.like(path, value)
-        self._layout.append((path, value.dtype, value.shape, value.stride()))
-        self._fixed.append(fixed)
-        self._sources.append(value)
-        return fixed
+    def _lasting(self, path: str, like: Tensor) -> Tensor:
+        self._layout.append((path, like.dtype, like.shape, like.stride()))
+        return self.graphs.like(path, "", like)
 
     def total(self, name: str, value: Tensor) -> Tensor:
         """Adds to the turn's sum of a loss term, and returns the sum."""
-        return self.graphs.like(f"term/{name}", value).add_(value)
+        return self.graphs.like("term", name, value).add_(value)
 
     def released(self, tensors: Weights) -> Weights:
         """Returns tensors of which none is a lasting one, which the next turn overwrites."""
@@ -377,32 +399,32 @@ class Turn:
     def step(self, prepared: "Prepared") -> None:
         """Takes a step: replays one that is recorded, or takes it and watches."""
         name, client = str(self.method.name), self.client
-        if name in self.graphs.refused:
+        first, self._began = not self._began, True
+        if name in self.graphs.never:
             self.method.step(client, prepared.batch())
             return
         named = {f"{n}/{k}": t for n, group in enumerate(prepared.groups) for k, t in group.items()}
         packed = Packed(named)
         there = {n: _place(t) for n, t in named.items() if t.device.type != "cpu"}
         expected = tuple(one.expected for one in self.ahead)
-        record = self.graphs.record((self.key, packed.layout, *there.items(), *expected))
-        if record.refused or self.key not in self.graphs.begun:
-            # A first step may make what lasts: moments, sums, a codec on this device.
-            self.graphs.begun.add(self.key)
+        record = self.graphs.record((self.number, packed.layout, *there.items(), *expected))
+        record.met += record.replay is None
+        if record.refused or record.met == 1:  # few have a second; and a first may make what lasts
             self.method.step(client, prepared.batch())
-        elif record.is_sure(client.id):
+        elif record.is_sure(client.id, first):
             inputs = self._sent(prepared, named, packed, record)
             if record.replay is None:
                 self._record(prepared, inputs, record)
             if record.replay is not None:
                 self._replay(record)
-        elif record.would_learn(client.id, client.round):
-            self._watch(prepared, self._sent(prepared, named, packed), record)
+        elif record.would_learn(client.id, client.round, first):
+            self._watch(prepared, self._sent(prepared, named, packed), record, first)
         else:
             self.method.step(client, prepared.batch())
 
     def _sent(
         self, prepared: "Prepared", named: Weights, packed: Packed, record: Record | None = None
-    ) -> tuple[list[Weights], list[Tensor]]:
+    ) -> Inputs:
         """Sends what a step needs to its device.
 
         Args:
@@ -410,9 +432,6 @@ class Turn:
             named: its tensors.
             packed: those that are on the host.
             record: of the step; its inputs are used again.
-
-        Returns:
-            The groups of ``prepared`` there, and the tensors that are inputs: the buffer first.
         """
         pinned = packed.buffer.pin_memory()
         if record is None or record.buffer is None:
@@ -443,19 +462,18 @@ class Turn:
         batch.host_labels = _Absent("batch.host_labels")  # type: ignore[assignment]
         self.method.step(_Guarded(self.client), batch)
 
-    def _watch(
-        self, prepared: "Prepared", sent: tuple[list[Weights], list[Tensor]], record: Record
-    ) -> None:
+    def _watch(self, prepared: "Prepared", sent: Inputs, record: Record, first: bool) -> None:
         """Takes a step and notes what it does."""
-        groups, inputs = sent
-        before, host = self._saved([*self._state, *self.graphs._kept.values()]), self._host()
+        (groups, inputs), name = sent, str(self.method.name)
+        before, host = self._saved([*self._state, *self.graphs.lasting.values()]), self._host()
         globals_, scratch = _global_numbers(), self._scratch()
         with Trace(inputs) as trace:
             try:
                 self._taken(prepared, groups)
             except HostValue as error:
-                self.graphs.refuse(str(self.method.name), str(error))
-        if str(self.method.name) in self.graphs.refused:
+                self.graphs.never[name] = str(error)
+        if name in self.graphs.never:
+            self.graphs.refuse(name, self.graphs.never[name])
             self._restore(before, host)
             self.method.step(self.client, prepared.make(groups))
             return
@@ -469,17 +487,14 @@ class Turn:
         differs = None if record.trace is None else record.trace.difference(trace)
         if fault or differs:
             record.tries, record.seen, record.replay = record.tries + 1, set(), None
-            record.buffer, record.copies = None, []
             if record.tries == MOST_TRIES:
-                record.refused = fault or str(differs)
-                self.graphs.refuse(str(self.method.name), record.refused)
-        record.trace = None if fault else trace
+                record.refuse(fault or str(differs))
+                self.graphs.refuse(name, record.refused)
+        record.trace = None if fault or record.refused else trace
         if not fault:
-            record.seen.add((self.client.id, self.client.round))
+            record.seen.add((self.client.id, self.client.round, first))
 
-    def _record(
-        self, prepared: "Prepared", sent: tuple[list[Weights], list[Tensor]], record: Record
-    ) -> None:
+    def _record(self, prepared: "Prepared", sent: Inputs, record: Record) -> None:
         """Records a step if two replays do what two steps do, from the same state."""
         assert record.trace is not None
         groups, _ = sent
@@ -504,27 +519,25 @@ class Turn:
                 step()
                 client, (steps, forwards) = self.client, host[0]
                 record.counted = client.steps - steps, client.forwards - forwards
-                record.terms, record.passes = tuple(client.terms), [o.mark() for o in self.ahead]
+                record.terms, record.passes = client.terms, [one.mark() for one in self.ahead]
                 self._restore(before, host)
                 expected, again = twice(step), twice(step)
                 self._restore([], host)
                 replay = self.graphs.recorded(step, self.device)
                 self._restore(before, host)
                 replayed = twice(replay)
-            if self.device.type == "cuda":
-                torch.cuda.current_stream(self.device).wait_stream(self.graphs._stream)
             fault = _apart(expected, again, replayed)
         except Exception as error:  # whatever is wrong with it, the ordinary step will say
             fault = f"cannot be recorded: {type(error).__name__}: {str(error).splitlines()[0]}"
             self._restore(before, host)
         self.client.terms = terms
         if fault:
-            record.refused, record.buffer, record.copies = fault, None, []
+            record.refuse(fault)
             self.graphs.refuse(str(self.method.name), fault)
-            warn("not-recorded", f"A step of {self.method.name} {fault}; all are ordinary ones.")
+            warn("not-recorded", f"A step of {self.method.name} {fault}; it is not replayed.")
             self.method.step(self.client, prepared.make(groups))
         else:
-            record.replay, record.trace.steps = replay, record.trace.steps
+            record.replay = replay
 
     def _replay(self, record: Record) -> None:
         client, (steps, forwards) = self.client, (self.client.steps, self.client.forwards)
@@ -533,8 +546,7 @@ class Turn:
         client.steps, client.forwards = steps + record.counted[0], forwards + record.counted[1]
         for one, passes in zip(self.ahead, record.passes):
             one.rewind(passes)
-        zero = torch.empty((), device=self.device)
-        client.terms |= {n: self.graphs.like(f"term/{n}", zero) for n in record.terms}
+        client.terms |= record.terms
         self.graphs.replayed += 1
 
     def _scratch(self) -> list[Any]:
@@ -574,7 +586,9 @@ def _all_leaves(value: Any) -> Iterator[Any]:
 
 def _global_numbers() -> Any:
     drawn = numpy.random.get_state()  # noqa: NPY002 - what a step may use
-    return random.getstate(), str(drawn), torch.get_rng_state().tolist()
+    there = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    states = [state.tolist() for state in (torch.get_rng_state(), *there)]
+    return random.getstate(), str(drawn), states
 
 
 def _apart(expected: list[Tensor], again: list[Tensor], replayed: list[Tensor]) -> str:
@@ -585,14 +599,18 @@ def _apart(expected: list[Tensor], again: list[Tensor], replayed: list[Tensor]) 
         again: the same, from the same state.
         replayed: what two replays leave.
     """
+    alike = [
+        [t if t.is_floating_point() else t.double() for t in one]
+        for one in (expected, again, replayed)
+    ]
     figures = []
-    for one, two, three in zip(expected, again, replayed):
-        whole = one.double().norm().clamp_min(torch.finfo(torch.float32).tiny)
-        figures += [(x.double() - one.double()).norm() / whole for x in (two, three)]
-    if not figures:
-        return ""
-    apart = torch.stack(figures).view(-1, 2).cpu()
-    steps, replays = apart.nan_to_num(torch.inf).amax(0).tolist()
+    for other in alike[1:]:
+        apart = torch._foreach_norm(torch._foreach_sub(other, alike[0]))
+        pairs = zip(apart, torch._foreach_norm(alike[0]))
+        figures.append(
+            torch.stack([(one / whole.clamp_min(TINY)).double() for one, whole in pairs])
+        )
+    steps, replays = torch.stack(figures).nan_to_num(torch.inf).amax(1).tolist()
     if replays > (max(CLOSE, 2 * steps) if steps else 0.0):
         return f"is {replays:.1e} apart from its replay, relatively, and {steps:.1e} from itself"
     return ""

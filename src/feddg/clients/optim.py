@@ -85,31 +85,44 @@ class MemoryOrder(torch.optim.Optimizer):
         if kept:
             torch._foreach_zero_(kept)
 
-    def fix(self, kept: Callable[[str, Tensor], Tensor]) -> None:
+    moments: tuple[str, ...]
+
+    def fix(self, lasting: Callable[[str, Tensor], Tensor]) -> list[Tensor]:
         """Puts rates and moments where they stay, so that its steps can be recorded.
 
         Args:
-            kept: returns the lasting tensor of a name for a tensor, whose numbers it gets.
-        """
-        for number, group in enumerate(self.param_groups):
-            for place, parameter in enumerate(group["params"]):
-                state = self.state[parameter]
-                for name, moment in self._first(parameter, group).items():
-                    state[name] = kept(f"{number}/{place}/{name}", moment)
-            if group["params"]:
-                # CUDA's kernels read a float32; others, a double as without a tensor.
-                device = group["params"][0].device
-                kind = torch.float32 if device.type == "cuda" else torch.float64
-                rate = torch.full((), group["lr"], dtype=kind, device=device)
-                group |= {"lr": kept(f"{number}/lr", rate), "capturable": True}
+            lasting: returns the lasting tensor of a name that is like another.
 
-    def _first(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        """Returns a parameter's moments before the first step."""
-        raise NotImplementedError
+        Returns:
+            The moments, which are to be zeroed.
+        """
+        zeros = []
+        for number, group in enumerate(self.param_groups):
+            kinds = self.moments if group.get("momentum", True) else ()
+            for place, parameter in enumerate(group["params"]):
+                number_of_steps = torch.empty((), device=parameter.device)
+                own = {
+                    kind: lasting(
+                        f"{number}/{place}/{kind}",
+                        number_of_steps if kind == "step" else parameter.detach(),
+                    )
+                    for kind in kinds
+                }
+                self.state[parameter] = own
+                zeros += own.values()
+            for parameter in group["params"][:1]:
+                # CUDA's kernels read a float32; others, a double as without a tensor.
+                kind = torch.float32 if parameter.device.type == "cuda" else torch.float64
+                rate = torch.empty((), dtype=kind, device=parameter.device)
+                rate = lasting(f"{number}/lr", rate).fill_(group["lr"])
+                group |= {"lr": rate, "capturable": True}
+        return zeros
 
 
 class MemoryOrderAdam(MemoryOrder, torch.optim.Adam):
     """PyTorch's fused Adam, applied to every tensor in the order of its memory."""
+
+    moments = ("step", "exp_avg", "exp_avg_sq")
 
     def __init__(self, parameters: Any, lr: float, *, weight_decay: float = 0.0) -> None:
         super().__init__(parameters, lr, weight_decay=weight_decay, fused=True)
@@ -118,10 +131,6 @@ class MemoryOrderAdam(MemoryOrder, torch.optim.Adam):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Takes one step; ``torch.optim.Adam.step`` itself would import a compiler, see above."""
         return inspect.unwrap(torch.optim.Adam.step)(self, closure)
-
-    def _first(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-        return {"step": torch.zeros((), device=parameter.device)} | zeros
 
     def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
         for parameter in group["params"]:
@@ -141,6 +150,8 @@ class MemoryOrderSGD(MemoryOrder, torch.optim.SGD):
     The momentum of a parameter starts at zero, so its first step is the plain one. (PyTorch has no
     momentum buffer before that step, and its fused kernel fails if only some parameters have one.)
     """
+
+    moments = ("momentum_buffer",)
 
     def __init__(
         self, parameters: Any, lr: float, momentum: float = 0.0, *, weight_decay: float = 0.0
@@ -177,9 +188,6 @@ class MemoryOrderSGD(MemoryOrder, torch.optim.SGD):
                 maximize=False,
             )
         return loss
-
-    def _first(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        return {"momentum_buffer": torch.zeros_like(parameter)} if group["momentum"] else {}
 
     def _momentum(self, parameter: Tensor) -> Tensor:
         state = self.state[parameter]
@@ -257,8 +265,8 @@ class Optimization:
     A step is a backward pass, optional clipping, and an optimizer step. On a CPU large networks
     step *inside* the backward pass: results are the same and most gradients need no memory, but
     there is no time at which all gradients exist. So it is done only with the optimizers made here,
-    without clipping and without step hooks on the optimizer. It serves a CPU's cache; on a GPU those
-    steps and their hooks would cost the host a fifth of its time.
+    without clipping and without step hooks on the optimizer. It serves a CPU's cache; on a GPU
+    those steps and their hooks would cost the host a fifth of its time.
 
     Attributes:
         spent: a finished optimizer, whose memory the next one takes over.

@@ -184,7 +184,7 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
         with client.worker.autocast():
             if method.trains_on_features(client):
                 client.features = client.frozen_features()
-            if client.train.graphs and client.device.type != "cpu":
+            if client.records_steps:
                 client.turn = Turn(client, method)
             for prepared in client.prepare(functools.partial(method.draws, client)):
                 if client.worker.stopped.is_set():

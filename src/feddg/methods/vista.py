@@ -135,7 +135,7 @@ class Vista(OneStyleEach):
                 own[name + "styles"] = styles[drawn]
                 own[name + "far"] = torch.rand(len(labels), 1, 1, 1, generator=rng)
             if filtered < chosen.convolution_probability:
-                own[name + "kernel"] = random_kernel(KERNELS[int(size * len(KERNELS))], rng)
+                own[name + "kernel"] = random_kernel(KERNELS[int(size * len(KERNELS))], rng, client)
                 own[name + "share"] = share
         return super().draws(client, positions, labels) | own
 
