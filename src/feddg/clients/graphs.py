@@ -15,10 +15,11 @@ step that was recorded again, with that step's client, and what the buffer now h
 
 import logging
 import random
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from feddg.clients.client import Client, Prepared
 
 MOST_RECORDS, MOST_GRAPHS, MOST_TRIES = 256, 64, 3
+"""Shapes of steps that are remembered and recorded by a worker; steps that may be unlike others."""
 CLOSE = 1e-6
 """How far a replay may be from a step, relative to a tensor's length, if steps differ as well."""
 OF_THE_HOST = frozenset(
@@ -53,6 +55,8 @@ ANSWERS = {
     aten.masked_select.default,
 }
 """Operations whose result, or its shape, the host waits for."""
+INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
+"""Operations that wait, too, where they are given a mask."""
 
 Inputs = tuple[list[Weights], list[Tensor]]
 """A batch's tensors on the device, and those of them that are a step's inputs: the buffer first."""
@@ -84,8 +88,16 @@ class _Absent:
         raise HostValue(f"reads {self.__dict__['name']}")
 
     __getattr__ = __getitem__ = __len__ = __iter__ = __bool__ = __eq__ = __index__ = _raise
-    __torch_function__ = __array__ = __float__ = __setattr__ = _raise
+    __array__ = __float__ = __setattr__ = _raise
     __hash__ = object.__hash__
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Raises :class:`HostValue`."""
+        given = _leaves([args, kwargs or {}])
+        next(one for one in given if isinstance(one, cls))._raise()
 
 
 class _Guarded:
@@ -108,11 +120,17 @@ def _place(tensor: Tensor) -> int:
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple, set, deque)):
         for one in value:
             yield from _leaves(one)
     else:
         yield value
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in _leaves(value) if isinstance(leaf, Tensor))
 
 
 class Trace(TorchDispatchMode):
@@ -140,16 +158,15 @@ class Trace(TorchDispatchMode):
         kwargs = kwargs or {}
         if operation.namespace == "profiler":  # marks of optimizers
             return operation(*args, **kwargs)
-        given = [*_leaves([args, *kwargs.values()])]
+        given = [*_leaves([args, kwargs])]
         noted = [self._noted(operation, value) for value in given]
-        if operation in ANSWERS:
+        masks = operation in INDEXED and any(t.dtype == torch.bool for t in _tensors(args[1]))
+        if operation in ANSWERS or masks:
             self._refuse(operation, "waits for its answer")
         result = operation(*args, **kwargs)
-        places = {_place(t) for t in given if isinstance(t, Tensor) and t.numel()}
-        away = any(isinstance(t, Tensor) and t.device.type != "cpu" for t in given)
-        for made in _leaves(result):
-            if not isinstance(made, Tensor) or not made.numel():
-                continue
+        places = {_place(t) for t in _tensors(given) if t.numel()}
+        away = any(t.device.type != "cpu" for t in _tensors(given))
+        for made in (t for t in _tensors(result) if t.numel()):
             if made.device.type == "cpu" and (away or made.dim()):
                 self._refuse(operation, "is not done by the device")
             elif _place(made) not in places:
@@ -169,8 +186,6 @@ class Trace(TorchDispatchMode):
         if value.device.type == "cpu":
             self._refuse(operation, "reads the host's memory")
             return shape
-        if value.dtype == torch.bool and str(operation).startswith("aten.index"):
-            self._refuse(operation, "takes a mask")
         if not value.numel():
             return shape
         place = _place(value)
@@ -189,8 +204,10 @@ class Trace(TorchDispatchMode):
             if one != two:
                 if one[0] != two[0]:
                     return f"launches {one[0]}, then {two[0]}"
-                parts = next((a, b) for a, b in zip(one[1], two[1]) if a != b)
-                return f"launches {one[0]} with {parts[0]}, then {parts[1]}"
+                a, b = next((a, b) for a, b in zip(one[1], two[1]) if a != b)
+                if isinstance(a, tuple) and isinstance(b, tuple) and a[1:] == b[1:]:
+                    return f"has {one[0]} work on a tensor of its own turn"
+                return f"launches {one[0]} with {a}, then {b}"
         return None
 
 
@@ -256,7 +273,6 @@ class Graphs:
         replayed: how many steps were replayed.
         lasting: tensors that stay where they are, by purpose, name and shape.
         records: what is known of steps, the last used one last.
-        turns: a number for each kind of turn.
     """
 
     def __init__(self) -> None:
@@ -264,7 +280,8 @@ class Graphs:
         self.refused: dict[str, str] = {}
         self.replayed = 0
         self.records: OrderedDict[Any, Record] = OrderedDict()
-        self.turns: dict[Any, int] = {}
+        self._kinds: OrderedDict[Any, int] = OrderedDict()
+        self._numbers = count()
         self.lasting: dict[Any, Tensor] = {}
         self._pool: Any = None
         self._stream: Any = None
@@ -279,21 +296,27 @@ class Graphs:
             self.lasting[key] = made.zero_()
         return self.lasting[key]
 
-    @property
-    def places(self) -> set[int]:
-        """Where the lasting tensors lie."""
-        return {_place(tensor) for tensor in self.lasting.values()}
-
     def record(self, key: Any) -> Record:
         """Returns the record of a shape; the longest unused ones are given up."""
         found = self.records.setdefault(key, Record())
         self.records.move_to_end(key)
         while len(self.records) > MOST_RECORDS:
             self.records.popitem(last=False)
-        graphs = [key for key, one in self.records.items() if one.replay is not None]
-        for old in graphs[:-MOST_GRAPHS]:
-            del self.records[old]
         return found
+
+    def keep_few(self) -> None:
+        """Gives up the graphs that were not used for longest, if there are too many."""
+        recorded = [key for key, one in self.records.items() if one.replay is not None]
+        for key in recorded[:-MOST_GRAPHS]:
+            del self.records[key]
+
+    def kind(self, key: Any) -> int:
+        """Returns a number for a kind of turn."""
+        number = self._kinds.setdefault(key, next(self._numbers))
+        self._kinds.move_to_end(key)
+        while len(self._kinds) > MOST_RECORDS:
+            self._kinds.popitem(last=False)
+        return number
 
     @contextmanager
     def aside(self, device: torch.device) -> Iterator[None]:
@@ -358,8 +381,7 @@ class Turn:
                 torch._foreach_copy_(*map(list, zip(*pairs)))
         flags = (client.trains_heads_only, *(module.training for module in network.modules()))
         trained = tuple((_place(p), p.requires_grad) for p in self._state)
-        key = (method, network, flags, trained, *self._layout)
-        self.number = self.graphs.turns.setdefault(key, len(self.graphs.turns))
+        self.kind = self.graphs.kind((method, network, flags, trained, *self._layout))
 
     def _fix(self, path: str, value: Any, zeros: list[Tensor]) -> Any:
         """Returns a value with lasting tensors, which are filled, or zeroed, when all are known."""
@@ -393,7 +415,7 @@ class Turn:
 
     def released(self, tensors: Weights) -> Weights:
         """Returns tensors of which none is a lasting one, which the next turn overwrites."""
-        places = self.graphs.places
+        places = {_place(tensor) for tensor in self.graphs.lasting.values()}
         return {n: t.clone() if _place(t) in places else t for n, t in tensors.items()}
 
     def step(self, prepared: "Prepared") -> None:
@@ -407,10 +429,10 @@ class Turn:
         packed = Packed(named)
         there = {n: _place(t) for n, t in named.items() if t.device.type != "cpu"}
         expected = tuple(one.expected for one in self.ahead)
-        record = self.graphs.record((self.number, packed.layout, *there.items(), *expected))
+        record = self.graphs.record((self.kind, packed.layout, *there.items(), *expected))
         record.met += record.replay is None
         if record.refused or record.met == 1:  # few have a second; and a first may make what lasts
-            self.method.step(client, prepared.batch())
+            self.method.step(client, prepared.make(self._sent(prepared, named, packed)[0]))
         elif record.is_sure(client.id, first):
             inputs = self._sent(prepared, named, packed, record)
             if record.replay is None:
@@ -420,7 +442,7 @@ class Turn:
         elif record.would_learn(client.id, client.round, first):
             self._watch(prepared, self._sent(prepared, named, packed), record, first)
         else:
-            self.method.step(client, prepared.batch())
+            self.method.step(client, prepared.make(self._sent(prepared, named, packed)[0]))
 
     def _sent(
         self, prepared: "Prepared", named: Weights, packed: Packed, record: Record | None = None
@@ -498,7 +520,8 @@ class Turn:
         """Records a step if two replays do what two steps do, from the same state."""
         assert record.trace is not None
         groups, _ = sent
-        changed = [t for t in record.trace.outside if t.dtype != torch.uint8]
+        there = {_place(t) for t in _tensors(prepared.groups) if t.device.type != "cpu"}
+        changed = [t for t in record.trace.outside if _place(t) not in there]
         before, host = self._saved(changed), self._host()
         terms = self.client.terms
 
@@ -538,6 +561,7 @@ class Turn:
             self.method.step(self.client, prepared.make(groups))
         else:
             record.replay = replay
+            self.graphs.keep_few()
 
     def _replay(self, record: Record) -> None:
         client, (steps, forwards) = self.client, (self.client.steps, self.client.forwards)
@@ -550,7 +574,7 @@ class Turn:
         self.graphs.replayed += 1
 
     def _scratch(self) -> list[Any]:
-        return [id(leaf) for leaf in _all_leaves(self.client.scratch)]
+        return [id(leaf) for leaf in _leaves(self.client.scratch)]
 
     def _saved(self, tensors: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
         with torch.no_grad():
@@ -572,16 +596,6 @@ class Turn:
                 tensor.copy_(kept)
         for parameter in client.network.parameters():
             parameter.grad = None
-
-
-def _all_leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _all_leaves(one)
-    else:
-        yield value
 
 
 def _global_numbers() -> Any:

@@ -18,13 +18,12 @@ from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils.weak import WeakIdKeyDictionary
 
-from feddg.clients.graphs import ANSWERS
+from feddg.clients.graphs import ANSWERS, INDEXED
 
 NAME = "pretended"
 aten = torch.ops.aten
 
 MOVES = {aten._to_copy.default, aten.copy_.default}
-INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
 
 
 @dataclass
