@@ -121,16 +121,19 @@ def federation(method: str, device: str, steps: int, recorded: bool, cache: Path
 
 
 def slope(
-    method: str, device: str, recorded: bool, cache: Path, measure: Callable[[Federation], float]
+    method: str,
+    device: str,
+    recorded: bool,
+    cache: Path,
+    measure: Callable[[Federation], float],
+    most: int = MANY,
 ) -> tuple[float, Federation]:
     """Returns a figure by step, and the federation of many steps."""
-    turns = 1 if method == "centralised" else CLIENTS
-    few, many = (federation(method, device, n, recorded, cache) for n in (FEW, MANY))
+    few, many = (federation(method, device, n, recorded, cache) for n in (FEW, most))
     for each in (few, many):
         for _ in range(4 if recorded else 1):
             each.server.round()
-    more = (MANY - FEW) * CLIENTS / turns * turns
-    return (measure(many) - measure(few)) / more, many
+    return (measure(many) - measure(few)) / ((most - FEW) * CLIENTS), many
 
 
 def launched(each: Federation) -> float:
@@ -160,7 +163,7 @@ def figures(method: str, cache: Path) -> dict[str, str | float]:
             stack.enter_context(patch.object(graphs.Graphs, "recorded", lambda *_: lambda: None))
             stack.enter_context(patch.object(graphs, "_apart", lambda *_: ""))
             fewer, many = slope(method, device, True, cache, launched)
-            shorter, _ = slope(method, device, True, cache, busy)
+            shorter, _ = slope(method, device, True, cache, busy, 4 * MANY)
     milliseconds, _ = slope(method, "cpu", False, cache, busy)
     return {
         "method": method,

@@ -71,7 +71,8 @@ class Packed:
     """
 
     def __init__(self, tensors: Weights) -> None:
-        layout, end = [], 0
+        layout: list[tuple[str, int, torch.dtype, torch.Size, tuple[int, ...]]] = []
+        end = 0
         here = {name: t.detach() for name, t in tensors.items() if t.device.type == "cpu"}
         for name, tensor in here.items():
             like = torch.empty_like(tensor, device="meta")
@@ -83,7 +84,7 @@ class Packed:
 
     def parts(self, buffer: Tensor) -> Weights:
         """Returns the tensors as views of the buffer, or of a copy of it elsewhere."""
-        return {name: view_in(buffer, *where) for name, *where in self.layout}
+        return {n: view_in(buffer, start, *like) for n, start, *like in self.layout}
 
 
 def sent_together(groups: Sequence[Weights], device: torch.device) -> list[Weights]:

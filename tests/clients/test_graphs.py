@@ -13,10 +13,13 @@ from torch.utils import backend_registration
 
 from feddg.clients import graphs
 from feddg.clients.client import Batch, Client
+from feddg.diagnostics import collected
 from feddg.messages import Message
 from feddg.methods.base import Method, methods
 from feddg.settings import TrainSettings
+from feddg.testing import MethodFault, check_method
 from feddg.testing.device import second_device
+from feddg.testing.methods import a_recorded_step_does_the_same
 from federations import SmallFederation, federation, same
 
 VARIANTS = {
@@ -215,9 +218,9 @@ def test_each_shape_has_a_graph_and_few_are_kept(
     recorded, expected = both("fedavg", device, 5, sizes=sizes)
     assert kept(recorded) == 2
     assert same(recorded.server.state.weights, expected)
-    monkeypatch.setattr(graphs, "MOST_GRAPHS", 1)
+    monkeypatch.setattr(graphs, "MOST_RECORDS", 1)  # each shape drives the other one out
     recorded, expected = both("fedavg", device, 8, sizes=sizes)
-    assert kept(recorded) == 1
+    assert (kept(recorded), len(recorded.worker.graphs.records)) == (0, 1)
     assert same(recorded.server.state.weights, expected)
 
 
@@ -269,3 +272,41 @@ def test_only_heads_then_all(device: str) -> None:
     recorded, expected = both("fedavg", device, 8, train={"head_rounds": 4})
     assert recorded.worker.graphs.replayed > 8
     assert same(recorded.server.state.weights, expected)
+
+
+class Notes:
+    """Something that a method keeps besides tensors."""
+
+    def __init__(self) -> None:
+        self.losses: list[Tensor] = []
+
+
+def test_a_check_finds_what_only_python_does(device: str) -> None:
+    class Collects(Method):
+        name = "collects"
+
+        def begin(self, client: Client) -> None:
+            super().begin(client)
+            client.scratch["notes"] = Notes()
+
+        def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
+            terms = super().loss(client, batch)
+            client.scratch["notes"].losses.append(terms["cross_entropy"].detach())
+            return terms
+
+        def report(self, client: Client) -> Message:
+            none = torch.zeros((), device=client.device)
+            noted = torch.stack([none, *client.scratch["notes"].losses]).sum()
+            with torch.no_grad():
+                client.network.classifier.bias.add_(noted)
+            return super().report(client)
+
+    with pytest.raises(MethodFault, match="with recorded steps"):
+        check_method(Collects, [a_recorded_step_does_the_same])
+
+
+def test_a_check_says_why_steps_are_not_recorded(device: str) -> None:
+    with collected() as noted:
+        check_method(methods()["rsc"], [a_recorded_step_does_the_same])
+    assert [one.code for one in noted] == ["not-recorded"]
+    assert "client.round" in noted[0].text

@@ -9,7 +9,11 @@ from feddg.messages import Message
 from feddg.methods.base import Method, methods
 from feddg.methods.composition import build_method
 from feddg.testing import CHECKS, MethodFault, check_method
-from feddg.testing.methods import a_device_need_not_wait, odd_clients_train_too
+from feddg.testing.methods import (
+    a_device_need_not_wait,
+    a_recorded_step_does_the_same,
+    odd_clients_train_too,
+)
 
 
 class Plain(Method):
@@ -126,8 +130,9 @@ def test_a_method_without_faults_has_none():
     check_method(Plain)
 
 
-RULES = [check for check in CHECKS if check is not a_device_need_not_wait]
-"""The rest; of devices, federation/test_second_device.py counts what a turn costs besides."""
+ON_A_DEVICE = (a_device_need_not_wait, a_recorded_step_does_the_same)
+RULES = [check for check in CHECKS if check not in ON_A_DEVICE]
+"""The rest; federation/test_second_device.py and clients/test_graphs.py do more than the others."""
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)

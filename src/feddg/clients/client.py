@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from feddg.clients.graphs import Graphs, Turn
 from feddg.clients.optim import Optimization, in_round
-from feddg.data.augment import AugmentSettings, apply, draw, moved
+from feddg.data.augment import AugmentSettings, Draw, apply, draw, moved
 from feddg.data.pixels import Parcel, Pixels, PixelStore, as_unit, fits
 from feddg.errors import ClientError, Diverged
 from feddg.messages import Check, Message, Weights, on_device, on_host, sent_together
@@ -147,7 +147,7 @@ class Prepared:
     groups: list[Weights]
     make: Callable[[list[Weights]], Batch]
     count: int
-    arrive: Callable[[list[Weights]], None] = lambda groups: None
+    arrive: Callable[[list[Weights]], None]
 
     def batch(self) -> Batch:
         """Returns the batch, for which all goes to the device in one copy."""
@@ -381,56 +381,47 @@ class Client:
         """Returns the host's part of :meth:`batch`: all draws are made, nothing is sent."""
         device, labels = self.device, self.training.labels[positions]
         drawn = draws(positions, labels) if draws is not None else {}
-        if self.features is not None:
-            groups = [{"labels": labels, "features": self.features[positions]}, drawn]
-
-            def of_features(groups: list[Weights]) -> Batch:
-                own, drawn = groups
-                images = own["features"].new_empty(0)
-                batch = Batch(images, own["labels"], positions, host_labels=labels, drawn=drawn)
-                batch.features = own["features"]
-                return batch
-
-            return Prepared(device, groups, of_features, len(positions))
-        needed, images = self.training.parcel(positions, device)
-        if "images" in needed and needed["images"].dim() == 2:  # features, never augmented
-
-            def as_they_are(groups: list[Weights]) -> Batch:
-                own, needed, drawn = groups
-                raw = images(needed)
-                return Batch(raw, own["labels"], positions, host_labels=labels, drawn=drawn)
-
-            groups = [{"labels": labels}, needed, drawn]
-            return Prepared(device, groups, as_they_are, len(positions))
-        choices = draw(self.augmentation, len(positions), self.training.pixels.size, generator)
+        if self.features is None:
+            needed, images = self.training.parcel(positions, device)
+        else:
+            needed, images = {"features": self.features[positions]}, None
+        choices: Draw | None = None
+        if images is not None and not ("images" in needed and needed["images"].dim() == 2):
+            size = self.training.pixels.size
+            choices = draw(self.augmentation, len(positions), size, generator)
+        views = {} if choices is None else self.views  # features are never augmented
         copies = {
             name: view.index_select(0, positions) if view.device.type == "cpu" else positions
-            for name, view in self.views.items()
+            for name, view in views.items()
         }
-        ahead = list({id(one): one for one in self.ahead}.values()) if device.type != "cpu" else []
-        groups = [{"labels": labels}, needed, choices.tensors, copies, drawn]
+        ahead: list[Ahead] = []
+        if choices is not None and device.type != "cpu":
+            ahead = list({id(one): one for one in self.ahead}.values())
+        chosen = {} if choices is None else choices.tensors
+        groups = [{"labels": labels}, needed, chosen, copies, drawn]
         groups += [one.prepare(len(positions)) for one in ahead]
 
         def arrive(groups: list[Weights]) -> None:
             for one, tensors in zip(ahead, groups[5:]):
                 one.arrived(tensors)
-            for name, view in self.views.items():
+            for name, view in views.items():
                 if view.device.type != "cpu":
                     groups[3][name] = view.index_select(0, groups[3][name])
 
-        def augmented(groups: list[Weights]) -> Batch:
+        def make(groups: list[Weights]) -> Batch:
             own, needed, chosen, copies, drawn = groups[:5]
-            choice = replace(choices, **chosen)
-            views = {n: apply(copy.permute(0, 3, 1, 2), choice) for n, copy in copies.items()}
-            raw, targets = images(needed), own["labels"]
-            here: Tensor | None = labels
-            if targets.dim() > 2 and targets.shape[-2:] == raw.shape[-2:]:
-                targets, here = moved(targets, choice), None
-            return Batch(
-                *(apply(raw, choice), targets, positions, views), host_labels=here, drawn=drawn
-            )
+            targets, features = own["labels"], needed.get("features")
+            batch = Batch(targets, targets, positions, {}, {}, labels, features, drawn)
+            batch.images = images(needed) if images is not None else targets.new_empty(0)
+            if choices is not None:
+                raw, choice = batch.images, replace(choices, **chosen)
+                batch.images = apply(raw, choice)
+                batch.views = {n: apply(c.permute(0, 3, 1, 2), choice) for n, c in copies.items()}
+                if targets.dim() > 2 and targets.shape[-2:] == raw.shape[-2:]:
+                    batch.labels, batch.host_labels = moved(targets, choice), None
+            return batch
 
-        return Prepared(device, groups, augmented, len(positions), arrive)
+        return Prepared(device, groups, make, len(positions), arrive)
 
     @property
     def ahead(self) -> Iterator[Ahead]:

@@ -19,8 +19,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
@@ -34,8 +33,8 @@ from feddg.messages import Packed, Weights
 if TYPE_CHECKING:
     from feddg.clients.client import Client, Prepared
 
-MOST_RECORDS, MOST_GRAPHS, MOST_TRIES = 256, 64, 3
-"""Shapes of steps that are remembered and recorded by a worker; steps that may be unlike others."""
+MOST_RECORDS, MOST_TRIES = 96, 3
+"""Shapes of steps that a worker remembers; how many steps of one may be unlike others."""
 CLOSE = 1e-6
 """How far a replay may be from a step, relative to a tensor's length, if steps differ as well."""
 OF_THE_HOST = frozenset(
@@ -58,24 +57,11 @@ ANSWERS = {
 INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
 """Operations that wait, too, where they are given a mask."""
 
-Inputs = tuple[list[Weights], list[Tensor]]
-"""A batch's tensors on the device, and those of them that are a step's inputs: the buffer first."""
-
 log = logging.getLogger("feddg")
 
 
 class HostValue(Exception):
     """A step has asked for a value of the host."""
-
-
-class Takes(Protocol):
-    """A method, as far as this module knows one."""
-
-    name: Any
-
-    def step(self, client: Any, batch: Any) -> None:
-        """Takes an optimizer step."""
-        ...
 
 
 class _Absent:
@@ -139,14 +125,14 @@ class Trace(TorchDispatchMode):
     Attributes:
         steps: one entry an operation. Tensors are numbered as they are made; one from before the
             step is told by its place in memory.
-        outside: the tensors from before the step, except for its inputs.
+        outside: the tensors from before the step, except for its inputs, by where they lie.
         fault: why such a step cannot be recorded; None so far.
     """
 
     def __init__(self, inputs: list[Tensor]) -> None:
         super().__init__()
         self.steps: list[Any] = []
-        self.outside: list[Tensor] = []
+        self.outside: dict[int, list[Tensor]] = {}
         self.fault: str | None = None
         self._known: dict[int, Any] = {_place(t): f"input {n}" for n, t in enumerate(inputs)}
         self._made = 0
@@ -190,25 +176,23 @@ class Trace(TorchDispatchMode):
             return shape
         place = _place(value)
         if self._known.setdefault(place, f"at {place}") == f"at {place}":
-            parts = [t for t in self.outside if _place(t) == place]
-            at = value.storage_offset()
+            parts, at = self.outside.setdefault(place, []), value.storage_offset()
             if all(not 0 <= at - t.storage_offset() < t.numel() for t in parts):
-                self.outside.append(value)
+                parts.append(value)
         return self._known[place], value.dtype, value.storage_offset(), shape
 
     def difference(self, other: "Trace") -> str | None:
         """Returns where another step is not like this one, or None."""
-        if len(self.steps) != len(other.steps):
-            return f"launches {len(self.steps)} operations, then {len(other.steps)}"
         for one, two in zip(self.steps, other.steps):
-            if one != two:
-                if one[0] != two[0]:
-                    return f"launches {one[0]}, then {two[0]}"
-                a, b = next((a, b) for a, b in zip(one[1], two[1]) if a != b)
-                if isinstance(a, tuple) and isinstance(b, tuple) and a[1:] == b[1:]:
+            if one[0] != two[0]:
+                return f"launches {one[0]}, then {two[0]}"
+            for a, b in zip(one[1], two[1]):
+                if isinstance(a, tuple) and isinstance(b, tuple) and a != b and a[1:] == b[1:]:
                     return f"has {one[0]} work on a tensor of its own turn"
-                return f"launches {one[0]} with {a}, then {b}"
-        return None
+                if a != b:
+                    return f"launches {one[0]} with {a}, then {b}"
+        counts = len(self.steps), len(other.steps)
+        return None if counts[0] == counts[1] else "launches {} operations, then {}".format(*counts)
 
 
 @dataclass
@@ -224,6 +208,7 @@ class Record:
         refused: why they are not recorded.
         replay: does the step again, with what the inputs hold now; None if none is recorded.
         buffer: where batches are put.
+        parts: the tensors that lie there.
         copies: what is put beside it: what was made on the device, before the step.
         counted: steps and passes of images in a step.
         terms: the sums of its loss terms.
@@ -237,6 +222,7 @@ class Record:
     refused: str = ""
     replay: Callable[[], None] | None = None
     buffer: Tensor | None = None
+    parts: Weights = field(default_factory=dict)
     copies: list[Tensor] = field(default_factory=list)
     counted: tuple[int, int] = (0, 0)
     terms: Weights = field(default_factory=dict)
@@ -246,42 +232,30 @@ class Record:
         """Gives it up."""
         self.refused, self.replay, self.trace, self.buffer, self.copies = why, None, None, None, []
 
-    def alike(self, first: bool) -> list[tuple[int, int]]:
+    def known(self, first: bool) -> tuple[set[int], set[int]]:
         """Returns clients and rounds of the steps that were alike: turns' first ones, or others."""
-        return [(client, round) for client, round, began in self.seen if began == first]
-
-    def would_learn(self, client: int, round: int, first: bool) -> bool:
-        """Whether a step of a client in a round would tell anything new."""
-        known = self.alike(first)
-        return client not in {c for c, _ in known} or round not in {r for _, r in known}
-
-    def is_sure(self, client: int, first: bool) -> bool:
-        """Whether what a client's step does is known: from two rounds and two clients.
-
-        A client that nobody joined is compared with itself alone.
-        """
-        clients, rounds = (set(part) for part in zip(*self.alike(first) or [((), ())]))
-        return len(rounds) > 1 and (len(clients) > 1 or clients == {client})
+        pairs = [(client, round) for client, round, began in self.seen if began == first]
+        return {client for client, _ in pairs}, {round for _, round in pairs}
 
 
 class Graphs:
     """What a worker keeps between turns.
 
     Attributes:
-        never: why no step of a method is recorded, by the method's name.
-        refused: why steps are not, for those methods and others.
+        never: names of methods whose steps are never recorded.
+        refused: why some or all steps of a method are not, by its name.
         replayed: how many steps were replayed.
         lasting: tensors that stay where they are, by purpose, name and shape.
         records: what is known of steps, the last used one last.
+        kinds: a number for each kind of turn.
     """
 
     def __init__(self) -> None:
-        self.never: dict[str, str] = {}
+        self.never: set[str] = set()
         self.refused: dict[str, str] = {}
         self.replayed = 0
         self.records: OrderedDict[Any, Record] = OrderedDict()
-        self._kinds: OrderedDict[Any, int] = OrderedDict()
-        self._numbers = count()
+        self.kinds: dict[Any, int] = {}
         self.lasting: dict[Any, Tensor] = {}
         self._pool: Any = None
         self._stream: Any = None
@@ -303,20 +277,6 @@ class Graphs:
         while len(self.records) > MOST_RECORDS:
             self.records.popitem(last=False)
         return found
-
-    def keep_few(self) -> None:
-        """Gives up the graphs that were not used for longest, if there are too many."""
-        recorded = [key for key, one in self.records.items() if one.replay is not None]
-        for key in recorded[:-MOST_GRAPHS]:
-            del self.records[key]
-
-    def kind(self, key: Any) -> int:
-        """Returns a number for a kind of turn."""
-        number = self._kinds.setdefault(key, next(self._numbers))
-        self._kinds.move_to_end(key)
-        while len(self._kinds) > MOST_RECORDS:
-            self._kinds.popitem(last=False)
-        return number
 
     @contextmanager
     def aside(self, device: torch.device) -> Iterator[None]:
@@ -361,8 +321,8 @@ class Turn:
         method: takes the steps.
     """
 
-    def __init__(self, client: "Client", method: Takes) -> None:
-        self.client, self.method = client, method
+    def __init__(self, client: "Client", method: Any) -> None:
+        self.client, self.method, self.name = client, method, str(method.name)
         self.graphs, self.device = client.worker.graphs, client.device
         self.ahead = list({id(one): one for one in client.ahead}.values())
         network = client.network
@@ -378,10 +338,11 @@ class Turn:
             if zeros:
                 torch._foreach_zero_(zeros)
             for pairs in self._filled.values():
-                torch._foreach_copy_(*map(list, zip(*pairs)))
+                torch._foreach_copy_([into for into, _ in pairs], [taken for _, taken in pairs])
         flags = (client.trains_heads_only, *(module.training for module in network.modules()))
         trained = tuple((_place(p), p.requires_grad) for p in self._state)
-        self.kind = self.graphs.kind((method, network, flags, trained, *self._layout))
+        key = (method, network, flags, trained, *self._layout)
+        self.kind = self.graphs.kinds.setdefault(key, len(self.graphs.kinds))
 
     def _fix(self, path: str, value: Any, zeros: list[Tensor]) -> Any:
         """Returns a value with lasting tensors, which are filled, or zeroed, when all are known."""
@@ -420,34 +381,39 @@ class Turn:
 
     def step(self, prepared: "Prepared") -> None:
         """Takes a step: replays one that is recorded, or takes it and watches."""
-        name, client = str(self.method.name), self.client
+        client, graphs = self.client, self.graphs
         first, self._began = not self._began, True
-        if name in self.graphs.never:
+        if self.name in graphs.never:
             self.method.step(client, prepared.batch())
             return
         named = {f"{n}/{k}": t for n, group in enumerate(prepared.groups) for k, t in group.items()}
         packed = Packed(named)
         there = {n: _place(t) for n, t in named.items() if t.device.type != "cpu"}
         expected = tuple(one.expected for one in self.ahead)
-        record = self.graphs.record((self.kind, packed.layout, *there.items(), *expected))
-        record.met += record.replay is None
-        if record.refused or record.met == 1:  # few have a second; and a first may make what lasts
-            self.method.step(client, prepared.make(self._sent(prepared, named, packed)[0]))
-        elif record.is_sure(client.id, first):
-            inputs = self._sent(prepared, named, packed, record)
-            if record.replay is None:
-                self._record(prepared, inputs, record)
-            if record.replay is not None:
-                self._replay(record)
-        elif record.would_learn(client.id, client.round, first):
-            self._watch(prepared, self._sent(prepared, named, packed), record, first)
+        record = graphs.record((self.kind, packed.layout, *there.items(), *expected))
+        record.met += 1
+        clients, rounds = record.known(first)
+        # From two rounds and two clients; one that nobody joined is compared with itself alone.
+        sure = len(rounds) > 1 and (len(clients) > 1 or clients == {client.id})
+        groups, inputs = self._sent(prepared, named, packed, record if sure else None)
+        if sure and record.replay is None and not record.refused:
+            self._record(prepared, groups, record)
+        if sure and record.replay is not None:
+            self._replay(record)
+        elif (
+            # Few shapes have a second step; and a first one may make what lasts.
+            record.met > 1
+            and not (sure or record.refused)
+            and (client.id not in clients or client.round not in rounds)
+        ):
+            self._watch(prepared, groups, inputs, record, first)
         else:
-            self.method.step(client, prepared.make(self._sent(prepared, named, packed)[0]))
+            self.method.step(client, prepared.make(groups))
 
     def _sent(
         self, prepared: "Prepared", named: Weights, packed: Packed, record: Record | None = None
-    ) -> Inputs:
-        """Sends what a step needs to its device.
+    ) -> tuple[list[Weights], list[Tensor]]:
+        """Returns a batch's tensors on the device, and which are a step's inputs: the buffer first.
 
         Args:
             prepared: the step's batch.
@@ -458,9 +424,11 @@ class Turn:
         pinned = packed.buffer.pin_memory()
         if record is None or record.buffer is None:
             buffer = pinned.to(self.device, non_blocking=True)
+            parts = packed.parts(buffer)
         else:
             buffer = record.buffer.copy_(pinned, non_blocking=True)
-        there = named | packed.parts(buffer)
+            parts = record.parts
+        there = named | parts
         groups = [{k: there[f"{n}/{k}"] for k in own} for n, own in enumerate(prepared.groups)]
         prepared.arrive(groups)
         made = [
@@ -474,7 +442,7 @@ class Turn:
                 if record.buffer is None:
                     record.copies.append(group[key].clone())
                 group[key] = record.copies[place].copy_(group[key])
-            record.buffer = buffer
+            record.buffer, record.parts = buffer, parts
         return groups, [buffer, *(group[key] for group, key in made)]
 
     def _taken(self, prepared: "Prepared", groups: list[Weights]) -> None:
@@ -484,18 +452,24 @@ class Turn:
         batch.host_labels = _Absent("batch.host_labels")  # type: ignore[assignment]
         self.method.step(_Guarded(self.client), batch)
 
-    def _watch(self, prepared: "Prepared", sent: Inputs, record: Record, first: bool) -> None:
+    def _watch(
+        self,
+        prepared: "Prepared",
+        groups: list[Weights],
+        inputs: list[Tensor],
+        record: Record,
+        first: bool,
+    ) -> None:
         """Takes a step and notes what it does."""
-        (groups, inputs), name = sent, str(self.method.name)
         before, host = self._saved([*self._state, *self.graphs.lasting.values()]), self._host()
         globals_, scratch = _global_numbers(), self._scratch()
         with Trace(inputs) as trace:
             try:
                 self._taken(prepared, groups)
             except HostValue as error:
-                self.graphs.never[name] = str(error)
-        if name in self.graphs.never:
-            self.graphs.refuse(name, self.graphs.never[name])
+                self.graphs.never.add(self.name)
+                self.graphs.refuse(self.name, str(error))
+        if self.name in self.graphs.never:
             self._restore(before, host)
             self.method.step(self.client, prepared.make(groups))
             return
@@ -511,17 +485,17 @@ class Turn:
             record.tries, record.seen, record.replay = record.tries + 1, set(), None
             if record.tries == MOST_TRIES:
                 record.refuse(fault or str(differs))
-                self.graphs.refuse(name, record.refused)
+                self.graphs.refuse(self.name, record.refused)
         record.trace = None if fault or record.refused else trace
         if not fault:
             record.seen.add((self.client.id, self.client.round, first))
 
-    def _record(self, prepared: "Prepared", sent: Inputs, record: Record) -> None:
+    def _record(self, prepared: "Prepared", groups: list[Weights], record: Record) -> None:
         """Records a step if two replays do what two steps do, from the same state."""
         assert record.trace is not None
-        groups, _ = sent
         there = {_place(t) for t in _tensors(prepared.groups) if t.device.type != "cpu"}
-        changed = [t for t in record.trace.outside if _place(t) not in there]
+        outside = record.trace.outside.items()
+        changed = [part for place, parts in outside if place not in there for part in parts]
         before, host = self._saved(changed), self._host()
         terms = self.client.terms
 
@@ -532,7 +506,7 @@ class Turn:
             for _ in range(2):
                 self._restore([], host)
                 once()
-            found = [t.clone() for t in changed]
+            found = [t.detach().clone() for t in changed]
             self._restore(before, host)
             return found
 
@@ -556,12 +530,10 @@ class Turn:
         self.client.terms = terms
         if fault:
             record.refuse(fault)
-            self.graphs.refuse(str(self.method.name), fault)
-            warn("not-recorded", f"A step of {self.method.name} {fault}; it is not replayed.")
-            self.method.step(self.client, prepared.make(groups))
+            self.graphs.refuse(self.name, fault)
+            warn("not-recorded", f"A step of {self.name} {fault}; it is not replayed.")
         else:
             record.replay = replay
-            self.graphs.keep_few()
 
     def _replay(self, record: Record) -> None:
         client, (steps, forwards) = self.client, (self.client.steps, self.client.forwards)
@@ -613,18 +585,13 @@ def _apart(expected: list[Tensor], again: list[Tensor], replayed: list[Tensor]) 
         again: the same, from the same state.
         replayed: what two replays leave.
     """
-    alike = [
-        [t if t.is_floating_point() else t.double() for t in one]
-        for one in (expected, again, replayed)
-    ]
-    figures = []
-    for other in alike[1:]:
-        apart = torch._foreach_norm(torch._foreach_sub(other, alike[0]))
-        pairs = zip(apart, torch._foreach_norm(alike[0]))
-        figures.append(
-            torch.stack([(one / whole.clamp_min(TINY)).double() for one, whole in pairs])
-        )
-    steps, replays = torch.stack(figures).nan_to_num(torch.inf).amax(1).tolist()
+
+    def apart(others: list[Tensor]) -> float:
+        pairs = [(one.double(), other.double()) for one, other in zip(expected, others)]
+        shares = [(two - one).norm() / one.norm().clamp_min(TINY) for one, two in pairs]
+        return float(torch.stack(shares).nan_to_num(torch.inf).max())
+
+    steps, replays = apart(again), apart(replayed)
     if replays > (max(CLOSE, 2 * steps) if steps else 0.0):
         return f"is {replays:.1e} apart from its replay, relatively, and {steps:.1e} from itself"
     return ""

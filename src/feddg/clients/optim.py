@@ -96,7 +96,7 @@ class MemoryOrder(torch.optim.Optimizer):
         Returns:
             The moments, which are to be zeroed.
         """
-        zeros = []
+        zeros: list[Tensor] = []
         for number, group in enumerate(self.param_groups):
             kinds = self.moments if group.get("momentum", True) else ()
             for place, parameter in enumerate(group["params"]):

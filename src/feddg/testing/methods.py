@@ -340,6 +340,27 @@ def a_device_need_not_wait(make: Make) -> Found:
 
 
 @_check
+def a_recorded_step_does_the_same(make: Make) -> Found:
+    """On a device, a step that is recorded gives the same bits; says why none is."""
+    if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+        return None
+    with second_device() as name:
+        plain, recorded = (
+            _Small(make(), device=name, train={"graphs": graphs}) for graphs in (False, True)
+        )
+        differs = _differs(plain.trained(2 * ROUNDS), recorded.trained(2 * ROUNDS))
+    for why in recorded.worker.graphs.refused.values():
+        emit(Diagnostic("not-recorded", "note", f"Its steps are not recorded: one {why}."))
+    if differs:
+        return (
+            f"with recorded steps it differs in {differs}",
+            "A replay calls no Python: what a step brings or leaves must be tensors in "
+            "client.scratch, or come from `draws`",
+        )
+    return None
+
+
+@_check
 def odd_clients_train_too(make: Make) -> Found:
     """Clients of one image, without a class or without images, and a lone client."""
     odd: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
