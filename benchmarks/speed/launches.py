@@ -30,7 +30,7 @@ from feddg.methods.base import methods
 from feddg.models.backbones import register_backbone
 from feddg.testing.device import second_device
 
-CLIENTS, FEW, MANY = 2, 2, 6
+CLIENTS, FEW, MANY = 2, 2, 10
 WIDTHS = (4, 8, 16, 32)
 
 
@@ -120,20 +120,21 @@ def federation(method: str, device: str, steps: int, recorded: bool, cache: Path
     return made
 
 
-def slope(
+def slopes(
     method: str,
     device: str,
-    recorded: bool,
     cache: Path,
-    measure: Callable[[Federation], float],
-    most: int = MANY,
-) -> tuple[float, Federation]:
-    """Returns a figure by step, and the federation of many steps."""
-    few, many = (federation(method, device, n, recorded, cache) for n in (FEW, most))
+    *measures: Callable[[Federation], float],
+    recorded: bool = False,
+) -> tuple[list[float], bool]:
+    """Returns figures by step, and whether steps were replayed."""
+    few, many = (federation(method, device, n, recorded, cache) for n in (FEW, MANY))
     for each in (few, many):
         for _ in range(4 if recorded else 1):
             each.server.round()
-    return (measure(many) - measure(few)) / ((most - FEW) * CLIENTS), many
+    steps = (MANY - FEW) * CLIENTS
+    found = [(measure(many) - measure(few)) / steps for measure in measures]
+    return found, many.worker.graphs.replayed > 0
 
 
 def launched(each: Federation) -> float:
@@ -147,7 +148,7 @@ def launched(each: Federation) -> float:
 def busy(each: Federation) -> float:
     """Returns the least milliseconds of the processor that a round takes."""
     best = float("inf")
-    for _ in range(5):
+    for _ in range(3):
         started = time.process_time()
         each.server.round()
         best = min(best, time.process_time() - started)
@@ -157,17 +158,17 @@ def busy(each: Federation) -> float:
 def figures(method: str, cache: Path) -> dict[str, str | float]:
     """Returns a method's row."""
     with second_device() as device:
-        launches, _ = slope(method, device, False, cache, launched)
+        (launches,), _ = slopes(method, device, cache, launched)
         with ExitStack() as stack:
             # Replays that do nothing: what is left is the host's own work.
             stack.enter_context(patch.object(graphs.Graphs, "recorded", lambda *_: lambda: None))
             stack.enter_context(patch.object(graphs, "_apart", lambda *_: ""))
-            fewer, many = slope(method, device, True, cache, launched)
-            shorter, _ = slope(method, device, True, cache, busy, 4 * MANY)
-    milliseconds, _ = slope(method, "cpu", False, cache, busy)
+            measures = launched, busy
+            (fewer, shorter), replayed = slopes(method, device, cache, *measures, recorded=True)
+    (milliseconds,), _ = slopes(method, "cpu", cache, busy)
     return {
         "method": method,
-        "recorded": str(many.worker.graphs.replayed > 0),
+        "recorded": str(replayed),
         "launches": round(launches),
         "launches_recorded": round(fewer),
         "milliseconds": round(milliseconds, 1),

@@ -84,7 +84,10 @@ class Packed:
 
     def parts(self, buffer: Tensor) -> Weights:
         """Returns the tensors as views of the buffer, or of a copy of it elsewhere."""
-        return {n: view_in(buffer, start, *like) for n, start, *like in self.layout}
+        return {
+            name: view_in(buffer, start, dtype, shape, stride)
+            for name, start, dtype, shape, stride in self.layout
+        }
 
 
 def sent_together(groups: Sequence[Weights], device: torch.device) -> list[Weights]:

@@ -249,11 +249,12 @@ class Remembers(Method):
         super().begin(client)
         like = client.network.classifier.bias.detach()
         client.scratch["own"] = client.memory.get("own", torch.full_like(like, client.id))
+        client.scratch["again"] = [client.scratch["own"]]
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Adds it, and changes it in place."""
         client.scratch["own"].add_(0.1)
-        own = (client.scratch["own"] * client.network.classifier.bias).sum()
+        own = (client.scratch["again"][0] * client.network.classifier.bias).sum()
         return super().loss(client, batch) | {"own": own}
 
     def report(self, client: Client) -> Message:
@@ -265,6 +266,21 @@ class Remembers(Method):
 def test_what_a_client_keeps_is_its_own(device: str) -> None:
     recorded, expected = both(Remembers(), device, 6)
     assert recorded.worker.graphs.replayed > 0
+    assert same(recorded.server.state.weights, expected)
+
+
+class Overlaps(Remembers):
+    """What it reads is a part of what it changes."""
+
+    def begin(self, client: Client) -> None:
+        """Takes a part of it."""
+        super().begin(client)
+        client.scratch["again"] = [client.scratch["own"][:1]]
+
+
+def test_a_part_of_a_tensor_that_is_kept_stays_one(device: str) -> None:
+    recorded, expected = both(Overlaps(), device, 6)
+    assert "own turn" in recorded.worker.graphs.refused["remembers"]
     assert same(recorded.server.state.weights, expected)
 
 

@@ -19,6 +19,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -103,6 +104,12 @@ class _Guarded:
 
 def _place(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def _span(tensor: Tensor) -> tuple[Any, ...]:
+    """Returns from where to where a tensor lies, and what else tells it apart."""
+    start = _place(tensor) + tensor.storage_offset() * tensor.itemsize
+    return start, start + tensor.nbytes, str(tensor.dtype), tensor.shape, tensor.stride()
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -330,9 +337,12 @@ class Turn:
         self._own = {_place(tensor) for tensor in self._state}
         self._layout: list[Any] = []
         self._began = False
+        self._alike: dict[Any, Tensor] = {}
         self._filled: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
         zeros = [tensor for key, tensor in self.graphs.lasting.items() if key[0] == "term"]
-        client.scratch = self._fix("scratch", client.scratch, zeros)
+        spans = sorted({_span(tensor) for tensor in _tensors(client.scratch) if tensor.numel()})
+        if all(one[1] <= other[0] for one, other in pairwise(spans)):  # no part of another
+            client.scratch = self._fix("scratch", client.scratch, zeros)
         client.optimizer = self._fix("optimizer", client.optimizer, zeros)
         with torch.no_grad():
             if zeros:
@@ -351,9 +361,10 @@ class Turn:
         elif isinstance(value, Tensor):
             trained = isinstance(value, nn.Parameter) or value.requires_grad
             if value.device.type != "cpu" and not trained and _place(value) not in self._own:
-                lasting = self._lasting(path, value)
-                self._filled.setdefault(value.dtype, []).append((lasting, value))
-                return lasting
+                if _span(value) not in self._alike:
+                    self._alike[_span(value)] = lasting = self._lasting(path, value)
+                    self._filled.setdefault(value.dtype, []).append((lasting, value))
+                return self._alike[_span(value)]
         elif isinstance(value, dict):
             for place, (name, part) in enumerate(value.items()):
                 value[name] = self._fix(f"{path}/{place}", part, zeros)

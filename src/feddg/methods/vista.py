@@ -124,7 +124,8 @@ class Vista(OneStyleEach):
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds what makes each version: styles, how far to go to them, a kernel, its share."""
-        chosen, own = self.settings, {}
+        own: Weights = {}
+        chosen = self.settings
         rng = client.stream("vista", client.steps)
         for version in range(chosen.versions):
             name = f"vista/{version}/"
