@@ -120,8 +120,9 @@ FROM_THE_HOST: dict[str, tuple[Callable[[Client, Batch], Any], str]] = {
     "the step": (lambda client, batch: client.steps, "reads client.steps"),
     "the round": (lambda client, batch: client.round, "reads client.round"),
     "the client": (lambda client, batch: client.id, "reads client.id"),
-    "labels": (lambda client, batch: int(batch.labels_here[0]), "reads batch.host_labels"),
-    "positions": (lambda client, batch: batch.positions.sum().item(), "reads batch.positions"),
+    "labels": (lambda client, batch: int(batch.labels_here[0]), "host's memory"),
+    "positions": (lambda client, batch: batch.positions.sum().item(), "host's memory"),
+    "a list": (lambda client, batch: 0 * len(batch.labels_here.tolist()), "batch.host_labels"),
     "a stream": (
         lambda client, batch: float(torch.rand((), generator=client.stream("x"))),
         "stream",

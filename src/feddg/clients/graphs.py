@@ -88,14 +88,19 @@ class _Absent:
 
 
 class _Guarded:
-    """A client as a recorded step sees it: without what changes from step to step."""
+    """A client as a recorded step sees it: without what changes from step to step.
 
-    def __init__(self, client: "Client") -> None:
-        self.__dict__["client"] = client
+    A step that is only watched gets that, too, and ``asked`` is told what it was.
+    """
+
+    def __init__(self, client: "Client", asked: list[str] | None) -> None:
+        self.__dict__.update(client=client, asked=asked)
 
     def __getattr__(self, name: str) -> Any:
         if name in OF_THE_HOST:
-            raise HostValue(f"reads client.{name}")
+            if self.__dict__["asked"] is None:
+                raise HostValue(f"reads client.{name}")
+            self.__dict__["asked"].append(f"reads client.{name}")
         return getattr(self.__dict__["client"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -456,12 +461,15 @@ class Turn:
             record.buffer, record.parts = buffer, parts
         return groups, [buffer, *(group[key] for group, key in made)]
 
-    def _taken(self, prepared: "Prepared", groups: list[Weights]) -> None:
-        """Takes a step to which the host's values are absent."""
+    def _taken(
+        self, prepared: "Prepared", groups: list[Weights], asked: list[str] | None = None
+    ) -> None:
+        """Takes a step for which values of the host are absent, or are told to ``asked``."""
         batch = prepared.make([dict(group) for group in groups])
-        batch.positions = _Absent("batch.positions")  # type: ignore[assignment]
-        batch.host_labels = _Absent("batch.host_labels")  # type: ignore[assignment]
-        self.method.step(_Guarded(self.client), batch)
+        if asked is None:
+            batch.positions = _Absent("batch.positions")  # type: ignore[assignment]
+            batch.host_labels = _Absent("batch.host_labels")  # type: ignore[assignment]
+        self.method.step(_Guarded(self.client, asked), batch)
 
     def _watch(
         self,
@@ -472,18 +480,12 @@ class Turn:
         first: bool,
     ) -> None:
         """Takes a step and notes what it does."""
-        before, host = self._saved([*self._state, *self.graphs.lasting.values()]), self._host()
-        globals_, scratch = _global_numbers(), self._scratch()
+        globals_, scratch, asked = _global_numbers(), self._scratch(), list[str]()
         with Trace(inputs) as trace:
-            try:
-                self._taken(prepared, groups)
-            except HostValue as error:
-                self.graphs.never.add(self.name)
-                self.graphs.refuse(self.name, str(error))
-        if self.name in self.graphs.never:
-            self._restore(before, host)
-            self.method.step(self.client, prepared.make(groups))
-            return
+            self._taken(prepared, groups, asked)
+        for why in asked[:1]:
+            self.graphs.never.add(self.name)
+            self.graphs.refuse(self.name, why)
         fault = trace.fault
         if globals_ != _global_numbers():
             fault = "draws from a global generator"
