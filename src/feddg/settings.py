@@ -324,6 +324,11 @@ class TrainSettings(Settings):
         description="how an augmentation changes the hue: a rotation at constant luma (faster), or "
         "the shift in HSV that torchvision and the methods' published codes take",
     )
+    graphs: bool = Field(
+        False,
+        description="on a GPU, record a training step and replay it as one CUDA graph, where a "
+        "replay does what the step does; not yet tried on a GPU",
+    )
     schedule: Literal["constant", "cosine", "linear", "step"] = Field(
         "constant", description="how the learning rate falls from round to round"
     )

@@ -167,8 +167,8 @@ def test_an_image_is_sent_once(device: str) -> None:
     assert torch.equal(again.cpu(), store.gather([1, 8, 7, 8]))
     assert again.is_contiguous(memory_format=torch.channels_last)
     image = 64  # 4 x 4 x 3 bytes, from where a tensor may begin to where the next one may
-    assert first.sent == [2 * image + 2 * 64]
-    assert second.sent == [1 * image + 2 * 64]
+    assert first.sent == [2 * image + 64, 64]  # images and where they stay; which are taken
+    assert second.sent == [1 * image + 64, 64]
     assert third.sent == [64]
     assert not (first.waits + second.waits + third.waits)
 

@@ -113,7 +113,7 @@ class Scaffold(Method):
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
         """Returns SGD that adds c - c_k to every gradient."""
         optimizer = super().optimizer(client)
-        corrections = [
+        client.scratch["scaffold"] = corrections = [
             (parameter, c if own is None else c - own)
             for _, parameter, c, own in self._client_controls(client)
         ]

@@ -496,6 +496,30 @@ def a_device_need_not_wait(make: Make) -> Found:
 
 
 @_check("further")
+def a_recorded_step_does_the_same(make: Make) -> Found:
+    """On a device, a step that is recorded gives the same bits; says why none is."""
+    if not HAS_SECOND_DEVICE:
+        return None
+    with second_device() as name:
+        plain, recorded = (
+            _Small(make(), device=name, train={"graphs": graphs}) for graphs in (False, True)
+        )
+        try:
+            differ = differs(plain.trained(2 * ROUNDS), recorded.trained(2 * ROUNDS))
+        except (RuntimeError, TypeError):  # which a_device_need_not_wait says
+            return None
+    for why in recorded.worker.graphs.refused.values():
+        emit(Diagnostic("not-recorded", "note", f"Its steps are not recorded: one {why}."))
+    if differ is None:
+        return None
+    return (
+        f"with recorded steps it differs in {differ}",
+        "A replay calls no Python: what a step brings or leaves must be tensors in "
+        "client.scratch, or come from `draws`",
+    )
+
+
+@_check("further")
 def odd_clients_train_too(make: Make) -> Found:
     """Clients of one image, without a class or without images, and a lone client."""
     odd: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
