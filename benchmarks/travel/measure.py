@@ -29,6 +29,7 @@ import feddg
 from feddg.data.data_set import DATA_SETS
 from feddg.data.partition import partition
 from feddg.data.pixels import as_unit
+from feddg.evaluation.intervals import wilson
 from feddg.evaluation.travel import (
     Estimate,
     Familiar,
@@ -49,7 +50,6 @@ from feddg.experiment import Experiment
 from feddg.models.backbones import build_network
 from feddg.prediction.travel import STAND_IN, Recorder, calibrate, watch_middle
 from feddg.rng import numpy_stream, stream
-from feddg.evaluation.intervals import wilson
 from feddg.runs.prepare import load_images, load_table
 from feddg.storage import cache_folder
 

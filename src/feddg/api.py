@@ -489,6 +489,12 @@ def travel(
     return found
 
 
+def _update_page(run: Path | str) -> None:
+    from feddg.report.page import write_report
+
+    write_report([Path(run)], Path(run) / "report.html")
+
+
 def evaluate(
     folder: Path | str,
     adaptations: Sequence[str] | None = None,
@@ -505,11 +511,10 @@ def evaluate(
         **options: options and errors of :func:`feddg.prediction.evaluate.evaluate_run`.
     """
     from feddg.prediction.evaluate import evaluate_run
-    from feddg.report.page import write_report
 
     found = evaluate_run(folder, adaptations, **options)
     if report:
-        write_report([Path(folder)], Path(folder) / "report.html")
+        _update_page(folder)
     return found
 
 
@@ -523,11 +528,10 @@ def decide(folder: Path | str, decision: str, *, report: bool = True, **options:
         **options: options and errors of :func:`feddg.prediction.evaluate.decide_run`.
     """
     from feddg.prediction.evaluate import decide_run
-    from feddg.report.page import write_report
 
     found = decide_run(folder, decision, **options)
     if report:
-        write_report([Path(folder)], Path(folder) / "report.html")
+        _update_page(folder)
     return found
 
 
@@ -540,12 +544,11 @@ def forget(folder: Path | str, client: int, *, report: bool = True, **options: A
         report: whether to write the page.
         **options: options and errors of :func:`feddg.runs.execute.forget`.
     """
-    from feddg.report.page import write_report
     from feddg.runs import execute
 
     done = execute.forget(folder, client, **options)
     if report:
-        write_report([Path(folder)], Path(folder) / "report.html")
+        _update_page(folder)
     return done
 
 
@@ -572,14 +575,13 @@ def attack(
     """
     from feddg.attacks.attack import AttackSettings, attack_run
     from feddg.attacks.senders import MembershipEffort
-    from feddg.report.page import write_report
 
     effort = MembershipEffort(clients=clients, shadows=shadows)
     rows = attack_run(
         Path(folder), kind, AttackSettings(membership=effort, **settings), progress=progress
     )
     if report:
-        write_report([Path(folder)], Path(folder) / "report.html")
+        _update_page(folder)
     return rows
 
 

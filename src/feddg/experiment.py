@@ -515,7 +515,7 @@ def explain(
     source, wanted = {}, {}
     for name, layer in [*presets, (file_name, below), (you, above)]:
         for path, value in leaves(layer).items():
-            if value != [] or path in wanted:  # an empty list of what nobody spoke of is no word
+            if value != [] or path in wanted:  # a list that is empty by default was not chosen
                 source[path], wanted[path] = name, value
     experiment = Experiment(**fields)
     settings = leaves(experiment.model_dump(mode="json"))

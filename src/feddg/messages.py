@@ -98,7 +98,7 @@ def sent_together(groups: Sequence[Weights], device: torch.device) -> list[Weigh
 
 
 def on_host(figures: Sequence[Tensor | float]) -> list[float]:
-    """Returns numbers, some of them tensors of one entry; the host waits for a device once."""
+    """Returns figures as floats; the host waits only once for those on a device."""
     away: dict[torch.dtype, dict[int, Tensor]] = {}
     for place, figure in enumerate(figures):
         if isinstance(figure, Tensor) and figure.device.type != "cpu":
@@ -390,7 +390,7 @@ class EntrySchema:
     def tensor_check(
         self, method: Any, context: SchemaContext, name: str, tensor: Tensor, bound: dict[str, int]
     ) -> Check:
-        """Returns what finds out what is wrong with a tensor.
+        """Returns a check that says what is wrong with a tensor, if anything.
 
         Args:
             method: the method with this schema.

@@ -431,11 +431,11 @@ class DecisionRow(Row):
         groups: number of groups, if known.
         auroc: area under the ROC curve; None, as the others, where it is not defined.
         average_precision: over all thresholds.
-        sensitivity: share of the positives that are called so.
-        specificity: share of the others that are not.
-        prevalence: share of positives for which the predictive values are.
-        ppv: share of the positives among the images called so.
-        npv: share of the others among the images not called so.
+        sensitivity: share of the positives that are called positive.
+        specificity: share of the negatives that are called negative.
+        prevalence: the share of positives that the predictive values are for.
+        ppv: share of positives among the images called positive.
+        npv: share of negatives among the images called negative.
         reliability: mean score, share of positives with its interval, images; of each bin.
     """
 

@@ -127,7 +127,7 @@ class Ahead:
         return self  # a copy of the network goes on with its stream
 
     def prepare(self, images: int) -> dict[str, Tensor]:
-        """Draws for the next step, of so many images, and returns what is to be sent."""
+        """Draws what the next step, on so many images, will need; returns the tensors to send."""
         self._put_back()
         for shape, *rest in self._seen:
             key = ((shape[0] * images // self._images, *shape[1:]), *rest)
@@ -141,7 +141,7 @@ class Ahead:
         }
 
     def arrived(self, sent: dict[str, Tensor]) -> None:
-        """Takes what :meth:`prepare` returned, on the device."""
+        """Takes the tensors of :meth:`prepare` once they are on the device."""
         for number, (_, _, tensors) in enumerate(self._waiting):
             tensors[:] = [sent[f"{number}/{place}"] for place in range(len(tensors))]
 

@@ -441,7 +441,7 @@ class EvaluateSettings(Settings):
         1, ge=1, description="rounds between evaluations; the last round is always evaluated"
     )
     every_of_last: int = Field(
-        0, ge=0, description="of so many last rounds every one is evaluated, whatever every says"
+        0, ge=0, description="number of final rounds that are all evaluated, whatever every says"
     )
     budgets: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (),

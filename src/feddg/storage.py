@@ -425,7 +425,7 @@ def parse_fields(text: str) -> dict[str, Any]:
         if count > MOST_VALUES:
             raise ValueError(f"holds more than {MOST_VALUES:,} values, aliases written out")
         if not isinstance(key, str):
-            raise ValueError(f"has a field that is no word: {key!r}")
+            raise ValueError(f"has a field whose name is not text: {key!r}")
     return content
 
 

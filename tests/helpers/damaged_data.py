@@ -392,7 +392,7 @@ YAML = (
     ("its aliases stand for 400 million values", write(LAUGHS), "more than 100,000 values"),
     ("a value holds itself", write("data: &a [*a]\n"), "more than 100,000 values"),
     ("a field is said twice", write("seed: 1\nseed: 2\n"), "'seed' is said twice .line 2"),
-    ("a field's name is a number", write("1: 2\n"), "has a field that is no word: 1"),
+    ("a field's name is a number", write("1: 2\n"), "has a field whose name is not text: 1"),
     ("a field's name is a list", write("[1]: 2\n"), "is not valid YAML"),
     ("it makes an object of Python", write("a: !!python/object:os.x {}\n"), "is not valid YAML"),
     ("a field is unknown", write("sed: 1\n"), "sed"),

@@ -125,12 +125,12 @@ LEFT_OUT = {
     "one zero public key": (
         KEYS,
         entry("keys", lambda keys: torch.stack([keys[0] * 0, keys[1]])),
-        "a public key that is none",
+        "an invalid public key",
     ),
     "a point of low order": (
         KEYS,
         entry("keys", lambda keys: torch.stack([keys[0], LOW_ORDER])),
-        "a public key that is none",
+        "an invalid public key",
     ),
     "two identical public keys": (
         KEYS,
@@ -655,7 +655,7 @@ def test_an_update_is_not_masked_among_too_few_or_strangers(tmp_path, members):
     table = {n: torch.stack([r[n] for r in replies]) for n in ("shares", "commitments")}
     defence.answer(0, 1, CHECK, Message({"members": torch.arange(4), **table}), secrets[0])
     update, received = Update(0, 1, {"a": torch.ones(2)}), {"a": torch.zeros(2)}
-    with pytest.raises(ClientError, match="too few clients that are left, or of strange ones"):
+    with pytest.raises(ClientError, match="too short or names strangers"):
         defence.mask(update, received, Message({"members": torch.tensor(members)}), secrets[0])
 
 

@@ -252,9 +252,9 @@ def evaluate(
     model makes of every image is written; with --decision alone, what it decides about a class is
     measured and kept in details.json.
     """
+    of_model = {name: value for name, value in options.items() if name != "personal"}
     if "decision" in about:
-        own = {name: value for name, value in options.items() if name != "personal"}
-        details = api.decide(folder, report=not as_json, **about, **own)
+        details = api.decide(folder, report=not as_json, **about, **of_model)
         if as_json:
             print_json(details.model_dump())
         else:
@@ -265,8 +265,7 @@ def evaluate(
         if adapt is None and not options["personal"] and not predictions:
             return
     if predictions:
-        own = {name: value for name, value in options.items() if name != "personal"}
-        written = api.write_image_results(folder, **own)
+        written = api.write_image_results(folder, **of_model)
         typer.echo(f"predictions: {written.resolve()}", err=as_json)
         if adapt is None and not options["personal"]:
             return

@@ -1,6 +1,7 @@
 """Runs a plan: starts missing runs, continues interrupted ones, stores results."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,14 +25,14 @@ from feddg.data.decoding import Reading
 from feddg.diagnostics import Diagnostic, silent
 from feddg.errors import FeddgError, RunError, WeightsError, first_names
 from feddg.experiment import Experiment
-from feddg.models.backbones import fetch_imagenet
+from feddg.models.backbones import require_weights
 from feddg.runs.beforehand import forecast
 from feddg.runs.execute import is_complete, require_installed
 from feddg.runs.folder import drop_weights
 from feddg.runs.prepare import cache_folder, load_table
 from feddg.runs.provenance import ImagesNow, find_folder, has_begun
 from feddg.runs.reading import EXPERIMENT, read_run, served_rules
-from feddg.settings import IMAGENET, ModelSettings, grouped
+from feddg.settings import ModelSettings, grouped
 from feddg.storage import entries, file_faults, is_file, replace_text
 from feddg.views import Shown
 
@@ -260,13 +261,10 @@ def why_hopeless(comparison: Comparison) -> FeddgError | None:
 
 def _are_missing(model: ModelSettings) -> bool:
     """Whether pretrained weights cannot be had, rather than something else that a run needs."""
-    if model.weights != IMAGENET:
-        return model.weights is not None and not is_file(Path(model.weights))
-    try:
-        fetch_imagenet(model.backbone)
-    except WeightsError:
-        return True
-    return False
+    with suppress(WeightsError):
+        require_weights(model.backbone, model.weights)
+        return False
+    return True
 
 
 def carry_out_comparison(

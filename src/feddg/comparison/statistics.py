@@ -10,10 +10,10 @@ and to take their product as so many independent pairs gives intervals that are 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
 
 import numpy as np
 
+from feddg.evaluation.intervals import holm
 from feddg.evaluation.metrics import student
 
 CONFIDENCE = 0.95
@@ -63,13 +63,13 @@ class Interval:
     @classmethod
     def of(cls, values: Iterable[float]) -> "Interval":
         """Returns the interval for the mean of independent values."""
-        found = np.array(list(values))
-        mean, count = float(found.mean()) if len(found) else math.nan, len(found)
-        if count < LEAST or np.ptp(found) <= NO_SPREAD:
+        array = np.array(list(values))
+        mean, count = float(array.mean()) if len(array) else math.nan, len(array)
+        if count < LEAST or np.ptp(array) <= NO_SPREAD:
             return cls(mean, None, None, count)
         from scipy.special import stdtr  # scipy.stats takes half a second to import
 
-        error = float(found.std(ddof=1)) / math.sqrt(count)
+        error = float(array.std(ddof=1)) / math.sqrt(count)
         reach = student(count - 1, CONFIDENCE) * error
         return cls(mean, reach, float(2 * stdtr(count - 1, -abs(mean) / error)), count)
 
@@ -189,14 +189,14 @@ def paired_margin(
     for (column, _), value in differences.items():
         columns.setdefault(domains[column], {}).setdefault(column, []).append(value)
     by_domain = {
-        domain: math.fsum(math.fsum(values) / len(values) for values in own.values()) / len(own)
-        for domain, own in columns.items()
+        domain: math.fsum(math.fsum(v) / len(v) for v in by_column.values()) / len(by_column)
+        for domain, by_column in columns.items()
     }
     over_domains = Interval.of(by_domain.values())
-    by_seeds = [by_seed(differences, list(own)) for own in columns.values()]
-    seeds = [seed for seed in by_seeds[0] if all(seed in own for own in by_seeds)]
+    by_seeds = [by_seed(differences, list(by_column)) for by_column in columns.values()]
+    seeds = [seed for seed in by_seeds[0] if all(seed in means for means in by_seeds)]
     over_seeds = Interval.of(
-        math.fsum(own[seed] for own in by_seeds) / len(by_seeds) for seed in seeds
+        math.fsum(means[seed] for means in by_seeds) / len(by_seeds) for seed in seeds
     )
     return Margin(over_domains, over_seeds, over_domains.p, by_domain)
 
@@ -217,36 +217,33 @@ def margins(
     Returns:
         The margins by row; a row without a common column and seed has none.
     """
-    found = {
+    uncorrected = {
         name: margin
-        for name, pair in pairs.items()
-        if (margin := paired_margin(*pair, domains)) is not None
+        for name, both in pairs.items()
+        if (margin := paired_margin(*both, domains)) is not None
     }
-    same = {name: frozenset(map(id, pairs[name])) for name in found}
-    known = {same[name]: one.domains.p for name, one in found.items() if one.domains.p is not None}
-    adjusted: dict[frozenset[int], float] = {}
-    least = 0.0
-    for left, (pair, p) in zip(range(len(known), 0, -1), sorted(known.items(), key=itemgetter(1))):
-        least = adjusted[pair] = max(least, min(1.0, left * p))
+    pair = {name: frozenset(map(id, pairs[name])) for name in uncorrected}
+    known = {pair[name]: margin.p for name, margin in uncorrected.items() if margin.p is not None}
+    corrected = dict(zip(known, holm([*known.values()])))
     return {
-        name: replace(one, p=adjusted.get(same[name]), comparisons=max(1, len(known)))
-        for name, one in found.items()
+        name: replace(margin, p=corrected.get(pair[name]), comparisons=max(1, len(known)))
+        for name, margin in uncorrected.items()
     }
 
 
 def leads(
-    found: Mapping[str, Accuracies], domains: Mapping[str, str], base: str = ""
+    results: Mapping[str, Accuracies], domains: Mapping[str, str], base: str = ""
 ) -> dict[str, Margin]:
     """Returns every method's margin over ``base``, or over the best other one; see :func:`margins`.
 
     Args:
-        found: the accuracies of each method.
+        results: the accuracies of each method.
         domains: what is held out, by column.
         base: the method that all others are set beside; each one's best other method if empty.
     """
-    others = {name: base or best_other(name, found) or "" for name in found if name != base}
-    pairs = {name: (found[name], found[o]) for name, o in others.items() if o in found}
-    return {n: replace(one, other=others[n]) for n, one in margins(pairs, domains).items()}
+    others = {name: base or best_other(name, results) or "" for name in results if name != base}
+    pairs = {name: (results[name], results[o]) for name, o in others.items() if o in results}
+    return {n: replace(m, other=others[n]) for n, m in margins(pairs, domains).items()}
 
 
 def best_other(method: str, results: Mapping[str, Accuracies]) -> str | None:
@@ -261,7 +258,7 @@ def best_other(method: str, results: Mapping[str, Accuracies]) -> str | None:
         if name != method
     }
     most = max(map(len, shared.values()), default=0)
-    means = {n: math.fsum(own) / most for n, own in shared.items() if len(own) == most > 0}
+    means = {n: math.fsum(v) / most for n, v in shared.items() if len(v) == most > 0}
     return max(means, key=means.__getitem__, default=None)
 
 
@@ -272,5 +269,5 @@ def ranks(results: Mapping[str, Accuracies]) -> dict[str, dict[Key, float]]:
     """
     from pandas import DataFrame
 
-    found = DataFrame({name: dict(own) for name, own in results.items()}).dropna()
-    return found.rank(axis=1, ascending=False).to_dict()  # type: ignore[return-value]
+    table = DataFrame({name: dict(accuracies) for name, accuracies in results.items()}).dropna()
+    return table.rank(axis=1, ascending=False).to_dict()  # type: ignore[return-value]

@@ -40,20 +40,16 @@ def tables_of(dataset: Any, labels: numpy.ndarray) -> list[Numbered | None]:
     """
     known: dict[int, Numbered | None] = {}
 
-    def names_in(one: Any) -> Numbered | None:
-        if id(one) not in known:
-            known[id(one)] = own_names(one)
-        return known[id(one)]
+    def names_in(part: Any) -> Numbered | None:
+        if id(part) not in known:
+            known[id(part)] = own_names(part)
+        return known[id(part)]
 
-    found = [_named(dataset, index, names_in) for index in range(len(labels))]
-    changed = {
-        id(named[0])
-        for named, label in zip(found, labels.tolist())
-        if named is not None and _label_in(*named, dataset, label) != label
-    }
-    return [
-        None if named is None or id(named[0]) in changed else names_in(named[0]) for named in found
-    ]
+    places = [_named(dataset, index, names_in) for index in range(len(labels))]
+    for place, label in zip(places, labels.tolist()):
+        if place is not None and _label_in(*place, dataset, label) != label:
+            known[id(place[0])] = None
+    return [None if place is None else known[id(place[0])] for place in places]
 
 
 def _label_in(named: Any, place: int, outer: Any, label: int) -> int | None:
@@ -81,8 +77,8 @@ def _named(
         return _named(dataset.datasets[part], index - first, names_in)
     if names_in(dataset) is not None:
         return dataset, index
-    held = getattr(dataset, "__dict__", {}).values()
-    inner: list[Any] = [one for one in held if isinstance(one, Dataset)]
+    attributes = getattr(dataset, "__dict__", {}).values()
+    inner: list[Any] = [value for value in attributes if isinstance(value, Dataset)]
     alike = len(inner) == 1 and hasattr(inner[0], "__len__") and len(inner[0]) == len(dataset)
     return _named(inner[0], index, names_in) if alike else None
 
@@ -141,7 +137,7 @@ def renumbered(
         ExperimentError: a class is not among them.
     """
     place = {name: number for number, name in enumerate(names)}
-    found = labels.copy()
+    numbers = labels.copy()
     for index, (label, table) in enumerate(zip(labels.tolist(), tables, strict=True)):
         if table is None:
             continue
@@ -155,5 +151,5 @@ def renumbered(
                 f"{where}, image {index} is of the class {table[label]!r}, which is none of the "
                 f"federation's: {first_names(names)}; {REMEDY}"
             )
-        found[index] = place[table[label]]
-    return found
+        numbers[index] = place[table[label]]
+    return numbers

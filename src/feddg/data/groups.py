@@ -165,8 +165,8 @@ def roles_of_units(
         left = left - here
         if role:
             owed[role - 1] &= ~here
-    found: np.ndarray = np.array(["train", "id_val", "id_test"], dtype="<U7")[roles[units]]
-    return found
+    of_rows: np.ndarray = np.array(["train", "id_val", "id_test"], dtype="<U7")[roles[units]]
+    return of_rows
 
 
 def partitioned_units(
@@ -187,25 +187,25 @@ def partitioned_units(
     Raises:
         DataError: there are fewer units than clients, or as :func:`partition` says.
     """
-    _, first, own = np.unique(units, return_index=True, return_inverse=True)
+    _, first, unit_of = np.unique(units, return_index=True, return_inverse=True)
     if clients > len(first):
         raise DataError(
             f"{clients} clients cannot share {len(first)} groups of training images, which are not "
             "to be split. Use fewer clients or smaller groups, or none (--group-by none)."
         )
     counts = np.zeros((len(first), int(labels.max()) + 1), np.int64)
-    np.add.at(counts, (own, labels), 1)
-    found = partition(domains[first], counts.argmax(axis=1), clients, **settings)  # type: ignore[arg-type]
-    return Partition(found.owners[own], np.asarray(domains, np.int64), found.clients)
+    np.add.at(counts, (unit_of, labels), 1)
+    of_units = partition(domains[first], counts.argmax(axis=1), clients, **settings)  # type: ignore[arg-type]
+    return Partition(of_units.owners[unit_of], np.asarray(domains, np.int64), of_units.clients)
 
 
 def further_units(
-    found: Partition, units: np.ndarray, domains: np.ndarray, seed: int
+    training: Partition, units: np.ndarray, domains: np.ndarray, seed: int
 ) -> list[np.ndarray]:
     """Partitions further images as :func:`feddg.data.partition.partitioned_alike` does, by unit."""
-    _, first, own = np.unique(units, return_index=True, return_inverse=True)
-    parts = partitioned_alike(found, domains[first], seed)
-    return [np.flatnonzero(np.isin(own, part)) for part in parts]
+    _, first, unit_of = np.unique(units, return_index=True, return_inverse=True)
+    parts = partitioned_alike(training, domains[first], seed)
+    return [np.flatnonzero(np.isin(unit_of, part)) for part in parts]
 
 
 def about_groups(table: ImageTable, splits: Splits, owners: np.ndarray) -> Iterator[Diagnostic]:
@@ -234,12 +234,12 @@ def about_groups(table: ImageTable, splits: Splits, owners: np.ndarray) -> Itera
         "are in several domains": several(every, table.domains),
         "are at several clients": several(splits.train, owners),
     }
-    found = [f"{count:,} {words}" for words, count in counts.items() if count]
-    if found:
+    split_up = [f"{count:,} {words}" for words, count in counts.items() if count]
+    if split_up:
         yield Diagnostic(
             "groups-on-both-sides" if both else "groups-at-several-sites",
             "warning",
-            f"Of {len(names):,} groups {', '.join(found)}."
+            f"Of {len(names):,} groups {', '.join(split_up)}."
             + (" Accuracies are too high where a group is known from training." if both else ""),
             "Give each group to one domain, or leave such groups out." if both else "",
         )

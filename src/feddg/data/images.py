@@ -235,12 +235,9 @@ class ImageTable:
     feature_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in _COLUMNS:
-            column = getattr(self, name)
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        for name, column in (*columns.items(), *self.subgroups.items()):
             if column is not None and len(column) != len(self.paths):
-                raise ValueError(f"{name} has {len(column)} rows, paths has {len(self.paths)}")
-        for name, column in self.subgroups.items():
-            if len(column) != len(self.paths):
                 raise ValueError(f"{name} has {len(column)} rows, paths has {len(self.paths)}")
         if (self.root is None) == (self.images is None):
             raise ValueError("an ImageTable has either a root folder or rendered images")
@@ -295,7 +292,7 @@ class ImageTable:
             return self.domain_names.index(matches[0])
         hint = nearest(name, self.domain_names)
         if matches:
-            hint = f", and several are called almost so ({', '.join(matches)}): write one as it is"
+            hint = f", and several are called nearly that ({', '.join(matches)}): write one exactly"
         elif wanted in map(plain_name, self.class_names):
             hint = ", but a class: folders must be ROOT/DOMAIN/CLASS"
         elif wanted in ("all", "each", "lodo"):
@@ -391,9 +388,9 @@ def spelt_alike(name: str, names: Sequence[str]) -> list[str]:
     if name in names:
         return [name]
     wanted = plain_name(name)
-    alike = [one for one in names if plain_name(one) == wanted]
+    alike = [other for other in names if plain_name(other) == wanted]
     if len(wanted) == 1 and not alike:
-        alike = [one for one in names if plain_name(one).startswith(wanted)]
+        alike = [other for other in names if plain_name(other).startswith(wanted)]
     return alike
 
 

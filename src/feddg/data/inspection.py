@@ -199,7 +199,8 @@ def about_splits(
             names = [table.class_names[i] for i in unseen]
             held = [table.domain_names[i] for i in np.unique(table.domains[rows])]
             domains = "domain" if len(held) == 1 else "domains"
-            has = f"{'has' if len(held) == 1 else 'have'} {_images(counts[unseen].sum())}"
+            images = counted(int(counts[unseen].sum()), "image")
+            has = f"{'has' if len(held) == 1 else 'have'} {images}"
             stops: Severity = "error" if chosen and role == "test" else "warning"
             yield Diagnostic(
                 "class-not-trained",
@@ -224,7 +225,7 @@ def about_splits(
             yield Diagnostic(
                 "small-validation",
                 "warning",
-                f"Validation on {where} domains has only {_images(len(rows))}: a round "
+                f"Validation on {where} domains has only {counted(len(rows), 'image')}: a round "
                 f"picked by it is picked by chance (an accuracy of 50 % is uncertain by "
                 f"{margin:.0f} points).",
             )
@@ -393,16 +394,12 @@ def _classes(names: Sequence[str]) -> str:
     return f"the {'class' if len(names) == 1 else 'classes'} {_quoted(names)}"
 
 
-def _images(count: int) -> str:
-    return counted(count, "image")
-
-
 def _counts(table: ImageTable, rows: np.ndarray) -> np.ndarray:
     return np.bincount(table.labels[rows], minlength=len(table.class_names))
 
 
 def _contents(groups: list[list[int]], what: str) -> str:
-    return f"{sum(map(len, groups))} {what} are {_images(len(groups))}"
+    return f"{sum(map(len, groups))} {what} are {counted(len(groups), 'image')}"
 
 
 def _pair(files: Sequence[str], groups: list[list[int]]) -> str:

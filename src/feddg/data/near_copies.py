@@ -119,7 +119,7 @@ def near_rows(
         near = order[start:end]
         near = near[(abs(looks[near] - sought[place]) <= 5 * FARTHEST).all(1)]
         apart = ((own[near] - theirs[place]) ** 2).mean(1) ** 0.5
-        yield from ((int(rows[one]), int(others[place])) for one in near[apart <= FARTHEST])
+        yield from ((int(rows[row]), int(others[place])) for row in near[apart <= FARTHEST])
 
 
 def _parts(rows: np.ndarray) -> list[np.ndarray]:

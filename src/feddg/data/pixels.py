@@ -309,7 +309,7 @@ class Pixels(Protocol):
         ...
 
     def parcel(self, rows: Tensor, device: torch.device) -> Parcel:
-        """Returns what must be sent to a device for the images of ``rows``: here the images."""
+        """Returns the tensors to send for some images, and what makes the images of them."""
         return {"images": self.gather(rows)}, lambda sent: sent["images"]
 
 

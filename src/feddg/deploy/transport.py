@@ -190,7 +190,7 @@ class Mailbox:
         if not envelope.has_error():
             purpose = f"{sent.purpose}, late" if late else sent.purpose
             self._enter(sent.round, "up", sent.client, purpose, envelope.content)
-            # One that was silent has twice that from now on; who says who it is has not worked yet.
+            # Time to register says nothing of the time to train.
             if sent.client in self.limits and sent.kind != REGISTER:
                 self.limits[sent.client] = max(self.limits[sent.client], 2 * seconds)
             if late:
@@ -250,7 +250,7 @@ class Mailbox:
                     if sent_again[sent.client] <= MOST_SENT_AGAIN:
                         waiting[place] = again(sent)
                     else:
-                        sent.refuse("says again and again that it was not sent the shared context")
+                        sent.refuse("keeps saying that it did not receive the shared context")
             if (reply := waiting[0].reply) is not None:
                 waiting.popleft()
                 yield reply
@@ -443,7 +443,7 @@ class NodeRegistry:
                 continue
             name, registration = reply.fields.get("site", ""), reply.fields.get("registration")
             if registration is None:
-                log.warning("left out: node %d calls itself %r, and says no more", node, name)
+                log.warning("left out: node %d says it is %r but sent no registration", node, name)
                 continue
             objection = self._name_objection(name, stranger.info)
             if objection is None:

@@ -1,1 +1,1 @@
-"""Evaluation: accuracy per domain, and which round is reported."""
+"""Accuracy by domain and subgroup, further metrics, their intervals, and test-time adaptation."""

@@ -14,7 +14,7 @@ from feddg.data.pixels import Pixels, as_unit
 from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, first_names
 from feddg.evaluation.decision import Decision, Part, decide
-from feddg.evaluation.intervals import effective_number
+from feddg.evaluation.intervals import effective_number, numbered
 from feddg.evaluation.metrics import Predictions, measure, student
 from feddg.evaluation.subgroups import subgroup_rows
 from feddg.models.network import Network
@@ -140,14 +140,13 @@ def _mean_and_interval(
 
     One image, or one group, leaves it unbounded.
     """
-    mean, each, count = float(values.mean()), values - values.mean(), len(values)
+    mean, sums, count = float(values.mean()), values - values.mean(), len(values)
     if groups is not None:
-        _, own = numpy.unique(groups, return_inverse=True)
-        each = numpy.bincount(own, weights=each)
-    if len(each) < 2:
+        sums = numpy.bincount(numbered(groups, count)[0], weights=sums)
+    if len(sums) < 2:
         return mean, (-math.inf, math.inf)
-    error = math.sqrt(len(each) / (len(each) - 1) * float(each @ each)) / count
-    half = student(len(each) - 1) * error
+    error = math.sqrt(len(sums) / (len(sums) - 1) * float(sums @ sums)) / count
+    half = student(len(sums) - 1) * error
     return mean, (mean - half, mean + half)
 
 
@@ -264,13 +263,13 @@ class Evaluation:
         for (split, _, rows), (_, logits) in zip(self.parts(), outputs, strict=True):
             values = self.task.score(logits, torch.from_numpy(self.labels[rows])).numpy()
             by_split.setdefault(split, []).append((rows, values))
-        found: list[SubgroupRow] = []
+        table: list[SubgroupRow] = []
         for split, parts in by_split.items():
             rows, values = (numpy.concatenate(part) for part in zip(*parts))
             columns = {name: column[rows] for name, column in self.subgroups.items()}
-            own = None if self.groups is None else self.groups[rows]
-            found += subgroup_rows(split, columns, values, own)
-        return found
+            groups = None if self.groups is None else self.groups[rows]
+            table += subgroup_rows(split, columns, values, groups)
+        return table
 
     def predictions(self, predictor: nn.Module) -> Iterator[Tensor]:
         """Yields the logits of each part, as :meth:`predict` returns them."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy
 
-from feddg.evaluation.intervals import LEVEL, ShareInterval, effective_number, wilson
+from feddg.evaluation.intervals import LEVEL, ShareInterval, effective_number, numbered, wilson
 from feddg.evaluation.metrics import area_under_roc, ranks, student
 from feddg.records import ID_VAL, DecisionRow, DecisionTable
 from feddg.rng import numpy_stream
@@ -41,17 +41,14 @@ def auroc_interval(
     if positive.all() or not positive.any():
         return None
     area = area_under_roc(positive, scores)
-    _, own = numpy.unique(
-        numpy.arange(len(scores)) if groups is None else groups, return_inverse=True
-    )
-    number, every = int(own.max()) + 1, ranks(scores)
+    (group_of, number), every = numbered(groups, len(scores)), ranks(scores)
     sums, sides = numpy.zeros((2, number)), numpy.zeros((2, number), bool)
     counts = positive.sum(), (~positive).sum()
     for side, mask in enumerate((positive, ~positive)):
         above = (every[mask] - ranks(scores[mask])) / counts[1 - side]
         share = above if side == 0 else 1 - above  # of the other side that is ranked rightly
-        numpy.add.at(sums[side], own[mask], share - area)
-        sides[side, own[mask]] = True
+        numpy.add.at(sums[side], group_of[mask], share - area)
+        sides[side, group_of[mask]] = True
     least = int(sides.sum(axis=1).min())
     if min(area, 1 - area) <= 0 or least < 2:
         return wilson(area, least)
@@ -88,18 +85,16 @@ def average_precision_interval(
         hits = numpy.cumsum(weights * right)[ends]
         called = numpy.cumsum(weights)[ends]
         gained = numpy.diff(hits, prepend=0.0)
-        found = numpy.divide(gained * hits, called, out=numpy.zeros_like(hits), where=called > 0)
-        return float(found.sum() / hits[-1]) if hits[-1] else math.nan
+        parts = numpy.divide(gained * hits, called, out=numpy.zeros_like(hits), where=called > 0)
+        return float(parts.sum() / hits[-1]) if hits[-1] else math.nan
 
     value = precision(numpy.ones(len(scores)))
-    own = numpy.arange(len(scores)) if groups is None else groups[order]
-    _, own = numpy.unique(own, return_inverse=True)
-    number, random = int(own.max()) + 1, numpy_stream(0, "average precision")
-    found = []
+    group_of, number = numbered(None if groups is None else groups[order], len(scores))
+    random, resampled = numpy_stream(0, "average precision"), []
     for _ in range(RESAMPLES):
         drawn = numpy.bincount(random.integers(number, size=number), minlength=number)
-        found.append(precision(drawn[own].astype(float)))
-    logits = numpy.array([_logit(one) for one in found if not math.isnan(one)])
+        resampled.append(precision(drawn[group_of].astype(float)))
+    logits = numpy.array([_logit(share) for share in resampled if not math.isnan(share)])
     reach = student(math.inf, LEVEL) * float(logits.std(ddof=1)) if len(logits) > 1 else math.inf
     middle = _logit(value)
     return ShareInterval(
@@ -108,8 +103,8 @@ def average_precision_interval(
 
 
 def _logit(share: float) -> float:
-    held = min(max(share, 1e-6), 1 - 1e-6)
-    return math.log(held / (1 - held))
+    inside = min(max(share, 1e-6), 1 - 1e-6)
+    return math.log(inside / (1 - inside))
 
 
 def _expit(value: float) -> float:
@@ -173,21 +168,16 @@ def predictive_values(
         specificity: share of those without it that are called negative.
         prevalence: share of the class where the model is used, in (0, 1).
     """
-    sens = sensitivity.share, sensitivity.low, sensitivity.high
-    spec = specificity.share, specificity.low, specificity.high
-    miss = 1 - sens[0], 1 - sens[2], 1 - sens[1]
-    false = 1 - spec[0], 1 - spec[2], 1 - spec[1]
     odds = math.log(prevalence / (1 - prevalence))
-    positive = [_expit(odds + ratio) for ratio in _log_ratio(sens, false)]
-    negative = [_expit(-odds + ratio) for ratio in _log_ratio(spec, miss)]
+    positive = (_expit(odds + ratio) for ratio in _log_ratio(sensitivity, specificity))
+    negative = (_expit(-odds + ratio) for ratio in _log_ratio(specificity, sensitivity))
     return ShareInterval(*positive), ShareInterval(*negative)
 
 
-def _log_ratio(
-    above: tuple[float, float, float], below: tuple[float, float, float]
-) -> tuple[float, float, float]:
-    """Returns the logarithm of a ratio of two shares with its ends; each is share, low, high."""
-    a, b = ([math.log(max(one, 1e-300)) for one in part] for part in (above, below))
+def _log_ratio(above: ShareInterval, other: ShareInterval) -> tuple[float, float, float]:
+    """Returns the logarithm of a share over one minus another, with its ends."""
+    below = 1 - other.share, 1 - other.high, 1 - other.low
+    a, b = ([math.log(max(share, 1e-300)) for share in part] for part in (above, below))
     value = a[0] - b[0]
     low = value - math.hypot(a[0] - a[1], b[2] - b[0])
     high = value + math.hypot(a[2] - a[0], b[0] - b[1])
@@ -201,13 +191,12 @@ def reliability(
 
     The images, in the order of their scores, are cut into ten bins of about equal size.
     """
-    found = []
+    points = []
     for rows in numpy.array_split(numpy.argsort(scores, kind="stable"), BINS):
-        own = None if groups is None else groups[rows]
-        share = share_interval(positive[rows], own)
+        share = share_interval(positive[rows], None if groups is None else groups[rows])
         if share is not None:
-            found.append((float(scores[rows].mean()), share, len(rows)))
-    return found
+            points.append((float(scores[rows].mean()), share, len(rows)))
+    return points
 
 
 @dataclass(frozen=True)
@@ -252,7 +241,8 @@ def decide(parts: Sequence[Part], decision: Decision) -> DecisionTable:
     inside = [part for part in parts if part.split == ID_VAL]
     threshold = None
     if inside:
-        positive, scores = (numpy.concatenate([part[n] for part in inside]) for n in (2, 3))
+        positive = numpy.concatenate([part.positive for part in inside])
+        scores = numpy.concatenate([part.scores for part in inside])
         if positive.any() and not positive.all():
             threshold = threshold_for(positive, scores, **{decision.target: decision.reached})
     return DecisionTable(
@@ -279,9 +269,9 @@ def decision_row(
     sensitivity = specificity = ppv = npv = None
     if threshold is not None:
         called = scores >= threshold
-        own, other = (None if groups is None else groups[side] for side in (positive, ~positive))
+        own, others = (None if groups is None else groups[side] for side in (positive, ~positive))
         sensitivity = share_interval(called[positive], own)
-        specificity = share_interval(~called[~positive], other)
+        specificity = share_interval(~called[~positive], others)
     if sensitivity is not None and specificity is not None and 0 < share < 1:
         ppv, npv = predictive_values(sensitivity, specificity, share)
     return DecisionRow(
@@ -290,19 +280,14 @@ def decision_row(
         images=len(scores),
         positives=int(positive.sum()),
         groups=None if groups is None else len(numpy.unique(groups)),
-        auroc=_ends(auroc_interval(positive, scores, groups)),
-        average_precision=_ends(average_precision_interval(positive, scores, groups)),
-        sensitivity=_ends(sensitivity),
-        specificity=_ends(specificity),
+        auroc=auroc_interval(positive, scores, groups),
+        average_precision=average_precision_interval(positive, scores, groups),
+        sensitivity=sensitivity,
+        specificity=specificity,
         prevalence=share,
-        ppv=_ends(ppv),
-        npv=_ends(npv),
+        ppv=ppv,
+        npv=npv,
         reliability=[
-            (mean, point.share, point.low, point.high, count)
-            for mean, point, count in reliability(positive, scores, groups)
+            (mean, *point, count) for mean, point, count in reliability(positive, scores, groups)
         ],
     )
-
-
-def _ends(interval: ShareInterval | None) -> tuple[float, float, float] | None:
-    return None if interval is None else (interval.share, interval.low, interval.high)

@@ -3,8 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy
 
@@ -14,8 +13,7 @@ LEVEL: Final = 0.95
 _Z: Final = statistics.NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
-@dataclass(frozen=True, slots=True)
-class ShareInterval:
+class ShareInterval(NamedTuple):
     """A share with its 95 % confidence interval, all in [0, 1]."""
 
     share: float
@@ -94,17 +92,23 @@ def effective_number(values: numpy.ndarray, groups: numpy.ndarray | None) -> flo
     count = len(values)
     if groups is None or not count:
         return float(count)
-    _, own = numpy.unique(groups, return_inverse=True)
-    number = int(own.max()) + 1
+    group_of, number = numbered(groups, count)
     if number < 2:
         return 1.0
     off = values - values.mean()
-    sums = numpy.bincount(own, weights=off)
+    sums = numpy.bincount(group_of, weights=off)
     variance = number / (number - 1) * float(sums @ sums) / count**2
     alone = float(off @ off) / count
-    found = number if variance <= 0 else alone / variance
+    independent = number if variance <= 0 else alone / variance
     few = (_Z / student(number - 1, LEVEL)) ** 2
-    return min(float(count), max(1.0, found * few))
+    return min(float(count), max(1.0, independent * few))
+
+
+def numbered(groups: numpy.ndarray | None, images: int) -> tuple[numpy.ndarray, int]:
+    """Returns each image's group, from 0, and their number; without groups, each has its own."""
+    named = numpy.arange(images) if groups is None else groups
+    names, numbers = numpy.unique(named, return_inverse=True)
+    return numbers, len(names)
 
 
 def holm(values: Sequence[float]) -> list[float]:

@@ -27,26 +27,26 @@ def subgroup_rows(
         correct: ``(n,)`` a score of each image in [0, 1], such as whether it is classified rightly.
         groups: ``(n,)`` integers; None if images are independent.
     """
-    found: list[tuple[str, str, numpy.ndarray]] = [
+    subgroups: list[tuple[str, str, numpy.ndarray]] = [
         (name, value, column == value)
         for name, column in columns.items()
         for value in numpy.unique(column).tolist()
         if value
     ]
-    tested = [_difference(correct, mask, groups) for _, _, mask in found]
+    tested = [_difference(correct, mask, groups) for _, _, mask in subgroups]
     corrected = iter(holm([p for _, p in tested if p is not None]))
     rows = []
-    for (name, value, mask), (difference, p) in zip(found, tested):
-        own = None if groups is None else groups[mask]
-        share = wilson(float(correct[mask].mean()), effective_number(correct[mask], own))
+    for (name, value, mask), (difference, p) in zip(subgroups, tested):
+        inside = None if groups is None else groups[mask]
+        share = wilson(float(correct[mask].mean()), effective_number(correct[mask], inside))
         rows.append(
             SubgroupRow(
                 split=split,
                 column=name,
                 value=value,
                 images=int(mask.sum()),
-                groups=None if own is None else len(numpy.unique(own)),
-                accuracy=(share.share, share.low, share.high),
+                groups=None if inside is None else len(numpy.unique(inside)),
+                accuracy=share,
                 difference=difference,
                 p=None if p is None else next(corrected),
             )
@@ -62,8 +62,7 @@ def _difference(
         return None, None
     pulled, variance = [], 0.0
     for side in (mask, ~mask):
-        own = None if groups is None else groups[side]
-        number = effective_number(correct[side], own)
+        number = effective_number(correct[side], None if groups is None else groups[side])
         share = (float(correct[side].mean()) * number + 1) / (number + 2)
         pulled.append(share)
         variance += share * (1 - share) / (number + 2)

@@ -561,9 +561,9 @@ def calibrated(
     """
     own, true = numpy.array(signals, float), numpy.array(truths, float)
     middle = _on(_line(own, true, correct), signal)
-    lines = _lines_without_a_site(own, true, correct)
-    errors = numpy.array([abs(true[i] - _on(line, own[i])) for i, line in enumerate(lines)])
+    errors = numpy.abs(errors_at_sites(signals, truths, correct=correct))
     if len(own) >= ENOUGH_SITES:
+        lines = _lines_without_a_site(own, true, correct)
         there = numpy.array([_on(line, signal) for line in lines])
         rank = math.ceil(LEVEL * (len(own) + 1) - 1e-9)
         low = float(numpy.sort(there - errors)[len(own) - rank])

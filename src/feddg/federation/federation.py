@@ -250,13 +250,13 @@ class Federation:
     def beside(
         self, method: Method, network: Network, state: State, hooks: Sequence[RoundHook]
     ) -> "Federation":
-        """Returns a federation of the same clients, without defences, for one round of all of them.
+        """Returns another federation of the same clients, for one round of all, without defences.
 
         Args:
             method: its method.
             network: the network that it trains.
-            state: where its server begins.
-            hooks: what happens in the round besides.
+            state: the state that its server starts from.
+            hooks: further hooks of the round.
         """
         settings = self.settings
         once = {"min_updates": 1, "attempts": 1, "optimizer": "none", "largest_change": None}
@@ -288,14 +288,14 @@ class Federation:
         memories: dict[int, Weights] | None = None,
         defences: Defences | None = None,
     ) -> InProcess:
-        """Returns a transport to other clients, with the method and the shared context.
+        """Returns a transport to other clients, with the same method and shared context.
 
         Args:
-            examples: the images of each.
-            count: how many there are.
-            worker: what they take turns on.
-            memories: what they remember, by id.
-            defences: what their updates pass through; by default the federation's.
+            examples: a client's images, by id.
+            count: the number of clients.
+            worker: the network, optimizer and device that they share.
+            memories: the clients' stored tensors, by id.
+            defences: by default the federation's.
         """
         given = (self.method, [worker], count, examples, memories)
         transport = InProcess(*given, defences or self.defences)

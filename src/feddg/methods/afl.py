@@ -43,7 +43,7 @@ from feddg.messages import (
     Weights,
     joined,
 )
-from feddg.methods.base import Ask, Method, MethodSettings, State, register
+from feddg.methods.base import Ask, Method, MethodSettings, State, others_have_setup, register
 from feddg.models.network import Network
 from feddg.models.task import losses_by_image
 
@@ -104,9 +104,7 @@ class WeighedByLoss(Method):
     @property
     def has_setup(self) -> bool:
         """Whether clients send statistics: their domains, or those of another part."""
-        parts = (c for c in type(self).__mro__ if c not in (Method, WeighedByLoss))
-        others = any("client_statistics" in vars(part) for part in parts)
-        return _over_domains(self) or (others and super().has_setup)
+        return _over_domains(self) or (others_have_setup(self, WeighedByLoss) and super().has_setup)
 
     def client_statistics(self, client: Client) -> Message | None:
         """Adds how many images of each domain the client has."""

@@ -517,6 +517,13 @@ def local_names(method: Method, network: nn.Module) -> set[str]:
     }
 
 
+def others_have_setup(method: Method, part: type[Method]) -> bool:
+    """Returns whether clients send statistics for another part of a composition than ``part``."""
+    parts = type(method).__mro__
+    others = [c for c in parts if not issubclass(part, c) and not issubclass(c, part)]
+    return any("client_statistics" in vars(other) for other in others)
+
+
 def has_global_model(method: Method, network: nn.Module) -> bool:
     """Whether clients share any part of the network; otherwise each has its own model."""
     return not network.state_dict().keys() <= local_names(method, network)

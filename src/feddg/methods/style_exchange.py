@@ -16,7 +16,7 @@ from feddg.data.augment import apply, draw
 from feddg.diagnostics import Diagnostic
 from feddg.errors import WeightsError
 from feddg.messages import EntrySchema, Message, SchemaContext, joined
-from feddg.methods.base import Method, MethodSettings
+from feddg.methods.base import Method, MethodSettings, others_have_setup
 from feddg.settings import ExperimentSettings, Fraction
 from feddg.styles.codec import CODECS, Codec, NormalizedCodec, adain, load_codec, transfer
 from feddg.styles.ranges import noised_range, style_range
@@ -262,9 +262,7 @@ class OneStyleEach(StyleExchange, Method):
     @property
     def has_setup(self) -> bool:
         """Whether clients send statistics: styles, or those of another part of a composition."""
-        others = (part for part in type(self).__mro__ if not issubclass(OneStyleEach, part))
-        own = (part for part in others if not issubclass(part, OneStyleEach))
-        return self.exchanges or any("client_statistics" in vars(part) for part in own)
+        return self.exchanges or others_have_setup(self, OneStyleEach)
 
     def client_statistics(self, client: Client) -> Message:
         """Returns the client's style, added to the statistics of other parts of a composition."""

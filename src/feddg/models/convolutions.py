@@ -59,9 +59,9 @@ def use_plain_convolutions(network: nn.Module) -> None:
 
 
 def check_convolutions(network: nn.Module, images: Tensor) -> None:
-    """Makes convolutions plain again, in place, if the faster ones give images another result.
+    """Puts plain convolutions back, in place, if the faster ones change what the network computes.
 
-    They do where layers of a ``Sequential`` are called by hand, with something between them.
+    They do so where layers of a ``Sequential`` are called by hand, with something between them.
     """
     fast = copy.deepcopy(network)
     folded = [norm for norm in fast.modules() if isinstance(norm, FoldedNorm)]

@@ -80,16 +80,13 @@ def evaluate_run(
         RunError: the folder has no model, or none by that rule, or the images have changed since
             the run.
     """
-    path = Path(folder)
     wanted = list(ADAPTATIONS if adaptations is None else adaptations)
     for spelling in wanted:
         read(spelling)
-    require_run(path)
-    trained = load_trained(path, which=which)
+    path, trained, cache = _opened(folder, which, cache)
     key = (trained.round, batch_size, trained.which)
     earlier = [row for row in read_adapted(path) if row.key == (row.adaptation, *key)]
     measured = grouped((row.adaptation, row) for row in earlier)
-    check_images(path, trained.experiment, cache)
     refused: dict[str, str] = {}
     for spelling in wanted:
         try:
@@ -102,7 +99,7 @@ def evaluate_run(
     missing = [name for name in asked if name not in measured]
     evaluation = None
     if missing:
-        evaluation = _evaluation(trained, batch_size, cache_folder(cache), progress)[0]
+        evaluation = _evaluation(trained, batch_size, cache, progress)[0]
     for name in missing:
         assert evaluation is not None
         scores = (
@@ -168,10 +165,7 @@ def decide_run(
         ExperimentError: there is no such class, or no in-domain validation.
         RunError: the folder has no model, or the images have changed since the run.
     """
-    path = Path(folder)
-    require_run(path)
-    trained, cache = load_trained(path, which=which), cache_folder(cache)
-    check_images(path, trained.experiment, cache)
+    path, trained, cache = _opened(folder, which, cache)
     wanted = {
         "decision": decision,
         "specificity": specificity,
@@ -187,6 +181,17 @@ def decide_run(
     with RunFolder(path) as open_folder:
         write_details(open_folder, evaluation, outputs)
     return read_run(path).details
+
+
+def _opened(
+    folder: Path | str, which: str | None, cache: Path | None
+) -> tuple[Path, Trained, Path]:
+    """Returns a run's folder and model, with images as they were, and the folder of the cache."""
+    path, cache = Path(folder), cache_folder(cache)
+    require_run(path)
+    trained = load_trained(path, which=which)
+    check_images(path, trained.experiment, cache)
+    return path, trained, cache
 
 
 def _evaluation(
@@ -273,11 +278,8 @@ def write_image_results(
         RunError: the folder has no model, or the images have changed since the run.
         DataError: PyArrow is not installed.
     """
-    arrow, path = parquet("leave out --predictions"), Path(folder)
-    require_run(path)
-    trained = load_trained(path, which=which)
-    cache = cache_folder(cache)
-    check_images(path, trained.experiment, cache)
+    arrow = parquet("leave out --predictions")
+    path, trained, cache = _opened(folder, which, cache)
     evaluation, images = _evaluation(trained, batch_size, cache, progress)
     contents = ImagesFile.read(path / IMAGES) or images.contents
     about = {

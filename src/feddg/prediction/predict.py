@@ -39,7 +39,6 @@ BATCH_SIZE = 32
 MOST_DECODERS = 8
 Decoded = list[tuple[str, numpy.ndarray]] | str
 """A file's images with their names (several if it is cut into tiles), or why there are none."""
-ROWS_AT_ONCE = 4096
 MOST_SHOWN = 300
 MOST_FAULTS = 100
 
@@ -243,7 +242,7 @@ def _written(file: Path) -> str:
 
 @dataclass(frozen=True)
 class Cut:
-    """A class and the probability from which on an image counts as it.
+    """A class, and from which probability on an image counts as it.
 
     Attributes:
         of: the class.
@@ -259,15 +258,14 @@ class Cut:
 def cut_of(
     run: Path | str, class_names: Sequence[str], decision: str | None, threshold: float | None
 ) -> Cut | None:
-    """Returns the decision to make; what is not given is that of the run.
+    """Returns the decision to make; the run's own fills in what is not given.
 
     Raises:
         DataError: the class is unknown, or the run has decided nothing about it.
     """
     if decision is None and threshold is None:
         return None
-    kept = Details.read(Path(run) / DETAILS)
-    made = None if kept is None else kept.decision
+    made = (Details.read(Path(run) / DETAILS) or Details()).decision
     of = decision or (made.of if made is not None else None)
     if of is None or (threshold is None and (made is None or made.of != of)):
         raise DataError(
@@ -278,7 +276,7 @@ def cut_of(
         raise DataError(f"no class of {run} is called {of!r}{nearest(of, class_names)}")
     value = threshold if threshold is not None or made is None else made.threshold
     if value is None:
-        raise DataError(f"{run} has no threshold for {of}: its validation has images of one side")
+        raise DataError(f"{run} has no threshold for {of}: validation is all of it, or has none")
     return Cut(of, list(class_names).index(of), value)
 
 

@@ -4,7 +4,7 @@ import csv
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -119,9 +119,9 @@ class TravelFile(JsonFile):
 
 
 def watch_middle(network: Network, take: Callable[[Tensor], None]) -> None:
-    """Passes on what the middle of a network sees from now on, ``(B, m)`` a batch.
+    """Passes moments of a network's middle features on, ``(B, m)`` for every batch from now on.
 
-    That is what goes into its last stage but one; a network without stages passes on nothing.
+    They are the inputs of its last stage but one; a network without stages passes on nothing.
     """
     for stage in network.stages[-2:-1]:
         stage.register_forward_pre_hook(lambda _, given: take(moments(given[0].float()).cpu()))
@@ -713,7 +713,7 @@ def _classes(
     counts = numpy.bincount(predicted, minlength=len(names))
     for number in numpy.argsort(-counts, kind="stable").tolist():
         own = right[predicted[labelled] == number]
-        known = [*astuple(wilson(float(own.mean()), len(own)))] if len(own) else []
+        known = wilson(float(own.mean()), len(own)) if len(own) else ()
         if counts[number]:
             yield ClassExpectation(names[number], int(counts[number]), len(own), *known)
 

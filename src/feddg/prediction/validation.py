@@ -256,7 +256,7 @@ def _domain(
         raise DataError(f"no image of domain '{name}' can be used ({unusable} cannot be read)")
     released = release(confusion, hide_below)
     accuracy = None if released.correct is None else released.correct / released.total
-    interval = None if accuracy is None else wilson(accuracy, released.total)
+    interval = None if accuracy is None else wilson(accuracy, released.total)[1:]
     whole = not any(cell is None for row in released.confusion for cell in row)
     return DomainValidation(
         domain=name,
@@ -264,7 +264,7 @@ def _domain(
         unusable=unusable,
         correct=released.correct,
         accuracy=accuracy,
-        interval=None if interval is None else (interval.low, interval.high),
+        interval=interval,
         class_images=released.images,
         confusion=released.confusion,
         metrics=measure(Predictions(confusion)) if whole else {},

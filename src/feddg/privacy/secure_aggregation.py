@@ -83,7 +83,7 @@ def shared_key(private: bytes, public: bytes, purpose: str) -> bytes:
         other = X25519PublicKey.from_public_bytes(public)
         shared = X25519PrivateKey.from_private_bytes(private).exchange(other)
     except ValueError:
-        raise ClientError("was told a public key that is none") from None
+        raise ClientError("was given an invalid public key") from None
     return HKDF(SHA256(), SECRET, None, f"feddg {purpose}".encode()).derive(shared)
 
 
@@ -217,7 +217,7 @@ def decoded(total: numpy.ndarray, received: Weights) -> tuple[Weights, int]:
     values, at, weights = torch.from_numpy(total.view(numpy.int64).copy()), 0, {}
     count = int(values[-1])
     if count < 1 or len(values) != 1 + sum(tensor.numel() for tensor in received.values()):
-        raise ValueError("the sum is of something else")
+        raise ValueError("the sum is not one of updates of these weights")
     for name in sorted(received):
         tensor = received[name]
         change = values[at : at + tensor.numel()].double().reshape(tensor.shape) / (_SCALE * count)
@@ -524,7 +524,7 @@ class SecureAggregation(Defence):
         listed = message.tolist()
         ours = set(listed) <= set(among) and len(set(listed)) == len(listed)
         if not ours or id not in listed or len(listed) < least:
-            raise ClientError("was told of too few clients that are left, or of strange ones")
+            raise ClientError("was given a list of clients that is too short or names strangers")
 
 
 def _tried(round: int) -> str:
@@ -644,7 +644,7 @@ class _Round:
             if len(set(pair)) < 2:
                 self._refuse(id, "sent one public key twice")
             elif not all(map(is_public_key, pair)):
-                self._refuse(id, "sent a public key that is none")
+                self._refuse(id, "sent an invalid public key")
             elif max(times[key] for key in pair) > 1:
                 self._refuse(id, "sent a public key that another client sent, too")
             else:

@@ -48,7 +48,7 @@ Counts = NDArray[np.float64]
 Trace = dict[str, Any]
 Axis = dict[str, Any]
 Point = tuple[float, float]
-DASHES: Final = ("solid", "dot", "dash", "dashdot")
+DASHES: Final = ("solid", "dot", "dash", "dashdot", "longdash")
 NEARLY_EVERYWHERE: Final = ("fedavg", "pardon")
 """Methods that most pages have: these keep their colour."""
 CLASSES_WITH_TEXT = 12

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from feddg.evaluation.intervals import ShareInterval
 from feddg.evaluation.subgroups import worst
 from feddg.records import DecisionRow, DecisionTable, Details, Ends, SubgroupRow
 from feddg.report.blocks import (
@@ -11,18 +10,14 @@ from feddg.report.blocks import (
     MadeColumn,
     Prose,
     Section,
-    Table,
     column,
     table_of,
     text_column,
 )
-from feddg.report.text import interval_words, split_heading
-from feddg.text import counted, percent, percent_sign, readable
-
-DECISION_CAPTION = (
-    "In percent, with 95 % intervals. AP: average precision. The predictive values are for the "
-    "prevalence beside them: the positive one says how many of the images called so are so."
-)
+from feddg.report.tables import points
+from feddg.report.text import sentence, split_heading
+from feddg.settings import grouped
+from feddg.text import counted, percent, readable
 
 
 def decision_section(details: Details) -> Section | None:
@@ -30,22 +25,8 @@ def decision_section(details: Details) -> Section | None:
     table = details.decision
     if table is None:
         return None
-    return Section("Decision", [Prose(decision_sentence(table)), *_decision_tables(table)])
-
-
-def decision_sentence(table: DecisionTable) -> str:
-    """Returns what is decided, and by which threshold."""
-    what = f"Is it {readable(table.of)}, or not?"
-    if table.threshold is None:
-        return (
-            f"{what} In-domain validation has no image of one of the two, so that no threshold can "
-            "be chosen."
-        )
-    return (
-        f"{what} An image counts as {readable(table.of)} from a probability of "
-        f"{table.threshold:.3g} on. This threshold was chosen on in-domain validation, to reach "
-        f"{table.target} {percent_sign(table.reached)} there; the unseen domain had no say in it."
-    )
+    about = Prose(sentence("decision", table=table))
+    return Section("Decision", [about, *_decision_tables(table)])
 
 
 def _decision_tables(table: DecisionTable) -> list[Block]:
@@ -63,21 +44,21 @@ def _decision_tables(table: DecisionTable) -> list[Block]:
     split: MadeColumn[DecisionRow] = text_column("Split", lambda row: split_heading(row.split))
     points: list[MadeColumn[tuple[float, float, float, float, int]]] = [
         column("Mean probability", lambda point: percent(point[0])),
-        column("Share that is so", lambda point: ends_words(point[1:4])),
+        column("Share of positives", lambda point: ends_words(point[1:4])),
         column("Images", lambda point: str(point[4])),
     ]
     curves: list[Block] = [
         table_of(row.reliability, points, f"{split_heading(row.split)}, {readable(row.domain)}")
         for row in table.rows
     ]
-    fold = "Reliability: how often an image with such a probability is so"
-    rows: Table = table_of(table.rows, [split, *columns], DECISION_CAPTION, grouped=True)
-    return [rows, Fold(fold, curves)]
+    fold = "Reliability: how many images with such a probability are positive"
+    caption = sentence("decision_caption")
+    return [table_of(table.rows, [split, *columns], caption, grouped=True), Fold(fold, curves)]
 
 
 def _counts(row: DecisionRow | SubgroupRow) -> str:
     groups = "" if row.groups is None else f" in {counted(row.groups, 'group')}"
-    of = f", {row.positives:,} are so" if isinstance(row, DecisionRow) else ""
+    of = f", {row.positives:,} positive" if isinstance(row, DecisionRow) else ""
     return f"{row.images:,}{groups}{of}"
 
 
@@ -85,8 +66,8 @@ def ends_words(ends: Sequence[float] | Ends | None) -> str | None:
     """Returns a share with its interval in percent; None if there is none."""
     if ends is None:
         return None
-    interval = ShareInterval(*ends)
-    return f"{percent(interval.share)} ({interval_words(interval)})"
+    share, low, high = ends
+    return f"{percent(share)} ({percent(low)} to {percent(high)})"
 
 
 def subgroups_section(details: Details) -> Section | None:
@@ -99,35 +80,13 @@ def subgroups_section(details: Details) -> Section | None:
         text_column("Subgroup", lambda row: f"{readable(row.column)}: {row.value}"),
         text_column("Images", _counts),
         column("Accuracy", lambda row: ends_words(row.accuracy)),
-        column("To all others", lambda row: _points(row.difference)),
+        column("Against the others", lambda row: points(row.difference)),
         column("p (Holm)", lambda row: None if row.p is None else f"{row.p:.2g}"),
     ]
-    return Section(
-        "Subgroups",
-        [
-            *(Prose(sentence) for sentence in worst_sentences(rows)),
-            table_of(rows, columns, "Accuracy in percent, with 95 % intervals.", grouped=True),
-        ],
+    by_split = grouped((split_heading(row.split), row) for row in rows)
+    lines = (
+        sentence("worst_subgroup", split=split, row=worst(subgroups), subgroups=len(subgroups))
+        for split, subgroups in by_split.items()
     )
-
-
-def _points(difference: float | None) -> str | None:
-    return None if difference is None else f"{100 * difference:+.1f}"
-
-
-def worst_sentences(rows: Sequence[SubgroupRow]) -> list[str]:
-    """Returns, for each split, which subgroup is shown to be worse than the others, if any."""
-    found = []
-    for split in dict.fromkeys(row.split for row in rows):
-        own = [row for row in rows if row.split == split]
-        least = worst(own)
-        if least is None:
-            text = "no subgroup is shown to be worse than the others."
-        else:
-            text = (
-                f"{readable(least.column)} {least.value} is worst, "
-                f"{percent_sign(least.accuracy[0])}: {_points(least.difference)} points to all "
-                f"others, more than chance among {counted(len(own), 'subgroup')}."
-            )
-        found.append(f"{split_heading(split)}: {text}")
-    return found
+    table = table_of(rows, columns, "Accuracy in percent, with 95 % intervals.", grouped=True)
+    return Section("Subgroups", [*map(Prose, lines), table])

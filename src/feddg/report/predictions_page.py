@@ -27,6 +27,7 @@ from feddg.report.blocks import (
     thumbnail,
     write_file,
 )
+from feddg.report.text import sentence
 from feddg.text import MISSING, counted, number, percent, printable, readable
 
 SIDE = 144
@@ -150,9 +151,7 @@ def sites_table(found: Travel) -> Table:
             column("estimated", lambda site: percent(site.signals.combined)),
             column("true", lambda site: percent(site.accuracy)),
         ],
-        "Accuracy in percent at sites left out of a model: estimated without their labels, and "
-        f"true. Without these sites the estimate for the new images is "
-        f"{percent(found.signals.combined)}.",
+        sentence("sites_caption", estimate=percent(found.signals.combined)),
     )
 
 
@@ -165,8 +164,7 @@ def estimates_table(found: Travel) -> Table:
             text_column("source", lambda pair: ESTIMATORS[pair[0]].source),
             column("accuracy", lambda pair: percent(pair[1])),
         ],
-        "What each estimator says about these images, in percent, before correction by the "
-        "left-out sites.",
+        sentence("estimates_caption"),
     )
 
 

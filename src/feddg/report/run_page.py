@@ -559,15 +559,10 @@ def _smallest(support: Sequence[int] | None, classes: Sequence[str]) -> str:
     if not support:
         return MISSING
     seen = [(count, index) for index, count in enumerate(support) if count]
-    absent = len(support) - len(seen)
-    parts = []
-    if seen:
-        count, index = min(seen)
-        name = readable(classes[index]) if index < len(classes) else str(index)
-        parts.append(f"{name}: {number(count)}")
-    if absent:
-        parts.append(f"{number(absent)} of {number(len(support))} classes without any")
-    return "; ".join(parts)
+    count, index = min(seen, default=(0, 0))
+    name = readable(classes[index]) if index < len(classes) else str(index)
+    smallest, absent = f"{name}: {number(count)}" if seen else "", len(support) - len(seen)
+    return sentence("smallest_class", smallest=smallest, absent=absent, classes=len(support))
 
 
 # Which class was taken for which.
@@ -810,14 +805,8 @@ def left_out_section(run: Run) -> Section | None:
     if not measured:
         return None
     accuracies = measured[-1]
-    mean = sum(accuracies.values()) / len(accuracies)
-    text = (
-        f"Accuracy at each client of a closed-form classifier made without it: "
-        f"{percent_sign(mean)} on average over {counted(len(accuracies), 'client')}. "
-        "The lowest come first."
-    )
-    if not clients_apart(run) & accuracies.keys():
-        text += " Others hold images of the same domains, so it says nothing of a new site."
+    mean, apart = sum(accuracies.values()) / len(accuracies), clients_apart(run) & accuracies.keys()
+    text = sentence("left_out", mean=mean, clients=len(accuracies), apart=apart)
     table = run.clients
     holds = {client.id: client.domains for client in table.clients} if table else {}
 
@@ -848,11 +837,7 @@ def _estimates_table(run: Run, estimates: Sequence[EstimateRow]) -> Table:
         column("90 % interval", lambda row: f"{percent(row.low)} to {percent(row.high)}"),
         column("Measured", lambda row: percent(measured.get(row.site))),
     ]
-    caption = (
-        "Accuracy in percent where nobody trained: what is expected from the model's confidence "
-        "there, without labels, judging by the clients left out; and what was measured with them."
-    )
-    return table_of(estimates, columns, caption)
+    return table_of(estimates, columns, sentence("elsewhere_caption"))
 
 
 def _groups_table(run: Run, setup: SetupRow) -> Table | None:

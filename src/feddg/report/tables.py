@@ -43,7 +43,6 @@ from feddg.report.blocks import (
 from feddg.report.text import (
     AGGREGATE_WORDS,
     metric_title,
-    one_model,
     sentence,
     spelled,
     split_heading,
@@ -72,10 +71,6 @@ MEANING = (
 MethodColumn = MadeColumn[str]
 SEEN_FROM = 0.03
 """A difference that a table should be able to show: where it cannot, it says so."""
-TWO_INTERVALS = (
-    "95 % intervals, Student's t. Over domains: what other domains like these would give, each "
-    "domain the mean of its seeds. Over seeds: what other seeds would give on these domains. "
-)
 MOST_DOMAINS = 6
 """With more domains, a table shows how far their differences spread."""
 ADVICE = {STILL_RISING: "Train longer."}
@@ -261,10 +256,10 @@ def margin_table(
         named: how a label is shown.
         brief: whether to leave out ranks, and what the intervals were computed from.
     """
-    found = results.accuracies(rule)
-    if len(found) < 2:
+    accuracies = results.accuracies(rule)
+    if len(accuracies) < 2:
         return None
-    margins, places = results.margins(rule, base), ranks(found)
+    margins, places = results.margins(rule, base), ranks(accuracies)
     claims = results.no_method_fit is None
 
     def difference(method: str) -> Cell:
@@ -301,19 +296,8 @@ def margin_table(
             of_margin("Seeds", lambda one: str(one.seeds.count)),
             column("Mean rank", mean_rank),
         ]
-    caption = (
-        f"Test accuracy {rule.when} minus that of the {'other' if base else 'best other'} method, "
-        f"paired by column and seed. {TWO_INTERVALS}Bold: a lead or a lag that may be claimed, as "
-        "it is more than chance over domains, corrected for the number of methods (Holm). "
-        "Detectable: a true difference that would be claimed half the time, with domains as "
-        "different as these and as many methods (Holm's first step). None is claimed of "
-        f"fewer than {LEAST} domains or seeds, or of equal differences. "
-    )
-    if not base:
-        caption += "The best other method is picked by these same numbers, which favours it."
-    if brief:
-        caption = "Bold: more than chance over domains, corrected for the number of methods."
-    return by_method(found, columns, f"{caption} {unseen(margins.values())}".strip(), named)
+    caption = sentence("margins_caption", when=rule.when, base=base, brief=brief, few=LEAST)
+    return by_method(accuracies, columns, f"{caption} {unseen(margins.values())}".strip(), named)
 
 
 def domains_of(results: Results, margins: Iterable[Margin]) -> list[str]:
@@ -340,15 +324,8 @@ def unseen(margins: Iterable[Margin]) -> str:
     """Says where a true lead of three points would rather not be claimed; empty if it would."""
     needed = [m.detectable for m in margins if not m.decided and m.detectable is not None]
     blind = [f"{100 * lead:.1f}" for lead in sorted(needed) if lead > SEEN_FROM]
-    if not blind:
-        return ""
-    leads = blind[0] if blind[0] == blind[-1] else f"{blind[0]} to {blind[-1]}"
-    where = f" in {len(blind)} of {len(needed)} comparisons" if len(needed) > 1 else ""
-    return (
-        f"Undecided does not mean equal: a true difference of {100 * SEEN_FROM:.0f} points would "
-        f"be missed more often than not{where}; to be claimed half the time it takes {leads} with "
-        "domains as different as these."
-    )
+    seen = f"{100 * SEEN_FROM:.0f}"
+    return sentence("unseen", points=seen, leads=blind, compared=len(needed)) if blind else ""
 
 
 def detectable_text(margin: Margin) -> str:
@@ -470,34 +447,13 @@ def conclusion(results: Results) -> Diagnostic:
     if known:
         text += f" (95 % {'intervals' if len(known) > 1 else 'interval'} {', '.join(known)})"
     code = "decided" if margin.decided else "not-decided"
-    return Diagnostic(code, "note", f"{text}. {_verdict(margin)}")
+    verdict = sentence("lead", margin=margin, detectable=detectable_text(margin), few=LEAST)
+    return Diagnostic(code, "note", f"{text}. {verdict}")
 
 
 def lead_of(every: Results) -> str:
     """The conclusion at the largest budget, with that budget before it if there are several."""
     return f"{budget_words(every)}{conclusion(every.at_largest)}"
-
-
-def _verdict(margin: Margin) -> str:
-    """What a lead comes to: a claim about methods is one over domains."""
-    domains, many = margin.domains, counted(margin.domains.count, "domain")
-    if margin.decided:
-        return "The lead is more than chance, and should hold on other domains like these."
-    here = "On these domains that is more than chance. " if margin.seeds.excludes_zero else ""
-    if domains.excludes_zero:
-        return (
-            f"{here}Over domains that would be more than chance if only these two methods had been "
-            "compared; among all of them it is not (Holm's correction)."
-        )
-    if domains.reach is not None:
-        return (
-            f"{here}For other domains this is open: with {many} that differ this much, it takes a "
-            f"true lead of {detectable_text(margin)} points to be claimed half the time."
-        )
-    if domains.count >= LEAST:
-        return f"{here}All domains differ by the same amount, so chance cannot be judged."
-    says = "says nothing" if domains.count == 1 else "say too little"
-    return f"{here}{many.capitalize()} {says} about others."
 
 
 def about_results(results: Results) -> list[Diagnostic]:
@@ -531,11 +487,8 @@ def about_results(results: Results) -> list[Diagnostic]:
 
 def model_sentence(results: Results) -> str:
     """Which kind of model a comparison's numbers belong to, and why."""
-    differ = len({run.default_rule for run in results.runs()}) > 1
-    why = "the runs serve different ones, and all have this" if differ else "every run serves it"
-    if not results.runs():
-        why = "a results file does not say which its runs serve"
-    return one_model(f"one kind of model, “{results.default_rule.title.lower()}”", why)
+    rules, title = {run.default_rule for run in results.runs()}, results.default_rule.title.lower()
+    return sentence("kind_of_model", title=title, runs=bool(rules), differ=len(rules) > 1)
 
 
 def _left_out(results: Results) -> Iterator[Diagnostic]:

@@ -58,11 +58,6 @@ def spelled(method: str) -> str:
     return title_of(name) + comma + settings
 
 
-def one_model(name: str, why: str) -> str:
-    """Returns the sentence at the top of a page that says which model its numbers belong to."""
-    return sentence("one_model", name=name, why=why)
-
-
 def metric_title(name: str) -> str:
     """Returns a metric's title; its own name without one."""
     known: Metric | None = METRICS.get(name)

@@ -62,7 +62,7 @@ class WiseFT:
                 "wise-ft-from-random-weights",
                 "server.wise_ft mixes in the weights that training started from, and these are "
                 "random.",
-                "Choose pretrained weights (model.weights), or leave server.wise_ft away.",
+                "Choose pretrained weights (model.weights), or leave server.wise_ft out.",
             )
 
     def finish(self, state: State) -> Weights:

@@ -246,7 +246,7 @@ class RunFolder:
                 parent.rmdir()
 
     def close(self) -> None:
-        """Allows other processes write to the folder."""
+        """Lets other processes write to the folder again."""
         self._writer.shutdown()
         self._lock.release()
 

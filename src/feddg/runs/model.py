@@ -93,13 +93,13 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
             "that all share; the run's tables hold what was measured of them"
         )
     local = local_names(method, network)
-    own = {}
-    for id, memory in checkpoint_memories(path).items():
-        part = {name: tensor for name, tensor in memory.items() if name in local}
-        if part:
-            own[id] = part
+    of_clients = {
+        id: part
+        for id, memory in checkpoint_memories(path).items()
+        if (part := {name: tensor for name, tensor in memory.items() if name in local})
+    }
     _ready(network, device)
-    parts, names = Parts(own, experiment.seed), tuple(clients.classes)
+    parts, names = Parts(of_clients, experiment.seed), tuple(clients.classes)
     columns = tuple(clients.features)
     return Trained(experiment, method, network, parts, names, rule.name, round, None, columns)
 

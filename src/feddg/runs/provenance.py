@@ -29,8 +29,7 @@ class ImagesNow:
 
     def __init__(self, cache: Path) -> None:
         self._cache = cache
-        self._found: dict[str, ImagesFile] = {}
-        self._fingerprints: dict[str, str] = {}
+        self._known: dict[str, tuple[ImagesFile, str]] = {}
 
     def __call__(self, experiment: Experiment) -> ImagesFile:
         """Returns the images without decoding them.
@@ -38,7 +37,7 @@ class ImagesNow:
         Raises:
             DataError: they cannot be listed.
         """
-        images = self._images(experiment.data)
+        images, _ = self._images(experiment.data)
         return images.model_copy(update={"files": named_files(experiment)})
 
     def fingerprint(self, experiment: Experiment) -> str:
@@ -47,22 +46,16 @@ class ImagesNow:
         Raises:
             DataError: they cannot be listed.
         """
-        key = _key(experiment.data)
-        if key not in self._fingerprints:
-            self._fingerprints[key] = self._images(experiment.data).fingerprint()
-        return self._fingerprints[key]
+        return self._images(experiment.data)[1]
 
-    def _images(self, data: DataSettings) -> ImagesFile:
-        key = _key(data)
-        if key not in self._found:
+    def _images(self, data: DataSettings) -> tuple[ImagesFile, str]:
+        key = repr((data.source, data.root, data.options, data.leave_out))
+        if key not in self._known:
             table = load_images_of(data)
             hashes = None if table.root is None else ContentHashes(table.root, self._cache)
-            self._found[key] = images_file(table, hashes)
-        return self._found[key]
-
-
-def _key(data: DataSettings) -> str:
-    return repr((data.source, data.root, data.options, data.leave_out))
+            images = images_file(table, hashes)
+            self._known[key] = images, images.fingerprint()
+        return self._known[key]
 
 
 def find_folder(
@@ -140,7 +133,7 @@ def check_images(folder: Path, experiment: Experiment, cache: Path | None = None
 
 def has_begun(folder: Path) -> bool:
     """Whether a run has results that depend on its images."""
-    return (folder / "checkpoint" / "checkpoint.json").is_file()
+    return (folder / CHECKPOINTS / NEWEST).is_file()
 
 
 def _numbered(first: Path, number: int) -> Path:
