@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from feddg.clients.graphs import Graphs, Turn
-from feddg.clients.optim import Optimization, in_round
+from feddg.clients.optim import Optimization, in_round, rate_share
 from feddg.data.augment import (
     AugmentSettings,
     Draw,
@@ -170,9 +170,17 @@ class Prepared:
         return self.make(groups)
 
 
-def split_batches(order: Tensor, batch_size: int) -> list[Tensor]:
-    """Cuts ``order`` into batches; a last batch of one joins the one before it."""
+def split_batches(order: Tensor, batch_size: int, drop_last: bool = False) -> list[Tensor]:
+    """Cuts ``order`` into batches; a last batch of one joins the one before it.
+
+    Args:
+        order: ``(n,)``.
+        batch_size: images per batch.
+        drop_last: whether a last batch that is not full is left out, unless there is no other.
+    """
     batches = list(order.split(batch_size))
+    if drop_last and len(batches) > 1 and len(batches[-1]) < batch_size:
+        return batches[:-1]
     if len(batches) > 1 and len(batches[-1]) == 1 and batch_size > 1:
         batches[-2:] = [torch.cat(batches[-2:])]
     return batches
@@ -296,7 +304,9 @@ class Client:
     @property
     def records_steps(self) -> bool:
         """Whether its steps are recorded, which pays where their tensors have few shapes."""
-        return self.worker.train.graphs and self.device.type != "cpu"
+        train = self.worker.train
+        alike = train.schedule_by == "round" and not train.keep_optimizer  # steps of a round are
+        return train.graphs and alike and self.device.type != "cpu"
 
     @contextmanager
     def held_still(self) -> Iterator[None]:
@@ -381,14 +391,31 @@ class Client:
         small = {n: view for n, view in self.views.items() if fits(view.nbytes, self.device)}
         self.views |= on_device(small, self.device)
         train, steps = self.worker.train, 0
-        for _ in itertools.count() if train.local_steps else range(train.local_epochs):
+        for epoch in itertools.count() if train.local_steps else range(train.local_epochs):
             drawn = torch.randperm(len(self.training), generator=order)
             drawn = drawn if self.arrange is None else self.arrange(drawn)
-            for positions in split_batches(drawn, train.batch_size):
+            batches = split_batches(drawn, train.batch_size, train.drop_last)
+            for positions in batches:
+                if train.schedule_by == "epoch":
+                    self._follow_schedule(epoch / train.local_epochs)
+                elif train.schedule_by == "step":
+                    turn = train.local_steps or train.local_epochs * len(batches)
+                    self._follow_schedule(steps / turn)
                 yield self.prepared(positions, augmentation, draws)
                 steps += 1
                 if steps == train.local_steps:
                     return
+
+    def _follow_schedule(self, within: float) -> None:
+        """Sets the learning rates of its optimizers at a share of the round.
+
+        Those that a method keeps in ``scratch`` follow, too.
+        """
+        shares = [rate_share(self.worker.train, self.round, part) for part in (within, 0.0)]
+        for optimizer in (self.optimizer, *self.scratch.values()):
+            for group in getattr(optimizer, "param_groups", ()):
+                first = group.setdefault("initial_lr", group["lr"])
+                group["lr"] = first * shares[0] / shares[1]
 
     def batch(
         self, positions: Tensor, generator: torch.Generator, draws: "Draws | None" = None

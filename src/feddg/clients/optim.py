@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,14 +17,15 @@ PENDING_BYTES = 4 * 2**20
 """Bytes of gradients that may wait for their step during a backward pass."""
 
 
-def rate_share(train: TrainSettings, round: int) -> float:
+def rate_share(train: TrainSettings, round: int, within: float = 0.0) -> float:
     """Returns the learning rate of a round, as a share of ``train.lr``.
 
     Args:
         train: rounds, schedule and warm-up.
         round: the round, from 1; 0 counts as the first, later than the last as the last.
+        within: the share of the round that has passed, in [0, 1).
     """
-    passed = max(0, min(round, train.rounds) - 1)
+    passed = max(0, min(round, train.rounds) - 1) + within
     if passed < train.warmup_rounds:
         return (passed + 1) / (train.warmup_rounds + 1)
     if train.schedule == "step":
@@ -348,6 +349,35 @@ class Optimization:
             nn.utils.clip_grad_norm_(_parameters(optimizer), clipping)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)  # their memory serves the next forward pass
+
+
+_KEPT = "optimizer/"
+
+
+def kept_moments(optimizer: torch.optim.Optimizer, network: nn.Module) -> dict[str, Tensor]:
+    """Returns copies of an optimizer's moments of a network's parameters, for client memory."""
+    return {
+        f"{_KEPT}{entry}/{name}": value.detach().clone()
+        for name, parameter in network.named_parameters()
+        for entry, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def take_up(
+    optimizer: torch.optim.Optimizer, network: nn.Module, memory: Mapping[str, Tensor]
+) -> None:
+    """Gives a new optimizer the moments of :func:`kept_moments`, in its parameters' memory order.
+
+    Memory that came from a file or over a network is contiguous, and a kernel would refuse it.
+    """
+    parameters = dict(network.named_parameters())
+    for key, value in memory.items():
+        entry, _, name = key.removeprefix(_KEPT).partition("/")
+        if key.startswith(_KEPT) and name in parameters:
+            like = parameters[name] if value.dim() else value
+            own = torch.empty_like(like, dtype=value.dtype, device=parameters[name].device)
+            optimizer.state[parameters[name]][entry] = own.copy_(value)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:

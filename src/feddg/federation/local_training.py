@@ -12,6 +12,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from feddg.clients.client import Batch, Client, RecordNoise, counted_forwards
 from feddg.clients.graphs import Turn
+from feddg.clients.optim import kept_moments, take_up
 from feddg.clients.threads import threads
 from feddg.errors import ClientError, Diverged
 from feddg.federation.head_start import HeadStart
@@ -197,6 +198,8 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
         draw_dropout_from(client.network, client.stream("dropout"))
         method.begin(client)
         client.optimizer = method.optimizer(client)
+        if client.train.keep_optimizer:
+            take_up(client.optimizer, client.network, client.memory)
         images = 0
         selection = BestOfSteps(client) if client.worker.train.select_every else None
         with client.worker.autocast():
@@ -223,6 +226,8 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
             except Exception:
                 client.mean_terms()  # a loss that is not finite is the cause, and says so
                 raise
+    if client.train.keep_optimizer:
+        client.memory.update(kept_moments(client.optimizer, client.network))
     state = client.network.state_dict()
     if client.turn is None:
         client.worker.optimization.spent = client.optimizer

@@ -91,6 +91,11 @@ class Scaffold(Method):
                 f"scaffold needs plain SGD, not {train.optimizer} with momentum "
                 f"{train.momentum:g}: set train.optimizer to sgd and train.momentum to 0"
             )
+        if train.schedule_by != "round":
+            raise ExperimentError(
+                "scaffold's control variates need one learning rate for all steps of a round: set "
+                "train.schedule_by to round"
+            )
         if train.select_every:
             raise ExperimentError(
                 "scaffold's control variates follow from all of a client's steps, and "
