@@ -68,7 +68,8 @@ def run(
         predictions: whether to store the prediction of every image, see
             :func:`feddg.prediction.evaluate.write_image_results`.
         workers: number of processes that share the clients and the cores, including this one; by
-            default 1, or one per GPU for ``device="all"``. Results are those of one process.
+            default 1, or one per GPU for ``device="all"``. Results are those of one process. Where
+            torchrun or srun has started several, they are the workers: only the first returns.
         **fields: fields of the experiment, as in :class:`feddg.experiment.Experiment`.
 
     Raises:
@@ -79,16 +80,17 @@ def run(
     from feddg.runs.beforehand import with_names_of_domains, with_weights_at_hand
     from feddg.runs.prepare import cache_folder
     from feddg.runs.provenance import ImagesNow, find_folder
-    from feddg.runs.workers import placed, together
+    from feddg.runs.workers import joined, placed, together
 
+    cached = cache_folder(cache)
+    others = joined(cached, workers)
     if predictions:
         _parquet()
-    cached = cache_folder(cache)
     asked = with_names_of_domains(load_experiment(experiment, fields))
-    asked, number = placed(asked, workers)
+    asked, number = placed(asked, others.size if others else workers)
     chosen = with_weights_at_hand(asked)
     folder = find_folder(chosen, out, ImagesNow(cached), again=again)
-    with _resumable(folder), together(number, cached) as prepare:
+    with _resumable(folder), together(number, cached, others) as prepare:
         done = execute.carry_out(
             folder,
             chosen,
@@ -129,10 +131,11 @@ def resume(
     from feddg.report.page import ensure_report
     from feddg.runs import execute
     from feddg.runs.prepare import cache_folder
-    from feddg.runs.workers import together
+    from feddg.runs.workers import joined, together
 
     cached = cache_folder(cache)
-    with _resumable(folder), together(workers or 1, cached) as prepare:
+    others = joined(cached, workers)
+    with _resumable(folder), together(workers or 1, cached, others) as prepare:
         done = execute.resume(
             folder, observer=observer or notebook_observer(), cache=cached, prepare=prepare
         )
@@ -212,7 +215,7 @@ def compare(
     out: Path | str | None = None,
     *,
     overrides: Mapping[str, Any] | None = None,
-    jobs: int = 0,
+    jobs: int | None = 0,
     cache: Path | str | None = None,
     watcher: "Watcher | None" = None,
     report: bool = True,
@@ -239,7 +242,8 @@ def compare(
         out: the folder of the runs; ``comparisons/NAME`` by default.
         overrides: experiment fields that override everything in the plan.
         jobs: number of processes at once, each with its share of the cores; 0 runs everything in
-            this process, where the caller's registered methods and sources are known.
+            this process, where the caller's registered methods and sources are known; None for as
+            many as suit the GPUs, or one.
         cache: folder for decoded pixels and stylized copies; the user's cache by default.
         watcher: gets the progress; in a notebook, progress bars by default.
         report: whether to write tables, ``report.html`` and each run's model card.
@@ -266,12 +270,14 @@ def compare(
     """
     from feddg.comparison.compare import carry_out_comparison, prepare_comparison
     from feddg.comparison.plan import expand_plan, load_plan, plan_with_weights_at_hand
-    from feddg.comparison.pool import Watcher
+    from feddg.comparison.pool import Watcher, default_jobs
     from feddg.comparison.results import results_files
     from feddg.comparison.tuning import picked, prepare_trials
+    from feddg.runs.workers import alone
     from feddg.settings import merge
     from feddg.storage import cache_folder
 
+    alone("a comparison")
     if drop_weights and predictions:
         raise ExperimentError("--predictions needs the weights that --drop-weights deletes")
     axes, given = _split_fields(fields)
@@ -290,6 +296,9 @@ def compare(
     if predictions:
         _parquet()
     watcher = watcher or notebook_watcher() or Watcher()
+    if jobs is None:
+        cells = expand_plan(whole) if launcher == "local" else []
+        jobs = default_jobs([cell.experiment for cell in cells])
     lookup: dict[str, Any] = {"again": again, "results": files}
     lookup |= {"cache": cached, "drop_weights": drop_weights}
     execution: dict[str, Any] = {"jobs": jobs, "cache": cached, "watcher": watcher}

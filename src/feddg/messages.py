@@ -55,28 +55,39 @@ def on_device(tensors: Weights, device: torch.device) -> Weights:
     host waits for every copy from ordinary memory until the device has nothing left to do. They
     keep their order in memory, and are views of one buffer there.
     """
-    here = [n for n, t in tensors.items() if t.device.type == "cpu" and device.type != "cpu"]
-    if not here:
+    if device.type == "cpu" or all(tensor.device.type != "cpu" for tensor in tensors.values()):
         return {name: tensor.to(device) for name, tensor in tensors.items()}
-    places: dict[str, tuple[int, Tensor]] = {}
-    end = 0
-    for name in here:
-        like = torch.empty_like(tensors[name], device="meta")
-        places[name] = end, like
-        end = after(end, like.nbytes)
-    buffer = torch.empty(end, dtype=torch.uint8)
+    packed = Packed(tensors)
+    there = packed.parts(packed.buffer.pin_memory().to(device, non_blocking=True))
+    return {name: there[name] if name in there else t.to(device) for name, t in tensors.items()}
 
-    def part(flat: Tensor, name: str) -> Tensor:
-        start, like = places[name]
-        return view_in(flat, start, like.dtype, like.shape, like.stride())
 
-    for name in here:
-        part(buffer, name).copy_(tensors[name].detach())
-    there = buffer.pin_memory().to(device, non_blocking=True)
-    return {
-        name: part(there, name) if name in places else tensor.to(device)
-        for name, tensor in tensors.items()
-    }
+class Packed:
+    """The named tensors that lie in the host's memory, one after the other in one buffer.
+
+    Attributes:
+        buffer: ``(bytes,)`` uint8.
+        layout: name, place, type, shape and order in memory of each.
+    """
+
+    def __init__(self, tensors: Weights) -> None:
+        layout: list[tuple[str, int, torch.dtype, torch.Size, tuple[int, ...]]] = []
+        end = 0
+        here = {name: t.detach() for name, t in tensors.items() if t.device.type == "cpu"}
+        for name, tensor in here.items():
+            like = torch.empty_like(tensor, device="meta")
+            layout.append((name, end, like.dtype, like.shape, like.stride()))
+            end = after(end, like.nbytes)
+        self.layout, self.buffer = tuple(layout), torch.empty(end, dtype=torch.uint8)
+        for name, part in self.parts(self.buffer).items():
+            part.copy_(here[name])
+
+    def parts(self, buffer: Tensor) -> Weights:
+        """Returns the tensors as views of the buffer, or of a copy of it elsewhere."""
+        return {
+            name: view_in(buffer, start, dtype, shape, stride)
+            for name, start, dtype, shape, stride in self.layout
+        }
 
 
 def sent_together(groups: Sequence[Weights], device: torch.device) -> list[Weights]:

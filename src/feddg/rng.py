@@ -145,6 +145,19 @@ class Ahead:
         for number, (_, _, tensors) in enumerate(self._waiting):
             tensors[:] = [sent[f"{number}/{place}"] for place in range(len(tensors))]
 
+    @property
+    def expected(self) -> tuple[Any, ...]:
+        """The passes that are drawn for and have not come."""
+        return tuple(key for key, _, _ in self._waiting)
+
+    def mark(self) -> tuple[list[Any], list[Any]]:
+        """Returns which passes came and which are to come, for :meth:`rewind`."""
+        return list(self._seen), list(self._waiting)
+
+    def rewind(self, mark: tuple[list[Any], list[Any]]) -> None:
+        """Goes back, or on, to where :meth:`mark` was called."""
+        self._seen, self._waiting = list(mark[0]), deque(mark[1])
+
     def take(self, device: torch.device, shape: Sequence[int], *rest: Any) -> list[Tensor]:
         """Returns the tensors of a pass.
 

@@ -188,8 +188,8 @@ class DataSettings(Settings):
     group_by: str | None = Field(
         None,
         description="which images belong together and are never split: a regular expression with a "
-        r"part (?P<group>...) of their paths, or folder; by default a table's column group, and "
-        "the patients of DICOM files",
+        r"part (?P<group>...) of their paths, folder, or none; by default a table's column group, "
+        "and the patients of DICOM files",
     )
     subgroups: tuple[str, ...] = Field(
         (),
@@ -302,7 +302,14 @@ class TrainSettings(Settings):
         "validation images (FedIG: 20); none for its last",
     )
     batch_size: int = Field(32, ge=1, description="images per batch")
+    drop_last: bool = Field(
+        False, description="an epoch's last batch is left out if it is not full, unless it is alone"
+    )
     optimizer: Literal["adam", "sgd"] = Field("adam", description="the clients' optimizer")
+    keep_optimizer: bool = Field(
+        False,
+        description="a client keeps its optimizer's moments from one of its rounds to the next",
+    )
     lr: Positive = Field(1e-3, description="client learning rate")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="SGD only")
     weight_decay: Annotated[float, Field(ge=0)] = Field(
@@ -314,18 +321,27 @@ class TrainSettings(Settings):
     gradient_clipping: Positive | None = Field(
         None, description="greatest norm of all gradients of a step together; none for any"
     )
-    augmentation: str = Field(
+    augmentation: str | dict[str, Any] = Field(
         "none",
         description="how training images are varied: none, aerial, microscope, a data set's own by "
-        "its name, or a registered one",
+        "its name, a registered one, or its fields: {crop_scale: [0.8, 1], flip: 0.5}",
     )
     hue: Literal["rotation", "hsv"] = Field(
         "rotation",
         description="how an augmentation changes the hue: a rotation at constant luma (faster), or "
         "the shift in HSV that torchvision and the methods' published codes take",
     )
+    graphs: bool = Field(
+        False,
+        description="on a GPU, record a training step and replay it as one CUDA graph, where a "
+        "replay does what the step does; not yet tried on a GPU",
+    )
     schedule: Literal["constant", "cosine", "linear", "step"] = Field(
         "constant", description="how the learning rate falls from round to round"
+    )
+    schedule_by: Literal["round", "epoch", "step"] = Field(
+        "round",
+        description="when the learning rate follows the schedule: by the round, or inside it",
     )
     warmup_rounds: int = Field(
         0, ge=0, description="first rounds, in which the learning rate rises to its full value"
@@ -374,6 +390,13 @@ class TrainSettings(Settings):
                     "{name} must be fewer than all {rounds} rounds",
                     {"name": name, "rounds": self.rounds},
                 )
+        if self.schedule_by == "epoch" and self.local_steps:
+            raise PydanticCustomError(
+                "no_epochs",
+                "schedule_by: epoch needs rounds of local_epochs, and local_steps is {steps}: leave "
+                "local_steps out, or say schedule_by: step",
+                {"steps": self.local_steps},
+            )
         return self
 
 
@@ -392,6 +415,11 @@ class ServerSettings(Settings):
         2,
         ge=1,
         description="tries per round, each with newly sampled clients, before the run fails",
+    )
+    weighting: Literal["examples", "uniform"] = Field(
+        "examples",
+        description="how clients count in the mean: by their number of images, or alike; a method "
+        "with weights of its own keeps them",
     )
     optimizer: Literal["none", "fedavgm", "fedadam", "fedyogi", "fedadagrad"] = Field(
         "none", description="what is done with the mean of the updates; none takes it as it is"

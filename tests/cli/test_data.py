@@ -231,7 +231,7 @@ def test_inspect_shows_how_images_are_stored_and_what_is_odd(feddg, image_folder
     (image_folder / "red/dark/slide.svs").touch()
     command = ["data", "inspect", "--root", image_folder, "--hold-out", "blue", "--clients", "2"]
     code, shown, _ = feddg(*command, "--json")
-    assert code == 0
+    assert code == 1  # a copy of an image that trains is among those that measure
     found = json.loads(shown)
     blue, red = found["stored"]["blue"], found["stored"]["red"]
     assert (blue["smallest"], blue["largest"]) == ([20, 24], [40, 30])
@@ -247,6 +247,6 @@ def test_inspect_shows_how_images_are_stored_and_what_is_odd(feddg, image_folder
         "blue/dark/copy.png = red/dark/0.png" in text for text in texts
     )
     code, shown, _ = feddg(*command)
-    assert code == 0
+    assert code == 1
     for words in ("how they are stored", "20 x 24", "40 x 30", "warning:", "OpenSlide"):
         assert words in shown

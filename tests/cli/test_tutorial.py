@@ -68,7 +68,7 @@ def test_the_folders_of_the_page_are_looked_at_trained_on_and_labelled(feddg, ru
         for block in blocks("text")[:3]
     )
     code, said = typed(inspect)
-    assert code == 0
+    assert code == 1  # there is an error among what it says
     assert set(map(skeleton, odd)) <= said
     code, said = typed(quicker(train))
     assert code == 1

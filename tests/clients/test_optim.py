@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
+from torch.utils import backend_registration
 from torch.utils.checkpoint import checkpoint
 
 from feddg.clients import optim
@@ -19,6 +20,7 @@ from feddg.federation.local_training import train
 from feddg.methods.base import Method, methods
 from feddg.models.normalization import BatchInstanceNorm2d, gates_apart, statistics_names
 from feddg.settings import ServerSettings, TrainSettings
+from feddg.testing.device import second_device
 from federations import federation, same
 
 CHANNELS_LAST = torch.channels_last
@@ -429,6 +431,23 @@ def test_a_step_taken_inside_the_backward_pass_is_the_step_after_it(
         assert torch.equal(one, other)
         assert one.grad is None
     assert max(waiting) == most
+
+
+def test_a_device_steps_once_after_the_backward_pass(monkeypatch):
+    if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip("this version of PyTorch has no back ends that are written in Python")
+    monkeypatch.setattr(optim, "PENDING_BYTES", 0)
+    taken = []
+    step = Optimization.step
+    monkeypatch.setattr(Optimization, "step", lambda *given: taken.append(step(*given)))
+    with second_device() as device:
+        for place, steps in (("cpu", 5), (device, 1)):
+            layers = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).to(place)
+            optimization = Optimization()
+            optimizer = optimization.optimizer(layers, settings(KINDS[2]))
+            taken.clear()
+            optimization.descend(optimizer, layers(torch.ones(1, 3, device=place)).sum())
+            assert len(taken) == steps
 
 
 @kinds

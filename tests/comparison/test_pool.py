@@ -14,13 +14,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from feddg.comparison import pool
 from feddg.comparison.compare import carry_out_comparison, prepare_comparison
+from feddg.comparison.plan import expand_plan, load_plan
 from feddg.comparison.pool import (
     LAUNCHERS,
     Launcher,
     Outcome,
     Watcher,
     answer_to,
+    default_jobs,
     register_launcher,
     run_here,
 )
@@ -51,6 +54,26 @@ class Notes(Watcher):
 
     def ended(self, outcome: Outcome) -> None:
         self.ends.append(outcome.status)
+
+
+def test_gpus_are_shared_by_as_many_runs_as_memory_and_cores_allow(monkeypatch):
+    def jobs(**fields):
+        cells = expand_plan(load_plan(PLAN | {"seeds": 20}).fixed(fields))
+        return default_jobs([cell.experiment for cell in cells])
+
+    monkeypatch.setattr(pool, "available_cores", lambda: 16)
+    assert jobs() == 1
+    for gpus, gigabytes, expected in ((1, 80, 8), (2, 80, 16), (1, 8, 3), (1, 1, 1)):
+        found = SimpleNamespace(total_memory=gigabytes * 2**30)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=gpus: count)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, found=found: found)
+        assert jobs() == expected
+    assert jobs(device="cpu") == 1
+    found.total_memory = 16 * 2**30
+    large = {"model": {"backbone": "resnet18", "weights": None}, "data": {"image_size": 224}}
+    assert jobs(device="cuda") > jobs(**large, device="cuda")
+    monkeypatch.setattr(pool, "available_cores", lambda: 2)
+    assert jobs(device="cuda") == 2
 
 
 def weights(done):

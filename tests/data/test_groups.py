@@ -6,9 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddg.data.groups import about_groups, partitioned_units, roles_of_units, units_of, with_groups
-from feddg.data.images import ImageTable
+from feddg.data.images import ImageTable, from_folder
 from feddg.data.splits import hold_out
 from feddg.errors import DataError
+
+pytest.importorskip("pydicom", reason="DICOM is an optional extra")
+
+from dicoms import dicom
 
 SCHEMES = (
     {"scheme": "iid"},
@@ -122,6 +126,32 @@ def test_paths_say_the_group(pattern, groups):
     table = table_of([0, 1, 2], domains=1)
     object.__setattr__(table, "paths", ("a/x/P1_0.png", "a/x/P2_0.png", "b/y/P1_1.png"))
     assert with_groups(table, pattern).groups.tolist() == groups
+
+
+def test_groups_of_a_table_can_be_left_out():
+    assert with_groups(table_of([0, 1, 1], domains=1), "none").groups is None
+
+
+@pytest.mark.parametrize(
+    ("ids", "kept"),
+    [
+        ((("A", "A", "B"), ("C", "C", "D")), True),
+        ((("ANON",) * 3, ("ANON",) * 3), False),
+        ((("A", "A", "B"), ("ANON",) * 3), False),
+        ((("A", "B", "C"), ("D", "E", "F")), False),
+    ],
+)
+def test_patients_of_dicom_files_are_groups_where_their_ids_tell_them_apart(ids, kept, tmp_path):
+    for domain, own in zip("ab", ids):
+        for number, patient in enumerate(own):
+            file = tmp_path / domain / f"{'xy'[number % 2]}" / f"{number}.dcm"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            dicom(file, np.full((8, 8), number, np.uint8), PatientID=patient)
+    table = with_groups(from_folder(tmp_path), None)
+    assert (table.groups is not None) == kept
+    if kept:
+        assert len(set(table.groups)) == 4
+        assert not {"A", "B", "C", "D"} & set(table.groups)
 
 
 @pytest.mark.parametrize(

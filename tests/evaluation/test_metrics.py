@@ -10,11 +10,17 @@ from sklearn import metrics as theirs
 from feddg.data.pixels import ArrayPixels
 from feddg.errors import FeddgError
 from feddg.evaluation.accuracy import Evaluation
-from feddg.evaluation.metrics import METRICS, Metric, Predictions, measure, register_metric
+from feddg.evaluation.metrics import (
+    METRICS,
+    OF_A_DECISION,
+    Metric,
+    Predictions,
+    measure,
+    register_metric,
+)
 from federations import colored_images
 
 CLASSES = 4
-OF_A_DECISION = ("decision_auroc", "decision_ap", "sensitivity", "specificity")
 
 
 def confusion(labels, predicted):

@@ -239,7 +239,9 @@ CASES: list[Case] = [
     Case(RESUMED, "the folder has another run's id", renamed, error="is of 01234567"),
     Case(RESUMED, "half-written files of a killed process", debris),
     *(
-        Case(RESUMED, f"`{name}` is gone", partial(written_again, name=name))
+        Case(
+            RESUMED, f"`{name}` is gone", partial(written_again, name=name), said="is written anew"
+        )
         for name in ("clients.json", "environment.json")
     ),
     Case(

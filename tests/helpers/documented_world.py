@@ -68,7 +68,16 @@ def make_world(place: Path) -> World:
     rows = [
         f"{site},{kind},{n},{n % 3}" for site in SITES for kind in ("dog", "cat") for n in range(8)
     ]
+    rows = [f"{row[: row.rindex(',')]}.{n},{n % 3}" for n, row in enumerate(rows)]
     (place / "features.csv").write_text("\n".join(["domain,label,f0,f1", *rows]))
+    make_folder(place / "nuclei", ("stained", "large", "small"), ("dog", "cat"), each=8)
+    rows = [
+        f"{file.relative_to(place / 'nuclei').as_posix()},{file.parts[-2]},{file.parts[-3]},"
+        f"P{n // 2},s{n % 2},t{n % 3}"
+        for n, file in enumerate(sorted((place / "nuclei").rglob("*.png")))
+    ]
+    heading = "path,label,domain,group,light,side"
+    (place / "nuclei" / "table.csv").write_text("\n".join([heading, *rows]))
     published_trees.pacs(place / "PACS")
     published_trees.vlcs_folders(place / "VLCS")
     published_trees.camelyon17(place)
@@ -82,6 +91,8 @@ def make_world(place: Path) -> World:
         "...": "experiment.yaml",
         "RUN": "runs/my-run",
         "FEDAVG_RUN": "runs/fedavg-0",
+        "RIDGE_RUN": "runs/ridge-0",
+        "dense": "dog",
         "IMAGES": "images",
         "model.weights=RESNET18": "model.weights=null",
     }
@@ -95,6 +106,9 @@ def _make_runs(place: Path, chosen: dict) -> Path:
     finished = run(Experiment(**chosen), place / "made", cache=cache, report=False).folder
     for name in ("pardon-0", "fedavg-0", "first-0", "my-run", "A", "B"):
         shutil.copytree(finished, runs / name)
+    ridge = Experiment(**{**chosen, "method": "ridge", "name": "ridge-0"})
+    solved = run(ridge, place / "made", cache=cache, report=False).folder
+    shutil.copytree(solved, runs / "ridge-0")
     compare(load_plan(place / "plan.yaml"), place / "comparisons" / "mine", cache=cache)
     train = {**SMALL["train"], "rounds": 2}
     experiment = Experiment(**{**chosen, "train": train, "name": "begun"})

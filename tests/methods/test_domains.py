@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 import feddg
+from discs import SEGMENT, Discs, SmallUNet
 from feddg.clients.client import Examples
 from feddg.diagnostics import collected
 from feddg.errors import ExperimentError
@@ -560,3 +561,18 @@ def test_so_does_an_experiment_by_how_domains_are_dealt_out(partition, severitie
 def test_weights_at_the_server_are_not_idle():
     method = build_method("group_dro", {"dro_weights": "federation"})
     assert idle_clients(method, [1, 1]) == []
+
+
+@pytest.mark.parametrize("method", ["fish", "mixup"])
+def test_masks_are_trained_over_domains_too(method):
+    trained = []
+    for name in ("fedavg", method):
+        data = [Discs(seed) for seed in (0, 1)]
+        for site in data:
+            site.domains = ["a", "b"] * 6
+        fed = feddg.Federation(
+            data, SmallUNet(), name, task=SEGMENT, lr=0.01, batch_size=6, averaging="none"
+        )
+        trained.append(fed.fit(1).server.state.weights)
+    assert all(tensor.isfinite().all() for tensor in trained[1].values())
+    assert not same(*trained)

@@ -14,6 +14,7 @@ from feddg.models.closed_form import (
     EXAMPLES,
     LARGEST_LOSS,
     LOSSES,
+    PENALTIES,
     QUESTION,
     SCALES,
     chosen_by,
@@ -26,6 +27,7 @@ from feddg.models.closed_form import (
     sums_fault,
     unpacked,
 )
+from feddg.testing.device import second_device, traffic
 
 
 @given(st.integers(1, 9), st.integers(0, 2**31))
@@ -210,3 +212,26 @@ def test_noised_sums_have_no_negative_eigenvalues_left():
     weight, _ = next(solved(gram, cross, [penalty]))
     expected = 1 / (values.clamp(min=0) + penalty * scale)
     torch.testing.assert_close(weight, torch.stack([expected, -expected]))
+
+
+def test_a_device_solves_for_all_penalties_at_once():
+    generator = torch.Generator().manual_seed(0)
+    features, labels = torch.randn(40, 6, generator=generator), torch.arange(40) % 3
+    features[:, 5] = features[:, 4]  # penalty 0 has many solutions
+    gram, cross = means(features, labels, 3)
+    part, its_cross = means(features[:9], labels[:9], 3)
+    total, own = (packed(gram), cross), (packed(part), its_cross)
+    penalties = (0.0, *PENALTIES)
+    asked = Message({}, {EXAMPLES: 40})
+    answers, waits = [], 0
+    with second_device() as device:
+        for place in ("cpu", device):
+            there = [t.to(place) for t in (*total, *own, features[:9].double(), labels[:9])]
+            with traffic() as seen:
+                answer = left_out_answer(asked, there[:2], there[2:4], *there[4:], penalties)
+            answers.append({name: tensor.cpu() for name, tensor in answer.tensors.items()})
+            waits = seen.waits.total()
+    assert waits == 1
+    assert torch.equal(*(answer[CORRECT] for answer in answers))
+    for name in (LOSSES, CONFIDENCES):
+        torch.testing.assert_close(*(one[name] for one in answers), rtol=1e-9, atol=1e-9)

@@ -30,7 +30,7 @@ from federations import SmallFederation, same
 
 RUN = [
     *("ccst", "dart", "elcfs", "fedavg", "fedbn", "feddg-ga", "fedgma", "fedprox", "mixstyle"),
-    *("local", "outlines", "randconv", "scaffold", "silobn", "vista"),
+    *("fish", "local", "mixup", "outlines", "randconv", "scaffold", "silobn", "vista"),
 ]
 """Methods that run any task."""
 
@@ -302,6 +302,21 @@ def test_what_a_program_sets_around_a_run_changes_nothing(around, method):
     assert same(fed.weights, expected.weights)
     assert score.mean == expected.evaluate(Discs(2)).mean
     assert torch.equal(outputs, expected.predict(Discs(2).images))
+
+
+def test_a_loss_that_changes_what_it_is_given_leaves_the_score_alone():
+    def careless(outputs, targets):
+        loss = SEGMENT.loss(outputs, targets.clone())
+        if not outputs.requires_grad:
+            outputs.zero_()
+            targets.fill_(1)
+        return loss
+
+    plain, changed = (
+        federation(task=feddg.Task(loss, dice)).evaluate(Discs(2), "new")
+        for loss in (SEGMENT.loss, careless)
+    )
+    numpy.testing.assert_array_equal(changed.values, plain.values)
 
 
 def test_a_score_that_is_not_a_number_names_the_image():

@@ -4,11 +4,13 @@ import json
 import shutil
 from dataclasses import asdict
 
+import numpy
 import pytest
 import torch
 import yaml
 from typer.testing import CliRunner
 
+import feddg
 from feddg.api import run as run_experiment
 from feddg.cli import app
 from feddg.errors import RunError
@@ -16,6 +18,7 @@ from feddg.experiment import Experiment
 from feddg.prediction.card import model_card
 from feddg.prediction.classifier import describe_model
 from feddg.prediction.export import MODEL_CARD, ensure_card, export_run
+from feddg.runs import execute
 from feddg.runs.model import load_trained
 from feddg.runs.reading import read_run
 from feddg.text import percent
@@ -90,7 +93,7 @@ def test_a_meaningless_model_says_so_in_file_and_card(meaningless, tmp_path):
 def test_a_model_of_features_is_not_offered_as_one_of_images(tmp_path, cache):
     rows = ["label,domain,a,b"]
     for number in range(90):
-        kind, noise = "xyz"[number % 3], (number * 7 % 11) / 20
+        kind, noise = "xyz"[number % 3], (number * 7 % 11) / 20 + number / 997
         rows.append(f"{kind},site{number // 30},{number % 3 + noise},{(number % 3) ** 2 - noise}")
     (tmp_path / "features.csv").write_text("\n".join(rows))
     data = {"source": "features", "root": tmp_path / "features.csv"}
@@ -120,3 +123,29 @@ def test_names_of_classes_and_domains_are_text_in_a_card(run_of, tmp_path):
     for shown in ("&lt;script>a", "b\\|c", "\\[d](e)"):
         assert text.count(shown) == 2  # among the outputs, and with its images
     assert [raw for raw in ("<script", " b|c", " [d]") if raw in text] == []
+
+
+def test_a_card_has_decision_subgroups_and_who_was_forgotten_in_the_order_of_the_law(
+    tmp_path, cache
+):
+    random, rows = numpy.random.default_rng(0), ["label,domain,client,group,scanner,a,b"]
+    for n in range(240):
+        sick, site = n % 3 == 0, "abcd"[n % 4]
+        values = random.normal(size=2) + 2 * sick
+        label = "sick" if sick else "well"
+        rows.append(f"{label},{site},{site},P{n // 3 % 40},s{n % 5},{values[0]},{values[1]}")
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    data = {"source": "features", "root": str(tmp_path / "t.csv"), "id_val": 0.3}
+    about = {"hold_out": "d", "partition": "client", "decision": "sick", "subgroups": ["scanner"]}
+    done = feddg.run(data=data, method="ridge", out=tmp_path, cache=cache, report=False, **about)
+    execute.forget(done.folder, 1, cache=cache)
+    card = ensure_card(done.folder).read_text("utf-8")
+    order = ("Purpose", "Use", "Trained on", "What left the sites", "Results", "Decision: sick")
+    order += ("Subgroups", "Limits", "Changes", "Licence", "What this card cannot know")
+    places = [card.index(f"## {heading}") for heading in order]
+    assert places == sorted(places)
+    assert "never taken part: client 1." in card
+    row = next(row for row in done.details.decision.rows if row.split == "test")
+    assert f"| {row.auroc[0]:.1%} ({row.auroc[1]:.1%} to {row.auroc[2]:.1%}) |" in card
+    assert "| scanner s3 | test |" in card
+    assert "counts groups of them" in card

@@ -349,9 +349,6 @@ def test_labels_narrow_the_interval_and_move_the_estimate_to_the_truth(
     assert found.expected.reach < without.expected.reach
     assert found.expected.low <= truth <= found.expected.high
     assert abs(found.expected.value - truth) < 0.1
-    # what such intervals held was counted without labels
-    for one, words in ((without, "ectly. Such int"), (found, "labels. Without labels such int")):
-        assert words in next(d.text for d in one.diagnostics if d.code == "travel-rests-on")
     # Of a class only labels tell, and how many they are.
     assert {one.right for one in without.classes} == {None}
     answers = {one.file: one.label for one in found.images}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from socket import socket
 from threading import Event
 
 import pytest
@@ -24,6 +25,7 @@ from feddg.runs.execute import carry_out
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import in_process
 from feddg.settings import merge
+from feddg.testing.device import second_device
 
 SETTINGS = {
     "method": "fedavg",
@@ -140,7 +142,7 @@ def test_ctrl_c_or_a_dead_worker_ends_the_run_and_any_number_goes_on(cache, tmp_
     assert_alike(one, resume(folder, cache=cache).folder)
 
 
-def test_workers_have_a_gpu_each(monkeypatch):
+def test_workers_share_the_gpus(monkeypatch):
     experiment = Experiment(**SETTINGS, device="all")
     with pytest.raises(ExperimentError, match="no GPU here; say --workers"):
         workers.placed(experiment, None)
@@ -148,9 +150,77 @@ def test_workers_have_a_gpu_each(monkeypatch):
     experiment, count = workers.placed(experiment, None)
     assert (experiment.device, count) == ("cuda", 2)
     monkeypatch.setattr(workers, "choose_device", torch.device)
-    assert workers.devices_of(experiment, 2) == [torch.device("cuda", n) for n in range(2)]
-    with pytest.raises(ExperimentError, match="--workers 2, or --device cpu"):
-        workers.devices_of(experiment, 3)
+    gpus = [torch.device("cuda", number) for number in range(2)]
+    assert workers.devices_of(experiment, 3) == [*gpus, gpus[0]]
+    single = experiment.model_copy(update={"device": "cuda:1"})
+    assert workers.devices_of(single, 2) == [gpus[1]] * 2
+
+
+def launched(arguments, **environment):
+    """A command's processes as torchrun starts them, or as srun does."""
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *arguments], env=os.environ | own, **streams)
+
+
+SCRIPT = """
+import json, sys
+from feddg.api import run
+from feddg.testing.device import second_device
+
+settings, out, cache = sys.argv[1:]
+with second_device() as device:
+    for seed in (0, 1):
+        run(None, out, cache=cache, **json.loads(settings), device=device, seed=seed)
+        print("ran", flush=True)
+"""
+"""Two runs, one after the other, on a device that is not the CPU."""
+
+
+def test_two_processes_of_torchrun_leave_the_bits_of_one(cache, tmp_path):
+    settings = json.dumps(merge(SETTINGS, CASES["scaffold"]))
+    (tmp_path / "script.py").write_text(SCRIPT)
+    words = [str(tmp_path / "script.py"), settings, str(tmp_path / "many"), str(cache)]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    many = launched([*torchrun, *words])
+    said, complained = many.communicate(timeout=300)
+    assert many.returncode == 0, complained
+    assert said == "ran\nran\n"  # one process speaks, of both runs
+    with second_device() as device:
+        for seed in (0, 1):
+            (folder,) = (tmp_path / "many").glob(f"*-s{seed}-*")
+            experiment = Experiment(**json.loads(settings), device=device, seed=seed)
+            one = carry_out(tmp_path / f"one{seed}", experiment, cache=cache).folder
+            assert_alike(one, folder)
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_crash_ends_all_that_srun_started(killed, cache, tmp_path):
+    experiment = Experiment(**merge(SETTINGS, {"train": {"rounds": 100_000}}))
+    (tmp_path / "long.yaml").write_text(json.dumps(experiment.model_dump(mode="json")))
+    words = ["-m", "feddg", "run", str(tmp_path / "long.yaml"), "--out", str(tmp_path / "runs")]
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    tasks = [
+        launched(
+            [*words, "--verbose"],
+            **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "FEDDG_CACHE": str(cache)},
+            **{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_NTASKS": "2"},
+            SLURM_TASKS_PER_NODE="2",
+        )
+        for rank in range(2)
+    ]
+    while "round 1 of" not in (line := tasks[0].stderr.readline()):
+        assert line, "it has ended"
+    tasks[killed].kill()
+    said = [task.communicate(timeout=60) for task in tasks]
+    assert tasks[1 - killed].returncode == 1
+    assert said[1] == ("", "")
+    if killed == 1:
+        (line,) = [line for line in said[0][1].splitlines() if line.startswith("error")]
+        assert "cannot be reached" in line
+        assert "feddg resume" in line
 
 
 # Last: the processes stay in a group until the tests of this file end.

@@ -14,7 +14,7 @@ from feddg.messages import Message
 from feddg.methods.base import Method, methods
 from feddg.methods.composition import build_method
 from feddg.testing import CHECKS, MethodFault, check_method
-from feddg.testing.methods import a_device_need_not_wait, odd_clients_train_too
+from feddg.testing.methods import a_recorded_step_does_the_same, odd_clients_train_too
 
 
 class Plain(Method):
@@ -254,10 +254,6 @@ FAULTS = {
     Crashes: (DECLARED, "KeyError", 'extras.tensors["mean"]'),
     NeedsEveryClass: (ODD, "shape '[3]'", "torch.bincount"),
 }
-OTHERWISE = {
-    "centralised": "it trains where all images are",
-    "local": "every client has a model of its own",
-}
 
 
 @pytest.mark.parametrize("method", FAULTS, ids=lambda method: method.__name__)
@@ -288,12 +284,12 @@ def test_a_method_without_faults_has_none_however_many_threads(threads):
         torch.set_num_threads(before)
 
 
-RULES = [check for check in CHECKS if check is not a_device_need_not_wait]
-"""The rest; of devices, federation/test_second_device.py counts what a turn costs besides."""
+RULES = [check for check in CHECKS if check is not a_recorded_step_does_the_same]
+"""The rest; clients/test_graphs.py does more than that one."""
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-@pytest.mark.parametrize("name", sorted(methods().keys() - OTHERWISE.keys()))
+@pytest.mark.parametrize("name", sorted(methods()))
 def test_methods_of_the_package_have_none(name, rule):
     check_method(methods()[name], [rule])
 

@@ -24,7 +24,7 @@ PANELS = {
     "Use a model": ("predict", "travel", "serve", "export", "evaluate"),
     "Look around": ("data", "methods", "adaptations", "privacy"),
     "Between sites": ("deploy",),
-    "Further": ("resume",),
+    "Further": ("resume", "forget"),
 }
 """The commands as help lists them."""
 

@@ -47,7 +47,9 @@ def compare(
         str | None,
         typer.Option(help="how many (3: seeds 0, 1, 2), or which: 7,8,9; 7, is seed 7 alone"),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="processes at once")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="processes at once; on a GPU several, otherwise 1")
+    ] = None,
     dry_run: DryRunOption = False,
     tracked: TrackOption = None,
     launcher_option: Annotated[

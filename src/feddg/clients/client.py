@@ -14,9 +14,11 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from feddg.clients.optim import Optimization, in_round
+from feddg.clients.graphs import Graphs, Turn
+from feddg.clients.optim import Optimization, in_round, rate_share
 from feddg.data.augment import (
     AugmentSettings,
+    Draw,
     apply,
     can_move,
     cannot_move,
@@ -143,14 +145,42 @@ class Batch:
         )
 
 
-def rows_of(view: Tensor, positions: Tensor) -> Tensor:
-    """Returns rows of a view ``(n, H, W, 3)`` as images ``(B, 3, H, W)``, channels last."""
-    return view.index_select(0, positions).permute(0, 3, 1, 2)
+@dataclass
+class Prepared:
+    """A batch for which the host has done its part.
+
+    Attributes:
+        device: where it is needed.
+        groups: the tensors that it is made of, by name; some may be there already.
+        arrive: what becomes of them, in place, once they are all there.
+        make: returns the batch of them, by what the device does.
+        count: its number of images.
+    """
+
+    device: torch.device
+    groups: list[Weights]
+    make: Callable[[list[Weights]], Batch]
+    count: int
+    arrive: Callable[[list[Weights]], None]
+
+    def batch(self) -> Batch:
+        """Returns the batch, for which all goes to the device in one copy."""
+        groups = sent_together(self.groups, self.device)
+        self.arrive(groups)
+        return self.make(groups)
 
 
-def split_batches(order: Tensor, batch_size: int) -> list[Tensor]:
-    """Cuts ``order`` into batches; a last batch of one joins the one before it."""
+def split_batches(order: Tensor, batch_size: int, drop_last: bool = False) -> list[Tensor]:
+    """Cuts ``order`` into batches; a last batch of one joins the one before it.
+
+    Args:
+        order: ``(n,)``.
+        batch_size: images per batch.
+        drop_last: whether a last batch that is not full is left out, unless there is no other.
+    """
     batches = list(order.split(batch_size))
+    if drop_last and len(batches) > 1 and len(batches[-1]) < batch_size:
+        return batches[:-1]
     if len(batches) > 1 and len(batches[-1]) == 1 and batch_size > 1:
         batches[-2:] = [torch.cat(batches[-2:])]
     return batches
@@ -183,6 +213,7 @@ class Worker:
         style_noise: how styles are noised before they are sent; None for no noise.
         record_noise: how gradients of single images are noised; None for no noise.
         optimization: takes the optimizer steps of its clients.
+        graphs: the recorded steps of its clients.
         task: gives the loss that is trained.
         stopped: set to end local training early, when nobody needs its result any more.
     """
@@ -199,6 +230,7 @@ class Worker:
     style_noise: StyleNoise | None = None
     record_noise: RecordNoise | None = None
     optimization: Optimization = field(default_factory=Optimization)
+    graphs: Graphs = field(default_factory=Graphs)
     task: Task = CLASSIFICATION
     stopped: Event = field(default_factory=Event)
 
@@ -230,6 +262,8 @@ class Client:
         features: outputs of the frozen featurizer for all its images, ``(n, d)``, if batches
             consist of these instead of images.
         arrange: changes the random order ``(n,)`` that batches are cut from, if the method sets it.
+        turn: replays its steps, where steps are recorded.
+        terms: sums of its loss terms so far.
     """
 
     def __init__(
@@ -263,8 +297,16 @@ class Client:
         self.optimizer: torch.optim.Optimizer | None = None
         self.steps = 0
         self.forwards = 0
-        self._terms: dict[str, Tensor] = {}
         self._balanced: tuple[Tensor, dict[torch.dtype, Tensor]] | None = None
+        self.turn: Turn | None = None
+        self.terms: dict[str, Tensor] = {}
+
+    @property
+    def records_steps(self) -> bool:
+        """Whether its steps are recorded, which pays where their tensors have few shapes."""
+        train = self.worker.train
+        alike = train.schedule_by == "round" and not train.keep_optimizer  # steps of a round are
+        return train.graphs and alike and self.device.type != "cpu"
 
     @contextmanager
     def held_still(self) -> Iterator[None]:
@@ -329,10 +371,15 @@ class Client:
     def batches(self, draws: "Draws | None" = None) -> Iterator[Batch]:
         """Yields this round's mini-batches in the client's own random order, augmented.
 
-        A last batch of one joins the batch before it: statistics over one example are undefined.
-
         Args:
             draws: what else each batch holds, see :meth:`batch`.
+        """
+        return (prepared.batch() for prepared in self.prepare(draws))
+
+    def prepare(self, draws: "Draws | None" = None) -> Iterator[Prepared]:
+        """Yields the host's part of each of :meth:`batches`, when the one before it is used up.
+
+        A last batch of one joins the batch before it: statistics over one example are undefined.
         """
         order, augmentation = self.stream("order"), self.stream("augment")
         for name, view in self.views.items():
@@ -344,14 +391,31 @@ class Client:
         small = {n: view for n, view in self.views.items() if fits(view.nbytes, self.device)}
         self.views |= on_device(small, self.device)
         train, steps = self.worker.train, 0
-        for _ in itertools.count() if train.local_steps else range(train.local_epochs):
+        for epoch in itertools.count() if train.local_steps else range(train.local_epochs):
             drawn = torch.randperm(len(self.training), generator=order)
             drawn = drawn if self.arrange is None else self.arrange(drawn)
-            for positions in split_batches(drawn, train.batch_size):
-                yield self.batch(positions, augmentation, draws)
+            batches = split_batches(drawn, train.batch_size, train.drop_last)
+            for positions in batches:
+                if train.schedule_by == "epoch":
+                    self._follow_schedule(epoch / train.local_epochs)
+                elif train.schedule_by == "step":
+                    turn = train.local_steps or train.local_epochs * len(batches)
+                    self._follow_schedule(steps / turn)
+                yield self.prepared(positions, augmentation, draws)
                 steps += 1
                 if steps == train.local_steps:
                     return
+
+    def _follow_schedule(self, within: float) -> None:
+        """Sets the learning rates of its optimizers at a share of the round.
+
+        Those that a method keeps in ``scratch`` follow, too.
+        """
+        shares = [rate_share(self.worker.train, self.round, part) for part in (within, 0.0)]
+        for optimizer in (self.optimizer, *self.scratch.values()):
+            for group in getattr(optimizer, "param_groups", ()):
+                first = group.setdefault("initial_lr", group["lr"])
+                group["lr"] = first * shares[0] / shares[1]
 
     def batch(
         self, positions: Tensor, generator: torch.Generator, draws: "Draws | None" = None
@@ -367,52 +431,64 @@ class Client:
             draws: returns what the method needs from the host for this batch, by name, from
                 ``positions`` and their labels.
         """
+        return self.prepared(positions, generator, draws).batch()
+
+    def prepared(
+        self, positions: Tensor, generator: torch.Generator, draws: "Draws | None" = None
+    ) -> Prepared:
+        """Returns the host's part of :meth:`batch`: all draws are made, nothing is sent."""
         device, labels = self.device, self.training.labels[positions]
         drawn = draws(positions, labels) if draws is not None else {}
-        if self.features is not None:
-            own = {"labels": labels, "features": self.features[positions]}
-            own, drawn = sent_together([own, drawn], device)
-            features = own["features"]
-            return Batch(
-                *(features.new_empty(0), own["labels"], positions),
-                host_labels=labels,
-                features=features,
-                drawn=drawn,
-            )
-        needed, images = self.training.parcel(positions, device)
-        if "images" in needed and needed["images"].dim() == 2:  # features, never augmented
-            own, needed, drawn = sent_together([{"labels": labels}, needed, drawn], device)
-            raw = images(needed)
-            return Batch(raw, own["labels"], positions, host_labels=labels, drawn=drawn)
-        choices = draw(self.augmentation, len(positions), self.training.pixels.size, generator)
-        views = {
-            name: rows_of(view, positions) if view.device.type == "cpu" else positions
-            for name, view in self.views.items()
+        if self.features is None:
+            needed, images = self.training.parcel(positions, device)
+        else:
+            needed, images = {"features": self.features[positions]}, None
+        choices: Draw | None = None
+        if images is not None and not ("images" in needed and needed["images"].dim() == 2):
+            size = self.training.pixels.size
+            choices = draw(self.augmentation, len(positions), size, generator)
+        views = {} if choices is None else self.views  # features are never augmented
+        copies = {
+            name: view.index_select(0, positions) if view.device.type == "cpu" else positions
+            for name, view in views.items()
         }
-        ahead = list({id(one): one for one in self.ahead}.values()) if device.type != "cpu" else []
-        groups = [{"labels": labels}, needed, choices.tensors, views, drawn]
+        ahead: list[Ahead] = []
+        if choices is not None and device.type != "cpu":
+            ahead = list({id(one): one for one in self.ahead}.values())
+        chosen = {} if choices is None else choices.tensors
+        groups = [{"labels": labels}, needed, chosen, copies, drawn]
         groups += [one.prepare(len(positions)) for one in ahead]
-        own, needed, chosen, views, drawn, *passes = sent_together(groups, device)
-        for one, tensors in zip(ahead, passes):
-            one.arrived(tensors)
-        choices = replace(choices, **chosen)
-        for name, view in self.views.items():
-            rows = views[name] if view.device.type == "cpu" else rows_of(view, views[name])
-            views[name] = apply(rows, choices)
-        raw, targets = images(needed), own["labels"]
-        here: Tensor | None = labels
-        shape, size = targets.shape[1:], self.training.pixels.size
-        if can_move(shape, size):
-            targets, here = moved(targets, choices), None
-        elif choices.places is not None and shows_pixels(shape, size):
-            raise ClientError(cannot_move(shape, size))
-        return Batch(
-            *(apply(raw, choices), targets, positions, views), host_labels=here, drawn=drawn
-        )
+
+        def arrive(groups: list[Weights]) -> None:
+            for one, tensors in zip(ahead, groups[5:]):
+                one.arrived(tensors)
+            for name, view in views.items():
+                if view.device.type != "cpu":
+                    groups[3][name] = view.index_select(0, groups[3][name])
+
+        def make(groups: list[Weights]) -> Batch:
+            own, needed, chosen, copies, drawn = groups[:5]
+            targets, features = own["labels"], needed.get("features")
+            batch = Batch(targets, targets, positions, {}, {}, labels, features, drawn)
+            batch.images = images(needed) if images is not None else targets.new_empty(0)
+            if choices is not None:
+                choice = replace(choices, **chosen)
+                batch.images = apply(batch.images, choice)
+                batch.views = {n: apply(c.permute(0, 3, 1, 2), choice) for n, c in copies.items()}
+                shape, size = targets.shape[1:], self.training.pixels.size
+                if can_move(shape, size):
+                    batch.labels, batch.host_labels = moved(targets, choice), None
+                elif choices.places is not None and shows_pixels(shape, size):
+                    raise ClientError(cannot_move(shape, size))
+            return batch
+
+        return Prepared(device, groups, make, len(positions), arrive)
 
     @property
     def ahead(self) -> Iterator[Ahead]:
         """What layers of the network draw in every pass."""
+        if self.turn is not None:
+            return iter(self.turn.ahead)
         found = (getattr(layer, "ahead", None) for layer in self.network.modules())
         return (one for one in found if isinstance(one, Ahead))
 
@@ -527,7 +603,10 @@ class Client:
         """Adds terms of the present step to the round's means; several calls add up."""
         for name, term in terms.items():
             value = term.detach().float()
-            self._terms[name] = self._terms[name] + value if name in self._terms else value
+            if self.turn is not None:
+                self.terms[name] = self.turn.total(name, value)
+            else:
+                self.terms[name] = self.terms[name] + value if name in self.terms else value
 
     def mean_terms(self, also: Check = ((), lambda _: None)) -> tuple[dict[str, float], str | None]:
         """Returns the mean of each loss term over the steps taken, and what a check finds.
@@ -539,8 +618,8 @@ class Client:
             ClientError: a term is not finite.
         """
         figures, judge = also
-        numbers = on_host([*self._terms.values(), *figures])
-        means = {n: total / max(self.steps, 1) for n, total in zip(self._terms, numbers)}
+        numbers = on_host([*self.terms.values(), *figures])
+        means = {n: total / max(self.steps, 1) for n, total in zip(self.terms, numbers)}
         for name, mean in means.items():
             if not math.isfinite(mean):
                 raise Diverged(

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,14 +17,15 @@ PENDING_BYTES = 4 * 2**20
 """Bytes of gradients that may wait for their step during a backward pass."""
 
 
-def rate_share(train: TrainSettings, round: int) -> float:
+def rate_share(train: TrainSettings, round: int, within: float = 0.0) -> float:
     """Returns the learning rate of a round, as a share of ``train.lr``.
 
     Args:
         train: rounds, schedule and warm-up.
         round: the round, from 1; 0 counts as the first, later than the last as the last.
+        within: the share of the round that has passed, in [0, 1).
     """
-    passed = max(0, min(round, train.rounds) - 1)
+    passed = max(0, min(round, train.rounds) - 1) + within
     if passed < train.warmup_rounds:
         return (passed + 1) / (train.warmup_rounds + 1)
     if train.schedule == "step":
@@ -85,9 +86,44 @@ class MemoryOrder(torch.optim.Optimizer):
         if kept:
             torch._foreach_zero_(kept)
 
+    moments: tuple[str, ...]
+
+    def fix(self, lasting: Callable[[str, Tensor], Tensor]) -> list[Tensor]:
+        """Puts rates and moments where they stay, so that its steps can be recorded.
+
+        Args:
+            lasting: returns the lasting tensor of a name that is like another.
+
+        Returns:
+            The moments, which are to be zeroed.
+        """
+        zeros: list[Tensor] = []
+        for number, group in enumerate(self.param_groups):
+            kinds = self.moments if group.get("momentum", True) else ()
+            for place, parameter in enumerate(group["params"]):
+                number_of_steps = torch.empty((), device=parameter.device)
+                own = {
+                    kind: lasting(
+                        f"{number}/{place}/{kind}",
+                        number_of_steps if kind == "step" else parameter.detach(),
+                    )
+                    for kind in kinds
+                }
+                self.state[parameter] = own
+                zeros += own.values()
+            for parameter in group["params"][:1]:
+                # CUDA's kernels read a float32; others, a double as without a tensor.
+                kind = torch.float32 if parameter.device.type == "cuda" else torch.float64
+                rate = torch.empty((), dtype=kind, device=parameter.device)
+                rate = lasting(f"{number}/lr", rate).fill_(group["lr"])
+                group |= {"lr": rate, "capturable": True}
+        return zeros
+
 
 class MemoryOrderAdam(MemoryOrder, torch.optim.Adam):
     """PyTorch's fused Adam, applied to every tensor in the order of its memory."""
+
+    moments = ("step", "exp_avg", "exp_avg_sq")
 
     def __init__(self, parameters: Any, lr: float, *, weight_decay: float = 0.0) -> None:
         super().__init__(parameters, lr, weight_decay=weight_decay, fused=True)
@@ -116,6 +152,8 @@ class MemoryOrderSGD(MemoryOrder, torch.optim.SGD):
     momentum buffer before that step, and its fused kernel fails if only some parameters have one.)
     """
 
+    moments = ("momentum_buffer",)
+
     def __init__(
         self, parameters: Any, lr: float, momentum: float = 0.0, *, weight_decay: float = 0.0
     ) -> None:
@@ -132,7 +170,8 @@ class MemoryOrderSGD(MemoryOrder, torch.optim.SGD):
             parameters = [p for p in group["params"] if p.grad is not None]
             gradients = [p.grad for p in parameters]
             momenta = [self._momentum(p) for p in parameters] if group["momentum"] else []
-            fused = bool(group["momentum"] or group["weight_decay"])
+            fixed = isinstance(group["lr"], Tensor)  # which only the fused kernel takes
+            fused = bool(group["momentum"] or group["weight_decay"] or fixed)
             for parameter, gradient in zip(parameters, gradients):
                 _require_alike(parameter, gradient)
             if fused:
@@ -224,10 +263,11 @@ def _refusal(parameter: Tensor, fault: str, remedy: str) -> ClientError:
 class Optimization:
     """How clients that share one network take optimizer steps.
 
-    A step is a backward pass, optional clipping, and an optimizer step. Large networks step
-    *inside* the backward pass: results are the same and most gradients need no memory, but there is
-    no time at which all gradients exist. So it is done only with the optimizers made here, without
-    clipping and without step hooks on the optimizer.
+    A step is a backward pass, optional clipping, and an optimizer step. On a CPU large networks
+    step *inside* the backward pass: results are the same and most gradients need no memory, but
+    there is no time at which all gradients exist. So it is done only with the optimizers made here,
+    without clipping and without step hooks on the optimizer. It serves a CPU's cache; on a GPU
+    those steps and their hooks would cost the host a fifth of its time.
 
     Attributes:
         spent: a finished optimizer, whose memory the next one takes over.
@@ -274,7 +314,8 @@ class Optimization:
         trained, pending = _parameters(optimizer), 0
         stepped, waiting = set[int](), set[int]()
         watched = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-        large = sum(parameter.nbytes for parameter in trained) > PENDING_BYTES
+        here = loss.device.type == "cpu"
+        large = here and sum(parameter.nbytes for parameter in trained) > PENDING_BYTES
 
         def come_in(parameter: Tensor) -> None:
             # By then nothing in the backward pass needs the old values of these parameters.
@@ -308,6 +349,35 @@ class Optimization:
             nn.utils.clip_grad_norm_(_parameters(optimizer), clipping)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)  # their memory serves the next forward pass
+
+
+_KEPT = "optimizer/"
+
+
+def kept_moments(optimizer: torch.optim.Optimizer, network: nn.Module) -> dict[str, Tensor]:
+    """Returns copies of an optimizer's moments of a network's parameters, for client memory."""
+    return {
+        f"{_KEPT}{entry}/{name}": value.detach().clone()
+        for name, parameter in network.named_parameters()
+        for entry, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def take_up(
+    optimizer: torch.optim.Optimizer, network: nn.Module, memory: Mapping[str, Tensor]
+) -> None:
+    """Gives a new optimizer the moments of :func:`kept_moments`, in its parameters' memory order.
+
+    Memory that came from a file or over a network is contiguous, and a kernel would refuse it.
+    """
+    parameters = dict(network.named_parameters())
+    for key, value in memory.items():
+        entry, _, name = key.removeprefix(_KEPT).partition("/")
+        if key.startswith(_KEPT) and name in parameters:
+            like = parameters[name] if value.dim() else value
+            own = torch.empty_like(like, dtype=value.dtype, device=parameters[name].device)
+            optimizer.state[parameters[name]][entry] = own.copy_(value)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:

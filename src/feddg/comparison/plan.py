@@ -514,11 +514,12 @@ def _rounds_for(images: int, experiment: Experiment, held: dict[str, Sequence[in
 
 def _images_of_a_round(size: int, train: TrainSettings) -> int:
     """Returns how many images a client that holds ``size`` uses in a round."""
+    cut = split_batches(torch.arange(size), train.batch_size, train.drop_last)
+    batches = [len(batch) for batch in cut]
     if not train.local_steps:
-        return size * train.local_epochs
-    batches = [len(batch) for batch in split_batches(torch.arange(size), train.batch_size)]
+        return sum(batches) * train.local_epochs
     passes, more = divmod(train.local_steps, len(batches))
-    return passes * size + sum(batches[:more])
+    return passes * sum(batches) + sum(batches[:more])
 
 
 def setting_point(field: str, value: Any) -> Point:

@@ -21,11 +21,18 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ClassVar
 
-from feddg.clients.threads import share_of_process, threads_per_job
+from feddg.clients.threads import (
+    SHARE_OF_MEMORY,
+    available_cores,
+    share_of_process,
+    threads_per_job,
+    training_memory,
+)
 from feddg.comparison.plan import Cell
 from feddg.errors import ExperimentError, FeddgError, in_words, need
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
+from feddg.federation.federation import build
 from feddg.messages import Refusal, Update
 from feddg.records import RoundRow
 from feddg.registry import Registry
@@ -40,6 +47,10 @@ log = logging.getLogger("feddg")
 SECONDS_BETWEEN_LOOKS = 2.0
 MOST_LIMITS = 20
 """How often a run may reach its time limit; a run that completes no round would never end."""
+MOST_ON_A_GPU = 8
+"""Processes that share a GPU well: measured on an H100, eight train 4.2 times what one does."""
+BESIDE = 2**30
+"""Bytes on a GPU, besides what training needs, of a process that uses it."""
 
 
 @dataclass(frozen=True)
@@ -359,6 +370,39 @@ class LocalLauncher(Launcher):
             if "ended" in news:
                 return news
         return None
+
+
+def default_jobs(experiments: Sequence[Experiment]) -> int:
+    """Returns how many runs go at once on this machine if nobody says: one, unless it has GPUs."""
+    import torch
+
+    gpus, devices = torch.cuda.device_count(), {one.device for one in experiments}
+    if not gpus or not devices or not devices <= {"auto", "cuda"}:
+        return 1
+    needs = dict[str, int]()
+    for one in experiments:
+        size, batch = one.data.image_size, one.train.batch_size
+        if (kind := repr((one.model, size, batch))) not in needs:
+            try:
+                _, network = build(one, 2)
+                needs[kind] = training_memory(network, size, batch)
+            except (FeddgError, RuntimeError):  # says so when it runs, or reads no images
+                needs[kind] = 0
+    memory = torch.cuda.get_device_properties(0).total_memory
+    gpus = gpus if devices == {"auto"} else 1
+    return min(jobs_at_once(gpus, memory, max(needs.values())), len(experiments))
+
+
+def jobs_at_once(gpus: int, memory: int, each: int) -> int:
+    """Returns how many runs go at once on GPUs: as many as memory and cores allow, one at least.
+
+    Args:
+        gpus: their number.
+        memory: bytes of each.
+        each: bytes that a run needs to train.
+    """
+    room = int(memory * SHARE_OF_MEMORY) // (BESIDE + each)
+    return max(1, min(available_cores(), gpus * min(MOST_ON_A_GPU, room)))
 
 
 def _devices() -> list[str]:

@@ -21,6 +21,7 @@ from feddg.comparison.statistics import Accuracies, Key, Margin, average_over_co
 from feddg.data.fingerprint import ImagesFile
 from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, warn
 from feddg.errors import DataError, RunError, field_fault
+from feddg.evaluation.metrics import OF_A_DECISION
 from feddg.experiment import Experiment
 from feddg.messages import plain_text
 from feddg.models.backbones import weights_digest
@@ -472,6 +473,7 @@ def _kept(numbers: Iterable[NumberRow], metric: str, over: str) -> list[NumberRo
     These are accuracies, what chose the rounds, and the numbers that are not of one split.
     """
     wanted = {("accuracy", split, "domain_mean") for split in SPLITS} | {(metric, ID_VAL, over)}
+    wanted |= {(name, TEST, "domain_mean") for name in OF_A_DECISION}
     return [
         one.model_copy(
             update={n: float(f"{v:.7g}") for n in _ROUNDED if (v := getattr(one, n)) is not None}

@@ -77,6 +77,11 @@ class AugmentSettings(Settings):
         return self
 
     @property
+    def own_hue(self) -> str | None:
+        """How the hue changes, if these settings say so themselves; else ``train.hue`` does."""
+        return self.hue if "hue" in self.model_fields_set else None
+
+    @property
     def moves(self) -> bool:
         """Returns whether pixels may move."""
         mirrors = self.flip > 0 or self.vertical_flip > 0 or self.quarter_turns

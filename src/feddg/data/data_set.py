@@ -118,6 +118,8 @@ class DataSet:
         spellings: other names of the folders of domains and classes, with the names used here.
         parts: folders that some archives have between domain and class, with the role of their
             images (``train``, ``id_val``, ``id_test``; empty for none).
+        lists: files of an official split, ``{domain}`` standing for a domain, by role (``train``,
+            ``id_val``, ``id_test``); read if ``data.options`` has ``official_lists: true``.
         layouts: the folder layouts that are recognised, one line each.
         protocol: how papers use it, in one line; the preset follows it.
         clients: who holds an image in reality (such as a hospital), in a word or two; empty if
@@ -144,6 +146,7 @@ class DataSet:
     around: tuple[str, ...] = ()
     spellings: Mapping[str, str] = field(default_factory=dict)
     parts: Mapping[str, str] = field(default_factory=dict)
+    lists: Mapping[str, str] = field(default_factory=dict)
     layouts: tuple[str, ...] = ()
     protocol: str = ""
     clients: str = ""
@@ -252,12 +255,16 @@ def augmentations() -> dict[str, AugmentSettings]:
     return {**GENERAL_AUGMENTATIONS, **own}
 
 
-def find_augmentation(name: str) -> AugmentSettings:
-    """Returns the augmentation called ``name``.
+def find_augmentation(name: str | Mapping[str, Any]) -> AugmentSettings:
+    """Returns the augmentation called ``name``, or that of its fields.
 
     Raises:
-        ExperimentError: there is none; the message names the nearest and lists all.
+        ExperimentError: there is none; the message names the nearest and lists all. Or a field is
+            unknown or out of range.
     """
+    if isinstance(name, Mapping):
+        with schema_faults(ExperimentError, "train.augmentation: ", AugmentSettings.model_fields):
+            return AugmentSettings(**name)
     found = augmentations()
     if name not in found:
         raise ExperimentError(

@@ -20,8 +20,8 @@ from feddg.diagnostics import Diagnostic
 from feddg.errors import DataError
 from feddg.rng import numpy_stream
 
-FOLDER = "folder"
-"""The value of ``data.group_by`` for which the images of a folder are a group."""
+FOLDER, NONE = "folder", "none"
+"""Values of ``data.group_by``: the images of a folder are a group; nothing is."""
 PART = "group"
 """The part of a pattern that names the group."""
 ENOUGH = 5
@@ -33,8 +33,9 @@ def with_groups(table: ImageTable, group_by: str | None) -> ImageTable:
 
     Args:
         table: the images; groups that it already names are kept unless ``group_by`` is given.
-        group_by: ``folder``, or a regular expression with a part ``(?P<group>...)`` that is looked
-            for in each path; None for the patients of DICOM files, if the images are such files.
+        group_by: ``folder``, ``none``, or a regular expression with a part ``(?P<group>...)`` that
+            is looked for in each path; None for the patients of DICOM files, if the images are such
+            files and every domain has several.
 
     Raises:
         DataError: the pattern is none, has no such part, or is not found in a path.
@@ -42,6 +43,8 @@ def with_groups(table: ImageTable, group_by: str | None) -> ImageTable:
     if group_by is None:
         patients = None if table.groups is not None else _patients(table)
         return table if patients is None else replace(table, groups=patients)
+    if group_by == NONE:
+        return replace(table, groups=None)
     if group_by == FOLDER:
         return replace(table, groups=np.array([str(PurePosixPath(p).parent) for p in table.paths]))
     try:
@@ -66,7 +69,8 @@ def with_groups(table: ImageTable, group_by: str | None) -> ImageTable:
 def _patients(table: ImageTable) -> np.ndarray | None:
     """Returns a name for each image's patient, if DICOM files tell them apart; never the ID itself.
 
-    An image that names no patient is a group of its own.
+    An image that names no patient is a group of its own. Where all of a domain have one ID, as
+    after anonymisation, it tells nothing.
     """
     root = table.root
     suffixes = {PurePosixPath(path).suffix.lower() for path in table.paths}
@@ -74,10 +78,13 @@ def _patients(table: ImageTable) -> np.ndarray | None:
         return None
     from feddg.data.formats.dicom import patient_of
 
-    names = []
-    for row, path in enumerate(table.paths):
-        patient = patient_of(root / path) if _may_be_dicom(root / path) else ""
-        names.append(hashlib.sha256(patient.encode()).hexdigest()[:16] if patient else f"#{row}")
+    ids = [patient_of(root / path) if _may_be_dicom(root / path) else "" for path in table.paths]
+    patients = list(zip(table.domains.tolist(), ids))
+    for domain in set(table.domains.tolist()):
+        if len({id for place, id in patients if place == domain and id}) < 2:
+            return None
+    hashed = [hashlib.sha256(id.encode()).hexdigest()[:16] for id in ids]
+    names = [name if id else f"#{row}" for row, (id, name) in enumerate(zip(ids, hashed))]
     return np.array(names) if len(set(names)) < len(names) else None
 
 
@@ -184,7 +191,7 @@ def partitioned_units(
     if clients > len(first):
         raise DataError(
             f"{clients} clients cannot share {len(first)} groups of training images, which are not "
-            "to be split. Use fewer clients, or smaller groups."
+            "to be split. Use fewer clients or smaller groups, or none (--group-by none)."
         )
     counts = np.zeros((len(first), int(labels.max()) + 1), np.int64)
     np.add.at(counts, (unit_of, labels), 1)

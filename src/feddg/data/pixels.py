@@ -292,7 +292,7 @@ def fits(count: int, device: torch.device) -> bool:
 
 Rows = Tensor | np.ndarray | Sequence[int]
 Parcel = tuple[Weights, Callable[[Weights], Tensor]]
-"""What must be sent to a device, and what makes images of it there."""
+"""What images are made of on a device (some of it may be there already), and what makes them."""
 
 
 class Pixels(Protocol):
@@ -378,7 +378,7 @@ class ArrayPixels(PixelStore):
         return images(on_device(needed, place))
 
     def parcel(self, rows: Rows, device: torch.device) -> Parcel:
-        """Returns row numbers, and the images that are needed there for the first time."""
+        """Returns row numbers; sends the images that are needed there for the first time."""
         places = self._positions[np.asarray(rows, dtype=np.int64)]
         if device.type != "cpu" and device not in self._on_device:
             self._on_device[device] = None
@@ -391,19 +391,14 @@ class ArrayPixels(PixelStore):
             taken = _channels_last(np.take(self._pixels, places, axis=0))
             return {"images": taken}, lambda sent: sent["images"]
         pixels, known = held
-        needed = {"places": torch.from_numpy(places)}
         new = np.unique(places[~known[places]])
         if len(new):
-            needed["new"] = torch.from_numpy(new)
-            needed["pixels"] = torch.from_numpy(np.take(self._pixels, new, axis=0))
+            first = {"rows": new, "pixels": np.take(self._pixels, new, axis=0)}
+            sent = on_device({n: torch.from_numpy(part) for n, part in first.items()}, device)
+            pixels[sent["rows"]] = sent["pixels"]
             known[new] = True
-
-        def images(sent: Weights) -> Tensor:
-            if "new" in sent:
-                pixels[sent["new"]] = sent["pixels"]
-            return pixels.index_select(0, sent["places"]).permute(0, 3, 1, 2)
-
-        return needed, images
+        needed = {"all": pixels, "places": torch.from_numpy(places)}
+        return needed, lambda sent: sent["all"].index_select(0, sent["places"]).permute(0, 3, 1, 2)
 
     def close(self) -> None:
         """Releases the array or memory map, and the copies on devices."""

@@ -1,16 +1,19 @@
 """What benchmarks fix: published split files, and which domains are held out in turn."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import permutations
+from dataclasses import replace
+from itertools import permutations, product
 from pathlib import Path
 
 import numpy as np
 
 from feddg.data.columns import read_columns
-from feddg.data.data_set import DATA_SETS
+from feddg.data.data_set import DATA_SETS, DataSet
 from feddg.data.images import ImageTable, plain_name, roles_of_domains
 from feddg.data.splits import Splits, from_roles
+from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import DataError, ExperimentError, first_names, nearest
+from feddg.storage import read_text
 
 Scenario = dict[str, tuple[str, ...]]
 PROTOCOLS = {
@@ -48,6 +51,43 @@ def from_csv(table: ImageTable, csv_path: Path | str, skipped: Iterable[str] = (
     # An image of a training domain tests no unseen domain, whatever the file calls it.
     roles = roles_of_domains([role_of[path] for path in paths], table.domains.tolist())
     return from_roles(np.array(roles))
+
+
+def official_roles(table: ImageTable, definition: DataSet) -> ImageTable:
+    """Gives a table the split that the data set's own lists of files state (``DataSet.lists``).
+
+    A list has a line ``path label`` for each image and lies beside the domains' folders, above
+    them, or in ``splits`` there. An image's role is the first of train, id_val and id_test whose
+    list has it: PACS' test lists repeat all images of their domain. Listed images that are not
+    there get a warning, since copies of PACS lack some.
+
+    Raises:
+        DataError: there are none, one is missing or damaged, an image is in none, or in those of
+            training and of validation, or a class has two labels.
+    """
+    if not definition.lists:
+        raise DataError(f"{definition.title} has no official lists: leave out official_lists.")
+    root, role_of, label_of = Path(table.root or "."), dict[str, str](), dict[str, str]()
+    for role, domain in product(definition.lists, table.domain_names):
+        name = definition.lists[role].format(domain=domain)
+        places = [folder / name for folder in (root, root.parent, root.parent / "splits")]
+        file = next((place for place in places if place.is_file()), places[0])
+        for line in filter(None, map(str.strip, read_text(file, DataError).splitlines())):
+            path, _, label = line.rpartition(" ")
+            kind = path.rpartition("/")[0].rpartition("/")[2]
+            if label_of.setdefault(plain_name(kind), label) != label or not label.isdecimal():
+                raise DataError(f"{file}: {line!r} is no path and label as in the other lines.")
+            before = role_of.setdefault(_plain_path(path), role)
+            if (before, role) == ("train", "id_val"):
+                raise DataError(f"{file} lists {path}, which is for training, too.")
+    roles = [role_of.pop(_plain_path(path), "") for path in table.paths]
+    if "" in roles:
+        path = table.paths[roles.index("")]
+        raise DataError(f"The official lists lack {roles.count('')} images of {root}, as {path}.")
+    if role_of:
+        text = f"{root} lacks {len(role_of)} images of the official lists, as {min(role_of)}."
+        emit(Diagnostic("listed-missing", "warning", text))
+    return replace(table, split=np.array(roles))
 
 
 def _unique(csv_path: Path, found: Iterable[tuple[str, str]]) -> dict[str, str]:

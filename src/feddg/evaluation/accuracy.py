@@ -293,7 +293,9 @@ class Evaluation:
     def _score(self, outputs: Tensor, split: str, domain: int, rows: numpy.ndarray) -> Score:
         task, name, confusion = self.task, self.domain_names[domain], numpy.zeros((0, 0), int)
         targets = torch.from_numpy(self.labels[rows])
-        loss, values = float(task.loss(outputs, targets)), task.score(outputs, targets).numpy()
+        # A program's loss may change what it is given; the score is of what was predicted.
+        given = (outputs, targets) if task.has_classes else (outputs.clone(), targets.clone())
+        loss, values = float(task.loss(*given)), task.score(outputs, targets).numpy()
         if not numpy.isfinite(values).all():
             bad = int(numpy.flatnonzero(~numpy.isfinite(values))[0])
             raise ExperimentError(

@@ -209,6 +209,8 @@ def _of_decision(predictions: Predictions) -> float | None:
     return None
 
 
+OF_A_DECISION = ("decision_auroc", "decision_ap", "sensitivity", "specificity")
+"""The metrics of ``evaluate.decision``."""
 for _place, (_name, _title, _summary) in enumerate(
     (
         (

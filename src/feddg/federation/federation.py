@@ -381,7 +381,7 @@ def defences_for(settings: ExperimentSettings, method: Method, network: Network)
             "privacy.record_epsilon bounds what one image does to a step, and under "
             "train.class_weights it changes how much all others count: set it to none"
         )
-    return build_defences(
+    built = build_defences(
         settings.privacy,
         settings.defences,
         method,
@@ -392,6 +392,14 @@ def defences_for(settings: ExperimentSettings, method: Method, network: Network)
         epochs=train.local_epochs,
         head=train.head,
     )
+    summed = any(defence.sums for defence in built.defences) and not method.one_round
+    if summed and settings.server.weighting != "examples" and settings.privacy.clipping == "none":
+        raise ExperimentError(
+            "server.weighting: uniform needs every update by itself, and secure aggregation shows "
+            "a sum by numbers of images: leave one of them out, or clip (privacy.clipping), which "
+            "counts clients alike"
+        )
+    return built
 
 
 def _schedule(settings: ExperimentSettings) -> Schedule:
@@ -417,7 +425,7 @@ def build_worker(
     return Worker(
         network,
         settings.train,
-        augmentation.model_copy(update={"hue": settings.train.hue}),
+        augmentation.model_copy(update={"hue": augmentation.own_hue or settings.train.hue}),
         device,
         settings.seed,
         autocast(precision, device),

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from feddg.clients.client import Batch, Client, RecordNoise, counted_forwards
+from feddg.clients.graphs import Turn
+from feddg.clients.optim import kept_moments, take_up
 from feddg.clients.threads import threads
 from feddg.errors import ClientError, Diverged
 from feddg.federation.head_start import HeadStart
@@ -196,19 +198,25 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
         draw_dropout_from(client.network, client.stream("dropout"))
         method.begin(client)
         client.optimizer = method.optimizer(client)
+        if client.train.keep_optimizer:
+            take_up(client.optimizer, client.network, client.memory)
         images = 0
         selection = BestOfSteps(client) if client.worker.train.select_every else None
         with client.worker.autocast():
             if method.trains_on_features(client):
                 client.features = client.frozen_features()
-            for batch in client.batches(functools.partial(method.draws, client)):
+            if client.records_steps:
+                client.turn = Turn(client, method)
+            for prepared in client.prepare(functools.partial(method.draws, client)):
                 if client.worker.stopped.is_set():
                     raise ClientError("the round ended before it was done")
                 if client.worker.record_noise is not None and not method.one_round:
-                    private_step(client, batch, client.worker.record_noise)
+                    private_step(client, prepared.batch(), client.worker.record_noise)
+                elif client.turn is not None:
+                    client.turn.step(prepared)
                 else:
-                    method.step(client, batch)
-                images += len(batch)
+                    method.step(client, prepared.batch())
+                images += prepared.count
                 if selection is not None:
                     selection.step()
             if selection is not None:
@@ -218,8 +226,14 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
             except Exception:
                 client.mean_terms()  # a loss that is not finite is the cause, and says so
                 raise
-    client.worker.optimization.spent = client.optimizer
+    if client.train.keep_optimizer:
+        client.memory.update(kept_moments(client.optimizer, client.network))
     state = client.network.state_dict()
+    if client.turn is None:
+        client.worker.optimization.spent = client.optimizer
+    else:
+        client.memory = client.turn.released(client.memory)
+        extras.tensors = client.turn.released(extras.tensors)
     client.memory.update({name: state[name].detach().clone() for name in local})
     strange = [(n, type(v).__name__) for n, v in client.memory.items() if not isinstance(v, Tensor)]
     if strange:

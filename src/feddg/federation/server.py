@@ -147,6 +147,14 @@ class Refusals(RoundHook):
         log.warning("round %d, client %d: %s%s", round, refusal.client, refusal.reason, more)
 
 
+class Alike(RoundHook):
+    """Lets every client count the same in the mean: ``server.weighting: uniform``."""
+
+    def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
+        """Yields the updates as if each were of one image."""
+        return (replace(update, examples=len(update.clients)) for update in updates)
+
+
 class Asking(RoundHook):
     """Lets the method ask the round's clients after aggregation."""
 
@@ -225,6 +233,8 @@ class Server:
         checked = [self.frozen, checks] if frozen else [checks]
         chain: list[RoundHook] = [self._refusals, *checked, changes]
         chain += reversed(defences.defences)
+        if settings.weighting == "uniform" and not method.one_round:
+            chain.append(Alike())
         if settings.optimizer != "none":
             chain.append(averages.ServerOptimizer(settings))
         if type(method).after_round is not Method.after_round:

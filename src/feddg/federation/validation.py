@@ -278,8 +278,26 @@ class MessageChecks(RoundHook):
         would be refused.
         """
         lowest = -LARGEST_ROUNDING if update.members else 0.0
-        for name in self._never_negative:
-            tensor = update.weights[name].detach()
+        held = {name: update.weights[name].detach() for name in self._never_negative}
+        counts = {name: t for name, t in held.items() if not t.is_floating_point() and t.numel()}
+        figures = []  # of all layers together: a device waits for each launch
+        if variances := [t.flatten() for n, t in held.items() if n not in counts and t.numel()]:
+            figures.append(torch.cat(variances).amin())
+        if counts:
+            now = torch.cat([tensor.flatten() for tensor in counts.values()])
+            before = [sent[n].to(t).flatten() for n, t in counts.items() if n in sent]
+            grown = now - torch.cat(before) if len(before) == len(counts) else now
+            figures += [now.amin(), MOST_BATCHES - grown.amax()]
+
+        def judge(numbers: list[float]) -> str | None:
+            if all(number >= lowest or number != number for number in numbers):
+                return None
+            return first_fault(self._by_layer(held, sent, lowest))
+
+        yield figures, judge
+
+    def _by_layer(self, held: Weights, sent: Weights, lowest: float) -> Iterator[Check]:
+        for name, tensor in held.items():
             if tensor.numel():
                 counts = not tensor.is_floating_point()
                 before = [sent[name].max()] if counts and name in sent else []

@@ -7,7 +7,7 @@ same as with one process, even if a method or defence looks at single updates. P
 clients' memory and sends it along; checkpoints do not depend on workers.
 
 Nothing is pickled: a message is sent as a header (JSON), one flat buffer for tensors on the CPU
-(gloo), and another for those on the GPU (nccl).
+(gloo), and another for those on the GPU (nccl; through the host's memory if processes share a GPU).
 """
 
 import json
@@ -104,12 +104,17 @@ class Channel:
         rank: number of this process; 0 is the server's.
         size: number of processes.
         device: where tensors arrive that were on a GPU.
+        direct: whether these go from GPU to GPU; otherwise through the memory of the hosts.
+        local: number of this process among those of its machine, and how many they are.
+        store: where processes of several machines have met; None for those of one.
         expected: the workers whose replies to the last job are still to come, in their order.
     """
 
     def __init__(self, watch: Callable[[], None] = lambda: None) -> None:
         self._watch = watch
         self.rank, self.size, self.device = 0, 1, torch.device("cpu")
+        self.direct, self.local = False, (0, 1)
+        self.store: Any = None
         self.expected = deque[int]()
         self._under_way = deque[tuple[list[Any], int]]()
         self._bytes = 0
@@ -126,7 +131,8 @@ class Channel:
         """
         late = f"not all workers came within {MINUTES_TO_JOIN} minutes"
         self._patiently(lambda: dist.init_process_group(**group()), 60 * MINUTES_TO_JOIN, late)
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.rank, self.size = self.local = dist.get_rank(), dist.get_world_size()
+        self.direct = "nccl" in str(dist.get_backend_config())
 
     def leave(self) -> None:
         """Leaves the process group, after giving an abandoned wait a moment to end."""
@@ -142,7 +148,7 @@ class Channel:
         expected, self.expected = self.expected, deque()
         while expected:
             self.receive(expected.popleft())
-        for tensor in buffers_of(job):
+        for tensor in self._buffers(job):
             with self._connected():
                 self._end(dist.broadcast(tensor, 0, async_op=True), tensor)
 
@@ -154,7 +160,7 @@ class Channel:
 
     def send(self, to: int, message: Message) -> None:
         """Sends a copy of a message; waits while more than ``AHEAD`` bytes are under way."""
-        tensors = buffers_of(message)
+        tensors = self._buffers(message)
         with self._connected(to):
             # Each is kept until it has left.
             works = [(dist.isend(tensor, to), tensor) for tensor in tensors]
@@ -188,8 +194,12 @@ class Channel:
 
         header, size_here, size_there = arrived(3, torch.int64).tolist()
         here = arrived(size_here, torch.uint8)
-        there = arrived(size_there, torch.uint8, self.device) if size_there else None
+        way = self.device if self.direct else "cpu"
+        there = arrived(size_there, torch.uint8, way).to(self.device) if size_there else None
         return message_in(header, here, there)
+
+    def _buffers(self, message: Message) -> list[Tensor]:
+        return [each if self.direct else each.cpu() for each in buffers_of(message)]
 
     def _settle(self) -> None:
         works, size = self._under_way.popleft()

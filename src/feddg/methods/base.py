@@ -102,8 +102,8 @@ class Method:
         Settings: that class; taken from the annotation.
         presets: experiment values by preset name (a data set), ``"*"`` for all; the user's values
             override them. The key ``method`` holds hyper-parameters.
-        sends: what leaves a client under the default settings: ``purpose/name`` as in the ledger
-            (``*`` stands for any name), with its schema. The method's page and test read this.
+        sends: what leaves a client: ``purpose/name`` as in the ledger (``*`` stands for any name),
+            with its schema, which says under which settings. The method's page and test read this.
         noises: entries of ``sends`` before round 1 that are styles, and that the method noises on
             request.
         excludes: methods it cannot be combined with, and why.
@@ -119,6 +119,8 @@ class Method:
         needs_images: whether it changes images, so that features alone are not enough.
         sums: entries of the network that are sums over images, as large as these are: no step
             moves them, and the method checks them itself.
+        waits: why a step of it waits for a device, which :func:`feddg.testing.check_method` then
+            takes as known; empty if none does.
     """
 
     name: ClassVar[str] = ""
@@ -146,6 +148,7 @@ class Method:
     moves_pixels: ClassVar[bool] = False
     needs_images: ClassVar[bool] = False
     sums: tuple[str, ...] = ()
+    waits: ClassVar[str] = ""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Sets ``Settings`` from the annotation and, if there is none, ``title`` from the name."""

@@ -194,6 +194,9 @@ class Local(Method):
     """
 
     name = "local"
+    excludes: ClassVar[dict[str, str]] = {
+        "fedprox": "local receives no weights that fedprox could stay close to"
+    }
     title = "Local"
     summary = "reference line: every client alone, with a model of its own"
     presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"train": {"head": "random"}}}

@@ -44,7 +44,7 @@ from torch import Tensor
 from feddg.clients.client import Batch, Client
 from feddg.data.pixels import Pixels
 from feddg.errors import ExperimentError
-from feddg.messages import EntrySchema, Message, SchemaContext, joined
+from feddg.messages import EntrySchema, Message, SchemaContext, joined, on_device
 from feddg.methods.base import Method, register
 from feddg.methods.style_exchange import StyleExchange, StyleSettings
 from feddg.settings import ExperimentSettings, Fraction
@@ -198,7 +198,8 @@ class Ccst(StyleExchange, Method):
         if not len(foreign):
             return
         drawn = torch.randint(len(foreign), (), generator=client.lasting_stream("ccst"))
-        client.scratch["style"] = style = styles[foreign[drawn]]
+        style = styles[foreign[drawn]]
+        client.scratch |= on_device({"style": style}, client.device)
         if self.settings.stylized == "cached":
             self.stylize_all(client, "ccst", style)
 

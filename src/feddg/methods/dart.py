@@ -52,6 +52,10 @@ from feddg.settings import Fraction
 Form = Literal["plain", "outlines", "convolved", "grey", "contrast"]
 
 
+FORM = "dart/form/"
+"""Before the form, in the name of which images have it."""
+
+
 class DartSettings(MethodSettings):
     """Hyper-parameters of DART."""
 
@@ -76,11 +80,12 @@ class Dart(Method):
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds which images take the client's form, and what the form draws."""
         rng = client.stream("half", client.steps)
-        own = {"dart": some(len(labels), self.settings.form_probability, rng)}
-        if self.form(client) == "convolved":
+        form = self.form(client)
+        own = {FORM + form: some(len(labels), self.settings.form_probability, rng)}
+        if form == "convolved":
             size = KERNELS[int(torch.randint(len(KERNELS), (), generator=rng))]
             share = torch.rand((), generator=rng)
-            own |= {"dart/share": share, "dart/kernel": random_kernel(size, rng)}
+            own |= {"dart/share": share, "dart/kernel": random_kernel(size, rng, client)}
         return super().draws(client, positions, labels) | own
 
     def form(self, client: Client) -> Form:
@@ -90,8 +95,10 @@ class Dart(Method):
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """The loss of a batch of which some images are in the client's form."""
-        drawn, form = self.drawn(client, batch), FORMS[self.form(client)]
-        images = partly(batch.images, drawn["dart"], lambda own: form(own, client.network, drawn))
+        drawn = self.drawn(client, batch)
+        (name,) = (name for name in drawn if name.startswith(FORM))
+        form = FORMS[name.removeprefix(FORM)]  # type: ignore[index]
+        images = partly(batch.images, drawn[name], lambda own: form(own, client.network, drawn))
         return self.head_loss(client, batch, client.network.features(images))
 
 

@@ -123,7 +123,7 @@ class DomainMethod(Method):
         """
         train, images = client.worker.train, torch.arange(len(client.training))
         turn = train.local_steps or train.local_epochs * len(
-            split_batches(images, train.batch_size)
+            split_batches(images, train.batch_size, train.drop_last)
         )
         passed = (client.round - 1) * turn + client.steps
         return torch.tensor(weight if passed >= steps else min(weight, 1.0))

@@ -38,7 +38,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
-from feddg.clients.optim import rate_share
+from feddg.clients.optim import MemoryOrderSGD, rate_share
 from feddg.messages import Weights
 from feddg.methods.base import MethodSettings, register
 from feddg.methods.fedig import GLOBAL, FedIG, FedIGSettings
@@ -112,7 +112,7 @@ class FedIGA(FedIG):
             group["params"] = [p for p in group["params"] if id(p) not in own]
         share = rate_share(client.worker.train, client.round)
         own_lr = chosen.adapter_lr * share if chosen.adapter_lr else client.train.lr
-        client.scratch[OPTIMIZER] = torch.optim.SGD(parameters, own_lr, chosen.adapter_momentum)
+        client.scratch[OPTIMIZER] = MemoryOrderSGD(parameters, own_lr, chosen.adapter_momentum)
         return optimizer
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:

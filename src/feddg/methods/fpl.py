@@ -32,7 +32,7 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import mse_loss, normalize
 
 from feddg.clients.client import Batch, Client
@@ -43,7 +43,8 @@ from feddg.styles.statistics import finch
 
 PROTOTYPES, CLASSES = "fpl/prototypes", "fpl/classes"
 EMBEDDINGS = "fpl/embeddings"
-SEEN = "fpl/seen"
+SEEN, ROOM = "fpl/seen", "fpl/room"
+NO_CLASS = -1
 LARGEST = 10.0
 """Largest allowed ratio of a client's largest prototype entry to the round's median."""
 
@@ -99,18 +100,27 @@ class FPL(Method):
     def begin(self, client: Client) -> None:
         """Allocates one embedding for every image."""
         super().begin(client)
-        shape = (len(client.training), client.network.features_dimension)
+        shape = (room(client, len(client.training)), client.network.features_dimension)
         client.scratch[EMBEDDINGS] = torch.full(shape, torch.nan, device=client.device)
-        client.scratch[SEEN] = torch.zeros(shape[0], dtype=torch.bool)
+        client.scratch[SEEN] = torch.zeros(len(client.training), dtype=torch.bool)
         if CLASSES in client.extras.tensors:
-            client.scratch[CLASSES] = client.extras.tensors[CLASSES].cpu()
+            prototypes, classes = (client.extras.tensors[n] for n in (PROTOTYPES, CLASSES))
+            more = room(client, len(classes)) - len(classes)
+            classes = nn.functional.pad(classes.cpu(), (0, more), value=NO_CLASS)
+            own = {PROTOTYPES: nn.functional.pad(prototypes, (0, 0, 0, more))}
+            if more:
+                own[ROOM] = classes == NO_CLASS
+            client.scratch |= {CLASSES: classes} | on_device(own, client.device)
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds the images' positions, and which prototypes are of their classes."""
         own = {"fpl/positions": positions}
-        if PROTOTYPES in client.extras.tensors:
+        client.scratch[SEEN][positions] = True
+        if PROTOTYPES in client.scratch:
             known, of_class = met(labels, client.scratch[CLASSES])
             own |= {"fpl/known": known, "fpl/own": of_class}
+            if self.settings.contrast_over == "batch":
+                own["fpl/share"] = torch.isin(labels, client.scratch[CLASSES]).float().mean()
         return super().draws(client, positions, labels) | own
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
@@ -118,21 +128,18 @@ class FPL(Method):
         terms = super().head_loss(client, batch, embeddings)
         drawn = self.drawn(client, batch)
         client.scratch[EMBEDDINGS][drawn["fpl/positions"]] = embeddings.detach().float()
-        client.scratch[SEEN][batch.positions] = True
-        received = client.extras.tensors
-        if PROTOTYPES not in received:
+        if PROTOTYPES not in client.scratch:
             return terms
-        labels, classes = batch.labels_here, client.scratch[CLASSES]
         own = prototype_terms(
             embeddings.float(),
             drawn["fpl/known"],
             drawn["fpl/own"],
-            received[PROTOTYPES].to(client.device),
+            client.scratch[PROTOTYPES],
             self.settings.temperature,
+            client.scratch.get(ROOM),
         )
         if self.settings.contrast_over == "batch":
-            share = torch.isin(labels, classes).float().mean()
-            own = {name: term * share for name, term in own.items()}
+            own = {name: term * drawn["fpl/share"] for name, term in own.items()}
         return terms | own
 
     def report(self, client: Client) -> Message:
@@ -205,6 +212,11 @@ def clustered(prototypes: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(means), torch.tensor(labels, device=classes.device)
 
 
+def room(client: Client, count: int) -> int:
+    """Returns for how many rows there is room; where steps are recorded, for few different ones."""
+    return 1 << (count - 1).bit_length() if client.records_steps else count
+
+
 def met(labels: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     """Returns which images have prototypes of their class, and which those are.
 
@@ -221,7 +233,12 @@ def met(labels: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def prototype_terms(
-    embeddings: Tensor, known: Tensor, own: Tensor, prototypes: Tensor, temperature: float
+    embeddings: Tensor,
+    known: Tensor,
+    own: Tensor,
+    prototypes: Tensor,
+    temperature: float,
+    empty: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Returns CPCL and UPCR; nothing if no image's class has a prototype.
 
@@ -231,6 +248,7 @@ def prototype_terms(
         own: ``(K, P)`` bool, which prototypes are of an image's class.
         prototypes: ``(P, d)`` cluster prototypes of all classes.
         temperature: tau.
+        empty: ``(P,)`` bool, rows without a prototype; None if there are none.
     """
     if not len(known):
         return {}
@@ -240,6 +258,8 @@ def prototype_terms(
     with torch.autocast(embeddings.device.type, enabled=False):
         similarity = normalize(embeddings) @ normalize(prototypes).T / temperature
         means = shares @ prototypes
+    if empty is not None:
+        similarity = similarity.masked_fill(empty, -torch.inf)
     positive = similarity.masked_fill(~own, -torch.inf).logsumexp(1)
     return {
         "prototype_contrast": (similarity.logsumexp(1) - positive).mean(),

@@ -83,13 +83,20 @@ class Outlines(Method):
 
 
 def some(count: int, share: float, rng: Generator) -> Tensor:
-    """Returns which of so many images are chosen, each with probability ``share``, ascending."""
-    return (torch.rand(count, generator=rng) < share).nonzero().squeeze(1)
+    """Returns ``(count,)`` bool: which images are chosen, each with probability ``share``."""
+    return torch.rand(count, generator=rng) < share
 
 
 def partly(images: Tensor, chosen: Tensor, changed: Callable[[Tensor], Tensor]) -> Tensor:
-    """Returns a copy of images ``(B, 3, H, W)`` in which the ``chosen`` ones are changed."""
-    images = images.clone()
+    """Returns a copy of images ``(B, 3, H, W)`` in which the ``chosen`` ones are changed.
+
+    On a device all are changed and the others put back: it would have to be asked how many are
+    chosen.
+    """
+    if chosen.device.type != "cpu":
+        mixed = torch.where(chosen[:, None, None, None], changed(images).to(images), images)
+        return mixed.contiguous(memory_format=torch.channels_last)
+    images, chosen = images.clone(), chosen.nonzero().squeeze(1)
     images[chosen] = changed(images[chosen]).to(images)
     return images
 

@@ -214,10 +214,14 @@ class Pardon(OneStyleEach):
         )
 
     def begin(self, client: Client) -> None:
-        """Computes the client's stylized copies, or loads them from disk."""
+        """Computes the client's stylized copies, or loads them from disk; or keeps the style."""
         super().begin(client)
-        if self.exchanges and self.settings.stylized == "cached":
+        if not self.exchanges:
+            return
+        if self.settings.stylized == "cached":
             self.stylize_all(client, "stylized", self._style(client.context))
+        else:
+            client.scratch |= on_device({STYLE: self._style(client.context)}, client.device)
 
     def _style(self, context: Message | None) -> Tensor:
         assert context is not None, "the server broadcasts the interpolation style before round 1"
@@ -226,8 +230,6 @@ class Pardon(OneStyleEach):
     def _stylized(self, client: Client, batch: Batch) -> Tensor:
         if self.settings.stylized == "cached":
             return batch.views["stylized"]
-        if STYLE not in client.scratch:
-            client.scratch |= on_device({STYLE: self._style(client.context)}, client.device)
         return self.stylize(batch, client.scratch[STYLE])
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:

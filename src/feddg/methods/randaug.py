@@ -49,6 +49,7 @@ class RandAug(Method):
     summary = "RandAugment in place of colour jitter (Cubuk et al. 2020)"
     needs_images = True
     moves_pixels = True
+    waits = "torchvision sends each image's affine matrices by itself"
     settings: RandAugSettings
 
     def begin(self, client: Client) -> None:

@@ -73,7 +73,9 @@ class RandConv(Method):
         rng, own = client.stream("randconv", client.steps), {}
         for version in range(self.versions):
             share, size, still = torch.rand(3, generator=rng)
-            own[f"randconv/{version}"] = random_kernel(KERNELS[int(size * len(KERNELS))], rng)
+            own[f"randconv/{version}"] = random_kernel(
+                KERNELS[int(size * len(KERNELS))], rng, client
+            )
             if self.settings.convolution == "image":
                 share = (still >= self.settings.identity_probability).float()
             own[f"randconv/{version}/share"] = share
@@ -102,9 +104,14 @@ class RandConv(Method):
         return terms | {"consistency": weight * client.worker.task.divergence(logits)}
 
 
-def random_kernel(size: int, rng: Generator) -> Tensor:
-    """Draws weights ``(3, 3, size, size)`` of a convolution that preserves an image's variance."""
-    return torch.randn(3, 3, size, size, generator=rng) / math.sqrt(3 * size**2)
+def random_kernel(size: int, rng: Generator, client: Client | None = None) -> Tensor:
+    """Draws weights ``(3, 3, size, size)`` of a convolution that preserves an image's variance.
+
+    If the steps of ``client`` are recorded, zeros around them make all :data:`KERNELS` one size.
+    """
+    kernel = torch.randn(3, 3, size, size, generator=rng) / math.sqrt(3 * size**2)
+    rim = (KERNELS[-1] - size) // 2 if client is not None and client.records_steps else 0
+    return nn.functional.pad(kernel, [rim] * 4) if rim else kernel
 
 
 def convolved(network: Network, images: Tensor, kernel: Tensor, share: Tensor) -> Tensor:

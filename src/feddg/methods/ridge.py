@@ -66,7 +66,7 @@ from torch.nn.functional import linear
 
 from feddg.clients.client import Batch, Client
 from feddg.errors import ClientError, ExperimentError, NotEnoughUpdates, RunError
-from feddg.messages import EntrySchema, Message, Refusal, Update, Weights
+from feddg.messages import EntrySchema, Message, Refusal, Update, Weights, on_device
 from feddg.methods.base import Ask, FoundOut, Method, MethodSettings, State, name_clients, register
 from feddg.models.closed_form import (
     EXAMPLES,
@@ -302,16 +302,16 @@ class Ridge(Method):
             classifier.cross.copy_(cross / count)
         return super().report(client)
 
-    def _sums(self, client: Client) -> tuple[Tensor, Tensor, float]:
+    def _sums(self, client: Client) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the packed sum of z z^T, that of z y^T, and of how many images they are.
 
         These are more than the client's where copies of them joined in.
         """
         gram, cross = client.scratch.pop("sums")
         if self.settings.class_means:
-            return gram, cross, float(cross[-1].sum())
+            return gram, cross, cross[-1].sum()
         gram = packed(gram)
-        return gram, cross, float(gram[-1]) * (1 if self.settings.clip is None else 2)
+        return gram, cross, gram[-1] * (1 if self.settings.clip is None else 2)
 
     def answer(self, client: Client, name: str, question: Message) -> Message:
         """How many of the client's images are recognised without it, by penalty."""
@@ -337,8 +337,9 @@ class Ridge(Method):
             batches = client.plain_batches()
             features = torch.cat([client.network.features(batch.images) for batch in batches])
         else:
-            features = client.network.embedding(features.to(client.device))
-        labels = client.examples.labels.to(client.device)
+            (features,) = on_device({"": features}, client.device).values()
+            features = client.network.embedding(features)
+        (labels,) = on_device({"": client.examples.labels}, client.device).values()
         return (gram / count, cross / count), features.to(client.device).double(), labels
 
     # At the server
@@ -353,7 +354,7 @@ class Ridge(Method):
         """Takes the mean of the sums, and notes of how many images it is."""
         examples = 0
         means: list[Tensor] = []
-        squares: dict[int, float] = {}
+        squares: dict[int, Tensor] = {}
 
         def counted() -> Iterator[Update]:
             nonlocal examples
@@ -377,7 +378,7 @@ class Ridge(Method):
                         )
                     if fault is not None:
                         raise FoundOut([Refusal(update.client, f"update refused: {fault}")])
-                    squares[update.client] = float(gram.diagonal()[:-1].sum())
+                    squares[update.client] = gram.diagonal()[:-1].sum()
                 examples += update.examples
                 yield update
             if found := outliers(squares):

@@ -91,6 +91,11 @@ class Scaffold(Method):
                 f"scaffold needs plain SGD, not {train.optimizer} with momentum "
                 f"{train.momentum:g}: set train.optimizer to sgd and train.momentum to 0"
             )
+        if train.schedule_by != "round":
+            raise ExperimentError(
+                "scaffold's control variates need one learning rate for all steps of a round: set "
+                "train.schedule_by to round"
+            )
         if train.select_every:
             raise ExperimentError(
                 "scaffold's control variates follow from all of a client's steps, and "
@@ -113,7 +118,7 @@ class Scaffold(Method):
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
         """Returns SGD that adds c - c_k to every gradient."""
         optimizer = super().optimizer(client)
-        corrections = [
+        client.scratch["scaffold"] = corrections = [
             (parameter, c if own is None else c - own)
             for _, parameter, c, own in self._client_controls(client)
         ]

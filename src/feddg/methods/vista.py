@@ -124,18 +124,22 @@ class Vista(OneStyleEach):
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds what makes each version: styles, how far to go to them, a kernel, its share."""
-        chosen, own = self.settings, {}
+        own: Weights = {}
+        chosen = self.settings
         rng = client.stream("vista", client.steps)
         for version in range(chosen.versions):
             name = f"vista/{version}/"
             styled, filtered, share, size = torch.rand(4, generator=rng)
-            if client.context is not None and styled < chosen.style_probability:
+            count, is_styled = len(labels), bool(styled < chosen.style_probability)
+            if client.context is not None and (is_styled or client.records_steps):
                 styles = client.context.tensors["styles"]
-                drawn = torch.randint(len(styles), (len(labels),), generator=rng)
-                own[name + "styles"] = styles[drawn]
-                own[name + "far"] = torch.rand(len(labels), 1, 1, 1, generator=rng)
+                drawn, far = torch.zeros(count, dtype=torch.int64), torch.zeros(count, 1, 1, 1)
+                if is_styled:  # otherwise the version stays as it is
+                    drawn = torch.randint(len(styles), (count,), generator=rng)
+                    far = torch.rand(count, 1, 1, 1, generator=rng)
+                own |= {name + "styles": styles[drawn], name + "far": far}
             if filtered < chosen.convolution_probability:
-                own[name + "kernel"] = random_kernel(KERNELS[int(size * len(KERNELS))], rng)
+                own[name + "kernel"] = random_kernel(KERNELS[int(size * len(KERNELS))], rng, client)
                 own[name + "share"] = share
         return super().draws(client, positions, labels) | own
 

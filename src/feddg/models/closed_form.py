@@ -8,14 +8,15 @@ Those of several clients are averaged by numbers of images, and a client's own c
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import cross_entropy, log_softmax, normalize
 
 from feddg.errors import ClientError
-from feddg.messages import MOST_ROWS, EntrySchema, Message, SchemaContext
+from feddg.messages import MOST_ROWS, EntrySchema, Message, SchemaContext, on_device, on_host
 
 QUESTION = "left_out"
 EXAMPLES, CORRECT, LOSSES, CONFIDENCES = "examples", "correct", "losses", "confidences"
@@ -99,21 +100,29 @@ def packed(matrix: Tensor) -> Tensor:
 
     Off-diagonal entries are multiplied by sqrt 2, so the length is the matrix's Frobenius norm.
     """
-    row, column = torch.triu_indices(*matrix.shape).to(matrix.device)
+    row, column, diagonal = _triangle(len(matrix), matrix.device)
     half = matrix[row, column] * math.sqrt(2)
-    half[row == column] /= math.sqrt(2)
+    half[diagonal] /= math.sqrt(2)
     return half
 
 
 def unpacked(half: Tensor) -> Tensor:
     """Undoes :func:`packed`."""
     rows = (math.isqrt(8 * len(half) + 1) - 1) // 2
-    row, column = torch.triu_indices(rows, rows).to(half.device)
+    row, column, diagonal = _triangle(rows, half.device)
     matrix = half.new_zeros(rows, rows)
     matrix[row, column] = half / math.sqrt(2)
     matrix = matrix + matrix.T
-    matrix.diagonal().copy_(half[row == column])
+    matrix.diagonal().copy_(half[diagonal])
     return matrix
+
+
+@lru_cache(maxsize=2)
+def _triangle(rows: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Returns rows and columns of the upper half's entries, and which lie on the diagonal."""
+    row, column = torch.triu_indices(rows, rows)
+    places = {"row": row, "column": column, "diagonal": (row == column).nonzero()[:, 0]}
+    return tuple(on_device(places, device).values())
 
 
 def solved(gram: Tensor, cross: Tensor, penalties: Sequence[float]) -> Iterator[tuple[Tensor, ...]]:
@@ -129,11 +138,19 @@ def solved(gram: Tensor, cross: Tensor, penalties: Sequence[float]) -> Iterator[
     centred = gram[:-1, :-1] - one * torch.outer(mean, mean)
     target = cross[:-1] - one * torch.outer(mean, share)
     scale = centred.diagonal().mean().clamp(min=torch.finfo(centred.dtype).tiny)
-    unit = torch.eye(len(centred)).to(centred)
-    squares = not torch.linalg.cholesky_ex(centred + ROUNDING * scale * unit)[1]
+    unit = torch.eye(len(centred), dtype=centred.dtype, device=centred.device)
+    tried, root = (ROUNDING, *penalties), one.sqrt()
+    fits: Iterator[tuple[Any, Any]]
+    together, weights = centred.device.type != "cpu", list[Tensor]()
+    if not together:
+        fits = (torch.linalg.cholesky_ex(centred + each * scale * unit) for each in tried)
+    else:  # all at once: few launches, and the host waits once
+        shifts = _sent(tried, centred)[:, None, None]
+        factors, faults = torch.linalg.cholesky_ex(centred + shifts * scale * unit)
+        fits = iter(zip(factors, on_host([*faults])))
+    squares = not next(fits)[1]
     values: Tensor | None = None
-    for penalty in penalties:
-        factor, fault = torch.linalg.cholesky_ex(centred + penalty * scale * unit)
+    for penalty, (factor, fault) in zip(penalties, fits):
         if penalty > 0 and squares and not fault:
             weight = torch.cholesky_solve(target, factor)
         else:  # singular, or made no sum of squares by noise
@@ -144,7 +161,17 @@ def solved(gram: Tensor, cross: Tensor, penalties: Sequence[float]) -> Iterator[
             held = values + penalty * values.mean()
             inverse = torch.where(held > least, 1 / held, 0.0)
             weight = vectors @ (inverse[:, None] * (vectors.T @ target))
-        yield weight.T * one.sqrt(), (share - mean @ weight) * one.sqrt()
+        weights.append(weight)
+        if not together:
+            yield weight.T * root, (share - mean @ weight) * root
+    if together:
+        every = torch.stack(weights)
+        yield from zip(every.mT * root, (share - mean @ every) * root)
+
+
+def _sent(numbers: Sequence[float], to: Tensor) -> Tensor:
+    """Returns numbers as a tensor of the type and device of another; the host does not wait."""
+    return on_device({"": torch.tensor(numbers, dtype=to.dtype)}, to.device)[""]
 
 
 def solved_as_published(gram: Tensor, cross: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
@@ -177,25 +204,31 @@ def sums_fault(
     rounding = ROUNDING_OF_SEVERAL if several else 0.0
     shares = cross[-1]
     counts = shares * (images or 0)
-    whole = (counts - counts.round()).abs().max() <= 1e-3
     ones = torch.stack([gram[-1, -1], shares.sum()])
-    least = torch.cat([gram.diagonal(), shares]).min()
-    if not (whole and (ones - 1).abs().max() <= 1e-6 and least >= -rounding):
-        return "its sums are no means over images"
+    figures = [
+        (counts - counts.round()).abs().max(),
+        (ones - 1).abs().max(),
+        torch.cat([gram.diagonal(), shares]).min(),
+    ]
     bound = 1e-6 * gram.diagonal().clamp(min=0).sqrt() + len(shares) * rounding
     matrix = torch.cat([torch.cat([gram, cross], 1), torch.cat([cross.T, shares.diag()], 1)])
     smallest = torch.finfo(matrix.dtype).tiny
     matrix.diagonal().mul_(1 + ROUNDING).add_(len(matrix) * rounding + smallest)
-    labelled = ((cross.sum(1) - gram[:, -1]).abs() <= bound).all()
-    if not labelled or torch.linalg.cholesky_ex(matrix)[1]:
+    figures.append(((cross.sum(1) - gram[:, -1]).abs() <= bound).all())
+    figures.append(torch.linalg.cholesky_ex(matrix)[1])
+    apart, off, least, labelled, fault = on_host(figures)  # the host waits once
+    if not (apart <= 1e-3 and off <= 1e-6 and least >= -rounding):
+        return "its sums are no means over images"
+    if not labelled or fault:
         return "its sums are those of no features"
     return None
 
 
-def outliers(features: Mapping[int, float]) -> dict[int, str]:
+def outliers(squares: Mapping[int, Tensor]) -> dict[int, str]:
     """Returns the clients with outlying mean squared features, and why; of three or more."""
-    if len(features) < 3:
+    if len(squares) < 3:
         return {}
+    features = dict(zip(squares, on_host(list(squares.values()))))
     limit = LARGEST_FEATURES * statistics.median(features.values())
     return {
         id: f"its mean squared features are {found:.3g}, more than {LARGEST_FEATURES:g} times "
@@ -248,7 +281,17 @@ def left_out_answer(
     share = len(labels) / examples
     gram, cross = ((all - share * part) / (1 - share) for all, part in zip(total, own))
     correct, losses, confidences = [], [], []
-    for weight, bias in solved(unpacked(gram), cross, penalties):
+    classifiers = solved(unpacked(gram), cross, penalties)
+    if features.device.type != "cpu":  # the same in few launches
+        weights, biases = map(torch.stack, zip(*classifiers))
+        all = features @ weights.mT + biases[:, None]
+        likely = log_softmax(all[:, None] * _sent(SCALES, all)[:, None, None], 3)
+        true = labels.expand(likely.shape[:3])[..., None]
+        correct = [*(all.argmax(2) == labels).sum(1)]
+        losses = [*-likely.gather(3, true).mean((2, 3))]
+        confidences = [*likely.amax(3).exp().mean(2)]
+        classifiers = iter(())
+    for weight, bias in classifiers:
         scores = features @ weight.T + bias
         correct.append((scores.argmax(1) == labels).sum())
         scaled = [scale * scores for scale in SCALES]
@@ -274,9 +317,12 @@ def chosen_by(answers: Sequence[Message], penalties: Sequence[float]) -> Choice:
     many clients share few domains, a left-out client resembles the others, and its best penalty is
     too small for an unseen domain.
     """
-    accuracies = torch.stack(
-        [m.tensors[CORRECT].cpu().double() / int(m.scalars[EXAMPLES]) for m in answers]
+    right, losses, confidences = (
+        torch.stack([m.tensors[name] for m in answers]).cpu()
+        for name in (CORRECT, LOSSES, CONFIDENCES)
     )
+    counts = torch.tensor([int(m.scalars[EXAMPLES]) for m in answers])
+    accuracies = right.double() / counts[:, None]
     means = _of_groups(accuracies)
     # Of equal medians, the best mean.
     best = max(range(len(penalties)), key=lambda p: (_median(means)[p], means[:, p].mean()))
@@ -286,10 +332,9 @@ def chosen_by(answers: Sequence[Message], penalties: Sequence[float]) -> Choice:
         error = DEVIATION_OF_MEDIAN * spread / len(means) ** 0.5
         alike = (_median(behind) <= error).nonzero().flatten().tolist()
         best = max(alike, key=lambda place: penalties[place])
-    losses = torch.stack([m.tensors[LOSSES][best].cpu() for m in answers])
-    scale = int(_median(_of_groups(losses)).argmin())
-    confidences = [float(m.tensors[CONFIDENCES][best, scale]) for m in answers]
-    return Choice(penalties[best], SCALES[scale], accuracies[:, best].tolist(), confidences)
+    scale = int(_median(_of_groups(losses[:, best])).argmin())
+    chances = confidences[:, best, scale].tolist()
+    return Choice(penalties[best], SCALES[scale], accuracies[:, best].tolist(), chances)
 
 
 def _of_groups(said: Tensor) -> Tensor:

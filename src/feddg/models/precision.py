@@ -71,7 +71,8 @@ def choose_precision(name: str, device: torch.device) -> str:
 def as_usual() -> Iterator[None]:
     """Inside, PyTorch has gradients and no autocast, whatever the program has set around it."""
     with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
+        if torch.is_inference_mode_enabled():  # leaving it turns on threads of backward passes
+            stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):

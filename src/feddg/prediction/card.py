@@ -60,6 +60,10 @@ def model_card(run: Path | str, about: ModelDescription) -> str:
         new_site=new_site(record, Chosen(evaluations, about.round)),
         weights=weights,
         license=license,
+        releases=list(record.privacy.values()),
+        decision=record.details.decision,
+        subgroups=record.details.subgroups,
+        forgotten=[id for row in record.metrics.rounds for id in row.forgotten],
     )
 
 

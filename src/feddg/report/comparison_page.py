@@ -7,7 +7,8 @@ from pathlib import Path
 from statistics import fmean
 
 from feddg.comparison.results import ResultRow, Results, about_method, differing
-from feddg.comparison.statistics import average_over_columns
+from feddg.comparison.statistics import average_over_columns, leads
+from feddg.evaluation.metrics import OF_A_DECISION
 from feddg.records import ID_TEST, TEST, VAL
 from feddg.report import charts, tables
 from feddg.report.blocks import (
@@ -68,6 +69,7 @@ def comparison_page(results: Results) -> Page:
         _accuracy_section(results),
         _budget_section(every),
         Section(best[0], [Prose(best[1])]) if best else None,
+        section_of("Decision", _decision_table(results)),
         section_of("Metrics", _metrics_table(results), folded=True),
         section_of(
             "Margins and ranks",
@@ -171,6 +173,37 @@ def _budget_section(results: Results) -> Section | None:
         folds.append(Fold(f"{short(budget)} images", [one for one in blocks if one is not None]))
     picture = charts.accuracy_against(results.at_largest, "images")
     return section_of("By images seen", tables.budget_table(results), picture, *folds)
+
+
+def _decision_table(results: Results) -> Table | None:
+    """Returns the decision's metrics on held-out domains, with paired differences to FedAvg."""
+    rule = results.default_rule.name
+    found = {name: results.values(name, rule, TEST, "domain_mean") for name in OF_A_DECISION}
+    measured = {name: methods for name, methods in found.items() if methods}
+    if not measured:
+        return None
+    base = "fedavg" if "fedavg" in results.methods else results.methods[0]
+
+    def columns(name: str) -> Iterator[MadeColumn[str]]:
+        methods = measured[name]
+        margins = leads(methods, results.domains, base) if base in methods else {}
+
+        def mean(method: str) -> str:
+            return percent(results.mean(method, name, rule, TEST, "domain_mean"))
+
+        def difference(method: str) -> str:
+            if method not in margins:
+                return MISSING
+            margin = margins[method]
+            interval = tables.interval_text(margin.domains, "domain")
+            return f"{tables.points(margin.mean)} ({interval})"
+
+        yield column(metric_title(name), mean)
+        yield column(f"minus {spelled(base)}", difference, "points, over domains")
+
+    every = itertools.chain.from_iterable(map(columns, measured))
+    first = text_column("Method", spelled)
+    return table_of(results.methods, [first, *every], sentence("decision_caption"))
 
 
 def _metrics_table(results: Results) -> Table | None:

@@ -47,6 +47,9 @@ ONE_CLASS: Final = "nearly-always-one-class"
 UNTRAINED: Final = "worse-than-untrained"
 STILL_RISING: Final = "still-rising"
 UNSTEADY: Final = "rounds-fluctuate"
+FALLS: Final = "validation-falls"
+NOISES: Final = 3
+"""A fall counts if it is so many times the noise of the curve's means over a third of it."""
 NOTHING_GAINED: Final = "nothing-over-the-closed-form"
 DIVERGED: Final = "training-diverged"
 TOO_LARGE: Final = "learning-rate-too-large"
@@ -200,7 +203,9 @@ def about_accuracy(
             change = ""  # it has its own advice
         elif not trains:
             change = "try other pretrained weights, and "
-        after = [*_majority(found, change), *_one_class(found, classes), *worse, *rising]
+        own = evaluations.of(weights)  # averages may be measured in the last round alone
+        falls = () if worse else _falls(own if len(own.rounds) > 1 else evaluations)
+        after = [*_majority(found, change), *_one_class(found, classes), *worse, *falls, *rising]
     return gravest_first([*after, *_gap(evaluations.of(weights), found, split)])
 
 
@@ -307,6 +312,42 @@ def _unsteady(own: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Di
             "evaluations: after another round it could be another.",
             "Average the last rounds (--averaging swa), or lower the learning rate.",
         )
+
+
+def _falls(own: Evaluations) -> Sequence[Diagnostic]:
+    """Notes that in-domain validation falls, by more than its standard error, to the last round.
+
+    Means over a third of the curve are compared, the best one with the last, so that the best of
+    many noisy rounds is no fall. The same images validate every round: what one more sample of them
+    would change is much the same at both ends.
+    """
+    rounds = [round_ for round_ in own.rounds if round_ > 0]
+    found = [(round_, accuracy_interval(own.at(round_, ID_VAL))) for round_ in rounds]
+    curve = [(round_, one) for round_, one in found if one is not None]
+    if len(curve) < 2:
+        return []
+    values, width = numpy.array([one.share for _, one in curve]), max(1, len(curve) // 3)
+    means = numpy.convolve(values, numpy.full(width, 1 / width), "valid")
+    best, fall = int(means.argmax()), float(means.max() - means[-1])
+    # The interval is of 95 %; bends between three neighbours have six times the variance of one.
+    error = (curve[-1][1].high - curve[-1][1].low) / (2 * 1.96)
+    bends = numpy.abs(numpy.diff(values, 2)).tolist() or [0.0]
+    noise = statistics.median(bends) / (0.6745 * math.sqrt(6 * width))
+    # Of a few rounds the peak itself is half of the bends.
+    if fall <= max(LEAST_RISE, error, noise * (NOISES if width > 1 else 1)):
+        return []
+    first, last = (curve[at + width - 1][0] for at in (best, len(means) - 1))
+    return [
+        Diagnostic(
+            FALLS,
+            "note",
+            f"In-domain validation fell by {100 * fall:.1f} points from round {first} to round "
+            f"{last}; its standard error is {100 * error:.1f}.",
+            "Try a lower rate that falls (--set train.schedule=cosine), SGD with momentum in place "
+            "of an Adam that begins anew every round (--set train.optimizer=sgd --set "
+            "train.momentum=0.9), or averaged weights (--averaging ema).",
+        )
+    ]
 
 
 def about_domains(rows: Sequence[EvaluationRow]) -> dict[str, Diagnostic]:

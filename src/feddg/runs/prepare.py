@@ -295,7 +295,8 @@ class Images(Sequence[Examples]):
             clients = clients.model_copy(update={"number": number, "per_round": per_round})
         if self.steps is not None:
             held = torch.arange(int(self.partition.sizes.max()))
-            epochs = math.ceil(self.steps / len(split_batches(held, train.batch_size)))
+            batches = split_batches(held, train.batch_size, train.drop_last)
+            epochs = math.ceil(self.steps / len(batches))
             train = train.model_copy(update={"local_steps": self.steps, "local_epochs": epochs})
         return experiment.model_copy(update={"clients": clients, "train": train})
 
@@ -397,7 +398,8 @@ def _steps_of_a_round(experiment: Experiment, share: Partition) -> int:
     train, number = experiment.train, len(share)
     steps = [
         train.local_steps
-        or train.local_epochs * len(split_batches(torch.arange(size), train.batch_size))
+        or train.local_epochs
+        * len(split_batches(torch.arange(size), train.batch_size, train.drop_last))
         for size in share.sizes.tolist()
     ]
     taking_part = min(number, experiment.clients.per_round or number)

@@ -1,14 +1,18 @@
-"""Processes of this machine that work on one run together."""
+"""Processes that work on one run together: of this machine, or those of torchrun or srun."""
 
+import atexit
 import json
 import logging
 import os
+import platform
+import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
 from datetime import timedelta
 from functools import partial
@@ -18,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from feddg.clients.threads import threads, threads_per_job
+from feddg.clients.threads import share_of_process, threads, threads_per_job
 from feddg.data.decoding import hash_of
 from feddg.diagnostics import Progress, silent
 from feddg.errors import ExperimentError, FeddgError, RunError, WorkerLost, in_words
@@ -28,6 +32,7 @@ from feddg.federation.federation import Federation
 from feddg.federation.inprocess import InProcess
 from feddg.federation.workers import (
     FAILED,
+    MINUTES_TO_JOIN,
     PREDICT,
     Channel,
     WorkerEvaluation,
@@ -67,31 +72,144 @@ def placed(experiment: Experiment, workers: int | None) -> tuple[Experiment, int
 
 
 @contextmanager
-def together(workers: int, cache: Path) -> Iterator[Prepare]:
+def together(workers: int, cache: Path, launched: Channel | None = None) -> Iterator[Prepare]:
     """Yields the function that prepares a run with several processes.
 
     Args:
         workers: how many there are, this process one of them.
         cache: folder for decoded pixels.
+        launched: to the processes that are there already, see :func:`joined`.
 
     Raises:
         WorkerLost: one of them died.
     """
+    if launched is not None:
+        yield partial(prepared_by, launched)
+        return
     if workers == 1:
         yield in_process
         return
     with ExitStack() as ending:
 
         def prepare(experiment: Experiment, *rest: Any) -> Federation:
-            devices_of(experiment, workers)  # a mistake is to be told before anybody starts
-            channel = ending.enter_context(started(workers, cache))
+            devices = devices_of(experiment, workers)  # a mistake is told before anybody starts
+            apart = len(set(devices)) == workers and devices[0].type == "cuda"
+            channel = ending.enter_context(started(workers, cache, _backend(apart=apart)))
             return prepared_by(channel, experiment, *rest)
 
         yield prepare
 
 
+def _launch() -> tuple[int, int, int, int] | None:
+    """Returns this process's rank, their number, and both on its machine, as torchrun or srun say.
+
+    None if neither has started several. ``MASTER_ADDR`` tells a run of all tasks of a Slurm step
+    from a run by each.
+    """
+    given = os.environ
+    if not ("MASTER_ADDR" in given and "MASTER_PORT" in given):
+        return None
+    if "RANK" in given:
+        found = [given.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+        found.append(given.get("LOCAL_WORLD_SIZE", "1"))
+    else:
+        found = [given.get("SLURM_PROCID", "0"), given.get("SLURM_NTASKS", "1")]
+        found[1] = given.get("SLURM_STEP_NUM_TASKS", found[1])
+        found += [given.get("SLURM_LOCALID", "0"), given.get("SLURM_TASKS_PER_NODE", "1")]
+        found[3] = re.sub(r"\D.*", "", given.get("SLURM_STEP_TASKS_PER_NODE", found[3]))  # 4(x2)
+    if not all(number.isdecimal() for number in found):
+        raise ExperimentError(f"RANK, WORLD_SIZE, LOCAL_RANK must be numbers, not {found[:3]}")
+    rank, size, local, here = map(int, found)
+    return (rank, size, local, here) if size > 1 else None
+
+
+def alone(what: str) -> None:
+    """Refuses what several processes of torchrun or srun would do at once.
+
+    Raises:
+        ExperimentError: they have started this one.
+    """
+    if _launch() is not None:
+        raise ExperimentError(f"torchrun and srun can start a run, not {what}: start it once")
+
+
+_joined: Channel | None = None
+
+
+def joined(cache: Path, workers: int | None = None) -> Channel | None:
+    """Returns the channel to the processes of torchrun or srun; None if there are none.
+
+    Only in process 0: all others work for it here, without a word, and exit when it ends.
+
+    Args:
+        cache: folder for decoded pixels.
+        workers: how many were asked for besides.
+
+    Raises:
+        ExperimentError: there are as many workers as were started, no others.
+        WorkerLost: some did not come.
+    """
+    global _joined
+    place = None if dist.is_available() and dist.is_initialized() else _launch()
+    if _joined is None and place is not None:
+        rank, size, *local = place
+        channel = Channel()
+        channel.rank = rank
+        if "OMP_NUM_THREADS" not in os.environ:
+            share_of_process(threads_per_job(local[1]))
+        if local[1] == size:
+            _on_loopback()
+        with suppress(ValueError):  # not in the main thread
+            # Process 0 says how to go on, also where it is told to end since another has died.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if rank else signal.default_int_handler)
+            signal.signal(signal.SIGINT, signal.SIG_DFL if rank else signal.default_int_handler)
+        try:
+            channel.join(partial(_meeting, channel, rank, size, local[0]))
+            channel.local = local[0], local[1]
+            if rank:
+                sys.exit(0 if serve(channel, cache) else 1)
+        except (FeddgError, RuntimeError):
+            if rank:  # process 0 says it
+                sys.exit(1)
+            raise
+        atexit.register(_dismiss, channel)
+        _joined = channel
+    if _joined is not None and workers is not None:
+        raise ExperimentError(
+            f"--workers {workers}: torchrun or srun has started {_joined.size} processes; leave it "
+            "out"
+        )
+    return _joined
+
+
+def _meeting(channel: Channel, rank: int, size: int, local: int) -> dict[str, Any]:
+    """Returns how to join where torchrun or srun says; NCCL serves if no GPU is shared."""
+    from torch.distributed.rendezvous import rendezvous
+
+    late = timedelta(minutes=MINUTES_TO_JOIN)
+    store, _, _ = next(rendezvous("env://", rank, size, timeout=late))
+    channel.store, count = dist.PrefixStore("feddg", store), torch.cuda.device_count()
+    own = str(torch.cuda.get_device_properties(local % count).uuid) if count else ""
+    channel.store.set(f"gpu/{rank}", own)
+    gpus = {channel.store.get(f"gpu/{number}") for number in range(size)}
+    options = {"store": channel.store, "rank": rank, "world_size": size, "timeout": PATIENCE}
+    return options | {"backend": _backend(apart=len(gpus - {b""}) == size)}
+
+
+def _dismiss(channel: Channel) -> None:
+    with suppress(FeddgError, RuntimeError):
+        if not channel.expected:  # or they find nobody there when they have done their part
+            channel.tell(Message({}, {"job": END}))
+    channel.leave()
+
+
+def _on_loopback() -> None:
+    if loopback := {"linux": "lo", "darwin": "lo0"}.get(sys.platform):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # which workers inherit
+
+
 @contextmanager
-def started(workers: int, cache: Path) -> Iterator[Channel]:
+def started(workers: int, cache: Path, backend: str = "gloo") -> Iterator[Channel]:
     """Starts workers on this machine, each with its share of the cores, and ends them."""
     if not dist.is_available():
         raise ExperimentError(
@@ -99,8 +217,7 @@ def started(workers: int, cache: Path) -> Iterator[Channel]:
         )
     if dist.is_initialized():
         raise RunError("this process is in a group of torch.distributed already: leave it first")
-    if loopback := {"linux": "lo", "darwin": "lo0"}.get(sys.platform):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # which the workers inherit
+    _on_loopback()
     count, cached = threads_per_job(workers), {"FEDDG_CACHE": str(cache.resolve())}
     folder = tempfile.mkdtemp(prefix="feddg-")
     store = os.path.join(folder, "store")
@@ -116,10 +233,10 @@ def started(workers: int, cache: Path) -> Iterator[Channel]:
     channel = Channel(watch)
     try:
         for rank in range(1, workers):
-            words = (store, str(rank), str(workers))
+            words = (store, str(rank), str(workers), backend)
             children[rank] = child("feddg.runs.workers", *words, threads=count, environment=cached)
         with threads(count):
-            channel.join(partial(_group, store, 0, workers))
+            channel.join(partial(_group, store, 0, workers, backend))
             yield channel
             channel.tell(Message({}, {"job": END}))
     finally:
@@ -130,43 +247,33 @@ def started(workers: int, cache: Path) -> Iterator[Channel]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _group(store: str, rank: int, size: int) -> dict[str, Any]:
+def _group(store: str, rank: int, size: int, backend: str) -> dict[str, Any]:
     """Returns how to join, once all are there; PyTorch's own wait holds up every thread."""
     files = [Path(f"{store}.{number}") for number in range(size)]
     files[rank].touch()
     while not all(file.exists() for file in files):
         time.sleep(0.05)
     options = {"init_method": Path(store).as_uri(), "rank": rank, "world_size": size}
-    return options | {"backend": _backend(), "timeout": PATIENCE}
+    return options | {"backend": backend, "timeout": PATIENCE}
 
 
-def _backend() -> str:
-    on_gpus = torch.cuda.is_available() and dist.is_nccl_available()
-    return "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+def _backend(*, apart: bool) -> str:
+    """NCCL needs a GPU for each process."""
+    return "cpu:gloo,cuda:nccl" if apart and dist.is_nccl_available() else "gloo"
 
 
 def devices_of(experiment: Experiment, processes: int) -> list[torch.device]:
-    """Returns the devices of the processes of a run.
+    """Returns the devices of the processes of a machine: its GPUs in turn, or all on one.
 
     Args:
-        experiment: its device is a kind: ``auto``, ``cpu``, ``cuda``.
+        experiment: its device is a kind: ``auto``, ``cpu``, ``cuda``; or a single one.
         processes: how many there are.
-
-    Raises:
-        ExperimentError: there are too few.
     """
     device = choose_device(experiment.device)
-    if device.type != "cuda":
+    if device.type != "cuda" or device.index is not None:
         return [device] * processes
     count = torch.cuda.device_count()
-    if device.index is not None:
-        raise ExperimentError(f"device {device} is a single one: with workers say cuda, or cpu")
-    if count < processes:
-        raise ExperimentError(
-            f"{processes} workers, and this machine has {count} GPUs, one for each worker: "
-            f"--workers {count}, or --device cpu"
-        )
-    return [torch.device("cuda", number) for number in range(processes)]
+    return [torch.device("cuda", number % count) for number in range(processes)]
 
 
 def prepared_by(
@@ -191,7 +298,10 @@ def prepared_by(
 
 
 def _on_device(channel: Channel, experiment: Experiment) -> Experiment:
-    channel.device = devices_of(experiment, channel.size)[channel.rank]
+    place, here = channel.local
+    channel.device = devices_of(experiment, here)[place]
+    if torch.device(experiment.device if experiment.device != "auto" else "cuda").index is not None:
+        channel.direct = False
     if channel.device.type == "cuda":
         torch.cuda.set_device(channel.device)
     return experiment.model_copy(update={"device": str(channel.device)})
@@ -221,10 +331,11 @@ def _require_alike(rank: int, theirs: dict[str, Any], own: dict[str, str]) -> No
             )
 
 
-def serve(channel: Channel, cache: Path) -> None:
-    """Carries out process 0's jobs until it ends."""
+def serve(channel: Channel, cache: Path) -> bool:
+    """Carries out process 0's jobs until it ends; returns whether it said so."""
     log.setLevel(logging.ERROR)  # process 0 says it all
     found: Federation | None = None
+    ended = False
     try:
         while (job := channel.hear()).scalars["job"] != END:
             try:
@@ -240,18 +351,36 @@ def serve(channel: Channel, cache: Path) -> None:
                 channel.send(0, Message({}, {FAILED: in_words(error)}))
                 channel.flush()
                 break
+        else:
+            ended = True
     except WorkerLost:  # process 0 is gone, and says why
         pass
     channel.leave()
+    return ended
 
 
 def _prepared(channel: Channel, job: Message, cache: Path) -> Federation:
     experiment = Experiment(**json.loads(str(job.scalars["experiment"])))
     experiment = _on_device(channel, experiment)
-    found = federation_of(experiment, load_images(experiment, cache, silent), cache)
+    with _in_turn(channel, hash_of([str(job.scalars["experiment"])])):
+        images = load_images(experiment, cache, silent)
+    found = federation_of(experiment, images, cache)
     channel.send(0, Message({}, dict(_about(found))))
     channel.flush()
     return found
+
+
+@contextmanager
+def _in_turn(channel: Channel, run: str) -> Iterator[None]:
+    """Holds up the others of a machine until its first process has decoded the images."""
+    if channel.store is None:  # process 0 has decoded them
+        yield
+        return
+    here = f"{run}/{platform.node()}"
+    if channel.store.add(f"{here}/came", 1) > 1:
+        channel.store.wait([f"{here}/done"], PATIENCE)
+    yield
+    channel.store.set(f"{here}/done", "")
 
 
 def _work(channel: Channel, found: Federation, job: Message) -> None:
@@ -272,12 +401,12 @@ def _work(channel: Channel, found: Federation, job: Message) -> None:
 
 def main() -> None:
     """Works for the process that started this one, and ends with it."""
-    store, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    store, rank, size, backend = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     clean = partial(shutil.rmtree, Path(store).parent, ignore_errors=True)
     with_parent(lambda: (clean(), os._exit(1)))
     try:
         channel = Channel()
-        channel.join(partial(_group, store, rank, size))
+        channel.join(partial(_group, store, rank, size, backend))
         serve(channel, cache_folder())
     finally:
         clean()

@@ -60,7 +60,9 @@ class PromptProtocol(H11Protocol):
             if one.conn.their_state is h11.IDLE and not one.transport.is_closing()
         ]
         if waiting:
-            min(waiting, key=lambda one: one._since).transport.abort()
+            longest = min(waiting, key=lambda one: one._since)
+            longest.transport.abort()
+            self.connections.discard(longest)  # its place is free before the next bytes are read
 
     def data_received(self, data: bytes) -> None:
         """Accepts received bytes; a few bytes do not extend the time."""

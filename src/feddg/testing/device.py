@@ -19,22 +19,13 @@ from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils.weak import WeakIdKeyDictionary
 
+from feddg.clients.graphs import ANSWERS, INDEXED
 from feddg.testing.watching import place_of_frame
 
 NAME = "pretended"
 aten = torch.ops.aten
 
 MOVES = {aten._to_copy.default, aten.copy_.default}
-INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
-COUNTED_ON_THE_HOST = {
-    aten._local_scalar_dense.default,
-    aten.nonzero.default,
-    aten._unique2.default,
-    aten.unique_dim.default,
-    aten.equal.default,
-    aten.masked_select.default,
-}
-"""Operations whose result, or its shape, the host waits for."""
 WORDS = {str(aten._local_scalar_dense.default): "a number (.item(), float, if)"}
 
 
@@ -96,6 +87,10 @@ class OnDevice(Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"OnDevice({self.held!r})"
+
+    def untyped_storage(self) -> Any:
+        """Returns the storage of its numbers, which tells tensors apart."""
+        return self.held.untyped_storage()
 
     def tolist(self) -> Any:
         """Returns the numbers, for which the host waits."""
@@ -219,7 +214,7 @@ def _check(operation: Any, args: Any, leaves: list[Any], tensors: list[Tensor]) 
 
 
 def _count(operation: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
-    if operation in COUNTED_ON_THE_HOST:
+    if operation in ANSWERS:
         _waited(str(operation))
     elif operation in INDEXED:
         if any(_here(x) and x.dtype == torch.bool for x in tensors):

@@ -486,12 +486,36 @@ def a_device_need_not_wait(make: Make) -> Found:
         place = place_of_error([error], files_of(make()))
         text = f"on a device: {str(error).splitlines()[0]}" + f" (at {place})" * bool(place)
         return text, "Tensors of a step must be where client.device says"
-    if not waits:
+    if not waits or make().waits:
         return None
     return (
         f"a step waits for the device: {', '.join(map(str, waits))}",
         "A GPU is idle while the host waits: no .item(), no masks, no .to(device) of what "
         "`draws` could have sent with the batch",
+    )
+
+
+@_check("further")
+def a_recorded_step_does_the_same(make: Make) -> Found:
+    """On a device, a step that is recorded gives the same bits; says why none is."""
+    if not HAS_SECOND_DEVICE:
+        return None
+    with second_device() as name:
+        plain, recorded = (
+            _Small(make(), device=name, train={"graphs": graphs}) for graphs in (False, True)
+        )
+        try:
+            differ = differs(plain.trained(2 * ROUNDS), recorded.trained(2 * ROUNDS))
+        except (RuntimeError, TypeError):  # which a_device_need_not_wait says
+            return None
+    for why in recorded.worker.graphs.refused.values():
+        emit(Diagnostic("not-recorded", "note", f"Its steps are not recorded: one {why}."))
+    if differ is None:
+        return None
+    return (
+        f"with recorded steps it differs in {differ}",
+        "A replay calls no Python: what a step brings or leaves must be tensors in "
+        "client.scratch, or come from `draws`",
     )
 
 
@@ -574,6 +598,10 @@ def check_method(
         _trained.cache_clear()
         _on_device.cache_clear()
     waiting = 0
+    if getattr(method, "gathers_images", False):
+        text = "It trains where all images are: only its settings are checked."
+        emit(Diagnostic("not-checked", "note", text))
+        checks = [check for check in checks if KINDS.get(check) == "alone"]
     with as_they_were(), quietly():
         torch.set_num_threads(1)
         for check in checks:

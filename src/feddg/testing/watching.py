@@ -106,7 +106,7 @@ def global_numbers() -> dict[str, object]:
     """Returns what all parts of a program share: the global generators, and PyTorch's settings."""
     return {
         "Python's global random numbers": random.getstate(),
-        "numpy's global random numbers": str(tuple(numpy.random.get_state())[1:]),  # noqa: NPY002
+        "numpy's global random numbers": repr(numpy.random.get_state()),  # noqa: NPY002
         "PyTorch's global random numbers": content(torch.get_rng_state()),
         "PyTorch's default dtype": torch.get_default_dtype(),
         "PyTorch's number of threads": torch.get_num_threads(),

@@ -9,6 +9,7 @@ from feddg.data.pixels import ArrayPixels
 from feddg.data.sets import emoji
 from feddg.data.splits import hold_out
 from feddg.errors import DataError
+from feddg.text import number
 
 OBJECTS = 1089
 
@@ -113,7 +114,7 @@ def test_drawings_of_one_form_are_a_note_that_names_the_other_question(table):
     found = [pixels, table.paths, [""] * len(table), splits]
     (note,) = near_copies.about_near_copies(*found, DATA_SETS.find("emoji").alike)
     assert (note.code, note.severity) == ("near-copies", "note")
-    assert "31 of 1,413" in note.text
+    assert f"31 of {number(1413)}" in note.text
     assert "data.options.objects=held_out" in note.advice
     (warning,) = near_copies.about_near_copies(*found)
     assert warning.severity == "warning"

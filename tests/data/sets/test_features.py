@@ -23,7 +23,18 @@ from federations import ridge_of
 
 CLASSES = ("cat", "dog", "eel")
 NEED_IMAGES = [
-    *("ccst", "dart", "elcfs", "jigen", "l2d", "outlines", "pardon", "randaug", "randconv"),
+    *(
+        "ccst",
+        "dart",
+        "elcfs",
+        "jigen",
+        "l2d",
+        "mixup",
+        "outlines",
+        "pardon",
+        "randaug",
+        "randconv",
+    ),
     "vista",
 ]
 NEED_LAYERS = ["csac", "fedbn", "fedig", "fedig-a", "mixstyle", "silobn"]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from feddg.data.data_set import ANY, DATA_SETS, SCRATCH, Loader, define
 from feddg.data.images import LAYOUT, ImageTable, from_folder
+from feddg.data.protocols import official_roles
 from feddg.data.published import load_published, needs_root
 from feddg.errors import DataError
 
@@ -24,8 +25,9 @@ def list_folder(root: Path | None) -> ImageTable:
 
 
 def _reader_of(name: str) -> Loader:
-    def load(root: Path | None) -> ImageTable:
-        return load_published(DATA_SETS[name], root)
+    def load(root: Path | None, official_lists: bool = False) -> ImageTable:
+        table = load_published(DATA_SETS[name], root)
+        return official_roles(table, DATA_SETS[name]) if official_lists else table
 
     return load
 
