@@ -205,7 +205,7 @@ KINDS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 
 
 def fake_images(folder, domains, names=KINDS, images=6):
-    """A tiny data set ``domain/class/*.png``, a split file in the benchmark's columns, and lists."""
+    """A tiny data set ``domain/class/*.png``, the benchmark's split file and PACS' lists."""
     random = np.random.default_rng(0)
     rows = [",split,domain_remapped,domain,category,y,path"]
     for d, domain in enumerate(domains):

@@ -102,8 +102,8 @@ def test_overrides_win_over_everything():
 def test_an_augmentation_that_is_said_wins_over_one_that_is_written(own, said):
     variant = {"name": "fedavg", "experiment": {"train": {"augmentation": own}}}
     tried = {"train.augmentation": [own, "microscope"]}
-    for given in ({"methods": [variant]}, {"methods": "fedavg", "settings": tried}):
-        (cell,) = expand_plan(plan(hold_out=["ink"], **given).fixed({"augmentation": said}))
+    for fields in ({"methods": [variant]}, {"methods": "fedavg", "settings": tried}):
+        (cell,) = expand_plan(plan(hold_out=["ink"], **fields).fixed({"augmentation": said}))
         found = find_augmentation(cell.experiment.train.augmentation)
         assert (found.vertical_flip, found.quarter_turns) == (0 if said == "none" else 0.5, False)
 
