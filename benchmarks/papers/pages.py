@@ -365,6 +365,8 @@ def listing(names: Sequence[str], root: Path = ROOT) -> str:
         rounds = plan.base["train"].get("rounds")
         if images and rounds:
             about += f", {images * rounds / 1000:.0f}k images"
+        if other := len(results.rows) - exact(results, plan):
+            about += f"; {counted(other, 'cell')} ran under another plan than today's"
         if leads := leads_of(results):
             table = short_table(results, leads, plan.notes.get("paper") or {})
             parts.append(f"### {title}\n\n`{name}`: {about}.\n\n{table}")

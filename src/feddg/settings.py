@@ -307,8 +307,7 @@ class TrainSettings(Settings):
     )
     optimizer: Literal["adam", "sgd"] = Field("adam", description="the clients' optimizer")
     keep_optimizer: bool = Field(
-        False,
-        description="a client keeps its optimizer's moments from one of its rounds to the next",
+        False, description="clients keep their optimizer's moments from round to round"
     )
     lr: Positive = Field(1e-3, description="client learning rate")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="SGD only")
@@ -340,8 +339,7 @@ class TrainSettings(Settings):
         "constant", description="how the learning rate falls from round to round"
     )
     schedule_by: Literal["round", "epoch", "step"] = Field(
-        "round",
-        description="when the learning rate follows the schedule: by the round, or inside it",
+        "round", description="how often the rate follows the schedule: within rounds, too"
     )
     warmup_rounds: int = Field(
         0, ge=0, description="first rounds, in which the learning rate rises to its full value"
@@ -393,8 +391,8 @@ class TrainSettings(Settings):
         if self.schedule_by == "epoch" and self.local_steps:
             raise PydanticCustomError(
                 "no_epochs",
-                "schedule_by: epoch needs rounds of local_epochs, and local_steps is {steps}: leave "
-                "local_steps out, or say schedule_by: step",
+                "schedule_by: epoch needs rounds of epochs, and local_steps is {steps}: leave that "
+                "out, or say schedule_by: step",
                 {"steps": self.local_steps},
             )
         return self

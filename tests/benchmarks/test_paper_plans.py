@@ -205,10 +205,11 @@ KINDS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 
 
 def fake_images(folder, domains, names=KINDS, images=6):
-    """A tiny data set: ``domain/class/*.png`` and a split file in the benchmark's columns."""
+    """A tiny data set ``domain/class/*.png``, the benchmark's split file and PACS' lists."""
     random = np.random.default_rng(0)
     rows = [",split,domain_remapped,domain,category,y,path"]
     for d, domain in enumerate(domains):
+        lists = {"train": [], "crossval": [], "test": []}
         for y, name in enumerate(names):
             place = folder / domain / name
             place.mkdir(parents=True)
@@ -219,6 +220,10 @@ def fake_images(folder, domains, names=KINDS, images=6):
                 split = (seen, seen, "val", "test")[d]
                 file = f"{domain}/{name}/{i}.png"
                 rows.append(f"{len(rows) - 1},{split},{d},{domain},{name},{y},{file}")
+                for of in ("test", "crossval" if i == 0 else "train"):
+                    lists[of].append(f"{file} {y + 1}\n")
+        for of, lines in lists.items():
+            (folder / f"{domain}_{of}_kfold.txt").write_text("".join(lines))
     (folder.parent / "split.csv").write_text("\n".join(rows) + "\n")
     return folder
 
@@ -233,7 +238,8 @@ def test_a_plan_made_small_runs_a_cell(name, tmp_path):
     if "iwildcam" in name:
         root = published_trees.iwildcam(tmp_path / "images")
     else:
-        names = DATA_SETS["vlcs"].classes if "vlcs" in name else KINDS
+        named = plan.base["data"]["source"] in ("vlcs", "office_home")
+        names = DATA_SETS[plan.base["data"]["source"]].classes[:7] if named else KINDS
         root = fake_images(tmp_path / "images", domains, names)
     small = {
         "data": {"root": root, "image_size": 32, "id_val": 0.2, "id_test": 0.2},

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from feddg.clients.client import RecordNoise, counted_forwards
+from feddg.comparison.plan import _images_of_a_round
 from feddg.records import RoundRow
 from feddg.settings import TrainSettings
 from federations import federation, same
@@ -16,6 +17,18 @@ def test_an_image_of_a_plain_step_passes_once(method, times):
     small = federation(method, sizes=(8, 8), train=TRAIN)
     small.run(1)
     assert [(reply.images, reply.forwards) for reply in small.replies] == [(12, 12 * times)] * 2
+
+
+@pytest.mark.parametrize(
+    ("images", "kept", "dropped"),
+    [(8, [4, 4], [4, 4]), (10, [4, 4, 2], [4, 4]), (9, [4, 5], [4, 4]), (3, [3], [3])],
+)
+def test_a_last_batch_that_is_not_full_may_be_left_out(images, kept, dropped):
+    for drop_last, sizes in ((False, kept), (True, dropped)):
+        train = TrainSettings(rounds=1, batch_size=4, local_epochs=2, drop_last=drop_last)
+        small = federation(sizes=(images,), train=train)
+        assert [len(batch) for batch in small.client().batches()] == 2 * sizes
+        assert _images_of_a_round(images, train) == 2 * sum(sizes)
 
 
 def test_an_image_in_several_versions_passes_several_times():

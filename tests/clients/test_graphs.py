@@ -73,7 +73,7 @@ def both(
 
 def on_page() -> dict[str, str]:
     """Whether a method's steps are recorded, as the page says."""
-    rows = re.findall(r"^\| ([a-z0-9-]+) \| (yes|no)", PAGE.read_text("utf-8"), re.MULTILINE)
+    rows = re.findall(r"^\| ([a-z0-9_-]+) \| (yes|no)", PAGE.read_text("utf-8"), re.MULTILINE)
     assert {name for name, _ in rows} == set(methods())
     return dict(rows)
 

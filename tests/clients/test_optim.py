@@ -18,6 +18,7 @@ from feddg.errors import ClientError, ExperimentError
 from feddg.experiment import Experiment
 from feddg.federation.local_training import train
 from feddg.methods.base import Method, methods
+from feddg.methods.composition import build_method
 from feddg.models.normalization import BatchInstanceNorm2d, gates_apart, statistics_names
 from feddg.settings import ServerSettings, TrainSettings
 from feddg.testing.device import second_device
@@ -250,6 +251,91 @@ def test_step_is_torchs(rounds, shares, milestones):
     expected = of_torch(lambda o: lr_scheduler.MultiStepLR(o, milestones, gamma=0.2), rounds)
     found = rates(rounds=rounds, schedule="step", schedule_steps=shares, schedule_gamma=0.2)
     assert found == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("by", "turn", "steps_of"),
+    [
+        ("epoch", {"local_epochs": 2}, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]),
+        ("step", {"local_epochs": 2}, range(12)),
+        ("step", {"local_steps": 3}, range(9)),
+    ],
+)
+def test_a_cosine_inside_rounds_is_torchs(by, turn, steps_of):
+    """Three rounds of two passes over 7 images in batches of 4, or of three steps."""
+    settings = {"rounds": 3, "batch_size": 4, "schedule": "cosine", "schedule_by": by}
+    train = TrainSettings(lr=RATE, optimizer="sgd", **turn, **settings)
+    small, found = federation(train=train, sizes=(7,)), []
+    for round in (1, 2, 3):
+        client = small.client(round=round, received=small.server.state.weights)
+        for _ in client.batches():
+            found.append(client.optimizer.param_groups[0]["lr"])
+    span = max(steps_of) + 1
+    torchs = of_torch(lambda o: lr_scheduler.CosineAnnealingLR(o, span), span)
+    assert found == pytest.approx([torchs[at] for at in steps_of], rel=1e-9)
+
+
+def test_what_a_rate_inside_rounds_does_not_go_with_is_refused():
+    with pytest.raises(ExperimentError, match=r"schedule_by: epoch needs .* local_steps is 3"):
+        Experiment(data="digits", train={"schedule_by": "epoch", "local_steps": 3})
+    chosen = Experiment(data="digits", method="scaffold", train={"schedule_by": "step"})
+    with pytest.raises(ExperimentError, match=r"train\.schedule_by to round"):
+        build_method("scaffold", {}).check(chosen)
+
+
+def by_torch(small, make, weights, rounds=3):
+    """Client 0's weights after rounds of one optimizer of torch's that is never made again."""
+    network = copy.deepcopy(small.network)
+    network.load_state_dict(weights)
+    optimizer = make(network.parameters())
+    for round in range(1, rounds + 1):
+        for batch in small.client(round=round, received=weights).batches():
+            network.train()
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(batch.images), batch.labels).backward()
+            optimizer.step()
+    return dict(network.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("settings", "make"),
+    [
+        ({"optimizer": "adam"}, lambda p: torch.optim.Adam(p, 0.01)),
+        ({"optimizer": "sgd", "momentum": 0.9}, lambda p: torch.optim.SGD(p, 0.01, 0.9)),
+    ],
+)
+def test_moments_are_kept_from_round_to_round(settings, make):
+    """Of one client, rounds are then a single training; after a stop from a file, too."""
+    train = TrainSettings(rounds=3, batch_size=4, lr=0.01, keep_optimizer=True, **settings)
+    small = federation(train=train, sizes=(7,))
+    before = {name: tensor.clone() for name, tensor in small.server.state.weights.items()}
+    after = {name: tensor.clone() for name, tensor in small.run().items()}
+    expected = by_torch(small, make, before)
+    for name, parameter in expected.items():
+        torch.testing.assert_close(after[name], parameter.detach(), rtol=1e-4, atol=1e-6)
+
+    resumed = federation(train=train, sizes=(7,))
+    resumed.run(1)
+    kept = resumed.transport.memories[0]
+    assert {name.partition("/")[0] for name in kept} == {"optimizer"}
+    resumed.transport.memories = {0: {n: t.contiguous().clone() for n, t in kept.items()}}
+    resumed.server.round()
+    resumed.server.round()
+    assert same(resumed.server.state.weights, after)
+
+    fresh = federation(train=train.model_copy(update={"keep_optimizer": False}), sizes=(7,))
+    assert not same(fresh.run(), after)
+    assert not fresh.transport.memories
+
+
+def test_clients_that_share_a_worker_keep_their_own_moments():
+    """With two clients at once or one after the other; and each as if it were alone."""
+    train = TrainSettings(rounds=3, batch_size=4, keep_optimizer=True)
+    one, two = (federation(train=train, at_once=count) for count in (1, 2))
+    assert same(one.run(), two.run())
+    for id, memory in one.transport.memories.items():
+        assert same(memory, two.transport.memories[id])
+        assert not same(memory, one.transport.memories[(id + 1) % 3])
 
 
 def test_warm_up_before_a_constant_rate_is_torchs():
@@ -607,6 +693,12 @@ def test_new_settings_leave_the_identity_of_older_experiments_alone():
 
     plain = experiment().id
     assert experiment(decay="all", gradient_clipping=None).id == plain
+    for field, as_ever in (
+        ("drop_last", False),
+        ("keep_optimizer", False),
+        ("schedule_by", "round"),
+    ):
+        assert experiment(**{field: as_ever}).id == plain
     assert experiment(decay="weights").id != plain
     assert experiment(gradient_clipping=1.0).id != plain
     with pytest.raises(ExperimentError, match=r"train\.gradient_clipping"):

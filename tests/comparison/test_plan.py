@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from feddg.api import compare
 from feddg.comparison.plan import PAPERS, Plan, distinct, expand_plan, load_plan, trials_of
-from feddg.data.data_set import load_source
+from feddg.data.data_set import find_augmentation, load_source
 from feddg.errors import DataError, ExperimentError
 from feddg.experiment import Experiment, expand
 from feddg.settings import leaves, merge
@@ -95,6 +95,17 @@ def test_overrides_win_over_everything():
     )
     assert (cell.experiment.train.rounds, cell.experiment.train.lr) == (1, 0.25)
     assert cell.experiment.data.image_size == 16
+
+
+@pytest.mark.parametrize("own", [{"flip": 0.5, "shift": 1}, "aerial"])
+@pytest.mark.parametrize("said", ["none", {"vertical_flip": 0.5}])
+def test_an_augmentation_that_is_said_wins_over_one_that_is_written(own, said):
+    variant = {"name": "fedavg", "experiment": {"train": {"augmentation": own}}}
+    tried = {"train.augmentation": [own, "microscope"]}
+    for fields in ({"methods": [variant]}, {"methods": "fedavg", "settings": tried}):
+        (cell,) = expand_plan(plan(hold_out=["ink"], **fields).fixed({"augmentation": said}))
+        found = find_augmentation(cell.experiment.train.augmentation)
+        assert (found.vertical_flip, found.quarter_turns) == (0 if said == "none" else 0.5, False)
 
 
 def test_fields_that_are_said_win_over_tuning_and_seeds():

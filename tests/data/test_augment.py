@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import yaml
 from pydantic import ValidationError
 from torch import Tensor
 from torchvision import transforms
@@ -24,6 +25,9 @@ from feddg.data.augment import (
 )
 from feddg.data.data_set import augmentations, find_augmentation
 from feddg.errors import ExperimentError
+from feddg.experiment import Experiment, checked_settings, command_words, fewest_fields
+from feddg.federation.federation import build_worker
+from feddg.models.backbones import build_network
 
 PACS = find_augmentation("pacs")
 CROP = AugmentSettings(crop_scale=(0.3, 1.0), flip=0.5)
@@ -385,6 +389,36 @@ def test_an_images_result_does_not_depend_on_its_batch() -> None:
 def test_settings_out_of_range(settings: dict) -> None:
     with pytest.raises(ValidationError):
         AugmentSettings(**settings)
+
+
+def test_an_augmentation_may_be_written_in_the_experiment() -> None:
+    fields = {"crop_scale": [0.8, 1.0], "flip": 0.5}
+    chosen = Experiment(data="pacs", hold_out="photo", train={"augmentation": fields})
+    assert find_augmentation(chosen.train.augmentation) == AugmentSettings(**fields)
+    assert chosen.id != Experiment(data="pacs", hold_out="photo").id
+    again = Experiment(**yaml.safe_load(chosen.to_yaml()))
+    assert again.id == chosen.id
+    assert Experiment(**fewest_fields(chosen)).id == chosen.id
+    words = command_words(fewest_fields(chosen))
+    assert "train.augmentation.crop_scale=[0.8, 1.0]" in words
+    for wrong, said in (({"flop": 0.5}, "flop"), ({"flip": 2}, "flip")):
+        with pytest.raises(ExperimentError, match=rf"train\.augmentation: .*{said}"):
+            Experiment(data="pacs", train={"augmentation": wrong})
+
+
+@pytest.mark.parametrize(
+    ("own", "train", "expected"),
+    [
+        ({}, "rotation", "rotation"),
+        ({}, "hsv", "hsv"),
+        ({"hue": "hsv"}, "rotation", "hsv"),
+        ({"hue": "rotation"}, "hsv", "rotation"),
+    ],
+)
+def test_an_augmentation_that_says_its_hue_keeps_it(own, train, expected) -> None:
+    settings = checked_settings({"train": {"hue": train}})
+    worker = build_worker(build_network("cnn", 2, weights=None), settings, AugmentSettings(**own))
+    assert worker.augmentation.hue == expected
 
 
 def test_a_program_adds_an_augmentation_by_name() -> None:

@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import published_trees
+from feddg.data.data_set import DATA_SETS, load_source
 from feddg.data.images import ImageTable
 from feddg.data.protocols import from_csv, known_domains, scenarios
 from feddg.data.splits import ROLES, from_roles, hold_out
+from feddg.diagnostics import collected
 from feddg.errors import DataError, ExperimentError
 from odd_inputs import NOT_UTF8
 from split_files import NAMES, PACS_LIKE, table_of, write_csv
@@ -23,6 +26,69 @@ def test_csv_round_trip(tmp_path: Path) -> None:
     again = from_csv(table.take(shuffled), tmp_path / "split.csv")
     for role in ROLES:
         assert sorted(shuffled[getattr(again, role)].tolist()) == getattr(splits, role).tolist()
+
+
+def with_lists(root: Path, place: str) -> tuple[Path, dict[str, str]]:
+    """PACS as published, with its lists; and the role that they give each image."""
+    images = published_trees.pacs(root) / "kfold"
+    lists, roles = root / place, {}
+    lists.mkdir(parents=True, exist_ok=True)
+    for domain in DATA_SETS["pacs"].domains:
+        lines: dict[str, list[str]] = {"train": [], "crossval": [], "test": []}
+        for label, kind in enumerate(DATA_SETS["pacs"].classes, start=1):
+            for number, file in enumerate(sorted((images / domain / kind).iterdir())):
+                path = f"{domain}/{kind}/{file.name}"
+                part, roles[path] = ("crossval", "id_val") if number else ("train", "train")
+                for of in (part, "test"):
+                    lines[of].append(f"{path} {label}")
+        for part, own in lines.items():
+            (lists / f"{domain}_{part}_kfold.txt").write_text("\n".join(own) + "\n")
+    return images, roles
+
+
+@pytest.mark.parametrize("place", ["kfold", ".", "splits"])
+def test_official_lists_are_read_on_request(tmp_path: Path, place: str) -> None:
+    root, roles = with_lists(tmp_path, place)
+    plain = load_source("pacs", root)
+    assert plain.split is None
+    table = load_source("pacs", root, official_lists=True)
+    assert table.split is not None
+    assert table.paths == plain.paths
+    assert dict(zip(table.paths, table.split.tolist())) == roles
+    splits = hold_out(table, ["photo"], seed=0, own=table.split)
+    held = [path for path in table.paths if path.startswith("photo/")]
+    assert [table.paths[row] for row in splits.test] == held  # all of them, as the test list says
+    assert {roles[table.paths[row]] for row in splits.id_val} == {"id_val"}
+    assert not len(splits.id_test)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("photo_train", None, r"no photo_train_kfold\.txt in .*official_lists=false"),
+        ("photo_train", lambda text: text.replace(" 1", " one"), "no path and label"),
+        ("photo_train", lambda text: text.replace(" 1", " 2", 1), "no path and label"),
+        ("photo_crossval", lambda text: text.replace("_1.png", "_0.png"), "is for training, too"),
+        ("all", lambda text: text.partition("\n")[2], "lack 1 images of"),
+    ],
+)
+def test_official_lists_that_do_not_fit_are_refused(tmp_path, file, change, message):
+    root, _ = with_lists(tmp_path, "kfold")
+    names = ("photo_train", "photo_test") if file == "all" else (file,)
+    for path in (root / f"{name}_kfold.txt" for name in names):
+        path.unlink() if change is None else path.write_text(change(path.read_text()))
+    with pytest.raises(DataError, match=message):
+        load_source("pacs", root, official_lists=True)
+
+
+def test_a_listed_image_that_is_not_there_gets_a_warning(tmp_path: Path) -> None:
+    root, _ = with_lists(tmp_path, "kfold")
+    next((root / "sketch" / "dog").iterdir()).unlink()
+    with collected() as found:
+        load_source("pacs", root, official_lists=True)
+    assert ["1 images" in one.text for one in found if one.code == "listed-missing"] == [True]
+    with pytest.raises(DataError, match="VLCS has no official lists"):
+        load_source("vlcs", published_trees.vlcs_folders(tmp_path / "vlcs"), official_lists=True)
 
 
 HEADER = ",split,domain_remapped,domain,category,y,path\n"

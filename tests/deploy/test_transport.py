@@ -110,6 +110,15 @@ def test_sites_that_only_evaluate_measure_the_averages_too(tmp_path):
     assert theirs == ours
 
 
+def test_kept_moments_and_a_rate_inside_rounds_are_the_same_over_the_grid(tmp_path):
+    kept = {"keep_optimizer": True, "schedule": "cosine", "schedule_by": "step"}
+    written = {"augmentation": {"flip": 0.5, "shift": 1}}
+    train = {"rounds": 2, "local_steps": 2, "batch_size": 16, **kept, **written}
+    chosen = experiment(train=train, server={"weighting": "uniform"})
+    alone = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
+    assert same(Deployment(tmp_path / "network", chosen).start(), weights(alone.folder))
+
+
 def test_a_site_withdraws_over_the_grid_as_in_one_process(tmp_path):
     chosen = experiment(method="ridge", train={"batch_size": 64, "rounds": 1})
     alone = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)

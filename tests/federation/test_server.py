@@ -5,9 +5,13 @@ import math
 import pytest
 import torch
 
-from feddg.errors import ClientError, NotEnoughUpdates
+from feddg.errors import ClientError, ExperimentError, NotEnoughUpdates
+from feddg.experiment import Experiment
+from feddg.federation.federation import defences_for
 from feddg.messages import Refusal
 from feddg.methods.base import Method, weighted_mean
+from feddg.methods.baselines import FedAvg
+from feddg.models.backbones import build_network
 from feddg.settings import ServerSettings, TrainSettings
 from federations import federation, same
 
@@ -17,8 +21,9 @@ def test_same_seed_same_weights_and_other_seed_other_weights():
     assert not same(federation().run(), federation(seed=1).run())
 
 
-def test_a_round_is_the_example_weighted_mean_of_clients_trained_one_by_one():
-    small = federation()
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_a_round_is_the_weighted_mean_of_clients_trained_one_by_one(weighting):
+    small = federation(server_settings=ServerSettings(weighting=weighting))
     start = {name: t.clone() for name, t in small.server.state.weights.items()}
     small.server.round()
     total: dict[str, torch.Tensor] = {}
@@ -27,12 +32,41 @@ def test_a_round_is_the_example_weighted_mean_of_clients_trained_one_by_one():
         lone.server.sample = lambda round, attempt=0, id=id: [id]
         lone.server.round()
         for name, tensor in lone.server.state.weights.items():
-            share = tensor.double() * size / sum(small.sizes)
+            part = size / sum(small.sizes) if weighting == "examples" else 1 / len(small.sizes)
+            share = tensor.double() * part
             total[name] = total[name] + share if name in total else share
     for name, tensor in small.server.state.weights.items():
         if tensor.is_floating_point():
             torch.testing.assert_close(tensor.double(), total[name], rtol=1e-5, atol=1e-7)
             assert not torch.equal(tensor, start[name]) or "bias" in name
+
+
+def test_every_method_but_one_with_weights_of_its_own_counts_clients_alike():
+    """Of clients that are of one size it makes no difference; of a one-round method's sums none."""
+
+    def ends(method, sizes):
+        train = TrainSettings(rounds=1, batch_size=4)
+        settings = [ServerSettings(weighting=one) for one in ("examples", "uniform")]
+        found = [
+            federation(method, sizes=sizes, train=train, server_settings=one).run()
+            for one in settings
+        ]
+        return same(*found)
+
+    assert ends("fedavg", (6, 6))
+    found = {method: ends(method, (9, 5)) for method in ("fedprox", "fedbn", "scaffold", "ridge")}
+    assert found == {"fedprox": False, "fedbn": False, "scaffold": True, "ridge": True}
+
+
+def test_clients_alike_beside_sums_by_images_are_refused():
+    chosen = Experiment(
+        data="digits",
+        hold_out="sketch",
+        server={"weighting": "uniform"},
+        defences=["secure_aggregation"],
+    )
+    with pytest.raises(ExperimentError, match=r"server\.weighting: uniform needs every update"):
+        defences_for(chosen, FedAvg(), build_network("cnn", 10, weights=None))
 
 
 def test_one_client_one_step_is_plain_gradient_descent():

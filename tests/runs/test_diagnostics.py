@@ -15,11 +15,12 @@ from sklearn.datasets import load_digits
 
 import feddg
 from feddg.diagnostics import Diagnostic
-from feddg.records import ID_TEST, TEST, ClientRow, EvaluationRow
+from feddg.records import ID_TEST, ID_VAL, TEST, ClientRow, EvaluationRow
 from feddg.report.page import write_report
 from feddg.report.run_page import result_sentence
 from feddg.runs.diagnostics import (
     DOMAIN_AT_CHANCE,
+    FALLS,
     FAR_BELOW_SEEN,
     LEARNED_NOTHING,
     MAJORITY,
@@ -200,6 +201,69 @@ def test_a_curve_that_goes_up_and_down_at_its_end_gets_a_word(accuracies, exampl
     assert (UNSTEADY in found) == unsteady
     if unsteady:
         assert "by 30.0 points" in found[UNSTEADY].text
+
+
+def validated(accuracies, images=500, domains=3, weights="last"):
+    """Evaluations of in-domain validation, an evaluation a round, beside a test domain."""
+    domain_rows = [
+        EvaluationRow(
+            round=round_,
+            split=split,
+            domain=f"domain {number}",
+            accuracy=min(1.0, max(0.0, float(accuracy))),
+            examples=images,
+            weights=weights,
+        )
+        for round_, accuracy in enumerate(accuracies, start=1)
+        for split in (ID_VAL, TEST)
+        for number in range(domains)
+    ]
+    return Evaluations(domain_rows)
+
+
+FALLING = [*np.linspace(0.6, 0.9, 8), *np.linspace(0.9, 0.8, 16)]
+LEVEL = [*np.linspace(0.6, 0.9, 8), *[0.9] * 16]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "images", "falls"),
+    [
+        (FALLING, 500, True),
+        (LEVEL, 500, False),
+        ([0.867, 0.886, 0.909, 0.879], 200, True),  # that of four budgets
+        ([0.867, 0.886, 0.909, 0.879], 10, False),  # within the chance of the images
+        ([0.9, 0.8], 500, True),
+        ([0.9], 500, False),
+        ([0.867, 0.905, 0.909, 0.901], 100_000, False),  # less than a point
+    ],
+)
+def test_a_fall_of_in_domain_validation_gets_a_word(accuracies, images, falls):
+    found = {
+        one.code: one for one in about_accuracy(validated(accuracies, images), len(accuracies))
+    }
+    assert (FALLS in found) == falls
+    if falls:
+        assert found[FALLS].severity == "note"
+        for advice in ("schedule=cosine", "momentum=0.9", "--averaging ema"):
+            assert advice in found[FALLS].advice
+
+
+@pytest.mark.parametrize(("curve_", "least", "most"), [(FALLING, 0.9, 1), (LEVEL, 0, 0.15)])
+def test_a_fall_is_told_from_noise(curve_, least, most):
+    """Rounds that swing by two points, as a last model does."""
+    random = np.random.default_rng(5)
+    curves = [np.array(curve_) + 0.02 * random.standard_normal(len(curve_)) for _ in range(60)]
+    told = [FALLS in codes(validated(one)) for one in curves]
+    assert least <= np.mean(told) <= most
+
+
+def test_averages_that_were_measured_every_round_are_judged_by_themselves():
+    last, ema = validated(FALLING), validated(LEVEL, weights="ema")
+    both = Evaluations([*last._rows, *ema._rows])
+    assert FALLS in {one.code for one in about_accuracy(both, 24)}
+    assert FALLS not in {one.code for one in about_accuracy(both, 24, weights="ema")}
+    late = Evaluations([*last._rows, *(row for row in ema._rows if row.round == 24)])
+    assert FALLS in {one.code for one in about_accuracy(late, 24, weights="ema")}
 
 
 class Started(FolderMaker):

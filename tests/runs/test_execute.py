@@ -140,9 +140,14 @@ class Interrupt(Observer):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("method", ["pardon", "fedbn"])
-def test_ctrl_c_and_resume_give_the_same_bits(method, undisturbed, tmp_path, cache):
-    chosen, whole = experiment(method=method), undisturbed
+@pytest.mark.parametrize(
+    ("method", "train"),
+    [("pardon", {}), ("fedbn", {}), ("fedavg", {"keep_optimizer": True, "schedule_by": "step"})],
+)
+def test_ctrl_c_and_resume_give_the_same_bits(method, train, undisturbed, tmp_path, cache):
+    chosen = experiment(method=method)
+    chosen = chosen.model_copy(update={"train": chosen.train.model_copy(update=train)})
+    whole = undisturbed
     if method != "pardon":
         whole = run(chosen, tmp_path / "whole", cache=cache, report=False)
     with pytest.raises(KeyboardInterrupt):

@@ -127,7 +127,7 @@ def test_domains_that_differ_in_case_alone_stay_two(tmp_path):
         pytest.skip("this file system does not tell cases apart")
     data = {"source": "folder", "root": domains_in(root, "Bccd")}
     assert held("Bccd", data=data).id != held("bccd", data=data).id
-    with pytest.raises(DataError, match=r"'BCCD', and several .*Bccd, bccd.*write one as it is"):
+    with pytest.raises(DataError, match=r"'BCCD', and several .*Bccd, bccd.*write one exactly"):
         load_source("folder", root).domain_id(held("BCCD", data=data).hold_out.test[0])
 
 

@@ -375,7 +375,7 @@ def take_up(
     for key, value in memory.items():
         entry, _, name = key.removeprefix(_KEPT).partition("/")
         if key.startswith(_KEPT) and name in parameters:
-            like = parameters[name] if value.dim() else value
+            like = parameters[name] if value.shape == parameters[name].shape else value
             own = torch.empty_like(like, dtype=value.dtype, device=parameters[name].device)
             optimizer.state[parameters[name]][entry] = own.copy_(value)
 

@@ -308,16 +308,31 @@ def _read_plan(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 def _replaced(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Returns ``below`` with values of ``over`` for the fields it has; adds no fields."""
-    values, replaced = leaves(over), dict(below)
-    for path in leaves(below).keys() & values.keys():
-        replaced = merge(replaced, nested(path, values[path]))
+    replaced = dict(below)
+    for path, value in leaves(over).items():
+        replaced = merge(replaced, nested(path, value)) if _has(below, path) else replaced
     return replaced
+
+
+def _has(fields: Any, path: str) -> bool:
+    """Whether nested fields have a value at a dotted path, or in place of what is above it."""
+    for part in path.split("."):
+        if not isinstance(fields, Mapping):
+            return True
+        if part not in fields:
+            return False
+        fields = fields[part]
+    return True
 
 
 def _unsaid(axes: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the axes that set no field in ``said``, which has them by dotted path."""
-    sets = {name: [leaves(setting_point(name, value)[1]) for value in axes[name]] for name in axes}
-    return {n: axes[n] for n, points in sets.items() if not any(p.keys() & said for p in points)}
+    sets = {name: [setting_point(name, value)[1] for value in axes[name]] for name in axes}
+    return {
+        name: axes[name]
+        for name, points in sets.items()
+        if not any(_has(point, path) for point in points for path in said)
+    }
 
 
 def _path(field: str) -> str:

@@ -71,7 +71,12 @@ def official_roles(table: ImageTable, definition: DataSet) -> ImageTable:
     for role, domain in product(definition.lists, table.domain_names):
         name = definition.lists[role].format(domain=domain)
         places = [folder / name for folder in (root, root.parent, root.parent / "splits")]
-        file = next((place for place in places if place.is_file()), places[0])
+        file = next((place for place in places if place.is_file()), None)
+        if file is None:
+            raise DataError(
+                f"There is no {name} in {root}, above it or in splits there: put the official "
+                "lists there, or have the split drawn: --set data.options.official_lists=false"
+            )
         for line in filter(None, map(str.strip, read_text(file, DataError).splitlines())):
             path, _, label = line.rpartition(" ")
             kind = path.rpartition("/")[0].rpartition("/")[2]

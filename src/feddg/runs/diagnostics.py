@@ -342,7 +342,8 @@ def _falls(own: Evaluations) -> Sequence[Diagnostic]:
             FALLS,
             "note",
             f"In-domain validation fell by {100 * fall:.1f} points from round {first} to round "
-            f"{last}; its standard error is {100 * error:.1f}.",
+            f"{last}{f' (means of {width})' if width > 1 else ''}; its standard error is "
+            f"{100 * error:.1f}.",
             "Try a lower rate that falls (--set train.schedule=cosine), SGD with momentum in place "
             "of an Adam that begins anew every round (--set train.optimizer=sgd --set "
             "train.momentum=0.9), or averaged weights (--averaging ema).",

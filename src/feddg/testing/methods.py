@@ -495,7 +495,7 @@ def a_device_need_not_wait(make: Make) -> Found:
     )
 
 
-@_check("further")
+@_check("bits")
 def a_recorded_step_does_the_same(make: Make) -> Found:
     """On a device, a step that is recorded gives the same bits; says why none is."""
     if not HAS_SECOND_DEVICE:
