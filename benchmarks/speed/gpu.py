@@ -1,15 +1,17 @@
-"""How fast is a federated round on a GPU, beside a plain loop with the same network and batches?
+"""How fast is a federated round on a GPU, beside plain loops with the same network and batches?
 
-    python benchmarks/speed/gpu.py gpu.json
+    python benchmarks/speed/gpu.py gpu.json [--minutes 5]
     python benchmarks/speed/gpu.py pretended.json --pretend
 
-20 clients of 64 images of noise a round: ResNet-18 and -50 at 224 pixels, EfficientNet-Lite0 at
-160; FedAvg, PARDON, FedIG-A and ridge; in bfloat16, TF32 and float32, channels last. By job: images
-a second, the share of a plain loop's (forward, loss, backward, fused Adam, on batches that lie
-ready; ridge's is the forward pass alone), the share of time in which the device is busy
-(profiler), and peak memory. Then the first round's weights beside the CPU's, and ``--device all``
-where there are several devices. Everything is written to one file after every job; jobs that do
-not begin within ``--minutes`` are left out and named.
+20 clients of 64 images of noise a round, batches of 32 (and, where it says 8 steps, of 256 images),
+in bfloat16, channels last: ResNet-18 and -50 at 224 pixels, EfficientNet-Lite0 at 160. By job,
+images a second: *eager*, every operation launched by Python; *graph*, steps replayed as one CUDA
+graph, and nothing where a method's are not; *bare*, a plain loop with as many forward and backward
+passes on batches that lie ready; and two floors: a bare step as a CUDA graph, and a minimal
+federated round of such steps (weights of all, fresh moments, weighted mean). Then the share of
+time in which the device is busy, and peak memory. First come a round's weights beside the CPU's
+and, after some, those with graphs beside those without. Everything is written to one file after
+every job; what does not begin within ``--minutes`` is left out and named.
 
 ``--pretend`` goes the same way on the CPU and on the tests' pretended device, with two clients of
 five images at 32 pixels. Its times say nothing; it says whether the script works.
@@ -21,243 +23,255 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision
-from jobs import CLASSES, Federation
-from torch import Tensor, nn
+from jobs import BareLoop, Federation
+from torch import Tensor
 
-import feddg
 from feddg.experiment import Experiment
-from feddg.models.precision import autocast
 from feddg.settings import merge
 from feddg.testing.device import second_device
 
-NETWORKS = {"resnet18": 224, "resnet50": 224, "efficientnet_lite0": 160}
-METHODS = ("fedavg", "pardon", "fedig-a", "ridge")
-PRECISIONS = ("bfloat16", "tf32", "float32")
-CLOSE = 1e-4
+PIXELS = {"resnet18": 224, "resnet50": 224, "efficientnet_lite0": 160}
+JOBS = (
+    *(("resnet18", method, 2) for method in ("fedavg", "pardon", "ridge", "fedig-a")),
+    *(("resnet50", method, 2) for method in ("fedavg", "pardon")),
+    *(("efficientnet_lite0", method, 2) for method in ("fedavg", "pardon")),
+    *(("resnet18", method, 8) for method in ("fedavg", "pardon")),
+)
+"""Network, method, steps of a client's turn; the most telling first."""
+CLOSE, SAME = 1e-4, 1e-3
+"""How far weights may lie apart: from the CPU's after one round, from eager ones after five."""
+ROUNDS_TO_RECORD = 4
 Row = dict[str, Any]
 
 
-class Sizes(argparse.Namespace):
-    """How much is done: clients, images of each, pixels at most, and timed rounds."""
+class Sizes:
+    """How much is done: clients, images of a step, pixels at most, and timed rounds."""
 
     def __init__(self, pretend: bool) -> None:
-        self.clients, self.images, self.most, self.rounds = (
-            (2, 5, 32, 1) if pretend else (20, 64, 224, 2)
+        self.clients, self.batch, self.most, self.rounds = (
+            (2, 4, 32, 1) if pretend else (20, 32, 224, 3)
         )
 
 
-def experiment(
-    backbone: str, method: str, precision: str, device: str, sizes: Sizes, **fields: Any
-) -> Experiment:
-    """Returns a job as an experiment."""
-    os.environ["FEDDG_NOISE_IMAGES"] = str(sizes.clients * sizes.images)
-    size = min(NETWORKS[backbone], sizes.most)
-    own: Row = {
-        "data": {"source": "noise", "image_size": size, "id_val": 0, "id_test": 0},
+def federation(
+    job: tuple[str, str, int], device: str, sizes: Sizes, cache: str, **train: Any
+) -> Federation:
+    """Returns a job's federation, set up."""
+    backbone, method, steps = job
+    os.environ["FEDDG_NOISE_IMAGES"] = str(sizes.clients * steps * sizes.batch)
+    pixels = min(PIXELS[backbone], sizes.most)
+    fields: Row = {
+        "data": {"source": "noise", "image_size": pixels, "id_val": 0, "id_test": 0},
         "hold_out": "held",
         "clients": {"number": sizes.clients, "heterogeneity": 1.0},
         "model": {"backbone": backbone, "weights": None},
-        "train": {"local_epochs": 1, "batch_size": min(32, sizes.images)},
+        "train": {"local_epochs": 1, "batch_size": sizes.batch, "rounds": 40},
         "method": method,
-        "precision": "float32" if precision == "tf32" else precision,
+        "precision": "bfloat16" if device == "cuda" and "optimizer" not in train else "float32",
         "device": device,
     }
-    return Experiment(**merge(own, fields))
+    made = Federation(Experiment(**merge(fields, {"train": train})), Path(cache))
+    made.server.setup()
+    return made
 
 
-def ready(device: str) -> Callable[[], None]:
-    """Returns what waits until a device has done all that it was given."""
-    return torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+def synchronize(device: str) -> None:
+    """Waits until a device has done all that it was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
-def seconds(work: Callable[[], object], wait: Callable[[], None]) -> float:
-    """Returns how long some work takes, until the device has done it."""
-    wait()
-    started = time.perf_counter()
-    work()
-    wait()
-    return time.perf_counter() - started
+def seconds(work: Callable[[], object], device: str, times: int = 1) -> float:
+    """Returns the least seconds that some work takes, until the device has done it."""
+    spent = []
+    for _ in range(times):
+        synchronize(device)
+        started = time.perf_counter()
+        work()
+        synchronize(device)
+        spent.append(time.perf_counter() - started)
+    return min(spent)
 
 
-@contextmanager
-def multiplying(precision: str) -> Iterator[None]:
-    """Multiplies float32 with 10 bits of mantissa inside the block if ``precision`` is TF32."""
-    parts = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [part.allow_tf32 for part in parts]
-    try:
-        for part in parts:
-            part.allow_tf32 = precision == "tf32"
-        yield
-    finally:
-        for part, value in zip(parts, before):
-            part.allow_tf32 = value
-
-
-def plain(backbone: str) -> nn.Module:
-    """Returns the publisher's network."""
-    if backbone == "efficientnet_lite0":
-        import timm
-
-        return timm.create_model("tf_efficientnet_lite0", num_classes=CLASSES)  # type: ignore[no-any-return]
-    network: nn.Module = torchvision.models.get_model(backbone, num_classes=CLASSES)
-    return network
-
-
-def loop(
-    backbone: str, precision: str, device: str, trains: bool
-) -> Callable[[list[tuple[Tensor, Tensor]]], None]:
-    """Returns the plain loop."""
-    network = plain(backbone).to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = torch.optim.Adam(network.parameters(), 3e-5, fused=device.startswith("cuda"))
-    opened = autocast("float32" if precision == "tf32" else precision, torch.device(device))
-
-    def run(batches: list[tuple[Tensor, Tensor]]) -> None:
-        for images, labels in batches:
-            with opened(), torch.set_grad_enabled(trains):
-                loss = nn.functional.cross_entropy(network(images), labels)
-            if trains:
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-
-    return run
-
-
-def busy(work: Callable[[], object], device: str, wait: Callable[[], None]) -> float | None:
+def busy(work: Callable[[], object], device: str) -> float | None:
     """Returns the share of time in which the device computes; None where there is no profiler."""
-    if not device.startswith("cuda"):
+    if device != "cuda":
         return None
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        spent = seconds(work, wait)
+        spent = seconds(work, device)
     worked = sum(event.self_device_time_total for event in profile.key_averages())
-    return float(worked / 1e6 / spent)
+    return round(worked / 1e6 / spent, 3)
 
 
-def measured(backbone: str, method: str, precision: str, device: str, sizes: Sizes) -> Row:
+class Floor:
+    """A bare step, as one CUDA graph where there is one, and a minimal federated round of it."""
+
+    def __init__(self, loop: BareLoop, images: Tensor, labels: Tensor, device: str) -> None:
+        self.loop, self.images, self.labels = loop, images.clone(), labels.clone()
+        state = loop.network.state_dict().values()
+        self.live = [tensor for tensor in state if tensor.is_floating_point()]
+        self.step: Callable[[], object] = self._step
+        if device == "cuda":
+            aside = torch.cuda.Stream()
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                for _ in range(3):
+                    self._step()
+            torch.cuda.current_stream().wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._step()
+            self.step = graph.replay
+        else:
+            self._step()
+
+    def _step(self) -> None:
+        self.loop.run([(self.images, self.labels)])
+
+    def steps(self, batches: list[tuple[Tensor, Tensor]]) -> None:
+        """Takes a step on each batch."""
+        for images, labels in batches:
+            self.images.copy_(images)
+            self.labels.copy_(labels)
+            self.step()
+
+    def round(self, batches: list[tuple[Tensor, Tensor]], clients: int) -> None:
+        """Has clients train one after the other, from the same weights, and takes their mean."""
+        before = [tensor.clone() for tensor in self.live]
+        total = [torch.zeros_like(tensor) for tensor in self.live]
+        moments = [t for kept in self.loop.optimizer.state.values() for t in kept.values()]
+        share = len(batches) // clients
+        for first in range(0, len(batches), share):
+            with torch.no_grad():
+                torch._foreach_copy_(self.live, before)
+                torch._foreach_zero_(moments)
+            self.steps(batches[first : first + share])
+            with torch.no_grad():
+                torch._foreach_add_(total, self.live, alpha=1 / clients)
+        with torch.no_grad():
+            torch._foreach_copy_(self.live, total)
+
+
+def measured(job: tuple[str, str, int], device: str, sizes: Sizes) -> Row:
     """Returns a job's row."""
-    wait = ready(device)
-    with tempfile.TemporaryDirectory() as cache, multiplying(precision):
-        chosen = experiment(backbone, method, precision, device, sizes)
-        federation = Federation(chosen, Path(cache))
-        if device.startswith("cuda"):
-            torch.cuda.reset_peak_memory_stats()
-        setup = seconds(federation.server.setup, wait)
+    row: Row = dict(zip(("network", "method", "steps"), job)) | {"device": device}
+    images = sizes.clients * job[2] * sizes.batch
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with tempfile.TemporaryDirectory() as cache:
+        for name, recorded in (("eager", False), ("graph", True)):
+            if recorded and device == "cpu":
+                continue
+            made = federation(job, device, sizes, cache, graphs=recorded)
 
-        def work() -> None:
-            for kept in Path(cache).rglob("*-features-*"):
-                kept.unlink()  # a method of one round would find them in the next
-            federation.server.round()
+            def work(made: Federation = made) -> Any:
+                for kept in Path(cache).rglob("*-features-*"):
+                    kept.unlink()  # a method of one round would find them in the next
+                return made.server.round()
 
-        work()  # warms up, and leaves the images on the device
-        spent = min(seconds(work, wait) for _ in range(sizes.rounds))
-        share = busy(work, device, wait)
-        peak = torch.cuda.max_memory_allocated() / 2**30 if device.startswith("cuda") else None
-        batches = federation.next_batches()
-        images = sum(len(labels) for _, labels in batches)
-        bare = loop(backbone, precision, device, trains=not federation.method.one_round)
-        bare(batches)
-        beside = min(seconds(lambda: bare(batches), wait) for _ in range(sizes.rounds))
-    return {
-        "network": backbone,
-        "pixels": chosen.data.image_size,
-        "method": method,
-        "precision": precision,
-        "device": device,
-        "setup[s]": round(setup, 2),
-        "images/s": round(images / spent, 1),
-        "bare[images/s]": round(images / beside, 1),
-        "share of bare": round(beside / spent, 3),
-        "busy": share and round(share, 3),
-        "peak[GiB]": peak and round(peak, 2),
+            for _ in range(ROUNDS_TO_RECORD if recorded else 1):
+                done = work()
+            before = made.worker.graphs.replayed
+            rate = round(images / seconds(work, device, sizes.rounds), 1)
+            replayed = made.worker.graphs.replayed > before
+            row[f"{name}[images/s]"] = rate if replayed == recorded else None
+            if not recorded or replayed:
+                row["busy"] = busy(work, device) if job[2] == 2 else None
+        batches = made.next_batches()
+        trains = not made.method.one_round
+        passes = max(1, round(done.forwards / done.images))
+        on_gpu = device == "cuda"
+        precision = "bfloat16" if on_gpu else "float32"
+        loop = BareLoop(made, precision, forwards=passes, trains=trains)
+        loop.run(batches[:1])
+        times = {"bare": seconds(lambda: loop.run(batches), device, sizes.rounds)}
+        if trains:
+            loop = BareLoop(made, precision, forwards=passes, recorded=on_gpu)
+            floor = Floor(loop, *batches[0], device)
+            whole = [(x, y) for x, y in batches if len(y) == len(floor.labels)]
+            times["bare graph"] = seconds(lambda: floor.steps(whole), device, sizes.rounds)
+            times["minimal round"] = seconds(
+                lambda: floor.round(whole, sizes.clients), device, sizes.rounds
+            )
+    row |= {"passes": passes}
+    row |= {f"{name}[images/s]": round(images / spent, 1) for name, spent in times.items()}
+    if device == "cuda":
+        row["peak[GiB]"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+    return row
+
+
+def apart(device: str) -> Row:
+    """Returns how far weights lie from the CPU's after a round, and from eager ones after five."""
+    small, weights = Sizes(pretend=True), {}
+    ways = (("cpu", False, 1), (device, False, 1), (device, False, 5), (device, True, 5))
+    for place, recorded, rounds in ways:
+        with tempfile.TemporaryDirectory() as cache:
+            # Adam makes steps of rounding errors.
+            more: Row = {"optimizer": "sgd", "lr": 1e-3, "graphs": recorded}
+            made = federation(("resnet18", "pardon", 2), place, small, cache, **more)
+            for _ in range(rounds):
+                made.server.round()
+            found = made.server.state.weights
+            weights[place, recorded, rounds] = {n: t.cpu().double() for n, t in found.items()}
+
+    def far(one: Any, other: Any) -> float:
+        a, b = weights[one], weights[other]
+        return max(float((a[name] - b[name]).abs().max()) for name in a if a[name].numel())
+
+    here, there = far(*ways[:2]), far(*ways[2:])
+    return {"device": device, "from the CPU": here, "graph from eager": there} | {
+        "close": here <= CLOSE and there <= SAME
     }
-
-
-def apart(device: str, sizes: Sizes) -> Row:
-    """Returns how far the first round's weights lie from the CPU's, in float32."""
-    small = Sizes(pretend=True)
-    found = []
-    with tempfile.TemporaryDirectory() as cache, multiplying("float32"):
-        for place in ("cpu", device):
-            train = {"optimizer": "sgd", "lr": 1e-3}  # Adam makes steps of rounding errors
-            chosen = experiment("resnet18", "fedavg", "float32", place, small, train=train)
-            federation = Federation(chosen, Path(cache))
-            federation.server.setup()
-            federation.server.round()
-            weights = federation.server.state.weights
-            found.append({n: t.detach().cpu().double() for n, t in weights.items()})
-    here, there = found
-    far = max(float((here[n] - there[n]).abs().max()) for n in here if here[n].numel())
-    return {"device": device, "far from the CPU": far, "close": far <= CLOSE}
-
-
-def all_devices() -> Row:
-    """Returns the seconds of a run on one device and on all."""
-    spent = {}
-    for device in ("cuda", "all"):
-        with tempfile.TemporaryDirectory() as out:
-            own = {"data": {"source": "digits", "image_size": 128}, "device": device}
-            more = {"model": {"backbone": "resnet18", "weights": None}, "train": {"rounds": 2}}
-            started = time.perf_counter()
-            feddg.run(**own, **more, out=out, report=False)
-            spent[device] = round(time.perf_counter() - started, 1)
-    return {"devices": torch.cuda.device_count(), "seconds": spent}
 
 
 def table(rows: list[Row]) -> str:
     """Returns rows as a table."""
-    names = list(rows[0])
-    lines = [names, *([str(row[name]) for name in names] for row in rows)]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [names, *([str(row.get(name, "")) for name in names] for row in rows)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(names))]
     return "\n".join("  ".join(t.ljust(w) for t, w in zip(line, widths)) for line in lines)
 
 
-def work(given: argparse.Namespace, devices: list[str]) -> None:
+def work(file: Path, minutes: float, devices: list[str], pretend: bool = False) -> None:
     """Does all jobs, the most telling first, and writes the file after each."""
-    sizes, began = Sizes(given.pretend), time.monotonic()
+    sizes, began = Sizes(pretend), time.monotonic()
     machine = torch.cuda.get_device_name() if "cuda" in devices else platform.processor()
     whole: Row = {"machine": machine, "torch": torch.__version__, "jobs": [], "left out": []}
-
-    def keep() -> None:
-        given.file.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
-
-    whole["parity"] = [apart(device, sizes) for device in devices if device != "cpu"]
-    keep()
-    for precision in PRECISIONS if devices == ["cuda"] else ("float32",):
-        for device in devices:
-            for backbone in NETWORKS:
-                for method in METHODS:
-                    job = (backbone, method, precision, device)
-                    if time.monotonic() - began > 60 * given.minutes:
-                        whole["left out"].append(job)
-                        continue
-                    whole["jobs"].append(measured(*job, sizes))
-                    keep()
-    if torch.cuda.device_count() > 1 and time.monotonic() - began < 60 * given.minutes:
-        whole["all devices"] = all_devices()
-    keep()
+    tasks: list[Any] = [(None, device) for device in devices if device != "cpu"]
+    tasks += [(job, device) for job in JOBS for device in devices]
+    for job, device in tasks:
+        if time.monotonic() - began > 60 * minutes:
+            whole["left out"].append([job, device])
+            continue
+        try:
+            if job is None:
+                whole["parity"] = apart(device)
+            else:
+                whole["jobs"].append(measured(job, device, sizes))
+        except Exception as error:  # the next job may do, and time on a GPU is short
+            whole.setdefault("failed", []).append([job, device, repr(error)[:300]])
+        file.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
     print(table(whole["jobs"]))
     print(json.dumps({n: v for n, v in whole.items() if n != "jobs"}, indent=1))
+    file.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
     """Measures, prints and writes."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path, help="JSON, written after every job")
     parser.add_argument("--pretend", action="store_true", help="no GPU: try the script out")
-    parser.add_argument("--minutes", type=float, default=7.0, help="when the last job may begin")
+    parser.add_argument("--minutes", type=float, default=5.0, help="when the last job may begin")
     given = parser.parse_args()
-    if not given.pretend:
-        work(given, ["cuda"])
-        return
-    with second_device() as name:
-        work(given, ["cpu", name])
+    with second_device() if given.pretend else nullcontext("cuda") as name:
+        devices = ["cpu", name] if given.pretend else [name]
+        work(given.file, given.minutes, devices, given.pretend)
 
 
 if __name__ == "__main__":

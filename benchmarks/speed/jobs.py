@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import timm
 import torch
 import torchvision
 from torch import Tensor, nn
@@ -132,29 +133,44 @@ class BareLoop:
         federation: whose network, batches and normalisation policy it copies.
         precision: ``float32`` or ``bfloat16``.
         naive: torchvision's model as it comes: default memory layout, default Adam, float32.
-        passes: forward passes per batch; PARDON makes two.
+        forwards: forward passes per batch; PARDON makes two.
+        trains: whether there is more than them.
+        recorded: whether its steps are to be recorded as a CUDA graph.
     """
 
     def __init__(
-        self, federation: Federation, precision: str, *, naive: bool = False, forwards: int = 1
+        self,
+        federation: Federation,
+        precision: str,
+        *,
+        naive: bool = False,
+        forwards: int = 1,
+        trains: bool = True,
+        recorded: bool = False,
     ) -> None:
         worker, self.forwards, self.federation = federation.worker, forwards, federation
+        device, self.trains = worker.device, trains
         self.format = torch.contiguous_format if naive else torch.channels_last
-        self.network = _copy(federation).to(memory_format=self.format)  # type: ignore[call-overload]
+        self.network = _copy(federation).to(device).to(memory_format=self.format)  # type: ignore[call-overload]
         self._set_training()
         self.optimizer = torch.optim.Adam(
-            self.network.parameters(), worker.train.lr, fused=None if naive else True
+            self.network.parameters(),
+            worker.train.lr,
+            fused=None if naive or device.type not in ("cpu", "cuda") else True,
+            capturable=recorded,
         )
-        self.autocast: Callable[[], Any] = autocast(precision, torch.device("cpu"))
+        self.autocast: Callable[[], Any] = autocast(precision, device)
 
     def run(self, batches: list[tuple[Tensor, Tensor]]) -> None:
         """Takes one step on each batch."""
         for images, labels in batches:
-            with self.autocast():
+            with self.autocast(), torch.set_grad_enabled(self.trains):
                 losses = [
                     nn.functional.cross_entropy(self.network(images), labels)
                     for _ in range(self.forwards)
                 ]
+            if not self.trains:
+                continue
             self.optimizer.zero_grad()
             torch.stack(losses).sum().backward()
             self.optimizer.step()
@@ -186,6 +202,9 @@ class BareLoop:
 def _copy(federation: Federation) -> nn.Module:
     """Builds the same architecture with torch and torchvision alone."""
     model, classes = federation.experiment.model, federation.worker.network.classes
+    if model.backbone == "efficientnet_lite0":
+        lite: nn.Module = timm.create_model("tf_efficientnet_lite0", num_classes=classes)
+        return lite
     if model.backbone != "cnn":
         plain: nn.Module = torchvision.models.get_model(model.backbone, num_classes=classes)
         return plain

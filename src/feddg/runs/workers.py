@@ -110,15 +110,13 @@ def _launch() -> tuple[int, int, int, int] | None:
     if not ("MASTER_ADDR" in given and "MASTER_PORT" in given):
         return None
     if "RANK" in given:
-        found = [given.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
-        found.append(given.get("LOCAL_WORLD_SIZE", "1"))
+        names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     else:
-        found = [given.get("SLURM_PROCID", "0"), given.get("SLURM_NTASKS", "1")]
-        found[1] = given.get("SLURM_STEP_NUM_TASKS", found[1])
-        found += [given.get("SLURM_LOCALID", "0"), given.get("SLURM_TASKS_PER_NODE", "1")]
-        found[3] = re.sub(r"\D.*", "", given.get("SLURM_STEP_TASKS_PER_NODE", found[3]))  # 4(x2)
+        tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in given else "SLURM_NTASKS"
+        names = {"SLURM_PROCID": "0", tasks: "1", "SLURM_LOCALID": "0", "SLURM_TASKS_PER_NODE": "1"}
+    found = [re.sub(r"\(.*|,.*", "", given.get(name, by)) for name, by in names.items()]  # 4(x2)
     if not all(number.isdecimal() for number in found):
-        raise ExperimentError(f"RANK, WORLD_SIZE, LOCAL_RANK must be numbers, not {found[:3]}")
+        raise ExperimentError(f"{', '.join(names)} must be numbers; they are {', '.join(found)}")
     rank, size, local, here = map(int, found)
     return (rank, size, local, here) if size > 1 else None
 
@@ -165,13 +163,14 @@ def joined(cache: Path, workers: int | None = None) -> Channel | None:
             signal.signal(signal.SIGINT, signal.SIG_DFL if rank else signal.default_int_handler)
         try:
             channel.join(partial(_meeting, channel, rank, size, local[0]))
-            channel.local = local[0], local[1]
-            if rank:
-                sys.exit(0 if serve(channel, cache) else 1)
-        except (FeddgError, RuntimeError):
+        except (FeddgError, RuntimeError) as error:
             if rank:  # process 0 says it
                 sys.exit(1)
-            raise
+            where = "{MASTER_ADDR}:{MASTER_PORT}".format_map(os.environ)
+            raise WorkerLost(f"{size} processes could not meet at {where}: {error}") from None
+        channel.local = local[0], local[1]
+        if rank:
+            sys.exit(0 if serve(channel, cache) else 1)
         atexit.register(_dismiss, channel)
         _joined = channel
     if _joined is not None and workers is not None:
@@ -187,11 +186,11 @@ def _meeting(channel: Channel, rank: int, size: int, local: int) -> dict[str, An
     from torch.distributed.rendezvous import rendezvous
 
     late = timedelta(minutes=MINUTES_TO_JOIN)
-    store, _, _ = next(rendezvous("env://", rank, size, timeout=late))
-    channel.store, count = dist.PrefixStore("feddg", store), torch.cuda.device_count()
+    channel.store, _, _ = next(rendezvous("env://", rank, size, timeout=late))
+    count = torch.cuda.device_count()
     own = str(torch.cuda.get_device_properties(local % count).uuid) if count else ""
-    channel.store.set(f"gpu/{rank}", own)
-    gpus = {channel.store.get(f"gpu/{number}") for number in range(size)}
+    channel.store.set(f"feddg/gpu/{rank}", own)
+    gpus = {channel.store.get(f"feddg/gpu/{number}") for number in range(size)}
     options = {"store": channel.store, "rank": rank, "world_size": size, "timeout": PATIENCE}
     return options | {"backend": _backend(apart=len(gpus - {b""}) == size)}
 
@@ -376,7 +375,7 @@ def _in_turn(channel: Channel, run: str) -> Iterator[None]:
     if channel.store is None:  # process 0 has decoded them
         yield
         return
-    here = f"{run}/{platform.node()}"
+    here = f"feddg/{run}/{platform.node()}"
     if channel.store.add(f"{here}/came", 1) > 1:
         channel.store.wait([f"{here}/done"], PATIENCE)
     yield

@@ -1,0 +1,114 @@
+"""A few minutes on a GPU: parity and speed first, then the cells that are still missing.
+
+    python benchmarks/own_size/gpu.py --root PACS --minutes 12 [--results FOLDER] [--out FOLDER]
+
+Two minutes go to ``benchmarks/speed/gpu.py``, unless its file is there. Then come the plans of
+``benchmarks/baseline``, by name, and the stages of ``campaign.py``, in its order: as many runs at
+once as memory and cores allow. A run that ends is a row in its plan's CSV file at once; when time
+is up the others stop, and go on when the command is given again with their folder. So it may end
+after 4 minutes or 12. ``--pretend`` tries it without a GPU, on drawn digits and a small network.
+"""
+
+import argparse
+import csv
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+from campaign import DATA, ROOT, STAGES, plan_of
+
+import feddg
+from feddg.errors import FeddgError
+from feddg.settings import merge
+
+BASELINE = ROOT / "benchmarks" / "baseline"
+SPEED_MINUTES = 2.0
+TO_STOP = 25.0
+"""Seconds before the end at which runs are told to stop."""
+PRETENDED = {
+    "data": {"source": "digits", "image_size": 8},
+    "model": {"backbone": "cnn", "weights": None},
+    "clients": {"number": 2, "per_round": None, "partition": "heterogeneous"},
+    "train": {"rounds": 1, "local_steps": 1, "batch_size": 8},
+    "evaluate": {"every": 1, "every_of_last": None},
+}
+
+
+def plans(pretend: bool) -> list[tuple[str, dict[str, Any]]]:
+    """Returns the name of each plan's CSV file, and its fields, the most telling first."""
+    found = [
+        (f"baseline_{file.stem}", yaml.safe_load(file.read_text("utf-8")))
+        for file in sorted(BASELINE.glob("*.yaml"))
+    ]
+    found += [(f"own_{name}", plan_of(name, methods, seeds)) for name, methods, seeds in STAGES]
+    if pretend:
+        for _, fields in found:
+            fields.pop("budgets", None)
+            fields["base"] = merge({"preset": None}, PRETENDED)
+            fields["hold_out"] = ["photo", "sketch"]
+    return found
+
+
+def speed(file: Path, minutes: float, pretend: bool) -> None:
+    """Measures parity and speed, in a process that cannot take longer."""
+    script = ROOT / "benchmarks" / "speed" / "gpu.py"
+    words = [sys.executable, str(script), str(file), "--minutes", str(minutes / 2)]
+    with suppress(subprocess.TimeoutExpired):  # what it has measured is in the file
+        subprocess.run([*words, *["--pretend"] * pretend], timeout=60 * minutes, check=False)
+
+
+def rows(folder: Path) -> dict[str, int]:
+    """Returns how many rows each CSV file of a folder has."""
+    counts = {}
+    for file in sorted([*folder.glob("baseline_*.csv"), *folder.glob("own_*.csv")]):
+        with file.open(encoding="utf-8", newline="") as opened:
+            counts[file.stem] = sum(1 for _ in csv.DictReader(opened))
+    return counts
+
+
+def main() -> None:
+    """Does as much as the minutes allow."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--root", type=Path, default=Path("data/pacs"))
+    parser.add_argument("--minutes", type=float, default=12.0)
+    parser.add_argument("--out", type=Path, default=Path("comparisons/own_size"))
+    parser.add_argument("--results", type=Path, default=DATA, help="folder of the CSV files")
+    parser.add_argument("--jobs", type=int, help="runs at once; what the GPU has room for")
+    parser.add_argument("--pretend", action="store_true", help="no GPU: try the script out")
+    given = parser.parse_args()
+    end = time.monotonic() + 60 * given.minutes - TO_STOP
+    given.results.mkdir(parents=True, exist_ok=True)
+    if not (measured := given.results / "gpu.json").exists():
+        speed(measured, min(SPEED_MINUTES, given.minutes / 2), given.pretend)
+    before = rows(given.results)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, max(1.0, end - time.monotonic()))
+    try:
+        for name, fields in plans(given.pretend):
+            print(name, flush=True)
+            try:
+                feddg.compare(
+                    fields,
+                    given.out / name,
+                    overrides={} if given.pretend else {"root": str(given.root.resolve())},
+                    jobs=given.jobs,
+                    results=given.results / f"{name}.csv",
+                    report=False,
+                    drop_weights=True,
+                )
+            except FeddgError as error:  # the next plan may do
+                print(f"{name}: {error}", flush=True)
+    except KeyboardInterrupt:
+        print("time is up; the same command goes on")
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for name, count in rows(given.results).items():
+        print(f"{name}: {count - before.get(name, 0)} more rows, {count} in all")
+
+
+if __name__ == "__main__":
+    main()
