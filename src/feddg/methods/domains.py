@@ -15,7 +15,7 @@ from feddg.models.task import losses_by_image
 
 MEMBER = "domains/member"
 """Name of ``(B, G)``, drawn for a batch: 1 where an image is of a domain of its client, else 0."""
-NUMBERS = "domains/numbers"
+NUMBERS, COUNT = "domains/numbers", "domains/count"
 
 
 def numbers_of(client: Client) -> Tensor:
@@ -94,6 +94,7 @@ class DomainMethod(Method):
         """Has every batch hold the client's domains."""
         super().begin(client)
         client.arrange = lambda order: spread(order, numbers_of(client))
+        client.scratch[COUNT] = int(numbers_of(client).max()) + 1
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds which image is of which domain."""
@@ -102,7 +103,8 @@ class DomainMethod(Method):
 
     def domains(self, client: Client) -> int:
         """Returns the number of a client's domains, G."""
-        return int(numbers_of(client).max()) + 1
+        count: int = client.scratch[COUNT]
+        return count
 
     def member(self, client: Client, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns which image is of which domain, ``(B, G)``, and which the batch has, ``(G,)``."""
