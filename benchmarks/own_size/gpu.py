@@ -35,7 +35,7 @@ PRETENDED = {
     "model": {"backbone": "cnn", "weights": None},
     "clients": {"number": 2, "per_round": None, "partition": "heterogeneous"},
     "train": {"rounds": 1, "local_steps": 1, "batch_size": 8},
-    "evaluate": {"every": 1, "every_of_last": None},
+    "evaluate": {"every": 1, "pictures": False},
 }
 
 
