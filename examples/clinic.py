@@ -1,4 +1,4 @@
-"""Makes a collection with patients from the nuclei: python examples/clinic.py FOLDER
+"""Makes a collection with patients from the nuclei, by `python examples/clinic.py FOLDER`.
 
 Each microscope image is a patient, its four quarters are what was taken of it: FOLDER/table.csv
 names them with the class (dense or sparse), kind of microscope, patient, and two further columns.
