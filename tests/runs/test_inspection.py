@@ -5,8 +5,10 @@ import io
 import numpy
 from rich.console import Console
 
+from feddg.diagnostics import silent
+from feddg.experiment import Experiment
 from feddg.records import ClientRow, ClientsTable
-from feddg.runs.inspection import MOST_MARKS, client_data_table
+from feddg.runs.inspection import MOST_MARKS, client_data_table, inspect_experiment
 
 
 def shown(clients: ClientsTable) -> str:
@@ -40,3 +42,11 @@ def test_thousands_of_clients_and_hundreds_of_domains_stay_one_screen():
     assert len(text.splitlines()) < 30
     assert "client-999" in text
     assert max(map(len, text.splitlines())) < 80 + MOST_MARKS
+
+
+def test_groups_on_both_sides_are_named_before_a_run(tmp_path):
+    rows = [f"{'xy'[n % 2]},{'abc'[n % 3]},P{n // 4},{n}.5,{n * 7 % 11}.25" for n in range(48)]
+    (tmp_path / "t.csv").write_text("\n".join(["label,domain,group,f0,f1", *rows]))
+    data = {"source": "features", "root": tmp_path / "t.csv"}
+    found = inspect_experiment(Experiment(data=data, hold_out="c", clients=2), silent)
+    assert "groups-on-both-sides" in {one["code"] for one in found["diagnostics"]}

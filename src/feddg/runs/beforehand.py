@@ -11,7 +11,7 @@ from typing import Any
 
 from feddg.data.data_set import SCRATCH, load_source
 from feddg.data.images import spelt_alike
-from feddg.data.inspection import about_clients, about_labels
+from feddg.data.inspection import about_labels
 from feddg.data.protocols import known_domains
 from feddg.data.sets import features
 from feddg.diagnostics import Diagnostic, emit, warn
@@ -20,7 +20,14 @@ from feddg.experiment import Experiment, explain
 from feddg.federation.federation import build, defences_for
 from feddg.models.backbones import fetch_imagenet
 from feddg.records import ClientsTable
-from feddg.runs.prepare import cache_folder, clients_table, deal, load_undecoded, split_diagnostics
+from feddg.runs.prepare import (
+    cache_folder,
+    client_diagnostics,
+    clients_table,
+    deal,
+    load_undecoded,
+    split_diagnostics,
+)
 from feddg.settings import IMAGENET, ModelSettings, merge
 from feddg.text import counted
 
@@ -142,7 +149,7 @@ def forecast(experiment: Experiment) -> Forecast:
     table, size = loaded.table, experiment.data.image_size
     images = deal(experiment, loaded)
     found = [*about_labels(table), *split_diagnostics(experiment, loaded, images.splits)]
-    found += about_clients(images.partition.sizes.tolist())
+    found += client_diagnostics(images)
     emit(*(one for one in found if one.severity == "error"))
     method, network = build(experiment, len(table.class_names))
     method.read_files()

@@ -10,13 +10,14 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from feddg.data.data_set import load_images_of
-from feddg.data.inspection import SAMPLE, about_clients, inspect, stored_images
+from feddg.data.inspection import SAMPLE, inspect, stored_images
 from feddg.data.partition import Skew, in_words, skew_of
 from feddg.diagnostics import Diagnostic, Progress
 from feddg.experiment import Experiment
 from feddg.records import ClientRow, ClientsTable
 from feddg.runs.prepare import (
     cache_folder,
+    client_diagnostics,
     clients_table,
     deal,
     is_split,
@@ -120,7 +121,7 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
         found["skew"] = asdict(skew_between(who))
         diagnostics += split_diagnostics(experiment, loaded, splits)
         diagnostics += near_copy_diagnostics(experiment, images)
-        diagnostics += about_clients([sum(client.domains) for client in who.clients])
+        diagnostics += client_diagnostics(images)
     else:
         diagnostics += split_diagnostics(experiment, loaded, None)
     found["diagnostics"] = [asdict(one) for one in diagnostics]

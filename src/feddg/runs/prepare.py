@@ -331,6 +331,12 @@ class Images(Sequence[Examples]):
         return partitioned_alike(self.partition, domains, self.seed)
 
 
+def client_diagnostics(images: Images) -> Iterator[Diagnostic]:
+    """Reports clients that dominate, and groups on both sides of the split or at several sites."""
+    yield from about_clients(images.partition.sizes.tolist())
+    yield from about_groups(images.table, images.splits, images.partition.owners)
+
+
 def load_images(experiment: Experiment, cache: Path | None, progress: Progress) -> Images:
     """Loads, splits and partitions the experiment's images.
 
@@ -341,8 +347,7 @@ def load_images(experiment: Experiment, cache: Path | None, progress: Progress) 
     emit(*table_diagnostics(loaded))
     images = deal(experiment, loaded)
     emit(*split_diagnostics(experiment, loaded, images.splits))
-    emit(*about_clients(images.partition.sizes.tolist()))
-    emit(*about_groups(images.table, images.splits, images.partition.owners))
+    emit(*client_diagnostics(images))
     return images
 
 
