@@ -94,7 +94,7 @@ class DomainMethod(Method):
         """Has every batch hold the client's domains."""
         super().begin(client)
         client.arrange = lambda order: spread(order, numbers_of(client))
-        client.scratch[COUNT] = int(numbers_of(client).max()) + 1
+        self.domains(client)  # counted before a step
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds which image is of which domain."""
@@ -103,6 +103,8 @@ class DomainMethod(Method):
 
     def domains(self, client: Client) -> int:
         """Returns the number of a client's domains, G."""
+        if COUNT not in client.scratch:
+            client.scratch[COUNT] = int(numbers_of(client).max()) + 1
         count: int = client.scratch[COUNT]
         return count
 
