@@ -85,6 +85,24 @@ def test_all_ranked_rightly_is_no_certainty():
     found = auroc_interval(positive, positive.astype(float))
     assert (found.share, found.high) == (1, 1)
     assert found.low == wilson(1, 8).low < 0.7
+    assert average_precision_interval(positive, positive.astype(float)) == found
+
+
+@pytest.mark.parametrize("each", [1, 5])
+def test_intervals_of_average_precision_hold_the_truth(each):
+    random, held, cases = np.random.default_rng(5), 0, 120
+
+    def draw(patients):
+        positive = np.repeat(random.random(patients) < 0.3, each)
+        noise = np.repeat(random.normal(size=patients), each) + random.normal(size=len(positive))
+        return positive, 1.5 * positive + noise / math.sqrt(2), np.repeat(np.arange(patients), each)
+
+    positive, scores, _ = draw(40_000)
+    truth = average_precision_score(positive, scores)
+    for _ in range(cases):
+        found = average_precision_interval(*draw(60))
+        held += found.low <= truth <= found.high
+    assert held / cases == pytest.approx(0.94, abs=0.05)
 
 
 @given(rankings(), st.floats(0.05, 0.99))

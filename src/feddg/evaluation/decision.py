@@ -69,6 +69,7 @@ def average_precision_interval(
 
     AP = sum over thresholds of (R_n - R_{n-1}) P_n, as scikit-learn has it. The interval is that of
     the logit, with its standard deviation over resamples of whole groups (500, always the same).
+    Where all are ranked rightly the lower end is Wilson's for the number of groups with the class.
 
     Args:
         positive: ``(n,)`` bool.
@@ -90,20 +91,24 @@ def average_precision_interval(
 
     value = precision(numpy.ones(len(scores)))
     group_of, number = numbered(None if groups is None else groups[order], len(scores))
+    with_class = len(numpy.unique(group_of[right > 0]))
+    if value >= 1:
+        return wilson(1.0, with_class)
     random, resampled = numpy_stream(0, "average precision"), []
     for _ in range(RESAMPLES):
         drawn = numpy.bincount(random.integers(number, size=number), minlength=number)
         resampled.append(precision(drawn[group_of].astype(float)))
-    logits = numpy.array([_logit(share) for share in resampled if not math.isnan(share)])
+    least = 1 / (4 * with_class)  # a resample without a mistake is no certainty
+    logits = numpy.array([_logit(share, least) for share in resampled if not math.isnan(share)])
     reach = student(math.inf, LEVEL) * float(logits.std(ddof=1)) if len(logits) > 1 else math.inf
-    middle = _logit(value)
+    middle = _logit(value, least)
     return ShareInterval(
         value, min(value, _expit(middle - reach)), max(value, _expit(middle + reach))
     )
 
 
-def _logit(share: float) -> float:
-    inside = min(max(share, 1e-6), 1 - 1e-6)
+def _logit(share: float, least: float) -> float:
+    inside = min(max(share, least), 1 - least)
     return math.log(inside / (1 - inside))
 
 
