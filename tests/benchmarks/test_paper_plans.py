@@ -92,6 +92,7 @@ OUR_OWN = {
     "methods/grid": 4 * 4,
     "methods/pacs": 10 * 4,
     "methods/bai_pacs_64": 14 * 4 * 2 * 2,
+    "baseline/three_clients_64": 16 * 2,
     "own_size/pacs_64": 8 * 4 * 3,
     "own_size/pacs_160": 8 * 2,
     "own_size/pacs_64_default": 8 * 4,
