@@ -29,7 +29,7 @@ def table_of(groups, domains=3, classes=2, seed=0, mixed=True):
     """Images of some groups; a group has a domain, and one class unless ``mixed``."""
     random = np.random.default_rng(seed)
     groups = np.asarray(groups)
-    home = random.integers(domains, size=groups.max() + 1)
+    home = random.permutation(np.arange(groups.max() + 1) % domains)  # enough for each client
     label = random.integers(classes, size=groups.max() + 1)
     labels = random.integers(classes, size=len(groups)) if mixed else label[groups]
     return ImageTable(
