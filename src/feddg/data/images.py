@@ -16,7 +16,7 @@ from unicodedata import normalize
 import numpy as np
 from PIL import Image, ImageFile, features
 
-from feddg.diagnostics import Diagnostic, emit
+from feddg.diagnostics import warn
 from feddg.errors import DataError, nearest
 from feddg.registry import Registry
 from feddg.storage import entries, open_file, stamp, why
@@ -335,7 +335,7 @@ def from_folder(root: Path | str) -> ImageTable:
     for domain in folder_names(root):
         if composed(domain) not in table.domain_names:
             text = f"{root / domain} has no class folder with images and is left out."
-            emit(Diagnostic("folder-left-out", "warning", text))
+            warn("folder-left-out", text)
             continue
         for label in folder_names(root / domain):
             if composed(label) not in classes:
@@ -343,7 +343,7 @@ def from_folder(root: Path | str) -> ImageTable:
                     f"Class '{label}' has no images in any domain and is left out "
                     f"({root / domain / label})."
                 )
-                emit(Diagnostic("folder-left-out", "warning", text))
+                warn("folder-left-out", text)
     return table
 
 
@@ -457,14 +457,14 @@ def image_names(folder: Path) -> list[str]:
             f"{len(found) - len(names)} entries of {folder} are named like images and are no "
             "files; they are left out."
         )
-        emit(Diagnostic("images-left-out", "warning", text))
+        warn("images-left-out", text)
     if len(names) > len(usable):
         first = next(name for name in names if not is_printable(name))
         text = (
             f"{len(names) - len(usable)} images in {folder} are left out: their names cannot be "
             f"printed, as {first!r}."
         )
-        emit(Diagnostic("images-left-out", "warning", text, "Rename them."))
+        warn("images-left-out", text, "Rename them.")
     return usable
 
 

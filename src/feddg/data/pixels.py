@@ -47,7 +47,7 @@ from feddg.data.decoding import (
     quiet_pillow,
 )
 from feddg.data.images import ImageTable
-from feddg.diagnostics import Diagnostic, Progress, emit, silent
+from feddg.diagnostics import Progress, silent, warn
 from feddg.errors import DataError, first_names
 from feddg.messages import Weights, on_device
 from feddg.settings import grouped
@@ -583,4 +583,4 @@ def _complain(bad: list[BadImage], total: int, on_bad_image: str) -> None:
             "Repair or remove them, or set on_bad_image: skip."
         )
     text = f"{len(bad)} of {total} images left out: {named}."
-    emit(Diagnostic("images-left-out", "warning", text))
+    warn("images-left-out", text)
