@@ -274,7 +274,7 @@ def seconds_per_image(experiment: Experiment, classes: int) -> float:
         noised = defences_for(bare, method, network)
         for worker in federation.workers:  # what noise costs at the client counts
             worker.style_noise, worker.record_noise = noised.style_noise, noised.record_noise
-        federation.server.setup()
+        federation.start()
         quickest = min(quickest, 1 / federation.server.round().images_per_second)
     return quickest
 
