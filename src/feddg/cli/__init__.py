@@ -10,7 +10,7 @@ function, whose parameters become arguments and options, or a Typer app. What th
 import logging
 import sys
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import click
 import typer
@@ -22,48 +22,61 @@ from feddg.readers import readers
 from feddg.text import printable
 
 if TYPE_CHECKING:
-    from feddg.registry import Registry
+    from importlib.metadata import EntryPoint
 
 PANELS = ("Start", "Use a model", "Look around", "Between sites", "Further")
 """The headings under which help lists our commands, in the order a beginner meets them."""
-OTHERS = "Of other packages"
 
 
 class _Grouped(TyperGroup):
     """Lists the commands under their headings; knows those of other packages, too."""
 
     @cached_property
-    def others(self) -> "Registry[click.Command]":
-        """The commands of other packages; ours are found first."""
-        from feddg.registry import Registry  # looks at all that is installed, which takes time
+    def others(self) -> "dict[str, EntryPoint]":
+        """The commands of other packages; help loads none of them, and ours are found first."""
+        from importlib.metadata import entry_points  # takes a while
 
-        return Registry("command", group="feddg.commands", adopt=_as_command)
+        return {entry.name: entry for entry in entry_points(group="feddg.commands")}
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        return super().get_command(ctx, name) or self.others.get(name)
+        found = super().get_command(ctx, name)
+        return found if found or name not in self.others else _loaded(self.others[name])
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*dict.fromkeys([*self.commands, *self.others])]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         panels: dict[str, list[tuple[str, str]]] = {panel: [] for panel in PANELS}
-        for name in self.list_commands(ctx):
-            command: Any = self.get_command(ctx, name)
-            panel = getattr(command, "rich_help_panel", None) or OTHERS
-            panels.setdefault(panel, []).append((name, command.get_short_help_str(70)))
+        for name, command in self.commands.items():
+            panel = getattr(command, "rich_help_panel", None)
+            panels[panel or PANELS[-1]].append((name, command.get_short_help_str(70)))
+        panels["Of other packages"] = [
+            (name, entry.dist.name if entry.dist else entry.value)
+            for name, entry in self.others.items()
+            if name not in self.commands
+        ]
         for panel, rows in panels.items():
             if rows:
                 with formatter.section(panel):
                     formatter.write_dl(rows)
 
 
-def _as_command(name: str, found: Any) -> click.Command:
-    """Returns the command that another package's entry point stands for."""
-    if not isinstance(found, typer.Typer):
-        made = typer.Typer()
-        made.command(name)(found)
-        found = made
-    return typer.main.get_command(found)
+def _loaded(entry: "EntryPoint") -> click.Command:
+    """Returns the command that another package's entry point stands for.
+
+    Raises:
+        FeddgError: it cannot be loaded.
+    """
+    try:
+        loaded = entry.load()
+        if not isinstance(loaded, typer.Typer):
+            made = typer.Typer()
+            made.command(entry.name)(loaded)
+            loaded = made
+        return typer.main.get_command(loaded)
+    except Exception as error:
+        place = f"command {entry.name!r}: {entry.value}"
+        raise FeddgError(f"{place} cannot be loaded: {error}") from error
 
 
 typer.core.HAS_RICH = False  # boxes around help take as long as all the rest of `feddg --help`
