@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from damage import ROUNDS, Case, Place, cut, flip, folder, loop, pipe
 from feddg.comparison.results import read_comparison
+from feddg.prediction.model import load_trained
 from feddg.runs.execute import resume
 from feddg.runs.folder import RunFolder
-from feddg.runs.model import load_trained
 from feddg.runs.reading import read_adapted, read_run
 from odd_inputs import NOT_UTF8
 

@@ -234,7 +234,7 @@ def test_a_row_is_on_disk_before_anything_is_released():
         assert all(small.server.state.weights[n].equal(t) for n, t in state.items())
         raise OSError("the disk is full")
 
-    small.server.defences.charge_to(Account(write=write))
+    small.server.defences.defences[0].account = Account(write=write)
     with pytest.raises(OSError, match="full"):
         small.server.round()
     assert len(seen) == 1

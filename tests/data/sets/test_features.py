@@ -17,8 +17,8 @@ from feddg.errors import DataError, ExperimentError
 from feddg.experiment import Experiment
 from feddg.methods.base import methods
 from feddg.prediction.export import save_model
+from feddg.prediction.model import load_model
 from feddg.runs.inspection import inspect_experiment
-from feddg.runs.model import load_model
 from federations import ridge_of
 
 CLASSES = ("cat", "dog", "eel")
