@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 
 import feddg
-from feddg.comparison.plan import VALIDATED_ON, Cell, Plan, expand_plan
+from feddg.comparison.plan import DATA, VALIDATED_ON, Cell, Plan, expand_plan
 from feddg.comparison.statistics import Accuracies, Key, Margin, average_over_columns, leads
 from feddg.data.fingerprint import ImagesFile
 from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, warn
@@ -97,6 +97,7 @@ _OF_MARGINS = [
     *(BUDGET, "method", "other", "difference", "low", "high", "detectable", "p", "p_holm"),
     *("domains", "seeds_low", "seeds_high", "seeds"),
 ]
+_OVER_DATA_SETS = [f"data_sets_{name}" for name in ("mean", "low", "high", "count")]
 
 
 class TriedRow(Row):
@@ -308,8 +309,13 @@ class ResultRow(BaseModel):
 
     @property
     def domain(self) -> str:
-        """The held-out test domains, whatever else the column's heading names."""
-        return self.held_out.partition(VALIDATED_ON)[0]
+        """The held-out test domains, behind the data set's name in a plan over several."""
+        return self.axes[HELD_OUT].partition(VALIDATED_ON)[0]
+
+    @property
+    def collection(self) -> str:
+        """The data set's name in a plan over several; otherwise empty."""
+        return self.conditions.get(DATA, "")
 
     @property
     def heading(self) -> str:
@@ -318,14 +324,15 @@ class ResultRow(BaseModel):
 
     def heading_of(self, axes: Container[str]) -> str:
         """Returns the values of some axes, each with its name but the held-out domains."""
-        own = {axis: value for axis, value in self.axes.items() if axis in axes}
+        own = {axis: v for axis, v in self.axes.items() if axis in axes and axis != DATA}
         return ", ".join(v if axis == HELD_OUT else f"{axis} {v}" for axis, v in own.items())
 
     @property
     def axes(self) -> dict[str, str]:
         """The values of all axes except method and seed."""
         budget = {} if self.budget is None else {BUDGET: short(self.budget)}
-        return {HELD_OUT: self.held_out, **self.conditions, **budget}
+        held_out = f"{self.collection}, {self.held_out}" if self.collection else self.held_out
+        return {HELD_OUT: held_out, **self.conditions, **budget}
 
     @cached_property
     def measured(self) -> Sequence[NumberRow]:
@@ -818,12 +825,17 @@ class Results:
         """What is held out, by column: columns that differ in a condition share a domain."""
         return {self.column(place): place.domain for place in self._places}
 
+    @cached_property
+    def collections(self) -> dict[str, str]:
+        """The data set of each domain, in a plan over several."""
+        return {place.domain: place.collection for place in self._places if place.collection}
+
     def margins(self, rule: SelectionRule, base: str = "") -> dict[str, Margin]:
         """Returns every method's margin over ``base``, or over the best other one, if it has one.
 
         Their p-values are corrected for the number of methods.
         """
-        return leads(self.accuracies(rule), self.domains, base)
+        return leads(self.accuracies(rule), self.domains, base, self.collections)
 
     @cached_property
     def leader(self) -> Leader | None:
@@ -845,7 +857,9 @@ class Results:
         over domains); ``low`` and ``high``, the 95 % interval over domains; ``detectable``, see
         :attr:`Margin.detectable`; ``p`` and ``p_holm``, as it is and corrected for the number of
         methods; ``domains``, their number; ``seeds_low``, ``seeds_high`` and ``seeds``, the same
-        over seeds on these domains; ``difference_DOMAIN``, the difference on each domain.
+        over seeds on these domains; ``difference_DOMAIN``, the difference on each domain; in a plan
+        over several data sets ``data_sets_mean``, ``_low``, ``_high`` and ``_count``, over data
+        sets, each the mean of its domains.
 
         Args:
             base: the method that all others are set beside; each one's best other method if empty.
@@ -861,8 +875,12 @@ class Results:
                 over, seeds = one.domains, one.seeds
                 ends = (over.low, over.high, one.detectable, over.p, one.p, over.count)
                 also = (seeds.low, seeds.high, seeds.count, *map(one.by_domain.get, domains))
+                sets = one.collections
+                over_sets = (sets.mean, sets.low, sets.high, sets.count)
+                also += over_sets if self.collections else ()
                 rows.append((budget, method, one.other, one.mean, *ends, *also))
         columns = [*_OF_MARGINS, *(f"difference_{name}" for name in domains)]
+        columns += _OVER_DATA_SETS if self.collections else []
         return DataFrame(rows, columns=columns).astype({BUDGET: "Int64"})
 
     @cached_property
