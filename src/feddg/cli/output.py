@@ -11,7 +11,7 @@ from rich.table import Table
 
 from feddg.api import Preview
 from feddg.comparison.compare import Comparison, why_hopeless
-from feddg.comparison.tuning import TRIALS
+from feddg.comparison.trials import TRIALS
 from feddg.data.partition import in_words
 from feddg.diagnostics import Diagnostic
 from feddg.experiment import DEFAULT, Origin

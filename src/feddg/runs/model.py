@@ -21,8 +21,9 @@ from feddg.models.precision import choose_device
 from feddg.runs.folder import RunFolder, checkpoint_memories, kept_weights
 from feddg.runs.prepare import federation_of, load_images
 from feddg.runs.provenance import check_images
-from feddg.runs.reading import EXPERIMENT, SELECTION_RULES, read_run, require_run
+from feddg.runs.reading import EXPERIMENT, read_run, require_run
 from feddg.runs.shared import at_hand, is_shared, load_shared
+from feddg.runs.table import SELECTION_RULES, rules_asked
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,9 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
     if environment:  # today's version of the backbone may expect other colours
         earlier = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}  # of all, before it was written
         network.normalize_by(**environment.get("normalization", earlier))
-    rule, weights, round = kept_weights(path, *(rules or run.served_rules))
+    rule, weights, round = kept_weights(
+        path, *(rules or rules_asked(run.settings.get("server") or {}))
+    )
     load_weights(network, weights)
     if not has_global_model(method, network):
         raise RunError(
