@@ -370,7 +370,8 @@ def _split_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     from feddg.comparison.plan import PROTOCOLS, Plan
 
     whole_clients = {"clients"} if isinstance(fields.get("clients"), Mapping) else set()
-    names = Plan.model_fields.keys() - whole_clients
+    one_data_set = set() if isinstance(fields.get("data"), list | tuple) else {"data"}
+    names = Plan.model_fields.keys() - whole_clients - one_data_set
     axes = {name: value for name, value in fields.items() if name in names}
     given = {name: value for name, value in fields.items() if name not in names}
     held = axes.get("hold_out")

@@ -453,17 +453,6 @@ class DecisionRow(Row):
     npv: Ends | None = None
     reliability: list[tuple[Number, Number, Number, Number, int]] = Field(default_factory=list)
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        """What is defined of it, by the names of :mod:`feddg.evaluation.metrics`."""
-        named = {
-            "decision_auroc": self.auroc,
-            "decision_ap": self.average_precision,
-            "sensitivity": self.sensitivity,
-            "specificity": self.specificity,
-        }
-        return {name: ends[0] for name, ends in named.items() if ends is not None}
-
 
 class DecisionTable(Row):
     """A decision about one class: its threshold, and what it gives.

@@ -6,7 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feddg.api import compare
-from feddg.comparison.plan import PAPERS, Plan, distinct, expand_plan, load_plan, trials_of
+from feddg.comparison.plan import (
+    PAPERS,
+    Plan,
+    combinations,
+    distinct,
+    expand_plan,
+    load_plan,
+    trials_of,
+    with_values,
+)
 from feddg.data.data_set import find_augmentation, load_source
 from feddg.errors import DataError, ExperimentError
 from feddg.experiment import Experiment, expand
@@ -382,3 +391,66 @@ def test_rounds_of_a_budget_are_by_what_clients_hold():
 def test_budgets_that_are_no_numbers_of_images_are_refused_by_field(budget):
     with pytest.raises(ExperimentError, match=r"^plan: budgets"):
         plan(budgets=budget)
+
+
+SEVERAL = {
+    "base": {"train": {"rounds": 2}, "model": {"backbone": "cnn", "weights": None}},
+    "data": [
+        "emoji",
+        {"source": "digits", "hold_out": ["ink", "chalk"], "leave_out": ["sketch"]},
+        {"name": "other ink", "source": "digits", "experiment": {"data": {"image_size": 20}}},
+    ],
+    "methods": ["fedavg", {"name": "fedprox", "mu": 0.5}],
+    "seeds": 2,
+}
+
+
+def test_a_plan_over_data_sets_has_the_cells_of_a_plan_on_each():
+    cells = expand_plan(Plan(**SEVERAL))
+    digits = Plan(
+        **SEVERAL
+        | {"data": (), "hold_out": ["ink", "chalk"]}
+        | {"base": SEVERAL["base"] | {"data": {"source": "digits", "leave_out": ["sketch"]}}}
+    )
+    ours = [cell for cell in cells if cell.conditions["data"] == "digits"]
+    assert {cell.id for cell in ours} == {cell.id for cell in expand_plan(digits)}
+    assert len(cells) == 2 * 2 * (4 + 2 + 4)
+    assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
+    columns = {cell.column for cell in cells}
+    assert {"emoji, mono", "digits, ink", "other ink, ink"} <= columns
+    assert len(columns) == 10
+    assert load_plan(yaml.safe_load(Plan(**SEVERAL).to_yaml())) == Plan(**SEVERAL)
+
+
+def test_what_is_said_on_the_command_line_holds_on_every_data_set():
+    entries = ["emoji", {"name": "near", "source": "folder", "root": "near", "image_size": 40}]
+    plan = Plan(data=entries, hold_out=["a"])
+    first, second = plan.fixed({"data": {"root": "all", "image_size": 32}}).data
+    base = plan.fixed({"data": {"root": "all", "image_size": 32}}).base
+    assert first.experiment == {"data": {"source": "emoji"}}
+    assert "root" not in base["data"]
+    assert second.experiment["data"] == {"source": "folder", "root": "all/near", "image_size": 32}
+    assert base["data"] == {"image_size": 32}
+    assert plan.fixed({"data": "digits"}).data == ()
+    assert Plan(data="digits").base == {"data": {"source": "digits"}}
+    assert not Plan(data="digits").data
+
+
+def test_a_data_set_twice_needs_names():
+    with pytest.raises(ExperimentError, match=r"plan: data.*name what is alike"):
+        Plan(data=["emoji", "emoji"])
+
+
+def test_values_are_tuned_on_each_data_set_alone():
+    plan = Plan(**SEVERAL | {"tune": {"settings": {"train.lr": [0.1, 0.2]}}})
+    trials = trials_of(plan)
+    groups = combinations(trials)
+    assert all(len({cell.column for cell in cells}) == 1 for cells in groups)
+    best = [
+        c[0] for c in groups if (c[0].tried[0][2] == "0.2") == (c[0].conditions["data"] == "emoji")
+    ]
+    rates = {
+        (cell.conditions["data"], cell.experiment.train.lr)
+        for cell in expand_plan(with_values(plan, best))
+    }
+    assert rates == {("emoji", 0.2), ("digits", 0.1), ("other ink", 0.1)}

@@ -382,3 +382,18 @@ def test_ranks_agree_with_pandas(rows):
     assert math.fsum(v for r in found.values() for v in r.values()) == pytest.approx(
         4 * len(rows) * (len(rows) + 1) / 2
     )
+
+
+def test_over_data_sets_each_is_one_value_whatever_its_number_of_domains():
+    gains = {"a1": 1.0, "a2": 3.0, "a3": 5.0, "a4": 7.0, "b1": 0.0, "b2": 2.0, "c1": 3.0}
+    ours = {(domain, seed): 50 + gain + seed for domain, gain in gains.items() for seed in (0, 1)}
+    theirs = {(domain, seed): 50.0 + seed for domain, seed in ours}
+    names = {domain: domain for domain in gains}
+    of = {domain: domain[0] for domain in gains}
+    found = paired_margin(ours, theirs, names, of)
+    whole = [4.0, 1.0, 3.0]
+    low, high = stats.t.interval(0.95, 2, loc=np.mean(whole), scale=stats.sem(whole))
+    assert found.collections.mean == pytest.approx(np.mean(whole))
+    assert (found.collections.low, found.collections.high) == pytest.approx((low, high))
+    assert found.domains == paired_margin(ours, theirs, names).domains
+    assert paired_margin(ours, theirs, names).collections.count == 0

@@ -113,7 +113,7 @@ CASES: list[Case] = [
             ("the state", LAST, "is cut short", cut, r"state-3\.safetensors is damaged"),
             ("the state", LAST, "is missing", os.unlink, r"state-3\.safetensors is missing"),
             ("the state", LAST, "is empty", write(""), r"state-3\.safetensors is damaged"),
-            ("the state", LAST, "is a pipe", pipe, "it is a pipe"),
+            ("the state", LAST, "is a pipe", pipe, "a pipe"),
             ("the state", LAST, "is a link to itself", loop, "Too many levels"),
             ("the state", LAST, "is a folder", folder, "it is a folder"),
             ("a client's memory", MEMORY, "has a flipped bit", flip, "memory-0-3.* is damaged"),
@@ -209,14 +209,14 @@ CASES: list[Case] = [
                 "earlier version of feddg",
             ),
             ("`metrics.jsonl` is a folder", "metrics.jsonl", folder, "it is a folder"),
-            ("`ledger.jsonl` is a pipe", "ledger.jsonl", pipe, "it is a pipe"),
+            ("`ledger.jsonl` is a pipe", "ledger.jsonl", pipe, "a pipe"),
             ("`summary.json` is empty", "summary.json", write(""), r"summary\.json is damaged"),
             ("`summary.json` is a list", "summary.json", write("[]"), r"summary\.json is damaged"),
             ("`summary.json` is deep", "summary.json", write(DEEP), r"summary\.json is damaged"),
-            ("`summary.json` is a pipe", "summary.json", pipe, "it is a pipe"),
+            ("`summary.json` is a pipe", "summary.json", pipe, "a pipe"),
             ("`experiment.yaml` is gone", "experiment.yaml", os.unlink, "holds no run"),
             ("`experiment.yaml` is a folder", "experiment.yaml", folder, "it is a folder"),
-            ("`experiment.yaml` is a pipe", "experiment.yaml", pipe, "it is a pipe"),
+            ("`experiment.yaml` is a pipe", "experiment.yaml", pipe, "a pipe"),
             (
                 "`experiment.yaml` is a link to itself",
                 "experiment.yaml",
@@ -308,7 +308,7 @@ CASES += [
                 change(classes=3),
                 r"clients\.json is damaged: 'classes'",
             ),
-            ("`clients.json` is a pipe", "clients.json", pipe, "it is a pipe"),
+            ("`clients.json` is a pipe", "clients.json", pipe, "a pipe"),
             (
                 "`environment.json` is a list",
                 "environment.json",
@@ -368,7 +368,7 @@ CASES += [
         )
         for what, name, damage, error in (
             ("state has a flipped bit", LAST, flip, "its checksum is another one"),
-            ("state is a pipe", LAST, pipe, "it is a pipe"),
+            ("state is a pipe", LAST, pipe, "a pipe"),
             ("index is gone", INDEX, os.unlink, "holds no whole checkpoint"),
             ("index has a flipped bit", INDEX, flip, r"checkpoint\.json is damaged"),
         )
@@ -404,9 +404,9 @@ CASES += [
             r"cells\.0\.folder",
         ),
         (
-            "it is a pipe",
+            "a pipe",
             lambda p: read_comparison(pipe(p.root / "c" / "comparison.json").parent),
-            "it is a pipe",
+            "a pipe",
         ),
     )
 ]

@@ -1,7 +1,9 @@
 """Charts by themselves: shares, groups of clients, styles of lines."""
 
 import base64
+import csv
 import gzip
+import json
 import math
 
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
+from feddg.comparison.results import COLUMNS, Results
 from feddg.methods.base import METHODS
 from feddg.records import ClientRow, ClientsTable
 from feddg.report.charts import (
@@ -19,9 +22,12 @@ from feddg.report.charts import (
     client_groups,
     client_heat_map,
     confusion_matrix,
+    forest_plot,
     line_styles,
 )
+from feddg.report.comparison_page import comparison_page
 from feddg.report.page import _packed_plotly
+from feddg.runs.reading import FINAL
 
 
 @given(arrays(np.int64, (3, 3), elements=st.integers(0, 40)))
@@ -119,3 +125,39 @@ def test_ten_thousand_clients_share_about_a_hundred_columns():
     assert np.shape(trace["z"]) == (2, 100)
     assert np.sum(trace["customdata"], axis=1).tolist() == [7500 * 90, 7500 * 10 + 2500 * 50]
     assert trace["z"][0] == [90.0] * 75 + [0.0] * 25
+
+
+def test_domains_of_several_data_sets_stand_below_their_names(tmp_path):
+    gains = {"a": {"ink": 0.2, "sketch": 0.0}, "b": {"sketch": 0.4}, "c": {"sketch": 0.3}}
+    file = tmp_path / "results.csv"
+    with file.open("w", newline="") as opened:
+        writer = csv.DictWriter(opened, COLUMNS)
+        writer.writeheader()
+        for name, domains in gains.items():
+            for domain, gain in domains.items():
+                for method, value in {"fedavg": 0.5, "pardon": 0.5 + gain}.items():
+                    place = {"method": method, "held_out": domain, "seed": 0}
+                    place["conditions"] = json.dumps({"data": name})
+                    kind = {"rule": "final", "split": "test", "over": "domain_mean"}
+                    writer.writerow(place | kind | {"metric": "accuracy", "value": value})
+    results = Results.read(file)
+    assert results.columns == ["a, ink", "a, sketch", "b, sketch", "c, sketch"]
+    margin = results.margins(FINAL, "fedavg")["pardon"]
+    assert margin.domains.mean == pytest.approx(0.225)
+    assert margin.domains.count == 4
+    assert margin.collections.mean == pytest.approx((0.1 + 0.4 + 0.3) / 3)
+    figure = forest_plot(results, "pardon", "fedavg").figure
+    rows = dict(zip(figure["layout"]["yaxis"]["ticktext"], figure["data"][0]["x"]))
+    names = ["<b>a</b>", "ink", "sketch", "<b>b</b>", "<b>c</b>"]
+    assert list(rows)[:5] == names
+    assert figure["data"][0]["x"][:4] == [None, 20, 0, None]
+    assert rows["<b>all domains</b>"] == 22.5
+    assert rows["<b>all data sets</b>"] == pytest.approx(80 / 3, abs=1e-3)
+    reach = figure["data"][0]["error_x"]["array"]
+    assert reach[-1] == pytest.approx(100 * margin.collections.reach)
+    assert set(reach[:-2]) == {0}
+    assert "By domain" in [section.title for section in comparison_page(results).sections]
+    (row,) = results.margin_frame("fedavg").to_dict("records")
+    assert row["data_sets_mean"] == margin.collections.mean
+    assert row["data_sets_count"] == 3
+    assert row["difference_a, ink"] == pytest.approx(0.2)

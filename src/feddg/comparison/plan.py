@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import torch
 import yaml
 from pydantic import (
     AfterValidator,
@@ -19,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from feddg.clients.client import split_batches
+from feddg.clients.client import batches_of_pass, steps_of_round
 from feddg.clients.sampling import drawn_clients
 from feddg.clients.threads import available_cores
 from feddg.data.data_set import load_source, preset_of
@@ -77,6 +76,43 @@ class Variant(Settings):
         own = [key for key in fields if key not in cls.model_fields]
         settings = {key: fields.pop(key) for key in own}
         return merge(fields, {"settings": settings}) if settings else fields
+
+
+class Collection(Settings):
+    """A data set in a plan over several.
+
+    Attributes:
+        name: its name in tables; that of its source by default.
+        hold_out: as in :class:`Plan`; the plan's, or each domain in turn (``lodo``), by default.
+        domains: as in :class:`Plan`.
+        experiment: experiment fields for this data set only. In a plan, fields of ``data`` may
+            stand beside the name.
+    """
+
+    name: OneLine = Field(min_length=1)
+    hold_out: "HoldOuts" = None
+    domains: tuple[str, ...] = ()
+    experiment: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _entry(cls, entry: Any) -> Any:
+        """Converts an entry of a plan: a source, or fields that may include those of ``data``."""
+        entry = {"source": entry} if isinstance(entry, str) else entry
+        if not isinstance(entry, Mapping):
+            return entry
+        data = {key: value for key, value in entry.items() if key not in cls.model_fields}
+        fields = {"name": data.get("source")} | {k: v for k, v in entry.items() if k not in data}
+        experiment = merge(expand(fields.get("experiment") or {}), {"data": data} if data else {})
+        return fields | {"experiment": experiment}
+
+    def within(self, root: str | None) -> "Collection":
+        """Returns it with its folder inside ``root``; as it is if it names none."""
+        own = leaves(self.experiment).get("data.root")
+        if root is None or own is None:
+            return self
+        fields = merge(self.experiment, {"data": {"root": str(Path(root) / own)}})
+        return self.model_copy(update={"experiment": fields})
 
 
 def _rule_name(value: str) -> str:
@@ -146,6 +182,9 @@ class Tune(Settings):
 
 Protocol = Literal["lodo", "ltdo", "ltdo-all"]
 PROTOCOLS = get_args(Protocol)
+HoldOuts = Annotated[Protocol | tuple[Any, ...] | None, _alone(dict)]
+DATA = "data"
+"""The axis of a plan over several data sets."""
 
 
 class Plan(Settings):
@@ -157,6 +196,10 @@ class Plan(Settings):
         question: the question to answer, in one or two sentences.
         base: experiment fields of all cells; ``method.FIELD`` is for the methods that have it.
         methods: names, or names with label, settings and experiment fields.
+        data: several data sets: names, or fields of ``data`` (``source``, ``root``, ...) with a
+            name, ``hold_out`` and experiment fields of their own. Each domain is held out in turn
+            if nothing else is said. ``--root`` is the folder that their own roots are in. One data
+            set alone belongs to ``base``.
         hold_out: ``lodo``, ``ltdo``, ``ltdo-all``, or a list of hold-outs as in an experiment;
             empty for the value in ``base``.
         domains: the data set's domains, needed for a protocol if the images are not available.
@@ -182,7 +225,8 @@ class Plan(Settings):
         Variant(method="fedavg"),
         Variant(method="pardon"),
     )
-    hold_out: Annotated[Protocol | tuple[Any, ...] | None, _alone(dict)] = None
+    data: tuple[Collection, ...] = ()
+    hold_out: HoldOuts = None
     domains: tuple[str, ...] = ()
     heterogeneity: Annotated[
         tuple[float, ...], BeforeValidator(lambda value: value or ()), _alone(int, float)
@@ -204,6 +248,23 @@ class Plan(Settings):
         with schema_faults(ExperimentError, "plan: ", Plan.model_fields):
             super().__init__(**fields)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_data_set(cls, fields: Any) -> Any:
+        data = fields.get(DATA) if isinstance(fields, Mapping) else None
+        if data is None or isinstance(data, list | tuple):
+            return fields
+        base = merge(expand(fields.get("base") or {}), expand({DATA: data}))
+        return {**fields, "base": base, DATA: ()}
+
+    @field_validator("data")
+    @classmethod
+    def _distinct(cls, value: tuple[Collection, ...]) -> tuple[Collection, ...]:
+        names = [entry.name for entry in value]
+        if len(set(names)) < len(names):
+            raise ValueError(f"must be different data sets, got {names}; name what is alike")
+        return value
+
     @field_validator("methods", "seeds")
     @classmethod
     def _some_and_distinct(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -219,6 +280,14 @@ class Plan(Settings):
         removed or replaced.
         """
         over = expand(dict(overrides))
+        collections: list[dict[str, Any]] = []
+        if self.data and "data.source" not in leaves(over):
+            root = over.get(DATA, {}).get("root")
+            over[DATA] = {key: v for key, v in over.get(DATA, {}).items() if key != "root"}
+            collections = [
+                dict(entry) | {"experiment": _replaced(entry.within(root).experiment, over)}
+                for entry in self.data
+            ]
         paths, clients = leaves(over), over.get("clients", {})
         own = over.get("method", {}).get("settings", {})
         variants = [
@@ -235,6 +304,7 @@ class Plan(Settings):
         ]
         tried = _unsaid(self.tune.settings, paths) if self.tune else {}
         changes = {
+            DATA: collections,
             "base": merge(expand(self.base), {k: v for k, v in over.items() if k != "seed"}),
             "methods": variants,
             "heterogeneity": () if "clients.heterogeneity" in paths else self.heterogeneity,
@@ -349,6 +419,21 @@ def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
     """
     if {"model.weights", "model.backbone", "preset"} & {*plan.settings}:
         return plan
+    if plan.data:
+        alone = [plan_with_weights_at_hand(plan_on(plan, entry)) for entry in plan.data]
+        entries = [
+            entry.model_copy(
+                update={
+                    "experiment": {
+                        **entry.experiment,
+                        "model": one.base.get("model", {}),
+                        "data": one.base["data"],
+                    }
+                }
+            )
+            for entry, one in zip(plan.data, alone)
+        ]
+        return plan.model_copy(update={DATA: tuple(entries)})
     try:
         base = expand(plan.base)
         name = base.get("method", {}).get("name", "fedavg")  # its settings may be some methods' own
@@ -405,6 +490,15 @@ class Cell:
         return self.experiment.portable_id
 
     @property
+    def column(self) -> str:
+        """The held-out test domains, behind the data set's name in a plan over several."""
+        return (
+            f"{self.conditions[DATA]}, {self.held_out}"
+            if DATA in self.conditions
+            else self.held_out
+        )
+
+    @property
     def has_one_round(self) -> bool:
         """Whether its method takes a single round."""
         return method_class(self.experiment.method.name).one_round
@@ -416,6 +510,15 @@ def expand_plan(plan: Plan) -> list[Cell]:
     Raises:
         ExperimentError: a cell is not a valid experiment, or its method cannot run it.
     """
+    if plan.data:
+        over = [(entry.name, expand_plan(plan_on(plan, entry))) for entry in plan.data]
+        return [
+            replace(cell, conditions={DATA: name, **cell.conditions})
+            for seed in plan.seeds
+            for name, cells in over
+            for cell in cells
+            if cell.seed == seed
+        ]
     _check_fields(plan)
     held: dict[str, Sequence[int] | None] = {}
     return [
@@ -424,6 +527,31 @@ def expand_plan(plan: Plan) -> list[Cell]:
             plan.seeds, _scenarios(plan), itertools.product(*_axes(plan)), plan.methods
         )
     ]
+
+
+def plan_on(plan: Plan, entry: Collection) -> Plan:
+    """Returns the plan on one of its data sets alone."""
+    start = f"{entry.name}, "
+    methods = [
+        variant.model_copy(
+            update={
+                "tuned": {
+                    k.removeprefix(start): v
+                    for k, v in variant.tuned.items()
+                    if k.startswith(start)
+                }
+            }
+        )
+        for variant in plan.methods
+    ]
+    changes = {
+        DATA: (),
+        "base": merge(expand(plan.base), entry.experiment),
+        "hold_out": entry.hold_out or plan.hold_out or PROTOCOLS[0],
+        "domains": entry.domains or plan.domains,
+        "methods": tuple(methods),
+    }
+    return plan.model_copy(update=changes)
 
 
 def _axes(plan: Plan) -> list[list[Point | None]]:
@@ -529,12 +657,9 @@ def _rounds_for(images: int, experiment: Experiment, held: dict[str, Sequence[in
 
 def _images_of_a_round(size: int, train: TrainSettings) -> int:
     """Returns how many images a client that holds ``size`` uses in a round."""
-    cut = split_batches(torch.arange(size), train.batch_size, train.drop_last)
-    batches = [len(batch) for batch in cut]
-    if not train.local_steps:
-        return sum(batches) * train.local_epochs
-    passes, more = divmod(train.local_steps, len(batches))
-    return passes * sum(batches) + sum(batches[:more])
+    batches, last = batches_of_pass(train, size)
+    passes, more = divmod(steps_of_round(train, size), batches)
+    return (passes * (batches - 1) + more) * train.batch_size + passes * last
 
 
 def setting_point(field: str, value: Any) -> Point:
@@ -647,7 +772,7 @@ def combinations(trials: Iterable[Cell]) -> list[list[Cell]]:
     groups: dict[Any, list[Cell]] = {}
     for cell in trials:
         values = tuple((name, text) for name, _, text in cell.tried)
-        groups.setdefault((cell.method, cell.held_out, values), []).append(cell)
+        groups.setdefault((cell.method, cell.column, values), []).append(cell)
     return list(groups.values())
 
 
@@ -661,7 +786,7 @@ def with_values(plan: Plan, chosen: Iterable[Cell]) -> Plan:
     tuned: dict[str, dict[str, dict[str, Any]]] = {}
     for cell in chosen:
         fields = functools.reduce(merge, (change for _, change, _ in cell.tried))
-        tuned.setdefault(cell.method, {})[cell.held_out] = fields
+        tuned.setdefault(cell.method, {})[cell.column] = fields
     methods = [v.model_copy(update={"tuned": tuned.get(v.name, {})}) for v in plan.methods]
     return plan.model_copy(update={"methods": tuple(methods), "tune": None})
 
@@ -674,7 +799,7 @@ def table_cells(plan: Plan) -> list[Cell]:
     """
     of: dict[tuple[str, str], list[Cell]] = {}
     for cell, *_ in combinations(trials_of(plan)):
-        of.setdefault((cell.method, cell.held_out), []).append(cell)
+        of.setdefault((cell.method, cell.column), []).append(cell)
     most = max(map(len, of.values()), default=0)
     choices = [[tried[i % len(tried)] for tried in of.values()] for i in range(most)]
     return [cell for chosen in choices for cell in expand_plan(with_values(plan, chosen))]

@@ -53,6 +53,7 @@ _OF_MARGINS = [
     *(BUDGET, "method", "other", "difference", "low", "high", "detectable", "p", "p_holm"),
     *("domains", "seeds_low", "seeds_high", "seeds"),
 ]
+_OVER_DATA_SETS = [f"data_sets_{name}" for name in ("mean", "low", "high", "count")]
 
 
 class ComparisonFile(JsonFile):
@@ -270,12 +271,17 @@ class Results:
         """What is held out, by column: columns that differ in a condition share a domain."""
         return {self.column(place): place.domain for place in self._places}
 
+    @cached_property
+    def collections(self) -> dict[str, str]:
+        """The data set of each domain, in a plan over several."""
+        return {place.domain: place.collection for place in self._places if place.collection}
+
     def margins(self, rule: SelectionRule, base: str = "") -> dict[str, Margin]:
         """Returns every method's margin over ``base``, or over the best other one, if it has one.
 
         Their p-values are corrected for the number of methods.
         """
-        return leads(self.values(rule), self.domains, base)
+        return leads(self.values(rule), self.domains, base, self.collections)
 
     @cached_property
     def leader(self) -> Leader | None:
@@ -297,7 +303,9 @@ class Results:
         over domains); ``low`` and ``high``, the 95 % interval over domains; ``detectable``, see
         :attr:`Margin.detectable`; ``p`` and ``p_holm``, as it is and corrected for the number of
         methods; ``domains``, their number; ``seeds_low``, ``seeds_high`` and ``seeds``, the same
-        over seeds on these domains; ``difference_DOMAIN``, the difference on each domain.
+        over seeds on these domains; ``difference_DOMAIN``, the difference on each domain; in a plan
+        over several data sets ``data_sets_mean``, ``_low``, ``_high`` and ``_count``, over data
+        sets, each the mean of its domains.
 
         Args:
             base: the method that all others are set beside; each one's best other method if empty.
@@ -313,8 +321,12 @@ class Results:
                 over, seeds = one.domains, one.seeds
                 ends = (over.low, over.high, one.detectable, over.p, one.p, over.count)
                 also = (seeds.low, seeds.high, seeds.count, *map(one.by_domain.get, domains))
+                sets = one.collections
+                over_sets = (sets.mean, sets.low, sets.high, sets.count)
+                also += over_sets if self.collections else ()
                 rows.append((budget, method, one.other, one.mean, *ends, *also))
         columns = [*_OF_MARGINS, *(f"difference_{name}" for name in domains)]
+        columns += _OVER_DATA_SETS if self.collections else []
         return DataFrame(rows, columns=columns).astype({BUDGET: "Int64"})
 
     @cached_property

@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
 
 import feddg
-from feddg.comparison.plan import VALIDATED_ON, Cell
+from feddg.comparison.plan import DATA, VALIDATED_ON, Cell
 from feddg.data.fingerprint import ImagesFile
 from feddg.diagnostics import warn
 from feddg.errors import DataError, RunError, field_fault
@@ -157,8 +157,13 @@ class ResultRow(BaseModel):
 
     @property
     def domain(self) -> str:
-        """The held-out test domains, whatever else the column's heading names."""
-        return self.held_out.partition(VALIDATED_ON)[0]
+        """The held-out test domains, behind the data set's name in a plan over several."""
+        return self.axes[HELD_OUT].partition(VALIDATED_ON)[0]
+
+    @property
+    def collection(self) -> str:
+        """The data set's name in a plan over several; otherwise empty."""
+        return self.conditions.get(DATA, "")
 
     @property
     def heading(self) -> str:
@@ -167,14 +172,15 @@ class ResultRow(BaseModel):
 
     def heading_of(self, axes: Container[str]) -> str:
         """Returns the values of some axes, each with its name but the held-out domains."""
-        own = {axis: value for axis, value in self.axes.items() if axis in axes}
+        own = {axis: v for axis, v in self.axes.items() if axis in axes and axis != DATA}
         return ", ".join(v if axis == HELD_OUT else f"{axis} {v}" for axis, v in own.items())
 
     @property
     def axes(self) -> dict[str, str]:
         """The values of all axes except method and seed."""
         budget = {} if self.budget is None else {BUDGET: short(self.budget)}
-        return {HELD_OUT: self.held_out, **self.conditions, **budget}
+        held_out = f"{self.collection}, {self.held_out}" if self.collection else self.held_out
+        return {HELD_OUT: held_out, **self.conditions, **budget}
 
     @cached_property
     def table(self) -> NumberTable:

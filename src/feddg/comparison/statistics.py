@@ -1,20 +1,24 @@
 """Statistics over held-out domains and seeds, as pure functions.
 
-Two intervals stand beside a difference between methods, and each is about something else. The one
+Intervals that stand beside a difference between methods are each about something else. The one
 over *domains* says what other domains like these would give: seeds are averaged first, so that one
 domain is one value. A claim about methods rests on it. The one over *seeds on these domains* says
 what other seeds would give here: domains are averaged first. Domains differ much more than seeds,
 and to take their product as so many independent pairs gives intervals that are far too narrow.
+Domains of one data set may resemble each other; so over several data sets a third interval takes
+each as one value.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 
 from feddg.evaluation.intervals import holm
 from feddg.evaluation.metrics import student
+from feddg.settings import grouped
 
 CONFIDENCE = 0.95
 LEAST = 3
@@ -101,6 +105,8 @@ class Margin:
         p: the p-value over domains, corrected for the number of methods in the table where there
             are several (see :func:`margins`).
         by_domain: the difference on each domain, of which ``domains`` is the mean.
+        collections: the mean over data sets, each the mean of its domains, with the interval over
+            data sets; of no values unless there are several.
         comparisons: for how many comparisons ``p`` is corrected.
         other: the label of the other method, where the methods have labels.
     """
@@ -109,6 +115,7 @@ class Margin:
     seeds: Interval
     p: float | None
     by_domain: Mapping[str, float]
+    collections: Interval = Interval(math.nan, None, None, 0)
     comparisons: int = 1
     other: str = ""
 
@@ -165,7 +172,10 @@ def by_seed(accuracies: Accuracies, columns: Sequence[str]) -> dict[int, float]:
 
 
 def paired_margin(
-    ours: Accuracies, theirs: Accuracies, domains: Mapping[str, str]
+    ours: Accuracies,
+    theirs: Accuracies,
+    domains: Mapping[str, str],
+    collections: Mapping[str, str] | None = None,
 ) -> Margin | None:
     """Returns how much better ``ours`` is than ``theirs``, over common columns and seeds.
 
@@ -178,6 +188,7 @@ def paired_margin(
         ours: accuracies by column and seed.
         theirs: those of the other method.
         domains: what is held out, by column.
+        collections: the data set of each domain, where there are several data sets.
 
     Returns:
         The margin, its p-value not yet corrected, or None without a common pair.
@@ -193,16 +204,21 @@ def paired_margin(
         for domain, by_column in columns.items()
     }
     over_domains = Interval.of(by_domain.values())
+    of = collections or {}
+    by_collection = grouped((of[domain], by_domain[domain]) for domain in by_domain if domain in of)
+    over_collections = Interval.of(map(fmean, by_collection.values()))
     by_seeds = [by_seed(differences, list(by_column)) for by_column in columns.values()]
     seeds = [seed for seed in by_seeds[0] if all(seed in means for means in by_seeds)]
     over_seeds = Interval.of(
         math.fsum(means[seed] for means in by_seeds) / len(by_seeds) for seed in seeds
     )
-    return Margin(over_domains, over_seeds, over_domains.p, by_domain)
+    return Margin(over_domains, over_seeds, over_domains.p, by_domain, over_collections)
 
 
 def margins(
-    pairs: Mapping[str, tuple[Accuracies, Accuracies]], domains: Mapping[str, str]
+    pairs: Mapping[str, tuple[Accuracies, Accuracies]],
+    domains: Mapping[str, str],
+    collections: Mapping[str, str] | None = None,
 ) -> dict[str, Margin]:
     """Returns the margins of a table's rows, with p-values for all of them together.
 
@@ -213,6 +229,7 @@ def margins(
     Args:
         pairs: by row, the accuracies of a method and of what it is set beside.
         domains: what is held out, by column.
+        collections: the data set of each domain, where there are several data sets.
 
     Returns:
         The margins by row; a row without a common column and seed has none.
@@ -220,7 +237,7 @@ def margins(
     uncorrected = {
         name: margin
         for name, both in pairs.items()
-        if (margin := paired_margin(*both, domains)) is not None
+        if (margin := paired_margin(*both, domains, collections)) is not None
     }
     pair = {name: frozenset(map(id, pairs[name])) for name in uncorrected}
     known = {pair[name]: margin.p for name, margin in uncorrected.items() if margin.p is not None}
@@ -232,7 +249,10 @@ def margins(
 
 
 def leads(
-    results: Mapping[str, Accuracies], domains: Mapping[str, str], base: str = ""
+    results: Mapping[str, Accuracies],
+    domains: Mapping[str, str],
+    base: str = "",
+    collections: Mapping[str, str] | None = None,
 ) -> dict[str, Margin]:
     """Returns every method's margin over ``base``, or over the best other one; see :func:`margins`.
 
@@ -240,10 +260,11 @@ def leads(
         results: the accuracies of each method.
         domains: what is held out, by column.
         base: the method that all others are set beside; each one's best other method if empty.
+        collections: the data set of each domain, where there are several data sets.
     """
     others = {name: base or best_other(name, results) or "" for name in results if name != base}
     pairs = {name: (results[name], results[o]) for name, o in others.items() if o in results}
-    return {n: replace(m, other=others[n]) for n, m in margins(pairs, domains).items()}
+    return {n: replace(m, other=others[n]) for n, m in margins(pairs, domains, collections).items()}
 
 
 def best_other(method: str, results: Mapping[str, Accuracies]) -> str | None:

@@ -119,7 +119,7 @@ def _tried(cells: Sequence[Cell], trials: Comparison, rule: SelectionRule) -> Tr
     constant = [bool(flag.value) for table in tables for flag in table.where(metric=CONSTANT)]
     return TriedRow(
         method=cells[0].method,
-        held_out=cells[0].held_out,
+        held_out=cells[0].column,
         values={name: text for name, _, text in cells[0].tried},
         metric=evaluate.select_by,
         over=over,

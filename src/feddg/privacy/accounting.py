@@ -24,43 +24,23 @@ MOST_STYLE_NOISE = 1e3
 """Noise above this multiple of the sensitivity hides even a style of thousands of images."""
 
 
-def gaussian_delta(epsilon: float, noise: float) -> float:
-    """Returns the exact delta of one release at an epsilon (Balle and Wang, Theorem 8).
-
-    Args:
-        epsilon: 0 or above.
-        noise: standard deviation over sensitivity, above 0.
-    """
-    near, far = 1 / (2 * noise) - epsilon * noise, -1 / (2 * noise) - epsilon * noise
-    # e^epsilon overflows long before the product does.
-    from scipy.special import log_ndtr  # a tenth of a second, rarely needed
-
-    return float(math.exp(log_ndtr(near)) - math.exp(min(0.0, epsilon + log_ndtr(far))))
-
-
 @cache
 def gaussian_epsilon(noise: float, delta: float) -> float:
-    """Returns the exact epsilon of one release at a delta; infinite without noise.
+    """Returns the exact epsilon of one release at a delta (Balle and Wang, Theorem 8).
 
-    Infinite noise (no release) costs 0.
+    Infinite without noise; 0 for infinite noise, which is no release.
     """
-    if noise <= 0:
-        return math.inf
-    if math.isinf(noise) or gaussian_delta(0.0, noise) <= delta:
-        return 0.0
-    low, high = 0.0, 1.0
-    while gaussian_delta(high, noise) > delta:
-        high *= 2
-    return _bisected(lambda epsilon: gaussian_delta(epsilon, noise) <= delta, low, high)
+    from dp_accounting import get_epsilon_gaussian  # it takes seconds, here as below
+
+    return float(get_epsilon_gaussian(noise, delta))
 
 
 @cache
 def gaussian_noise(epsilon: float, delta: float) -> float:
     """Returns the smallest noise of one release with at most ``epsilon`` at ``delta``."""
-    high = 1.0
-    while gaussian_delta(epsilon, high) > delta:
-        high *= 2
-    return _bisected(lambda noise: gaussian_delta(epsilon, noise) <= delta, 0.0, high)
+    from dp_accounting import get_sigma_gaussian
+
+    return float(get_sigma_gaussian(epsilon, delta))
 
 
 def together(noises: Sequence[float]) -> float:
@@ -135,7 +115,6 @@ def rounded_up(noise: float) -> float:
 def _by_distributions(
     releases: Sequence[tuple[float, float]], delta: float, interval: float
 ) -> float:
-    # Imported when it is needed: it takes seconds.
     import dp_accounting
     from dp_accounting import pld
 
@@ -146,17 +125,6 @@ def _by_distributions(
             event = dp_accounting.PoissonSampledDpEvent(rate, event)
         accountant.compose(event, times)
     return float(accountant.get_epsilon(delta))
-
-
-def _bisected(is_enough: Callable[[float], bool], low: float, high: float) -> float:
-    """Returns the smallest value that is enough, from above, to a relative 1e-10."""
-    while high - low > 1e-10 * high:
-        middle = (low + high) / 2
-        if is_enough(middle):
-            high = middle
-        else:
-            low = middle
-    return high
 
 
 # The account of a run: what its noised releases have cost, and whether it can afford the next.

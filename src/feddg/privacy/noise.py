@@ -11,7 +11,7 @@ import torch
 
 from feddg.clients.client import RecordNoise
 from feddg.clients.sampling import Schedule
-from feddg.diagnostics import Diagnostic
+from feddg.diagnostics import Diagnostic, note
 from feddg.errors import ClientError, ExperimentError
 from feddg.messages import Broadcast, EntrySchema, Message, Update, Weights
 from feddg.methods.base import Method, Round, State
@@ -154,7 +154,7 @@ class Clipping(Defence):
             f"{self.multiplier:g} times the norm at the {chosen.noised_at}; {plan.rounds} rounds "
             f"planned, {who}."
         )
-        return Diagnostic("update-privacy", "note", text)
+        return note("update-privacy", text)
 
     def _require_met(self) -> None:
         """Raises ExperimentError if epsilon cannot be met; names a value that can."""
@@ -359,7 +359,7 @@ class NoisedRecords(Defence):
             f"by noise of {self.record_noise.multiplier:g} times the norm in every step at the "
             "client."
         )
-        return Diagnostic("image-privacy", "note", text)
+        return note("image-privacy", text)
 
     def _release(self, round: int, clients: Sequence[int]) -> Release:
         noise, times = self.record_noise.multiplier, self._epochs
@@ -429,7 +429,7 @@ class NoisedStyles(Defence):
             f"Styles: epsilon {chosen.style_epsilon:g} at delta {chosen.delta:g} for {whom}, by "
             f"noise of {self.style_noise.multiplier:g} times the sensitivity at the client."
         )
-        return Diagnostic("style-privacy", "note", text)
+        return note("style-privacy", text)
 
     def describing(self, clients: Sequence[int]) -> None:
         """Charges the account for the styles that these clients will send.

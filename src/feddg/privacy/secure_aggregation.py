@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from feddg.diagnostics import Diagnostic
+from feddg.diagnostics import Diagnostic, note
 from feddg.errors import ClientError, Diverged, NotEnoughUpdates
 from feddg.messages import Broadcast, EntrySchema, Message, Refusal, Update, Weights
 from feddg.methods.base import Method, Round, name_clients
@@ -333,7 +333,7 @@ class SecureAggregation(Defence):
     def diagnostic(self) -> Diagnostic:
         """A note on what the server sees."""
         text = "Updates: the server sees only sums over a round's clients (secure aggregation)."
-        return Diagnostic("secure-aggregation", "note", text)
+        return note("secure-aggregation", text)
 
     def needed(self, clients: int) -> int:
         """Returns t: how many of a round's clients must stay until its end."""

@@ -29,6 +29,7 @@ from feddg.report.blocks import Chart
 from feddg.report.text import SPLIT_WORDS, sentence, spelled
 from feddg.runs.reading import Run
 from feddg.runs.table import FINAL, NumberTable, SelectionRule
+from feddg.settings import grouped
 from feddg.text import readable, shortened
 
 COLOURS: Final = (
@@ -573,6 +574,62 @@ def margin_plot(results: Results, base: str) -> Chart | None:
     caption = sentence("margin_plot", when=rule.when, base=spelled(base))
     x = axis(f"points above {spelled(base)}")
     return _rows_chart([dots], order, caption, x, 36, (0.5, 0.5), shapes=[marker_line(0)])
+
+
+def forest_plot(results: Results, method: str, base: str) -> Chart | None:
+    """Returns a method's margin over ``base``, a row for each domain, below its data set's name.
+
+    The last rows are the means over all domains and over data sets, each with its interval.
+    """
+    rule = results.default_rule
+    margin = results.margins(rule, base).get(method)
+    if margin is None or not results.collections:
+        return None
+    rows: list[tuple[str, Interval]] = []
+    groups = grouped((name, domain) for domain, name in results.collections.items())
+    for name, domains in groups.items():
+        rows.append((f"<b>{label_of(name)}</b>", Interval.of([])))
+        for domain in domains:
+            known = [margin.by_domain[domain]] if domain in margin.by_domain else []
+            rows.append((label_of(domain.removeprefix(f"{name}, ")), Interval.of(known)))
+    first, rows = len(rows), [*rows, ("<b>all domains</b>", margin.domains)]
+    rows.append(("<b>all data sets</b>", margin.collections))
+    dots = markers_of(
+        [(round(100 * one.mean, 4), row) for row, (_, one) in enumerate(rows)],
+        {
+            "size": [9] * first + [13, 13],
+            "symbol": ["circle"] * first + ["diamond"] * 2,
+            "color": [MIDDLE] * first + [DARK] * 2,
+        },
+        "%{x:+.1f} points<extra></extra>",
+        error_x={
+            "type": "data",
+            "array": [100 * (one.reach or 0.0) for _, one in rows],
+            "thickness": 2,
+            "color": DARK,
+        },
+    )
+    y = axis(
+        "",
+        tickmode="array",
+        tickvals=list(range(len(rows))),
+        ticktext=[text for text, _ in rows],
+        showgrid=False,
+        range=[len(rows) - 0.5, -0.5],
+    )
+    x = axis(f"points above {spelled(base)}")
+    caption = sentence(
+        "forest_plot", method=spelled(method), base=spelled(base), when=rule.when, margin=margin
+    )
+    return chart_of(
+        [dots],
+        120 + 24 * len(rows),
+        caption,
+        showlegend=False,
+        xaxis=x,
+        yaxis=y,
+        shapes=[marker_line(0)],
+    )
 
 
 def _rows_chart(

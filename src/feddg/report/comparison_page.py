@@ -80,6 +80,7 @@ def comparison_page(results: Results) -> Page:
             charts.rank_plot(accuracies, rule) if margins and is_fit else None,
             folded=not is_fit,
         ),
+        _forest_section(results, base),
         _rules_section(results),
         *(
             section_of(f"By {readable(axis)}", charts.axis_curves(results, axis))
@@ -160,6 +161,20 @@ def _accuracy_section(results: Results) -> Section | None:
         if results.values(rule, split=s)
     ]
     return section_of("Accuracy", *blocks, charts.learning_curves(results), *others)
+
+
+def _forest_section(results: Results, base: str) -> Section | None:
+    """Returns each method's margin by domain, of a plan over several data sets; the best open."""
+    margins = results.margins(results.default_rule, base)
+    order = sorted(margins, key=lambda name: -margins[name].mean)
+    plots = [
+        (method, plot) for method in order if (plot := charts.forest_plot(results, method, base))
+    ]
+    if not plots:
+        return None
+    (_, first), *others = plots
+    folds = [Fold(f"{spelled(method)} beside {spelled(base)}", [plot]) for method, plot in others]
+    return Section("By domain", [first, *folds])
 
 
 def _budget_section(results: Results) -> Section | None:

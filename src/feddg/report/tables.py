@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
+from feddg.comparison.plan import DATA
 from feddg.comparison.results import Results, about_budgets, about_lead, about_method
 from feddg.comparison.statistics import (
     LEAST,
@@ -230,7 +231,8 @@ def main_tables(every: Results, *, brief: bool = False) -> list[Table]:
     results, rule = every.at_largest, every.at_largest.default_rule
     found = [budget_table(every)]
     if results.rows:
-        found.append(accuracy_table(results, rule, brief=brief))
+        axis = DATA if brief and results.collections else None
+        found.append(accuracy_table(results, rule, axis=axis, brief=brief))
         found.append(margin_table(results, rule, brief=brief))
     return [table for table in found if table is not None]
 
@@ -279,6 +281,7 @@ def margin_table(
         *([] if base else [text_column("Best other method", other)]),
         column(f"Minus {spelled(base)}" if base else "Margin", difference, "points"),
         of_margin("Over domains", lambda one: interval_text(one.domains, "domain"), note),
+        *([of_margin("Over data sets", over_data_sets, note)] if results.collections else []),
         of_margin("Over seeds", lambda one: interval_text(one.seeds, "seed"), note),
     ]
     names = domains_of(results, margins.values())
@@ -314,6 +317,12 @@ def by_domain(margin: Margin, names: Sequence[str]) -> Cell:
     above = f"{sum(value > 0 for value in own)} of {len(own)} above 0"
     items = tuple(f"{readable(name)} {text}" for name, text in zip(names, differences))
     return Cell(f"{points(min(own))} to {points(max(own))}, {above}", items=items)
+
+
+def over_data_sets(margin: Margin) -> str:
+    """``+1.2 (-0.4 to +2.8)``: the mean over data sets, each the mean of its domains."""
+    one = margin.collections
+    return f"{points(one.mean)} ({interval_text(one, 'data set')})"
 
 
 def unseen(margins: Iterable[Margin]) -> str:
@@ -436,6 +445,7 @@ def conclusion(results: Results) -> Diagnostic:
         f"{interval_text(one, unit)} {over}"
         for one, unit, over in (
             (margin.domains, "domain", "over domains"),
+            (margin.collections, "data set", "over data sets, each the mean of its domains"),
             (margin.seeds, "seed", "over seeds on these domains"),
         )
         if one.reach is not None

@@ -527,10 +527,8 @@ def write_details(folder: RunFolder, evaluation: Evaluation, outputs: Sequence[O
     """
     if evaluation.decision is None and not evaluation.subgroups:
         return
-    decision = None if evaluation.decision is None else evaluation.decided(outputs)
-    folder.write_json(
-        DETAILS, Details(decision=decision, subgroups=evaluation.by_subgroup(outputs))
-    )
+    decision, subgroups = evaluation.decided(outputs), evaluation.by_subgroup(outputs)
+    folder.write_json(DETAILS, Details(decision=decision, subgroups=subgroups))
 
 
 @contextmanager
