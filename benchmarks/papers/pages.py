@@ -219,7 +219,7 @@ def coverage(results: Results, plan: Plan, strangers: int) -> str:
     """Returns which cells of the plan are run, and with what."""
     lines = [f"**{cells_run(results)} cells are run.**"]
     if results.rows:
-        seeds = ", ".join(map(str, sorted(results.seeds_run)))
+        seeds = ", ".join(map(str, sorted({row.seed for row in results.rows})))
         lines.append(f"Seeds: {seeds}. Machines: {machines(results) or 'not recorded'}.")
     other = len(results.rows) - exact(results, plan)
     if other:
@@ -363,7 +363,7 @@ def listing(names: Sequence[str], root: Path = ROOT) -> str:
         about = f"{cells_run(results)} cells"
         if results.rows:
             title = f"[{title}]({(DATA / name).relative_to(INDEX.parent).as_posix()}.csv)"
-            about += f", {counted(len(results.seeds_run), 'seed')}"
+            about += f", {counted(len({row.seed for row in results.rows}), 'seed')}"
         images = results.values("", "images_per_round", "", "").get(REFERENCE)
         rounds = plan.base["train"].get("rounds")
         if images and rounds:

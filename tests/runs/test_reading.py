@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from pathlib import Path
 from typing import get_args
 
 import numpy
@@ -588,3 +589,14 @@ def test_three_lines_of_pandas_on_the_file_give_the_headline(folder_maker):
     own = table.query("metric == 'accuracy' and split == 'test' and weights == 'last'")
     assert own[own["round"] == own["round"].max()]["value"].mean() == pytest.approx(run.accuracy)
     pandas.testing.assert_frame_equal(table[[*COLUMNS]], run.frame(), check_dtype=False)
+
+
+def test_the_rule_of_the_guide_is_a_function_of_the_table(second_round, folder_maker):
+    guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text("utf-8")
+    (code,) = [part for part in guide.split("```") if "def lowest_loss" in part]
+    exec(code.removeprefix("python\n"), {})
+    maker = folder_maker()
+    rule, table = SELECTION_RULES.find("Lowest validation loss"), read_run(maker.write()).table
+    losses = {r: -sum(maker.accuracy("id_val", d, r) for d in (0, 1)) for r in range(7)}
+    assert rule.of(table).round == min(losses, key=losses.get)
+    assert not rule.of(NumberTable())

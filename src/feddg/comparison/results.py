@@ -174,11 +174,6 @@ class Results:
         return sorted({place.seed for place in self._places})
 
     @cached_property
-    def seeds_run(self) -> set[int]:
-        """The seeds with a result."""
-        return {row.seed for row in self.rows}
-
-    @cached_property
     def axes(self) -> dict[str, list[str]]:
         """The axes, besides method and seed, with several values, and these values in order."""
         values = grouped(pair for place in self._places for pair in place.axes.items())

@@ -160,7 +160,7 @@ def accuracy_table(
         split=split_heading(split).lower(),
         chosen=rule.when or f"by the rule “{rule.title}”",
         bold=results.no_method_fit is None,
-        seeds=len(results.seeds_run),
+        seeds=len({row.seed for row in results.rows}),
         averaged=bool(axis),
     )
 
@@ -485,7 +485,7 @@ def about_results(results: Results) -> list[Diagnostic]:
         found.append(Diagnostic(code, severity, text, ADVICE.get(code, "")))
     found += about_budgets(results)
     found += about_lead(results)
-    if len(results.seeds_run) == 1 and len(results.methods) > 1:
+    if len({row.seed for row in results.rows}) == 1 and len(results.methods) > 1:
         text = "One seed only: what another would give is not known."
         found.append(Diagnostic("one-seed", "note", text, "Run more seeds."))
     return [*_left_out(results), *gravest_first(found)]

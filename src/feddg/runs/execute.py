@@ -131,9 +131,10 @@ class Records(RoundHook):
         give_memory_back()
         if round.statistics:
             self._folder.write_tensors("setup.safetensors", round.statistics)
+        ledger = self._federation.ledger
         row = SetupRow(
             seconds=self._seconds["setup"],
-            bytes=sum(round.bytes.values()),
+            bytes=sum(ledger.bytes.values()) if ledger else 0,
             groups=round.groups,
             left_out=round.left_out,
         )
@@ -348,8 +349,9 @@ def forget(
     method = build_method(experiment.method.name, experiment.method.settings)
     begin_again = f"Leave out the images of client {client} and run again."
     if not isinstance(method, Forgets):
+        first = min(row.round for row in run.rounds if client in row.clients)
         raise RunError(
-            f"{path} was trained step by step from round {run.first_round_of(client)} on with "
+            f"{path} was trained step by step from round {first} on with "
             f"client {client}, and its network cannot forget that. {begin_again}"
         )
     private = experiment.privacy

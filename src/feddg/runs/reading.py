@@ -378,10 +378,6 @@ class Run(Shown):
         }
         return sorted(used - forgotten)
 
-    def first_round_of(self, client: int) -> int:
-        """Returns the first round whose update of a client was asked for."""
-        return min(row.round for row in self.rounds if client in row.clients)
-
     def client_name(self, id: int) -> str:
         """Returns a client's name."""
         return self._client_names.get(id) or client_name(id)
