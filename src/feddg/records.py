@@ -920,6 +920,7 @@ ROUND_ROWS = RowFile[RoundRecord](Annotated[RoundRecord, Field(discriminator="ki
 LEDGER_ROWS = RowFile[LedgerRow](Annotated[LedgerRow, Field(discriminator="kind")], tagged=True)
 ADAPTATION_ROWS = RowFile[AdaptationRow](AdaptationRow)
 DOMAIN_SCORES = RowFile[DomainScore](DomainScore)
+PRIVACY, OPENED_SUMS = "privacy.jsonl", "opened_sums.jsonl"
 PRIVACY_ROWS = RowFile[PrivacyRow](PrivacyRow)
 OPENED_SUM_ROWS = RowFile[OpenedSumRow](OpenedSumRow)
 ATTACK_ROWS = RowFile[AttackRow](Annotated[AttackRow, Field(discriminator="kind")], tagged=True)

@@ -13,7 +13,6 @@ import numpy as np
 import pandas
 import pytest
 
-from feddg.cli.output import print_comparison
 from feddg.comparison.results import Results, read_comparison, results_of
 from feddg.comparison.results_file import to_text
 from feddg.comparison.statistics import paired_margin
@@ -37,6 +36,7 @@ from feddg.report.tables import (
     rules_table,
     unseen,
 )
+from feddg.report.terminal import print_comparison
 from feddg.report.text import spelled
 from feddg.runs.reading import read_run
 from feddg.runs.table import FINAL, SELECTION_RULES, WISE_FT_RULE
@@ -632,7 +632,7 @@ def test_a_terminal_of_80_columns_cuts_no_name_and_shows_three_notes(tmp_path, c
     ]
     results = results_of(folders)
     notes = [Diagnostic("made-up", "note", f"Note {number}.") for number in range(5)]
-    monkeypatch.setattr("feddg.cli.output.about_results", lambda results: notes)
+    monkeypatch.setattr("feddg.report.terminal.about_results", lambda results: notes)
     done = types.SimpleNamespace(results=results, failures=[], folder=tmp_path, report=tmp_path)
     print_comparison(done)
     shown = capsys.readouterr().out

@@ -34,10 +34,11 @@ from feddg.data.images import IMAGE_SUFFIXES, endings
 from feddg.diagnostics import Progress, silent
 from feddg.errors import DataError, ExperimentError, RunError, need
 from feddg.federation.federation import Federation
+from feddg.readers import with_page
 from feddg.records import AttackRow
+from feddg.runs.execute import load_finished_run
 from feddg.runs.figures import add_figure, grid
 from feddg.runs.folder import FIGURES, RunFolder
-from feddg.runs.model import load_finished_run
 from feddg.runs.prepare import cache_folder, images_of
 from feddg.runs.reading import ATTACKS, LedgerRecord, read_run
 
@@ -336,3 +337,7 @@ def _require_sent(ledger: LedgerRecord, entry: SentEntry, path: Path) -> None:
     raise RunError(
         f"the ledger of {path} shows no message with {entry.key}: nothing of it left a client"
     )
+
+
+attack = with_page(attack_run)
+"""The same, and the run's page is written anew."""

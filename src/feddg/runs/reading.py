@@ -14,6 +14,7 @@ from feddg.diagnostics import Diagnostic, emit
 from feddg.errors import ExperimentError, RunError
 from feddg.experiment import Experiment, load_stored
 from feddg.methods.composition import method_class
+from feddg.readers import function
 from feddg.records import (
     ADAPTATION_ROWS,
     ATTACK_ROWS,
@@ -42,7 +43,7 @@ from feddg.runs.table import AGGREGATES, FINAL, NumberTable, SelectionRule, rule
 from feddg.settings import leaves
 from feddg.storage import entries, is_file, parse_fields, read_text
 from feddg.text import value_text
-from feddg.views import Shown, higher
+from feddg.views import Shown
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -265,9 +266,8 @@ class Run(Shown):
 
         Its ``predict`` takes image files, folders and globs, as :func:`feddg.predict` does.
         """
-        model: nn.Module = higher("model").load_model(self.folder)
-        predict = higher("predict").predict
-        model.predict = partial(predict, self.folder)  # type: ignore[assignment]
+        model: nn.Module = function("load_model")(self.folder)
+        model.predict = partial(function("predict"), self.folder)  # type: ignore[assignment]
         return model
 
     @property
@@ -279,7 +279,7 @@ class Run(Shown):
         """Opens the page in a browser, after writing it if it does not exist."""
         import webbrowser
 
-        page = higher("report").ensure_report(self.folder)
+        page = function("ensure_report")(self.folder)
         webbrowser.open(page.resolve().as_uri())
 
     def frame(self) -> "DataFrame":
