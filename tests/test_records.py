@@ -17,15 +17,15 @@ from feddg.data.splits import hold_out
 from feddg.errors import RunError
 from feddg.records import (
     ADAPTATION_ROWS,
-    EVALUATION_ROWS,
     LEDGER_ROWS,
-    METRICS_ROWS,
+    METRIC_ROWS,
+    ROUND_ROWS,
     AdaptationRow,
     ClientRow,
     ClientsTable,
-    EvaluationRow,
     LayoutRow,
     MessageRow,
+    MetricRow,
     NumberRow,
     RefusalRow,
     RefusedUpdate,
@@ -118,18 +118,16 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 counts = st.integers(0, 10**12)
 numbers = st.floats()
 by_name = st.dictionaries(texts, numbers, max_size=3)
-evaluations = st.builds(
-    EvaluationRow,
-    round=counts,
-    split=texts,
-    domain=texts,
-    accuracy=numbers,
-    loss=numbers,
-    examples=counts,
+measured = st.builds(
+    MetricRow,
+    **dict.fromkeys(("round", "images", "examples"), counts),
+    **dict.fromkeys(("weights", "split", "domain"), texts),
+    **dict.fromkeys(("value", "seconds"), numbers),
+    metric=st.sampled_from(["accuracy", "loss"]),
+    bytes=counts.map(float),
     confusion=st.none() | st.lists(st.lists(counts, max_size=3), max_size=3),
 )
-metrics = st.one_of(
-    evaluations,
+rounds = st.one_of(
     st.builds(
         SetupRow,
         seconds=numbers,
@@ -182,11 +180,11 @@ traffic = st.builds(
     **dict.fromkeys(("kind", "site"), texts),
 )
 KINDS = [
-    (METRICS_ROWS, metrics),
+    (METRIC_ROWS, measured),
+    (ROUND_ROWS, rounds),
     (LEDGER_ROWS, ledger),
     (ADAPTATION_ROWS, adapted),
     (RowFile(TrafficRow), traffic),
-    (EVALUATION_ROWS, evaluations),
 ]
 
 
@@ -224,9 +222,9 @@ ROUND = '{"kind":"round","round":1,"clients":[0,2]}'
 
 
 def read(tmp_path, *lines):
-    path = tmp_path / "metrics.jsonl"
+    path = tmp_path / "rounds.jsonl"
     path.write_text("\n".join(lines) + "\n")
-    return METRICS_ROWS.read(path)
+    return ROUND_ROWS.read(path)
 
 
 def test_what_another_version_knows_is_left_out(tmp_path):
@@ -252,7 +250,7 @@ def test_a_damaged_row_is_named_with_its_file_and_field(subtests, tmp_path_facto
     ]:
         with subtests.test(line=line, words=words):
             tmp_path = tmp_path_factory.mktemp("case")
-            with pytest.raises(RunError, match=rf"metrics\.jsonl is damaged {words}"):
+            with pytest.raises(RunError, match=rf"rounds\.jsonl is damaged {words}"):
                 read(tmp_path, ROUND, "", line, ROUND)
 
 

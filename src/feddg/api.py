@@ -211,8 +211,8 @@ def compare(
     from feddg.comparison.compare import carry_out_comparison, prepare_comparison
     from feddg.comparison.plan import expand_plan, load_plan, plan_with_weights_at_hand
     from feddg.comparison.pool import Watcher, default_jobs
-    from feddg.comparison.results import results_files
-    from feddg.comparison.tuning import picked, prepare_trials
+    from feddg.comparison.results_file import results_files
+    from feddg.comparison.trials import picked, prepare_trials
     from feddg.experiment import expand
     from feddg.progress import notebook_watcher
     from feddg.runs.execute import is_complete

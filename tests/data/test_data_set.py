@@ -20,6 +20,7 @@ from feddg.data.protocols import PROTOCOLS, scenarios
 from feddg.errors import DataError
 from feddg.runs.reading import read_run
 from published_trees import LAYOUTS, Layout, office_home, one_image, write_tree
+from run_folders import accuracy_rows
 
 TOY = '''
 """Toy: three classes of colours in four kinds of noise."""
@@ -91,11 +92,11 @@ def test_a_data_set_of_another_package(tmp_path: Path, fresh: pytest.MonkeyPatch
     assert len(held("ltdo-all")) == 12
 
     done = feddg.run(experiment, tmp_path, report=False)
-    assert done.evaluations.domains("test") == ["wild"]
-    assert done.evaluations.domains("val") == ["low"]
+    assert done.table.where(split="test").domains == ["wild"]
+    assert done.table.where(split="val").domains == ["low"]
     official = feddg.run(feddg.Experiment(data="toy"), tmp_path, report=False)
-    assert [row.examples for row in official.evaluations.at(1, "test")] == [24]
-    assert official.evaluations.domains("val") == ["high"]
+    assert [row.examples for row in accuracy_rows(official, 1, "test")] == [24]
+    assert official.table.where(split="val").domains == ["high"]
 
 
 def test_definitions_that_contradict_themselves(subtests: pytest.Subtests) -> None:
@@ -255,10 +256,10 @@ def test_from_the_folder_to_accuracies(source: str, protocol: str, trees: Path) 
     )
     assert experiment.preset == source
     run = feddg.run(experiment, trees / "runs", report=False)
-    evaluations = read_run(run.folder).evaluations
-    tested = evaluations.domains("test")
+    done = read_run(run.folder)
+    tested = done.table.where(split="test").domains
     assert tested == (list(held["test"]) if held else tested)
     assert tested
-    for row in evaluations.at(1, "test"):
+    for row in accuracy_rows(done, 1, "test"):
         assert row.examples > 0
-        assert 0 <= row.accuracy <= 1
+        assert 0 <= row.value <= 1

@@ -183,7 +183,7 @@ def test_flower_starts_from_the_same_bits(tmp_path, trainable):
     expected = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
     deployment = Deployment(tmp_path, chosen)
     assert same(deployment.start(), weights(expected.folder))
-    assert len(expected.metrics.setup.left_out) == 3
+    assert len(expected.setup.left_out) == 3
     if trainable == "all":
         ledgers = [folder / "ledger.jsonl" for folder in (expected.folder, deployment.path)]
         rows = [[json.loads(line) for line in file.read_text().splitlines()] for file in ledgers]

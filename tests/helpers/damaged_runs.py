@@ -158,13 +158,14 @@ CASES: list[Case] = [
             said=said,
         )
         for what, name, damage, said in (
-            ("`metrics.jsonl` is gone", "metrics.jsonl", os.unlink, r"lacks 3 of the 3.*\(1-3\)"),
+            ("`rounds.jsonl` is gone", "rounds.jsonl", os.unlink, r"lacks 3 of the 3.*\(1-3\)"),
             (
-                "`metrics.jsonl` lacks a round",
-                "metrics.jsonl",
+                "`rounds.jsonl` lacks a round",
+                "rounds.jsonl",
                 without('"round":2', '"kind":"round"'),
-                r"metrics\.jsonl lacks 1 of the 3 rounds .*\(2\)",
+                r"rounds\.jsonl lacks 1 of the 3 rounds .*\(2\)",
             ),
+            ("`metrics.jsonl` is gone", "metrics.jsonl", os.unlink, r"metrics\.jsonl lacks 3"),
             ("`ledger.jsonl` is gone", "ledger.jsonl", os.unlink, r"ledger\.jsonl lacks 3"),
             (
                 "`ledger.jsonl` lacks two rounds",
@@ -190,10 +191,16 @@ CASES: list[Case] = [
                 r"metrics\.jsonl is damaged in row 1",
             ),
             (
-                "`metrics.jsonl` has a round that is a word",
-                "metrics.jsonl",
+                "`rounds.jsonl` has a round that is a word",
+                "rounds.jsonl",
                 lambda p: p.write_text('{"kind":"round","round":"two"}\n' + p.read_text()),
-                r"metrics\.jsonl is damaged in row 1: 'round'",
+                r"rounds\.jsonl is damaged in row 1: 'round'",
+            ),
+            (
+                "`metrics.jsonl` is of an earlier version",
+                "metrics.jsonl",
+                write('{"kind":"setup","round":0}\n'),
+                "earlier version of feddg",
             ),
             ("`metrics.jsonl` is a folder", "metrics.jsonl", folder, "it is a folder"),
             ("`ledger.jsonl` is a pipe", "ledger.jsonl", pipe, "a pipe"),

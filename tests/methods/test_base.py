@@ -15,7 +15,7 @@ from feddg.methods.composition import method_class
 from feddg.models.precision import autocast
 from feddg.runs.folder import kept_weights
 from feddg.runs.prepare import build as build_parts
-from feddg.runs.reading import FINAL
+from feddg.runs.table import FINAL
 from feddg.settings import TrainSettings
 from federations import SmallFederation, federation, same
 

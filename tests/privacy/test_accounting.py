@@ -278,9 +278,8 @@ def test_the_run_ends_before_the_budget_is_exceeded(tmp_path, caplog):
     assert done.rounds_done == 2
     assert done.status == "completed"
     assert "The run ends after round 2 of 3" in caplog.text
-    assert done.evaluations.rounds[-1] == 2
-    last = [row for row in done.metrics.evaluations if row.round == 2]
-    assert all(row.confusion for row in last if row.weights == "last")
+    assert done.table.round == 2
+    assert all(row.confusion for row in done.result.where(metric="accuracy"))
 
 
 class Stopping(Observer):

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from feddg.comparison.plan import load_plan
-from feddg.comparison.results import read_comparison, read_results
+from feddg.comparison.results import read_comparison
+from feddg.comparison.results_file import read_results
 from feddg.data.data_set import load_source
 from feddg.data.images import from_folder
 from feddg.data.protocols import from_csv

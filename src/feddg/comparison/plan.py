@@ -30,7 +30,7 @@ from feddg.methods.composition import build_method, method_class
 from feddg.records import ID_VAL
 from feddg.runs.beforehand import as_written, with_weights_at_hand
 from feddg.runs.prepare import cache_folder, deal, load_undecoded
-from feddg.runs.reading import FINAL, SELECTION_RULES
+from feddg.runs.table import FINAL, SELECTION_RULES
 from feddg.settings import MethodChoice, OneLine, Settings, TrainSettings, leaves, merge, nested
 from feddg.storage import read_fields_of
 

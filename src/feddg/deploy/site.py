@@ -59,7 +59,7 @@ from feddg.methods.base import Method
 from feddg.models.backbones import FEATURES
 from feddg.privacy.building import Defences
 from feddg.privacy.secure_aggregation import KNOWN
-from feddg.records import EVALUATION_ROWS, UNLABELLED
+from feddg.records import DOMAIN_SCORES, UNLABELLED, DomainScore
 from feddg.runs.prepare import cache_folder, methods_files
 from feddg.settings import DataSettings, Settings
 from feddg.storage import entries, open_file, parse_fields, replace_bytes, replace_text, why
@@ -466,8 +466,11 @@ class Site:
         table = positions(self.table, request.classes, list(self.table.domain_names))
         evaluation = test_images(table, self.pixels, self.experiment, worker)
         scores = evaluation.scores(method.predictor(worker.network))
-        rows = [score.row(request.round, with_confusion=True) for score in scores]
-        return Payload(parts={"scores": Message({}, {"scores": EVALUATION_ROWS.to_text(rows)})})
+        rows = [
+            DomainScore(domain=one.domain, loss=one.loss, confusion=one.confusion.tolist())
+            for one in scores
+        ]
+        return Payload(parts={"scores": Message({}, {"scores": DOMAIN_SCORES.to_text(rows)})})
 
     @contextmanager
     def _client(

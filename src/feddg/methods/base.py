@@ -28,7 +28,7 @@ from feddg.errors import (
 )
 from feddg.messages import Broadcast, EntrySchema, Message, Refusal, Update, Weights, on_device
 from feddg.models.network import Network
-from feddg.records import Direction, EstimateRow, EvaluationRow, Groups, RefusedUpdate, RoundRow
+from feddg.records import Direction, EstimateRow, Groups, MetricRow, RefusedUpdate, RoundRow
 from feddg.registry import Registry
 from feddg.settings import ExperimentSettings, Settings
 
@@ -352,7 +352,7 @@ class Round:
     replies: Generator[Update] | None = None
     failure: NotEnoughUpdates | Sequence[Refusal] | None = None
     scratch: dict[Any, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
-    evaluations: Sequence[EvaluationRow] = ()
+    evaluations: Sequence[MetricRow] = ()
     estimates: Sequence[EstimateRow] = ()
     evaluating: float = 0.0
     left_out: Mapping[int, float] = field(default_factory=dict)

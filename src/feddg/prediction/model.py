@@ -19,7 +19,8 @@ from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD, Network
 from feddg.models.precision import choose_device
 from feddg.prediction.shared import at_hand, is_shared, load_shared
 from feddg.runs.folder import checkpoint_memories, kept_weights
-from feddg.runs.reading import SELECTION_RULES, read_run
+from feddg.runs.reading import read_run
+from feddg.runs.table import SELECTION_RULES, rules_asked
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,9 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
     if environment:  # today's version of the backbone may expect other colours
         earlier = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}  # of all, before it was written
         network.normalize_by(**environment.get("normalization", earlier))
-    rule, weights, round = kept_weights(path, *(rules or run.served_rules))
+    rule, weights, round = kept_weights(
+        path, *(rules or rules_asked(run.settings.get("server") or {}))
+    )
     load_weights(network, weights)
     if not has_global_model(method, network):
         raise RunError(
