@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from feddg.data.data_set import SCRATCH, load_source
 from feddg.data.images import spelt_alike
@@ -48,7 +47,7 @@ def with_names_of_domains(experiment: Experiment) -> Experiment:
 
 
 def as_written(
-    said: Mapping[str, Sequence[str]], source: str, root: Path | None, options: Mapping[str, Any]
+    said: Mapping[str, Sequence[str]], source: str, root: Path | None, options: Mapping[str, object]
 ) -> dict[str, list[str]]:
     """Returns lists of domains with the names that a data set gives them, each once.
 
