@@ -902,6 +902,7 @@ METRICS_ROWS = RowFile[MetricsRow](Annotated[MetricsRow, Field(discriminator="ki
 LEDGER_ROWS = RowFile[LedgerRow](Annotated[LedgerRow, Field(discriminator="kind")], tagged=True)
 EVALUATION_ROWS = RowFile[EvaluationRow](EvaluationRow)
 ADAPTATION_ROWS = RowFile[AdaptationRow](AdaptationRow)
+PRIVACY, OPENED_SUMS = "privacy.jsonl", "opened_sums.jsonl"
 PRIVACY_ROWS = RowFile[PrivacyRow](PrivacyRow)
 OPENED_SUM_ROWS = RowFile[OpenedSumRow](OpenedSumRow)
 ATTACK_ROWS = RowFile[AttackRow](Annotated[AttackRow, Field(discriminator="kind")], tagged=True)

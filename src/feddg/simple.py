@@ -38,7 +38,7 @@ from feddg.models.backbones import split_network
 from feddg.models.convolutions import check_convolutions
 from feddg.models.network import Network
 from feddg.models.task import CLASSIFICATION, Task
-from feddg.prediction.model_file import write_model
+from feddg.readers import function
 from feddg.runs.prepare import Images, in_process
 from feddg.settings import SHORTHANDS, ExperimentSettings, Fields, leaves, merge
 from feddg.storage import cache_folder
@@ -295,7 +295,8 @@ class Federation(federation.Federation):
             "method": self.method.name,
             "round": self.server.state.round,
         }
-        return write_model(self.model, Path(path), about)
+        written: Path = function("write_model")(self.model, Path(path), about)
+        return written
 
     @property
     def classes(self) -> int:

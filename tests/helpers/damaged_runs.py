@@ -10,15 +10,14 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from damage import ROUNDS, Case, Place, cut, flip, folder, loop, pipe
+from damage import ROUNDS, Case, Place
 from feddg.comparison.results import read_comparison
+from feddg.prediction.model import load_trained
 from feddg.runs.execute import resume
 from feddg.runs.folder import RunFolder
-from feddg.runs.model import load_trained
 from feddg.runs.reading import read_adapted, read_run
-from odd_inputs import NOT_UTF8
+from odd_inputs import DEEP, NOT_UTF8, cut, flip, folder, loop, pipe, write
 
-DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 RESUMED, READ, COMPARED = "A run is continued", "A run is read", "A comparison is read"
 
 
@@ -40,11 +39,6 @@ def damaged(name: str, damage: Callable[[Path], Any]) -> Callable[[Place], None]
         continued(place, path)
 
     return play
-
-
-def write(content: str) -> Callable[[Path], Any]:
-    """Puts something else into a file."""
-    return lambda path: path.write_text(content)
 
 
 def change(**fields: Any) -> Callable[[Path], Any]:
@@ -113,7 +107,7 @@ CASES: list[Case] = [
             ("the state", LAST, "is cut short", cut, r"state-3\.safetensors is damaged"),
             ("the state", LAST, "is missing", os.unlink, r"state-3\.safetensors is missing"),
             ("the state", LAST, "is empty", write(""), r"state-3\.safetensors is damaged"),
-            ("the state", LAST, "is a pipe", pipe, "it is a pipe"),
+            ("the state", LAST, "is a pipe", pipe, "a pipe"),
             ("the state", LAST, "is a link to itself", loop, "Too many levels"),
             ("the state", LAST, "is a folder", folder, "it is a folder"),
             ("a client's memory", MEMORY, "has a flipped bit", flip, "memory-0-3.* is damaged"),
@@ -202,14 +196,14 @@ CASES: list[Case] = [
                 r"metrics\.jsonl is damaged in row 1: 'round'",
             ),
             ("`metrics.jsonl` is a folder", "metrics.jsonl", folder, "it is a folder"),
-            ("`ledger.jsonl` is a pipe", "ledger.jsonl", pipe, "it is a pipe"),
+            ("`ledger.jsonl` is a pipe", "ledger.jsonl", pipe, "a pipe"),
             ("`summary.json` is empty", "summary.json", write(""), r"summary\.json is damaged"),
             ("`summary.json` is a list", "summary.json", write("[]"), r"summary\.json is damaged"),
             ("`summary.json` is deep", "summary.json", write(DEEP), r"summary\.json is damaged"),
-            ("`summary.json` is a pipe", "summary.json", pipe, "it is a pipe"),
+            ("`summary.json` is a pipe", "summary.json", pipe, "a pipe"),
             ("`experiment.yaml` is gone", "experiment.yaml", os.unlink, "holds no run"),
             ("`experiment.yaml` is a folder", "experiment.yaml", folder, "it is a folder"),
-            ("`experiment.yaml` is a pipe", "experiment.yaml", pipe, "it is a pipe"),
+            ("`experiment.yaml` is a pipe", "experiment.yaml", pipe, "a pipe"),
             (
                 "`experiment.yaml` is a link to itself",
                 "experiment.yaml",
@@ -301,7 +295,7 @@ CASES += [
                 change(classes=3),
                 r"clients\.json is damaged: 'classes'",
             ),
-            ("`clients.json` is a pipe", "clients.json", pipe, "it is a pipe"),
+            ("`clients.json` is a pipe", "clients.json", pipe, "a pipe"),
             (
                 "`environment.json` is a list",
                 "environment.json",
@@ -325,12 +319,6 @@ CASES += [
                 "adaptation.jsonl",
                 write('{"split": "test"}\n'),
                 r"adaptation\.jsonl is damaged in row 1: it lacks",
-            ),
-            (
-                "`experiment.yaml` is a list",
-                "experiment.yaml",
-                write("- a\n"),
-                r"experiment\.yaml is damaged: it must hold fields",
             ),
         )
     ),
@@ -361,7 +349,7 @@ CASES += [
         )
         for what, name, damage, error in (
             ("state has a flipped bit", LAST, flip, "its checksum is another one"),
-            ("state is a pipe", LAST, pipe, "it is a pipe"),
+            ("state is a pipe", LAST, pipe, "a pipe"),
             ("index is gone", INDEX, os.unlink, "holds no whole checkpoint"),
             ("index has a flipped bit", INDEX, flip, r"checkpoint\.json is damaged"),
         )
@@ -381,11 +369,8 @@ CASES += [
     Case(COMPARED, what, play, error=error)
     for what, play, error in (
         ("no `comparison.json`", lambda p: read_comparison(p.root), "holds no comparison"),
-        ("`comparison.json` is empty", compared(""), r"comparison\.json is damaged"),
-        ("it is a list", compared("[]"), r"comparison\.json is damaged"),
         ("it has no cells", compared('{"name": "a"}'), "lacks 'cells'"),
         ("its cells are a number", compared('{"name": "a", "cells": 3}'), "'cells'"),
-        ("it is nested 100,000 levels deep", compared(DEEP), r"comparison\.json is damaged"),
         (
             "a cell's run lies outside of its folder",
             compared('{"name": "a", "cells": [' + CELL % '"../../b"' + "]}"),
@@ -395,11 +380,6 @@ CASES += [
             "a cell's run is a number",
             compared('{"name": "a", "cells": [' + CELL % "3" + "]}"),
             r"cells\.0\.folder",
-        ),
-        (
-            "it is a pipe",
-            lambda p: read_comparison(pipe(p.root / "c" / "comparison.json").parent),
-            "it is a pipe",
         ),
     )
 ]

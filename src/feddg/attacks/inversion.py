@@ -28,11 +28,11 @@ from feddg.attacks.image_metrics import (
     ssim,
 )
 from feddg.attacks.senders import (
-    ImageStack,
     Senders,
     Targets,
     chosen_clients,
     held,
+    in_memory,
     looked_at,
     targets_of,
 )
@@ -153,7 +153,7 @@ def invert_updates(
     worker = senders.pretender(**changes)
     signed = worker.train.optimizer == "adam"
     client_data = [
-        held(ImageStack(b.images), torch.arange(batch_size), b.labels, network.classes)
+        held(in_memory(b.images), torch.arange(batch_size), b.labels, network.classes)
         for b in batches
     ]
     broadcast = senders.broadcast

@@ -13,7 +13,7 @@ from torch import Tensor
 from feddg.clients.client import Examples, Worker, steps_of_round
 from feddg.data.data_set import find_augmentation
 from feddg.data.images import ImageTable
-from feddg.data.pixels import Pixels, as_unit
+from feddg.data.pixels import ArrayPixels, Pixels, as_unit
 from feddg.errors import ExperimentError, RunError, nearest
 from feddg.federation.federation import Federation
 from feddg.federation.inprocess import InProcess
@@ -309,22 +309,9 @@ def _image_of(
     return left[int(torch.randint(len(left), (), generator=rng))] if left else None
 
 
-class ImageStack(Pixels):
-    """Images in memory, with the interface of a pixel store.
-
-    Attributes:
-        images: ``(n, 3, H, W)`` uint8.
-    """
-
-    def __init__(self, images: Tensor) -> None:
-        self.images, self.size = images, images.shape[-1]
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def gather(self, rows: Tensor, device: torch.device | None = None) -> Tensor:
-        """Returns the images of ``rows`` on a device."""
-        return self.images[rows].contiguous(memory_format=torch.channels_last).to(device)
+def in_memory(images: Tensor) -> ArrayPixels:
+    """Returns images ``(n, 3, S, S)`` uint8 as a pixel store."""
+    return ArrayPixels(images.permute(0, 2, 3, 1).numpy())
 
 
 class Senders:
@@ -444,7 +431,7 @@ class Senders:
 
 def one_each(images: Tensor, labels: Tensor, classes: int) -> list[Examples]:
     """Returns a client with one image for each of ``images`` ``(n, 3, H, W)`` uint8."""
-    stack = ImageStack(images)
+    stack = in_memory(images)
     return [held(stack, torch.tensor([row]), labels, classes) for row in range(len(images))]
 
 

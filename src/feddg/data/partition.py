@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from feddg.errors import DataError, ExperimentError
-from feddg.registry import Registry, is_called
+from feddg.registry import Registry
 from feddg.rng import numpy_stream
 from feddg.text import counted, number
 
@@ -115,14 +115,7 @@ def partition(
             argument is out of range, or a client without images (``official`` rounding only).
         ExperimentError: rules that are unknown or contradict each other.
     """
-    if len(labels) != len(domains):
-        raise ValueError(f"{len(labels)} labels for {len(domains)} domains")
     settings = {"alpha": alpha, "shards": shards, "quantity_alpha": quantity_alpha}
-    for name, value in settings.items():
-        if value is not None and not (0 < value < np.inf):
-            raise DataError(f"{name} must be a positive number, not {value}.")
-    if not 0 <= heterogeneity <= 1:
-        raise DataError(f"heterogeneity must lie between 0 and 1, not {heterogeneity}.")
     rules = rules_of(scheme, settings)
     dealing = Dealing(
         domains=np.asarray(domains, dtype=np.int64),
@@ -295,7 +288,7 @@ PARTITIONS: Registry[PartitionRule] = Registry(
     group="feddg.partitions",
     error=ExperimentError,
     named=lambda rule: (rule.name, *rule.aliases),
-    adopt=lambda name, loaded: is_called(name, loaded, PartitionRule, ExperimentError),
+    made_of=PartitionRule,
 )
 """All rules by name; several can be joined by ``+``."""
 

@@ -21,7 +21,7 @@ from feddg.data.sets.features import columns_fault
 from feddg.deploy.site import load_pixels, positions, read_experiment, test_images
 from feddg.deploy.transport import FlowerTransport, Policy
 from feddg.deploy.wire import MOST_IMAGES, TARGETS, Registration, RunKey
-from feddg.diagnostics import Diagnostic, Progress, emit
+from feddg.diagnostics import Diagnostic, Progress, emit, warn
 from feddg.errors import ExperimentError, RunError, first_names, nearest, schema_faults
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.evaluation.metrics import Predictions, measure
@@ -400,14 +400,11 @@ def _warn_of_dominance(images: Mapping[str, int]) -> None:
     name = max(images, key=images.__getitem__)
     share = images[name] / sum(images.values())
     if len(images) > 2 and share > MOST_SHARE:
-        emit(
-            Diagnostic(
-                "one-site-dominates",
-                "warning",
-                f"Site {name} says that it has {images[name]} images: in a mean by images it is "
-                f"{share:.0%} of the model, whatever the others send.",
-                "Ask it, or use a defence that counts sites alike.",
-            )
+        warn(
+            "one-site-dominates",
+            f"Site {name} says that it has {images[name]} images: in a mean by images it is "
+            f"{share:.0%} of the model, whatever the others send.",
+            "Ask it, or use a defence that counts sites alike.",
         )
 
 
@@ -416,13 +413,10 @@ def _classes(names: Sequence[str], found: Mapping[int, Registration]) -> list[st
     holders = grouped((name, names[id]) for id, own in found.items() for name in own.classes)
     alone = [f"{name!r} ({held[0]})" for name, held in sorted(holders.items()) if len(held) == 1]
     if len(found) > 1 and alone:
-        emit(
-            Diagnostic(
-                "class-at-one-site",
-                "warning",
-                f"Classes that one site alone has: {first_names(alone)}.",
-                "Are they spelt as at the others?",
-            )
+        warn(
+            "class-at-one-site",
+            f"Classes that one site alone has: {first_names(alone)}.",
+            "Are they spelt as at the others?",
         )
     return sorted(holders)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from feddg.clients.client import Batch, Client, steps_of_round
-from feddg.diagnostics import Diagnostic
+from feddg.diagnostics import Diagnostic, note, warning
 from feddg.messages import Weights
 from feddg.methods.base import Method, title_of
 from feddg.models.task import losses_by_image
@@ -160,11 +160,10 @@ def idle_clients(method: Method, domains: Iterable[int]) -> list[Diagnostic]:
     if not all(alone):
         some = f"{sum(alone)} of {len(alone)} clients have images of one domain: "
         text = f"{some}there {title} has nothing to compare."
-        return [Diagnostic("one-domain-clients", "note", text)]
+        return [note("one-domain-clients", text)]
     return [
-        Diagnostic(
+        warning(
             "one-domain-clients",
-            "warning",
             f"{title} compares the domains within a client, and every client has one domain: it "
             "has nothing to do, and trains plainly.",
             "Deal the domains out with --partition iid, or with a larger --heterogeneity.",

@@ -48,11 +48,11 @@ from feddg.data.inspection import (
     groups_of_copies,
     ignored_files,
     is_readable,
-    survey,
+    open_images,
 )
 from feddg.data.near_copies import about_near_copies
 from feddg.data.partition import Partition, counts_clients, held_alike, partition, partitioned_alike
-from feddg.data.pixels import ArrayPixels, BadImage, PixelStore, Vectors, open_pixels
+from feddg.data.pixels import ArrayPixels, PixelStore, Vectors
 from feddg.data.protocols import from_csv
 from feddg.data.splits import ROLES, Splits, check_shares, from_roles, hold_out
 from feddg.diagnostics import Diagnostic, Progress, emit, silent, warn
@@ -80,7 +80,7 @@ class Loaded(NamedTuple):
 
     table: ImageTable
     pixels: PixelStore
-    bad: list[BadImage]
+    bad: list[BadImageRow]
     contents: ImagesFile
     ignored: dict[str, list[str]]
     surveyed: Survey
@@ -154,7 +154,7 @@ def load_undecoded(experiment: Experiment, cache: Path | None) -> Loaded:
     if not unusable:
         return loaded
     rest = table.take([row for row in range(len(table)) if row not in unusable])
-    bad = [BadImage(table.paths[row], "cannot be read") for row in sorted(unusable)]
+    bad = [BadImageRow(path=table.paths[row], reason="cannot be read") for row in sorted(unusable)]
     return loaded._replace(table=rest, bad=bad)
 
 
@@ -167,24 +167,12 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
     data = experiment.data
     table = load_images_of(data)
     hashes = None if table.root is None else ContentHashes(table.root, cache)
-    reading = Reading.of(data)
-    surveyed = Survey({}, {}) if table.root is None else survey(table, reading)
-    opened = open_pixels(
-        table,
-        data.image_size,
-        cache=cache,
-        resize=data.resize,
-        budget_bytes=int(data.pixel_budget_gb * 2**30),
-        on_bad_image=data.on_bad_image,
-        progress=progress,
-        seen=None if hashes is None else hashes.see,
-        reading=reading,
-        depths=surveyed.depths,
-    )
+    seen = None if hashes is None else hashes.see
+    opened, surveyed = open_images(table, data, cache, progress=progress, seen=seen)
     contents = images_file(table, hashes).model_copy(
         update={"depths": dict(surveyed.depths), "files": named_files(experiment)}
     )
-    return Loaded(*opened, contents, ignored_files(table), surveyed, reading)
+    return Loaded(*opened, contents, ignored_files(table), surveyed, Reading.of(data))
 
 
 def table_diagnostics(loaded: Loaded) -> list[Diagnostic]:
@@ -261,7 +249,7 @@ class Images(Clients):
 
     table: ImageTable
     pixels: PixelStore
-    bad: list[BadImage]
+    bad: list[BadImageRow]
     splits: Splits
     partition: Partition
     seed: int = 0
@@ -620,7 +608,7 @@ def clients_table(images: Images) -> ClientsTable:
         domains=list(table.domain_names),
         classes=list(table.class_names),
         clients=clients,
-        bad_images=[BadImageRow(path=image.path, reason=image.reason) for image in images.bad],
+        bad_images=images.bad,
         features=list(table.feature_names),
     )
 
