@@ -14,6 +14,8 @@ from feddg.errors import ClientError, ExperimentError
 from feddg.models.normalization import norms_and_biases
 from feddg.settings import TrainSettings
 
+Group = dict[str, Any]
+"""Parameters of an optimizer, and how they are stepped."""
 PENDING_BYTES = 4 * 2**20
 """Bytes of gradients that may wait for their step during a backward pass."""
 
@@ -68,7 +70,7 @@ class MemoryOrder(torch.optim.Optimizer):
     # PyTorch's own import its compiler when they are first called, which nobody needs here: two
     # seconds of every start.
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: Group) -> None:
         """Adds parameters, with what is said of them beside the defaults."""
         own = {"params": list(param_group["params"])}
         self.param_groups.append({**self.defaults, **param_group, **own})
@@ -93,9 +95,7 @@ class MemoryOrder(torch.optim.Optimizer):
             self._move(group, parameters, gradients)
         return loss
 
-    def _move(
-        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]
-    ) -> None:
+    def _move(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         raise NotImplementedError
 
     def _moments(self, parameters: list[Tensor], kinds: Sequence[str]) -> list[list[Tensor]]:
@@ -168,9 +168,7 @@ class MemoryOrderAdam(MemoryOrder, torch.optim.Adam):
     def __init__(self, parameters: ParamsT, lr: float, *, weight_decay: float = 0.0) -> None:
         super().__init__(parameters, lr, weight_decay=weight_decay, fused=True)
 
-    def _move(
-        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]
-    ) -> None:
+    def _move(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         steps, averages, squares = self._moments(parameters, self.moments)
         _lay_out(parameters, gradients, averages, squares)
         adam(
@@ -209,9 +207,7 @@ class MemoryOrderSGD(MemoryOrder, torch.optim.SGD):
     ) -> None:
         super().__init__(parameters, lr, momentum, weight_decay=weight_decay, fused=True)
 
-    def _move(
-        self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]
-    ) -> None:
+    def _move(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         momenta = self._moments(parameters, self.moments) if group["momentum"] else []
         fixed = isinstance(group["lr"], Tensor)  # which only the fused kernel takes
         fused = bool(group["momentum"] or group["weight_decay"] or fixed)
@@ -317,7 +313,7 @@ class Optimization:
         trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         for parameter in trained:
             parameter.grad = None
-        groups: list[dict[str, Any]] = [{"params": trained}]
+        groups: list[Group] = [{"params": trained}]
         if train.decay != "all" and train.weight_decay:
             spared = {id(parameter) for parameter in norms_and_biases(network)}
             groups = [

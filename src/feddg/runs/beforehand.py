@@ -194,7 +194,7 @@ def preview(
     out: Path | str = "runs",
     *,
     again: bool = False,
-    **fields: Any,
+    **fields: object,
 ) -> Preview:
     """Returns what :func:`feddg.api.run` would do with the same arguments; runs nothing.
 
