@@ -6,11 +6,11 @@ import pkgutil
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy
 import torch
@@ -600,9 +600,8 @@ class ProgramSite(Site):
     """
 
     def __init__(self, config: SiteConfig, federation: Federation) -> None:
-        self.config, self.federation = config, cast(Any, federation)
-        named = bool(getattr(federation, "names", ()))
-        self.names: Sequence[str] = getattr(federation, "class_names", ()) if named else ()
+        self.config, self.federation = config, federation
+        self.names = federation.class_names if federation.names else ()
 
     def evaluate(self, payload: Payload) -> Payload:
         """Refuses: scores of another task than classification stay where they were measured."""
@@ -628,7 +627,7 @@ class ProgramSite(Site):
         return SiteMemory(self.config.cache_folder, request.run, self.config.site, seed)
 
     def _examples(self, classes: list[str], domains: list[str]) -> Examples:
-        own: Examples = self.federation.clients[0]
+        own = self.federation.clients[0]
         labels = own.labels
         if self.names and classes != [TARGETS]:
             tables = [dict(enumerate(self.names))] * len(labels)

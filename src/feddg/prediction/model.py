@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -46,7 +45,7 @@ class Trained:
     class_names: tuple[str, ...]
     which: str = "final"
     round: int = 0
-    about: Mapping[str, Any] | None = None
+    about: Mapping[str, object] | None = None
     feature_names: tuple[str, ...] = ()
 
     def predictor(self, adapt: str | None = None) -> nn.Module:

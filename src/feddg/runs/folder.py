@@ -24,7 +24,7 @@ from feddg.diagnostics import warn
 from feddg.errors import RunError
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.averages import MEANS, prefix_of
-from feddg.messages import Message, Weights, under
+from feddg.messages import Message, Scalar, Weights, under
 from feddg.methods.base import State
 from feddg.records import (
     ID_VAL,
@@ -117,7 +117,7 @@ class CheckpointIndex(JsonFile):
     round: NonNegativeInt
     rounds: NonNegativeInt = 0
     state: _FileName
-    context: dict[str, Any] | None
+    context: dict[str, Scalar] | None
     memories: dict[NonNegativeInt, _FileName]
     models: dict[str, _FileName] = Field(default_factory=dict)
     experiment: str
@@ -306,7 +306,7 @@ class RunFolder:
         with self.writing(name) as path:
             replace_bytes(path, content.encode() if isinstance(content, str) else content)
 
-    def write_json(self, name: str, content: JsonFile | dict[str, Any]) -> None:
+    def write_json(self, name: str, content: JsonFile | dict[str, object]) -> None:
         """Replaces a JSON file."""
         if isinstance(content, JsonFile):
             text = content.to_text()
@@ -521,7 +521,7 @@ class RunFolder:
         return RunError(f"cannot write {path}: {what}; {remedy}, then {then}")
 
 
-def _round_of(row: dict[str, Any], path: Path) -> int:
+def _round_of(row: dict[str, object], path: Path) -> int:
     round = row.get("round", 0)
     if isinstance(round, int):
         return round
