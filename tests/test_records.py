@@ -58,17 +58,29 @@ FORMULAS = [
 ]
 
 
-@pytest.mark.parametrize("text", FORMULAS)
-def test_formulas_become_texts(text):
-    assert as_cell(text) == f"'{text}"
-    assert from_cell(f"'{text}") == text
+def test_formulas_become_texts(subtests):
+    for text in FORMULAS:
+        with subtests.test(text=text):
+            assert as_cell(text) == f"'{text}"
+            assert from_cell(f"'{text}") == text
 
 
-@pytest.mark.parametrize(
-    "value", [-3, -0.5, None, "-0.5", "+1.25", "-1e-05", "-1.20 ± 0.30", "-3 %", "cat", "'cat", ""]
-)
-def test_numbers_and_other_texts_stay(value):
-    assert as_cell(value) == value
+def test_numbers_and_other_texts_stay(subtests):
+    for value in [
+        -3,
+        -0.5,
+        None,
+        "-0.5",
+        "+1.25",
+        "-1e-05",
+        "-1.20 ± 0.30",
+        "-3 %",
+        "cat",
+        "'cat",
+        "",
+    ]:
+        with subtests.test(value=value):
+            assert as_cell(value) == value
 
 
 @given(st.text() | st.text("'=+-@1a", max_size=4))
@@ -230,19 +242,18 @@ def test_numbers_that_older_versions_wrote_outside_json_are_read(tmp_path):
     assert (row.terms["b"], row.terms["d"]) == (math.inf, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
+def test_a_damaged_row_is_named_with_its_file_and_field(subtests, tmp_path_factory):
+    for line, words in [
         ('{"kind":"round","clients":[0]}', "in row 3: it lacks 'round'"),
         ('{"round":1,"clients":[0]}', "in row 3: it lacks 'kind'"),
         ('{"kind":"round","round":1,"clients":["x"]}', r"in row 3: 'clients\.0': .*integer"),
         ("[1]", "in row 3: .*object"),
         ('{"kind":"ro', "in row 3: Invalid JSON"),
-    ],
-)
-def test_a_damaged_row_is_named_with_its_file_and_field(tmp_path, line, words):
-    with pytest.raises(RunError, match=rf"metrics\.jsonl is damaged {words}"):
-        read(tmp_path, ROUND, "", line, ROUND)
+    ]:
+        with subtests.test(line=line, words=words):
+            tmp_path = tmp_path_factory.mktemp("case")
+            with pytest.raises(RunError, match=rf"metrics\.jsonl is damaged {words}"):
+                read(tmp_path, ROUND, "", line, ROUND)
 
 
 def test_a_damaged_file_is_named_with_its_field(tmp_path):

@@ -437,9 +437,8 @@ HEADS = ",".join(COLUMNS) + "\n"
 GOOD = "0123abcd,fedavg,sketch,,0,,final,4,last,test,,domain_mean,accuracy,0.5,,,,cpu,1,\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
+def test_a_damaged_file_is_named_with_its_line(subtests, tmp_path_factory):
+    for text, fault in [
         ("a,b\n", "is no results file"),
         ("", "is no results file"),
         (HEADS.replace("metric", "test_final") + GOOD, "is no results file"),
@@ -467,13 +466,13 @@ GOOD = "0123abcd,fedavg,sketch,,0,,final,4,last,test,,domain_mean,accuracy,0.5,,
                 *((name, "1.5") for name in ("constant", "rising")),
             )
         ),
-    ],
-)
-def test_a_damaged_file_is_named_with_its_line(tmp_path, text, fault):
-    with pytest.raises(RunError, match=re.escape(fault)) as caught:
-        read_results(results_file(tmp_path, text=text))
-    assert "kept.csv" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    ]:
+        with subtests.test(text=text, fault=fault):
+            tmp_path = tmp_path_factory.mktemp("case")
+            with pytest.raises(RunError, match=re.escape(fault)) as caught:
+                read_results(results_file(tmp_path, text=text))
+            assert "kept.csv" in str(caught.value)
+            assert "\n" not in str(caught.value)
 
 
 def test_a_file_with_the_line_ends_of_another_system_is_read(tmp_path):

@@ -109,13 +109,16 @@ def test_groups_at_two_sites_are_counted_in_one_warning():
     splits = hold_out(table, ["b"], id_val=0.2, id_test=0, seed=0, own=roles)
     (warning,) = about_groups(table, splits, np.zeros(len(splits.train), int))
     assert warning.code == "groups-on-both-sides"
-    assert "2 have images that train and images that measure" in warning.text
+    assert "2 have images that train and" in warning.text
     assert "2 are in several domains" in warning.text
 
 
 def test_fewer_groups_than_clients_are_refused():
     with pytest.raises(DataError, match="3 groups"):
         partitioned_units(np.arange(3), np.zeros(3, int), np.zeros(3, int), 4, seed=0)
+    units, domains = np.array([0, 0, 0, 0, 1, 2, 3, 4]), np.array([0, 0, 0, 0, 1, 1, 1, 1])
+    with pytest.raises(DataError, match="2 clients cannot share a domain of 1 groups"):
+        partitioned_units(units, domains, np.zeros(8, int), 4, seed=0, scheme="domain")
 
 
 @pytest.mark.parametrize(

@@ -168,9 +168,8 @@ def test_below_the_start_is_found():
     assert codes(curve([0.5, 0.7, 0.71, 0.7])) == []
 
 
-@pytest.mark.parametrize(
-    ("accuracies", "rising"),
-    [
+def test_a_rise_at_the_end_is_told_from_noise(subtests):
+    for accuracies, rising in [
         ([0.5, 0.6, 0.65, 0.7, 0.75], True),
         ([0.5, 0.6, 0.7, 0.8], True),
         ([0.5, 0.6, 0.7], False),  # one step between trained rounds tells nothing
@@ -179,10 +178,9 @@ def test_below_the_start_is_found():
         ([0.5, 0.8, 0.75, 0.7, 0.65], False),
         ([0.5, *np.linspace(0.55, 0.9, 20)], True),
         ([0.5, *(0.9 + 0.01 * math.sin(7 * r) for r in range(30))], False),
-    ],
-)
-def test_a_rise_at_the_end_is_told_from_noise(accuracies, rising):
-    assert (STILL_RISING in codes(curve(accuracies))) == rising
+    ]:
+        with subtests.test(accuracies=accuracies, rising=rising):
+            assert (STILL_RISING in codes(curve(accuracies))) == rising
 
 
 @pytest.mark.parametrize(
@@ -466,9 +464,8 @@ def in_domain(accuracies, examples=100, round_=1, largest=0.1):
     ]
 
 
-@pytest.mark.parametrize(
-    ("accuracies", "fields", "named"),
-    [
+def test_a_domain_at_chance_is_named_where_the_others_are_learned(subtests):
+    for accuracies, fields, named in [
         ({"a": 0.6, "b": 0.7, "c": 0.1}, {}, ["c"]),
         ({"a": 0.6, "b": 0.7, "c": 0.02}, {}, ["c"]),
         ({"a": 0.9, "b": 0.9, "c": 0.08}, {"largest": 0.5}, ["c"]),  # two classes, exchanged
@@ -479,10 +476,9 @@ def in_domain(accuracies, examples=100, round_=1, largest=0.1):
         ({"a": 0.6, "b": 0.7, "c": 0.1}, {"examples": 6}, []),  # too few images to tell
         ({"c": 0.1}, {}, []),  # no others
         ({"a": 0.6, "b": 0.7, "c": 0.1}, {"largest": 1.0}, []),  # one class a domain
-    ],
-)
-def test_a_domain_at_chance_is_named_where_the_others_are_learned(accuracies, fields, named):
-    assert list(about_domains(in_domain(accuracies, **fields))) == named
+    ]:
+        with subtests.test(accuracies=accuracies, fields=fields, named=named):
+            assert list(about_domains(in_domain(accuracies, **fields))) == named
 
 
 @pytest.fixture(scope="module")

@@ -34,11 +34,12 @@ from feddg.data.images import IMAGE_SUFFIXES, endings
 from feddg.diagnostics import Progress, silent
 from feddg.errors import DataError, ExperimentError, RunError, need
 from feddg.federation.federation import Federation
+from feddg.readers import with_page
 from feddg.records import AttackRow
+from feddg.runs.execute import load_finished_run
 from feddg.runs.figures import add_figure, grid
 from feddg.runs.folder import FIGURES, RunFolder
-from feddg.runs.model import load_finished_run
-from feddg.runs.prepare import cache_folder
+from feddg.runs.prepare import cache_folder, images_of
 from feddg.runs.reading import ATTACKS, LedgerRecord, read_run
 
 log = logging.getLogger("feddg")
@@ -244,7 +245,7 @@ class _Work:
         entries, chosen = self._entries(), self._settings
         images, labels = self._known_images(attacker)
         training = GeneratorTraining(chosen.steps, seed=chosen.seed)
-        names = self._loaded.clients.table.domain_names
+        names = images_of(self._loaded).table.domain_names
         rows: list[AttackRow] = []
         for entry in entries:
             found = reconstruct(
@@ -265,7 +266,7 @@ class _Work:
         """Returns the images that the attacker trains on, and their labels."""
         most, size = self._settings.most_public, self._loaded.settings.data.image_size
         if attacker is not None:
-            own = self._loaded.clients.examples(attacker)
+            own = self._loaded.clients[attacker]
             if len(own) < FEWEST:
                 raise DataError(
                     f"client {attacker} holds {len(own)} images, fewer than the {FEWEST} that a "
@@ -283,7 +284,7 @@ class _Work:
         return images, self._senders.labels(images)
 
     def _malicious(self) -> int:
-        sizes = self._loaded.clients.partition.sizes
+        sizes = images_of(self._loaded).partition.sizes
         if self._settings.client is None:
             return int(sizes.argmax())
         if not 0 <= self._settings.client < len(sizes):
@@ -336,3 +337,7 @@ def _require_sent(ledger: LedgerRecord, entry: SentEntry, path: Path) -> None:
     raise RunError(
         f"the ledger of {path} shows no message with {entry.key}: nothing of it left a client"
     )
+
+
+attack = with_page(attack_run)
+"""The same, and the run's page is written anew."""

@@ -234,7 +234,7 @@ def invert(
 
 def _batches(senders: Senders, size: int, updates: int, seed: int) -> Iterator[Targets]:
     """Yields batches of images, each of one client; several per client if there are too few."""
-    examples = senders.loaded.clients.examples
+    examples = senders.loaded.clients.__getitem__
     clients = chosen_clients(senders.loaded, updates, seed)
     able = [client for client in clients if len(examples(client)) >= size]
     for number in range(updates if able else 0):

@@ -447,7 +447,7 @@ def _of_client(
     seed: int,
 ) -> tuple[Targets, Tensor, Tensor]:
     """Returns some of a client's images, the sent row of each, and each one's own row."""
-    examples = senders.loaded.clients.examples(client)
+    examples = senders.loaded.clients[client]
     positions = looked_at(examples, client, seed)
     if not entry.has_rows:  # it speaks of all of them
         positions = positions[:count]

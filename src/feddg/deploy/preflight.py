@@ -24,7 +24,7 @@ from feddg.data.images import ImageTable
 from feddg.data.inspection import survey
 from feddg.data.pixels import ArrayPixels, DecodedFiles, PixelStore, Vectors
 from feddg.data.sets.features import columns_fault
-from feddg.deploy.setup import JoinFile, held_out_among, public_key
+from feddg.deploy.setup import JoinFile, held_out_among, public_key, read_join
 from feddg.deploy.site import copies_in, list_images
 from feddg.diagnostics import Diagnostic, note, silent, warning
 from feddg.errors import FeddgError, first_names
@@ -36,7 +36,7 @@ from feddg.models.precision import choose_device
 from feddg.privacy.building import NO_DEFENCES
 from feddg.runs.prepare import free_memory, methods_files, peak_memory
 from feddg.settings import ServerSettings
-from feddg.storage import parse_fields, private_folder, why
+from feddg.storage import cache_folder, parse_fields, private_folder, why
 from feddg.text import size
 
 SAMPLE = 256
@@ -83,6 +83,34 @@ def compared(
 
 
 def check_site(
+    folder: Path,
+    images: str,
+    domain: str | None = None,
+    *,
+    cache: Path | str | None = None,
+    device: str = "auto",
+    offline: bool = False,
+) -> tuple[str, list[Diagnostic]]:
+    """Checks a site before it joins: images, machine, keys, versions and connection.
+
+    Args:
+        folder: the coordinator's files, with the site's key.
+        images: ``root/domain/class/*``, or ``root/class/*`` with ``domain``.
+        domain: name of the domain for images in ``root/class/*``.
+        cache: the site's cache folder.
+        device: the device for training.
+        offline: whether to skip keys, versions and the connection.
+
+    Returns:
+        The site's name, and the result of each check.
+    """
+    join = read_join(folder)
+    place = cache_folder(cache).expanduser()
+    own = check_images(join, images, domain, place, device)
+    return join.site, [*(() if offline else check_connection(folder, join)), *own]
+
+
+def check_images(
     join: JoinFile, images: str, domain: str | None, cache: Path, device: str = "auto"
 ) -> Iterator[Diagnostic]:
     """Yields the checks of a site's images and machine as they are done.
@@ -274,7 +302,7 @@ def seconds_per_image(experiment: Experiment, classes: int) -> float:
         noised = defences_for(bare, method, network)
         for worker in federation.workers:  # what noise costs at the client counts
             worker.style_noise, worker.record_noise = noised.style_noise, noised.record_noise
-        federation.server.setup()
+        federation.start()
         quickest = min(quickest, 1 / federation.server.round().images_per_second)
     return quickest
 

@@ -15,7 +15,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from pydantic import BeforeValidator, Field, NonNegativeInt
 
-from feddg.clients.client import Worker
+from feddg.clients.client import Examples, Worker
 from feddg.data.class_names import joined
 from feddg.data.sets.features import columns_fault
 from feddg.deploy.site import load_pixels, positions, read_experiment, test_images
@@ -26,7 +26,7 @@ from feddg.errors import ExperimentError, RunError, first_names, nearest, schema
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.experiment import Experiment
-from feddg.federation.federation import Federation, build
+from feddg.federation.federation import Clients, Federation, build
 from feddg.federation.server import Server
 from feddg.messages import Broadcast, Message, Refusal, plain_text
 from feddg.methods.base import require_network_fit
@@ -198,23 +198,21 @@ def _score(row: EvaluationRow, classes: int, held: Mapping[str, int]) -> Score:
     return Score(TEST, row.domain, int(confusion.trace()), examples, loss, confusion, metrics)
 
 
-class Sites(Sequence[Any]):
-    """The clients of a deployment, whose images are elsewhere.
-
-    Attributes:
-        held: counts of their images by domain and class, as they registered.
-        contents: None: nobody here knows their images.
-    """
-
-    contents = None
+class Sites(Clients):
+    """The clients of a deployment, whose images are elsewhere, as they registered."""
 
     def __init__(self, transport: FlowerTransport, held: ClientsTable) -> None:
-        self._transport, self.held = transport, held
+        self._transport, self._held = transport, held
+
+    @property
+    def held(self) -> ClientsTable:
+        """See :class:`Clients`."""
+        return self._held
 
     def __len__(self) -> int:
         return len(self._transport.clients)
 
-    def __getitem__(self, client: Any) -> Any:
+    def __getitem__(self, client: int) -> Examples:
         raise IndexError("a site's images are at the site")
 
     def scores_elsewhere(

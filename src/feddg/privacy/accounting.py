@@ -8,8 +8,9 @@ from functools import cache
 from typing import Any, Literal
 
 from feddg.diagnostics import warn
-from feddg.errors import BudgetSpent, ExperimentError
-from feddg.records import PrivacyRow
+from feddg.errors import BudgetSpent, ExperimentError, RunError
+from feddg.privacy.defence import RowsFolder
+from feddg.records import PRIVACY, PRIVACY_ROWS, PrivacyRow
 from feddg.settings import PrivacySettings
 
 MOST_NOISE = 1e4
@@ -251,6 +252,38 @@ class Account:
             return
         for id in row.clients:
             self._known[key].setdefault(id, []).append(row.noise)
+
+
+def open_account(folder: RowsFolder, rounds: int, *, every_round: bool) -> Account:
+    """Returns the account of a run, continued from the rows in its folder.
+
+    Args:
+        folder: the run's.
+        rounds: completed rounds in the checkpoint.
+        every_round: whether each of them must have cost something.
+
+    Raises:
+        RunError: the privacy cost of a round was lost, or a row was changed.
+    """
+    path, rows = folder.path / PRIVACY, PRIVACY_ROWS.read(folder.path / PRIVACY)
+    if rows:
+        folder.replace_rows(PRIVACY, rows)  # without a line that was cut off
+    account = Account(write=lambda row: folder.append(PRIVACY, [row]))
+    missing = set(range(1, rounds + 1)) - {row.round for row in rows if row.message == "update"}
+    if every_round and missing:
+        raise RunError(
+            f"{path} lacks round {min(missing)}: what was spent on it is not known, so nothing "
+            "more can be promised; put the file back, or begin a new run"
+        )
+    for number, row in enumerate(rows, start=1):
+        if account.contradicts(row):
+            raise RunError(
+                f"{path}, row {number}, says epsilon {row.epsilon:.4g}, and that is not what its "
+                "noise and the rows before it cost: the file was changed. Put it back, or begin a "
+                "new run"
+            )
+        account.enter(row)
+    return account
 
 
 def require_meaning(privacy: PrivacySettings, clients: int) -> None:

@@ -22,6 +22,7 @@ from torch.utils import backend_registration
 
 from feddg.diagnostics import emit, note
 from feddg.errors import ExperimentError, FeddgError
+from feddg.federation.federation import Clients
 from feddg.federation.server import Hooks
 from feddg.federation.validation import layout_fault
 from feddg.messages import Message, Refusal, Update, Weights, first_not_finite
@@ -437,7 +438,7 @@ class _Programs:
 def _site(make: Make, id: int) -> Federation:
     """Returns what a site's program makes, anew for every message."""
     site = _Small(make())
-    site.clients = [site.clients[id]]
+    site.clients = Clients([site.clients[id]])
     return site
 
 
