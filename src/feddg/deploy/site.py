@@ -29,13 +29,7 @@ from feddg.data.fingerprint import (
     file_of,
     images_file,
 )
-from feddg.data.images import (
-    ImageTable,
-    check_folder,
-    folder_names,
-    from_class_folders,
-    image_names,
-)
+from feddg.data.images import ImageTable, check_folder, from_class_folders
 from feddg.data.inspection import about_copies, open_images
 from feddg.data.pixels import PixelStore
 from feddg.data.splits import Splits
@@ -57,6 +51,7 @@ from feddg.federation.transport import without_frozen
 from feddg.messages import Message, Scalar, Weights, on_device
 from feddg.methods.base import Method
 from feddg.models.backbones import FEATURES
+from feddg.prediction.classifier import image_files
 from feddg.privacy.building import Defences
 from feddg.privacy.secure_aggregation import KNOWN
 from feddg.records import DOMAIN_SCORES, UNLABELLED, DomainScore
@@ -228,13 +223,7 @@ def unlabelled_images(root: Path, site: str) -> ImageTable:
         DataError: there are none, or the folder cannot be read.
     """
     check_folder(root)
-
-    def below(folder: Path, prefix: str) -> Iterator[str]:
-        yield from (f"{prefix}{name}" for name in image_names(folder))
-        for name in folder_names(folder):
-            yield from below(folder / name, f"{prefix}{name}/")
-
-    paths = tuple(below(root, ""))
+    paths = tuple(file.relative_to(root).as_posix() for file in image_files([root]))
     if not paths:
         raise DataError(f"no images were found below {root}")
     nothing = numpy.zeros(len(paths), numpy.int64)
