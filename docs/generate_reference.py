@@ -34,7 +34,7 @@ PYTHON = {
     "Data sets and networks of one's own": ("feddg.simple", ("Federation",)),
     "Experiments": ("feddg.experiment", ("Experiment", "load_experiment")),
     "Runs": ("feddg.runs.reading", ("Run", "read_run")),
-    "Models": ("feddg.runs.model", ("load_model",)),
+    "Models": ("feddg.prediction.model", ("load_model",)),
     "Predictions": ("feddg.prediction.predict", ("predict", "Prediction")),
     "Accuracy at a new site": ("feddg.prediction.travel", ("travel", "Travel")),
     "Comparisons": ("feddg.comparison.compare", ("Comparison",)),

@@ -21,8 +21,6 @@ MODULES = {
     *("data", "data.images", "data.pixels", "data.decoding", "data.augment", "data.partition"),
     *("data.splits", "data.formats"),  # the last is empty: where a registry looks for readers
 }
-SATELLITES = {"evaluation.travel"}
-"""Modules of the core's packages that are built on it."""
 HEAVY = {"pandas", "plotly", "matplotlib", "sklearn", "cryptography", "tensorboard"}
 """Packages that importing the core may not load."""
 
@@ -37,7 +35,7 @@ def modules(package: Path) -> dict[str, Path]:
 
 
 def is_core(name: str) -> bool:
-    return (name in MODULES or name.partition(".")[0] in PACKAGES) and name not in SATELLITES
+    return name in MODULES or name.partition(".")[0] in PACKAGES
 
 
 @functools.cache
@@ -82,7 +80,7 @@ def loaded(package: Path) -> set[str]:
 
 
 def test_every_name_in_the_list_is_a_module():
-    assert modules(PACKAGE).keys() >= PACKAGES | MODULES | SATELLITES
+    assert modules(PACKAGE).keys() >= PACKAGES | MODULES
 
 
 def test_the_core_names_nothing_else_of_the_package():

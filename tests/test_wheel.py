@@ -119,6 +119,17 @@ def test_a_folder_is_run_compared_predicted_and_reported_from_the_wheel_alone(em
     assert (tmp_path / "several" / "results.csv").is_file()
 
 
+@pytest.mark.slow
+def test_a_command_of_another_package_runs_beside_the_wheel(empty, tmp_path):
+    command = [empty / "uv", "pip", "install", "--quiet", "--python", empty / "python"]
+    subprocess.run([*command, ROOT / "tests" / "helpers" / "own_command"], check=True)
+    run = ("feddg", "run", "--data", "digits", "--hold-out", "ink", "--rounds", 1, "-q")
+    in_it(empty, tmp_path, *run, "--clients", 2, "--image-size", 8)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert in_it(empty, tmp_path, "feddg", "weakest", folder).startswith("ink: ")
+    assert "weakest" in in_it(empty, tmp_path, "feddg", "--help")
+
+
 SIZE = """
 import os, re
 from importlib.metadata import distributions

@@ -27,8 +27,8 @@ from feddg.experiment import Experiment
 from feddg.models.network import Network
 from feddg.models.normalization import Adapted, interpolated, map_layers, normalised_by
 from feddg.prediction.evaluate import evaluate_run
+from feddg.prediction.model import load_trained
 from feddg.records import ID_VAL, TEST, AdaptationRow
-from feddg.runs.model import load_trained
 from feddg.runs.prepare import load_images
 from feddg.runs.reading import BEST_IN_DOMAIN, FINAL, OWN, Run, read_run
 from feddg.storage import cache_folder

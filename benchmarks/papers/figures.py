@@ -43,9 +43,9 @@ from feddg.report.charts import (
 from feddg.report.page import write_page
 from feddg.report.text import percent
 from feddg.rng import stream
+from feddg.runs.execute import load_finished_run
 from feddg.runs.figures import some_of_each
 from feddg.runs.folder import SNAPSHOTS, kept_weights
-from feddg.runs.model import load_finished_run
 from feddg.runs.prepare import cache_folder
 from feddg.runs.reading import FINAL, read_run
 from feddg.storage import is_file, why

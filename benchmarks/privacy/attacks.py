@@ -35,8 +35,8 @@ from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.federation.federation import Federation
 from feddg.records import Row
+from feddg.runs.execute import load_finished_run
 from feddg.runs.figures import grid
-from feddg.runs.model import load_finished_run
 
 STAGES = ("transfer", "reconstruct", "membership", "update")
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")

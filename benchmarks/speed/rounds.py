@@ -165,7 +165,7 @@ def measure_memory(arguments: argparse.Namespace) -> int:
             for _ in range(2):
                 loop.run(federation.next_batches())
         else:
-            federation.server.setup()
+            federation.start()
             for _ in range(2):
                 federation.server.round()
     return memory.peak

@@ -29,9 +29,11 @@ import feddg
 from feddg.data.data_set import DATA_SETS
 from feddg.data.partition import partition
 from feddg.data.pixels import as_unit
+from feddg.evaluation.calibration import Estimate, calibrated
 from feddg.evaluation.intervals import wilson
-from feddg.evaluation.travel import (
-    Estimate,
+from feddg.experiment import Experiment
+from feddg.models.backbones import build_network
+from feddg.prediction.estimators import (
     Familiar,
     LeftOutSite,
     Outputs,
@@ -39,15 +41,12 @@ from feddg.evaluation.travel import (
     Reference,
     Signals,
     Sums,
-    calibrated,
     images_to_label,
     left_out_sites,
     outputs_of,
     right_chances,
     with_labels,
 )
-from feddg.experiment import Experiment
-from feddg.models.backbones import build_network
 from feddg.prediction.travel import STAND_IN, Recorder, calibrate, watch_middle
 from feddg.rng import numpy_stream, stream
 from feddg.runs.prepare import load_images, load_table

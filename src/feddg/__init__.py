@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from feddg.api import compare as compare
     from feddg.api import resume as resume
     from feddg.api import run as run
-    from feddg.api import travel as travel
+    from feddg.attacks.attack import attack as attack
     from feddg.experiment import Experiment as Experiment
     from feddg.experiment import load_experiment as load_experiment
     from feddg.methods.base import Method as Method
@@ -23,39 +23,32 @@ if TYPE_CHECKING:
     from feddg.methods.base import RoundHook as RoundHook
     from feddg.methods.base import register as register
     from feddg.models.task import Task as Task
+    from feddg.prediction.evaluate import decide as decide
+    from feddg.prediction.evaluate import evaluate as evaluate
+    from feddg.prediction.export import export_run as export_run
+    from feddg.prediction.model import load_model as load_model
     from feddg.prediction.predict import predict as predict
-    from feddg.runs.model import load_model as load_model
+    from feddg.prediction.predict import predict_files as predict_files
+    from feddg.prediction.travel import travel as travel
+    from feddg.prediction.validation import validate as validate
+    from feddg.runs.execute import forget as forget
     from feddg.runs.reading import Run as Run
+    from feddg.serving.server import serve as serve
     from feddg.simple import Federation as Federation
 
     __version__: str
 
 _HOME = {
-    "Experiment": "feddg.experiment",
-    "Federation": "feddg.simple",
-    "Method": "feddg.methods.base",
-    "MethodSettings": "feddg.methods.base",
-    "RoundHook": "feddg.methods.base",
-    "Run": "feddg.runs.reading",
-    "Task": "feddg.models.task",
-    "compare": "feddg.api",
-    "load_experiment": "feddg.experiment",
-    "load_model": "feddg.runs.model",
-    "predict": "feddg.prediction.predict",
-    "register": "feddg.methods.base",
-    "resume": "feddg.api",
-    "run": "feddg.api",
-    "travel": "feddg.api",
+    "api": "compare resume run",
+    "experiment": "Experiment load_experiment",
+    "methods.base": "Method MethodSettings RoundHook register",
+    "models.task": "Task",
+    "runs.execute": "forget",
+    "runs.reading": "Run",
+    "simple": "Federation",
 }
-HIGHER = {
-    "model": "feddg.runs.model",
-    "notebook": "feddg.report.notebook",
-    "predict": "feddg.prediction.predict",
-    "progress": "feddg.cli.progress",
-    "report": "feddg.report.page",
-}
-"""Where what :mod:`feddg.views` asks for is."""
-__all__ = [*sorted(_HOME), "__version__"]
+"""Where the core's names are; :mod:`feddg.readers` finds those of packages that read runs."""
+__all__ = [*" ".join(_HOME.values()).split(), "__version__", "load_model", "predict", "travel"]
 
 
 def __getattr__(name: str) -> Any:
@@ -68,6 +61,12 @@ def __getattr__(name: str) -> Any:
             return "0"  # a source tree that was never installed
     if name == "methods":
         return import_module("feddg.methods")
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+    for module, names in _HOME.items():
+        if name in names.split():
+            return getattr(import_module(f"feddg.{module}"), name)
+    if not name.startswith("_"):
+        from feddg.readers import find
+
+        if (found := find(name)) is not None:
+            return found
     raise AttributeError(f"module 'feddg' has no attribute {name!r}")

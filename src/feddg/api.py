@@ -1,4 +1,4 @@
-"""The functions for programs and for the command line: one for each command.
+"""What programs and the command line call: runs, comparisons and their pages.
 
 Imports happen inside the functions, so that ``feddg --help`` is fast and a run does not load what
 only pages need.
@@ -7,27 +7,19 @@ only pages need.
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddg.diagnostics import Diagnostic, Progress, collected, emit, silent
+from feddg.diagnostics import collected, emit
 from feddg.errors import ExperimentError, RunError, WorkerLost
+from feddg.readers import find, function
 from feddg.text import command
-from feddg.views import notebook_observer, notebook_watcher
 
 if TYPE_CHECKING:
     from feddg.comparison.compare import Comparison
     from feddg.comparison.plan import Plan
     from feddg.comparison.pool import Watcher
-    from feddg.experiment import Experiment, Origin
-    from feddg.prediction.evaluate import Adaptations
-    from feddg.prediction.predict import PredictedFiles
-    from feddg.prediction.travel import Travel
-    from feddg.prediction.validation import ValidationFile
-    from feddg.records import AttackRow, Details
-    from feddg.runs.beforehand import Forecast
+    from feddg.experiment import Experiment
     from feddg.runs.observer import Observer
     from feddg.runs.reading import Run
 
@@ -76,6 +68,7 @@ def run(
         FeddgError: the experiment cannot be run; earlier results are kept.
     """
     from feddg.experiment import load_experiment
+    from feddg.progress import notebook_observer
     from feddg.runs import execute
     from feddg.runs.beforehand import with_names_of_domains, with_weights_at_hand
     from feddg.runs.prepare import cache_folder
@@ -85,7 +78,7 @@ def run(
     cached = cache_folder(cache)
     others = joined(cached, workers)
     if predictions:
-        _parquet()
+        function("parquet")("leave out predictions")
     asked = with_names_of_domains(load_experiment(experiment, fields))
     asked, number = placed(asked, others.size if others else workers)
     chosen = with_weights_at_hand(asked)
@@ -100,13 +93,9 @@ def run(
             snapshots=snapshots,
         )
         if predictions:
-            from feddg.prediction.evaluate import write_image_results
-
-            write_image_results(done.folder, cache=cached)
+            function("write_image_results")(done.folder, cache=cached)
         if report:
-            from feddg.report.page import ensure_report
-
-            ensure_report(done.folder)
+            _ensure_page(done.folder)
     return done
 
 
@@ -128,7 +117,7 @@ def resume(
     Raises:
         RunError: the folder is not a run folder.
     """
-    from feddg.report.page import ensure_report
+    from feddg.progress import notebook_observer
     from feddg.runs import execute
     from feddg.runs.prepare import cache_folder
     from feddg.runs.workers import joined, together
@@ -139,8 +128,14 @@ def resume(
         done = execute.resume(
             folder, observer=observer or notebook_observer(), cache=cached, prepare=prepare
         )
-        ensure_report(done.folder)
+        _ensure_page(done.folder)
     return done
+
+
+def _ensure_page(folder: Path) -> None:
+    """Writes a run's page and model card if they do not exist and a package can write them."""
+    if (ensure := find("ensure_report")) is not None:
+        ensure(folder)
 
 
 @contextmanager
@@ -153,61 +148,6 @@ def _resumable(folder: Path | str) -> Iterator[None]:
         raise KeyboardInterrupt(how) from None
     except WorkerLost as error:
         raise RunError(f"{error}; {how}, with any number of workers") from None
-
-
-@dataclass(frozen=True)
-class Preview:
-    """A planned run.
-
-    Attributes:
-        experiment: the complete experiment.
-        settings: every setting by dotted path, with its source.
-        folder: the run's folder.
-        state: state of the folder: ``new``, ``begun`` or ``complete``.
-        forecast: data and resources of the run.
-    """
-
-    experiment: "Experiment"
-    settings: "Mapping[str, Origin]"
-    folder: Path
-    state: str
-    forecast: "Forecast"
-
-
-def preview(
-    experiment: "Path | str | None" = None,
-    out: Path | str = "runs",
-    *,
-    again: bool = False,
-    **fields: Any,
-) -> Preview:
-    """Returns what :func:`run` would do with the same arguments, without running anything.
-
-    Raises:
-        FeddgError: the experiment could not be run.
-    """
-    from feddg.experiment import Origin, expand, explain, load_experiment, read_fields
-    from feddg.runs.beforehand import (
-        forecast,
-        with_names_of_domains,
-        with_weights_at_hand,
-    )
-    from feddg.runs.execute import is_complete
-    from feddg.runs.provenance import ImagesNow, find_folder
-    from feddg.settings import merge
-    from feddg.storage import cache_folder
-
-    given = expand(fields)
-    asked = with_names_of_domains(load_experiment(experiment, given))
-    chosen = with_weights_at_hand(asked)
-    if chosen is not asked:
-        given = merge(given, {"model": {"weights": None}})
-    settings = explain(given, read_fields(experiment, given), str(experiment))
-    if chosen is not asked and chosen.data.features is None:
-        settings["model.weights"] = Origin(None, "ImageNet's cannot be had here")
-    folder = find_folder(chosen, out, ImagesNow(cache_folder()), again=again)
-    state = "complete" if is_complete(folder) else "begun" if folder.is_dir() else "new"
-    return Preview(chosen, settings, folder, state, forecast(chosen))
 
 
 def compare(
@@ -273,6 +213,8 @@ def compare(
     from feddg.comparison.pool import Watcher, default_jobs
     from feddg.comparison.results import results_files
     from feddg.comparison.tuning import picked, prepare_trials
+    from feddg.progress import notebook_watcher
+    from feddg.runs.execute import is_complete
     from feddg.runs.workers import alone
     from feddg.settings import merge
     from feddg.storage import cache_folder
@@ -294,7 +236,7 @@ def compare(
             f"--results {files[0]}: the comparison writes its own numbers there; name another file"
         )
     if predictions:
-        _parquet()
+        function("parquet")("leave out predictions")
     watcher = watcher or notebook_watcher() or Watcher()
     if jobs is None:
         cells = expand_plan(whole) if launcher == "local" else []
@@ -318,17 +260,11 @@ def compare(
         return done
     carry_out_comparison(done, **execution)
     if predictions:
-        from feddg.prediction.evaluate import write_missing_results
-
-        emit(*write_missing_results(done.folders, cache=cached))
-    if report:
-        from feddg.prediction.export import ensure_card
-        from feddg.report.page import write_comparison
-        from feddg.runs.execute import is_complete
-
-        write_comparison(done.folder)
+        emit(*function("write_missing_results")(done.folders, cache=cached))
+    if report and (write := find("write_comparison")) is not None:
+        write(done.folder)
         for folder in () if drop_weights else filter(is_complete, done.folders):
-            ensure_card(folder)
+            function("ensure_card")(folder)
     done.require_results()
     emit(*done.diagnostics)
     return done
@@ -380,13 +316,6 @@ def _split_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     return ({"seeds": (given.pop("seed"),)} if "seed" in given else {}) | axes, given
 
 
-def _parquet() -> None:
-    """Raises an error at the start, rather than at the end, if PyArrow is missing."""
-    from feddg.prediction.evaluate import parquet
-
-    parquet("leave out predictions")
-
-
 def report(
     folders: Path | str | Sequence[Path | str],
     out: Path | None = None,
@@ -428,283 +357,3 @@ def report(
         write_tables(page, tables)
     default = paths[0] / "report.html" if len(paths) == 1 else Path("report.html")
     return write_page(page, out or default)
-
-
-def _check_page(html: Path | None, table: Path | str | None) -> None:
-    """Raises DataError if a page would be written over a table, or is a folder."""
-    from feddg.errors import DataError
-
-    same = html is not None and table is not None and html.resolve() == Path(table).resolve()
-    if html is not None and (html.is_dir() or same):
-        raise DataError(f"--html {html} is a folder, or the table itself; name a file of its own")
-
-
-def predict_files(
-    run: Path | str,
-    images: Sequence[Path | str],
-    out: Path,
-    *,
-    html: Path | None = None,
-    **options: Any,
-) -> "PredictedFiles":
-    """Predicts image files; writes a table, and a page with the most doubtful ones first.
-
-    Args:
-        run: the run folder, or an ONNX file.
-        images: files, folders, globs.
-        out: the table to write; ends in ``.csv`` or ``.jsonl``.
-        html: the page to write; none by default.
-        **options: options and errors of :func:`feddg.prediction.predict.predict_files`.
-    """
-    from feddg.prediction import predict
-
-    _check_page(html, out)
-    try:
-        done = predict.predict_files(run, images, out, **options)
-    except KeyboardInterrupt:
-        how = "goes on where it stopped" if predict.part_of(out).is_file() else "begins anew"
-        raise KeyboardInterrupt(f"the same command {how}") from None
-    if html is not None:
-        from feddg.report.predictions_page import write_predictions_page
-
-        write_predictions_page(done, html, run, images)
-    return done
-
-
-def travel(
-    run: Path | str,
-    images: Path | str | Sequence[Path | str],
-    *,
-    html: Path | None = None,
-    **options: Any,
-) -> "Travel":
-    """Estimates the accuracy of a run's model on unlabelled images of a new site.
-
-    >>> feddg.travel("runs/...", "new_site/").expected
-
-    Args:
-        run: the run folder; its images must be available at the first call.
-        images: files, folders, globs of one site.
-        html: the page to write, riskiest images first; none by default.
-        **options: options and errors of :func:`feddg.prediction.travel.travel`.
-    """
-    from feddg.prediction import travel as answers
-
-    _check_page(html, options.get("labels"))
-    found = answers.travel(run, images, **options)
-    if html is not None:
-        from feddg.report.predictions_page import write_travel_page
-
-        write_travel_page(found, html, run, images)
-    return found
-
-
-def _update_page(run: Path | str) -> None:
-    from feddg.report.page import write_report
-
-    write_report([Path(run)], Path(run) / "report.html")
-
-
-def evaluate(
-    folder: Path | str,
-    adaptations: Sequence[str] | None = None,
-    *,
-    report: bool = True,
-    **options: Any,
-) -> "Adaptations":
-    """Evaluates a run's model with test-time adaptations, and updates its page.
-
-    Args:
-        folder: the run's folder.
-        adaptations: names of the adaptations; all by default.
-        report: whether to write the page.
-        **options: options and errors of :func:`feddg.prediction.evaluate.evaluate_run`.
-    """
-    from feddg.prediction.evaluate import evaluate_run
-
-    found = evaluate_run(folder, adaptations, **options)
-    if report:
-        _update_page(folder)
-    return found
-
-
-def decide(folder: Path | str, decision: str, *, report: bool = True, **options: Any) -> "Details":
-    """Decides about one class with a run's model, and updates its page.
-
-    Args:
-        folder: the run's folder.
-        decision: the class.
-        report: whether to write the page.
-        **options: options and errors of :func:`feddg.prediction.evaluate.decide_run`.
-    """
-    from feddg.prediction.evaluate import decide_run
-
-    found = decide_run(folder, decision, **options)
-    if report:
-        _update_page(folder)
-    return found
-
-
-def forget(folder: Path | str, client: int, *, report: bool = True, **options: Any) -> "Run":
-    """Takes a site that withdraws out of a run's model, and updates the run's page.
-
-    Args:
-        folder: the run's folder.
-        client: the site's id.
-        report: whether to write the page.
-        **options: options and errors of :func:`feddg.runs.execute.forget`.
-    """
-    from feddg.runs import execute
-
-    done = execute.forget(folder, client, **options)
-    if report:
-        _update_page(folder)
-    return done
-
-
-def attack(
-    folder: Path | str,
-    kind: str,
-    *,
-    report: bool = True,
-    progress: Progress = silent,
-    clients: int = 8,
-    shadows: int = 4,
-    **settings: Any,
-) -> "list[AttackRow]":
-    """Attacks a finished run, and updates its page.
-
-    Args:
-        folder: the run's folder.
-        kind: ``server``, ``client``, ``update`` or ``membership``.
-        report: whether to write the page.
-        progress: called with the progress.
-        clients: number of clients that ``membership`` attacks.
-        shadows: shadow clients per client.
-        **settings: fields of :class:`feddg.attacks.attack.AttackSettings`.
-    """
-    from feddg.attacks.attack import AttackSettings, attack_run
-    from feddg.attacks.senders import MembershipEffort
-
-    effort = MembershipEffort(clients=clients, shadows=shadows)
-    rows = attack_run(
-        Path(folder), kind, AttackSettings(membership=effort, **settings), progress=progress
-    )
-    if report:
-        _update_page(folder)
-    return rows
-
-
-def validate(
-    model: Path | str, images: Path | str, out: Path | None = None, **options: Any
-) -> "ValidationFile":
-    """Evaluates a model on the images of a site that takes no part.
-
-    Args:
-        model: the run folder, or an ONNX file.
-        images: ``root/domain/class/*``, or ``root/class/*`` with ``domain``.
-        out: the JSON file to write, to be handed back; none by default.
-        **options: options and errors of :func:`feddg.prediction.validation.validate`.
-    """
-    from feddg.prediction import validation
-    from feddg.storage import replace_text
-
-    found = validation.validate(model, images, **options)
-    if out is not None:
-        replace_text(out, found.to_text())
-    return found
-
-
-def inspect_data(
-    croissant: Path | None = None, *, progress: Progress = silent, **fields: Any
-) -> dict[str, Any]:
-    """Counts an experiment's images by domain and class, finds bad files, and partitions them.
-
-    Args:
-        croissant: file for metadata as Croissant (``.json``), with a table beside it; none by
-            default.
-        progress: called with the progress.
-        **fields: fields of the experiment.
-    """
-    from feddg.experiment import Experiment, expand
-    from feddg.runs.inspection import inspect_experiment
-    from feddg.settings import merge
-
-    experiment = Experiment(**merge({"model": {"weights": None}}, expand(fields)))
-    found = inspect_experiment(experiment, progress)
-    if croissant is not None:
-        from feddg.data.croissant import write_croissant
-        from feddg.data.data_set import DATA_SETS, load_images_of
-
-        definition = DATA_SETS.find(experiment.data.source)
-        write_croissant(load_images_of(experiment.data), definition, croissant)
-    return found
-
-
-def deploy(folder: Path, experiment: Path, sites: Sequence[str], **options: Any) -> list[Path]:
-    """Writes the app of a federation across a network; returns its files.
-
-    Args:
-        folder: the folder to write; must not contain an app.
-        experiment: the experiment's file.
-        sites: names of the sites, in order.
-        **options: options and errors of :func:`feddg.deploy.setup.write_app`.
-    """
-    from feddg.deploy.setup import deployment_fields, write_app
-    from feddg.experiment import load_experiment
-
-    return write_app(
-        folder, load_experiment(experiment, deployment_fields(sites)), sites, **options
-    )
-
-
-def check_site(
-    folder: Path,
-    images: str,
-    domain: str | None = None,
-    *,
-    cache: Path | str | None = None,
-    device: str = "auto",
-    offline: bool = False,
-) -> tuple[str, list[Diagnostic]]:
-    """Checks a site before it joins: images, machine, keys, versions and connection.
-
-    Args:
-        folder: the coordinator's files, with the site's key.
-        images: ``root/domain/class/*``, or ``root/class/*`` with ``domain``.
-        domain: name of the domain for images in ``root/class/*``.
-        cache: the site's cache folder.
-        device: the device for training.
-        offline: whether to skip keys, versions and the connection.
-
-    Returns:
-        The site's name, and the result of each check.
-    """
-    from feddg.deploy import preflight
-    from feddg.deploy.setup import read_join
-    from feddg.storage import cache_folder
-
-    join = read_join(folder)
-    place = cache_folder(cache).expanduser()
-    own = preflight.check_site(join, images, domain, place, device)
-    return join.site, [*(() if offline else preflight.check_connection(folder, join)), *own]
-
-
-_HOME = {
-    "feddg.data.data_set": ("DATA_SETS",),
-    "feddg.data.download": ("about", "get_data_set"),
-    "feddg.evaluation.adaptation": ("ADAPTATIONS",),
-    "feddg.deploy.keys": ("register_site", "run_signed", "sign_app"),
-    "feddg.methods.base": ("methods",),
-    "feddg.prediction.evaluate": ("write_image_results",),
-    "feddg.prediction.export": ("export_run", "one_format", "save_model"),
-    "feddg.runs.inspection": ("print_inspection",),
-    "feddg.serving.server": ("is_loopback", "serve"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _HOME.items():
-        if name in names:
-            return getattr(import_module(module), name)
-    raise AttributeError(f"module 'feddg.api' has no attribute {name!r}")

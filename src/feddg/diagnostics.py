@@ -50,6 +50,16 @@ class Diagnostic:
         return f"{self.text} {self.advice}".strip()
 
 
+def note(code: str, text: str, advice: str = "") -> Diagnostic:
+    """Returns what is good to know."""
+    return Diagnostic(code, "note", text, advice)
+
+
+def warning(code: str, text: str, advice: str = "") -> Diagnostic:
+    """Returns a warning."""
+    return Diagnostic(code, "warning", text, advice)
+
+
 def gravest_first(found: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Returns errors, then warnings, then notes, otherwise in the given order."""
     return sorted(found, key=lambda one: SEVERITIES.index(one.severity))
@@ -73,7 +83,7 @@ def emit(*found: Diagnostic) -> None:
 
 def warn(code: str, text: str, advice: str = "") -> None:
     """Emits a warning; see :class:`Diagnostic`."""
-    emit(Diagnostic(code, "warning", text, advice))
+    emit(warning(code, text, advice))
 
 
 @contextmanager

@@ -453,17 +453,6 @@ class DecisionRow(Row):
     npv: Ends | None = None
     reliability: list[tuple[Number, Number, Number, Number, int]] = Field(default_factory=list)
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        """What is defined of it, by the names of :mod:`feddg.evaluation.metrics`."""
-        named = {
-            "decision_auroc": self.auroc,
-            "decision_ap": self.average_precision,
-            "sensitivity": self.sensitivity,
-            "specificity": self.specificity,
-        }
-        return {name: ends[0] for name, ends in named.items() if ends is not None}
-
 
 class DecisionTable(Row):
     """A decision about one class: its threshold, and what it gives.
@@ -913,6 +902,7 @@ METRICS_ROWS = RowFile[MetricsRow](Annotated[MetricsRow, Field(discriminator="ki
 LEDGER_ROWS = RowFile[LedgerRow](Annotated[LedgerRow, Field(discriminator="kind")], tagged=True)
 EVALUATION_ROWS = RowFile[EvaluationRow](EvaluationRow)
 ADAPTATION_ROWS = RowFile[AdaptationRow](AdaptationRow)
+PRIVACY, OPENED_SUMS = "privacy.jsonl", "opened_sums.jsonl"
 PRIVACY_ROWS = RowFile[PrivacyRow](PrivacyRow)
 OPENED_SUM_ROWS = RowFile[OpenedSumRow](OpenedSumRow)
 ATTACK_ROWS = RowFile[AttackRow](Annotated[AttackRow, Field(discriminator="kind")], tagged=True)

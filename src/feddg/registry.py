@@ -34,6 +34,8 @@ class Registry(Mapping[str, T], Generic[T]):
         order: sort key for listing all definitions; by default in the order found.
         adopt: converts the object of another package's entry point to a definition, or raises what
             is wrong with it; by default the object itself is used.
+        made_of: the class of definitions, if an entry point must give an object or subclass of it
+            that is called as the entry point.
     """
 
     def __init__(
@@ -47,10 +49,11 @@ class Registry(Mapping[str, T], Generic[T]):
         named: Callable[[T], Sequence[str]] | None = None,
         order: Callable[[T], Any] | None = None,
         adopt: Callable[[str, Any], T] | None = None,
+        made_of: type | None = None,
     ) -> None:
         self.kind, self._package, self._group = kind, package, group
         self._error, self._where, self._named = error, where, named
-        self._order, self._adopt = order, adopt
+        self._order, self._adopt, self._made_of = order, adopt, made_of
         self._found: dict[str, T] = {}
         self._broken: dict[str, str] = {}
         self._aliases: dict[str, str] = {}
@@ -144,7 +147,13 @@ class Registry(Mapping[str, T], Generic[T]):
 
     def _load_entry(self, name: str, value: str, load: object) -> None:
         try:
-            loaded = load()  # type: ignore[operator]
+            loaded: Any = load()  # type: ignore[operator]
+            kind = loaded if isinstance(loaded, type) else type(loaded)
+            if self._made_of and not (
+                issubclass(kind, self._made_of) and getattr(loaded, "name", name) == name
+            ):
+                expected = f"a {self._made_of.__name__} called {name!r}"
+                raise self._error(f"expected {expected}, found {loaded!r}")
             adopted: T = self._adopt(name, loaded) if self._adopt else loaded
             name, *aliases = self._named(adopted) if self._named else (name,)
             if self._named or name not in self._found:  # else its module registered it
@@ -152,17 +161,6 @@ class Registry(Mapping[str, T], Generic[T]):
         except Exception as error:  # a broken plug-in must not take the others down
             self._broken[name] = f"of {value} cannot be loaded: {error}"
             log.warning("%s %r %s", self.kind, name, self._broken[name])
-
-
-def is_called(name: str, loaded: Any, kind: type[T], error: type[FeddgError]) -> T:
-    """Returns an entry point's object, after checking its kind and name.
-
-    Raises:
-        FeddgError: it has another kind or name.
-    """
-    if not isinstance(loaded, kind) or getattr(loaded, "name", None) != name:
-        raise error(f"expected a {kind.__name__} called {name!r}, found {loaded!r}")
-    return loaded
 
 
 def _alike(one: object, other: object) -> bool:

@@ -38,8 +38,8 @@ from feddg.models.backbones import split_network
 from feddg.models.convolutions import check_convolutions
 from feddg.models.network import Network
 from feddg.models.task import CLASSIFICATION, Task
-from feddg.prediction.model_file import write_model
-from feddg.runs.prepare import in_process
+from feddg.readers import function
+from feddg.runs.prepare import Images, in_process
 from feddg.settings import SHORTHANDS, ExperimentSettings, leaves, merge
 from feddg.storage import cache_folder
 from feddg.text import counted
@@ -185,30 +185,25 @@ class Federation(federation.Federation):
         )
         rest = [str(number) for number in range(len(self.names), start.classes)]
         self.class_names = (*self.names, *(f"unnamed {n}" if self.names else n for n in rest))
-        if self.names and hasattr(transport, "class_names"):
-            sites = cast(Any, transport)
-            if strange := sorted(set(sites.class_names) - set(self.class_names)):
+        if self.names and self.remote:
+            if strange := sorted(set(self.transport.class_names) - set(self.class_names)):
                 raise ExperimentError(
                     f"sites have the class {strange[0]!r}, which is none of the federation's: "
                     f"{first_names(self.class_names)}; {REMEDY}"
                 )
-            sites.class_names = self.class_names
+            self.transport.class_names = self.class_names
 
     @classmethod
-    def of(cls, experiment: Experiment, cache: Path | None = None) -> Self:
+    def of(cls, experiment: Experiment, cache: Path | None = None) -> "Federation":
         """Returns an experiment's federation before its first round, without a run folder.
 
         Args:
             experiment: gives images, network and method.
             cache: folder for decoded pixels; the user's cache by default.
         """
-        found = in_process(experiment, cache_folder(cache))
-        self = cls.__new__(cls)
-        table = found.clients.held
-        names = tuple(table.classes)
-        named = {"class_names": names, "names": names, "domain_names": tuple(table.domains)}
-        vars(self).update(vars(found), **named)
-        return self
+        made = in_process(experiment, cache_folder(cache), make=_OfExperiment)
+        assert isinstance(made, Federation)
+        return made
 
     def fit(self, rounds: int | None = None, progress: Progress = silent) -> Self:
         """Trains for some rounds; a further call continues.
@@ -300,7 +295,8 @@ class Federation(federation.Federation):
             "method": self.method.name,
             "round": self.server.state.round,
         }
-        return write_model(self.model, Path(path), about)
+        written: Path = function("write_model")(self.model, Path(path), about)
+        return written
 
     @property
     def classes(self) -> int:
@@ -349,6 +345,15 @@ class Federation(federation.Federation):
         )
 
 
+class _OfExperiment(Federation):
+    """The federation of an experiment, whose images are read already."""
+
+    def __init__(self, clients: Images, *parts: Any, **more: Any) -> None:
+        federation.Federation.__init__(self, clients, *parts, **more)
+        self.names = self.class_names = tuple(clients.held.classes)
+        self.domain_names = tuple(clients.held.domains)
+
+
 def _settings(
     method: Method, fields: dict[str, Any], clients: int, image_size: int
 ) -> ExperimentSettings:
@@ -385,7 +390,7 @@ def _all_names(
         for number, own in enumerate(tables)
         for table in {id(table): table for table in own}.values()
     ]
-    elsewhere: tuple[str, ...] = getattr(transport, "class_names", ())
+    elsewhere = transport.class_names if transport is not None else ()
     found += [("a site", dict(enumerate(elsewhere)))] if elsewhere else []
     names = joined(found, classes)
     if len(names) > classes:

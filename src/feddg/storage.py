@@ -32,6 +32,7 @@ _WINDOWS = os.name == "nt"
 _READ_PLAINLY = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 MOST_VALUES = 100_000
 """Most values in a file with aliases expanded, because aliases can double them with every line."""
+NO_FILE = "it is a folder, a pipe or a device, not a file"
 DEEPEST = 50
 """Largest nesting depth of values."""
 
@@ -179,16 +180,7 @@ def is_file(path: Path, fault: type[FeddgError] = RunError) -> bool:
         raise fault(f"Cannot read {path}: {why(error)}.") from None
     if stat.S_ISREG(mode):
         return True
-    raise fault(f"Cannot read {path}: it is {kind_of(mode)}, not a file.")
-
-
-def kind_of(mode: int) -> str:
-    """Returns what is in place of a file, from its ``st_mode``, in words."""
-    if stat.S_ISDIR(mode):
-        return "a folder"
-    if stat.S_ISFIFO(mode):
-        return "a pipe"
-    return "a socket" if stat.S_ISSOCK(mode) else "a device"
+    raise fault(f"Cannot read {path}: {NO_FILE}.")
 
 
 Stamp = tuple[int, int, int]
@@ -215,7 +207,7 @@ def open_file(path: Path) -> BufferedReader:
     try:
         mode = os.fstat(handle).st_mode
         if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, f"it is {kind_of(mode)}, not a file")
+            raise OSError(errno.EINVAL, NO_FILE)
         return os.fdopen(handle, "rb")
     except BaseException:
         os.close(handle)

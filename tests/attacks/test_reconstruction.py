@@ -53,7 +53,7 @@ def test_a_generator_fed_noise_is_at_chance_in_retrieval(attacked):
         return retrieval(perceptual_points(drawn), perceptual_points(true), groups)
 
     draws = [torch.randn(rows.shape, generator=stream(seed, "noise")) for seed in range(8)]
-    blind = [look(generator.of_scores(noise)) for noise in draws]
+    blind = [look(generator.images(noise * generator.scale + generator.centre)) for noise in draws]
     # 480 ranks, uniform under chance: their mean is within 0.5 +- 0.05 but once in 5,000 times.
     assert torch.stack([found.ranks for found in blind]).mean() == pytest.approx(0.5, abs=0.05)
     assert sum(found.first for found in blind) / 8 < 4 / ASKED

@@ -16,7 +16,7 @@ from feddg.errors import ExperimentError
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.rng import stream
-from feddg.runs.model import load_finished_run
+from feddg.runs.execute import load_finished_run
 
 pytestmark = needs("torchmetrics")
 

@@ -13,8 +13,8 @@ from feddg.api import run
 from feddg.errors import RunError
 from feddg.experiment import Experiment
 from feddg.federation.local_training import load_weights
+from feddg.prediction.model import load_model
 from feddg.report.page import render
-from feddg.runs.model import load_model
 from scripts import load_script
 
 drawing = load_script(Path(__file__).resolve().parents[2] / "benchmarks" / "papers" / "figures.py")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import feddg
-from feddg.runs.model import load_model
+from feddg.prediction.model import load_model
 from feddg.runs.reading import read_run
 
 

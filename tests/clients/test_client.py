@@ -2,8 +2,16 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from feddg.clients.client import RecordNoise, counted_forwards
+from feddg.clients.client import (
+    RecordNoise,
+    batches_of_pass,
+    counted_forwards,
+    split_batches,
+    steps_of_round,
+)
 from feddg.comparison.plan import _images_of_a_round
 from feddg.records import RoundRow
 from feddg.settings import TrainSettings
@@ -77,3 +85,18 @@ def test_features_on_disk_are_of_the_network_that_asks(kind, tmp_path):
     first = trained(0.5, tmp_path)
     assert same(trained(0.4, tmp_path), trained(0.4, None))
     assert same(first, trained(0.5, tmp_path))
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(1, 9),
+    st.booleans(),
+    st.integers(1, 3),
+    st.none() | st.integers(1, 20),
+)
+def test_the_steps_of_a_round_are_those_that_a_client_takes(images, size, drop, epochs, steps):
+    chosen = {"batch_size": size, "drop_last": drop, "local_epochs": epochs, "local_steps": steps}
+    train = TrainSettings(**chosen)
+    cut = split_batches(torch.arange(images), size, drop)
+    assert batches_of_pass(train, images) == (len(cut), len(cut[-1]))
+    assert steps_of_round(train, images) == (steps or epochs * len(cut))

@@ -22,10 +22,10 @@ from feddg.comparison.compare import prepare_comparison, why_hopeless
 from feddg.comparison.pool import Watcher
 from feddg.errors import ExperimentError, FeddgError, RunError
 from feddg.methods.base import METHODS
+from feddg.prediction.model import load_model
 from feddg.report.page import write_comparison
 from feddg.runs.beforehand import forecast
 from feddg.runs.folder import kept_weights
-from feddg.runs.model import load_model
 from feddg.runs.reading import FINAL, read_rows, read_run
 
 BASE = {

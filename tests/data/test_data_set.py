@@ -143,11 +143,6 @@ def test_sources_on_disk_need_a_root() -> None:
             load_source(source)
 
 
-def test_folder_with_a_single_class(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="class 'x' only"):
-        load_source("folder", write_tree(tmp_path, ("a", "b"), ("x",)))
-
-
 def test_digits_take_no_root(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="leave out root"):
         load_source("digits", tmp_path)

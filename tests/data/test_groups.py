@@ -116,6 +116,9 @@ def test_groups_at_two_sites_are_counted_in_one_warning():
 def test_fewer_groups_than_clients_are_refused():
     with pytest.raises(DataError, match="3 groups"):
         partitioned_units(np.arange(3), np.zeros(3, int), np.zeros(3, int), 4, seed=0)
+    units, domains = np.array([0, 0, 0, 0, 1, 2, 3, 4]), np.array([0, 0, 0, 0, 1, 1, 1, 1])
+    with pytest.raises(DataError, match="2 clients cannot share a domain of 1 groups"):
+        partitioned_units(units, domains, np.zeros(8, int), 4, seed=0, scheme="domain")
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_missing_root_names_the_path_and_the_layout(tmp_path: Path) -> None:
 
 def test_root_that_is_a_file(tmp_path: Path) -> None:
     touch(tmp_path, "images.zip")
-    with pytest.raises(DataError, match=r"images\.zip is a file"):
+    with pytest.raises(DataError, match=r"images\.zip .* not a folder"):
         from_folder(tmp_path / "images.zip")
 
 

@@ -286,7 +286,7 @@ CASES = [
     Case(LABELS, "names in any script", _more(("north", "west"), ("猫", "кот")), NOTES, "lacks"),
     Case(LABELS, "a class only in the test domain", _more(("west",), ("cow",)), STOPS, "'cow'"),
     Case(LABELS, "a class in one training domain only", _more(("north",), ("cow",)), NOTES, "cow"),
-    Case(LABELS, "one class", _remove("*/dog"), STOPS, "'cat' only"),
+    Case(LABELS, "one class", _remove("*/dog"), STOPS, "Only the class 'cat'"),
     Case(LABELS, "one class left: the other's files are bad", _spoil("*/dog/*"), STOPS, "'cat'"),
     Case(LABELS, "one class left to train on", _remove("[ns]*/dog"), STOPS, "left to train on"),
     Case(

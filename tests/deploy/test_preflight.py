@@ -19,7 +19,7 @@ from codec_files import write_vgg19
 from feddg.cli import app
 from feddg.deploy import preflight
 from feddg.deploy.keys import public_key
-from feddg.deploy.preflight import check_connection, check_site
+from feddg.deploy.preflight import check_connection, check_images
 from feddg.deploy.setup import JoinFile, deployment_fields, read_join, write_app
 from feddg.errors import FeddgError
 from feddg.experiment import Experiment
@@ -73,7 +73,7 @@ def severities(checks):
 
 def site_severities(deployment, images, tmp_path, **changes):
     join = read_join(deployment).model_copy(update=changes)
-    return severities(check_site(join, str(images), "north", tmp_path / "cache", "cpu"))
+    return severities(check_images(join, str(images), "north", tmp_path / "cache", "cpu"))
 
 
 @pytest.fixture
@@ -171,18 +171,17 @@ def test_another_certificate_is_no_go(deployment, tmp_path):
 
 
 def test_faults_of_the_images_are_named(deployment, images, tmp_path):
-    assert site_severities(deployment, images, tmp_path)["images-of-each-class"] == "note"
     for number in range(6):
         (images / "corn" / f"bad{number}.png").write_bytes(b"no image")
     (images / "rye").mkdir()
     Image.new("RGB", (8, 8)).save(images / "rye" / "a.png")
-    found = list(check_site(read_join(deployment), str(images), "north", tmp_path / "cache", "cpu"))
+    join = read_join(deployment)
+    found = list(check_images(join, str(images), "north", tmp_path / "cache", "cpu"))
     by_name = {check.code: check for check in found}
     assert by_name["images-decode"].severity == "error"
     assert "not an image in a known format (6)" in by_name["images-decode"].text
     assert by_name["classes"].severity == "error"
     assert "rye" in by_name["classes"].text
-    assert "rye (1)" in by_name["images-of-each-class"].text
     assert site_severities(deployment, tmp_path / "nowhere", tmp_path) == {"images": "error"}
 
 
@@ -193,11 +192,11 @@ def test_a_codec_that_the_site_does_not_have_is_named(deployment, images, tmp_pa
     method = {"name": "pardon", "codec": "vgg19", **paths}
     chosen = Experiment.model_validate(join.settings().model_dump() | {"method": method})
     monkeypatch.setattr(JoinFile, "settings", lambda self: chosen)
-    found = list(check_site(join, str(images), "north", cache, "cpu"))
+    found = list(check_images(join, str(images), "north", cache, "cpu"))
     assert found[-1].severity == "error"
     assert paths["encoder"] in found[-1].text
     write_vgg19(tmp_path)
-    found = {check.code: check for check in check_site(join, str(images), "north", cache, "cpu")}
+    found = {check.code: check for check in check_images(join, str(images), "north", cache, "cpu")}
     assert found["files-of-the-method"].severity == "note"
     assert "method.decoder, method.encoder can be read" in found["files-of-the-method"].text
     assert found["speed"].severity != "error"
@@ -218,7 +217,7 @@ def test_a_machine_that_is_too_slow_or_full_is_no_go(deployment, images, tmp_pat
     folder = tmp_path / "a file"
     folder.write_text("")
     join = read_join(deployment)
-    checks = list(check_site(join, str(images), "north", folder / "cache", "cpu"))
+    checks = list(check_images(join, str(images), "north", folder / "cache", "cpu"))
     assert severities(checks)["disk"] == "error"
 
 
@@ -226,7 +225,7 @@ def test_a_folder_without_join_file_or_with_another_experiment_is_one_clear_line
     with pytest.raises(FeddgError, match="the folder sites/NAME"):
         read_join(tmp_path)
     join = JoinFile(site="a", address="b:1", feddg="0", flwr="1", experiment="method: [")
-    assert severities(check_site(join, "digits:ink", None, tmp_path)) == {"experiment": "error"}
+    assert severities(check_images(join, "digits:ink", None, tmp_path)) == {"experiment": "error"}
 
 
 def test_sizes_are_written_as_everywhere(monkeypatch):

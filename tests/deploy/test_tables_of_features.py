@@ -6,8 +6,10 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower is an optional extra")
 
-from feddg.api import check_site, deploy, run
+from feddg.api import run
 from feddg.deploy import client_app, server_app
+from feddg.deploy.preflight import check_site
+from feddg.deploy.setup import write_app
 from feddg.errors import DataError, ExperimentError, RunError
 from feddg.experiment import Experiment
 from feddg.prediction.predict import predict
@@ -127,9 +129,9 @@ def test_an_app_of_tables_says_how_wide_they_are_and_a_site_is_checked(tables):
     file = tables / "experiment.yaml"
     file.write_text(experiment("fedavg", features=None).to_yaml())
     with pytest.raises(ExperimentError, match=r"set data\.features to the number in a row"):
-        deploy(tables / "app", file, SITES)
+        write_app(tables / "app", file, SITES)
     file.write_text(experiment("fedavg").to_yaml())
-    deploy(tables / "app", file, SITES, test=str(tables / "rome.csv"))
+    write_app(tables / "app", file, SITES, test=str(tables / "rome.csv"))
     place = tables / "app" / "sites" / "lyon"
     found = {one.code: one for one in check_site(place, str(tables / "lyon.csv"), offline=True)[1]}
     assert {one.severity for one in found.values()} <= {"note", "warning"}

@@ -14,6 +14,7 @@ from feddg.evaluation.decision import (
     auroc_interval,
     average_precision_interval,
     decide,
+    decision_metrics,
     predictive_values,
     threshold_for,
 )
@@ -156,6 +157,24 @@ def test_the_threshold_comes_from_validation_alone():
     assert without.threshold is None
     assert without.rows[1].sensitivity is None
     assert without.rows[1].auroc is not None
+
+
+def test_rounds_get_the_values_of_a_decision_and_no_intervals(monkeypatch):
+    random = np.random.default_rng(1)
+    positive = random.random(90) < 0.4
+    scores = np.round(np.clip(0.3 * positive + 0.6 * random.random(90), 0, 1), 2)  # some are equal
+    parts = [Part("id_val", "a", positive, scores, np.arange(90) // 3)]
+    parts += [
+        Part("test", "b", positive, 1 - scores, None),
+        Part("test", "c", ~positive & False, scores, None),
+    ]
+    table = decide(parts, Decision(1, "sick"))
+    monkeypatch.setattr("feddg.evaluation.decision.numpy_stream", None)  # draws resamples
+    for part, row in zip(parts, table.rows):
+        named = {"decision_auroc": row.auroc, "decision_ap": row.average_precision}
+        named |= {"sensitivity": row.sensitivity, "specificity": row.specificity}
+        expected = {name: ends[0] for name, ends in named.items() if ends is not None}
+        assert decision_metrics(part, table.threshold) == expected
 
 
 def test_images_of_a_patient_count_as_what_they_tell():

@@ -23,7 +23,7 @@ def started(method="fedavg", sizes=SIZES, backbone="cnn_gn", **train):
     """A federation after its setup, on a featurizer that nobody trained."""
     settings = TrainSettings(**{"rounds": 1, "batch_size": 16, "head": "ridge"} | train)
     chosen = federation(method, sizes=sizes, train=settings, backbone=backbone)
-    chosen.server.setup()
+    chosen.start()
     return chosen
 
 
@@ -139,7 +139,7 @@ def test_bad_sums_are_refused_by_their_clients_name(subtests):
                     yield update
 
             chosen.transport.train = lying
-            chosen.server.setup()
+            chosen.start()
             refused = [row for row in chosen.ledger if row["kind"] == "refusal"]
             assert [row["client"] for row in refused] == [1]
             assert reason in refused[0]["reason"]

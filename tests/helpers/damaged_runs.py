@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from damage import ROUNDS, Case, Place
 from feddg.comparison.results import read_comparison
+from feddg.prediction.model import load_trained
 from feddg.runs.execute import resume
 from feddg.runs.folder import RunFolder
-from feddg.runs.model import load_trained
 from feddg.runs.reading import read_adapted, read_run
 from odd_inputs import DEEP, NOT_UTF8, cut, flip, folder, loop, pipe, write
 
@@ -107,7 +107,7 @@ CASES: list[Case] = [
             ("the state", LAST, "is cut short", cut, r"state-3\.safetensors is damaged"),
             ("the state", LAST, "is missing", os.unlink, r"state-3\.safetensors is missing"),
             ("the state", LAST, "is empty", write(""), r"state-3\.safetensors is damaged"),
-            ("the state", LAST, "is a pipe", pipe, "it is a pipe"),
+            ("the state", LAST, "is a pipe", pipe, "a pipe"),
             ("the state", LAST, "is a link to itself", loop, "Too many levels"),
             ("the state", LAST, "is a folder", folder, "it is a folder"),
             ("a client's memory", MEMORY, "has a flipped bit", flip, "memory-0-3.* is damaged"),
@@ -196,14 +196,14 @@ CASES: list[Case] = [
                 r"metrics\.jsonl is damaged in row 1: 'round'",
             ),
             ("`metrics.jsonl` is a folder", "metrics.jsonl", folder, "it is a folder"),
-            ("`ledger.jsonl` is a pipe", "ledger.jsonl", pipe, "it is a pipe"),
+            ("`ledger.jsonl` is a pipe", "ledger.jsonl", pipe, "a pipe"),
             ("`summary.json` is empty", "summary.json", write(""), r"summary\.json is damaged"),
             ("`summary.json` is a list", "summary.json", write("[]"), r"summary\.json is damaged"),
             ("`summary.json` is deep", "summary.json", write(DEEP), r"summary\.json is damaged"),
-            ("`summary.json` is a pipe", "summary.json", pipe, "it is a pipe"),
+            ("`summary.json` is a pipe", "summary.json", pipe, "a pipe"),
             ("`experiment.yaml` is gone", "experiment.yaml", os.unlink, "holds no run"),
             ("`experiment.yaml` is a folder", "experiment.yaml", folder, "it is a folder"),
-            ("`experiment.yaml` is a pipe", "experiment.yaml", pipe, "it is a pipe"),
+            ("`experiment.yaml` is a pipe", "experiment.yaml", pipe, "a pipe"),
             (
                 "`experiment.yaml` is a link to itself",
                 "experiment.yaml",
@@ -295,7 +295,7 @@ CASES += [
                 change(classes=3),
                 r"clients\.json is damaged: 'classes'",
             ),
-            ("`clients.json` is a pipe", "clients.json", pipe, "it is a pipe"),
+            ("`clients.json` is a pipe", "clients.json", pipe, "a pipe"),
             (
                 "`environment.json` is a list",
                 "environment.json",
@@ -349,7 +349,7 @@ CASES += [
         )
         for what, name, damage, error in (
             ("state has a flipped bit", LAST, flip, "its checksum is another one"),
-            ("state is a pipe", LAST, pipe, "it is a pipe"),
+            ("state is a pipe", LAST, pipe, "a pipe"),
             ("index is gone", INDEX, os.unlink, "holds no whole checkpoint"),
             ("index has a flipped bit", INDEX, flip, r"checkpoint\.json is damaged"),
         )

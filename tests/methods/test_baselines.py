@@ -16,9 +16,9 @@ from feddg.federation.local_training import load_weights
 from feddg.methods.base import require_network_fit
 from feddg.methods.composition import build_method, method_class
 from feddg.models.backbones import build_network
+from feddg.prediction.model import load_model
 from feddg.rng import stream
 from feddg.runs.folder import checkpoint_memories
-from feddg.runs.model import load_model
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import deal, in_process, load_table
 from feddg.settings import TrainSettings

@@ -51,7 +51,7 @@ def test_without_outlines_it_is_fedavg_bit_for_bit():
 def test_the_classifier_it_starts_from_is_the_ridge_of_images_and_outlines():
     train = TrainSettings(rounds=1, batch_size=16, head="ridge")
     chosen = federation("outlines", sizes=(40, 30, 50), train=train, backbone="cnn_gn")
-    chosen.server.setup()
+    chosen.start()
     plain, labels = features_of(chosen)
     rows = torch.cat([chosen.examples(id).rows for id in range(3)])
     drawn = outlines(chosen.pixels.gather(rows).float() / 255)

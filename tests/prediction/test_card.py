@@ -18,8 +18,8 @@ from feddg.experiment import Experiment
 from feddg.prediction.card import model_card
 from feddg.prediction.classifier import describe_model
 from feddg.prediction.export import MODEL_CARD, ensure_card, export_run
+from feddg.prediction.model import load_trained
 from feddg.runs import execute
-from feddg.runs.model import load_trained
 from feddg.runs.reading import read_run
 from feddg.text import percent
 from trained_runs import SETTINGS, SHORT

@@ -15,8 +15,8 @@ from feddg.errors import DataError, RunError
 from feddg.experiment import load_stored
 from feddg.prediction.classifier import RunClassifier, count_files, image_files
 from feddg.prediction.export import export_run
+from feddg.prediction.model import load_model
 from feddg.prediction.predict import predict, predict_files
-from feddg.runs.model import load_model
 from feddg.runs.prepare import load_images
 from feddg.runs.provenance import training_depth
 from feddg.runs.reading import EXPERIMENT

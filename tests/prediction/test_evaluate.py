@@ -21,7 +21,7 @@ from feddg.prediction.evaluate import (
     write_image_results,
     write_missing_results,
 )
-from feddg.runs.model import load_trained
+from feddg.prediction.model import load_trained
 from feddg.runs.prepare import load_images
 from feddg.runs.reading import OWN, read_run
 from trained_runs import SETTINGS, SHORT

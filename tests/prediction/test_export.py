@@ -17,8 +17,8 @@ from feddg.errors import AdaptationError, MissingPackage, RunError
 from feddg.evaluation.accuracy import energy
 from feddg.prediction import model_file
 from feddg.prediction.export import export_run
+from feddg.prediction.model import load_model, load_trained
 from feddg.prediction.model_file import DeployedClassifier, example
-from feddg.runs.model import load_model, load_trained
 from trained_runs import SHORT, trained_run
 
 

@@ -10,15 +10,15 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 import feddg
-from feddg.api import evaluate, predict_files
+from feddg import evaluate, predict_files
 from feddg.cli import app
 from feddg.errors import AdaptationError, FeddgError, RunError
 from feddg.methods.composition import build_method
 from feddg.models.backbones import weights_license
 from feddg.prediction.classifier import RunClassifier
 from feddg.prediction.export import export_run, save_model
-from feddg.runs.model import load_trained
-from feddg.runs.shared import CONFIG, WEIGHTS, AboutModel, network_config
+from feddg.prediction.model import load_trained
+from feddg.prediction.shared import CONFIG, WEIGHTS, AboutModel, network_config
 from trained_runs import read_csv, trained_run, write_images
 
 NAME = "somebody/digits"

@@ -17,9 +17,9 @@ from feddg.evaluation.accuracy import energy
 from feddg.evaluation.metrics import area_under_roc
 from feddg.experiment import load_stored
 from feddg.prediction.classifier import image_files
+from feddg.prediction.model import load_model
 from feddg.prediction.predict import predict, predict_files, prediction_of
 from feddg.runs.execute import OOD_SCORE, read_energy_threshold
-from feddg.runs.model import load_model
 from feddg.runs.prepare import load_images
 from feddg.runs.reading import EXPERIMENT
 from trained_runs import read_csv, write_images

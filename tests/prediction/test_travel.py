@@ -18,16 +18,10 @@ from feddg.cli import app
 from feddg.data.data_set import load_source
 from feddg.diagnostics import Diagnostic
 from feddg.errors import DataError, RunError
-from feddg.evaluation.travel import (
-    Estimate,
-    Familiar,
-    LeftOutSite,
-    Reference,
-    Signals,
-    at_a_new_site,
-)
+from feddg.evaluation.calibration import Estimate, at_a_new_site
 from feddg.models.backbones import SmallCNN
 from feddg.prediction import travel as module
+from feddg.prediction.estimators import Familiar, LeftOutSite, Reference, Signals
 from feddg.prediction.evaluate import evaluate_run, write_image_results
 from feddg.prediction.predict import predict
 from feddg.prediction.travel import (

@@ -13,7 +13,6 @@ import numpy as np
 import pandas
 import pytest
 
-from feddg.cli.output import print_comparison
 from feddg.comparison.results import (
     Results,
     read_comparison,
@@ -41,6 +40,7 @@ from feddg.report.tables import (
     rules_table,
     unseen,
 )
+from feddg.report.terminal import print_comparison
 from feddg.report.text import spelled
 from feddg.runs.reading import FINAL, SELECTION_RULES, WISE_FT_RULE, read_run
 from feddg.text import percent
@@ -635,7 +635,7 @@ def test_a_terminal_of_80_columns_cuts_no_name_and_shows_three_notes(tmp_path, c
     ]
     results = results_of(folders)
     notes = [Diagnostic("made-up", "note", f"Note {number}.") for number in range(5)]
-    monkeypatch.setattr("feddg.cli.output.about_results", lambda results: notes)
+    monkeypatch.setattr("feddg.report.terminal.about_results", lambda results: notes)
     done = types.SimpleNamespace(results=results, failures=[], folder=tmp_path, report=tmp_path)
     print_comparison(done)
     shown = capsys.readouterr().out

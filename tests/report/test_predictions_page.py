@@ -7,7 +7,7 @@ from datetime import date
 import pytest
 from typer.testing import CliRunner
 
-from feddg.api import travel
+from feddg import travel
 from feddg.cli import app
 from feddg.prediction import predict as prediction
 from feddg.prediction.predict import predict, predict_files

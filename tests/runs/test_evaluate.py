@@ -17,10 +17,10 @@ from feddg.federation.federation import build_worker
 from feddg.federation.validation import CHANGES
 from feddg.models.trained import fingerprint
 from feddg.prediction.evaluate import evaluate_run
+from feddg.prediction.model import load_model, load_trained
 from feddg.records import EMA, LAST, SWA
 from feddg.runs import folder as folder_module
 from feddg.runs.folder import kept_weights
-from feddg.runs.model import load_model, load_trained
 from feddg.runs.prepare import build_evaluation, in_process, load_images
 from feddg.runs.reading import FINAL, SELECTION_RULES, read_rows, read_run
 from federations import same

@@ -302,10 +302,7 @@ def test_an_uneven_pair_is_read_as_it_is(tmp_path: Path) -> None:
 
 def test_parts_that_do_not_fit_each_other_are_named(tmp_path: Path) -> None:
     small, large = write_vgg19(tmp_path / "small", 16), write_vgg19(tmp_path / "large", 8)
-    fault = (
-        r"large/decoder\.pth: 1\.weight takes maps of 64 channels, but the encoder "
-        r".*small/vgg_normalised\.pth gives 32; use an encoder and a decoder"
-    )
+    fault = r"large/decoder\.pth: 1\.weight has shape .*trained together"
     with pytest.raises(WeightsError, match=fault):
         load_codec("vgg19", encoder=small["encoder"], decoder=large["decoder"])
 
@@ -342,10 +339,10 @@ def spoiled(weights: dict[str, Tensor], key: str, fault: str) -> dict[str, Tenso
     [
         ("encoder", "12.weight", "missing", "12.weight is missing"),
         ("encoder", "29.bias", "missing", "29.bias is missing"),
-        ("encoder", "5.weight", "whole numbers", "5.weight holds int32, not floating-point"),
-        ("decoder", "28.bias", "complex", "28.bias holds complex64, not floating-point"),
-        ("encoder", "16.weight", "nan", "16.weight holds values that are not finite"),
-        ("decoder", "8.weight", "inf", "8.weight holds values that are not finite"),
+        ("encoder", "5.weight", "whole numbers", "5.weight holds no finite"),
+        ("decoder", "28.bias", "complex", "28.bias holds no finite"),
+        ("encoder", "16.weight", "nan", "16.weight holds no finite"),
+        ("decoder", "8.weight", "inf", "8.weight holds no finite"),
     ],
 )
 @pytest.mark.parametrize("pair", ["small", "quarter"])
@@ -378,10 +375,7 @@ def test_a_spoiled_file_is_one_clear_line(
 
 
 def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        WeightsError,
-        match=r"vgg_normalised\.pth.*'compact'",
-    ):
+    with pytest.raises(WeightsError, match=r"weights file for its encoder.*'compact' needs no"):
         load_codec("vgg19")
     absent = tmp_path / "absent.pth"
     with pytest.raises(WeightsError, match=r"absent\.pth: no such.*compact"):

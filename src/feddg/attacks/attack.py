@@ -1,7 +1,7 @@
 """Runs attacks on a finished run, and stores results and pictures in its folder."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast, get_args
@@ -34,11 +34,12 @@ from feddg.data.images import IMAGE_SUFFIXES, endings
 from feddg.diagnostics import Progress, silent
 from feddg.errors import DataError, ExperimentError, RunError, need
 from feddg.federation.federation import Federation
+from feddg.readers import with_page
 from feddg.records import AttackRow
+from feddg.runs.execute import load_finished_run
 from feddg.runs.figures import add_figure, grid
 from feddg.runs.folder import FIGURES, RunFolder
-from feddg.runs.model import load_finished_run
-from feddg.runs.prepare import cache_folder
+from feddg.runs.prepare import cache_folder, images_of
 from feddg.runs.reading import ATTACKS, LedgerRecord, read_run
 
 log = logging.getLogger("feddg")
@@ -172,7 +173,7 @@ def attack_run(
     if loaded.settings.data.image_size < SMALLEST:
         raise DataError(f"images of less than {SMALLEST} pixels are too small to compare")
     work = _Work(path, loaded, chosen, progress)
-    rows = work.carry_out(kind)
+    rows: list[AttackRow] = getattr(work, kind)()
     keys = {(row.kind, row.key) for row in rows}
     others = [row for row in read_run(path).attacks if (row.kind, row.key) not in keys]
     with RunFolder(path) as opened:
@@ -224,15 +225,13 @@ class _Work:
         self._senders = Senders(loaded)
         self.pictures: dict[str, Captioned] = {}
 
-    def carry_out(self, kind: str) -> list[AttackRow]:
-        """Runs one kind of attack and returns its rows."""
-        by_kind: dict[str, Callable[[], list[AttackRow]]] = {
-            "server": lambda: self._reconstructions(None),
-            "client": lambda: self._reconstructions(self._malicious()),
-            "update": self._inversions,
-            "membership": self._membership,
-        }
-        return by_kind[kind]()
+    def server(self) -> list[AttackRow]:
+        """Reconstructs images from what the server is sent."""
+        return self._reconstructions(None)
+
+    def client(self) -> list[AttackRow]:
+        """Reconstructs other clients' images from what a malicious one receives."""
+        return self._reconstructions(self._malicious())
 
     def _entries(self) -> list[SentEntry]:
         method, network = self._loaded.method, self._loaded.network
@@ -246,7 +245,7 @@ class _Work:
         entries, chosen = self._entries(), self._settings
         images, labels = self._known_images(attacker)
         training = GeneratorTraining(chosen.steps, seed=chosen.seed)
-        names = self._loaded.clients.table.domain_names
+        names = images_of(self._loaded).table.domain_names
         rows: list[AttackRow] = []
         for entry in entries:
             found = reconstruct(
@@ -267,7 +266,7 @@ class _Work:
         """Returns the images that the attacker trains on, and their labels."""
         most, size = self._settings.most_public, self._loaded.settings.data.image_size
         if attacker is not None:
-            own = self._loaded.clients.examples(attacker)
+            own = self._loaded.clients[attacker]
             if len(own) < FEWEST:
                 raise DataError(
                     f"client {attacker} holds {len(own)} images, fewer than the {FEWEST} that a "
@@ -285,7 +284,7 @@ class _Work:
         return images, self._senders.labels(images)
 
     def _malicious(self) -> int:
-        sizes = self._loaded.clients.partition.sizes
+        sizes = images_of(self._loaded).partition.sizes
         if self._settings.client is None:
             return int(sizes.argmax())
         if not 0 <= self._settings.client < len(sizes):
@@ -294,7 +293,8 @@ class _Work:
             )
         return self._settings.client
 
-    def _inversions(self) -> list[AttackRow]:
+    def update(self) -> list[AttackRow]:
+        """Inverts single clients' updates."""
         chosen = self._settings
         if self._senders.only_sums:
             raise RunError(
@@ -316,7 +316,8 @@ class _Work:
             self.pictures |= picture_of_inverted(one)
         return [one.row() for one in found]
 
-    def _membership(self) -> list[AttackRow]:
+    def membership(self) -> list[AttackRow]:
+        """Asks which images were a client's own."""
         method, network = self._loaded.method, self._loaded.network
         wanted = self._settings.entry
         entries = chosen_entries(method, network, wanted) if wanted else entries_of(method, network)
@@ -336,3 +337,7 @@ def _require_sent(ledger: LedgerRecord, entry: SentEntry, path: Path) -> None:
     raise RunError(
         f"the ledger of {path} shows no message with {entry.key}: nothing of it left a client"
     )
+
+
+attack = with_page(attack_run)
+"""The same, and the run's page is written anew."""

@@ -28,11 +28,11 @@ from feddg.attacks.image_metrics import (
     ssim,
 )
 from feddg.attacks.senders import (
-    ImageStack,
     Senders,
     Targets,
     chosen_clients,
     held,
+    in_memory,
     looked_at,
     targets_of,
 )
@@ -153,7 +153,7 @@ def invert_updates(
     worker = senders.pretender(**changes)
     signed = worker.train.optimizer == "adam"
     client_data = [
-        held(ImageStack(b.images), torch.arange(batch_size), b.labels, network.classes)
+        held(in_memory(b.images), torch.arange(batch_size), b.labels, network.classes)
         for b in batches
     ]
     broadcast = senders.broadcast
@@ -234,7 +234,7 @@ def invert(
 
 def _batches(senders: Senders, size: int, updates: int, seed: int) -> Iterator[Targets]:
     """Yields batches of images, each of one client; several per client if there are too few."""
-    examples = senders.loaded.clients.examples
+    examples = senders.loaded.clients.__getitem__
     clients = chosen_clients(senders.loaded, updates, seed)
     able = [client for client in clients if len(examples(client)) >= size]
     for number in range(updates if able else 0):

@@ -130,7 +130,6 @@ class TrainedGenerator:
         network: adds detail to the thumbnail; None if it does not help.
         size: side of the images.
         psnr: PSNR of the validation images in dB.
-        losses: training loss every tenth step.
     """
 
     centre: Tensor
@@ -140,7 +139,6 @@ class TrainedGenerator:
     network: StyleGenerator | None
     size: int
     psnr: float = 0.0
-    losses: Sequence[float] = ()
 
     def standardised(self, rows: Tensor) -> Tensor:
         """Returns vectors ``(n, d)`` standardised by the public mean and deviation."""
@@ -149,18 +147,13 @@ class TrainedGenerator:
 
     def images(self, rows: Tensor) -> Tensor:
         """Returns the images generated from vectors ``(n, d)``: ``(n, 3, S, S)`` in [0, 1]."""
-        return self.of_scores(self.standardised(rows))
-
-    def of_scores(self, scores: Tensor) -> Tensor:
-        """Returns the images generated from standardised vectors."""
         with torch.inference_mode():
-            parts = [self.drawn(part).clamp(0, 1) for part in scores.split(64)]
+            parts = []
+            for scores in self.standardised(rows).split(64):
+                images = self.linear(scores)
+                images = images if self.network is None else images + self.network(scores)
+                parts.append(images.clamp(0, 1))
         return torch.cat(parts).clone()
-
-    def drawn(self, scores: Tensor) -> Tensor:
-        """Returns images before clamping."""
-        images = self.linear(scores)
-        return images if self.network is None else images + self.network(scores)
 
     def linear(self, scores: Tensor) -> Tensor:
         """Returns the images of the ridge regression only."""
@@ -248,7 +241,6 @@ def _train_network(
     falls = torch.optim.lr_scheduler.CosineAnnealingLR(
         optimizer, training.steps, eta_min=training.lr / 10
     )
-    losses: list[float] = []
     for step in range(training.steps):
         progress(step, training.steps)
         rng = stream(training.seed, "batch", step)
@@ -260,15 +252,13 @@ def _train_network(
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         falls.step()
-        if step % 10 == 0:
-            losses.append(float(loss.detach()))
         if (step + 1) % max(1, training.steps // 8) == 0:
             generator.network = network.eval()
             reached = _psnr(generator, rows, images, validation)
             if reached > best[0]:
                 state = {name: t.clone() for name, t in network.state_dict().items()}
                 best = (reached, state)  # type: ignore[assignment]
-    generator.network, generator.losses = None, tuple(losses)
+    generator.network = None
     if best[1] is not None:
         network.load_state_dict(best[1])
         generator.network, generator.psnr = network.eval(), best[0]
@@ -457,7 +447,7 @@ def _of_client(
     seed: int,
 ) -> tuple[Targets, Tensor, Tensor]:
     """Returns some of a client's images, the sent row of each, and each one's own row."""
-    examples = senders.loaded.clients.examples(client)
+    examples = senders.loaded.clients[client]
     positions = looked_at(examples, client, seed)
     if not entry.has_rows:  # it speaks of all of them
         positions = positions[:count]

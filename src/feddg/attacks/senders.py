@@ -10,10 +10,10 @@ import numpy
 import torch
 from torch import Tensor
 
-from feddg.clients.client import Examples, Worker
+from feddg.clients.client import Examples, Worker, steps_of_round
 from feddg.data.data_set import find_augmentation
 from feddg.data.images import ImageTable
-from feddg.data.pixels import Pixels, as_unit
+from feddg.data.pixels import ArrayPixels, Pixels, as_unit
 from feddg.errors import ExperimentError, RunError, nearest
 from feddg.federation.federation import Federation
 from feddg.federation.inprocess import InProcess
@@ -23,6 +23,7 @@ from feddg.methods.base import Method, Round, local_names
 from feddg.models.network import Network
 from feddg.models.normalization import statistics_names
 from feddg.rng import stream
+from feddg.runs.prepare import images_of
 
 # What a method sends beside weights, found by what it declares: the entries an attack can read.
 #
@@ -237,7 +238,7 @@ class Targets:
 
 def chosen_clients(loaded: Federation, most: int, seed: int) -> list[int]:
     """Returns up to ``most`` clients that hold images, taking domains in turn."""
-    counts = loaded.clients.partition.counts
+    counts = images_of(loaded).partition.counts
     main = numpy.argmax(counts, axis=1)
     drawn = torch.randperm(len(main), generator=stream(seed, "clients")).tolist()
     holding = [client for client in drawn if counts[client].sum() > 0]
@@ -308,22 +309,9 @@ def _image_of(
     return left[int(torch.randint(len(left), (), generator=rng))] if left else None
 
 
-class ImageStack(Pixels):
-    """Images in memory, with the interface of a pixel store.
-
-    Attributes:
-        images: ``(n, 3, H, W)`` uint8.
-    """
-
-    def __init__(self, images: Tensor) -> None:
-        self.images, self.size = images, images.shape[-1]
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def gather(self, rows: Tensor, device: torch.device | None = None) -> Tensor:
-        """Returns the images of ``rows`` on a device."""
-        return self.images[rows].contiguous(memory_format=torch.channels_last).to(device)
+def in_memory(images: Tensor) -> ArrayPixels:
+    """Returns images ``(n, 3, S, S)`` uint8 as a pixel store."""
+    return ArrayPixels(images.permute(0, 2, 3, 1).numpy())
 
 
 class Senders:
@@ -361,9 +349,9 @@ class Senders:
         Returns:
             By client ``(rows, length)``.
         """
-        loaded, held = self.loaded, self.loaded.clients
+        loaded, here = self.loaded, self.loaded.clients
         memories = dict(loaded.transport.memories)
-        transport = loaded.others(held.examples, len(held), loaded.worker, memories)
+        transport = loaded.others(here.__getitem__, len(here), loaded.worker, memories)
         return dict(self._sent(transport, entry, clients))
 
     def pretended(self, entry: SentEntry, client_data: Sequence[Examples]) -> list[Tensor]:
@@ -411,10 +399,9 @@ class Senders:
 
     def _usual_steps(self) -> int:
         """Returns the median number of steps of the run's clients in a round."""
-        train = self.loaded.worker.train
-        sizes = self.loaded.clients.partition.sizes
-        usual = float(numpy.median(sizes[sizes > 0]))
-        return train.local_steps or train.local_epochs * math.ceil(usual / train.batch_size)
+        sizes = images_of(self.loaded).partition.sizes
+        usual = math.ceil(numpy.median(sizes[sizes > 0]))
+        return steps_of_round(self.loaded.worker.train, usual)
 
     def _sent(
         self, transport: InProcess, entry: SentEntry, clients: Sequence[int]
@@ -444,7 +431,7 @@ class Senders:
 
 def one_each(images: Tensor, labels: Tensor, classes: int) -> list[Examples]:
     """Returns a client with one image for each of ``images`` ``(n, 3, H, W)`` uint8."""
-    stack = ImageStack(images)
+    stack = in_memory(images)
     return [held(stack, torch.tensor([row]), labels, classes) for row in range(len(images))]
 
 
@@ -512,8 +499,8 @@ class Victim:
 
 def victims_of(senders: Senders, effort: MembershipEffort) -> Iterator[Victim]:
     """Yields the attacked clients with their shadow clients, drawn by the effort's seed."""
-    loaded = senders.loaded
-    images, table = loaded.clients, loaded.clients.table
+    loaded, images = senders.loaded, images_of(senders.loaded)
+    table = images.table
     aside = numpy.concatenate([images.splits.id_test, images.splits.id_val])
     clients = chosen_clients(loaded, effort.clients, effort.seed)
     for client in clients:

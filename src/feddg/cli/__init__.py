@@ -1,44 +1,82 @@
 """The command line: thin, no logic of its own.
 
-A module per group of commands: ``run`` (run, resume, demo), ``compare`` (compare, report),
-``use`` (evaluate, adaptations, methods, predict, travel, export, serve, privacy),
-``data``, ``deploy``. ``common`` holds what they share: flags made from an
-experiment's settings, and the parsing of their values; ``output`` shows plans and results. Heavy
-imports wait until a command needs them.
+A module per group of commands: ``run`` (demo, run, resume, forget), ``compare``, ``data`` and
+``lists`` (methods, adaptations). Commands that read run folders come with their packages
+(:mod:`feddg.readers`), those of other packages from the entry-point group ``feddg.commands``: a
+function, whose parameters become arguments and options, or a Typer app. What they share is in
+:mod:`feddg.options`; ``output`` shows plans. Heavy imports wait until a command needs them.
 """
 
 import logging
 import sys
-from typing import Annotated
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated
 
 import click
 import typer
 from typer.core import TyperGroup
 
-from feddg.cli import compare, data, deploy, run, use
+from feddg.cli import compare, data, lists, run
 from feddg.errors import FeddgError
+from feddg.readers import readers
 from feddg.text import printable
 
-PANELS = {
-    "Start": ("demo", "run", "compare", "report"),
-    "Use a model": ("predict", "travel", "serve", "export", "evaluate"),
-    "Look around": ("data", "methods", "adaptations", "privacy"),
-    "Between sites": ("deploy",),
-    "Further": ("resume", "forget"),
-}
-"""The commands as help lists them."""
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+PANELS = ("Start", "Use a model", "Look around", "Between sites", "Further")
+"""The headings under which help lists our commands, in the order a beginner meets them."""
 
 
 class _Grouped(TyperGroup):
-    """Lists the commands under headings, in the order a beginner meets them."""
+    """Lists the commands under their headings; knows those of other packages, too."""
+
+    @cached_property
+    def others(self) -> "dict[str, EntryPoint]":
+        """The commands of other packages; help loads none of them, and ours are found first."""
+        from importlib.metadata import entry_points  # takes a while
+
+        return {entry.name: entry for entry in entry_points(group="feddg.commands")}
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        found = super().get_command(ctx, name)
+        return found if found or name not in self.others else _loaded(self.others[name])
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for names in PANELS.values() for name in names]
+        return [*dict.fromkeys([*self.commands, *self.others])]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for panel, names in PANELS.items():
-            with formatter.section(panel):
-                formatter.write_dl([(n, self.commands[n].get_short_help_str(70)) for n in names])
+        panels: dict[str, list[tuple[str, str]]] = {panel: [] for panel in PANELS}
+        for name, command in self.commands.items():
+            panel = getattr(command, "rich_help_panel", None)
+            panels[panel or PANELS[-1]].append((name, command.get_short_help_str(70)))
+        panels["Of other packages"] = [
+            (name, entry.dist.name if entry.dist else entry.value)
+            for name, entry in self.others.items()
+            if name not in self.commands
+        ]
+        for panel, rows in panels.items():
+            if rows:
+                with formatter.section(panel):
+                    formatter.write_dl(rows)
+
+
+def _loaded(entry: "EntryPoint") -> click.Command:
+    """Returns the command that another package's entry point stands for.
+
+    Raises:
+        FeddgError: it cannot be loaded.
+    """
+    try:
+        loaded = entry.load()
+        if not isinstance(loaded, typer.Typer):
+            made = typer.Typer()
+            made.command(entry.name)(loaded)
+            loaded = made
+        return typer.main.get_command(loaded)
+    except Exception as error:
+        place = f"command {entry.name!r}: {entry.value}"
+        raise FeddgError(f"{place} cannot be loaded: {error}") from error
 
 
 typer.core.HAS_RICH = False  # boxes around help take as long as all the rest of `feddg --help`
@@ -51,11 +89,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (run.app, compare.app, use.app):
-    app.add_typer(group)
-app.add_typer(data.data_app, name="data")
-app.add_typer(deploy.app, name="deploy")
-app.add_typer(use.privacy_app, name="privacy")
+for package in (run, compare, data, lists, *readers()):
+    app.add_typer(package.app, rich_help_panel=package.app.rich_help_panel)
 
 
 def _say_version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""Commands about many runs: ``compare`` and ``report``."""
+"""The command that compares: ``feddg compare``."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,25 +6,25 @@ from typing import Annotated, Any
 import typer
 
 from feddg import api
-from feddg.cli.common import (
+from feddg.options import (
     DryRunOption,
     ExperimentCommand,
-    OptionsCommand,
     QuietOption,
     TrackOption,
     launcher_options,
     options_of,
     resumable,
+    show,
     takes,
     track,
 )
-from feddg.cli.common import seeds as read_seeds
+from feddg.options import seeds as read_seeds
 
 app = typer.Typer()
 PLAN = "plan file (YAML), or a paper's, as pardon/table1_pacs"
 
 
-@app.command(cls=ExperimentCommand)
+@app.command(cls=ExperimentCommand, rich_help_panel="Start")
 @takes(
     "method",
     "data",
@@ -61,8 +61,8 @@ def compare(
 
     Stop it at any moment and call it again: complete runs are kept, interrupted ones continue.
     """
-    from feddg.cli.output import print_comparison, print_missing
-    from feddg.cli.progress import watcher
+    from feddg.cli.output import print_missing
+    from feddg.progress import watcher
 
     track(tracked)
     if seeds is not None:
@@ -81,22 +81,6 @@ def compare(
     if dry_run:
         print_missing(done)
         return
-    print_comparison(done)
+    show("print_comparison", done)
     if done.failures:
         raise typer.Exit(1)
-
-
-@app.command(cls=OptionsCommand)
-@options_of("feddg.api:report", "out tables")
-def report(
-    options: dict[str, Any],
-    folders: Annotated[
-        list[Path],
-        typer.Argument(
-            help="a run folder, several, or one of `feddg compare`; or its --results file alone, "
-            "for tables in Markdown"
-        ),
-    ],
-) -> None:
-    """Write the page of one run, or of several together."""
-    typer.echo(api.report(folders, **options))

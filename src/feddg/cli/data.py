@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from feddg import api
-from feddg.cli.common import (
+from feddg.options import (
     ExperimentCommand,
     JsonOption,
     OptionsCommand,
@@ -17,14 +16,16 @@ from feddg.cli.common import (
     takes,
 )
 
-data_app = typer.Typer(
+app = typer.Typer(
+    name="data",
     help="Get images, and look at them before training.",
     no_args_is_help=True,
     suggest_commands=False,
+    rich_help_panel="Look around",
 )
 
 
-@data_app.command("get", cls=OptionsCommand)
+@app.command("get", cls=OptionsCommand)
 @options_of("feddg.data.download:get_data_set", "keep source=from revision")
 def get_data(
     options: dict[str, Any],
@@ -39,10 +40,12 @@ def get_data(
 
     A download that was interrupted goes on.
     """
-    from feddg.cli.progress import working
+    from feddg.data.data_set import DATA_SETS
+    from feddg.data.download import about, get_data_set
+    from feddg.progress import working
 
-    definition = api.DATA_SETS.find(name)
-    typer.echo("\n".join(api.about(definition)))
+    definition = DATA_SETS.find(name)
+    typer.echo("\n".join(about(definition)))
     publication = definition.publication
     assert publication is not None
     if not (publication.files or publication.mirror):
@@ -59,15 +62,15 @@ def get_data(
         )
         raise typer.Exit(1)
     with working(quiet) as progress:
-        received = api.get_data_set(definition, root.expanduser(), progress, **options)
+        received = get_data_set(definition, root.expanduser(), progress, **options)
     for file, found in received.items():
         typer.echo(f"sha256 {found}  {file}")
     typer.echo(f"Now: feddg data inspect --data {name} --root {shlex.quote(str(root))}")
 
 
-@data_app.command("inspect", cls=ExperimentCommand)
+@app.command("inspect", cls=ExperimentCommand)
 @takes("data", "hold_out", "clients", "seed")
-@options_of("feddg.api:inspect_data", "croissant")
+@options_of("feddg.runs.inspection:inspect_data", "croissant")
 def inspect_data(
     options: dict[str, Any],
     overrides: dict[str, Any],
@@ -78,14 +81,15 @@ def inspect_data(
 
     Shows what each client would hold, too. Ends with 1 if no run could start on these images.
     """
-    from feddg.cli.progress import working
+    from feddg.progress import working
+    from feddg.runs import inspection
 
     with working(quiet) as progress:
-        found = api.inspect_data(progress=progress, **options, **overrides)
+        found = inspection.inspect_data(progress=progress, **options, **overrides)
     if as_json:
         print_json(found)
     else:
-        api.print_inspection(found)
+        inspection.print_inspection(found)
     if (croissant := options.get("croissant")) is not None:
         typer.echo(f"written: {croissant}, {croissant.with_suffix('.csv')}", err=as_json)
     if any(one["severity"] == "error" for one in found["diagnostics"]):

@@ -1,4 +1,4 @@
-"""Commands that run one experiment: ``run``, ``resume``, ``demo``."""
+"""Commands that run one experiment: ``demo``, ``run``, ``resume``, ``forget``."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from feddg import api
-from feddg.cli.common import (
+from feddg.options import (
     DryRunOption,
     ExperimentCommand,
     OptionsCommand,
@@ -15,17 +15,44 @@ from feddg.cli.common import (
     VerboseOption,
     options_of,
     resumable,
-    show_results,
+    show,
     takes,
     track,
     whole_numbers,
 )
-from feddg.cli.common import seeds as read_seeds
+from feddg.options import seeds as read_seeds
 
 app = typer.Typer()
 
 
-@app.command(cls=ExperimentCommand)
+@app.command(cls=ExperimentCommand, rich_help_panel="Start")
+@takes("method", "hold_out", "train.rounds", several=True)
+@options_of("feddg.api:demo", "out jobs", jobs=(1, None))
+def demo(
+    options: dict[str, Any],
+    overrides: dict[str, Any],
+    axes: dict[str, Any],
+    seeds: Annotated[
+        str | None, typer.Option(help="how many (2: seeds 0 and 1), or which: 7,8,9")
+    ] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Compare training alone and together: offline, two minutes.
+
+    On emoji in four styles, each of which is unseen once.
+    """
+    from feddg.progress import watcher
+
+    if seeds is not None:
+        axes["seeds"] = read_seeds(seeds)
+    with resumable():
+        done = api.demo(overrides=overrides, watcher=watcher(quiet), **options, **axes)
+    show("print_comparison", done, explained=True)
+    if done.failures:
+        raise typer.Exit(1)
+
+
+@app.command(cls=ExperimentCommand, rich_help_panel="Start")
 @takes()
 @options_of("feddg.api:run", "out workers again predictions", workers=(1, None))
 def run(
@@ -48,21 +75,21 @@ def run(
     """
     kept = whole_numbers("--snapshots", snapshots) if snapshots else []
     if dry_run:
-        found = api.preview(experiment, options["out"], again=options["again"], **overrides)
         from feddg.cli.output import show_preview
+        from feddg.runs.beforehand import preview
 
-        show_preview(found)
+        show_preview(preview(experiment, options["out"], again=options["again"], **overrides))
         return
     track(tracked)
-    from feddg.cli.progress import observer
+    from feddg.progress import observer
 
     with resumable():
         watching = observer(quiet, verbose)
         done = api.run(experiment, observer=watching, snapshots=kept, **options, **overrides)
-    show_results(done)
+    show("print_results", done)
 
 
-@app.command(cls=OptionsCommand)
+@app.command(cls=OptionsCommand, rich_help_panel="Further")
 @options_of("feddg.api:resume", "workers", workers=(1, None))
 def resume(
     options: dict[str, Any],
@@ -71,14 +98,14 @@ def resume(
     verbose: VerboseOption = False,
 ) -> None:
     """Continue an interrupted run after its last round."""
-    from feddg.cli.progress import observer
+    from feddg.progress import observer
 
     with resumable():
         done = api.resume(folder, observer=observer(quiet, verbose), **options)
-    show_results(done)
+    show("print_results", done)
 
 
-@app.command()
+@app.command(rich_help_panel="Further")
 def forget(
     folder: Annotated[Path, typer.Argument(help="the run folder")],
     client: Annotated[int, typer.Option(help="the site that withdraws, by its id")],
@@ -89,36 +116,9 @@ def forget(
 
     Exactly, of a classifier in closed form (ridge); a network that was trained cannot forget.
     """
-    from feddg.cli.progress import observer
+    from feddg.progress import observer
+    from feddg.runs.execute import forget as forgotten
 
-    done = api.forget(folder, client, observer=observer(quiet, verbose))
+    done = forgotten(folder, client, observer=observer(quiet, verbose))
     typer.echo(f"client {client} has no part in this model any more")
-    show_results(done)
-
-
-@app.command(cls=ExperimentCommand)
-@takes("method", "hold_out", "train.rounds", several=True)
-@options_of("feddg.api:demo", "out jobs", jobs=(1, None))
-def demo(
-    options: dict[str, Any],
-    overrides: dict[str, Any],
-    axes: dict[str, Any],
-    seeds: Annotated[
-        str | None, typer.Option(help="how many (2: seeds 0 and 1), or which: 7,8,9")
-    ] = None,
-    quiet: QuietOption = False,
-) -> None:
-    """Compare training alone and together: offline, two minutes.
-
-    On emoji in four styles, each of which is unseen once.
-    """
-    from feddg.cli.output import print_comparison
-    from feddg.cli.progress import watcher
-
-    if seeds is not None:
-        axes["seeds"] = read_seeds(seeds)
-    with resumable():
-        done = api.demo(overrides=overrides, watcher=watcher(quiet), **options, **axes)
-    print_comparison(done, explained=True)
-    if done.failures:
-        raise typer.Exit(1)
+    show("print_results", done)

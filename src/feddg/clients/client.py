@@ -186,6 +186,20 @@ def split_batches(order: Tensor, batch_size: int, drop_last: bool = False) -> li
     return batches
 
 
+def batches_of_pass(train: TrainSettings, images: int) -> tuple[int, int]:
+    """Returns how many batches :func:`split_batches` cuts, and the images of the last one."""
+    full, rest = divmod(images, train.batch_size)
+    if not full or (rest > 1 and not train.drop_last):
+        return full + 1, rest
+    alone = rest == 1 and not train.drop_last
+    return full, train.batch_size + alone
+
+
+def steps_of_round(train: TrainSettings, images: int) -> int:
+    """Returns the steps that a client with so many images takes in a round."""
+    return train.local_steps or train.local_epochs * batches_of_pass(train, images)[0]
+
+
 @dataclass(frozen=True)
 class RecordNoise:
     """Settings of DP-SGD: how gradients of single images are clipped and noised.

@@ -22,7 +22,7 @@ from feddg.comparison.results import (
     rows_of,
 )
 from feddg.data.decoding import Reading
-from feddg.diagnostics import Diagnostic, silent
+from feddg.diagnostics import Diagnostic, silent, warning
 from feddg.errors import FeddgError, RunError, WeightsError, first_names
 from feddg.experiment import Experiment
 from feddg.models.backbones import require_weights
@@ -88,9 +88,8 @@ class Comparison(Shown):
         reasons = grouped((one.error or one.status, one.cell.folder.name) for one in failed)
         of = len(self.folders)
         return [
-            Diagnostic(
+            warning(
                 "runs-failed",
-                "warning",
                 f"{len(runs)} of {of} runs failed ({first_names(runs, 5)}): {reason}",
             )
             for reason, runs in reasons.items()

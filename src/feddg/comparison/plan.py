@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import torch
 import yaml
 from pydantic import (
     AfterValidator,
@@ -19,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from feddg.clients.client import split_batches
+from feddg.clients.client import batches_of_pass, steps_of_round
 from feddg.clients.sampling import drawn_clients
 from feddg.clients.threads import available_cores
 from feddg.data.data_set import load_source, preset_of
@@ -658,12 +657,9 @@ def _rounds_for(images: int, experiment: Experiment, held: dict[str, Sequence[in
 
 def _images_of_a_round(size: int, train: TrainSettings) -> int:
     """Returns how many images a client that holds ``size`` uses in a round."""
-    cut = split_batches(torch.arange(size), train.batch_size, train.drop_last)
-    batches = [len(batch) for batch in cut]
-    if not train.local_steps:
-        return sum(batches) * train.local_epochs
-    passes, more = divmod(train.local_steps, len(batches))
-    return passes * sum(batches) + sum(batches[:more])
+    batches, last = batches_of_pass(train, size)
+    passes, more = divmod(steps_of_round(train, size), batches)
+    return (passes * (batches - 1) + more) * train.batch_size + passes * last
 
 
 def setting_point(field: str, value: Any) -> Point:

@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -93,14 +93,8 @@ class AugmentSettings(Settings):
         return any(self.color_jitter) or self.grayscale > 0
 
 
-def _adopt(name: str, loaded: Any) -> AugmentSettings:
-    if not isinstance(loaded, AugmentSettings):
-        raise ExperimentError(f"an augmentation is AugmentSettings, not {type(loaded).__name__}")
-    return loaded
-
-
 GENERAL_AUGMENTATIONS: Registry[AugmentSettings] = Registry(
-    "augmentation", group="feddg.augmentations", error=ExperimentError, adopt=_adopt
+    "augmentation", group="feddg.augmentations", error=ExperimentError, made_of=AugmentSettings
 )
 """The augmentations that belong to no data set."""
 

@@ -20,7 +20,7 @@ from feddg.data.decoding import Tile
 from feddg.data.images import ImageTable
 from feddg.errors import DataError
 from feddg.records import JsonFile, Row
-from feddg.storage import Stamp, open_file, replace_bytes, stamp
+from feddg.storage import Stamp, file_faults, open_file, replace_bytes, stamp
 
 SHOWN = 3
 """Number of paths that a difference names."""
@@ -210,13 +210,8 @@ class ContentHashes:
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             read = dict(zip(new, pool.map(self._read, new)))
         if self._fresh and self._file is not None:
-            try:
+            with file_faults(DataError, f"Cannot write the cache {self._file}"):
                 replace_bytes(self._file, _HASHES.dump_json(self._hashes))
-            except OSError as error:
-                raise DataError(
-                    f"Cannot write {self._file}: {error.strerror or error}. "
-                    "Free some space there, or name another cache folder."
-                ) from None
             self._fresh = False
         return {path: content or read[path] for path, content in found.items()}
 

@@ -195,7 +195,13 @@ def partitioned_units(
         )
     counts = np.zeros((len(first), int(labels.max()) + 1), np.int64)
     np.add.at(counts, (unit_of, labels), 1)
-    of_units = partition(domains[first], counts.argmax(axis=1), clients, **settings)  # type: ignore[arg-type]
+    of_units = partition(
+        domains[first],
+        counts.argmax(axis=1),
+        clients,
+        of="groups of training images",
+        **settings,  # type: ignore[arg-type]
+    )
     return Partition(of_units.owners[unit_of], np.asarray(domains, np.int64), of_units.clients)
 
 

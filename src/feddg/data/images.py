@@ -2,7 +2,6 @@
 
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,10 +15,10 @@ from unicodedata import normalize
 import numpy as np
 from PIL import Image, ImageFile, features
 
-from feddg.diagnostics import Diagnostic, emit
+from feddg.diagnostics import warn
 from feddg.errors import DataError, nearest
 from feddg.registry import Registry
-from feddg.storage import entries, open_file, stamp, why
+from feddg.storage import entries, file_faults, open_file, stamp
 
 _ALWAYS = {
     ".jpg": "JPEG",
@@ -335,7 +334,7 @@ def from_folder(root: Path | str) -> ImageTable:
     for domain in folder_names(root):
         if composed(domain) not in table.domain_names:
             text = f"{root / domain} has no class folder with images and is left out."
-            emit(Diagnostic("folder-left-out", "warning", text))
+            warn("folder-left-out", text)
             continue
         for label in folder_names(root / domain):
             if composed(label) not in classes:
@@ -343,7 +342,7 @@ def from_folder(root: Path | str) -> ImageTable:
                     f"Class '{label}' has no images in any domain and is left out "
                     f"({root / domain / label})."
                 )
-                emit(Diagnostic("folder-left-out", "warning", text))
+                warn("folder-left-out", text)
     return table
 
 
@@ -415,14 +414,10 @@ def check_folder(root: Path) -> None:
     Raises:
         DataError: it does not exist or cannot be read.
     """
-    try:
-        mode = root.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"The image folder {root} does not exist. Expected {LAYOUT}.") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"The image folder {root} cannot be read: {why(error)}.") from None
-    if not stat.S_ISDIR(mode):
-        raise DataError(f"{root} is a file, not a folder of images. Expected {LAYOUT}.")
+    with file_faults(DataError, f"The image folder {root} cannot be read", ValueError):
+        is_there = root.is_dir()
+    if not is_there:
+        raise DataError(f"{root} does not exist, or is not a folder. Expected {LAYOUT}.")
     if not os.access(root, os.R_OK | os.X_OK):
         raise DataError(f"The image folder {root} may not be read. Change its permissions.")
 
@@ -450,22 +445,14 @@ def image_names(folder: Path) -> list[str]:
         DataError: it cannot be read.
     """
     found = [e for e in entries(folder, DataError) if is_image(e.name)]
-    names = [e.name for e in found if _is_kind(e.is_file)]
-    usable = [name for name in names if is_printable(name)]
-    if len(found) > len(names):
-        text = (
-            f"{len(found) - len(names)} entries of {folder} are named like images and are no "
-            "files; they are left out."
+    names = [e.name for e in found if _is_kind(e.is_file) and is_printable(e.name)]
+    if left_out := sorted({entry.name for entry in found} - {*names}):
+        warn(
+            "images-left-out",
+            f"{len(left_out)} entries of {folder}, as {left_out[0]!r}, are named like images and "
+            "left out: they are no files, or their names cannot be printed.",
         )
-        emit(Diagnostic("images-left-out", "warning", text))
-    if len(names) > len(usable):
-        first = next(name for name in names if not is_printable(name))
-        text = (
-            f"{len(names) - len(usable)} images in {folder} are left out: their names cannot be "
-            f"printed, as {first!r}."
-        )
-        emit(Diagnostic("images-left-out", "warning", text, "Rename them."))
-    return usable
+    return names
 
 
 def _is_kind(test: Callable[[], bool]) -> bool:
@@ -497,7 +484,7 @@ def _what_is_there(root: Path) -> str:
 
 
 def listed_images(
-    root: Path,
+    root: Path | None,
     paths: Iterable[str],
     labels: Sequence[str],
     domains: Sequence[str],
@@ -510,13 +497,15 @@ def listed_images(
     listed_rows: Sequence[int] | None = None,
     class_names: Sequence[str] | None = None,
     domain_names: Sequence[str] | None = None,
+    images: np.ndarray | None = None,
+    feature_names: tuple[str, ...] = (),
 ) -> ImageTable:
     """Returns the table of images listed by the names of their class and domain.
 
     A name that is written in two forms of Unicode is one class or domain.
 
     Args:
-        root: the folder that paths are relative to.
+        root: the folder that paths are relative to; None for rows without files.
         paths: of the images, relative to ``root``.
         labels: the class of each.
         domains: the domain of each.
@@ -528,12 +517,14 @@ def listed_images(
         listed_rows: the row of each in that file, from 1; None if messages should not name it.
         class_names: the classes in the order of their labels; sorted by default.
         domain_names: the domains in their order; sorted by default.
+        images: of rows without files, see :class:`ImageTable`.
+        feature_names: likewise.
 
     Raises:
         DataError: none of the first listed images exists.
     """
     paths = tuple(paths)
-    if listed_in and paths and not any(stamp(root / path) for path in paths[:20]):
+    if root and listed_in and paths and not any(stamp(root / path) for path in paths[:20]):
         raise DataError(
             f"{listed_in} lists images that are not there, the first as {root / paths[0]}. Put the "
             "images there, or name the folder that holds them."
@@ -554,6 +545,8 @@ def listed_images(
         subgroups={name: np.array(column) for name, column in (subgroups or {}).items()},
         listed_in=listed_in,
         listed_rows=None if listed_rows is None else np.array(listed_rows, dtype=np.int64),
+        images=images,
+        feature_names=feature_names,
     )
 
 

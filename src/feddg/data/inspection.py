@@ -6,7 +6,7 @@ If a result would be meaningless, the run stops here with one line.
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -42,11 +42,13 @@ from feddg.data.images import (
     open_image,
     plain_name,
 )
+from feddg.data.pixels import PixelStore, open_pixels
 from feddg.data.splits import Splits
-from feddg.diagnostics import Diagnostic, Severity
+from feddg.diagnostics import Diagnostic, Progress, Severity, note, silent, warning
 from feddg.errors import MissingPackage, first_names
+from feddg.records import BadImageRow
 from feddg.rng import numpy_stream
-from feddg.settings import grouped
+from feddg.settings import DataSettings, grouped
 from feddg.text import counted, number
 
 HALF = 0.5
@@ -96,17 +98,15 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
     """
     for what, names in (("classes", table.class_names), ("domains", table.domain_names)):
         for group in similar(names):
-            yield Diagnostic(
+            yield warning(
                 "similar-names",
-                "warning",
                 f"The {what} {_quoted(group)} differ in spelling only.",
                 "If they are one, rename their folders.",
             )
     missing = [name for name in table.class_names if name.casefold() in _MISSING]
     if missing:
-        yield Diagnostic(
+        yield warning(
             "class-called-missing",
-            "warning",
             f"There are images of {_classes(missing)}, which may stand for a missing label.",
             "If it does, take these rows out of the table.",
         )
@@ -115,9 +115,8 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
         for names in (table.class_names, table.domain_names)
     )
     if all(places) and len(places) > 1 and not any(others):
-        yield Diagnostic(
+        yield warning(
             "folders-swapped",
-            "warning",
             f"The classes ({first_names(table.class_names, SHOWN)}) are called like places or "
             "styles, and the domains are not.",
             "If these are the domains, let their folders be the upper ones: ROOT/DOMAIN/CLASS.",
@@ -143,7 +142,7 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
         )
     elif unused:
         text = f"There is no usable image of {_classes(unused)} in any domain."
-        yield Diagnostic("class-without-images", "warning", text)
+        yield warning("class-without-images", text)
     lacking = {
         domain: [name for name, images in zip(table.class_names, row) if not images]
         for domain, row in zip(table.domain_names, counts.tolist())
@@ -161,15 +160,12 @@ def about_labels(table: ImageTable, bad: Sequence[str] = ()) -> Iterator[Diagnos
             for domain in dict.fromkeys([*few, *lacking])
         ]
         more = f"; and {len(parts) - SHOWN} more domains" if len(parts) > SHOWN else ""
-        yield Diagnostic(
-            "missing-classes",
-            "warning" if few else "note",
-            f"Some domains lack classes: {'; '.join(parts[:SHOWN])}{more}.",
+        text = f"Some domains lack classes: {'; '.join(parts[:SHOWN])}{more}."
+        advice = (
             "Where classes are missing, a model may learn the place instead: add images, or leave "
             "the domain out (data.leave_out)."
-            if few
-            else "",
         )
+        yield warning("missing-classes", text, advice) if few else note("missing-classes", text)
 
 
 def about_splits(
@@ -212,9 +208,8 @@ def about_splits(
     present, largest = int(np.count_nonzero(trained)), int(trained.argmax())
     share = trained[largest] / max(1, trained.sum())
     if present > 1 and share > max(HALF, 1.5 / present):
-        yield Diagnostic(
+        yield warning(
             "one-class-dominates",
-            "warning",
             f"{share:.0%} of the training images are of the class '{table.class_names[largest]}': "
             "always answering it is right for as many.",
             "Read the balanced accuracy, and try train.class_weights.",
@@ -222,9 +217,8 @@ def about_splits(
     for where, rows in (("held-out", splits.val), ("training", splits.id_val)):
         if picks and 0 < len(rows) < SMALL_VALIDATION:
             margin = 100 * 1.96 * (0.25 / len(rows)) ** 0.5
-            yield Diagnostic(
+            yield warning(
                 "small-validation",
-                "warning",
                 f"Validation on {where} domains has only {counted(len(rows), 'image')}: a round "
                 f"picked by it is picked by chance (an accuracy of 50 % is uncertain by "
                 f"{margin:.0f} points).",
@@ -239,9 +233,8 @@ def about_clients(sizes: Sequence[int]) -> Iterator[Diagnostic]:
     """
     largest, total = max(sizes, default=0), sum(sizes)
     if len(sizes) > 1 and largest > max(HALF, 1.5 / len(sizes)) * total:
-        yield Diagnostic(
+        yield warning(
             "one-client-dominates",
-            "warning",
             f"Client {list(sizes).index(largest)} of {len(sizes)} holds {largest / total:.0%} of "
             "the training images: the average, which weighs clients by images, is mostly its own.",
         )
@@ -274,9 +267,8 @@ def about_columns(table: ImageTable, splits: Splits) -> Iterator[Diagnostic]:
             names = table.feature_names
             telling.append(repr(names[place]) if len(names) > 1 else f"number {place + 1}")
     if telling:
-        yield Diagnostic(
+        yield warning(
             "column-tells-the-class",
-            "warning",
             f"{'Each of the columns' if telling[1:] else 'The column'} {first_names(telling, 5)} "
             "tells the class alone.",
             "If it was made from the class, as its number is, take it out: accuracies mean nothing "
@@ -442,23 +434,21 @@ def about_ignored(found: Mapping[str, Sequence[str]]) -> Iterator[Diagnostic]:
     """Reports ignored files: images and archives of images as warnings, other files as a note."""
     others = []
     for kind, paths in sorted(found.items()):
+        named = f"Ignored: {_files_text(paths)}"
         if kind in (DEEPER, OUTSIDE, LEFT_OUT):
-            text = f"Ignored: {_files_text(paths)} {kind}."
             advice = "Images lie as <root>/<domain>/<class>/<image>."
-            yield Diagnostic("ignored-images", "warning", text, advice)
+            yield warning("ignored-images", f"{named} {kind}.", advice)
         elif kind == UNNAMED_DICOM:
-            text = f"Ignored: {_files_text(paths)} {kind}."
-            yield Diagnostic("ignored-images", "warning", text, "Let their names end in .dcm.")
+            yield warning("ignored-images", f"{named} {kind}.", "Let their names end in .dcm.")
         elif kind in REMEDIES:
-            text = f"Ignored: {_files_text(paths)} ending in {kind}: {REMEDIES[kind]}."
-            yield Diagnostic("ignored-images", "warning", text)
+            yield warning("ignored-images", f"{named} ending in {kind}: {REMEDIES[kind]}.")
         elif kind.startswith(UNLISTED):
-            yield Diagnostic("ignored-images", "note", f"Ignored: {number(len(paths))} {kind}.")
+            yield note("ignored-images", f"Ignored: {number(len(paths))} {kind}.")
         else:
             others.append(f"{len(paths)} {kind}")
     if others:
         text = f"Ignored, as they are no images: {', '.join(others)}."
-        yield Diagnostic("ignored-files", "note", text)
+        yield note("ignored-files", text)
 
 
 def _topmost(files: Iterable[str]) -> list[PurePosixPath]:
@@ -551,6 +541,46 @@ def survey(table: ImageTable, reading: Reading = AS_IT_IS) -> Survey:
     return Survey(depths, veiled)
 
 
+Opened = tuple[ImageTable, PixelStore, list[BadImageRow]]
+"""The usable rows, their pixels, and the files that cannot be used."""
+
+
+def open_images(
+    table: ImageTable,
+    data: DataSettings,
+    cache: Path | None,
+    progress: Progress = silent,
+    seen: Callable[[str], object] | None = None,
+) -> tuple[Opened, Survey]:
+    """Opens a table's images as an experiment's data settings say; tells how they are stored.
+
+    Args:
+        table: the images.
+        data: the settings.
+        cache: as the rest, see :func:`feddg.data.pixels.open_pixels`.
+        progress: called while files are decoded.
+        seen: called with the path of each file.
+
+    Raises:
+        DataError: see there.
+    """
+    reading = Reading.of(data)
+    surveyed = Survey({}, {}) if table.root is None else survey(table, reading)
+    opened = open_pixels(
+        table,
+        data.image_size,
+        cache=cache,
+        resize=data.resize,
+        budget_bytes=int(data.pixel_budget_gb * 2**30),
+        on_bad_image=data.on_bad_image,
+        reading=reading,
+        depths=surveyed.depths,
+        progress=progress,
+        seen=seen,
+    )
+    return opened, surveyed
+
+
 def depth_of(files: Iterable[Path], reading: Reading = AS_IT_IS) -> int:
     """Returns the bit depth used by files, from ``SAMPLE`` of those that may be deep; 0 for 8 bits.
 
@@ -574,17 +604,16 @@ def about_survey(found: Survey, reading: Reading) -> Iterator[Diagnostic]:
     if reading.range == "auto":
         for domain, bits in found.depths.items():
             text = f"The domain '{domain}' uses {bits} bits: white is {2**bits - 1}."
-            yield Diagnostic("deep-images", "note", text)
+            yield note("deep-images", text)
         if len(set(found.depths.values())) > 1:
             depths = ", ".join(f"{domain} {bits}" for domain, bits in found.depths.items())
             text = f"The bit depths of domains differ ({depths})."
-            yield Diagnostic("bit-depths-differ", "warning", text)
+            yield warning("bit-depths-differ", text)
     if reading.bands:
         return
     for domain, file in found.veiled.items():
-        yield Diagnostic(
+        yield warning(
             "half-transparent",
-            "warning",
             f"Images of the domain '{domain}' are mostly half transparent ({file}).",
             "If the fourth band is near infrared, set data.bands: [1, 2, 3], or they turn white.",
         )

@@ -7,7 +7,7 @@ import numpy as np
 
 from feddg.data.pixels import PixelStore, Vectors
 from feddg.data.splits import Splits
-from feddg.diagnostics import Diagnostic
+from feddg.diagnostics import Diagnostic, note, warning
 from feddg.errors import first_names
 from feddg.rng import numpy_stream
 from feddg.text import number
@@ -61,11 +61,10 @@ def about_near_copies(
             f"training ({named})."
         )
         if alike:
-            yield Diagnostic("near-copies", "note", found, alike)
+            yield note("near-copies", found, alike)
         else:
-            yield Diagnostic(
+            yield warning(
                 "near-copies",
-                "warning",
                 f"{found} Where they are copies, saved again, accuracies are too high.",
                 "Look at them, and remove the copies.",
             )
@@ -104,6 +103,8 @@ def near_rows(
     Pairs are sought among rows that are near in a few random directions, in which a difference of
     root mean square r is normal with deviation r.
     """
+    from scipy.spatial import cKDTree  # as slow to import as it is rarely needed
+
     own, theirs = (pixels.gather(some).numpy() for some in (rows, others))
     if own.shape[1] < FEWEST_FEATURES or not len(theirs):
         return
@@ -111,13 +112,9 @@ def near_rows(
     own, theirs = ((some - mean) / np.where(spread > 0, spread, 1) for some in (own, theirs))
     directions = numpy_stream(0, "near copies").standard_normal((own.shape[1], 4))
     looks, sought = (some @ directions / own.shape[1] ** 0.5 for some in (own, theirs))
-    order = np.argsort(looks[:, 0])
-    least, most = (
-        np.searchsorted(looks[order, 0], sought[:, 0] + sign * 5 * FARTHEST) for sign in (-1, 1)
-    )
-    for place, (start, end) in enumerate(zip(least.tolist(), most.tolist())):
-        near = order[start:end]
-        near = near[(abs(looks[near] - sought[place]) <= 5 * FARTHEST).all(1)]
+    tree = cKDTree(looks)
+    for place, look in enumerate(sought):
+        near = np.array(tree.query_ball_point(look, 5 * FARTHEST, p=np.inf), np.int64)
         apart = ((own[near] - theirs[place]) ** 2).mean(1) ** 0.5
         yield from ((int(rows[row]), int(others[place])) for row in near[apart <= FARTHEST])
 

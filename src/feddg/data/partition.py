@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from feddg.errors import DataError, ExperimentError
-from feddg.registry import Registry, is_called
+from feddg.registry import Registry
 from feddg.rng import numpy_stream
 from feddg.text import counted, number
 
@@ -24,6 +24,7 @@ SETTING_RULES = {"alpha": "dirichlet", "shards": "shards", "quantity_alpha": "qu
 """The rule that a setting implies if no rule that reads it is named."""
 _SMALL_ALPHA = 0.1
 """Below it, gamma variates are drawn as logarithms: too many would round to zero."""
+IMAGES = "training images"
 EVERYWHERE = "iid"
 """The default rule for domains."""
 
@@ -82,6 +83,7 @@ def partition(
     quantity_alpha: float | None = None,
     rounding: Rounding = "strict",
     holders: np.ndarray | None = None,
+    of: str = IMAGES,
     seed: int,
 ) -> Partition:
     """Partitions images over clients: each image goes to one client, each client gets at least one.
@@ -102,6 +104,7 @@ def partition(
             images of other domains into them even at lambda = 0.
         holders: ``(n,)`` names of who holds each image in reality; None if unknown. Under a rule
             that uses them, they are the clients, whatever ``clients`` is.
+        of: what is dealt out as images, for messages.
         seed: the experiment's seed.
 
     Returns:
@@ -112,14 +115,7 @@ def partition(
             argument is out of range, or a client without images (``official`` rounding only).
         ExperimentError: rules that are unknown or contradict each other.
     """
-    if len(labels) != len(domains):
-        raise ValueError(f"{len(labels)} labels for {len(domains)} domains")
     settings = {"alpha": alpha, "shards": shards, "quantity_alpha": quantity_alpha}
-    for name, value in settings.items():
-        if value is not None and not (0 < value < np.inf):
-            raise DataError(f"{name} must be a positive number, not {value}.")
-    if not 0 <= heterogeneity <= 1:
-        raise DataError(f"heterogeneity must lie between 0 and 1, not {heterogeneity}.")
     rules = rules_of(scheme, settings)
     dealing = Dealing(
         domains=np.asarray(domains, dtype=np.int64),
@@ -129,6 +125,7 @@ def partition(
         heterogeneity=heterogeneity,
         rounding=rounding,
         holders=holders,
+        of=of,
         **settings,  # type: ignore[arg-type]
     )
     for rule in rules:
@@ -138,14 +135,12 @@ def partition(
     if clients < 1:
         raise DataError(f"There must be at least one client, not {clients}.")
     if clients > len(domains):
-        raise DataError(
-            f"{clients} clients cannot share {len(domains)} training images. Use fewer clients."
-        )
+        raise DataError(f"{clients} clients cannot share {len(domains)} {of}. Use fewer clients.")
     found = Partition(_owners(rules, dealing), dealing.domains, clients)
     if not found.sizes.all():
         empty = int(np.argmin(found.sizes))
         raise DataError(
-            f"Client {empty} would hold no images: {len(domains)} images are too few for {clients} "
+            f"Client {empty} would hold no images: {len(domains)} {of} are too few for {clients} "
             "clients with rounding 'official'. Use rounding 'strict' or fewer clients."
         )
     return found
@@ -206,6 +201,7 @@ class Dealing:
         quantity_alpha: Dirichlet concentration over client sizes.
         rounding: who gets the images left over when shares are rounded down.
         holders: ``(n,)`` names of who holds each image in reality; None if unknown.
+        of: what they are, for messages: images, or groups of images that are never split.
     """
 
     domains: np.ndarray
@@ -218,6 +214,7 @@ class Dealing:
     quantity_alpha: float | None = None
     rounding: Rounding = "strict"
     holders: np.ndarray | None = None
+    of: str = IMAGES
 
     @cached_property
     def columns(self) -> np.ndarray:
@@ -291,7 +288,7 @@ PARTITIONS: Registry[PartitionRule] = Registry(
     group="feddg.partitions",
     error=ExperimentError,
     named=lambda rule: (rule.name, *rule.aliases),
-    adopt=lambda name, loaded: is_called(name, loaded, PartitionRule, ExperimentError),
+    made_of=PartitionRule,
 )
 """All rules by name; several can be joined by ``+``."""
 
@@ -445,8 +442,13 @@ def proportional_homes(totals: np.ndarray, clients: int) -> list[np.ndarray]:
     return _contiguous(homes)
 
 
-def equal_homes(totals: np.ndarray, clients: int) -> list[np.ndarray]:
+def equal_homes(totals: np.ndarray, clients: int, of: str = IMAGES) -> list[np.ndarray]:
     """Returns equally many home clients for each domain; the largest domains may have one more.
+
+    Args:
+        totals: ``(D,)`` number of images, or of groups of them, by domain.
+        clients: number of clients.
+        of: what is counted.
 
     Raises:
         DataError: a domain has fewer images than home clients, or there are fewer clients than
@@ -462,8 +464,8 @@ def equal_homes(totals: np.ndarray, clients: int) -> list[np.ndarray]:
     crowded = np.flatnonzero(homes > totals)
     if len(crowded):
         raise DataError(
-            f"{homes[crowded[0]]} clients cannot share a domain of {totals[crowded[0]]} training "
-            "images. Use fewer clients."
+            f"{homes[crowded[0]]} clients cannot share a domain of {totals[crowded[0]]} {of}. Use "
+            "fewer clients."
         )
     return _contiguous(homes)
 
@@ -563,7 +565,7 @@ def _global_mix(dealing: Dealing) -> Mix:
 
 @_rule("domain", "domains", "one domain each, equally many clients for every domain")
 def _one_domain_mix(dealing: Dealing) -> Mix:
-    return Mix(equal_homes(dealing.totals, dealing.clients), 0.0)
+    return Mix(equal_homes(dealing.totals, dealing.clients, dealing.of), 0.0)
 
 
 @_rule(
@@ -742,7 +744,7 @@ def _shard_owners(dealing: Dealing, shares: np.ndarray, targets: np.ndarray) -> 
     if dealing.clients * each > len(dealing.labels):
         raise DataError(
             f"{dealing.clients} clients with {each} shards each need at least "
-            f"{dealing.clients * each} training images; there are {len(dealing.labels)}. Use fewer "
+            f"{dealing.clients * each} {dealing.of}; there are {len(dealing.labels)}. Use fewer "
             "shards or fewer clients."
         )
     # Which client holds each shard, in the order in which they lie along the sorted images.

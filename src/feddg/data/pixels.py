@@ -9,7 +9,6 @@ A checksum of a file's pixels, which tells exchanged rows, too, is looked at whe
 0.13 s for PACS at 96 pixels. What is damaged is decoded again.
 """
 
-import json
 import logging
 import math
 import os
@@ -24,9 +23,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from threading import Lock
 from types import MappingProxyType
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -47,13 +45,14 @@ from feddg.data.decoding import (
     quiet_pillow,
 )
 from feddg.data.images import ImageTable
-from feddg.diagnostics import Diagnostic, Progress, emit, silent
-from feddg.errors import DataError, first_names
+from feddg.diagnostics import Progress, silent, warn
+from feddg.errors import DataError, RunError, first_names
 from feddg.messages import Weights, on_device
+from feddg.records import BadImageRow, JsonFile
 from feddg.settings import grouped
 from feddg.storage import (
+    file_faults,
     open_array,
-    open_file,
     private_folder,
     replace_file,
     replace_text,
@@ -78,14 +77,6 @@ SHARE = 0.25
 """Share of a device's free memory for pixels; the rest is for networks and feature maps."""
 BUDGET_BYTES = 16 * 2**30
 """Default limit of one cache file: PACS at 224 pixels needs 1.5 GB."""
-
-
-@dataclass(frozen=True)
-class BadImage:
-    """A skipped file, and the reason."""
-
-    path: str
-    reason: str
 
 
 @cache
@@ -156,26 +147,26 @@ class DecodedFiles:
 
     def decode_all(
         self, keep: Callable[[np.ndarray], object], progress: Progress
-    ) -> list[BadImage]:
+    ) -> list[BadImageRow]:
         """Passes every file's pixels to ``keep`` in path order, black ones for a bad file."""
-        bad: list[BadImage] = []
+        bad: list[BadImageRow] = []
         black = np.zeros(self.shape[1:], np.uint8)
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             for done, result in enumerate(self._decode_ahead(pool), start=1):
-                if isinstance(result, BadImage):
+                if isinstance(result, BadImageRow):
                     bad.append(result)
-                keep(black if isinstance(result, BadImage) else result)
+                keep(black if isinstance(result, BadImageRow) else result)
                 progress("decoding images", done, len(self.paths))
         return bad
 
-    def _decode_ahead(self, pool: ThreadPoolExecutor) -> Iterator[np.ndarray | BadImage]:
+    def _decode_ahead(self, pool: ThreadPoolExecutor) -> Iterator[np.ndarray | BadImageRow]:
         files = list(self.by_file.items())
         wave = _WAVE if self.reading.tile is None else _WAVE_OF_TILES
         for start in range(0, len(files), wave):
             for found in pool.map(lambda item: self.decode(*item), files[start : start + wave]):
                 yield from found
 
-    def decode(self, file: str, paths: Sequence[str]) -> Sequence[np.ndarray | BadImage]:
+    def decode(self, file: str, paths: Sequence[str]) -> Sequence[np.ndarray | BadImageRow]:
         """Decodes the rows of one file: the whole image, or its tiles.
 
         Raises:
@@ -188,7 +179,7 @@ class DecodedFiles:
         except UnreadImageError as error:  # never stored: it would be left out for good
             raise DataError(f"{self.root / file} {error}; start again.") from None
         except UnusableImageError as error:
-            return [BadImage(path, str(error)) for path in paths]
+            return [BadImageRow(path=path, reason=str(error)) for path in paths]
         finally:
             if self.seen is not None:
                 self.seen(file)
@@ -196,22 +187,23 @@ class DecodedFiles:
 
 def _cached_pixels(
     files: DecodedFiles, cache: Path, progress: Progress
-) -> tuple[np.ndarray, list[BadImage]]:
+) -> tuple[np.ndarray, list[BadImageRow]]:
     """Returns the pixels of files from the cache; decodes them first if necessary."""
     pixels, checked = cache / f"pixels-{files.key}.npy", cache / f"checked-{files.key}.json"
     if pixels.exists():
-        bad, checksum = _read_checked(checked)
+        known = Checked.known(checked)
         try:
             found = open_array(pixels, writable=False)
         except (OSError, ValueError):
             found = np.empty(0)
         alike = found.shape == files.shape and found.dtype == np.uint8
-        if bad is not None and alike and zlib.crc32(found.reshape(-1).data) == checksum:
-            return found, bad
+        if known and alike and known.pixels == known.sealed(zlib.crc32(found.reshape(-1).data)):
+            return found, known.bad
         logger.warning("The pixel cache %s is damaged; the images are decoded again.", pixels)
     with _writing_to(cache):
         replace_file(pixels, lambda aside: _decode_to(aside, checked, files, progress))
-    return open_array(pixels, writable=False), _read_checked(checked)[0] or []
+    known = Checked.known(checked)
+    return open_array(pixels, writable=False), known.bad if known else []
 
 
 def _decode_to(file: Path, checked: Path, files: DecodedFiles, progress: Progress) -> None:
@@ -233,55 +225,52 @@ def _decode_to(file: Path, checked: Path, files: DecodedFiles, progress: Progres
             f"Images in {files.root} were changed while they were decoded. Start again when "
             "nothing writes there any more."
         )
-    _write_checked(checked, bad, checksum)
+    answer = Checked(bad=bad)
+    sealed = answer.model_copy(update={"pixels": answer.sealed(checksum)})
+    replace_text(checked, sealed.to_text())
 
 
-def _bad_images(files: DecodedFiles, cache: Path | None, progress: Progress) -> list[BadImage]:
+def _bad_images(files: DecodedFiles, cache: Path | None, progress: Progress) -> list[BadImageRow]:
     """Finds the bad files by decoding everything once; a cache folder stores the result."""
     checked = None if cache is None else cache / f"checked-{files.key}.json"
-    bad = None if checked is None else _read_checked(checked)[0]
-    if bad is None:
-        bad = files.decode_all(lambda pixels: None, progress)
-        if cache is not None and checked is not None:
-            with _writing_to(cache):
-                _write_checked(checked, bad, None)
+    known = None if checked is None else Checked.known(checked)
+    if known is not None:
+        return known.bad
+    bad = files.decode_all(lambda pixels: None, progress)
+    if cache is not None and checked is not None:
+        with _writing_to(cache):
+            replace_text(checked, Checked(bad=bad).to_text())
     return bad
 
 
-def _read_checked(path: Path) -> tuple[list[BadImage] | None, int | None]:
-    """Reads a list of bad images, None if it is missing or damaged, and the pixels' CRC-32."""
-    try:
-        with open_file(path) as file:
-            content = json.loads(file.read())
-        bad = [BadImage(str(image["path"]), str(image["reason"])) for image in content["bad"]]
-        pixels = content["pixels"]
-        known = content["checksum"] == hash_of([content["bad"], pixels])
-        return (bad, pixels) if known else (None, None)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None, None
+class Checked(JsonFile):
+    """The bad ones among decoded images, and a CRC-32 of these and all pixels."""
 
+    bad: list[BadImageRow]
+    pixels: int | None = None
 
-def _write_checked(path: Path, bad: list[BadImage], pixels: int | None) -> None:
-    rows = [asdict(image) for image in bad]
-    content = {"checksum": hash_of([rows, pixels]), "pixels": pixels, "bad": rows}
-    replace_text(path, json.dumps(content, indent=1))
+    def sealed(self, pixels: int) -> int:
+        """Returns the CRC-32 of the bad images after that of the pixels."""
+        return zlib.crc32("".join(image.to_json() for image in self.bad).encode(), pixels)
+
+    @classmethod
+    def known(cls, path: Path) -> "Checked | None":
+        """Reads the file; None if it is missing or damaged."""
+        with suppress(RunError):
+            return cls.read(path)
+        return None
 
 
 @contextmanager
 def _writing_to(cache: Path) -> Iterator[None]:
     """Removes temporary files of killed processes that are older than a day."""
-    try:
+    with file_faults(DataError, f"Cannot write the pixel cache in {cache}"):
         private_folder(cache)
         for left in cache.glob("partial-*"):
             if time.time() - left.stat().st_mtime > _LEFT:
                 shutil.rmtree(left, ignore_errors=True)
         sweep_asides(cache, older_than=_LEFT)
         yield
-    except OSError as error:
-        raise DataError(
-            f"Cannot write the pixel cache in {cache}: {error.strerror or error}. "
-            "Free some space there, or name another cache folder."
-        ) from error
 
 
 def fits(count: int, device: torch.device) -> bool:
@@ -345,9 +334,6 @@ class PixelStore(Pixels, ABC):
             IndexError: for a row beyond the table.
         """
 
-    def close(self) -> None:
-        """Frees the memory; nothing can be gathered afterwards."""
-
 
 class ArrayPixels(PixelStore):
     """Pixels in memory or memory-mapped from the cache."""
@@ -400,12 +386,6 @@ class ArrayPixels(PixelStore):
         needed = {"all": pixels, "places": torch.from_numpy(places)}
         return needed, lambda sent: sent["all"].index_select(0, sent["places"]).permute(0, 3, 1, 2)
 
-    def close(self) -> None:
-        """Releases the array or memory map, and the copies on devices."""
-        self._on_device = {}
-        self._pixels = np.empty((0, self.size, self.size, 3), np.uint8)
-        self._positions = self._positions[:0]
-
 
 class Vectors(PixelStore):
     """Features that somebody else's network has extracted, in place of pixels."""
@@ -441,7 +421,6 @@ class StreamingPixels(PixelStore):
         super().__init__(files.size, fingerprint)
         self._files, self._paths = files, tuple(paths)
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode")
-        self._alone = Lock()  # quiet_pillow is for one at a time, and the pool has all cores busy
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -454,18 +433,14 @@ class StreamingPixels(PixelStore):
         """
         paths = [self._paths[row] for row in np.asarray(rows, dtype=np.int64)]
         batch = np.empty((len(paths), self.size, self.size, 3), np.uint8)
-        with self._alone, quiet_pillow(tiled=self._files.reading.tile is not None):
+        with quiet_pillow(tiled=self._files.reading.tile is not None):
             for place, pixels in enumerate(self._pool.map(self._decode, paths)):
                 batch[place] = pixels
         return _channels_last(batch).to(device)
 
-    def close(self) -> None:
-        """Stops the threads."""
-        self._pool.shutdown(cancel_futures=True)
-
     def _decode(self, path: str) -> np.ndarray:
         (found,) = self._files.decode(Tile.named(path).file, [path])
-        if isinstance(found, BadImage):
+        if isinstance(found, BadImageRow):
             raise DataError(
                 f"{self._files.root / path} was readable before and is not any more: {found.reason}"
             )
@@ -484,7 +459,7 @@ def open_pixels(
     seen: Callable[[str], object] | None = None,
     reading: Reading = AS_IT_IS,
     depths: Mapping[str, int] = MappingProxyType({}),
-) -> tuple[ImageTable, PixelStore, list[BadImage]]:
+) -> tuple[ImageTable, PixelStore, list[BadImageRow]]:
     """Makes a table's pixels ready; each file is decoded at most once per resolution.
 
     Args:
@@ -509,7 +484,6 @@ def open_pixels(
         DataError: for settings out of range, bad images under ``fail``, no usable image at all, or
             a cache folder that cannot be written.
     """
-    _check_settings(size, resize, on_bad_image)
     if table.images is not None:
         return table, _rendered(table.images, size, resize), []
     tiled = reading.tile is not None
@@ -531,7 +505,7 @@ def open_pixels(
             pixels, bad = _cached_pixels(files, cache, progress)
     broken = {image.path for image in bad}
     once = {file: image.reason for image in bad for file in [Tile.named(image.path).file]}
-    bad = [BadImage(file, reason) for file, reason in once.items()]
+    bad = [BadImageRow(path=file, reason=reason) for file, reason in once.items()]
     _complain(bad, len(files.by_file), on_bad_image)
     usable = table.take([row for row, path in enumerate(table.paths) if path not in broken])
     fingerprint = hash_of([files.key, usable.paths])
@@ -562,16 +536,7 @@ def _channels_last(batch: np.ndarray) -> Tensor:
     return torch.from_numpy(batch).permute(0, 3, 1, 2)
 
 
-def _check_settings(size: int, resize: str, on_bad_image: str) -> None:
-    if size < 1:
-        raise DataError(f"The image size must be at least 1 pixel, not {size}.")
-    if resize not in get_args(Resize):
-        raise DataError(f"resize must be one of {', '.join(get_args(Resize))}, not {resize!r}.")
-    if on_bad_image not in ("skip", "fail"):
-        raise DataError(f"on_bad_image must be skip or fail, not {on_bad_image!r}.")
-
-
-def _complain(bad: list[BadImage], total: int, on_bad_image: str) -> None:
+def _complain(bad: list[BadImageRow], total: int, on_bad_image: str) -> None:
     if not bad:
         return
     named = first_names([f"{image.path} ({image.reason})" for image in bad])
@@ -583,4 +548,4 @@ def _complain(bad: list[BadImage], total: int, on_bad_image: str) -> None:
             "Repair or remove them, or set on_bad_image: skip."
         )
     text = f"{len(bad)} of {total} images left out: {named}."
-    emit(Diagnostic("images-left-out", "warning", text))
+    warn("images-left-out", text)

@@ -11,7 +11,7 @@ from feddg.data.columns import read_columns
 from feddg.data.data_set import DATA_SETS, DataSet
 from feddg.data.images import ImageTable, plain_name, roles_of_domains
 from feddg.data.splits import Splits, from_roles
-from feddg.diagnostics import Diagnostic, emit
+from feddg.diagnostics import warn
 from feddg.errors import DataError, ExperimentError, first_names, nearest
 from feddg.storage import read_text
 
@@ -91,7 +91,7 @@ def official_roles(table: ImageTable, definition: DataSet) -> ImageTable:
         raise DataError(f"The official lists lack {roles.count('')} images of {root}, as {path}.")
     if role_of:
         text = f"{root} lacks {len(role_of)} images of the official lists, as {min(role_of)}."
-        emit(Diagnostic("listed-missing", "warning", text))
+        warn("listed-missing", text)
     return replace(table, split=np.array(roles))
 
 

@@ -26,7 +26,7 @@ from feddg.data.images import (
     plain_name,
     usable_formats,
 )
-from feddg.diagnostics import Diagnostic, emit
+from feddg.diagnostics import warn
 from feddg.errors import DataError
 from feddg.storage import (
     FILE_MODE,
@@ -183,7 +183,7 @@ def compare_counts(
     if expected and classes != expected:
         texts.append(f"{definition.title} has {expected} classes; {table.root} holds {classes}.")
     for text in texts:
-        emit(Diagnostic("other-count", "warning", text))
+        warn("other-count", text)
 
 
 def _from_parts(folder: Path, domains: Collection[str], definition: DataSet) -> ImageTable:
@@ -246,7 +246,7 @@ def rename(table: ImageTable, definition: DataSet) -> ImageTable:
     extra = [name for name, i in zip(table.domain_names, domain_of) if i < 0]
     if extra:
         text = f"{table.root}: {', '.join(extra)} left out; not a domain of it."
-        emit(Diagnostic("folder-left-out", "warning", text))
+        warn("folder-left-out", text)
     table = table.take(np.flatnonzero(domain_of[table.domains] >= 0))
     class_of = _places(definition, table.class_names, classes)
     strange = [table.class_names[i] for i in np.unique(table.labels) if class_of[i] < 0]

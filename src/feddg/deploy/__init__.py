@@ -3,7 +3,3 @@
 Only this package imports Flower. A user's Flower app is a folder with a ``pyproject.toml``, written
 by ``feddg deploy init``; its components are ``server_app`` and ``client_app`` here.
 """
-
-from feddg.errors import need
-
-need("flower", "a federation across a network")

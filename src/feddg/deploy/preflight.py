@@ -24,9 +24,9 @@ from feddg.data.images import ImageTable
 from feddg.data.inspection import survey
 from feddg.data.pixels import ArrayPixels, DecodedFiles, PixelStore, Vectors
 from feddg.data.sets.features import columns_fault
-from feddg.deploy.setup import JoinFile, held_out_among, public_key
+from feddg.deploy.setup import JoinFile, held_out_among, public_key, read_join
 from feddg.deploy.site import copies_in, list_images
-from feddg.diagnostics import Diagnostic, silent
+from feddg.diagnostics import Diagnostic, note, silent, warning
 from feddg.errors import FeddgError, first_names
 from feddg.experiment import Experiment
 from feddg.federation.federation import Federation, build, defences_for
@@ -36,13 +36,11 @@ from feddg.models.precision import choose_device
 from feddg.privacy.building import NO_DEFENCES
 from feddg.runs.prepare import free_memory, methods_files, peak_memory
 from feddg.settings import ServerSettings
-from feddg.storage import parse_fields, private_folder, why
+from feddg.storage import cache_folder, parse_fields, private_folder, why
 from feddg.text import size
 
 SAMPLE = 256
 """Number of images that are decoded."""
-FEW = 10
-"""Classes with fewer images are reported."""
 WORST_SHARE = 0.1
 """Share of unreadable images above which the folder is probably wrong."""
 ROUND_DEADLINE = 3600.0
@@ -60,16 +58,6 @@ DOOR = "/v1/fleet/get-run"
 """A path of the proxy for testing a key with GET, which is never allowed: the answer is 401 if the
 key is not on its list, and 405 if it is.
 """
-
-
-def passed(code: str, found: str) -> Diagnostic:
-    """Returns a passed check."""
-    return Diagnostic(code, "note", found)
-
-
-def doubtful(code: str, found: str, advice: str) -> Diagnostic:
-    """Returns a check that a person must look at."""
-    return Diagnostic(code, "warning", found, advice)
 
 
 def failed(code: str, found: str, advice: str) -> Diagnostic:
@@ -91,10 +79,38 @@ def compared(
     """
     if value > fault[0]:
         return failed(code, found, fault[1])
-    return doubtful(code, found, doubt[1]) if value > doubt[0] else passed(code, found)
+    return warning(code, found, doubt[1]) if value > doubt[0] else note(code, found)
 
 
 def check_site(
+    folder: Path,
+    images: str,
+    domain: str | None = None,
+    *,
+    cache: Path | str | None = None,
+    device: str = "auto",
+    offline: bool = False,
+) -> tuple[str, list[Diagnostic]]:
+    """Checks a site before it joins: images, machine, keys, versions and connection.
+
+    Args:
+        folder: the coordinator's files, with the site's key.
+        images: ``root/domain/class/*``, or ``root/class/*`` with ``domain``.
+        domain: name of the domain for images in ``root/class/*``.
+        cache: the site's cache folder.
+        device: the device for training.
+        offline: whether to skip keys, versions and the connection.
+
+    Returns:
+        The site's name, and the result of each check.
+    """
+    join = read_join(folder)
+    place = cache_folder(cache).expanduser()
+    own = check_images(join, images, domain, place, device)
+    return join.site, [*(() if offline else check_connection(folder, join)), *own]
+
+
+def check_images(
     join: JoinFile, images: str, domain: str | None, cache: Path, device: str = "auto"
 ) -> Iterator[Diagnostic]:
     """Yields the checks of a site's images and machine as they are done.
@@ -125,7 +141,6 @@ def check_site(
     yield check_decoding(table, experiment)
     yield check_classes(table, join.classes)
     yield check_domains(table, experiment, trains=join.trains)
-    yield check_support(table)
     if join.trains and (copies := copies_in(table, experiment, cache)):
         yield failed("copies", copies, "Remove all copies but one.")
     yield check_disk(table, experiment, cache)
@@ -140,7 +155,7 @@ def check_decoding(table: ImageTable, experiment: Experiment) -> Diagnostic:
     """Decodes some images, evenly spaced, in the same way as training does."""
     code, data = "images-decode", experiment.data
     if table.root is None:
-        return passed(code, f"{len(table)} images need no decoding.")
+        return note(code, f"{len(table)} images need no decoding.")
     places = numpy.linspace(0, len(table) - 1, min(SAMPLE, len(table))).astype(int)
     sample, reading = table.take(numpy.unique(places)), Reading.of(data)
     depths = survey(table, reading).depths
@@ -152,19 +167,19 @@ def check_decoding(table: ImageTable, experiment: Experiment) -> Diagnostic:
         f"{len(sample) - count} of {len(sample)} images tried can be read, of {len(table)} in all."
     )
     if not count:
-        return passed(code, found)
+        return note(code, found)
     reason, times = Counter(image.reason for image in bad).most_common(1)[0]
     found += f" Most often: {reason} ({times})."
     if data.on_bad_image == "fail" or count > WORST_SHARE * len(sample):
         return failed(code, found, "Repair or remove these files: `feddg data inspect` names them.")
-    return doubtful(code, found, "They will be left out; `feddg data inspect` names them.")
+    return warning(code, found, "They will be left out; `feddg data inspect` names them.")
 
 
 def check_classes(table: ImageTable, expected: tuple[str, ...]) -> Diagnostic:
     """Compares the names of the class folders with the federation's."""
     code, mine = "classes", sorted(table.class_names)
     if not expected:
-        return doubtful(
+        return warning(
             code,
             f"There are {len(mine)}: {first_names(mine, 8)}.",
             "The coordinator named none: compare these, letter by letter, with the other sites'.",
@@ -178,10 +193,10 @@ def check_classes(table: ImageTable, expected: tuple[str, ...]) -> Diagnostic:
             f"Rename or remove these folders; it has {first_names(expected, 8)}.",
         )
     if missing:
-        return doubtful(
+        return warning(
             code, f"Not here: {first_names(missing, 8)}.", "Right if this site has no such images."
         )
-    return passed(code, f"All {len(expected)} are here.")
+    return note(code, f"All {len(expected)} are here.")
 
 
 def check_domains(table: ImageTable, experiment: Experiment, *, trains: bool) -> Diagnostic:
@@ -190,31 +205,16 @@ def check_domains(table: ImageTable, experiment: Experiment, *, trains: bool) ->
     mine = [table.domain_names[domain] for domain in numpy.unique(table.domains)]
     held = held_out_among(mine, (*held_out.test, *held_out.val))
     if not held:
-        return passed(code, f"Not held out: {first_names(mine, 8)}.")
+        return note(code, f"Not held out: {first_names(mine, 8)}.")
     found = f"Held out in this experiment: {first_names(held, 8)}"
     if not trains:
-        return passed(code, f"{found}; this site only evaluates.")
+        return note(code, f"{found}; this site only evaluates.")
     return failed(
         code,
         f"{found}; this site takes no part in training.",
         "Name a folder without these images, or ask the coordinator to name this site in "
         "--evaluation-site.",
     )
-
-
-def check_support(table: ImageTable) -> Diagnostic:
-    """Counts the images of each class."""
-    code = "images-of-each-class"
-    counts = dict(zip(table.class_names, table.counts().sum(0).tolist()))
-    few = [f"{name} ({count})" for name, count in counts.items() if count < FEW]
-    found = f"A class has {min(counts.values())} to {max(counts.values())} images"
-    if len(table) < 2:
-        return failed(code, f"{len(table)} in all.", "A site trains on two images at least.")
-    if few:
-        return doubtful(
-            code, f"{found}; few of {first_names(few, 8)}.", "The model learns little of them."
-        )
-    return passed(code, f"{found}.")
 
 
 def check_disk(table: ImageTable, experiment: Experiment, cache: Path) -> Diagnostic:
@@ -241,7 +241,7 @@ def check_named_files(experiment: Experiment) -> Diagnostic:
     except FeddgError as error:
         return failed(code, str(error), "Put the coordinator's file there, under the same path.")
     names = sorted(methods_files(experiment))
-    return passed(code, f"{', '.join(names)} can be read." if names else "None are needed.")
+    return note(code, f"{', '.join(names)} can be read." if names else "None are needed.")
 
 
 def check_machine(
@@ -253,7 +253,7 @@ def check_machine(
     except FeddgError as error:
         yield failed("device", str(error), "Name another with --device.")
         return
-    yield passed("device", f"Training is on {where}.")
+    yield note("device", f"Training is on {where}.")
     chosen = experiment.model_copy(update={"device": device})
     try:
         one = seconds_per_image(chosen, max(2, len(table.class_names)))
@@ -302,7 +302,7 @@ def seconds_per_image(experiment: Experiment, classes: int) -> float:
         noised = defences_for(bare, method, network)
         for worker in federation.workers:  # what noise costs at the client counts
             worker.style_noise, worker.record_noise = noised.style_noise, noised.record_noise
-        federation.server.setup()
+        federation.start()
         quickest = min(quickest, 1 / federation.server.round().images_per_second)
     return quickest
 
@@ -310,7 +310,7 @@ def seconds_per_image(experiment: Experiment, classes: int) -> float:
 def _memory_for(needed: int) -> Diagnostic:
     free = free_memory()
     if free is None:
-        return doubtful(
+        return warning(
             "memory", f"A few batches took {size(needed)}.", "Compare with what is free."
         )
     found = f"A few batches took {size(needed)}; {size(free)} are free beside that."
@@ -355,7 +355,7 @@ def check_versions(join: JoinFile) -> Iterator[Diagnostic]:
         except PackageNotFoundError:
             own = "not installed"
         if own.split(".")[:parts] == wanted.split(".")[:parts]:
-            yield passed(name, f"{own}.")
+            yield note(name, f"{own}.")
         else:
             remedy = f"pip install 'feddg[flower]=={join.feddg}' 'flwr=={join.flwr}'"
             yield failed(name, f"{own}; the coordinator has {wanted}.", remedy)
@@ -374,7 +374,7 @@ def check_key(key: Path) -> Diagnostic:
         return failed(
             code, f"{public} is no key of type ecdsa.", "sh make_key.sh in another folder"
         )
-    return passed(code, f"{key.name} has mode {mode:o}.")
+    return note(code, f"{key.name} has mode {mode:o}.")
 
 
 def check_trusted(file: Path) -> Diagnostic:
@@ -390,7 +390,7 @@ def check_trusted(file: Path) -> Diagnostic:
     keys = [name for name in found if str(name).startswith("fpk_")]
     if not keys:
         return failed(code, f"{file} names no key.", "Ask the coordinator for it again.")
-    return passed(code, f"The site runs apps signed by {', '.join(keys)}.")
+    return note(code, f"The site runs apps signed by {', '.join(keys)}.")
 
 
 def check_proxy(address: str, context: ssl.SSLContext, public: Path) -> Iterator[Diagnostic]:
@@ -421,7 +421,7 @@ def check_proxy(address: str, context: ssl.SSLContext, public: Path) -> Iterator
         return
     finally:
         connection.close()
-    yield passed("proxy", f"{address} answers with the coordinator's certificate.")
+    yield note("proxy", f"{address} answers with the coordinator's certificate.")
     yield _clock(reply.getheader("Date"), now)
     yield _registration(reply.status, public)
 
@@ -429,7 +429,7 @@ def check_proxy(address: str, context: ssl.SSLContext, public: Path) -> Iterator
 def _registration(status: int, public: Path) -> Diagnostic:
     code = "registration"
     if status == http.client.METHOD_NOT_ALLOWED:
-        return passed(code, "The key is on the proxy's list.")
+        return note(code, "The key is on the proxy's list.")
     if status == http.client.UNAUTHORIZED:
         remedy = (
             f"Send {public.name} to the coordinator, and read its fingerprint out; the coordinator "
@@ -445,7 +445,7 @@ def _clock(date: str | None, now: float) -> Diagnostic:
     try:
         theirs = parsedate_to_datetime(date or "").timestamp()
     except ValueError:
-        return doubtful(code, "The proxy does not say its time.", "Compare the clocks by hand.")
+        return warning(code, "The proxy does not say its time.", "Compare the clocks by hand.")
     ahead = now - theirs  # the proxy's is of whole seconds
     found = f"{abs(ahead):.0f} s {'ahead of' if ahead >= 0 else 'behind'} the coordinator's."
     most, soon = (MOST_AHEAD, MOST_AHEAD / 2 + 1) if ahead > 0 else (MOST_BEHIND, MOST_BEHIND / 5)

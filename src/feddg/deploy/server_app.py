@@ -15,18 +15,18 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from pydantic import BeforeValidator, Field, NonNegativeInt
 
-from feddg.clients.client import Worker
+from feddg.clients.client import Examples, Worker
 from feddg.data.class_names import joined
 from feddg.data.sets.features import columns_fault
 from feddg.deploy.site import load_pixels, positions, read_experiment, test_images
 from feddg.deploy.transport import FlowerTransport, Policy
 from feddg.deploy.wire import MOST_IMAGES, TARGETS, Registration, RunKey
-from feddg.diagnostics import Diagnostic, Progress, emit
+from feddg.diagnostics import Diagnostic, Progress, emit, warn
 from feddg.errors import ExperimentError, RunError, first_names, nearest, schema_faults
 from feddg.evaluation.accuracy import Evaluation, Score
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.experiment import Experiment
-from feddg.federation.federation import Federation, build
+from feddg.federation.federation import Clients, Federation, build
 from feddg.federation.server import Server
 from feddg.messages import Broadcast, Message, Refusal, plain_text
 from feddg.methods.base import require_network_fit
@@ -198,23 +198,21 @@ def _score(row: EvaluationRow, classes: int, held: Mapping[str, int]) -> Score:
     return Score(TEST, row.domain, int(confusion.trace()), examples, loss, confusion, metrics)
 
 
-class Sites(Sequence[Any]):
-    """The clients of a deployment, whose images are elsewhere.
-
-    Attributes:
-        held: counts of their images by domain and class, as they registered.
-        contents: None: nobody here knows their images.
-    """
-
-    contents = None
+class Sites(Clients):
+    """The clients of a deployment, whose images are elsewhere, as they registered."""
 
     def __init__(self, transport: FlowerTransport, held: ClientsTable) -> None:
-        self._transport, self.held = transport, held
+        self._transport, self._held = transport, held
+
+    @property
+    def held(self) -> ClientsTable:
+        """See :class:`Clients`."""
+        return self._held
 
     def __len__(self) -> int:
         return len(self._transport.clients)
 
-    def __getitem__(self, client: Any) -> Any:
+    def __getitem__(self, client: int) -> Examples:
         raise IndexError("a site's images are at the site")
 
     def scores_elsewhere(
@@ -402,14 +400,11 @@ def _warn_of_dominance(images: Mapping[str, int]) -> None:
     name = max(images, key=images.__getitem__)
     share = images[name] / sum(images.values())
     if len(images) > 2 and share > MOST_SHARE:
-        emit(
-            Diagnostic(
-                "one-site-dominates",
-                "warning",
-                f"Site {name} says that it has {images[name]} images: in a mean by images it is "
-                f"{share:.0%} of the model, whatever the others send.",
-                "Ask it, or use a defence that counts sites alike.",
-            )
+        warn(
+            "one-site-dominates",
+            f"Site {name} says that it has {images[name]} images: in a mean by images it is "
+            f"{share:.0%} of the model, whatever the others send.",
+            "Ask it, or use a defence that counts sites alike.",
         )
 
 
@@ -418,13 +413,10 @@ def _classes(names: Sequence[str], found: Mapping[int, Registration]) -> list[st
     holders = grouped((name, names[id]) for id, own in found.items() for name in own.classes)
     alone = [f"{name!r} ({held[0]})" for name, held in sorted(holders.items()) if len(held) == 1]
     if len(found) > 1 and alone:
-        emit(
-            Diagnostic(
-                "class-at-one-site",
-                "warning",
-                f"Classes that one site alone has: {first_names(alone)}.",
-                "Are they spelt as at the others?",
-            )
+        warn(
+            "class-at-one-site",
+            f"Classes that one site alone has: {first_names(alone)}.",
+            "Are they spelt as at the others?",
         )
     return sorted(holders)
 

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 
 from feddg.data.data_set import DATA_SETS, load_source
 from feddg.errors import ExperimentError, FeddgError
-from feddg.experiment import Experiment
+from feddg.experiment import Experiment, load_experiment
 from feddg.methods.base import require_network_fit
 from feddg.methods.composition import method_class
 from feddg.models.backbones import FEATURES
@@ -179,7 +179,7 @@ def deployment_fields(sites: Sequence[str]) -> dict[str, Any]:
 
 def write_app(
     folder: Path,
-    experiment: Experiment,
+    experiment: Experiment | Path,
     sites: Sequence[str],
     *,
     address: str = "127.0.0.1:8000",
@@ -194,7 +194,7 @@ def write_app(
 
     Args:
         folder: created if missing, readable by its owner only; existing files are not overwritten.
-        experiment: the experiment; ``clients.number`` is the number of sites.
+        experiment: the experiment, or its file; ``clients.number`` is the number of sites.
         sites: names of letters, digits, ``-`` and ``_``.
         address: HOST:PORT at which sites reach the coordinator's proxy.
         superlink_port: port of the SuperLink behind the proxy, on loopback; 0 for the one after the
@@ -212,6 +212,8 @@ def write_app(
     Raises:
         ExperimentError: a name, the address or the folder cannot be used.
     """
+    if isinstance(experiment, Path):
+        experiment = load_experiment(experiment, deployment_fields(sites))
     require_network_fit(method_class(experiment.method.name))
     require_width(experiment)
     everybody = [*sites, *evaluation_sites]

@@ -21,7 +21,6 @@ from safetensors.torch import load, save
 from feddg.clients.client import Client, Examples, Worker
 from feddg.data.class_names import renumbered
 from feddg.data.data_set import find_augmentation, load_source
-from feddg.data.decoding import Reading
 from feddg.data.fingerprint import (
     ContentHashes,
     ImagesFile,
@@ -37,12 +36,19 @@ from feddg.data.images import (
     from_class_folders,
     image_names,
 )
-from feddg.data.inspection import about_copies, survey
-from feddg.data.pixels import PixelStore, open_pixels
+from feddg.data.inspection import about_copies, open_images
+from feddg.data.pixels import PixelStore
 from feddg.data.splits import Splits
 from feddg.deploy.setup import SITE_NAME, require_width
 from feddg.deploy.wire import CONTEXT, TARGETS, Payload, Registration, Request, explained
-from feddg.errors import ClientError, DataError, ExperimentError, FeddgError, RunError, field_fault
+from feddg.errors import (
+    ClientError,
+    DataError,
+    ExperimentError,
+    FeddgError,
+    RunError,
+    schema_faults,
+)
 from feddg.evaluation.accuracy import Evaluation
 from feddg.experiment import Experiment
 from feddg.federation.federation import Federation, build, build_worker, defences_for
@@ -250,22 +256,12 @@ def load_pixels(
     Raises:
         DataError: the images cannot be used.
     """
-    data = experiment.data
     table = (
         unlabelled_images(Path(images).expanduser(), unlabelled)
         if unlabelled
-        else list_images(images, domain, data)
+        else list_images(images, domain, experiment.data)
     )
-    usable, pixels, _ = open_pixels(
-        table,
-        data.image_size,
-        cache=cache,
-        resize=data.resize,
-        reading=Reading.of(data),
-        budget_bytes=int(data.pixel_budget_gb * 2**30),
-        on_bad_image=data.on_bad_image,
-        depths={} if table.root is None else survey(table, Reading.of(data)).depths,
-    )
+    usable, pixels, _ = open_images(table, experiment.data, cache)[0]
     return usable, pixels
 
 
@@ -358,10 +354,8 @@ class SiteConfig(Settings):
             FeddgError: a key is missing or wrong.
         """
         own = {key: value for key, value in node_config.items() if key in cls.model_fields}
-        try:
+        with schema_faults(FeddgError, "--node-config of this SuperNode: ", cls.model_fields):
             found = cls(**own)
-        except ValidationError as error:
-            raise FeddgError(f"--node-config of this SuperNode: {field_fault(error)}") from None
         if bool(found.images) == bool(found.program):
             raise FeddgError("--node-config of this SuperNode: give either images or program")
         return found

@@ -593,6 +593,7 @@ class FlowerTransport:
         self.fields: dict[str, Any] = {}
         self.memories: dict[int, Weights] = {}
         self.remembered: set[int] = set()
+        self.processes = 1
         self._context: Message | None = None
         self._context_arrays: ArrayRecord | None = None
         self._digest = ""

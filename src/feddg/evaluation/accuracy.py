@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from feddg.data.pixels import Pixels, as_unit
 from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, first_names
-from feddg.evaluation.decision import Decision, Part, decide
-from feddg.evaluation.intervals import effective_number, numbered
+from feddg.evaluation.decision import Decision, Part, decide, decision_metrics, threshold_on
+from feddg.evaluation.intervals import effective_number, variance_of_sum
 from feddg.evaluation.metrics import Predictions, measure, student
 from feddg.evaluation.subgroups import subgroup_rows
 from feddg.models.network import Network
@@ -140,13 +140,10 @@ def _mean_and_interval(
 
     One image, or one group, leaves it unbounded.
     """
-    mean, sums, count = float(values.mean()), values - values.mean(), len(values)
-    if groups is not None:
-        sums = numpy.bincount(numbered(groups, count)[0], weights=sums)
-    if len(sums) < 2:
+    mean, (variance, number) = float(values.mean()), variance_of_sum(values, groups)
+    if number < 2:
         return mean, (-math.inf, math.inf)
-    error = math.sqrt(len(sums) / (len(sums) - 1) * float(sums @ sums)) / count
-    half = student(len(sums) - 1) * error
+    half = student(number - 1) * math.sqrt(variance) / len(values)
     return mean, (mean - half, mean + half)
 
 
@@ -233,29 +230,32 @@ class Evaluation:
                 outputs.append((part[2], logits))
         if self.decision is None:
             return scores
-        table = self.decided(outputs or [])
+        parts = self._sides(self.decision, outputs or [])
+        threshold = threshold_on(parts, self.decision)
         return [
-            replace(score, metrics={**score.metrics, **row.metrics})
-            for score, row in zip(scores, table.rows, strict=True)
+            replace(score, metrics={**score.metrics, **decision_metrics(part, threshold)})
+            for score, part in zip(scores, parts, strict=True)
         ]
 
-    def decided(self, outputs: Sequence[Outputs]) -> DecisionTable:
-        """Returns what the decision gives, from the outputs of all parts.
+    def decided(self, outputs: Sequence[Outputs]) -> DecisionTable | None:
+        """Returns what the decision gives, from the outputs of all parts; None without one.
 
         Its threshold is chosen on in-domain validation.
         """
-        assert self.decision is not None
-        parts = [
+        decision = self.decision
+        return None if decision is None else decide(self._sides(decision, outputs), decision)
+
+    def _sides(self, decision: Decision, outputs: Sequence[Outputs]) -> list[Part]:
+        return [
             Part(
                 split,
                 self.domain_names[domain],
-                self.labels[rows] == self.decision.of,
-                logits.double().softmax(1)[:, self.decision.of].numpy(),
+                self.labels[rows] == decision.of,
+                logits.double().softmax(1)[:, decision.of].numpy(),
                 None if self.groups is None else self.groups[rows],
             )
             for (split, domain, rows), (_, logits) in zip(self.parts(), outputs, strict=True)
         ]
-        return decide(parts, self.decision)
 
     def by_subgroup(self, outputs: Sequence[Outputs]) -> list[SubgroupRow]:
         """Returns accuracy by subgroup of every split, from the outputs of all parts."""

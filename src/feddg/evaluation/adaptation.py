@@ -143,19 +143,13 @@ def by_running_statistics(layer: _BatchNorm, inputs: Tensor) -> Tensor:
     return normalize_stored(layer, inputs, stored(layer))
 
 
-def _adopt(name: str, loaded: Any) -> type[Predictor]:
-    if not (isinstance(loaded, type) and issubclass(loaded, Predictor) and loaded.name == name):
-        raise AdaptationError(f"expected a subclass of Predictor called {name!r}, found {loaded!r}")
-    return loaded
-
-
 ADAPTATIONS: Registry[type[Predictor]] = Registry(
     "adaptation",
     "feddg.evaluation.adaptation",
     group="feddg.adaptations",
     error=AdaptationError,
     order=lambda kind: (kind.order, kind.name),
-    adopt=_adopt,
+    made_of=Predictor,
 )
 """All adaptations by name, in the order of tables."""
 

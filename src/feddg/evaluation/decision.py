@@ -6,7 +6,7 @@ any (patients), else over images.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,22 +62,10 @@ def auroc_interval(
     return ShareInterval(area, _expit(middle - reach), _expit(middle + reach))
 
 
-def average_precision_interval(
-    positive: numpy.ndarray, scores: numpy.ndarray, groups: numpy.ndarray | None = None
-) -> ShareInterval | None:
-    """Returns average precision with its 95 % interval; None if a side is empty.
-
-    AP = sum over thresholds of (R_n - R_{n-1}) P_n, as scikit-learn has it. The interval is that of
-    the logit, with its standard deviation over resamples of whole groups (500, always the same).
-    Where all are ranked rightly the lower end is Wilson's for the number of groups with the class.
-
-    Args:
-        positive: ``(n,)`` bool.
-        scores: ``(n,)``; the higher, the more likely positive.
-        groups: ``(n,)`` any integers; None if images are independent.
-    """
-    if positive.all() or not positive.any():
-        return None
+def _ranked(
+    positive: numpy.ndarray, scores: numpy.ndarray
+) -> tuple[numpy.ndarray, Callable[[numpy.ndarray], float]]:
+    """Returns images by falling score, and their average precision if each counts so often."""
     order = numpy.argsort(-scores, kind="stable")
     right, sorted_scores = positive[order].astype(float), scores[order]
     ends = numpy.flatnonzero(numpy.append(sorted_scores[1:] != sorted_scores[:-1], True))
@@ -89,9 +77,39 @@ def average_precision_interval(
         parts = numpy.divide(gained * hits, called, out=numpy.zeros_like(hits), where=called > 0)
         return float(parts.sum() / hits[-1]) if hits[-1] else math.nan
 
+    return order, precision
+
+
+def average_precision(positive: numpy.ndarray, scores: numpy.ndarray) -> float:
+    """Returns the sum over thresholds of (R_n - R_{n-1}) P_n, as scikit-learn has it.
+
+    Args:
+        positive: ``(n,)`` bool, some of them.
+        scores: ``(n,)``; the higher, the more likely positive.
+    """
+    return _ranked(positive, scores)[1](numpy.ones(len(scores)))
+
+
+def average_precision_interval(
+    positive: numpy.ndarray, scores: numpy.ndarray, groups: numpy.ndarray | None = None
+) -> ShareInterval | None:
+    """Returns average precision with its 95 % interval; None if a side is empty.
+
+    The interval is that of the logit, with its standard deviation over resamples of whole groups
+    (500, always the same). Where all are ranked rightly the lower end is Wilson's for the number of
+    groups with the class.
+
+    Args:
+        positive: ``(n,)`` bool.
+        scores: ``(n,)``; the higher, the more likely positive.
+        groups: ``(n,)`` any integers; None if images are independent.
+    """
+    if positive.all() or not positive.any():
+        return None
+    order, precision = _ranked(positive, scores)
     value = precision(numpy.ones(len(scores)))
     group_of, number = numbered(None if groups is None else groups[order], len(scores))
-    with_class = len(numpy.unique(group_of[right > 0]))
+    with_class = len(numpy.unique(group_of[positive[order]]))
     if value >= 1:
         return wilson(1.0, with_class)
     random, resampled = numpy_stream(0, "average precision"), []
@@ -241,15 +259,34 @@ class Part(NamedTuple):
     groups: numpy.ndarray | None
 
 
+def threshold_on(parts: Sequence[Part], decision: Decision) -> float | None:
+    """Returns a decision's threshold, from in-domain validation; None where it has no images."""
+    inside = [part for part in parts if part.split == ID_VAL]
+    if not inside:
+        return None
+    positive = numpy.concatenate([part.positive for part in inside])
+    if positive.all() or not positive.any():
+        return None
+    scores = numpy.concatenate([part.scores for part in inside])
+    return threshold_for(positive, scores, **{decision.target: decision.reached})
+
+
+def decision_metrics(part: Part, threshold: float | None) -> dict[str, float]:
+    """Returns what is defined of a decision, by the names of :mod:`feddg.evaluation.metrics`."""
+    positive, scores, found = part.positive, part.scores, dict[str, float]()
+    if positive.any() and not positive.all():
+        found["decision_auroc"] = area_under_roc(positive, scores)
+        found["decision_ap"] = average_precision(positive, scores)
+    if threshold is not None:
+        hits = (scores >= threshold) == positive
+        sides = {"sensitivity": hits[positive], "specificity": hits[~positive]}
+        found |= {name: float(side.mean()) for name, side in sides.items() if len(side)}
+    return found
+
+
 def decide(parts: Sequence[Part], decision: Decision) -> DecisionTable:
     """Returns a decision's threshold, from in-domain validation, and what it gives everywhere."""
-    inside = [part for part in parts if part.split == ID_VAL]
-    threshold = None
-    if inside:
-        positive = numpy.concatenate([part.positive for part in inside])
-        scores = numpy.concatenate([part.scores for part in inside])
-        if positive.any() and not positive.all():
-            threshold = threshold_for(positive, scores, **{decision.target: decision.reached})
+    threshold = threshold_on(parts, decision)
     return DecisionTable(
         of=decision.name,
         target=decision.target,

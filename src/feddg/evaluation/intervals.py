@@ -75,12 +75,24 @@ def mean_of_intervals(parts: Sequence[ShareInterval]) -> ShareInterval:
     return ShareInterval(mean, max(0.0, mean - below), min(1.0, mean + above))
 
 
+def variance_of_sum(values: numpy.ndarray, groups: numpy.ndarray | None) -> tuple[float, int]:
+    """Returns the variance of a sum over whole groups, or over images, and their number.
+
+    Cochran (1977), "Sampling Techniques", section 11.3, the ratio estimate; inf of a single one.
+    """
+    sums = values - values.mean()
+    if groups is not None:
+        sums = numpy.bincount(numbered(groups, len(values))[0], weights=sums)
+    number = len(sums)
+    return number / (number - 1) * float(sums @ sums) if number > 1 else math.inf, number
+
+
 def effective_number(values: numpy.ndarray, groups: numpy.ndarray | None) -> float:
     """Returns how many independent images would tell as much of a mean as these do.
 
-    The variance of a mean over whole groups (Cochran 1977, "Sampling Techniques", section 11.3, the
-    ratio estimate) beside that over images, corrected for few groups (Korn and Graubard 1998,
-    "Confidence intervals for proportions with small expected number of positive counts").
+    The variance of a mean over whole groups beside that over images, corrected for few groups (Korn
+    and Graubard 1998, "Confidence intervals for proportions with small expected number of positive
+    counts").
 
     Args:
         values: ``(n,)`` a number of each image, such as 1 where it is classified correctly.
@@ -92,12 +104,11 @@ def effective_number(values: numpy.ndarray, groups: numpy.ndarray | None) -> flo
     count = len(values)
     if groups is None or not count:
         return float(count)
-    group_of, number = numbered(groups, count)
+    variance, number = variance_of_sum(values, groups)
     if number < 2:
         return 1.0
     off = values - values.mean()
-    sums = numpy.bincount(group_of, weights=off)
-    variance = number / (number - 1) * float(sums @ sums) / count**2
+    variance /= count**2
     alone = float(off @ off) / count
     independent = number if variance <= 0 else alone / variance
     few = (_Z / student(number - 1, LEVEL)) ** 2

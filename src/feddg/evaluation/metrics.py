@@ -9,8 +9,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from feddg.errors import FeddgError
-from feddg.registry import Registry, is_called
+from feddg.registry import Registry
 
 BINS = 15
 """Number of bins of equal width, as in the paper's tables."""
@@ -68,7 +67,7 @@ METRICS: Registry[Metric] = Registry(
     "feddg.evaluation.metrics",
     group="feddg.metrics",
     order=lambda metric: (metric.order, metric.name),
-    adopt=lambda name, loaded: is_called(name, loaded, Metric, FeddgError),
+    made_of=Metric,
 )
 """All metrics, in the order of tables."""
 

@@ -4,10 +4,10 @@ Whoever runs a federation puts it together here: an experiment, a program's own 
 deployment, an attack on a finished run.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import nn
@@ -26,14 +26,14 @@ from feddg.diagnostics import Progress, silent
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Evaluation, Outputs, Score, mean_score
 from feddg.federation import averages
-from feddg.federation.head_start import check_head, head_start
+from feddg.federation.head_start import Arrivals, HeadStart, check_head, one_round
 from feddg.federation.inprocess import InProcess
 from feddg.federation.local_training import load_weights
 from feddg.federation.server import Server
 from feddg.federation.transport import Ledger, Transport
 from feddg.federation.validation import MessageChecks
-from feddg.messages import Weights
-from feddg.methods.base import Method, RoundHook, State, has_global_model, local_names
+from feddg.messages import Broadcast, Weights
+from feddg.methods.base import Method, Round, RoundHook, State, has_global_model, local_names
 from feddg.methods.composition import build_method, method_class
 from feddg.models.backbones import FEATURES, build_network
 from feddg.models.convolutions import use_fast_convolutions
@@ -42,14 +42,61 @@ from feddg.models.precision import as_usual, autocast, choose_device, choose_pre
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.models.trained import trained_by
 from feddg.privacy.building import NO_DEFENCES, Defences, build_defences
+from feddg.records import ClientsTable, JsonFile
 from feddg.settings import ExperimentSettings
+
+
+class Clients:
+    """The images of the clients, by id, and what is known of those that are elsewhere.
+
+    Args:
+        examples: the images of each; a sequence may find them when it is asked.
+
+    Attributes:
+        contents: the record of their images, for the run's folder; None if nobody here knows them.
+    """
+
+    contents: JsonFile | None = None
+
+    def __init__(self, examples: Sequence[Examples]) -> None:
+        self._examples = examples
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, client: int) -> Examples:
+        return self._examples[client]
+
+    def __iter__(self) -> Iterator[Examples]:
+        return map(self.__getitem__, range(len(self)))
+
+    @property
+    def held(self) -> ClientsTable:
+        """Counts of their images by domain and class; of no names if there are none."""
+        return ClientsTable(domains=[], classes=[], clients=[])
+
+    def scores_elsewhere(
+        self, server: Server, broadcast: Broadcast, scores: Sequence[Score]
+    ) -> Sequence[Score]:
+        """Returns what is measured where clients are, beside the scores measured here."""
+        return ()
+
+
+class Phase(NamedTuple):
+    """Rounds of one method over all clients of a federation: of the head first, then its own."""
+
+    method: Method
+    network: Network
+    settings: ExperimentSettings
+    defences: Defences = NO_DEFENCES
+    hooks: Sequence[RoundHook] = ()
 
 
 class Federation:
     """A run of a method over clients; the server is put together at its first use.
 
     Args:
-        clients: the images of each, a list or a sequence that finds them when they are asked for.
+        clients: the images of each.
         network: the network that the method trains; on its device from now on.
         method: the method.
         settings: all else that an experiment says.
@@ -79,7 +126,7 @@ class Federation:
 
     def __init__(
         self,
-        clients: Sequence[Examples],
+        clients: Clients | Sequence[Examples],
         network: Network,
         method: Method,
         settings: ExperimentSettings,
@@ -96,7 +143,7 @@ class Federation:
         defences: Defences | None = None,
         ledger: Ledger | None = None,
     ) -> None:
-        self.clients: Any = clients
+        self.clients = clients if isinstance(clients, Clients) else Clients(clients)
         self.network = network
         self.method, self.settings = method, settings
         self.defences = defences or defences_for(settings, method, network)
@@ -110,8 +157,8 @@ class Federation:
             for worker in workers:
                 worker.task = task
         self.workers = workers
-        self.transport: Any = transport or in_process(
-            method, workers, len(clients), clients.__getitem__, defences=self.defences
+        self.transport: Transport = transport or in_process(
+            method, workers, len(clients), self.clients.__getitem__, defences=self.defences
         )
         self.hooks = [*averages.means_of(settings, method, network), *hooks]
         self.evaluation, self.ledger = evaluation, ledger
@@ -125,34 +172,38 @@ class Federation:
     @cached_property
     def server(self) -> Server:
         """Runs the setup and the rounds; its ``state`` holds the global weights."""
-        settings, method, network = self.settings, self.method, self.network
-        transport = self.transport
-        ridge = settings.train.head == "ridge"
-        if ridge:
+        method, network, settings = self.method, self.network, self.settings
+        if settings.train.head == "ridge":
             check_head(method, network)
+        phase = Phase(method, network, settings, self.defences, self.hooks)
+        ledger = self.ledger or Ledger(lambda row: None)
+        return self._server_of(phase, self.state or self._before_round_1(), ledger)
+
+    def _server_of(self, phase: Phase, state: State, ledger: Ledger) -> Server:
+        method, network, settings, defences, hooks = phase
+        transport = self.transport
         checks = MessageChecks(
             method,
             network,
             len(transport.clients),
             image_size=settings.data.image_size,
-            also=self.defences.sends,
+            also=defences.sends,
             registered=transport.registered,
             train=settings.train,
-            style_noise=self.defences.style_noise,
+            style_noise=defences.style_noise,
         )
         return Server(
             method,
             transport,
-            self.state or self._before_round_1(),
+            state,
             per_round=settings.clients.per_round,
             settings=settings.server,
             seed=settings.seed,
-            ledger=self.ledger or Ledger(lambda row: None),
+            ledger=ledger,
             checks=checks,
-            defences=self.defences,
+            defences=defences,
             frozen=network.frozen,
-            starts=partial(head_start, self) if ridge else None,
-            hooks=self.hooks,
+            hooks=hooks,
         )
 
     def _before_round_1(self) -> State:
@@ -198,9 +249,31 @@ class Federation:
                 worker.train = worker.train.model_copy(update={"rounds": state.rounds})
         with as_usual():
             if self.state is None and state.round == 0:
-                self.server.setup(progress)
+                self.start(progress)
             self.server.run()
         return self
+
+    def start(self, progress: Progress = silent) -> None:
+        """Does what comes before round 1: with ``train.head: ridge`` a round of that, the setup.
+
+        Args:
+            progress: called while messages arrive.
+
+        Raises:
+            RunError: no client sent statistics.
+        """
+        server, round = self.server, None
+        if self.settings.train.head == "ridge":
+            head, state, clients = HeadStart(self.method), server.state, [*self.transport.clients]
+            round = Round(0, clients, state)
+            network, settings = head.network(self.network), one_round(self.settings)
+            phase = Phase(head, network, settings, hooks=[Arrivals(progress)])
+            begin = head.state(network, state, len(clients))
+            first = self._server_of(phase, begin, server.ledger)
+            first.setup()
+            round.left_out = first.round().left_out
+            state.weights = state.weights | head.solution(first.state)
+        server.setup(progress, round)
 
     @property
     def weights(self) -> Weights:
@@ -246,39 +319,6 @@ class Federation:
                 own = {name: tensor for name, tensor in memories[id].items() if name in local}
                 found.append(evaluation.scores(self.predictor(own)))
         return [mean_score(scores) for scores in zip(*found, strict=True)]
-
-    def beside(
-        self, method: Method, network: Network, state: State, hooks: Sequence[RoundHook]
-    ) -> "Federation":
-        """Returns another federation of the same clients, for one round of all, without defences.
-
-        Args:
-            method: its method.
-            network: the network that it trains.
-            state: the state that its server starts from.
-            hooks: further hooks of the round.
-        """
-        settings = self.settings
-        once = {"min_updates": 1, "attempts": 1, "optimizer": "none", "largest_change": None}
-        changed = {
-            "server": settings.server.model_copy(update={**once, "averaging": "none"}),
-            "evaluate": settings.evaluate.model_copy(update={"averages": "never"}),
-            "clients": settings.clients.model_copy(update={"per_round": None}),
-            "train": settings.train.model_copy(update={"head": "random"}),
-        }
-        found = Federation(
-            self.clients,
-            network,
-            method,
-            settings.model_copy(update=changed),
-            transport=self.transport,
-            hooks=hooks,
-            workers=self.workers,
-            defences=NO_DEFENCES,
-            ledger=self.server.ledger,
-        )
-        found.state = state
-        return found
 
     def others(
         self,

@@ -7,21 +7,18 @@ that training starts from: round 0, of all clients, in which nothing is sent but
 import copy
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from feddg.clients.client import Client
 from feddg.diagnostics import Progress
 from feddg.errors import ExperimentError
-from feddg.messages import Message, Update
+from feddg.messages import Message, Update, Weights
 from feddg.methods.base import Method, Round, RoundHook, ShowsVersions, State, has_global_model
 from feddg.methods.ridge import BIAS, CROSS, GRAM, WEIGHT, Ridge
 from feddg.models.closed_form import means, packed
 from feddg.models.network import Network
-
-if TYPE_CHECKING:
-    from feddg.federation.federation import Federation
+from feddg.settings import ExperimentSettings
 
 CLASSIFIER = "classifier."
 
@@ -38,6 +35,31 @@ class HeadStart(Ridge):
     def __init__(self, method: Method) -> None:
         super().__init__()
         self._method = method
+
+    # At the server
+
+    def network(self, network: Network) -> Network:
+        """Returns a copy with sums in place of the classifier, which alone are sent."""
+        summing = copy.copy(network)
+        summing._modules = dict(network._modules)
+        summing = super().network(summing)
+        del summing.classifier.weight, summing.classifier.bias  # nobody sends what is solved for
+        summing.frozen = frozenset(n for n in network.state_dict() if not n.startswith(CLASSIFIER))
+        return summing
+
+    def state(self, summing: Network, state: State, clients: int) -> State:
+        """Returns the state before the round, from that of the federation."""
+        device = state.weights[WEIGHT].device
+        rest = {name: state.weights[name] for name in state.weights if name in summing.frozen}
+        sums = summing.classifier.state_dict(prefix=CLASSIFIER)
+        head = {name: tensor.detach().to(device) for name, tensor in sums.items()}
+        return State(rest | head, self.initial_extras(summing, clients), round=-1)
+
+    def solution(self, state: State) -> Weights:
+        """Returns the classifier, from the state after the round."""
+        return {name: state.weights[name] for name in (WEIGHT, BIAS)}
+
+    # At a client
 
     def update(self, client: Client) -> Update:
         """At a client: returns its sums."""
@@ -96,31 +118,11 @@ def check_head(method: Method, network: Network) -> None:
         )
 
 
-def head_start(federation: "Federation", progress: Progress) -> dict[int, float]:
-    """Runs the round, and sets its classifier as the start of a federation's training.
-
-    Args:
-        federation: the federation, before its first round.
-        progress: called while sums arrive.
-
-    Returns:
-        The accuracy at each client, by id, of the classifier solved without it.
-    """
-    method, state = HeadStart(federation.method), federation.server.state
-    summing = copy.copy(federation.network)
-    summing._modules = dict(federation.network._modules)
-    summing = method.network(summing)
-    del summing.classifier.weight, summing.classifier.bias  # nobody sends what is to be solved for
-    device = state.weights[WEIGHT].device
-    sums = summing.classifier.state_dict(prefix=CLASSIFIER)
-    head = {name: tensor.detach().to(device) for name, tensor in sums.items()}
-    rest = {n: t for n, t in state.weights.items() if not n.startswith(CLASSIFIER)}
-    summing.frozen = frozenset(rest)
-    extras = method.initial_extras(summing, len(federation.transport.clients))
-    start = State(rest | head, extras, round=-1)
-    first = federation.beside(method, summing, start, [Arrivals(progress)]).server
-    first.setup()
-    row = first.round()
-    solved = first.state.weights
-    state.weights = state.weights | {name: solved[name] for name in (WEIGHT, BIAS)}
-    return dict(row.left_out)
+def one_round(settings: ExperimentSettings) -> ExperimentSettings:
+    """Returns the settings of the round, in which all clients take part once."""
+    once = {"min_updates": 1, "attempts": 1, "optimizer": "none", "largest_change": None}
+    changed = {
+        "server": settings.server.model_copy(update=once),
+        "clients": settings.clients.model_copy(update={"per_round": None}),
+    }
+    return settings.model_copy(update=changed)

@@ -11,7 +11,7 @@ from feddg.clients.client import Client, Examples, Worker
 from feddg.clients.threads import share_of_client, share_of_process, side_by_side, threads
 from feddg.errors import ClientError, Diverged
 from feddg.federation.local_training import answer, client_statistics, load_weights, train
-from feddg.federation.transport import Ledger, Reply, without_frozen
+from feddg.federation.transport import Ledger, Reply, Transport, without_frozen
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights, on_device
 from feddg.methods.base import Method
 from feddg.privacy.building import NO_DEFENCES, Defences
@@ -22,7 +22,7 @@ Result = tuple[Answer, Weights | None]
 """What a client answers, and what it remembers from now on; None where that stays as it is."""
 
 
-class InProcess:
+class InProcess(Transport):
     """Clients that take turns on the workers; an idle client needs no memory but its row numbers.
 
     With several workers, several clients train at once (:func:`side_by_side` says how many), each
@@ -48,7 +48,7 @@ class InProcess:
         defences: Defences = NO_DEFENCES,
     ) -> None:
         self._method, self.workers, self.examples = method, workers, examples
-        self.clients: Sequence[int] = range(count)
+        self._count = count
         self._defences = defences
         self._context: Message | None = None
         self.ledger = Ledger(lambda row: None)
@@ -57,6 +57,11 @@ class InProcess:
         self._secrets: dict[int, Weights] = {}
         self.remembered: set[int] = set()
         """Clients whose memory changed since the set was last emptied."""
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """The ids of all clients."""
+        return range(self._count)
 
     def hand_out(self, context: Message | None, *, again: bool = False) -> None:
         """See :class:`Transport`; a client gets the context when it trains."""

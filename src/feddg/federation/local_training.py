@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from feddg.clients.client import Batch, Client, RecordNoise, counted_forwards
+from feddg.clients.client import Batch, Client, Prepared, RecordNoise, counted_forwards
 from feddg.clients.graphs import Turn
 from feddg.clients.optim import kept_moments, take_up
 from feddg.clients.threads import threads
@@ -24,39 +24,64 @@ from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.privacy.robust import moved
 from feddg.rng import add_noise
 
-# A client's choice among the models of its own round (FedIG's appendix A.2).
-#
-# Its model is tried every few steps on validation images of its own, and the best one is what it
-# sends and remembers.
+
+class Steps:
+    """Takes a client's steps in a round: by its method, recorded, or private (DP-SGD).
+
+    Args:
+        client: ready for its first step.
+        method: its method.
+    """
+
+    def __init__(self, client: Client, method: Method) -> None:
+        self._client, self._method, noise = client, method, client.worker.record_noise
+        self._noise = None if method.one_round else noise
+        if client.records_steps:
+            client.turn = Turn(client, method)
+
+    def take(self, prepared: Prepared) -> None:
+        """Takes a step on a batch."""
+        if self._noise is not None:
+            private_step(self._client, prepared.batch(), self._noise)
+        elif self._client.turn is not None:
+            self._client.turn.step(prepared)
+        else:
+            self._method.step(self._client, prepared.batch())
+
+    def end(self) -> None:
+        """Ends the round's steps; the client's network holds what it sends."""
 
 
-class BestOfSteps:
+class BestOfSteps(Steps):
     """Keeps the best of a client's models, tested every ``train.select_every`` steps and last.
 
-    Models are tested in evaluation mode, with their own running statistics. Ties go to the first. A
-    client without validation images sends its last model.
+    FedIG's appendix A.2. Models are tested on the client's own validation images in evaluation
+    mode, with their own running statistics. Ties go to the first. A client without validation
+    images sends its last model.
 
     Raises:
         ClientError: no validation images were set aside for clients.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, method: Method) -> None:
+        super().__init__(client, method)
         if client.examples.validation is None:
             raise ClientError(
                 "it has no validation images to choose its model by; leave train.select_every out"
             )
-        self._client, self._validation = client, client.examples.validation
+        self._validation = client.examples.validation
         self._every = client.worker.train.select_every or 1
         self._steps = 0
         self._best: tuple[float, Weights] | None = None
 
-    def step(self) -> None:
-        """Counts a step, and tests the model if it is due."""
+    def take(self, prepared: Prepared) -> None:
+        """Takes a step, and tests the model if it is due."""
+        super().take(prepared)
         self._steps += 1
         if self._steps % self._every == 0:
             self._try()
 
-    def restore(self) -> None:
+    def end(self) -> None:
         """Loads the best model into the client's network."""
         if self._steps % self._every:
             self._try()
@@ -173,9 +198,8 @@ def widened(message: Message, method: Method, purpose: str) -> Message:
 
 def client_statistics(client: Client, method: Method) -> Message:
     """Returns a client's statistics for the setup; the network is in eval mode."""
-    with _local_work(client), torch.no_grad(), client.worker.autocast():
+    with _at_rest(client):
         load_weights(client.network, client.received)
-        client.network.eval()
         return widened(method.client_statistics(client) or Message(), method, "statistics")
 
 
@@ -187,10 +211,9 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
     Raises:
         ClientError: the client cannot train, or its loss or what it remembers is not finite.
     """
-    if _before_round_1(client):
-        with _local_work(client), torch.no_grad(), client.worker.autocast():
-            client.network.eval()
-            return HeadStart(method).update(client)
+    if (head := _head_start(client, method)) is not None:
+        with _at_rest(client):
+            return head.update(client)
     started = time.perf_counter()
     with _local_work(client), counted_forwards(client), client.held_still():
         local = _start(client, method)
@@ -200,27 +223,8 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
         client.optimizer = method.optimizer(client)
         if client.train.keep_optimizer:
             take_up(client.optimizer, client.network, client.memory)
-        images = 0
-        selection = BestOfSteps(client) if client.worker.train.select_every else None
         with client.worker.autocast():
-            if method.trains_on_features(client):
-                client.features = client.frozen_features()
-            if client.records_steps:
-                client.turn = Turn(client, method)
-            for prepared in client.prepare(functools.partial(method.draws, client)):
-                if client.worker.stopped.is_set():
-                    raise ClientError("the round ended before it was done")
-                if client.worker.record_noise is not None and not method.one_round:
-                    private_step(client, prepared.batch(), client.worker.record_noise)
-                elif client.turn is not None:
-                    client.turn.step(prepared)
-                else:
-                    method.step(client, prepared.batch())
-                images += prepared.count
-                if selection is not None:
-                    selection.step()
-            if selection is not None:
-                selection.restore()
+            images = _take_steps(client, method)
             try:
                 extras = widened(method.report(client), method, "update")
             except Exception:
@@ -258,6 +262,21 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
     return update
 
 
+def _take_steps(client: Client, method: Method) -> int:
+    """Takes a round's steps, a batch each; returns how many images they had."""
+    if method.trains_on_features(client):
+        client.features = client.frozen_features()
+    images, chosen = 0, BestOfSteps if client.worker.train.select_every else Steps
+    steps = chosen(client, method)
+    for prepared in client.prepare(functools.partial(method.draws, client)):
+        if client.worker.stopped.is_set():
+            raise ClientError("the round ended before it was done")
+        steps.take(prepared)
+        images += prepared.count
+    steps.end()
+    return images
+
+
 def answer(
     client: Client, method: Method, name: str, question: Message, defences: Defences = NO_DEFENCES
 ) -> Message:
@@ -268,18 +287,17 @@ def answer(
     own = defences.answer(client.id, client.round, name, question, client.secrets)
     if own is not None:
         return own
-    with _local_work(client), torch.no_grad(), client.worker.autocast():
-        if _before_round_1(client):
-            client.network.eval()
-            return HeadStart(method).answer(client, name, question)
+    with _at_rest(client):
+        if (head := _head_start(client, method)) is not None:
+            return head.answer(client, name, question)
         _start(client, method)
-        client.network.eval()
         return widened(method.answer(client, name, question), method, f"answer:{name}")
 
 
-def _before_round_1(client: Client) -> bool:
-    """Whether the client takes part in the round that training starts from."""
-    return client.round == 0 and client.worker.train.head == "ridge"
+def _head_start(client: Client, method: Method) -> HeadStart | None:
+    """Returns the method of the phase before round 1, if the client is in it."""
+    first = client.round == 0 and client.worker.train.head == "ridge"
+    return HeadStart(method) if first else None
 
 
 @contextmanager
@@ -288,6 +306,14 @@ def _local_work(client: Client) -> Iterator[None]:
     if not len(client.examples):
         raise ClientError("it holds no images; give it some or lower clients.number")
     with as_usual(), threads(client.worker.threads):
+        yield
+
+
+@contextmanager
+def _at_rest(client: Client) -> Iterator[None]:
+    """Its block has the client's network in eval mode, and no gradients."""
+    with _local_work(client), torch.no_grad(), client.worker.autocast():
+        client.network.eval()
         yield
 
 

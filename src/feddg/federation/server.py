@@ -193,8 +193,6 @@ class Server:
         checks: checks of clients' messages against their schema.
         defences: the defences that updates pass through.
         frozen: entries of the weights that are not trained.
-        starts: called before anything else: sets the weights that training starts from, and returns
-            the accuracies at clients left out, by id.
         hooks: further hooks, run after the server's own.
 
     Attributes:
@@ -215,7 +213,6 @@ class Server:
         checks: MessageChecks,
         defences: Defences = NO_DEFENCES,
         frozen: Collection[str] = (),
-        starts: Callable[[Progress], dict[int, float]] | None = None,
         hooks: Iterable[RoundHook] = (),
     ) -> None:
         self.method, self.state = method, state
@@ -240,28 +237,23 @@ class Server:
         if type(method).after_round is not Method.after_round:
             chain.append(Asking(self))
         self.hooks = Hooks([*chain, *hooks])
-        self._starts = starts
         self.transport.ledger = ledger
         self.transport.hand_out(self.frozen.with_context(state), again=True)
 
-    def setup(self, progress: Progress = silent) -> None:
-        """Does what comes before round 1; then hooks learn that it begins.
-
-        That is the round that training starts from, if there is one, and the clients' statistics.
+    def setup(self, progress: Progress = silent, round: Round | None = None) -> None:
+        """Collects the clients' statistics; then hooks learn that round 1 begins.
 
         Args:
             progress: called while messages arrive.
+            round: round 0, if a phase was before: clients have what is frozen, and more.
 
         Raises:
             RunError: no client sent statistics.
         """
-        round = Round(0, [*self.transport.clients], self.state)
-        if self._starts is not None:
-            round.left_out = self._starts(progress)
+        alone, round = round is None, round or Round(0, [*self.transport.clients], self.state)
         if self.method.has_setup and self.state.context is None:
             self._collect(round, progress)
-        # With a start, clients have what is frozen, and more.
-        if self._starts is None or self.state.context is not None or not self.frozen.names:
+        if alone or self.state.context is not None or not self.frozen.names:
             self.transport.hand_out(self.frozen.with_context(self.state))
         self.hooks.begun(self.state, round)
 

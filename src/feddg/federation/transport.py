@@ -152,8 +152,13 @@ class Transport(Protocol):
         ledger: records every message that is really sent, both ways.
         registered: number of images each client registered with, if it did.
         remembered: clients whose memory changed since the set was last emptied.
+        class_names: the classes of clients elsewhere, in the order of their numbers; none without
+            names.
+        processes: how many of this program train.
     """
 
+    processes: int = 1
+    class_names: tuple[str, ...] = ()
     memories: dict[int, Weights]
     remembered: set[int]
     ledger: Ledger

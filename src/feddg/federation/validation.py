@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from feddg.clients.client import steps_of_round
 from feddg.clients.optim import in_round
 from feddg.errors import ClientError, Diverged
 from feddg.messages import (
@@ -260,10 +261,7 @@ class MessageChecks(RoundHook):
             return context
         planned = {"rounds": state.rounds or self._train.rounds}  # see Federation.fit
         train = in_round(self._train.model_copy(update=planned), state.round + 1)
-        steps = train.local_steps or train.local_epochs * max(
-            1, update.examples // train.batch_size
-        )
-        walked = train.lr * steps  # at least
+        walked = train.lr * steps_of_round(train, update.examples)  # at least
 
         def gradients(name: str) -> Tensor:
             sent = update.weights[name].detach()

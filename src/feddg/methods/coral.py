@@ -31,7 +31,6 @@ from feddg.methods.base import MethodSettings, register
 from feddg.methods.domains import (
     DomainMethod,
     domain_means,
-    in_float32,
     mean_over,
     pairs_of,
     squared_distances,
@@ -59,18 +58,15 @@ class CORAL(DomainMethod):
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Adds the mean distance of the pairs of domains."""
         terms = super().head_loss(client, batch, embeddings)
-        if self.domains(client) < 2:
-            return terms
-        member, present = self.member(client, batch)
-        several = (member.sum(0) > 1).to(member)
-        with in_float32(embeddings) as points:
-            means, covariances = distances(points, member)
-            both = pairs_of(several) * covariances
-            if self.settings.coral_form == "paper":
-                penalty = mean_over(both / 4, pairs_of(several))
-            else:
-                penalty = mean_over(means + both, pairs_of(present))
-        return terms | {"correlation": self.settings.coral_weight * penalty}
+        return terms | self.compared(client, batch, embeddings, "correlation", self._penalty)
+
+    def _penalty(self, points: Tensor, member: Tensor, present: Tensor) -> Tensor:
+        several = pairs_of((member.sum(0) > 1).to(member))
+        means, covariances = distances(points, member)
+        both = several * covariances
+        if self.settings.coral_form == "paper":
+            return self.settings.coral_weight * mean_over(both / 4, several)
+        return self.settings.coral_weight * mean_over(means + both, pairs_of(present))
 
 
 def distances(points: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,14 +1,13 @@
 """What methods share that compare the domains of a client's own images."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from feddg.clients.client import Batch, Client, split_batches
-from feddg.diagnostics import Diagnostic
+from feddg.clients.client import Batch, Client, steps_of_round
+from feddg.diagnostics import Diagnostic, note, warning
 from feddg.messages import Weights
 from feddg.methods.base import Method, title_of
 from feddg.models.task import losses_by_image
@@ -71,13 +70,6 @@ def pairs_of(present: Tensor) -> Tensor:
     return torch.outer(present, present).triu(1)
 
 
-@contextmanager
-def in_float32(tensor: Tensor) -> Iterator[Tensor]:
-    """Gives a tensor in float32 to a block without mixed precision."""
-    with torch.autocast(tensor.device.type, enabled=False):
-        yield tensor.float()
-
-
 class DomainMethod(Method):
     """A method that compares the domains of a client's images.
 
@@ -120,15 +112,35 @@ class DomainMethod(Method):
         losses, weights = losses_by_image(logits, batch.labels, own, train)
         return losses, self.member(client, batch)[0] * weights[:, None]
 
+    def compared(
+        self,
+        client: Client,
+        batch: Batch,
+        embeddings: Tensor,
+        term: str,
+        penalty: Callable[[Tensor, Tensor, Tensor], Tensor],
+    ) -> dict[str, Tensor]:
+        """Returns the term of a penalty that compares domains; none of a single one.
+
+        Args:
+            client: the client.
+            batch: the batch.
+            embeddings: ``(B, d)``.
+            term: its name.
+            penalty: of the embeddings in float32, without mixed precision, and of what
+                :meth:`member` returns.
+        """
+        if self.domains(client) < 2:
+            return {}
+        with torch.autocast(embeddings.device.type, enabled=False):
+            return {term: penalty(embeddings.float(), *self.member(client, batch))}
+
     def annealed(self, client: Client, weight: float, steps: int) -> Tensor:
         """Returns a penalty's weight at the client's next step: 1 for so many steps, then its own.
 
         Steps are counted as if the client had taken part in every round.
         """
-        train, images = client.worker.train, torch.arange(len(client.training))
-        turn = train.local_steps or train.local_epochs * len(
-            split_batches(images, train.batch_size, train.drop_last)
-        )
+        turn = steps_of_round(client.worker.train, len(client.training))
         passed = (client.round - 1) * turn + client.steps
         return torch.tensor(weight if passed >= steps else min(weight, 1.0))
 
@@ -148,11 +160,10 @@ def idle_clients(method: Method, domains: Iterable[int]) -> list[Diagnostic]:
     if not all(alone):
         some = f"{sum(alone)} of {len(alone)} clients have images of one domain: "
         text = f"{some}there {title} has nothing to compare."
-        return [Diagnostic("one-domain-clients", "note", text)]
+        return [note("one-domain-clients", text)]
     return [
-        Diagnostic(
+        warning(
             "one-domain-clients",
-            "warning",
             f"{title} compares the domains within a client, and every client has one domain: it "
             "has nothing to do, and trains plainly.",
             "Deal the domains out with --partition iid, or with a larger --heterogeneity.",

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from feddg.clients.client import Batch, Client
 from feddg.methods.base import MethodSettings, register
-from feddg.methods.domains import DomainMethod, in_float32, mean_over, pairs_of, squared_distances
+from feddg.methods.domains import DomainMethod, mean_over, pairs_of, squared_distances
 
 BANDWIDTHS = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
 
@@ -56,18 +56,15 @@ class MMD(DomainMethod):
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Adds the mean discrepancy of the pairs of domains."""
         terms = super().head_loss(client, batch, embeddings)
-        if self.domains(client) < 2:
-            return terms
-        member, present = self.member(client, batch)
-        with in_float32(embeddings) as points:
-            distances, pairs = discrepancies(points, member), pairs_of(present)
-            if self.settings.mmd_pairs == "repeated":
-                later = pairs.flatten().flip(0).cumsum(0).flip(0).view_as(pairs)  # and this one
-                pairs_weight = pairs * pairs.sum().clamp_min(1).pow(-later)
-                penalty = (pairs_weight * distances).sum()
-            else:
-                penalty = mean_over(distances, pairs)
-        return terms | {"discrepancy": self.settings.mmd_weight * penalty}
+        return terms | self.compared(client, batch, embeddings, "discrepancy", self._penalty)
+
+    def _penalty(self, points: Tensor, member: Tensor, present: Tensor) -> Tensor:
+        distances, pairs = discrepancies(points, member), pairs_of(present)
+        if self.settings.mmd_pairs == "mean":
+            return self.settings.mmd_weight * mean_over(distances, pairs)
+        later = pairs.flatten().flip(0).cumsum(0).flip(0).view_as(pairs)  # and this one
+        pairs_weight = pairs * pairs.sum().clamp_min(1).pow(-later)
+        return self.settings.mmd_weight * (pairs_weight * distances).sum()
 
 
 def discrepancies(points: Tensor, member: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from feddg.clients.client import Batch, Client
 from feddg.data.augment import apply, draw
-from feddg.diagnostics import Diagnostic
+from feddg.diagnostics import Diagnostic, warning
 from feddg.errors import WeightsError
 from feddg.messages import EntrySchema, Message, SchemaContext, joined
 from feddg.methods.base import Method, MethodSettings, others_have_setup
@@ -150,9 +150,8 @@ class StyleExchange:
         places = -(-size // self.codec().stride)
         if places >= ENOUGH_PLACES or not chosen.strength:
             return others
-        found = Diagnostic(
+        found = warning(
             "codec-too-coarse",
-            "warning",
             f"The codec {chosen.codec} sees an image of {size} pixels as {places} x {places} "
             "places: a stylized copy keeps little of what is in it.",
             "Try --set method.codec=colors, which loses nothing, or a larger --image-size.",

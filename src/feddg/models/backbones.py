@@ -509,11 +509,18 @@ def load_pretrained(featurizer: nn.Module, backbone: str, weights: str) -> None:
     counters = {name for name in expected if name.endswith("num_batches_tracked")}
     missing = sorted(expected.keys() - state.keys() - counters)
     unknown = sorted(state.keys() - expected.keys())
-    wrong = [
-        name for name in state if name in expected and state[name].shape != expected[name].shape
-    ]
-    if missing or unknown or wrong:
-        raise WeightsError(_misfit(weights, backbone, missing, unknown, wrong, state, expected))
+    faults = [
+        f"{name} has shape {tuple(state[name].shape)} instead of {tuple(expected[name].shape)}"
+        for name in state
+        if name in expected and state[name].shape != expected[name].shape
+    ][:1]
+    faults += [f"{missing[0]} is missing ({len(missing)} in all)"] if missing else []
+    faults += [f"{unknown[0]} is not part of it ({len(unknown)} in all)"] if unknown else []
+    if faults:
+        raise WeightsError(
+            f"weights file {weights} does not fit backbone {backbone!r}: {'; '.join(faults)}. "
+            "Choose the backbone that the file was made for, or another file"
+        )
     target.load_state_dict(state, strict=False)
 
 
@@ -526,29 +533,6 @@ def _fitted(state: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
         return state if fits or fit is None else fit(dict(state), model)
     except Exception:  # they are another network's, which is said where they are compared
         return state
-
-
-def _misfit(
-    weights: str,
-    backbone: str,
-    missing: list[str],
-    unknown: list[str],
-    wrong: list[str],
-    state: dict[str, Tensor],
-    expected: dict[str, Tensor],
-) -> str:
-    faults = []
-    if wrong:
-        name = wrong[0]
-        faults.append(
-            f"{name} has shape {tuple(state[name].shape)} instead of {tuple(expected[name].shape)}"
-        )
-    faults += [f"{missing[0]} is missing ({len(missing)} in all)"] if missing else []
-    faults += [f"{unknown[0]} is not part of it ({len(unknown)} in all)"] if unknown else []
-    return (
-        f"weights file {weights} does not fit backbone {backbone!r}: {'; '.join(faults)}. "
-        "Choose the backbone that the file was made for, or another file"
-    )
 
 
 def fetch_imagenet(backbone: str) -> None:

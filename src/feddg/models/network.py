@@ -182,12 +182,8 @@ class MeanOverHeads(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns log-probabilities ``(B, classes)``."""
-        heads, embeddings = self.heads, self.network.features(images)
-        if not heads.trained.any():
-            logits: Tensor = self.network.classifier(embeddings)
-            return logits.float().log_softmax(-1)
-        logits = heads(embeddings, heads.trained).float().log_softmax(-1)
-        return logits.logsumexp(0) - math.log(len(logits))
+        logs: Tensor = self.traceable()(images)
+        return logs
 
     def traceable(self) -> nn.Module:
         """Returns the same predictor without a branch, for export as a graph; shares weights."""

@@ -22,10 +22,10 @@ from feddg.evaluation.adaptation import Predictor
 from feddg.methods.base import local_names
 from feddg.models.precision import as_usual, autocast, choose_precision
 from feddg.models.trained import fingerprint
+from feddg.prediction.model import Trained, load_trained
 from feddg.prediction.model_file import ModelDescription, ModelIdentity, onnx_session
 from feddg.runs.diagnostics import about_model, result_sentence_of
 from feddg.runs.execute import read_energy_threshold
-from feddg.runs.model import Trained, load_trained
 from feddg.runs.provenance import training_depth
 from feddg.runs.reading import is_run
 from feddg.text import counted, printable
@@ -105,13 +105,13 @@ class ImageClassifier(ABC):
 
 
 class RunClassifier(ImageClassifier):
-    """The model of a run folder or a shared model: see :func:`feddg.runs.model.load_model`.
+    """The model of a run folder or a shared model: see :func:`feddg.prediction.model.load_model`.
 
     Args:
         run: the folder, or ``hf:owner/name``.
         adapt: a test-time adaptation, as in ``feddg evaluate``.
         device: its device.
-        which: the selection rule of the model, see :func:`feddg.runs.model.load_model`.
+        which: the selection rule of the model, see :func:`feddg.prediction.model.load_model`.
         precision: ``float32``, ``bfloat16``, or ``auto``: bfloat16 where the device is fast at it.
 
     Attributes:

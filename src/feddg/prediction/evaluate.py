@@ -22,10 +22,11 @@ from feddg.errors import (
 from feddg.evaluation.accuracy import NOT_FINITE, Evaluation, Outputs, Score
 from feddg.evaluation.adaptation import ADAPTATIONS, ClientEnsemble, NoSettings, Parts, read
 from feddg.federation.federation import build_worker
+from feddg.prediction.model import Trained, load_trained
+from feddg.readers import with_page
 from feddg.records import AdaptationRow, Details
 from feddg.runs.execute import is_complete, write_details
 from feddg.runs.folder import RunFolder
-from feddg.runs.model import Trained, load_trained
 from feddg.runs.prepare import Images, build_evaluation, cache_folder, load_images
 from feddg.runs.provenance import IMAGES, check_images
 from feddg.runs.reading import ADAPTED, OWN, read_adapted, read_run, require_run
@@ -181,6 +182,10 @@ def decide_run(
     with RunFolder(path) as open_folder:
         write_details(open_folder, evaluation, outputs)
     return read_run(path).details
+
+
+evaluate, decide = with_page(evaluate_run), with_page(decide_run)
+"""The same, and the run's page is written anew."""
 
 
 def _opened(

@@ -18,6 +18,7 @@ from feddg.errors import AdaptationError, FeddgError, RunError, need
 from feddg.experiment import Experiment
 from feddg.prediction.card import TAG, model_card
 from feddg.prediction.classifier import describe_model
+from feddg.prediction.model import load_trained
 from feddg.prediction.model_file import (
     ENDINGS,
     OPSET,
@@ -30,11 +31,7 @@ from feddg.prediction.model_file import (
     write_file,
     write_weights,
 )
-from feddg.rng import stream
-from feddg.runs.diagnostics import refuse_doubtful
-from feddg.runs.model import load_trained
-from feddg.runs.reading import require_run
-from feddg.runs.shared import (
+from feddg.prediction.shared import (
     CONFIG,
     SCHEMA,
     WEIGHTS,
@@ -43,6 +40,9 @@ from feddg.runs.shared import (
     is_shared,
     network_config,
 )
+from feddg.rng import stream
+from feddg.runs.diagnostics import refuse_doubtful
+from feddg.runs.reading import require_run
 from feddg.storage import digest, file_faults, replace_file, replace_text
 
 REAL_IMAGES = 128
@@ -130,7 +130,7 @@ def export_run(
         path: the file to write; an existing file is replaced.
         format: format of the file.
         adapt: a test-time adaptation without memory.
-        which: the selection rule of the model, see :func:`feddg.runs.model.load_model`.
+        which: the selection rule of the model, see :func:`feddg.prediction.model.load_model`.
         strict: whether to refuse a model with warnings.
 
     Raises:
@@ -220,13 +220,13 @@ def save_model(
     """Writes a run's model as a folder: weights, configuration, and a model card ``README.md``.
 
     ``feddg.load_model(folder)`` and `feddg predict` give the same bits as with the run. The folder
-    contains no image names, clients or paths; see :mod:`feddg.runs.shared`.
+    contains no image names, clients or paths; see :mod:`feddg.prediction.shared`.
 
     Args:
         run: the run folder.
         folder: a new folder, or an earlier one of this kind, whose files are replaced.
         adapt: refused, because the folder can be used with any adaptation.
-        which: the selection rule of the model, see :func:`feddg.runs.model.load_model`.
+        which: the selection rule of the model, see :func:`feddg.prediction.model.load_model`.
         strict: whether to refuse a model with warnings.
 
     Raises:
@@ -260,7 +260,7 @@ def save_model(
     return Exported(folder, card, about.fields(), 0, 0.0, about.diagnostics)
 
 
-def one_format(chosen: Sequence[tuple[str, Path | None]]) -> tuple[str, Path]:
+def one_format(chosen: Sequence[tuple[str, Path | None]]) -> tuple[Any, Path]:
     """Returns the one requested format and its file or folder.
 
     Raises:

@@ -27,6 +27,7 @@ from feddg.prediction.classifier import (
     image_files,
     load_classifier,
 )
+from feddg.readers import function
 from feddg.records import Details, as_cell
 from feddg.runs.diagnostics import refuse_doubtful
 from feddg.runs.reading import DETAILS
@@ -189,7 +190,7 @@ def predict(
             :func:`feddg.prediction.classifier.image_files`.
         adapt: a test-time adaptation, as in ``feddg evaluate``; None for the method's own
             predictor.
-        which: the selection rule of the model, see :func:`feddg.runs.model.load_model`.
+        which: the selection rule of the model, see :func:`feddg.prediction.model.load_model`.
         device: ``cpu``, ``cuda`` or ``auto``.
         batch_size: images per forward pass.
 
@@ -377,6 +378,7 @@ def predict_files(
     images: Sequence[Path | str],
     out: Path,
     *,
+    html: Path | None = None,
     adapt: str | None = None,
     which: str | None = None,
     probabilities: bool = False,
@@ -399,8 +401,9 @@ def predict_files(
         run: the run folder, or an ONNX file of ``feddg export``.
         images: files, folders, globs.
         out: the table to write; ends in ``.csv`` or ``.jsonl``. An existing one is replaced.
+        html: a page of thumbnails, the most doubtful first.
         adapt: a test-time adaptation, as in ``feddg evaluate``.
-        which: the selection rule of the model, see :func:`feddg.runs.model.load_model`.
+        which: the selection rule of the model, see :func:`feddg.prediction.model.load_model`.
         probabilities: whether to write a column for every class.
         decision: a class, for a column that says whether an image counts as it; by default that of
             the run's own decision, if a threshold is given.
@@ -420,6 +423,7 @@ def predict_files(
         DataError: a name does not exist, there is no image, or the suffix is unknown.
     """
     check_suffix(out)
+    check_page(html, out)
     total = count_files(images)
     classifier = load_classifier(run, adapt, device, which, precision)
     emit(*about_links(images))
@@ -462,10 +466,23 @@ def predict_files(
                     table.truncate(length)
                     table.seek(length)
                     table.writelines(chain(() if done else [_line(work)], lines(done)))
-                return _put_in_place(part, out, names, done, classifier)
+                found = _put_in_place(part, out, names, done, classifier)
+            except KeyboardInterrupt:
+                how = "begins anew" if classifier.keeps_state else "goes on where it stopped"
+                raise KeyboardInterrupt(f"the same command {how}") from None
             finally:
                 if classifier.keeps_state:
                     part.unlink(missing_ok=True)
+    if html is not None:
+        function("write_predictions_page")(found, html, run, images)
+    return found
+
+
+def check_page(html: Path | None, table: Path | str | None) -> None:
+    """Raises DataError if a page would be written over a table, or is a folder."""
+    same = html is not None and table is not None and html.resolve() == Path(table).resolve()
+    if html is not None and (html.is_dir() or same):
+        raise DataError(f"--html {html} is a folder, or the table itself; name a file of its own")
 
 
 def part_of(out: Path) -> Path:

@@ -18,12 +18,27 @@ from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic, Progress, emit, silent
 from feddg.errors import DataError, RunError, first_names
 from feddg.evaluation.accuracy import NOT_FINITE, energy
-from feddg.evaluation.intervals import wilson
-from feddg.evaluation.travel import (
-    ESTIMATORS,
+from feddg.evaluation.calibration import (
     LEAST_SITES,
     REAL_CLIENTS,
     Estimate,
+    apart,
+    at_a_new_site,
+    calibrated,
+    errors_at_sites,
+)
+from feddg.evaluation.intervals import wilson
+from feddg.federation.federation import build
+from feddg.models.network import Network
+from feddg.prediction.classifier import (
+    ImageClassifier,
+    RunClassifier,
+    about_links,
+    count_files,
+    image_files,
+)
+from feddg.prediction.estimators import (
+    ESTIMATORS,
     Familiar,
     Head,
     LeftOutSite,
@@ -34,11 +49,7 @@ from feddg.evaluation.travel import (
     Span,
     Sums,
     agreement_with,
-    apart,
-    at_a_new_site,
-    calibrated,
     combined,
-    errors_at_sites,
     images_to_label,
     labels_needed,
     left_out_sites,
@@ -46,20 +57,18 @@ from feddg.evaluation.travel import (
     right_chances,
     with_labels,
 )
-from feddg.federation.federation import build
-from feddg.models.network import Network
-from feddg.prediction.classifier import (
-    ImageClassifier,
-    RunClassifier,
-    about_links,
-    count_files,
-    image_files,
+from feddg.prediction.model import Trained
+from feddg.prediction.predict import (
+    BATCH_SIZE,
+    BatchPredictor,
+    Prediction,
+    check_page,
+    predict_batches,
 )
-from feddg.prediction.predict import BATCH_SIZE, BatchPredictor, Prediction, predict_batches
+from feddg.readers import function
 from feddg.records import TEST, EstimateRow, JsonFile, as_cell, client_name, from_cell
 from feddg.runs.diagnostics import LEARNED_NOTHING
 from feddg.runs.figures import some_of_each
-from feddg.runs.model import Trained
 from feddg.runs.prepare import Images, load_images
 from feddg.runs.provenance import check_images
 from feddg.runs.reading import Chosen, Run, require_run
@@ -596,6 +605,7 @@ def travel(
     run: Path | str,
     images: Path | str | Sequence[Path | str],
     *,
+    html: Path | None = None,
     labels: Path | str | None = None,
     choose: int = 0,
     beside: Sequence[Path | str] = (),
@@ -605,7 +615,9 @@ def travel(
     cache: Path | None = None,
     progress: Progress = silent,
 ) -> Travel:
-    """Estimates the accuracy of a run's model on unlabelled images.
+    """Estimates the accuracy of a run's model on unlabelled images of a new site.
+
+    >>> feddg.travel("runs/...", "new_site/").expected
 
     The first call takes one pass over the run's own images, which must be available: each site is
     left out in turn, and the results are stored as ``travel.json``.
@@ -613,13 +625,14 @@ def travel(
     Args:
         run: the run folder.
         images: files, folders, globs, all of one site.
+        html: a page of thumbnails, the riskiest first.
         labels: a CSV file with the columns ``file`` and ``label``; rows without a label do not
             count. The labelled images must have been chosen at random, as ``choose`` does.
         choose: how many images to label; ``labels`` is then written with their names.
         beside: similar runs that each held out another domain (:func:`feddg.compare` with
             ``hold_out="lodo"``): more informative than classifiers in closed form if features were
             trained, and the only source if they were trained from scratch.
-        which: the model of a selection rule, see :func:`feddg.runs.model.load_model`.
+        which: the model of a selection rule, see :func:`feddg.prediction.model.load_model`.
         device: ``cpu``, ``cuda`` or ``auto``.
         batch_size: images per forward pass.
         cache: folder of decoded pixels; the user's cache by default.
@@ -630,6 +643,7 @@ def travel(
         DataError: there is no image, or the labels do not fit.
     """
     path, named = Path(run), [images] if isinstance(images, str | Path) else list(images)
+    check_page(html, labels)
     require_run(path)
     if choose and (labels is None or Path(labels).exists()):
         fault = "--choose needs --labels" if labels is None else f"{labels} exists"
@@ -663,7 +677,7 @@ def travel(
     known = None if refused else chances
     order = numpy.argsort(confidence if refused else chances, kind="stable")
     unlike = outputs.energy > found.reference.unlike
-    return Travel(
+    answer = Travel(
         None if refused else expected,
         None if refused else without,
         labelled,
@@ -676,6 +690,9 @@ def travel(
         advice,
         model,
     )
+    if html is not None:
+        function("write_travel_page")(answer, html, run, images)
+    return answer
 
 
 def _answers(

@@ -19,6 +19,7 @@ from feddg.prediction.classifier import ImageClassifier, load_classifier, unknow
 from feddg.prediction.model_file import ModelIdentity
 from feddg.prediction.predict import BATCH_SIZE, BatchPredictor, Prediction, predict_batches
 from feddg.records import JsonFile, Row
+from feddg.storage import replace_text
 
 # Tables of counts that are safe to hand out: no count below a threshold can be read or computed.
 #
@@ -185,6 +186,7 @@ def validate(
     model: Path | str,
     images: Path | str,
     *,
+    out: Path | None = None,
     domain: str | None = None,
     hide_below: int = 0,
     device: str = "auto",
@@ -196,6 +198,7 @@ def validate(
     Args:
         model: the run folder, or an ONNX file of ``feddg export``.
         images: ``root/class/*`` with ``domain``, ``root/domain/class/*`` without.
+        out: the JSON file to write, to be handed back; none by default.
         domain: name of the domain for images in ``root/class/*``.
         hide_below: see :func:`feddg.prediction.validation.release`.
         device: ``cpu``, ``cuda`` or ``auto``.
@@ -217,7 +220,7 @@ def validate(
         _domain(classifier, table, name, depths.get(name, 0), hide_below, batch_size)
         for name in table.domain_names
     ]
-    return ValidationFile(
+    measured = ValidationFile(
         feddg=feddg.__version__,
         model=ModelIdentity.model_validate(dict(classifier.identity)),
         classes=classifier.class_names,
@@ -225,6 +228,9 @@ def validate(
         diagnostics=classifier.diagnostics,
         domains=found,
     )
+    if out is not None:
+        replace_text(out, measured.to_text())
+    return measured
 
 
 def _table(images: Path | str, domain: str | None) -> ImageTable:

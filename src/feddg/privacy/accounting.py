@@ -8,8 +8,9 @@ from functools import cache
 from typing import Any, Literal
 
 from feddg.diagnostics import warn
-from feddg.errors import BudgetSpent, ExperimentError
-from feddg.records import PrivacyRow
+from feddg.errors import BudgetSpent, ExperimentError, RunError
+from feddg.privacy.defence import RowsFolder
+from feddg.records import PRIVACY, PRIVACY_ROWS, PrivacyRow
 from feddg.settings import PrivacySettings
 
 MOST_NOISE = 1e4
@@ -24,43 +25,23 @@ MOST_STYLE_NOISE = 1e3
 """Noise above this multiple of the sensitivity hides even a style of thousands of images."""
 
 
-def gaussian_delta(epsilon: float, noise: float) -> float:
-    """Returns the exact delta of one release at an epsilon (Balle and Wang, Theorem 8).
-
-    Args:
-        epsilon: 0 or above.
-        noise: standard deviation over sensitivity, above 0.
-    """
-    near, far = 1 / (2 * noise) - epsilon * noise, -1 / (2 * noise) - epsilon * noise
-    # e^epsilon overflows long before the product does.
-    from scipy.special import log_ndtr  # a tenth of a second, rarely needed
-
-    return float(math.exp(log_ndtr(near)) - math.exp(min(0.0, epsilon + log_ndtr(far))))
-
-
 @cache
 def gaussian_epsilon(noise: float, delta: float) -> float:
-    """Returns the exact epsilon of one release at a delta; infinite without noise.
+    """Returns the exact epsilon of one release at a delta (Balle and Wang, Theorem 8).
 
-    Infinite noise (no release) costs 0.
+    Infinite without noise; 0 for infinite noise, which is no release.
     """
-    if noise <= 0:
-        return math.inf
-    if math.isinf(noise) or gaussian_delta(0.0, noise) <= delta:
-        return 0.0
-    low, high = 0.0, 1.0
-    while gaussian_delta(high, noise) > delta:
-        high *= 2
-    return _bisected(lambda epsilon: gaussian_delta(epsilon, noise) <= delta, low, high)
+    from dp_accounting import get_epsilon_gaussian  # it takes seconds, here as below
+
+    return float(get_epsilon_gaussian(noise, delta))
 
 
 @cache
 def gaussian_noise(epsilon: float, delta: float) -> float:
     """Returns the smallest noise of one release with at most ``epsilon`` at ``delta``."""
-    high = 1.0
-    while gaussian_delta(epsilon, high) > delta:
-        high *= 2
-    return _bisected(lambda noise: gaussian_delta(epsilon, noise) <= delta, 0.0, high)
+    from dp_accounting import get_sigma_gaussian
+
+    return float(get_sigma_gaussian(epsilon, delta))
 
 
 def together(noises: Sequence[float]) -> float:
@@ -135,7 +116,6 @@ def rounded_up(noise: float) -> float:
 def _by_distributions(
     releases: Sequence[tuple[float, float]], delta: float, interval: float
 ) -> float:
-    # Imported when it is needed: it takes seconds.
     import dp_accounting
     from dp_accounting import pld
 
@@ -146,17 +126,6 @@ def _by_distributions(
             event = dp_accounting.PoissonSampledDpEvent(rate, event)
         accountant.compose(event, times)
     return float(accountant.get_epsilon(delta))
-
-
-def _bisected(is_enough: Callable[[float], bool], low: float, high: float) -> float:
-    """Returns the smallest value that is enough, from above, to a relative 1e-10."""
-    while high - low > 1e-10 * high:
-        middle = (low + high) / 2
-        if is_enough(middle):
-            high = middle
-        else:
-            low = middle
-    return high
 
 
 # The account of a run: what its noised releases have cost, and whether it can afford the next.
@@ -283,6 +252,38 @@ class Account:
             return
         for id in row.clients:
             self._known[key].setdefault(id, []).append(row.noise)
+
+
+def open_account(folder: RowsFolder, rounds: int, *, every_round: bool) -> Account:
+    """Returns the account of a run, continued from the rows in its folder.
+
+    Args:
+        folder: the run's.
+        rounds: completed rounds in the checkpoint.
+        every_round: whether each of them must have cost something.
+
+    Raises:
+        RunError: the privacy cost of a round was lost, or a row was changed.
+    """
+    path, rows = folder.path / PRIVACY, PRIVACY_ROWS.read(folder.path / PRIVACY)
+    if rows:
+        folder.replace_rows(PRIVACY, rows)  # without a line that was cut off
+    account = Account(write=lambda row: folder.append(PRIVACY, [row]))
+    missing = set(range(1, rounds + 1)) - {row.round for row in rows if row.message == "update"}
+    if every_round and missing:
+        raise RunError(
+            f"{path} lacks round {min(missing)}: what was spent on it is not known, so nothing "
+            "more can be promised; put the file back, or begin a new run"
+        )
+    for number, row in enumerate(rows, start=1):
+        if account.contradicts(row):
+            raise RunError(
+                f"{path}, row {number}, says epsilon {row.epsilon:.4g}, and that is not what its "
+                "noise and the rows before it cost: the file was changed. Put it back, or begin a "
+                "new run"
+            )
+        account.enter(row)
+    return account
 
 
 def require_meaning(privacy: PrivacySettings, clients: int) -> None:

@@ -17,6 +17,7 @@ from feddg.privacy.defence import (
     DEFENCES,
     MEMORY,
     Defence,
+    RowsFolder,
     WeightNames,
     require_compatible,
     traits_of,
@@ -46,10 +47,10 @@ class Defences:
         for defence in self.defences:
             defence.facts = self.facts
 
-    def charge_to(self, account: Any) -> None:
-        """Makes the defences record their privacy cost in an account."""
+    def keep_in(self, folder: RowsFolder, rounds: int) -> None:
+        """Lets the defences go on from what they have kept in a run's folder."""
         for defence in self.defences:
-            defence.account = account
+            defence.keep_in(folder, rounds)
 
     @property
     def sends(self) -> dict[str, EntrySchema]:

@@ -11,15 +11,17 @@ At the server it is a hook of the round (:class:`feddg.methods.base.RoundHook`):
     collected                             sees the stream of those accepted; may wait for all
     completed                             sees the method's aggregate and what it started from
 
-A defence keeps no state but its run's account: what lasts is in :meth:`Defence.memory`, which
-checkpoints keep. So one object serves every transport and several threads. Hooks at both sides that
-every method goes through are after pfl-research (Granqvist et al., NeurIPS 2024).
+A defence keeps no state but what is in its run's folder (:meth:`Defence.keep_in`) and, in
+checkpoints, in :meth:`Defence.memory`. So one object serves every transport and several threads.
+Hooks at both sides that every method goes through are after pfl-research (Granqvist et al., NeurIPS
+2024).
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel
 from torch import nn
@@ -31,6 +33,7 @@ from feddg.errors import ClientError, ExperimentError
 from feddg.messages import Broadcast, EntrySchema, Message, Update, Weights, joined, under
 from feddg.methods.base import Method, RoundHook, State, local_names
 from feddg.models.normalization import statistics_names
+from feddg.records import Row
 from feddg.registry import Registry
 from feddg.settings import PrivacySettings, Settings
 from feddg.styles.statistics import StyleNoise
@@ -57,6 +60,20 @@ class WeightNames:
     trained: frozenset[str] = frozenset()
 
 
+class RowsFolder(Protocol):
+    """A run's folder, where a defence keeps rows of its own."""
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+
+    def append(self, name: str, rows: Iterable[Row]) -> None:
+        """Appends rows to a file; they are on disk when the call returns."""
+
+    def replace_rows(self, name: str, rows: Iterable[Row]) -> None:
+        """Replaces a file."""
+
+
 class NoDefenceSettings(Settings):
     """Settings of defences without settings."""
 
@@ -78,7 +95,6 @@ class Defence(RoundHook):
         style_noise: how clients noise styles before they send them; None for not at all.
         record_noise: how clients noise the gradients of single images; None for not at all.
         facts: names of the weights; set when a run's defences are built.
-        account: the run's :class:`feddg.privacy.accounting.Account`, of a defence that noises.
     """
 
     name: ClassVar[str]
@@ -92,11 +108,10 @@ class Defence(RoundHook):
     extra: ClassVar[str] = ""
     style_noise: StyleNoise | None = None
     record_noise: RecordNoise | None = None
-    account: Any
 
     def __init__(self, settings: BaseModel | None = None) -> None:
         self.settings: Any = settings if settings is not None else self.Settings()
-        self.facts, self.account = WeightNames(), None
+        self.facts = WeightNames()
 
     @classmethod
     def asked_for(
@@ -117,6 +132,17 @@ class Defence(RoundHook):
 
     def fit(self, privacy: PrivacySettings, method: Method) -> None:
         """Learns with which settings and method it goes together; once, before round 1."""
+
+    def keep_in(self, folder: RowsFolder, rounds: int) -> None:
+        """Reads what it has kept in the folder of a run, and keeps what follows there.
+
+        Args:
+            folder: the run's.
+            rounds: completed rounds in the checkpoint.
+
+        Raises:
+            RunError: rows are missing, or were changed.
+        """
 
     @property
     def plain_mean(self) -> str | None:

@@ -11,7 +11,7 @@ import torch
 
 from feddg.clients.client import RecordNoise
 from feddg.clients.sampling import Schedule
-from feddg.diagnostics import Diagnostic
+from feddg.diagnostics import Diagnostic, note
 from feddg.errors import ClientError, ExperimentError
 from feddg.messages import Broadcast, EntrySchema, Message, Update, Weights
 from feddg.methods.base import Method, Round, State
@@ -21,6 +21,7 @@ from feddg.privacy.accounting import (
     Release,
     gaussian_epsilon,
     gaussian_noise,
+    open_account,
     require_afforded,
     require_bearable,
     require_meaning,
@@ -36,6 +37,7 @@ from feddg.privacy.defence import (
     STATISTICS,
     TRAINING,
     Defence,
+    RowsFolder,
     WeightNames,
     register,
 )
@@ -53,15 +55,26 @@ _NOBODY = -1
 _OPEN_RECORDS = "which is taken from images without noise"
 
 
+class _Charged(Defence):
+    """A defence that charges what it releases to the account of its run."""
+
+    def __init__(self, settings: PrivacySettings | None = None) -> None:
+        super().__init__(settings)
+        self.account = Account()
+
+    def keep_in(self, folder: RowsFolder, rounds: int) -> None:
+        """Goes on with the account in the run's folder."""
+        self.account = open_account(folder, rounds, every_round=self.noised)
+
+
 @register
-class Clipping(Defence):
+class Clipping(_Charged):
     """Clips the norm of updates' changes, and may add noise to their mean."""
 
     name = "clipping"
     summary = "clipped updates, noise on their mean (McMahan et al. 2018, Andrew et al. 2021)"
     clips = True
     Settings = PrivacySettings
-    account: Account
     _BREAKS: ClassVar[dict[str, str]] = {
         CLIENT_STATISTICS: _OPEN_UPDATES,
         EXTRAS: _OPEN_UPDATES,
@@ -76,7 +89,7 @@ class Clipping(Defence):
         self, settings: PrivacySettings | None = None, schedule: Schedule | None = None
     ) -> None:
         super().__init__(settings)
-        self._schedule, self.account = schedule or Schedule(1), Account()
+        self._schedule = schedule or Schedule(1)
         self._require_met()
 
     @classmethod
@@ -154,7 +167,7 @@ class Clipping(Defence):
             f"{self.multiplier:g} times the norm at the {chosen.noised_at}; {plan.rounds} rounds "
             f"planned, {who}."
         )
-        return Diagnostic("update-privacy", "note", text)
+        return note("update-privacy", text)
 
     def _require_met(self) -> None:
         """Raises ExperimentError if epsilon cannot be met; names a value that can."""
@@ -319,7 +332,7 @@ def _noised(trained: Weights, sent: Weights, facts: WeightNames, deviation: floa
 # releases.
 
 
-class NoisedRecords(Defence):
+class NoisedRecords(_Charged):
     """Differential privacy of single images, by DP-SGD at the clients.
 
     Args:
@@ -339,12 +352,11 @@ class NoisedRecords(Defence):
         "without, or set model.normalization to frozen",
     }
     noised = True
-    account: Account
     record_noise: RecordNoise
 
     def __init__(self, settings: PrivacySettings, schedule: Schedule, epochs: int) -> None:
         super().__init__(settings)
-        self._epochs, self.account = epochs, Account()
+        self._epochs = epochs
         assert settings.record_epsilon is not None
         once = gaussian_noise(settings.record_epsilon, settings.delta)
         needed = rounded_up(once * math.sqrt(schedule.most * epochs))
@@ -359,7 +371,7 @@ class NoisedRecords(Defence):
             f"by noise of {self.record_noise.multiplier:g} times the norm in every step at the "
             "client."
         )
-        return Diagnostic("image-privacy", "note", text)
+        return note("image-privacy", text)
 
     def _release(self, round: int, clients: Sequence[int]) -> Release:
         noise, times = self.record_noise.multiplier, self._epochs
@@ -404,19 +416,17 @@ def require_styles(privacy: PrivacySettings, method: Method) -> None:
     )
 
 
-class NoisedStyles(Defence):
+class NoisedStyles(_Charged):
     """Differential privacy of styles, for an image or a client."""
 
     name = "noised_styles"
     summary = "styles from clipped and noised moments; asked for as privacy.style_epsilon"
     Settings = PrivacySettings
-    account: Account
     style_noise: StyleNoise
 
     def __init__(self, settings: PrivacySettings) -> None:
         super().__init__(settings)
         assert settings.style_epsilon is not None
-        self.account = Account()
         multiplier = rounded_up(gaussian_noise(settings.style_epsilon, settings.delta))
         self.style_noise = StyleNoise(multiplier, settings.style_unit, settings.style_norm)
 
@@ -429,7 +439,7 @@ class NoisedStyles(Defence):
             f"Styles: epsilon {chosen.style_epsilon:g} at delta {chosen.delta:g} for {whom}, by "
             f"noise of {self.style_noise.multiplier:g} times the sensitivity at the client."
         )
-        return Diagnostic("style-privacy", "note", text)
+        return note("style-privacy", text)
 
     def describing(self, clients: Sequence[int]) -> None:
         """Charges the account for the styles that these clients will send.

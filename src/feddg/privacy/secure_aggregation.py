@@ -20,12 +20,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from feddg.diagnostics import Diagnostic
+from feddg.diagnostics import Diagnostic, note
 from feddg.errors import ClientError, Diverged, NotEnoughUpdates
 from feddg.messages import Broadcast, EntrySchema, Message, Refusal, Update, Weights
 from feddg.methods.base import Method, Round, name_clients
-from feddg.privacy.defence import AGGREGATION, CLIENT_STATISTICS, EXTRAS, Defence, register
-from feddg.records import OpenedSumRow
+from feddg.privacy.defence import (
+    AGGREGATION,
+    CLIENT_STATISTICS,
+    EXTRAS,
+    Defence,
+    RowsFolder,
+    register,
+)
+from feddg.records import OPENED_SUM_ROWS, OPENED_SUMS, OpenedSumRow
 from feddg.settings import PrivacySettings, Settings
 
 # The cryptography of masked sums: keys, masks, shares of secrets.
@@ -333,12 +340,19 @@ class SecureAggregation(Defence):
     def diagnostic(self) -> Diagnostic:
         """A note on what the server sees."""
         text = "Updates: the server sees only sums over a round's clients (secure aggregation)."
-        return Diagnostic("secure-aggregation", "note", text)
+        return note("secure-aggregation", text)
 
     def needed(self, clients: int) -> int:
         """Returns t: how many of a round's clients must stay until its end."""
         share = math.ceil(self.settings.threshold * clients - 1e-9)
         return int(max(FEWEST, clients // 2 + 1, share))
+
+    def keep_in(self, folder: RowsFolder, rounds: int) -> None:
+        """Goes on from the sums that the run has opened."""
+        rows = OPENED_SUM_ROWS.read(folder.path / OPENED_SUMS)
+        if rows:
+            folder.replace_rows(OPENED_SUMS, rows)  # without a line that was cut off
+        self.opened = OpenedSums(rows, lambda row: folder.append(OPENED_SUMS, [row]))
 
     def fit(self, privacy: PrivacySettings, method: Method) -> None:
         """See :class:`Defence`."""

@@ -9,9 +9,9 @@ from typing import Any
 
 from feddg.data.decoding import Tile, UnusableImageError, decode_parts, quiet_pillow
 from feddg.errors import first_names
-from feddg.evaluation.travel import ESTIMATORS
 from feddg.methods.base import title_of
 from feddg.prediction.classifier import ImageClassifier
+from feddg.prediction.estimators import ESTIMATORS
 from feddg.prediction.model_file import ImagePreparation
 from feddg.prediction.predict import MOST_SHOWN, PredictedFiles
 from feddg.prediction.travel import ClassExpectation, Travel

@@ -13,7 +13,7 @@ from feddg.data.partition import in_words, skew_of
 from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError
 from feddg.evaluation.accuracy import FEW, FEW_IMAGES, about_support
-from feddg.evaluation.travel import Estimate
+from feddg.evaluation.calibration import Estimate
 from feddg.experiment import (
     Experiment,
     command_words,

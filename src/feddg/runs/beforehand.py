@@ -16,10 +16,11 @@ from feddg.data.protocols import known_domains
 from feddg.data.sets import features
 from feddg.diagnostics import Diagnostic, emit, warn
 from feddg.errors import FeddgError, WeightsError
-from feddg.experiment import Experiment, explain
+from feddg.experiment import Experiment, Origin, expand, explain, load_experiment, read_fields
 from feddg.federation.federation import build, defences_for
 from feddg.models.backbones import fetch_imagenet
 from feddg.records import ClientsTable
+from feddg.runs.execute import is_complete
 from feddg.runs.prepare import (
     cache_folder,
     client_diagnostics,
@@ -28,6 +29,7 @@ from feddg.runs.prepare import (
     load_undecoded,
     split_diagnostics,
 )
+from feddg.runs.provenance import ImagesNow, find_folder
 from feddg.settings import IMAGENET, ModelSettings, merge
 from feddg.text import counted
 
@@ -167,3 +169,47 @@ def forecast(experiment: Experiment) -> Forecast:
         weights * 4 * copies,
         (*found, *defences.diagnostics),
     )
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A planned run.
+
+    Attributes:
+        experiment: the complete experiment.
+        settings: every setting by dotted path, with its source.
+        folder: the run's folder.
+        state: state of the folder: ``new``, ``begun`` or ``complete``.
+        forecast: data and resources of the run.
+    """
+
+    experiment: Experiment
+    settings: Mapping[str, Origin]
+    folder: Path
+    state: str
+    forecast: Forecast
+
+
+def preview(
+    experiment: Experiment | Path | str | None = None,
+    out: Path | str = "runs",
+    *,
+    again: bool = False,
+    **fields: Any,
+) -> Preview:
+    """Returns what :func:`feddg.api.run` would do with the same arguments; runs nothing.
+
+    Raises:
+        FeddgError: the experiment could not be run.
+    """
+    given = expand(fields)
+    asked = with_names_of_domains(load_experiment(experiment, given))
+    chosen = with_weights_at_hand(asked)
+    if chosen is not asked:
+        given = merge(given, {"model": {"weights": None}})
+    settings = explain(given, read_fields(experiment, given), str(experiment))
+    if chosen is not asked and chosen.data.features is None:
+        settings["model.weights"] = Origin(None, "ImageNet's cannot be had here")
+    folder = find_folder(chosen, out, ImagesNow(cache_folder()), again=again)
+    state = "complete" if is_complete(folder) else "begun" if folder.is_dir() else "new"
+    return Preview(chosen, settings, folder, state, forecast(chosen))

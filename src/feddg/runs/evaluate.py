@@ -10,7 +10,7 @@ from dataclasses import replace
 from feddg.diagnostics import Diagnostic, emit, warn
 from feddg.errors import ExperimentError
 from feddg.evaluation.accuracy import Outputs, Score
-from feddg.evaluation.travel import LEAST_SITES, apart, calibrated
+from feddg.evaluation.calibration import LEAST_SITES, apart, calibrated
 from feddg.federation.averages import MEANS, averaged, rounds_in, wise_ft
 from feddg.federation.federation import Federation
 from feddg.messages import Broadcast, Weights

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from feddg.diagnostics import Diagnostic, collected, emit, noted, warn
+from feddg.diagnostics import Diagnostic, Progress, collected, emit, noted, warn
 from feddg.errors import FeddgError, RunError, TrainingDiverged, first_names, in_words, need
 from feddg.evaluation.accuracy import (
     INSIDE_SHARE,
@@ -30,13 +30,10 @@ from feddg.methods.base import Forgets, Round, RoundHook, State, has_global_mode
 from feddg.methods.composition import build_method
 from feddg.models.precision import as_usual
 from feddg.models.trained import fingerprint
-from feddg.privacy.accounting import Account
-from feddg.privacy.building import Defences, require_packages
-from feddg.privacy.secure_aggregation import OpenedSums, SecureAggregation
+from feddg.privacy.building import require_packages
+from feddg.readers import with_page
 from feddg.records import (
     ID_VAL,
-    OPENED_SUM_ROWS,
-    PRIVACY_ROWS,
     WISE_FT,
     Details,
     EnergyThreshold,
@@ -56,7 +53,7 @@ from feddg.runs.diagnostics import (
 )
 from feddg.runs.evaluate import Evaluate, WiseFT
 from feddg.runs.figures import draw_figures, draw_unseen
-from feddg.runs.folder import FIGURES, OPENED_SUMS, PRIVACY, SNAPSHOTS, KeptModels, RunFolder
+from feddg.runs.folder import FIGURES, SNAPSHOTS, KeptModels, RunFolder
 from feddg.runs.numbers import numbers_of
 from feddg.runs.observer import Observer, Together
 from feddg.runs.prepare import (
@@ -64,8 +61,10 @@ from feddg.runs.prepare import (
     Prepare,
     cache_folder,
     environment,
+    federation_of,
     give_memory_back,
     in_process,
+    load_images,
     peak_memory,
 )
 from feddg.runs.provenance import IMAGES, check_identity, check_images
@@ -154,46 +153,6 @@ class Records(RoundHook):
         memories, changed = transport.memories, transport.remembered
         self._folder.save_checkpoint(state, memories, changed, files, beside=self._beside)
         transport.remembered.clear()
-
-
-def open_account(folder: RunFolder, defences: Defences, rounds: int) -> Account:
-    """Returns the account of a run, continued from the rows in its folder.
-
-    Args:
-        folder: the run's.
-        defences: the defences applied to updates.
-        rounds: completed rounds in the checkpoint.
-
-    Raises:
-        RunError: the privacy cost of a round was lost, or a row was changed.
-    """
-    rows = PRIVACY_ROWS.read(folder.path / PRIVACY)
-    if rows:
-        folder.replace_rows(PRIVACY, rows)  # without a line that was cut off
-    account = Account(write=lambda row: folder.append(PRIVACY, [row]))
-    missing = set(range(1, rounds + 1)) - {row.round for row in rows if row.message == "update"}
-    if defences.noised and missing:
-        raise RunError(
-            f"{folder.path / PRIVACY} lacks round {min(missing)}: what was spent on it is not "
-            "known, so nothing more can be promised; put the file back, or begin a new run"
-        )
-    for number, row in enumerate(rows, start=1):
-        if account.contradicts(row):
-            raise RunError(
-                f"{folder.path / PRIVACY}, row {number}, says epsilon {row.epsilon:.4g}, and that "
-                "is not what its noise and the rows before it cost: the file was changed. Put it "
-                "back, or begin a new run"
-            )
-        account.enter(row)
-    return account
-
-
-def opened_sums(folder: RunFolder) -> OpenedSums:
-    """Returns the clients whose masked sums were opened, continued from the folder's rows."""
-    rows = OPENED_SUM_ROWS.read(folder.path / OPENED_SUMS)
-    if rows:
-        folder.replace_rows(OPENED_SUMS, rows)  # without a line that was cut off
-    return OpenedSums(rows, lambda row: folder.append(OPENED_SUMS, [row]))
 
 
 def summarize(
@@ -317,6 +276,23 @@ def resume(
     return carry_out(path, experiment, observer=observer, cache=cache, prepare=prepare)
 
 
+def load_finished_run(folder: Path, cache: Path, progress: Progress) -> Federation:
+    """Returns a run's federation as it was after its last round, to look into it.
+
+    Raises:
+        FeddgError: the folder has no completed round, or the images have changed since the run.
+    """
+    require_run(folder)
+    experiment = load_stored(folder / EXPERIMENT)
+    with RunFolder(folder) as opened:
+        checkpoint = opened.load_checkpoint()
+    if checkpoint is None:
+        raise RunError(f"{folder} has no completed round to look into")
+    check_images(folder, experiment, cache)
+    found = federation_of(experiment, load_images(experiment, cache, progress), cache)
+    return found.resume(checkpoint.state, checkpoint.memories)
+
+
 def carry_out(
     path: Path,
     experiment: Experiment,
@@ -348,6 +324,7 @@ def carry_out(
     return Run(path, complete)
 
 
+@with_page
 def forget(
     folder: Path | str,
     client: int,
@@ -362,7 +339,8 @@ def forget(
     once more, they are subtracted, and the classifier is solved again, with a penalty chosen among
     the others. It is the model of a federation in which the site never took part, up to rounding. A
     network that was trained step by step has no such sums. What was made of the model before
-    (adaptations, estimates for new sites, predictions, snapshots) is deleted from the folder.
+    (adaptations, estimates for new sites, predictions, snapshots) is deleted from the folder; its
+    page is written anew.
 
     Args:
         folder: the run's folder.
@@ -483,9 +461,7 @@ def _run(
         experiment.train.head_rounds if experiment.server.wise_ft != "none" else None,
     )
     writer = Records(federation, folder, models, snapshots, seconds)
-    defences.charge_to(open_account(folder, defences, done))
-    if isinstance(defences.masking, SecureAggregation):
-        defences.masking.opened = opened_sums(folder)
+    defences.keep_in(folder, done)
     if evaluation is not None:
         thin = about_support(evaluation.support(), federation.clients.held.classes)
         # Whoever resumes a run was told when it began.
@@ -566,10 +542,8 @@ def write_details(folder: RunFolder, evaluation: Evaluation, outputs: Sequence[O
     """
     if evaluation.decision is None and not evaluation.subgroups:
         return
-    decision = None if evaluation.decision is None else evaluation.decided(outputs)
-    folder.write_json(
-        DETAILS, Details(decision=decision, subgroups=evaluation.by_subgroup(outputs))
-    )
+    decision, subgroups = evaluation.decided(outputs), evaluation.by_subgroup(outputs)
+    folder.write_json(DETAILS, Details(decision=decision, subgroups=subgroups))
 
 
 @contextmanager

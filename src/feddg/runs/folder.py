@@ -26,7 +26,18 @@ from feddg.experiment import Experiment, load_stored
 from feddg.federation.averages import MEANS, prefix_of
 from feddg.messages import Message, Weights, under
 from feddg.methods.base import State
-from feddg.records import ID_VAL, LAST, VAL, WISE_FT, EvaluationRow, JsonFile, MetricsRow, Row
+from feddg.records import (
+    ID_VAL,
+    LAST,
+    OPENED_SUMS,
+    PRIVACY,
+    VAL,
+    WISE_FT,
+    EvaluationRow,
+    JsonFile,
+    MetricsRow,
+    Row,
+)
 from feddg.runs.reading import (
     ADAPTED,
     EXPERIMENT,
@@ -56,7 +67,6 @@ from feddg.storage import (
 from feddg.text import command
 
 SNAPSHOTS, FIGURES, MODELS = "snapshots", "figures", "models"
-PRIVACY, OPENED_SUMS = "privacy.jsonl", "opened_sums.jsonl"
 """Privacy costs, and clients whose masked sums were opened; rows are never removed."""
 CHECKPOINTS, NEWEST = "checkpoint", "checkpoint.json"
 DROPPED = "weights-dropped"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -9,11 +10,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from feddg.data.data_set import load_images_of
+from feddg.data.data_set import DATA_SETS, load_images_of
 from feddg.data.inspection import SAMPLE, inspect, stored_images
 from feddg.data.partition import Skew, in_words, skew_of
-from feddg.diagnostics import Diagnostic, Progress
-from feddg.experiment import Experiment
+from feddg.diagnostics import Diagnostic, Progress, silent
+from feddg.experiment import Experiment, expand
 from feddg.records import ClientRow, ClientsTable
 from feddg.runs.prepare import (
     cache_folder,
@@ -26,6 +27,7 @@ from feddg.runs.prepare import (
     split_diagnostics,
     table_diagnostics,
 )
+from feddg.settings import merge
 from feddg.text import counted
 
 SHOWN_CLIENTS, MOST_MARKS = 20, 40
@@ -80,6 +82,27 @@ def _marks(counts: numpy.ndarray) -> str:
     shares = sums / sums.sum() if sums.any() else sums
     steps = numpy.ceil(shares * (len(SHADES) - 1)).astype(int)
     return "".join(SHADES[step] for step in steps.tolist())
+
+
+def inspect_data(
+    croissant: Path | None = None, *, progress: Progress = silent, **fields: Any
+) -> dict[str, Any]:
+    """Counts an experiment's images by domain and class, finds bad files, and partitions them.
+
+    Args:
+        croissant: file for metadata as Croissant (``.json``), with a table beside it; none by
+            default.
+        progress: called with the progress.
+        **fields: fields of the experiment.
+    """
+    experiment = Experiment(**merge({"model": {"weights": None}}, expand(fields)))
+    found = inspect_experiment(experiment, progress)
+    if croissant is not None:
+        from feddg.data.croissant import write_croissant
+
+        definition = DATA_SETS.find(experiment.data.source)
+        write_croissant(load_images_of(experiment.data), definition, croissant)
+    return found
 
 
 def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 
-from feddg.clients.client import Examples, Worker, split_batches
+from feddg.clients.client import Examples, Worker, batches_of_pass, steps_of_round
 from feddg.data.data_set import DATA_SETS, find_augmentation, load_images_of
 from feddg.data.decoding import Reading, whole_images
 from feddg.data.fingerprint import (
@@ -48,19 +48,20 @@ from feddg.data.inspection import (
     groups_of_copies,
     ignored_files,
     is_readable,
-    survey,
+    open_images,
 )
 from feddg.data.near_copies import about_near_copies
 from feddg.data.partition import Partition, counts_clients, held_alike, partition, partitioned_alike
-from feddg.data.pixels import ArrayPixels, BadImage, PixelStore, Vectors, open_pixels
+from feddg.data.pixels import ArrayPixels, PixelStore, Vectors
 from feddg.data.protocols import from_csv
 from feddg.data.splits import ROLES, Splits, check_shares, from_roles, hold_out
 from feddg.diagnostics import Diagnostic, Progress, emit, silent, warn
 from feddg.errors import ExperimentError, first_names, nearest
-from feddg.evaluation.accuracy import Evaluation, Score
+from feddg.evaluation.accuracy import Evaluation
 from feddg.evaluation.decision import Decision
 from feddg.experiment import Experiment
-from feddg.federation.federation import Federation, build
+from feddg.federation.federation import Clients, Federation, build
+from feddg.federation.inprocess import InProcess
 from feddg.methods.composition import build_method, method_class
 from feddg.methods.domains import idle_clients
 from feddg.models.backbones import require_weights, weights_digest
@@ -79,7 +80,7 @@ class Loaded(NamedTuple):
 
     table: ImageTable
     pixels: PixelStore
-    bad: list[BadImage]
+    bad: list[BadImageRow]
     contents: ImagesFile
     ignored: dict[str, list[str]]
     surveyed: Survey
@@ -153,7 +154,7 @@ def load_undecoded(experiment: Experiment, cache: Path | None) -> Loaded:
     if not unusable:
         return loaded
     rest = table.take([row for row in range(len(table)) if row not in unusable])
-    bad = [BadImage(table.paths[row], "cannot be read") for row in sorted(unusable)]
+    bad = [BadImageRow(path=table.paths[row], reason="cannot be read") for row in sorted(unusable)]
     return loaded._replace(table=rest, bad=bad)
 
 
@@ -166,24 +167,12 @@ def load_table(experiment: Experiment, cache: Path | None, progress: Progress) -
     data = experiment.data
     table = load_images_of(data)
     hashes = None if table.root is None else ContentHashes(table.root, cache)
-    reading = Reading.of(data)
-    surveyed = Survey({}, {}) if table.root is None else survey(table, reading)
-    opened = open_pixels(
-        table,
-        data.image_size,
-        cache=cache,
-        resize=data.resize,
-        budget_bytes=int(data.pixel_budget_gb * 2**30),
-        on_bad_image=data.on_bad_image,
-        progress=progress,
-        seen=None if hashes is None else hashes.see,
-        reading=reading,
-        depths=surveyed.depths,
-    )
+    seen = None if hashes is None else hashes.see
+    opened, surveyed = open_images(table, data, cache, progress=progress, seen=seen)
     contents = images_file(table, hashes).model_copy(
         update={"depths": dict(surveyed.depths), "files": named_files(experiment)}
     )
-    return Loaded(*opened, contents, ignored_files(table), surveyed, reading)
+    return Loaded(*opened, contents, ignored_files(table), surveyed, Reading.of(data))
 
 
 def table_diagnostics(loaded: Loaded) -> list[Diagnostic]:
@@ -240,7 +229,7 @@ def _keeps_copies_together(data: DataSettings) -> bool:
 
 
 @dataclass(frozen=True)
-class Images(Sequence[Examples]):
+class Images(Clients):
     """The experiment's images and their partition over clients.
 
     Attributes:
@@ -260,7 +249,7 @@ class Images(Sequence[Examples]):
 
     table: ImageTable
     pixels: PixelStore
-    bad: list[BadImage]
+    bad: list[BadImageRow]
     splits: Splits
     partition: Partition
     seed: int = 0
@@ -278,10 +267,6 @@ class Images(Sequence[Examples]):
         """Counts of the clients' images by domain and class, for ``clients.json``."""
         return clients_table(self)
 
-    def scores_elsewhere(self, *evaluated: object) -> Sequence[Score]:
-        """Nothing is evaluated where clients are: all images are here."""
-        return ()
-
     def trained_by(self, experiment: Experiment) -> Experiment:
         """Returns the experiment with the actual number of clients and steps.
 
@@ -294,20 +279,17 @@ class Images(Sequence[Examples]):
             per_round = clients.per_round and min(clients.per_round, number)
             clients = clients.model_copy(update={"number": number, "per_round": per_round})
         if self.steps is not None:
-            held = torch.arange(int(self.partition.sizes.max()))
-            batches = split_batches(held, train.batch_size, train.drop_last)
-            epochs = math.ceil(self.steps / len(batches))
+            batches, _ = batches_of_pass(train, int(self.partition.sizes.max()))
+            epochs = math.ceil(self.steps / batches)
             train = train.model_copy(update={"local_steps": self.steps, "local_epochs": epochs})
         return experiment.model_copy(update={"clients": clients, "train": train})
 
-    def __getitem__(self, client: Any) -> Any:
-        """Returns the images of a client."""
-        return self.examples(client)
-
-    def examples(self, client: int) -> Examples:
+    def __getitem__(self, client: int) -> Examples:
         """Returns the images of a client."""
         own = self._held(self.splits.train[self.partition.rows[client]])
         return replace(own, validation=self._held(self.splits.id_val[self._validation[client]]))
+
+    examples = __getitem__
 
     def _held(self, rows: numpy.ndarray) -> Examples:
         return Examples.of(
@@ -329,6 +311,12 @@ class Images(Sequence[Examples]):
             units = self.units[self.splits.id_val]
             return further_units(self.partition, units, domains, self.seed)
         return partitioned_alike(self.partition, domains, self.seed)
+
+
+def images_of(federation: Federation) -> Images:
+    """Returns the images of an experiment's federation, whose clients are in this process."""
+    assert isinstance(federation.clients, Images)
+    return federation.clients
 
 
 def client_diagnostics(images: Images) -> Iterator[Diagnostic]:
@@ -401,12 +389,7 @@ def deal(experiment: Experiment, loaded: Loaded) -> Images:
 def _steps_of_a_round(experiment: Experiment, share: Partition) -> int:
     """Returns the total optimizer steps of a round's clients, on average over sampling."""
     train, number = experiment.train, len(share)
-    steps = [
-        train.local_steps
-        or train.local_epochs
-        * len(split_batches(torch.arange(size), train.batch_size, train.drop_last))
-        for size in share.sizes.tolist()
-    ]
+    steps = [steps_of_round(train, size) for size in share.sizes.tolist()]
     taking_part = min(number, experiment.clients.per_round or number)
     return max(1, round(sum(steps) * taking_part / number))
 
@@ -484,7 +467,12 @@ Prepare = Callable[[Experiment, Path, Progress], Federation]
 
 
 def in_process(
-    experiment: Experiment, cache: Path, progress: Progress = silent, **parts: Any
+    experiment: Experiment,
+    cache: Path,
+    progress: Progress = silent,
+    *,
+    make: type[Federation] = Federation,
+    transport: Callable[..., InProcess] = InProcess,
 ) -> Federation:
     """Returns an experiment's federation, whose clients are in this process.
 
@@ -492,7 +480,8 @@ def in_process(
         experiment: the experiment.
         cache: folder for decoded pixels and methods' results.
         progress: called with the progress.
-        **parts: further arguments of :class:`feddg.federation.federation.Federation`.
+        make: puts it together.
+        transport: makes the transport to the clients.
 
     Raises:
         FeddgError: it cannot be run; what is missing is said before images are decoded.
@@ -504,10 +493,16 @@ def in_process(
     images = load_images(experiment, cache, progress)
     if isinstance(images.pixels, ArrayPixels | Vectors):  # others would be decoded once more
         emit(*near_copy_diagnostics(experiment, images))
-    return federation_of(experiment, images, cache, **parts)
+    return federation_of(experiment, images, cache, make, transport)
 
 
-def federation_of(experiment: Experiment, images: Images, cache: Path, **parts: Any) -> Federation:
+def federation_of(
+    experiment: Experiment,
+    images: Images,
+    cache: Path,
+    make: type[Federation] = Federation,
+    transport: Callable[..., InProcess] = InProcess,
+) -> Federation:
     """Returns an experiment's federation, of its images; see :func:`in_process`."""
     method, network = build(experiment, len(images.table.class_names))
     emit(*method.diagnostics(experiment))
@@ -515,7 +510,8 @@ def federation_of(experiment: Experiment, images: Images, cache: Path, **parts: 
     emit(*idle_clients(method, (len(set(held[rows])) for rows in images.partition.rows)))
     settings = images.trained_by(experiment)
     chosen = find_augmentation(settings.train.augmentation)
-    found = Federation(images, network, method, settings, augmentation=chosen, cache=cache, **parts)
+    parts = (images, network, method, settings)
+    found = make(*parts, augmentation=chosen, cache=cache, in_process=transport)
     found.evaluation = build_evaluation(settings, images, found.worker)
     return found
 
@@ -594,7 +590,7 @@ def environment(experiment: Experiment, federation: Federation) -> dict[str, Any
             "sha256": weights_digest(experiment.model.weights),
         },
         "normalization": {"mean": worker.network.mean, "std": worker.network.std},
-        "workers": getattr(federation.transport, "processes", 1),
+        "workers": federation.transport.processes,
     }
 
 
@@ -612,7 +608,7 @@ def clients_table(images: Images) -> ClientsTable:
         domains=list(table.domain_names),
         classes=list(table.class_names),
         clients=clients,
-        bad_images=[BadImageRow(path=image.path, reason=image.reason) for image in images.bad],
+        bad_images=images.bad,
         features=list(table.feature_names),
     )
 

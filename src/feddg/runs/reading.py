@@ -18,6 +18,7 @@ from feddg.errors import ExperimentError, RunError
 from feddg.evaluation.metrics import METRICS, Metric, Predictions, measure
 from feddg.experiment import Experiment, load_stored
 from feddg.methods.composition import method_class
+from feddg.readers import function
 from feddg.records import (
     ADAPTATION_ROWS,
     ATTACK_ROWS,
@@ -53,7 +54,7 @@ from feddg.registry import Registry
 from feddg.settings import leaves
 from feddg.storage import entries, is_file, parse_fields, read_text
 from feddg.text import value_text
-from feddg.views import Shown, higher
+from feddg.views import Shown
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -631,9 +632,8 @@ class Run(Shown):
 
         Its ``predict`` takes image files, folders and globs, as :func:`feddg.predict` does.
         """
-        model: nn.Module = higher("model").load_model(self.folder)
-        predict = higher("predict").predict
-        model.predict = partial(predict, self.folder)  # type: ignore[assignment]
+        model: nn.Module = function("load_model")(self.folder)
+        model.predict = partial(function("predict"), self.folder)  # type: ignore[assignment]
         return model
 
     @property
@@ -645,7 +645,7 @@ class Run(Shown):
         """Opens the page in a browser, after writing it if it does not exist."""
         import webbrowser
 
-        page = higher("report").ensure_report(self.folder)
+        page = function("ensure_report")(self.folder)
         webbrowser.open(page.resolve().as_uri())
 
     def frame(self) -> "DataFrame":

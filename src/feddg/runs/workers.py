@@ -42,7 +42,7 @@ from feddg.federation.workers import (
 )
 from feddg.messages import Message, under
 from feddg.models.precision import choose_device
-from feddg.runs.prepare import Prepare, federation_of, in_process, load_images
+from feddg.runs.prepare import Prepare, federation_of, images_of, in_process, load_images
 from feddg.runs.processes import Child, child, death, end, with_parent
 from feddg.storage import cache_folder
 
@@ -280,7 +280,7 @@ def prepared_by(
 ) -> Federation:
     """Prepares a run at process 0, then at the workers, so that images are decoded once."""
     own, clients = _on_device(channel, experiment), partial(WorkerTransport, channel)
-    found = in_process(own, cache, progress, in_process=clients)
+    found = in_process(own, cache, progress, transport=clients)
     settings = json.dumps(experiment.model_dump(mode="json"))
     channel.tell(Message({}, {"job": RUN, "experiment": settings}))
     ready = {rank: channel.receive(rank).scalars for rank in range(1, channel.size)}
@@ -308,7 +308,8 @@ def _on_device(channel: Channel, experiment: Experiment) -> Experiment:
 
 def _about(found: Federation) -> dict[str, str]:
     """What must be equal in all processes to get the same numbers as with one."""
-    contents = found.clients.contents
+    images = images_of(found)
+    contents = images.contents
     worker, on_gpu = found.worker, found.worker.device.type == "cuda"
     computing = worker.threads or torch.get_num_threads()
     return {
@@ -316,7 +317,7 @@ def _about(found: Federation) -> dict[str, str]:
         "precision": type(worker.autocast()).__name__,
         "number of threads": "" if on_gpu else str(computing),
         "images": hash_of(
-            [contents.fingerprint() if contents else "", found.clients.held.model_dump_json()]
+            [contents.fingerprint() if contents else "", images.held.model_dump_json()]
         ),
     }
 

@@ -1,5 +1,1 @@
 """Serves a trained model as a web page and an HTTP interface; needs the extra ``serve``."""
-
-from feddg.errors import need
-
-need("serve", "serving")

@@ -82,7 +82,10 @@ class ConvolutionalCodec(Codec):
             WeightsError: none is given and the codec has none.
         """
         if given is None:
-            raise WeightsError(f"codec {cls.name!r} needs a weights file for its {part}")
+            raise WeightsError(
+                f"codec {cls.name!r} needs a weights file for its {part}; the codec 'compact' "
+                "needs no files"
+            )
         return given
 
     @classmethod
@@ -119,7 +122,7 @@ class ConvolutionalCodec(Codec):
         if encoder is not None:
             _fill(modules[0], weights, encoder)
         if decoder is not None:
-            _fill(modules[1], others, decoder, partner=encoder)
+            _fill(modules[1], others, decoder)
         return modules
 
     def encode(self, images: Tensor) -> Tensor:
@@ -175,47 +178,23 @@ def packaged_weights(codec: str, part: Literal["encoder", "decoder"]) -> Path:
     return Path(str(resources.files("feddg.styles") / "assets" / f"{codec}_{part}.safetensors"))
 
 
-def _fill(
-    module: nn.Module, weights: Mapping[str, Tensor], source: Path, partner: Path | None = None
-) -> None:
-    """Loads a file's weights into a module by layer index; tensors not needed are ignored.
-
-    ``partner`` is the file of the encoder that a decoder must fit.
-    """
+def _fill(module: nn.Module, weights: Mapping[str, Tensor], source: Path) -> None:
+    """Loads a file's weights into a module by layer index; tensors not needed are ignored."""
     needed: dict[str, Tensor] = {}
     for key, parameter in module.state_dict().items():
-        found = weights.get(key)
-        if found is None or found.shape != parameter.shape:
-            raise WeightsError(_misfit(key, parameter, found, source, None if needed else partner))
+        found, shape = weights.get(key), tuple(parameter.shape)
+        if found is None or tuple(found.shape) != shape:
+            fault = "is missing" if found is None else f"has shape {tuple(found.shape)}"
+            raise WeightsError(
+                f"{source}: {key} {fault}, expected {shape}; encoder and decoder must be this "
+                "codec's, trained together"
+            )
         if not (found.is_floating_point() and found.numel() and found.isfinite().all()):
-            raise WeightsError(f"{source}: {_unusable(key, found)}; take another copy of the file")
+            raise WeightsError(
+                f"{source}: {key} holds no finite floating-point numbers; take another copy of it"
+            )
         needed[key] = found
     module.load_state_dict(needed, assign=True)
-
-
-def _unusable(key: str, found: Tensor) -> str:
-    """Returns why a tensor of the right shape is no usable weight."""
-    if not found.numel():
-        return f"{key} is empty"
-    if not found.is_floating_point():
-        return f"{key} holds {str(found.dtype).removeprefix('torch.')}, not floating-point numbers"
-    return f"{key} holds values that are not finite"
-
-
-def _misfit(
-    key: str, wanted: Tensor, found: Tensor | None, source: Path, partner: Path | None
-) -> str:
-    """Returns what is wrong with a tensor; names ``partner`` for the first one of a decoder."""
-    shape = tuple(wanted.shape)
-    if partner and found is not None and found.ndim == 4 and found.shape[2:] == wanted.shape[2:]:
-        return (
-            f"{source}: {key} takes maps of {found.shape[1]} channels, but the encoder {partner} "
-            f"gives {shape[1]}; use an encoder and a decoder that were trained together"
-        )
-    fault = "is missing" if found is None else f"has shape {tuple(found.shape)}"
-    return (
-        f"{source}: {key} {fault}, expected {shape}; is this the file for this part of this codec?"
-    )
 
 
 def _read(path: Path | None, name: str) -> dict[str, Tensor]:
@@ -370,17 +349,6 @@ class Vgg19Codec(ConvolutionalCodec):
         decoder=(256, "up", 256, 256, 256, 128, "up", 128, 64, "up", 64, 3),
         colour_layer=True,
     )
-
-    @classmethod
-    def file(cls, part: Literal["encoder", "decoder"], given: Path | None) -> Path:
-        """Returns the given file; this codec has no weights of its own."""
-        if given is None:
-            raise WeightsError(
-                f"codec 'vgg19' needs an encoder and a decoder file; the {part} is not given. They "
-                "are commonly distributed as vgg_normalised.pth and decoder.pth with PyTorch "
-                "implementations of AdaIN; the codec 'compact' needs no files"
-            )
-        return given
 
     @classmethod
     def fitted(cls, encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor]) -> Architecture:

@@ -20,8 +20,9 @@ import numpy
 import torch
 from torch.utils import backend_registration
 
-from feddg.diagnostics import Diagnostic, emit
+from feddg.diagnostics import emit, note
 from feddg.errors import ExperimentError, FeddgError
+from feddg.federation.federation import Clients
 from feddg.federation.server import Hooks
 from feddg.federation.validation import layout_fault
 from feddg.messages import Message, Refusal, Update, Weights, first_not_finite
@@ -407,9 +408,7 @@ def a_stopped_run_goes_on(make: Make) -> Found:
 def a_network_changes_nothing(make: Make) -> Found:
     """Over Flower, in messages of bytes, a run has the same bits."""
     if find_spec("flwr") is None:
-        emit(
-            Diagnostic("not-checked", "note", "Not tried over a network: feddg[flower] is missing.")
-        )
+        emit(note("not-checked", "Not tried over a network: feddg[flower] is missing."))
         return None
     from feddg.deploy.nodes import NodesHere
     from feddg.deploy.server_app import transport_to_programs
@@ -439,7 +438,7 @@ class _Programs:
 def _site(make: Make, id: int) -> Federation:
     """Returns what a site's program makes, anew for every message."""
     site = _Small(make())
-    site.clients = [site.clients[id]]
+    site.clients = Clients([site.clients[id]])
     return site
 
 
@@ -509,7 +508,7 @@ def a_recorded_step_does_the_same(make: Make) -> Found:
         except (RuntimeError, TypeError):  # which a_device_need_not_wait says
             return None
     for why in recorded.worker.graphs.refused.values():
-        emit(Diagnostic("not-recorded", "note", f"Its steps are not recorded: one {why}."))
+        emit(note("not-recorded", f"Its steps are not recorded: one {why}."))
     if differ is None:
         return None
     return (
@@ -600,7 +599,7 @@ def check_method(
     waiting = 0
     if getattr(method, "gathers_images", False):
         text = "It trains where all images are: only its settings are checked."
-        emit(Diagnostic("not-checked", "note", text))
+        emit(note("not-checked", text))
         checks = [check for check in checks if KINDS.get(check) == "alone"]
     with as_they_were(), quietly():
         torch.set_num_threads(1)

@@ -19,7 +19,7 @@ from feddg.data.published import (
     published_root,
     read_metadata,
 )
-from feddg.diagnostics import Diagnostic, emit
+from feddg.diagnostics import warn
 from feddg.errors import DataError
 from feddg.storage import read_text
 
@@ -209,7 +209,7 @@ def list_terra_incognita(root: Path | None) -> ImageTable:
         f"Terra Incognita: {len(table) - len(first)} images of two animals lie in two class "
         "folders; the first counts."
     )
-    emit(Diagnostic("images-left-out", "warning", text))
+    warn("images-left-out", text)
     return table.take(sorted(first.values()))
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from feddg.data.data_set import DataSet, define
 from feddg.data.images import ImageTable, from_folder, listed_images
 from feddg.data.published import compare_counts, domains_folder, rename
-from feddg.diagnostics import Diagnostic, emit
+from feddg.diagnostics import warn
 from feddg.errors import DataError
 from feddg.settings import FixedPath, Settings
 from feddg.storage import read_text
@@ -61,14 +61,10 @@ def list_domain_net(root: Path | None, options: DomainNetOptions) -> ImageTable:
     if file is not None:
         table = _without(table, file)
     elif len(table) > sum(DOMAIN_NET.counts.values()):
-        emit(
-            Diagnostic(
-                "known-copies",
-                "warning",
-                f"DomainNet holds copies: DomainBed leaves {sum(REMOVED.values()):,} out.",
-                f"Put its {DUPLICATES} into {folder}, or name it: "
-                "--set data.options.duplicates=FILE.",
-            )
+        warn(
+            "known-copies",
+            f"DomainNet holds copies: DomainBed leaves {sum(REMOVED.values()):,} out.",
+            f"Put its {DUPLICATES} into {folder}, or name it: --set data.options.duplicates=FILE.",
         )
     compare_counts(DOMAIN_NET, table, with_copies)
     return table
@@ -151,10 +147,10 @@ def _without(table: ImageTable, file: Path) -> ImageTable:
     listed = {line.strip().removeprefix("./") for line in lines} - {""}
     rows = np.flatnonzero([path not in listed for path in table.paths])
     text = f"DomainNet: {len(table) - len(rows)} images left out, as {file} lists them."
-    emit(Diagnostic("images-left-out", "warning", text))
+    warn("images-left-out", text)
     if listed and len(rows) == len(table):
         text = f"None of the {len(listed)} lines of {file} is an image of {table.root}."
-        emit(Diagnostic("list-matches-nothing", "warning", text, "Write domain/class/image."))
+        warn("list-matches-nothing", text, "Write domain/class/image.")
     return table.take(rows)
 
 

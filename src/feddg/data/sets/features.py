@@ -13,9 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from feddg.data.data_set import DATA_SETS, checked_options, define
-from feddg.data.images import ImageTable, composed, is_printable, positions, roles_of_domains
+from feddg.data.images import ImageTable, is_printable, listed_images
 from feddg.data.published import needs_root
-from feddg.data.sets.table_of_images import ROLES
+from feddg.data.sets.table_of_images import named_roles
 from feddg.errors import DataError, first_names, nearest, need
 from feddg.settings import DataSettings, Settings
 from feddg.storage import file_faults, is_file
@@ -72,36 +72,23 @@ def list_features(root: Path | None, options: FeaturesOptions) -> ImageTable:
                 "called: --set data.options.label=NAME, and domain, client, group, split, path so."
             )
     texts = _texts(frame, file, options)
-    for name in ("label", "domain"):
-        texts[name] = list(map(composed, texts[name]))
     names, features = _features(frame, file, options)
     domains = texts["domain"]
-    class_names, domain_names = (sorted(set(texts[name])) for name in ("label", "domain"))
-    if len(class_names) < 2:
-        raise DataError(f"{file} holds the class {class_names[0]!r} only; nothing to tell apart.")
-    split = None
-    if "split" in texts:
-        roles = [ROLES.get(role.lower(), "") for role in texts["split"]]
-        if "" in roles:
-            row = roles.index("")
-            raise DataError(
-                f"row {row + 1} of {file.name} has {texts['split'][row]!r} as {options.split}; "
-                "expected train, val or test (or id_val, id_test)."
-            )
-        split = np.array(roles_of_domains(roles, domains))
-    return ImageTable(
-        tuple(texts.get("path") or (f"{file.name}#{row}" for row in range(1, len(frame) + 1))),
-        positions(texts["label"], class_names),
-        positions(domains, domain_names),
-        tuple(class_names),
-        tuple(domain_names),
-        images=features,
-        split=split,
-        clients=np.array(texts["client"]) if "client" in texts else None,
-        groups=np.array(texts["group"]) if "group" in texts else None,
-        subgroups={name: np.array(texts[f"subgroup {name}"]) for name in options.subgroups},
+    roles = named_roles(
+        texts.get("split", []), domains, lambda place: f"row {place + 1} of {file.name}"
+    )
+    return listed_images(
+        None,
+        texts.get("path") or [f"{file.name}#{row}" for row in range(1, len(frame) + 1)],
+        texts["label"],
+        domains,
         listed_in=file.name,
-        listed_rows=np.arange(1, len(frame) + 1) if "path" in texts else None,
+        split=roles or None,
+        clients=texts.get("client"),
+        groups=texts.get("group"),
+        subgroups={name: texts[f"subgroup {name}"] for name in options.subgroups},
+        listed_rows=range(1, len(frame) + 1) if "path" in texts else None,
+        images=features,
         feature_names=names,
     )
 

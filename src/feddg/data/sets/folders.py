@@ -3,25 +3,18 @@
 from pathlib import Path
 
 from feddg.data.data_set import ANY, DATA_SETS, SCRATCH, Loader, define
-from feddg.data.images import LAYOUT, ImageTable, from_folder
+from feddg.data.images import ImageTable, from_folder
 from feddg.data.protocols import official_roles
 from feddg.data.published import load_published, needs_root
-from feddg.errors import DataError
 
 
 def list_folder(root: Path | None) -> ImageTable:
     """Any folder laid out as ``root/domain/class/image``.
 
     Raises:
-        DataError: the folder is missing or empty, or has fewer than two classes.
+        DataError: the folder is missing or empty.
     """
-    table = from_folder(needs_root(ANY, root))
-    if len(table.class_names) < 2:
-        raise DataError(
-            f"{root} holds the class '{table.class_names[0]}' only; there is nothing to tell "
-            f"apart. Expected two or more class folders: {LAYOUT}."
-        )
-    return table
+    return from_folder(needs_root(ANY, root))
 
 
 def _reader_of(name: str) -> Loader:

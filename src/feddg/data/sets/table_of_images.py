@@ -1,6 +1,6 @@
 """The user's own table: a CSV file with path, class, domain and client of each image."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from pydantic import Field
@@ -87,19 +87,19 @@ def list_table(root: Path | None, options: TableOptions) -> ImageTable:
             raise DataError(f"{found.row(empty)} has no {name}; fill it in, or take the row out.")
     paths = [_inside(found, index, text, folder) for index, text in enumerate(found[path])]
     rows = _once(found, paths, [label, domain, *named])
-    if len({found[label][row] for row in rows}) < 2:
-        raise DataError(
-            f"{file} holds the class {found[label][rows[0]]!r} only; there is nothing to tell "
-            "apart."
-        )
     domains = [found[domain][row] for row in rows]
+    roles = named_roles(
+        [found[split][row] for row in rows] if split in found else [],
+        domains,
+        lambda place: found.row(rows[place]),
+    )
     return listed_images(
         folder,
         [paths[row] for row in rows],
         [found[label][row] for row in rows],
         domains,
         listed_in=file.name,
-        split=_roles(found, split, rows, domains) if split in found else None,
+        split=roles if split in found else None,
         clients=[found[client][row] for row in rows] if client in found else None,
         groups=[found[group][row] for row in rows] if group in found else None,
         subgroups={name: [found[name][row] for row in rows] for name in options.subgroups},
@@ -160,15 +160,27 @@ def _once(found: Columns, paths: Sequence[str], names: Sequence[str]) -> list[in
     return list(first.values())
 
 
-def _roles(found: Columns, name: str, rows: Sequence[int], domains: Sequence[str]) -> list[str]:
-    roles = [ROLES.get(found[name][row].lower()) for row in rows]
-    if None in roles:
-        row = rows[roles.index(None)]
+def named_roles(
+    texts: Sequence[str], domains: Sequence[str], row_at: Callable[[int], str]
+) -> list[str]:
+    """Returns the roles that a table names, where it has roles; see :func:`roles_of_domains`.
+
+    Args:
+        texts: the role of each row, as written; none where there are no roles.
+        domains: the domain of each row.
+        row_at: returns what a row is called in messages.
+
+    Raises:
+        DataError: one is none; names its row.
+    """
+    roles = [ROLES.get(text.lower(), "") for text in texts]
+    if "" in roles:
+        place = roles.index("")
         raise DataError(
-            f"{found.row(row)} has {found[name][row]!r} as {name}; expected train, val or test (or "
+            f"{row_at(place)} has {texts[place]!r} as split; expected train, val or test (or "
             "id_val, id_test)."
         )
-    return roles_of_domains([role for role in roles if role], domains)
+    return roles_of_domains(roles, domains)
 
 
 define("table", list_table, TableOptions)

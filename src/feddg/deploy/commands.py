@@ -1,18 +1,40 @@
-"""``feddg deploy``: the same federation across a network."""
+"""The commands of a deployment: ``feddg deploy``, the same federation across a network."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from feddg import api
-from feddg.cli.common import JsonOption, OptionsCommand, options_of, print_json
-from feddg.cli.use import ModelArgument, show_warnings
+from feddg.options import (
+    JsonOption,
+    ModelArgument,
+    OptionsCommand,
+    options_of,
+    print_json,
+    show_warnings,
+)
+from feddg.readers import function
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from feddg.diagnostics import Diagnostic
 
 app = typer.Typer(
-    help="Run the federation across a network.", no_args_is_help=True, suggest_commands=False
+    name="deploy",
+    help="Run the federation across a network.",
+    no_args_is_help=True,
+    suggest_commands=False,
+    rich_help_panel="Between sites",
 )
+NEEDS = ("flower", "a federation across a network")
+FUNCTIONS = {
+    "keys": "register_site run_signed sign_app",
+    "preflight": "check_site",
+    "setup": "write_app",
+}
 
 
 @app.command("init", cls=OptionsCommand)
@@ -31,7 +53,7 @@ def deploy_init(
 
     That is a proxy, services, scripts that make keys, and the lines to type.
     """
-    api.deploy(folder, experiment, site, **options)
+    function("write_app")(folder, experiment, site, **options)
     typer.echo(f"written to {folder}; how to start it: {folder / 'START.md'}")
 
 
@@ -46,7 +68,7 @@ def deploy_sign(
     ] = None,
 ) -> None:
     """Sign a federation's app: sites run no other."""
-    signed = api.sign_app(folder, key)
+    signed = function("sign_app")(folder, key)
     typer.echo(f"signed {signed.digest[:16]} with {signed.key_id}")
 
 
@@ -57,7 +79,7 @@ def deploy_register(
     key: Annotated[Path, typer.Argument(help="its public key, NAME.pub")],
 ) -> None:
     """Register a site's key, under a name that no other key has."""
-    api.register_site(folder, site, key)
+    function("register_site")(folder, site, key)
     typer.echo(f"{site} is registered; reload the proxy: nginx -p proxy/ -c nginx.conf -s reload")
 
 
@@ -67,11 +89,12 @@ def deploy_run(
     stream: Annotated[bool, typer.Option(help="show the log until the run ends")] = False,
 ) -> None:
     """Start the signed app, or go on with its run."""
-    typer.echo(f"run {api.run_signed(folder, stream=stream)}; its log: flwr log RUN feddg")
+    number = function("run_signed")(folder, stream=stream)
+    typer.echo(f"run {number}; its log: flwr log RUN feddg")
 
 
 @app.command("check", cls=OptionsCommand)
-@options_of("feddg.api:check_site", "domain cache device offline")
+@options_of("feddg.deploy.preflight:check_site", "domain cache device offline")
 def deploy_check(
     options: dict[str, Any],
     folder: Annotated[Path, typer.Argument(help="what the coordinator sent, with the key in it")],
@@ -84,9 +107,7 @@ def deploy_check(
     """
     from rich.console import Console
 
-    from feddg.cli.output import checks_table
-
-    site, found = api.check_site(folder, images, **options)
+    site, found = function("check_site")(folder, images, **options)
     if json:
         print_json([asdict(one) for one in found])
     else:
@@ -113,7 +134,9 @@ def deploy_validate(
 
     Counts leave the site, and nothing else.
     """
-    found = api.validate(model, images, out, **options)
+    from feddg.prediction import validation
+
+    found = validation.validate(model, images, out=out, **options)
     show_warnings(found.diagnostics)
     for row in found.domains:
         share = "hidden" if row.accuracy is None else f"{row.accuracy:.1%}"
@@ -122,3 +145,19 @@ def deploy_validate(
     hidden = options["hide_below"] > 1
     exact = "" if hidden else "; its counts are exact: --hide-below 5 hides small ones"
     typer.echo(f"{out} holds counts, nothing about single images and no file names{exact}")
+
+
+def checks_table(found: "Sequence[Diagnostic]") -> "Table":
+    """Returns the results of checks as a table, one row each."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from feddg.runs.inspection import STYLES
+
+    table = Table("", "check", "found", "what to do")
+    for one in found:
+        passed = one.severity == "note"
+        style, word = ("green", "ok") if passed else (STYLES[one.severity], one.severity)
+        texts = (escape(text) for text in (one.short, one.text, one.advice))
+        table.add_row(f"[{style}]{word}[/]", *texts)
+    return table

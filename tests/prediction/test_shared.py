@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import feddg
 from feddg.errors import RunError
 from feddg.prediction.export import save_model
-from feddg.runs.shared import CONFIG, WEIGHTS
+from feddg.prediction.shared import CONFIG, WEIGHTS
 from odd_inputs import NOT_FINITE
 
 

@@ -8,10 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from feddg.evaluation.travel import (
+from feddg.evaluation.calibration import (
     ENOUGH_SITES,
-    ESTIMATORS,
     Estimate,
+    at_a_new_site,
+    calibrated,
+    calibration,
+)
+from feddg.prediction.estimators import (
+    ESTIMATORS,
     Familiar,
     LeftOutSite,
     Outputs,
@@ -19,9 +24,6 @@ from feddg.evaluation.travel import (
     Reference,
     Signals,
     Sums,
-    at_a_new_site,
-    calibrated,
-    calibration,
     fitted_temperature,
     images_to_label,
     labels_needed,

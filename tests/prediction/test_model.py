@@ -5,7 +5,7 @@ import torch
 
 from feddg.data.data_set import load_source
 from feddg.errors import AdaptationError, RunError
-from feddg.runs.model import load_model
+from feddg.prediction.model import load_model
 from feddg.runs.reading import read_run
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -18,6 +19,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
 from feddg.comparison.plan import Cell
 from feddg.comparison.pool import Outcome, Reporter, Watcher
@@ -28,7 +30,8 @@ from feddg.messages import Refusal, Update
 from feddg.records import RoundRow
 from feddg.runs.inspection import print_diagnostic
 from feddg.runs.observer import Observer
-from feddg.text import counted, duration, print_line
+from feddg.text import counted, duration, print_line, short
+from feddg.views import in_notebook
 
 if TYPE_CHECKING:
     from feddg.comparison.compare import Comparison
@@ -102,6 +105,30 @@ class Bars(Reporter):
         self._progress.update(self._tasks[name], **changes)
 
 
+def print_plan(console: Console, comparison: "Comparison") -> None:
+    """Prints what a comparison will do."""
+    plan, cells, missing = comparison.plan, comparison.cells, comparison.missing
+    folders, started = comparison.folders, comparison.started
+    complete = len(folders) - len(missing)
+    table = Table(title=escape(plan.title or plan.name), show_header=False, box=None)
+    axes = {"methods": [cell.method for cell in cells], "held out": [c.held_out for c in cells]}
+    for name in dict.fromkeys(name for cell in cells for name in cell.conditions):
+        axes[name] = [cell.conditions[name] for cell in cells]
+    axes["seeds"] = [str(cell.seed) for cell in cells]
+    if plan.budgets:
+        axes["images seen"] = [short(budget) for budget in plan.budgets]
+    for name, values in axes.items():
+        distinct = list(dict.fromkeys(values))
+        table.add_row(escape(name), str(len(distinct)), escape(", ".join(distinct)))
+    console.print(table)
+    shared = f" ({len(cells)} cells share them)" if len(cells) > len(folders) else ""
+    print_line(
+        console,
+        f"{counted(len(folders), 'run')}{shared}: {complete} complete, {started} to "
+        f"continue, {len(missing) - started} to start; in {comparison.folder}",
+    )
+
+
 class PlannedRuns(Watcher):
     """Prints what a comparison will do, but not its progress."""
 
@@ -110,8 +137,6 @@ class PlannedRuns(Watcher):
 
     def planned(self, comparison: "Comparison", jobs: int) -> None:
         """Prints it."""
-        from feddg.cli.output import print_plan
-
         print_plan(self._console, comparison)
 
 
@@ -264,15 +289,20 @@ def watcher(quiet: bool = False) -> Watcher:
     return PlannedRuns(console) if quiet else ManyBars(console)
 
 
-def notebook_observer() -> Observer:
-    """Returns the observer that shows a run in a notebook: bars, or lines without widgets."""
+def notebook_observer() -> Observer | None:
+    """Returns the observer that shows a run in a notebook, None elsewhere.
+
+    Bars; or lines without widgets.
+    """
+    if not in_notebook():
+        return None
     console = _notebook_console()
     return Bars(console) if console.is_jupyter else Lines(console)
 
 
-def notebook_watcher() -> Watcher:
+def notebook_watcher() -> Watcher | None:
     """Returns the watcher that shows many runs in a notebook; see :func:`notebook_observer`."""
-    return ManyBars(_notebook_console())
+    return ManyBars(_notebook_console()) if in_notebook() else None
 
 
 def _notebook_console() -> Console:

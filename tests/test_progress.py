@@ -1,16 +1,27 @@
 """Lines where there is no terminal: never silent for long, never one per client."""
 
 import io
+import sys
+import types
 
 import pytest
 from rich.console import Console
 
-from feddg.cli.progress import SILENCE_SECONDS, Bars, Lines, ManyBars, observer, working
 from feddg.comparison.plan import Cell
 from feddg.comparison.pool import Outcome
 from feddg.evaluation.accuracy import Score
 from feddg.experiment import Experiment
 from feddg.messages import Refusal
+from feddg.progress import (
+    SILENCE_SECONDS,
+    Bars,
+    Lines,
+    ManyBars,
+    notebook_observer,
+    notebook_watcher,
+    observer,
+    working,
+)
 from feddg.records import RoundRow
 from feddg.runs.observer import Observer
 
@@ -105,3 +116,14 @@ def test_a_bar_that_does_not_know_its_length_yet_is_drawn(tmp_path):
     bars.news(cell, {"of": 10, "rounds": 3})
     bars.end()
     assert "mine" in console.file.getvalue()
+
+
+def test_progress_is_shown_in_notebooks_only(monkeypatch):
+    assert notebook_observer() is None
+    assert notebook_watcher() is None
+    shell = type("ZMQInteractiveShell", (), {})()
+    ipython = types.SimpleNamespace(get_ipython=lambda: shell)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setattr("feddg.progress.find_spec", lambda name: None)
+    assert isinstance(notebook_observer(), Lines)
+    assert isinstance(notebook_watcher(), ManyBars)

@@ -11,9 +11,11 @@ import pytest
 from rich.console import Console
 from typer.main import get_command
 
-import feddg.cli
+import feddg
 from feddg.cli import app
-from feddg.cli.common import (
+from feddg.errors import ExperimentError
+from feddg.experiment import Experiment
+from feddg.options import (
     FLAGS,
     NOT_PRESET,
     PRESET_PARTS,
@@ -24,13 +26,13 @@ from feddg.cli.common import (
     print_json,
     seeds,
 )
-from feddg.cli.output import print_table
-from feddg.errors import ExperimentError
-from feddg.experiment import Experiment
 from feddg.report.blocks import column, table_of, text_column
+from feddg.report.terminal import print_table
+from feddg.runs import beforehand
 from feddg.settings import leaves, nested
 
-SOURCE = Path(feddg.cli.__file__).parent
+PACKAGE = Path(feddg.__file__).parent
+SOURCES = [PACKAGE / "options.py", *PACKAGE.glob("cli/*.py"), *PACKAGE.glob("*/commands.py")]
 
 
 def options(*names):
@@ -62,7 +64,7 @@ def test_every_flag_is_a_field_and_its_help_is_the_fields_description(subtests):
 def test_no_flag_is_named_twice_in_the_source():
     named = [
         node.value
-        for file in SOURCE.glob("*.py")
+        for file in SOURCES
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
@@ -120,7 +122,7 @@ def test_each_command_takes_the_fields_that_suit_it():
 
 def test_what_flags_say_arrives_as_nested_fields(feddg, monkeypatch):
     said = {}
-    monkeypatch.setattr("feddg.api.preview", lambda file, out, again, **fields: said.update(fields))
+    monkeypatch.setattr(beforehand, "preview", lambda file, out, again, **given: said.update(given))
     monkeypatch.setattr("feddg.cli.output.show_preview", lambda found: None)
     feddg("run", "--lr", "0.5", "--hold-out", "val=ink,test=a,b", "--root", "x", "--dry-run",
           "--normalization", "frozen", "--set", "train.momentum=0.9")  # fmt: skip
@@ -161,7 +163,7 @@ def test_hold_out_spellings(text, held):
 
 def test_a_short_name_that_is_set_keeps_the_fields_beside_it(feddg, monkeypatch):
     said = {}
-    monkeypatch.setattr("feddg.api.preview", lambda file, out, again, **fields: said.update(fields))
+    monkeypatch.setattr(beforehand, "preview", lambda file, out, again, **given: said.update(given))
     monkeypatch.setattr("feddg.cli.output.show_preview", lambda found: None)
     feddg("run", "--image-size", "16", "--clients-per-round", "2", "--clients", "6", "--dry-run",
           "--set", "data=digits", "--set", "clients=4", "--set", "method.mu=0.1",

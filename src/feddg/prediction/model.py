@@ -1,4 +1,4 @@
-"""Loads a run's trained model for prediction, and a finished run to look into it."""
+"""Loads a run's trained model for prediction."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,21 +8,18 @@ from typing import Any
 from torch import nn
 
 from feddg.clients.threads import keep_memory
-from feddg.diagnostics import Progress
 from feddg.errors import RunError
 from feddg.evaluation.adaptation import Parts
 from feddg.evaluation.adaptation import adapt as adapted
-from feddg.experiment import Experiment, load_stored
-from feddg.federation.federation import Federation, build
+from feddg.experiment import Experiment
+from feddg.federation.federation import build
 from feddg.federation.local_training import load_weights
 from feddg.methods.base import Method, has_global_model, local_names
 from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD, Network
 from feddg.models.precision import choose_device
-from feddg.runs.folder import RunFolder, checkpoint_memories, kept_weights
-from feddg.runs.prepare import federation_of, load_images
-from feddg.runs.provenance import check_images
-from feddg.runs.reading import EXPERIMENT, SELECTION_RULES, read_run, require_run
-from feddg.runs.shared import at_hand, is_shared, load_shared
+from feddg.prediction.shared import at_hand, is_shared, load_shared
+from feddg.runs.folder import checkpoint_memories, kept_weights
+from feddg.runs.reading import SELECTION_RULES, read_run
 
 
 @dataclass(frozen=True)
@@ -149,20 +146,3 @@ def load_model(
     model = trained.predictor(adapt)
     model.class_names = trained.class_names  # type: ignore[assignment]
     return model
-
-
-def load_finished_run(folder: Path, cache: Path, progress: Progress) -> Federation:
-    """Returns a run's federation as it was after its last round, to look into it.
-
-    Raises:
-        FeddgError: the folder has no completed round, or the images have changed since the run.
-    """
-    require_run(folder)
-    experiment = load_stored(folder / EXPERIMENT)
-    with RunFolder(folder) as opened:
-        checkpoint = opened.load_checkpoint()
-    if checkpoint is None:
-        raise RunError(f"{folder} has no completed round to look into")
-    check_images(folder, experiment, cache)
-    found = federation_of(experiment, load_images(experiment, cache, progress), cache)
-    return found.resume(checkpoint.state, checkpoint.memories)

@@ -6,7 +6,7 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,10 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from feddg.errors import ExperimentError
+from feddg.readers import find
 
 if TYPE_CHECKING:
-    from feddg.runs.reading import Run
+    from feddg.diagnostics import Diagnostic
 
 PANELS = {
     "Data": "method data root hold_out split_file group_by subgroups image_size",
@@ -211,6 +212,12 @@ VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", help="lines instead of bars, as where there is no screen")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="machine-readable")]
+ModelArgument = Annotated[
+    Path,
+    typer.Argument(
+        help="the run folder, what `feddg export` wrote (ONNX, a folder), or hf:owner/name@revision"
+    ),
+]
 DryRunOption = Annotated[
     bool, typer.Option("--dry-run", help="show what would be run; run nothing")
 ]
@@ -239,27 +246,25 @@ def resumable() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def show_results(done: "Run") -> None:
-    """Prints the accuracies of a finished run, and where its files are."""
-    from rich.console import Console
-
-    from feddg.cli.output import print_table
-    from feddg.report.run_page import final_table
-    from feddg.runs.diagnostics import about_result
-    from feddg.runs.inspection import print_diagnostic
-
-    if done.was_complete:
-        typer.echo(f"{done.folder} is complete; nothing is run again", err=True)
-    console = Console()
-    if done.evaluations.rounds:
-        typer.echo(f"accuracy in percent, {done.default_rule.title.lower()}")
-        print_table(console, final_table(done, brief=True))
+def show(name: str, done: Any, **options: Any) -> None:
+    """Prints what has ended by a function of another package, or else its folder alone."""
+    printed = find(name)
+    if printed is None:
+        typer.echo(f"folder: {done.folder}")
     else:
-        typer.echo("no accuracy: every image trained, and none was kept aside")
-    for one in about_result(done):
-        print_diagnostic(console, one)
-    typer.echo(f"run folder: {done.folder}")
-    typer.echo(f"report: {done.report.resolve()}")
+        printed(done, **options)
+
+
+def show_warnings(found: "Sequence[Diagnostic]") -> None:
+    """Prints the warnings about a model conspicuously."""
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.text import Text
+
+    if found:
+        text = Text("\n".join(map(str, found)))
+        panel = Panel(text, title="DO NOT RELY ON THIS MODEL", border_style="bold red")
+        Console(stderr=True).print(panel)
 
 
 # Options that a function or a dataclass has already: name, type and default are its parameter's,
@@ -329,7 +334,7 @@ def _with_flags(
 def _declared(target: str) -> dict[str, tuple[str, Any, str]]:
     """The type, default and meaning of each parameter or field, as the source has them."""
     module, _, name = target.partition(":")
-    file = Path(__file__).parents[1].joinpath(*module.split(".")[1:]).with_suffix(".py")
+    file = Path(__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
     body = ast.parse(file.read_text(encoding="utf-8")).body
     node: Any = next(node for node in body if getattr(node, "name", "") == name)
     if isinstance(node, ast.ClassDef):
@@ -583,7 +588,7 @@ def _folder_preset() -> dict[str, Any]:
 
     from feddg.settings import leaves
 
-    file = Path(__file__).parents[1] / "data" / "sets" / "definitions.yaml"
+    file = Path(__file__).parent / "data" / "sets" / "definitions.yaml"
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return leaves(yaml.load(file.read_text(encoding="utf-8"), loader)["folder"]["preset"])
 

@@ -1,0 +1,49 @@
+"""Commands that list what experiments can name: ``methods`` and ``adaptations``."""
+
+import typer
+
+from feddg.options import JsonOption, print_json
+
+app = typer.Typer()
+
+
+@app.command(rich_help_panel="Look around")
+def methods(as_json: JsonOption = False) -> None:
+    """List the methods: names, aliases, one line each."""
+    from feddg.methods import base
+
+    if as_json:
+        rows = [
+            {
+                "name": name,
+                "title": method.title,
+                "aliases": list(method.aliases),
+                "summary": method.summary,
+                "settings": method.Settings.model_json_schema().get("properties", {}),
+            }
+            for name, method in base.methods().items()
+        ]
+        print_json(rows)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "aliases", "method", "in one line", box=None, pad_edge=False)
+    for method in base.methods().values():
+        aliases = ", ".join(method.aliases)
+        table.add_row(f"[bold]{method.name}[/]", aliases, method.title, method.summary)
+    Console().print(table)
+
+
+@app.command(rich_help_panel="Look around")
+def adaptations() -> None:
+    """List the adaptations: what each needs, changes and costs."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from feddg.evaluation.adaptation import ADAPTATIONS
+
+    table = Table("name", "in one line", "needs", "remembers", "beside one forward pass", box=None)
+    for kind in ADAPTATIONS.values():
+        table.add_row(f"[bold]{kind.name}[/]", kind.summary, kind.needs, kind.changes, kind.cost)
+    Console().print(table)

@@ -1,0 +1,216 @@
+"""Commands that use a trained model: predict, travel, export, evaluate."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from feddg.options import (
+    JsonOption,
+    ModelArgument,
+    OptionsCommand,
+    QuietOption,
+    options_of,
+    print_json,
+    resumable,
+    show_warnings,
+)
+
+app = typer.Typer()
+NEEDS = ()
+FUNCTIONS = {
+    "evaluate": "evaluate decide parquet write_image_results write_missing_results",
+    "export": "export_run save_model ensure_card",
+    "model": "load_model",
+    "model_file": "write_model",
+    "predict": "predict predict_files",
+    "travel": "travel",
+    "validation": "validate",
+}
+PANEL = "Use a model"
+RunArgument = Annotated[Path, typer.Argument(help="the run folder")]
+AT_LEAST_1 = (1, None)
+BETWEEN_0_AND_1 = (0, 1)
+
+
+@app.command(cls=OptionsCommand, rich_help_panel=PANEL)
+@options_of(
+    "feddg.prediction.predict:predict_files",
+    "html adapt which probabilities decision threshold batch_size device precision strict",
+    batch_size=AT_LEAST_1,
+    threshold=BETWEEN_0_AND_1,
+)
+def predict(
+    options: dict[str, Any],
+    run: ModelArgument,
+    images: Annotated[list[str], typer.Argument(help="images, folders (all below), globs")],
+    out: Annotated[Path, typer.Option(help="the table: ends in .csv or .jsonl")],
+    quiet: QuietOption = False,
+) -> None:
+    """Label image files with a run's model.
+
+    After Ctrl-C the same command goes on.
+    """
+    from feddg.prediction.predict import predict_files
+    from feddg.progress import working
+
+    def bad(line: str) -> None:
+        typer.echo(f"unusable: {line}", err=True)
+
+    with resumable(), working(quiet) as progress:
+        done = predict_files(run, images, out, progress=progress, on_bad=bad, **options)
+    if done.continued:
+        typer.echo(f"continued: {done.continued} images were done before")
+    what = "images" if done.classifier.description.features is None else "tables"
+    typer.echo(f"{done.files - done.failed} of {done.files} {what} labelled: {done.out}")
+    if done.unlike is None:
+        typer.echo("no out-of-distribution score: the run keeps no energy threshold for this model")
+    else:
+        typer.echo(f"unlike anything seen in training: {done.unlike}")
+    if (run / "experiment.yaml").is_file():  # a shared model has no images to compare with
+        named = images if len(images) < 4 else [*images[:3], "..."]
+        words = shlex.join(["feddg", "travel", str(run), *named])
+        typer.echo(f"how many are right, without labels: {words}")
+    if "html" in options:
+        typer.echo(f"page, the most doubtful images first: {options['html']}")
+    show_warnings(done.classifier.diagnostics)
+    if done.failed == done.files:
+        raise typer.Exit(1)
+
+
+@app.command(cls=OptionsCommand, rich_help_panel=PANEL)
+@options_of(
+    "feddg.prediction.travel:travel",
+    "html labels choose beside which batch_size device",
+    choose=(0, None),
+    batch_size=AT_LEAST_1,
+)
+def travel(
+    options: dict[str, Any],
+    run: RunArgument,
+    images: Annotated[list[str], typer.Argument(help="images, folders, globs: all of one site")],
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Estimate a run's accuracy on images without labels.
+
+    With a 90 % interval. The first time it leaves each of the run's sites out in turn, which takes
+    one pass over the run's own images; what comes of it is kept in the run's travel.json.
+    """
+    from feddg.prediction import travel as estimates
+    from feddg.progress import working
+
+    with working(quiet or as_json) as progress:
+        found = estimates.travel(run, images, progress=progress, **options)
+    if as_json:
+        print_json(found.fields())
+        return
+    from feddg.report.terminal import print_travel
+
+    print_travel(found)
+    if options["choose"]:
+        labels = options["labels"]
+        typer.echo(f"images to label: {labels}; fill in its column, then leave out --choose")
+    if "html" in options:
+        typer.echo(f"page, the riskiest images first: {options['html']}")
+    show_warnings(found.model.diagnostics)
+
+
+@app.command(cls=OptionsCommand, rich_help_panel=PANEL)
+@options_of("feddg.prediction.export:export_run", "adapt which strict")
+def export(
+    options: dict[str, Any],
+    run: RunArgument,
+    onnx: Annotated[Path | None, typer.Option(help="write ONNX (extra `export`)")] = None,
+    torch: Annotated[Path | None, typer.Option(help="write a torch.export program, .pt2")] = None,
+    safetensors: Annotated[Path | None, typer.Option(help="write the weights alone")] = None,
+    hub: Annotated[
+        Path | None, typer.Option(help="write a folder for `hf upload owner/name FOLDER`")
+    ] = None,
+) -> None:
+    """Write a run's model as a file that works without feddg.
+
+    A model card stands beside it.
+    """
+    from feddg.prediction.export import export_run, one_format, save_model
+
+    named = [("onnx", onnx), ("torch", torch), ("safetensors", safetensors), ("hub", hub)]
+    format, path = one_format(named)
+    if format == "hub":
+        done = save_model(run, path, **options)
+    else:
+        done = export_run(run, path, format, **options)
+    if done.checked:
+        typer.echo(
+            f"checked on {done.checked} images: labels are the run's, probabilities within "
+            f"{done.difference:.1e}"
+        )
+    typer.echo(f"model: {done.path}")
+    typer.echo(f"model card: {done.card}")
+    show_warnings(done.diagnostics)
+
+
+@app.command(cls=OptionsCommand, rich_help_panel=PANEL)
+@options_of(
+    "feddg.prediction.evaluate:decide_run",
+    "decision specificity sensitivity prevalence",
+    into="about",
+    specificity=BETWEEN_0_AND_1,
+    sensitivity=BETWEEN_0_AND_1,
+    prevalence=BETWEEN_0_AND_1,
+)
+@options_of(
+    "feddg.prediction.evaluate:evaluate_run", "which batch_size personal", batch_size=AT_LEAST_1
+)
+def evaluate(
+    options: dict[str, Any],
+    about: dict[str, Any],
+    folder: Annotated[Path, typer.Argument(help="the run folder")],
+    adapt: Annotated[
+        list[str] | None,
+        typer.Option(help="`feddg adaptations`, or fixed:alpha=0.3; all by default"),
+    ] = None,
+    predictions: Annotated[
+        bool, typer.Option("--predictions", help="write what is predicted of every image")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a run's model under test-time adaptations.
+
+    The results are kept in the run's adaptation.jsonl. With --predictions alone, only what the
+    model makes of every image is written; with --decision alone, what it decides about a class is
+    measured and kept in details.json.
+    """
+    from feddg.prediction import evaluate as measured
+
+    of_model = {name: value for name, value in options.items() if name != "personal"}
+    if "decision" in about:
+        decide = measured.decide_run if as_json else measured.decide
+        details = decide(folder, **about, **of_model)
+        if as_json:
+            print_json(details.model_dump())
+        else:
+            from feddg.report.terminal import print_details
+
+            print_details(details)
+            typer.echo(f"report: {(folder / 'report.html').resolve()}")
+        if adapt is None and not options["personal"] and not predictions:
+            return
+    if predictions:
+        written = measured.write_image_results(folder, **of_model)
+        typer.echo(f"predictions: {written.resolve()}", err=as_json)
+        if adapt is None and not options["personal"]:
+            return
+    found = (measured.evaluate_run if as_json else measured.evaluate)(folder, adapt, **options)
+    if as_json:
+        print_json([score.model_dump() for score in found.scores])
+        return
+    if found.scores:
+        from feddg.report.run_page import adaptation_table
+        from feddg.report.terminal import print_tables
+
+        print_tables(adaptation_table(found.scores))
+    for reason in found.refused.values():
+        typer.echo(reason)
+    typer.echo(f"report: {(folder / 'report.html').resolve()}")
