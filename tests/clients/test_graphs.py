@@ -136,7 +136,7 @@ def test_steps_that_need_the_host_are_ordinary_ones(
             caplog.clear()
             value, reason = FROM_THE_HOST[what]
             with caplog.at_level(logging.INFO, "feddg"):
-                recorded, expected = both(Reads(value), device, 6)
+                recorded, expected = both(Reads(value), device)
             assert recorded.worker.graphs.replayed == 0
             assert reason in recorded.worker.graphs.refused["reads"]
             assert same(recorded.server.state.weights, expected)
