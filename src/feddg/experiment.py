@@ -127,7 +127,7 @@ class Experiment(ExperimentSettings):
         """An id that does not depend on where the experiment's files are.
 
         It depends on whether files are given, but not on their names; their content is compared
-        elsewhere (:mod:`feddg.comparison.results`).
+        elsewhere (:mod:`feddg.comparison.results_file`).
         """
         return self._hash(lambda path: "a file")
 

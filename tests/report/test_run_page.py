@@ -9,7 +9,6 @@ import numpy
 import pytest
 from typer.testing import CliRunner
 
-from feddg import api
 from feddg.cli import app as cli
 from feddg.comparison.plan import expand_plan, load_plan
 from feddg.errors import RunError
@@ -124,9 +123,10 @@ class Told(FolderMaker):
 def parsed(monkeypatch):
     """Runs a command as far as what it calls; returns the name and arguments of that call."""
     calls = []
-    for name in ("run", "compare", "inspect_data", "evaluate"):
-        stop = functools.partial(_stop, calls, name)
-        monkeypatch.setattr(api, name, stop)
+    called = ("api.run", "api.compare", "runs.inspection.inspect_data")
+    for place in (*called, "prediction.evaluate.evaluate"):
+        stop = functools.partial(_stop, calls, place.rpartition(".")[2])
+        monkeypatch.setattr(f"feddg.{place}", stop)
 
     def parse(line):
         CliRunner().invoke(cli, shlex.split(line)[1:], catch_exceptions=True)
