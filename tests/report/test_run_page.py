@@ -15,6 +15,7 @@ from feddg.comparison.plan import expand_plan, load_plan
 from feddg.errors import RunError
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.experiment import Experiment, load_experiment
+from feddg.prediction import evaluate
 from feddg.prediction.travel import new_site
 from feddg.records import AdaptationRow, SummaryFile
 from feddg.report.blocks import Code, Prose, Table
@@ -26,6 +27,7 @@ from feddg.report.run_page import (
     run_steps,
     verdict,
 )
+from feddg.runs import inspection
 from feddg.runs.diagnostics import about_divergence
 from feddg.runs.reading import read_run
 from feddg.settings import leaves
@@ -126,9 +128,13 @@ class Told(FolderMaker):
 def parsed(monkeypatch):
     """Runs a command as far as what it calls; returns the name and arguments of that call."""
     calls = []
-    for name in ("run", "compare", "inspect_data", "evaluate"):
-        stop = functools.partial(_stop, calls, name)
-        monkeypatch.setattr(api, name, stop)
+    for place, name in (
+        (api, "run"),
+        (api, "compare"),
+        (inspection, "inspect_data"),
+        (evaluate, "evaluate"),
+    ):
+        monkeypatch.setattr(place, name, functools.partial(_stop, calls, name))
 
     def parse(line):
         CliRunner().invoke(cli, shlex.split(line)[1:], catch_exceptions=True)
