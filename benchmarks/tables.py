@@ -30,7 +30,7 @@ from feddg.report.tables import (
     unseen,
 )
 from feddg.report.text import spelled
-from feddg.runs.reading import EMA_MEAN, FINAL
+from feddg.runs.table import EMA_MEAN, FINAL
 from feddg.text import readable
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -101,7 +101,7 @@ def campaign(name: str) -> str:
     Intervals over seeds are left out where no method has enough of them.
     """
     results = Results.read(DATA / f"{name}.csv")
-    found = {rule: results.accuracies(rule) for rule in (FINAL, EMA_MEAN)}
+    found = {rule: results.values(rule) for rule in (FINAL, EMA_MEAN)}
     leads, shown = results.margins(EMA_MEAN, "fedavg"), []
     heading, by_method = by_domains(results, leads)
     enough_seeds = any(one.seeds.reach is not None for one in leads.values())
@@ -120,7 +120,7 @@ def front() -> str:
     whole = [row for row in rows_of("folder_defaults") if row["images_a_domain"] == "all"]
     pacs = {r["held"]: float(r["unseen"]) for r in whole if r["default"] == "default"}
     shown = [("PACS, as a folder", "fedavg", pacs)]
-    for method, own in Results.read(DATA / "emoji_demo.csv").accuracies(FINAL).items():
+    for method, own in Results.read(DATA / "emoji_demo.csv").values(FINAL).items():
         shown.append(
             (
                 "emoji, `feddg demo`",
@@ -142,7 +142,12 @@ def front() -> str:
 
 def images_of(results: Results, method: str, name: str) -> str:
     """Returns how many images a method's runs saw in a table's rounds, in thousands."""
-    return f"{results.mean(method, 'images_per_round') * ROUNDS[name] / 1000:.0f}k"
+    return f"{images_a_round(results, method) * ROUNDS[name] / 1000:.0f}k"
+
+
+def images_a_round(results: Results, method: str) -> float:
+    """Returns how many images a method's runs saw a round, on average."""
+    return statistics.fmean(results.values("", "images_per_round", "", "")[method].values())
 
 
 def advice() -> str:
@@ -160,7 +165,7 @@ def advice() -> str:
     for name, data in (("serving_pacs", "PACS"), ("serving_digits", "digits")):
         results = Results.read(DATA / f"{name}.csv")
         seen = images_of(results, "fedavg", name)
-        final, ema = (results.accuracies(rule)["fedavg"] for rule in (FINAL, EMA_MEAN))
+        final, ema = (results.values(rule)["fedavg"] for rule in (FINAL, EMA_MEAN))
         averaged = paired_margin(ema, final, results.domains)
         body.append(["1", "FedAvg: averaged weights (EMA) minus last", data, seen, averaged])
         advised, found = "1" if data == "PACS" else "2", results.margins(EMA_MEAN, "fedavg")
@@ -181,7 +186,7 @@ def advice() -> str:
         body.append([advised, *words, found[method]])
     own = Results.read(DATA / "own_pacs_64.csv")
     for method, margin in own.margins(EMA_MEAN, own.methods[0]).items():
-        images = f"{own.mean(method, 'images_per_round') * 50 / 1000:.0f}k"
+        images = f"{images_a_round(own, method) * 50 / 1000:.0f}k"
         body.append(["1", f"{method}, minus FedAvg", "PACS, 64 pixels", images, margin])
     head = ["advice", "compared", "data", "images seen", "points, over domains"]
     head += ["over seeds", "by domain", "detectable"]
@@ -196,8 +201,8 @@ def converged() -> str:
     """Returns accuracy on emoji against images seen, leads over FedAvg, and what the last added."""
     results = Results.read(DATA / "emoji_small.csv")
     last = results.at_largest
-    found = [results.at(budget).accuracies(EMA_MEAN) for budget in results.budgets]
-    final, leads, shown = last.accuracies(FINAL), last.margins(EMA_MEAN, "fedavg"), []
+    found = [results.at(budget).values(EMA_MEAN) for budget in results.budgets]
+    final, leads, shown = last.values(FINAL), last.margins(EMA_MEAN, "fedavg"), []
     heading, by_method = by_domains(last, leads)
     for method, own in found[-1].items():
         by_budget = [*(one[method] for one in found), final[method]]
@@ -257,7 +262,7 @@ def own_sizes() -> str:
 
 def accuracies(name: str, rule: str) -> dict[str, Accuracies]:
     """Returns a CSV file's accuracies on the held-out domain by method, column and seed."""
-    return Results.read(DATA / f"{name}.csv").values("accuracy", rule, "test", "domain_mean")
+    return Results.read(DATA / f"{name}.csv").values(rule)
 
 
 def rows_of(name: str) -> list[dict[str, str]]:

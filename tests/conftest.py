@@ -91,6 +91,18 @@ def shared_data() -> Path:
 
 
 @pytest.fixture
+def device() -> Iterator[str]:
+    """A device that is not the CPU."""
+    from feddg.testing.device import second_device
+    from feddg.testing.methods import HAS_SECOND_DEVICE
+
+    if not HAS_SECOND_DEVICE:
+        pytest.skip("this version of PyTorch has no back ends that are written in Python")
+    with second_device() as name:
+        yield name
+
+
+@pytest.fixture
 def folder_maker(tmp_path: Path) -> Callable[..., FolderMaker]:
     """Makes a ``FolderMaker`` for a folder below ``tmp_path``: ``folder_maker("a", rounds=3)``."""
     return lambda name="run", **fields: FolderMaker(tmp_path / name, **fields)

@@ -86,9 +86,8 @@ def test_statistics_are_frozen_only_for_pretrained_weights():
     assert Experiment(data="pacs", model={"weights": "none"}).model.weights is None
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
+def test_mistakes_name_the_field_and_the_nearest_known_one(subtests):
+    for fields, words in [
         ({"method": "pardn"}, "did you mean 'pardon'"),
         ({"method": {"name": "pardon", "gama1": 1}}, "did you mean 'gamma1'"),
         ({"method": {"name": "pardon", "margin": -1}}, "margin: "),
@@ -104,12 +103,11 @@ def test_statistics_are_frozen_only_for_pretrained_weights():
         ({"seed": "x"}, "seed"),
         ({"clients": {"number": 2, "per_round": 5}}, "at most 2"),
         ({"clients": {"per_round": 7}}, "there are 6 clients"),
-    ],
-)
-def test_mistakes_name_the_field_and_the_nearest_known_one(fields, words):
-    with pytest.raises(ExperimentError) as caught:
-        Experiment(**{"data": "digits", **fields})
-    assert words in str(caught.value)
+    ]:
+        with subtests.test(fields=fields, words=words):
+            with pytest.raises(ExperimentError) as caught:
+                Experiment(**{"data": "digits", **fields})
+            assert words in str(caught.value)
 
 
 def test_files_that_are_no_experiment(tmp_path):
@@ -142,7 +140,7 @@ def test_a_presets_share_of_clients_gives_way_to_the_number_that_is_said():
     assert (few.clients.number, few.clients.per_round) == (8, None)
     assert Experiment(**few.model_dump(mode="json")) == few
     found = explain({"data": "pacs", "clients": 8})["clients.per_round"]
-    assert found.source == "fewer clients than the 20 of preset pacs, so all take part"
+    assert "the 20 of preset pacs" in found.source
 
 
 @pytest.mark.parametrize(
@@ -285,9 +283,8 @@ def test_defaults_of_another_packages_settings_count(monkeypatch):
     assert chosen(0.5).id == chosen(0.5).id != chosen(0.7).id
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_what_differs_from_its_default_makes_another_experiment(subtests):
+    for change in [
         {"train": {"schedule": "cosine"}},
         {"train": {"schedule_steps": [0.25]}},
         {"train": {"label_smoothing": 0.1}},
@@ -296,30 +293,27 @@ def test_defaults_of_another_packages_settings_count(monkeypatch):
         {"server": {"wise_ft": 0.5}},
         {"server": {"wise_ft": "auto"}},
         {"evaluate": {"averages": "never"}},
-    ],
-)
-def test_what_differs_from_its_default_makes_another_experiment(change):
-    chosen = Experiment(data="digits", hold_out="sketch", **change)
-    assert chosen.id != Experiment(data="digits", hold_out="sketch").id
-    assert Experiment(**chosen.model_dump(mode="json")).id == chosen.id
+    ]:
+        with subtests.test(change=change):
+            chosen = Experiment(data="digits", hold_out="sketch", **change)
+            assert chosen.id != Experiment(data="digits", hold_out="sketch").id
+            assert Experiment(**chosen.model_dump(mode="json")).id == chosen.id
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
+def test_the_fewest_fields_give_the_experiment_again(subtests):
+    for fields in [
         {"data": "digits", "hold_out": "sketch"},
         {"data": "pacs", "method": "pardon", "weights": None, "rounds": 7},
         {"data": "pacs", "clients": {"number": 5}, "model": {"normalization": "train"}},
         {"data": "femnist", "clients": {"number": 200, "per_round": None}},
         {"data": "digits", "preset": "pacs", "clients": {"number": 30}, "seed": 5},
         {"data": "folder", "root": "/a b", "lr": 1e-5, "privacy": {"epsilon": 3.0}},
-    ],
-)
-def test_the_fewest_fields_give_the_experiment_again(fields):
-    experiment = Experiment(**fields)
-    fewest = fewest_fields(experiment)
-    assert Experiment(**fewest).model_dump() == experiment.model_dump()
-    assert len(leaves(fewest)) <= len(leaves(experiment.given)) + 3
+    ]:
+        with subtests.test(fields=fields):
+            experiment = Experiment(**fields)
+            fewest = fewest_fields(experiment)
+            assert Experiment(**fewest).model_dump() == experiment.model_dump()
+            assert len(leaves(fewest)) <= len(leaves(experiment.given)) + 3
 
 
 def test_fields_as_words_of_a_command_line():

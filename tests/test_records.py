@@ -17,15 +17,15 @@ from feddg.data.splits import hold_out
 from feddg.errors import RunError
 from feddg.records import (
     ADAPTATION_ROWS,
-    EVALUATION_ROWS,
     LEDGER_ROWS,
-    METRICS_ROWS,
+    METRIC_ROWS,
+    ROUND_ROWS,
     AdaptationRow,
     ClientRow,
     ClientsTable,
-    EvaluationRow,
     LayoutRow,
     MessageRow,
+    MetricRow,
     NumberRow,
     RefusalRow,
     RefusedUpdate,
@@ -58,17 +58,29 @@ FORMULAS = [
 ]
 
 
-@pytest.mark.parametrize("text", FORMULAS)
-def test_formulas_become_texts(text):
-    assert as_cell(text) == f"'{text}"
-    assert from_cell(f"'{text}") == text
+def test_formulas_become_texts(subtests):
+    for text in FORMULAS:
+        with subtests.test(text=text):
+            assert as_cell(text) == f"'{text}"
+            assert from_cell(f"'{text}") == text
 
 
-@pytest.mark.parametrize(
-    "value", [-3, -0.5, None, "-0.5", "+1.25", "-1e-05", "-1.20 ± 0.30", "-3 %", "cat", "'cat", ""]
-)
-def test_numbers_and_other_texts_stay(value):
-    assert as_cell(value) == value
+def test_numbers_and_other_texts_stay(subtests):
+    for value in [
+        -3,
+        -0.5,
+        None,
+        "-0.5",
+        "+1.25",
+        "-1e-05",
+        "-1.20 ± 0.30",
+        "-3 %",
+        "cat",
+        "'cat",
+        "",
+    ]:
+        with subtests.test(value=value):
+            assert as_cell(value) == value
 
 
 @given(st.text() | st.text("'=+-@1a", max_size=4))
@@ -106,18 +118,16 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 counts = st.integers(0, 10**12)
 numbers = st.floats()
 by_name = st.dictionaries(texts, numbers, max_size=3)
-evaluations = st.builds(
-    EvaluationRow,
-    round=counts,
-    split=texts,
-    domain=texts,
-    accuracy=numbers,
-    loss=numbers,
-    examples=counts,
+measured = st.builds(
+    MetricRow,
+    **dict.fromkeys(("round", "images", "examples"), counts),
+    **dict.fromkeys(("weights", "split", "domain"), texts),
+    **dict.fromkeys(("value", "seconds"), numbers),
+    metric=st.sampled_from(["accuracy", "loss"]),
+    bytes=counts.map(float),
     confusion=st.none() | st.lists(st.lists(counts, max_size=3), max_size=3),
 )
-metrics = st.one_of(
-    evaluations,
+rounds = st.one_of(
     st.builds(
         SetupRow,
         seconds=numbers,
@@ -170,11 +180,11 @@ traffic = st.builds(
     **dict.fromkeys(("kind", "site"), texts),
 )
 KINDS = [
-    (METRICS_ROWS, metrics),
+    (METRIC_ROWS, measured),
+    (ROUND_ROWS, rounds),
     (LEDGER_ROWS, ledger),
     (ADAPTATION_ROWS, adapted),
     (RowFile(TrafficRow), traffic),
-    (EVALUATION_ROWS, evaluations),
 ]
 
 
@@ -212,9 +222,9 @@ ROUND = '{"kind":"round","round":1,"clients":[0,2]}'
 
 
 def read(tmp_path, *lines):
-    path = tmp_path / "metrics.jsonl"
+    path = tmp_path / "rounds.jsonl"
     path.write_text("\n".join(lines) + "\n")
-    return METRICS_ROWS.read(path)
+    return ROUND_ROWS.read(path)
 
 
 def test_what_another_version_knows_is_left_out(tmp_path):
@@ -230,19 +240,18 @@ def test_numbers_that_older_versions_wrote_outside_json_are_read(tmp_path):
     assert (row.terms["b"], row.terms["d"]) == (math.inf, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
+def test_a_damaged_row_is_named_with_its_file_and_field(subtests, tmp_path_factory):
+    for line, words in [
         ('{"kind":"round","clients":[0]}', "in row 3: it lacks 'round'"),
         ('{"round":1,"clients":[0]}', "in row 3: it lacks 'kind'"),
         ('{"kind":"round","round":1,"clients":["x"]}', r"in row 3: 'clients\.0': .*integer"),
         ("[1]", "in row 3: .*object"),
         ('{"kind":"ro', "in row 3: Invalid JSON"),
-    ],
-)
-def test_a_damaged_row_is_named_with_its_file_and_field(tmp_path, line, words):
-    with pytest.raises(RunError, match=rf"metrics\.jsonl is damaged {words}"):
-        read(tmp_path, ROUND, "", line, ROUND)
+    ]:
+        with subtests.test(line=line, words=words):
+            tmp_path = tmp_path_factory.mktemp("case")
+            with pytest.raises(RunError, match=rf"rounds\.jsonl is damaged {words}"):
+                read(tmp_path, ROUND, "", line, ROUND)
 
 
 def test_a_damaged_file_is_named_with_its_field(tmp_path):

@@ -210,7 +210,7 @@ def test_noise_lies_around_the_value():
     assert noised.mean().item() == pytest.approx(7.0, abs=0.1 * 6 / math.sqrt(200_000))
 
 
-@pytest.mark.parametrize("deviation", [0.0, -1.0, *NOT_FINITE])
-def test_a_deviation_that_is_none_is_refused(deviation):
-    with pytest.raises(ValueError, match="above 0"):
-        noise((3,), deviation)
+def test_a_deviation_that_is_none_is_refused(subtests):
+    for deviation in [0.0, -1.0, *NOT_FINITE]:
+        with subtests.test(deviation=deviation), pytest.raises(ValueError, match="above 0"):
+            noise((3,), deviation)

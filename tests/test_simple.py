@@ -240,9 +240,8 @@ def deep_image(kind: str) -> Image.Image:
     return Image.fromarray(numpy.full((8, 8), 0.5 if kind == "float32" else 30000, kind))
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
+def test_what_cannot_be_trained_is_refused_in_one_line(subtests):
+    for change, reason in [
         ({"method": "pardon", "model": own_network(nn.Softmax(1))}, "PARDON .* last linear layer"),
         ({"clients": []}, "needs clients"),
         ({"clients": [TensorDataset(torch.rand(3, 3, 8, 8) - 9, torch.zeros(3))]}, "normalize="),
@@ -269,10 +268,9 @@ def deep_image(kind: str) -> Image.Image:
         ({"learning_rate": 1}, r"'learning_rate' \(did you mean 'lr'\?\)"),
         ({"method": "centralised"}, "no clients"),
         ({"method": "pardno"}, "did you mean 'pardon'"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_in_one_line(change, reason):
-    given = {"clients": [Colours(0)], "model": own_network()}
-    with pytest.raises(ExperimentError, match=reason) as refused:
-        feddg.Federation(**given | change)
-    assert "\n" not in str(refused.value)
+    ]:
+        with subtests.test(change=change, reason=reason):
+            given = {"clients": [Colours(0)], "model": own_network()}
+            with pytest.raises(ExperimentError, match=reason) as refused:
+                feddg.Federation(**given | change)
+            assert "\n" not in str(refused.value)

@@ -1,13 +1,10 @@
 """Numbers and names as text."""
 
-import pytest
-
 from feddg.text import command, counted, duration, listed, number, percent, printable, size
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
+def test_numbers_and_names_read_well(subtests):
+    for text, expected in [
         (percent(0.83449), "83.4"),
         (percent(None), "–"),
         (percent(float("nan")), "–"),
@@ -27,8 +24,9 @@ from feddg.text import command, counted, duration, listed, number, percent, prin
         (listed(["a", "b", "c"]), "a, b and c"),
         (printable("\x1b[2J\n\x9b\u202eab"), r"\x1b[2J\n\x9b\u202eab"),
         (command("resume", "a b/c"), "feddg resume 'a b/c'"),
-    ],
-)
-def test_numbers_and_names_read_well(text, expected):
-    plain = text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{NARROW NO-BREAK SPACE}", " ")
-    assert plain == expected
+    ]:
+        with subtests.test(text=text, expected=expected):
+            plain = text.replace("\N{NO-BREAK SPACE}", " ").replace(
+                "\N{NARROW NO-BREAK SPACE}", " "
+            )
+            assert plain == expected

@@ -30,7 +30,8 @@ from feddg.prediction.evaluate import evaluate_run
 from feddg.prediction.model import load_trained
 from feddg.records import ID_VAL, TEST, AdaptationRow
 from feddg.runs.prepare import load_images
-from feddg.runs.reading import BEST_IN_DOMAIN, FINAL, OWN, Run, read_run
+from feddg.runs.reading import OWN, Run, read_run
+from feddg.runs.table import BEST_IN_DOMAIN, FINAL
 from feddg.storage import cache_folder
 
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
@@ -130,7 +131,7 @@ def accuracies(line: Line, test: str, args: argparse.Namespace, best: bool = Fal
 def held_out(record: Run, best: bool) -> float | None:
     """Test accuracy after the final round, or the best by in-domain validation."""
     rule = BEST_IN_DOMAIN if best else FINAL
-    return rule.of(record.evaluations).value(TEST)
+    return rule.of(record.table).value(TEST)
 
 
 def stored(folder: Path, name: str, args: argparse.Namespace) -> list[AdaptationRow]:
@@ -231,7 +232,7 @@ def seen(line: Line, test: str, how: str | None, args: argparse.Namespace) -> li
     for folder in folders(line, test, args):
         record = read_run(folder)
         if how is None:
-            value = record.evaluations.value(record.rounds_done, ID_VAL)
+            value = FINAL.of(record.table).value(ID_VAL)
             values += [] if value is None else [100 * value]
             continue
         found = evaluate_run(folder, ["global"], personal=True).scores

@@ -21,8 +21,8 @@ import yaml
 import feddg
 from feddg.comparison.results import Results
 from feddg.comparison.statistics import Interval
-from feddg.runs.reading import Chosen, Evaluations, SelectionRule, add_rule, final_round
-from feddg.settings import merge
+from feddg.runs.table import NumberTable, SelectionRule, add_rule, final_round
+from feddg.settings import grouped, merge
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANS, DATA = ROOT / "benchmarks" / "own_size", ROOT / "docs" / "results" / "data"
@@ -49,28 +49,23 @@ STAGES: tuple[tuple[str, tuple[str, ...], list[int]], ...] = (
 )
 
 
-class LastRounds(Chosen):
-    """The last ten rounds; a number is the mean of theirs."""
-
-    def value(
-        self, split: str, metric: str = "accuracy", over: str = "domain_mean"
-    ) -> float | None:
-        """The mean of a number of the last ten rounds' models; None unless each has it."""
-        rounds, last = self.evaluations.rounds[-LAST:], self.round
-        if last is None or rounds != list(range(last - LAST + 1, last + 1)):
-            return None
-        values = [self.evaluations.value(round, split, metric, over) for round in rounds]
-        known = [value for value in values if value is not None]
-        return fmean(known) if len(known) == LAST else None
-
-
 class MeanOfLast(SelectionRule):
     """The rule of the last ten rounds; it chooses none where one of them was not evaluated."""
 
-    def of(self, evaluations: Evaluations) -> LastRounds:
-        """Returns the last ten rounds of a run."""
-        found = LastRounds(evaluations, final_round(evaluations))
-        return found if found.value("test") is not None else LastRounds(evaluations, None)
+    def of(self, table: NumberTable) -> NumberTable:
+        """Returns the means of the numbers that each of the last ten rounds has."""
+        own = table.where(weights=self.weights)
+        last = own.round or 0
+        rounds = range(last - LAST + 1, last + 1)
+        measured = grouped(
+            ((row.split, row.domain, row.metric), row) for row in own if row.round in rounds
+        )
+        found = NumberTable(
+            rows[-1].model_copy(update={"value": fmean(row.value for row in rows)})
+            for rows in measured.values()
+            if len(rows) == LAST
+        )
+        return found if found.where(split="test") else NumberTable()
 
 
 add_rule(
@@ -107,7 +102,7 @@ def differences(
 ) -> dict[str, list[float]]:
     """Points above another method of each held-out column's seeds, where both have been run."""
     results = Results.read(DATA / f"own_{name}.csv")
-    found = results.values("accuracy", rule, split, "domain_mean")
+    found = results.values(rule, split=split)
     mine, its = found.get(method, {}), found.get(than, {})
     by_domain: dict[str, list[float]] = defaultdict(list)
     for domain, seed in sorted(mine.keys() & its.keys()):

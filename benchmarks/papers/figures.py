@@ -47,7 +47,8 @@ from feddg.runs.execute import load_finished_run
 from feddg.runs.figures import some_of_each
 from feddg.runs.folder import SNAPSHOTS, kept_weights
 from feddg.runs.prepare import cache_folder
-from feddg.runs.reading import FINAL, read_run
+from feddg.runs.reading import read_run
+from feddg.runs.table import FINAL
 from feddg.storage import is_file, why
 
 # t-SNE maps of features by class and by domain, as training goes on (PARDON, Figure 1).

@@ -13,11 +13,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from feddg.comparison.plan import Plan, load_plan, table_cells
-from feddg.comparison.results import Results, TuningFile, read_results
+from feddg.comparison.results import Results
+from feddg.comparison.results_file import read_results
 from feddg.comparison.statistics import Key, Margin, average_over_columns
+from feddg.comparison.tuning import TuningFile
 from feddg.diagnostics import Diagnostic
 from feddg.records import CONSTANT, FLUCTUATION, LAST, RISING, SPLITS, TEST
 from feddg.report.blocks import Table, column
@@ -43,7 +46,7 @@ from feddg.report.tables import (
 )
 from feddg.report.text import spelled, split_heading
 from feddg.runs.diagnostics import CONSTANT_ANSWER, STILL_RISING
-from feddg.runs.reading import BEST_IN_DOMAIN, FINAL, SELECTION_RULES, SWA_MEAN, SelectionRule
+from feddg.runs.table import BEST_IN_DOMAIN, FINAL, SELECTION_RULES, SWA_MEAN, SelectionRule
 from feddg.text import MISSING, counted, percent, readable
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,14 +154,14 @@ def with_caption(caption: str, table: Table | None) -> str:
 def about_rows(results: Results) -> Iterator[Diagnostic]:
     """Yields notes on all runs: how many were still rising, or do not tell."""
     recorded = [
-        value for own in results.values(RISING, FINAL.name).values() for value in own.values()
+        value for own in results.values(FINAL, RISING, "", "").values() for value in own.values()
     ]
     rising = sum(value > 0 for value in recorded)
     if rising:
         total = len(recorded)
         text = f"In {counted(rising, 'run')} of {total} accuracy was still rising at the end."
         yield Diagnostic(STILL_RISING, "note", text, "Train longer.")
-    silent = len(results.rows) - sum(map(len, results.values(CONSTANT, FINAL.name).values()))
+    silent = len(results.rows) - sum(map(len, results.values(FINAL, CONSTANT, "", "").values()))
     if silent:
         text = (
             f"Whether the model beats {CONSTANT_ANSWER} is not on record for "
@@ -183,7 +186,7 @@ def no_better_than_constant(
     results: Results, rule: SelectionRule = FINAL
 ) -> dict[str, set[tuple[str, int]]]:
     """Returns by method the columns and seeds whose model is no better than a constant one."""
-    values = results.values(CONSTANT, rule.name)
+    values = results.values(rule, CONSTANT, "", "")
     found = {method: {k for k, v in own.items() if v} for method, own in values.items()}
     return {method: places for method, places in found.items() if places}
 
@@ -216,7 +219,7 @@ def coverage(results: Results, plan: Plan, strangers: int) -> str:
     """Returns which cells of the plan are run, and with what."""
     lines = [f"**{cells_run(results)} cells are run.**"]
     if results.rows:
-        seeds = ", ".join(map(str, sorted(results.seeds_run)))
+        seeds = ", ".join(map(str, sorted({row.seed for row in results.rows})))
         lines.append(f"Seeds: {seeds}. Machines: {machines(results) or 'not recorded'}.")
     other = len(results.rows) - exact(results, plan)
     if other:
@@ -243,7 +246,7 @@ def accuracy_column(
 
     Models that are no better than a constant one are marked.
     """
-    found, constant = results.accuracies(rule), no_better_than_constant(results, rule)
+    found, constant = results.values(rule), no_better_than_constant(results, rule)
 
     def cell(method: str) -> str:
         one, seeds = average_over_columns(found.get(method, {}), columns), len(results.seeds)
@@ -271,7 +274,7 @@ def accuracy(results: Results, rule: SelectionRule) -> str:
 def margins_of(results: Results, rule: SelectionRule) -> str:
     """Returns every method against FedAvg, or the best other one without; empty for one method."""
     caption = f"**Margins, {rule.title.lower()}.** Over the cells that both have."
-    base = REFERENCE if REFERENCE in results.accuracies(rule) else ""
+    base = REFERENCE if REFERENCE in results.values(rule) else ""
     named = partial(marked, results, [rule])
     return with_caption(caption, margin_table(results, rule, base, named))
 
@@ -302,7 +305,7 @@ def paper_table(
     if not published:
         return None
     rule = SELECTION_RULES.find(paper.get("rule", FINAL.name))
-    ours, averages = results.accuracies(rule, split), paper.get("average", {}).get(split, {})
+    ours, averages = results.values(rule, split=split), paper.get("average", {}).get(split, {})
 
     def compared(columns: Sequence[str]) -> Callable[[str], str]:
         def cell(method: str) -> str:
@@ -360,11 +363,11 @@ def listing(names: Sequence[str], root: Path = ROOT) -> str:
         about = f"{cells_run(results)} cells"
         if results.rows:
             title = f"[{title}]({(DATA / name).relative_to(INDEX.parent).as_posix()}.csv)"
-            about += f", {counted(len(results.seeds_run), 'seed')}"
-        images = results.mean(REFERENCE, "images_per_round")
+            about += f", {counted(len({row.seed for row in results.rows}), 'seed')}"
+        images = results.values("", "images_per_round", "", "").get(REFERENCE)
         rounds = plan.base["train"].get("rounds")
         if images and rounds:
-            about += f", {images * rounds / 1000:.0f}k images"
+            about += f", {fmean(images.values()) * rounds / 1000:.0f}k images"
         if other := len(results.rows) - exact(results, plan):
             about += f"; {counted(other, 'cell')} ran under another plan than today's"
         if leads := leads_of(results):
@@ -386,7 +389,7 @@ def short_table(
     results: Results, leads: Sequence[dict[str, Margin]], paper: Mapping[str, Any]
 ) -> str:
     """Accuracy of the last model, of the averaged weights and in the paper; leads over FedAvg."""
-    final, swa = results.accuracies(FINAL), results.accuracies(SWA_MEAN)
+    final, swa = results.values(FINAL), results.values(SWA_MEAN)
     constant = no_better_than_constant(results)
     printed = paper.get("values", {}).get(TEST, {})
     methods = [method for method in results.methods if method in final]

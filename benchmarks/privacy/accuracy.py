@@ -27,6 +27,7 @@ from matplotlib import pyplot
 
 from feddg.api import run
 from feddg.experiment import Experiment
+from feddg.runs.table import FINAL
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 EPSILONS = (16, 1, 8, 4, None)
@@ -114,11 +115,8 @@ def measured(
             **fields, method={"name": method, "settings": settings}, privacy=privacy
         )
         done = run(experiment, out, report=False)
-        last = done.evaluations.rounds[-1]
-        accuracy = {
-            split: numpy.mean([row.accuracy for row in done.evaluations.at(last, split)])
-            for split in ("test", "id_test")
-        }
+        last = FINAL.of(done.table)
+        accuracy = {split: last.value(split) for split in ("test", "id_test")}
         spent = done.privacy
         row = {
             "data": data,

@@ -13,7 +13,6 @@ one row a run, after each run; rows that are there are not run again. The first 
 
 import argparse
 import csv
-import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -37,6 +36,7 @@ from feddg.models.backbones import build_network
 from feddg.privacy.defence import Defence
 from feddg.privacy.defence import register as register_defence
 from feddg.rng import stream
+from feddg.runs.table import FINAL
 from feddg.settings import Settings
 
 DATA = Path(__file__).parents[2] / "docs" / "results" / "data"
@@ -220,11 +220,9 @@ def measured(kind: str, out: Path) -> None:
         if any(about.items() <= known.items() for known in rows):
             continue
         done = run(Experiment(**SETTINGS | fields, seed=row["seed"]), out, report=False)
-        evaluations = done.evaluations
-        last = evaluations.rounds[-1]
+        last = FINAL.of(done.table)
         for column, split in (("unseen", "test"), ("seen", "id_test")):
-            accuracies = [found.accuracy for found in evaluations.at(last, split)]
-            about[f"{column}_accuracy"] = f"{statistics.mean(accuracies):.4f}"
+            about[f"{column}_accuracy"] = f"{last.value(split):.4f}"
         made_with = [done.environment.get(name, "") for name in ("processor", "precision")]
         rows.append(about | {"machine": ", ".join(made_with)})
         print(*about.values(), flush=True)

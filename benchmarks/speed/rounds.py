@@ -107,7 +107,7 @@ def compare_whole(arguments: argparse.Namespace, precision: str) -> dict[str, ob
         with tempfile.TemporaryDirectory() as folder:
             done = feddg.run(experiment, folder, report=False)
             spent = done.summary.seconds
-            evaluated = sum(row.examples for row in done.metrics.evaluations)
+            evaluated = sum(row.examples for row in done.table.where(metric="accuracy"))
         own.append(spent["total"] - spent["prepare"] - spent.get("setup", 0.0))
         plain.append(timed(partial(bare.run, batches)) + timed(partial(bare.evaluate, evaluated)))
         if pair:  # the first pair warms up

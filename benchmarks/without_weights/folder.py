@@ -78,12 +78,8 @@ def measured(root: Path, work: Path, held: str, fields: dict[str, Any]) -> dict[
         data=data, hold_out=held, evaluate=evaluate, **fields, out=work / "runs", report=False
     )
     seconds = time.process_time() - started
-    last = [row for row in done.metrics.evaluations if row.round == done.rounds_done]
-    rows = [row for row in last if row.weights == EMA]
-    means = {}
-    for split in (ID_VAL, TEST):
-        found = [100 * row.accuracy for row in rows if row.split == split]
-        means[split] = f"{sum(found) / len(found):.1f}"
+    last = done.table.where(round=done.rounds_done, weights=EMA)
+    means = {split: f"{100 * last.value(split):.1f}" for split in (ID_VAL, TEST)}
     return dict(zip(FIGURES, (means[ID_VAL], means[TEST], f"{seconds:.0f}")))
 
 

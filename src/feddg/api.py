@@ -202,7 +202,7 @@ def compare(
             whose trials are not complete, the trials.
         **fields: fields of the plan (``hold_out``, ``seeds``, ``clients``, ...), which replace the
             plan's, and of the experiment (``data``, ``rounds``, ...), which override everything in
-            it.
+            it. ``data=["emoji", "digits"]`` is a plan over several data sets.
 
     Raises:
         FeddgError: the plan is invalid, or every run failed (with the reason of the first); results
@@ -211,8 +211,9 @@ def compare(
     from feddg.comparison.compare import carry_out_comparison, prepare_comparison
     from feddg.comparison.plan import expand_plan, load_plan, plan_with_weights_at_hand
     from feddg.comparison.pool import Watcher, default_jobs
-    from feddg.comparison.results import results_files
-    from feddg.comparison.tuning import picked, prepare_trials
+    from feddg.comparison.results_file import results_files
+    from feddg.comparison.trials import picked, prepare_trials
+    from feddg.experiment import expand
     from feddg.progress import notebook_watcher
     from feddg.runs.execute import is_complete
     from feddg.runs.workers import alone
@@ -227,7 +228,9 @@ def compare(
         axes, plan = {"methods": plan, **axes}, None
     whole = load_plan(plan or {})
     whole = load_plan(whole.model_dump() | axes) if axes else whole
-    whole = plan_with_weights_at_hand(whole.fixed(merge(given, overrides or {})))
+    whole = plan_with_weights_at_hand(
+        whole.fixed(merge(expand(given), expand(dict(overrides or {}))))
+    )
     folder = Path(out or Path("comparisons") / whole.name)
     cached = cache_folder(cache)
     files = results_files(results)  # a fault in them is not to be found after tuning

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from feddg.errors import DataError
 from feddg.text import printable
 
+T = TypeVar("T")
 Severity = Literal["note", "warning", "error"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note")
 log = logging.getLogger("feddg")
@@ -112,3 +113,10 @@ Progress = Callable[[str, int, int], None]
 
 def silent(what: str, done: int, total: int) -> None:
     """Progress that nobody looks at."""
+
+
+def arriving(items: Iterable[T], progress: Progress, what: str, total: int) -> Iterator[T]:
+    """Yields what arrives, after saying how much of it has."""
+    for done, item in enumerate(items, start=1):
+        progress(what, done, total)
+        yield item

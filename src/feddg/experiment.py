@@ -41,6 +41,7 @@ from feddg.settings import (
     ClientSettings,
     EvaluateSettings,
     ExperimentSettings,
+    Fields,
     Settings,
     leaves,
     merge,
@@ -66,7 +67,7 @@ _FLAGGED = ("seed", "precision", "device", "name", "preset")
 """Fields with a flag of their own name, besides the shorthands."""
 
 
-def _changed(settings: BaseModel) -> dict[str, Any]:
+def _changed(settings: BaseModel) -> Fields:
     """Returns what differs from its default; everything if another package set the defaults."""
     modules = {part.__module__.partition(".")[0] for part in type(settings).__mro__}
     return settings.model_dump(exclude_defaults=modules <= {"feddg", "pydantic", "builtins"})
@@ -93,11 +94,11 @@ class Experiment(ExperimentSettings):
         vars(self)["given"] = expand(fields)
 
     @cached_property
-    def given(self) -> dict[str, Any]:
+    def given(self) -> Fields:
         """The values given by the user, shorthands expanded; for a changed copy, all values."""
         return self.model_dump(mode="json")
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+    def model_copy(self, *, update: Mapping[str, object] | None = None, deep: bool = False) -> Self:
         """Returns a changed copy; see pydantic."""
         copy = super().model_copy(update=update, deep=deep)
         if update:
@@ -161,7 +162,7 @@ class Experiment(ExperimentSettings):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def checked_settings(fields: Mapping[str, Any]) -> ExperimentSettings:
+def checked_settings(fields: Mapping[str, object]) -> ExperimentSettings:
     """Returns checked settings of an incomplete experiment, without presets.
 
     Raises:
@@ -193,7 +194,7 @@ def _check_selection(evaluate: EvaluateSettings) -> None:
 
 
 def load_experiment(
-    source: Experiment | Path | str | None, overrides: Mapping[str, Any] | None = None
+    source: Experiment | Path | str | None, overrides: Mapping[str, object] | None = None
 ) -> Experiment:
     """Reads an experiment or its file, with ``overrides`` on top.
 
@@ -232,9 +233,7 @@ def load_stored(path: Path) -> Experiment:
     return experiment
 
 
-def read_fields(
-    source: Experiment | Path | str | None, over: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def read_fields(source: Experiment | Path | str | None, over: Fields | None = None) -> Fields:
     """Returns the fields of an experiment file, shorthands expanded; empty without a file.
 
     Args:
@@ -253,9 +252,7 @@ def read_fields(
     return _without_other_method(expand(fields), over or {}, str(source))
 
 
-def _without_other_method(
-    fields: dict[str, Any], over: Mapping[str, Any], named: str
-) -> dict[str, Any]:
+def _without_other_method(fields: Fields, over: Fields, named: str) -> Fields:
     """Removes a file's settings of the method that ``over`` replaces by another one."""
     own, wanted = fields.get("method") or {}, (over.get("method") or {}).get("name")
     if wanted is None or not isinstance(own, dict) or not own.get("settings"):
@@ -271,7 +268,7 @@ def _without_other_method(
     return {**fields, "method": {"name": own.get("name", "fedavg")}}
 
 
-def expand(fields: dict[str, Any]) -> dict[str, Any]:
+def expand(fields: Fields) -> Fields:
     """Expands shorthands: ``data="digits"`` becomes ``data={"source": "digits"}``, and so on.
 
     An empty part (``data:`` alone) is removed. ``rounds=20`` and the other
@@ -331,11 +328,11 @@ def _choice(given: Any) -> Any:
     return merge(rest, {"settings": settings}) if settings else rest
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return value.model_dump() if isinstance(value, Settings) else value
 
 
-def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
+def complete(fields: Mapping[str, object]) -> Fields:
     """Fills in missing values from the presets.
 
     From weakest to strongest: the data set's preset; the preset ``scratch``, if that one is for a
@@ -349,7 +346,7 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = expand(dict(fields))
     preset, found = layers(given)
-    full: dict[str, Any] = {}
+    full: Fields = {}
     for _, layer in found:
         full = merge(full, layer)
     if method_class(str(full.get("method", {}).get("name", "fedavg")).lower()).one_round:
@@ -371,7 +368,7 @@ def complete(fields: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _with_options(data: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_options(data: Mapping[str, object]) -> Mapping[str, object]:
     """Fills in a data set's own options, if it has any."""
     definition = DATA_SETS.get(str(data.get("source", "folder")))
     given = data.get("options") or {}
@@ -384,7 +381,7 @@ def _with_options(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**data, "options": options}
 
 
-def layers(given: dict[str, Any]) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+def layers(given: Fields) -> tuple[str, list[tuple[str, Fields]]]:
     """Returns the preset's name, and the layers that fill in an experiment, weakest first.
 
     Args:
@@ -411,7 +408,7 @@ def layers(given: dict[str, Any]) -> tuple[str, list[tuple[str, dict[str, Any]]]
     ]
 
 
-def _from_scratch(given: dict[str, Any], preset: str) -> list[tuple[str, dict[str, Any]]]:
+def _from_scratch(given: Fields, preset: str) -> list[tuple[str, Fields]]:
     """Returns the layer over a preset for pretrained networks if there are no weights.
 
     A preset named by the user is a protocol to follow, and is not changed.
@@ -424,7 +421,7 @@ def _from_scratch(given: dict[str, Any], preset: str) -> list[tuple[str, dict[st
     return [(f"preset {SCRATCH}, without pretrained weights", expand(dict(fields)))]
 
 
-def _with_possible_clients(full: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _with_possible_clients(full: Fields, given: Fields) -> Fields:
     """Lets all clients take part if a preset asks for more than there are.
 
     Raises:
@@ -447,7 +444,7 @@ def _with_possible_clients(full: dict[str, Any], given: Mapping[str, Any]) -> di
     return merge(full, {"clients": {"per_round": None}})
 
 
-def _with_possible_head(full: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _with_possible_head(full: Fields, given: Fields) -> Fields:
     """Starts the classifier at random if a preset's closed-form start would bypass a defence.
 
     If the user asks for both, the defence refuses the combination.
@@ -460,7 +457,7 @@ def _with_possible_head(full: dict[str, Any], given: Mapping[str, Any]) -> dict[
     return merge(full, {"train": {"head": "random"}})
 
 
-def _decide(full: dict[str, Any]) -> dict[str, Any]:
+def _decide(full: Fields) -> Fields:
     model = dict(full.get("model", {}))
     if isinstance(model.get("weights"), str) and model["weights"].lower() == "none":
         model["weights"] = None
@@ -492,12 +489,14 @@ class Origin:
             ``default``, or what it follows from.
     """
 
-    value: Any
+    value: object
     source: str
 
 
 def explain(
-    given: Mapping[str, Any], file: Mapping[str, Any] | None = None, file_name: str = "the file"
+    given: Mapping[str, object],
+    file: Mapping[str, object] | None = None,
+    file_name: str = "the file",
 ) -> dict[str, Origin]:
     """Returns every setting of an experiment by dotted path, with its source.
 
@@ -527,7 +526,7 @@ def explain(
     }
 
 
-def _source(path: str, value: Any, source: str, wanted: Any) -> str:
+def _source(path: str, value: object, source: str, wanted: Any) -> str:
     """Returns the corrected source of values that completion sets itself."""
     if path == "clients.per_round" and value is None and wanted is not None:
         return f"fewer clients than the {wanted} of {source}, so all take part"
@@ -538,14 +537,14 @@ def _source(path: str, value: Any, source: str, wanted: Any) -> str:
     return "follows from data.source" if path == "preset" and wanted is None else source
 
 
-def fewest_fields(experiment: Experiment) -> dict[str, Any]:
+def fewest_fields(experiment: Experiment) -> Fields:
     """Returns the smallest set of fields that completes to this experiment.
 
     They are its data set, its method, and all values that differ from presets and defaults.
     """
     wanted = leaves(experiment.model_dump(mode="json"))
     source, method = wanted["data.source"], wanted["method.name"]
-    fields: dict[str, Any] = {"data": {"source": source}, "method": {"name": method}}
+    fields: Fields = {"data": {"source": source}, "method": {"name": method}}
     if wanted["preset"] != preset_of(source):
         fields["preset"] = wanted["preset"]
     if options := experiment.data.options:  # a data set may need one
@@ -561,7 +560,7 @@ def fewest_fields(experiment: Experiment) -> dict[str, Any]:
             fields = merge(fields, nested(path, value))
 
 
-def command_words(fields: Mapping[str, Any], unflagged: Collection[str] = ()) -> list[str]:
+def command_words(fields: Fields, unflagged: Collection[str] = ()) -> list[str]:
     """Returns fields as command-line words: flags, or ``--set`` for fields without a flag.
 
     Args:
@@ -583,7 +582,7 @@ def command_words(fields: Mapping[str, Any], unflagged: Collection[str] = ()) ->
     return [*words, "--hold-out", ",".join(roles)] if roles else words
 
 
-def _as_yaml(value: Any) -> str:
+def _as_yaml(value: object) -> str:
     """Returns a value on one line as YAML; plain words without quotes."""
     if (
         isinstance(value, str)

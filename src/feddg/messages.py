@@ -541,7 +541,7 @@ def _fits(
     return 1 <= length <= most and bound.setdefault(wanted, length) == length
 
 
-def _short(shape: Sequence[Any]) -> str:
+def _short(shape: Sequence[object]) -> str:
     return "(" + ", ".join(str(length) for length in list(shape)[:8]) + ")"
 
 

@@ -79,6 +79,12 @@ def client_counts(text: str) -> list[tuple[int, int | None]]:
         raise ExperimentError(f"--clients {text}: write N, or N:K with K per round") from None
 
 
+def data_sets(text: str) -> str | list[str]:
+    """Parses the name of a data set, or of several."""
+    names = comma_separated(text)
+    return names if len(names) > 1 else text
+
+
 def comma_separated(text: str) -> list[str]:
     """Reads words separated by commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
@@ -443,6 +449,7 @@ READERS: dict[str, Read] = {
 }
 """How a flag's text is read, unless it is the field's value itself."""
 SEVERAL = {
+    "data": Several("data", data_sets, "emoji,digits"),
     "method": Several("methods", comma_separated, "fedavg,ccst,pardon", "--methods"),
     "hold_out": Several(
         "hold_out", hold_outs, "lodo, ltdo, ltdo-all, or sketch;val=ink,test=photo"

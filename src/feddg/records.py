@@ -1,7 +1,7 @@
 """The records of a run: one class per kind of row, for writing and reading.
 
 Unknown fields and kinds of rows are ignored on reading. The files are lines of JSON
-(``metrics.jsonl``, ``ledger.jsonl``), or one JSON object.
+(``metrics.jsonl``, ``rounds.jsonl``, ``ledger.jsonl``), or one JSON object.
 """
 
 import csv
@@ -191,7 +191,7 @@ def client_name(id: int) -> str:
     return f"client-{id}"
 
 
-# metrics.jsonl
+# rounds.jsonl
 
 
 class SetupRow(Row):
@@ -199,6 +199,7 @@ class SetupRow(Row):
 
     Attributes:
         seconds: wall time.
+        bytes: bytes sent by and to all clients.
         groups: the groups of clients, if the method formed any.
         left_out: with a closed-form classifier as start: accuracy at each client, by id, of the one
             computed without that client.
@@ -207,6 +208,7 @@ class SetupRow(Row):
     kind: Literal["setup"] = "setup"
     round: int = 0
     seconds: Number = 0.0
+    bytes: int = 0
     groups: Groups = Field(default_factory=dict)
     left_out: dict[int, Number] = Field(default_factory=dict)
 
@@ -267,63 +269,6 @@ class RoundRow(Row):
         return self.model_copy(update={"seconds": self.seconds | seconds})
 
 
-class EvaluationRow(Row):
-    """The result of the global model on one domain of one split after one round.
-
-    Attributes:
-        round: the round; 0 is before training.
-        split: one of ``SPLITS``.
-        domain: name of the domain.
-        accuracy: share of images classified correctly, in [0, 1].
-        loss: mean cross-entropy over the images.
-        examples: number of images.
-        groups: number of groups of images, if known.
-        independent: as many independent images as tell as much as these groups do.
-        metrics: further numbers by name; see :mod:`feddg.evaluation.metrics`.
-        confusion: ``confusion[true][predicted]`` counts, or None if not recorded.
-        weights: the evaluated weights: those of the ``last`` round, an average over rounds
-            (``swa``, ``ema``), or ``wise_ft``.
-    """
-
-    identity: ClassVar = ("round", "split", "domain", "weights")
-    kind: Literal["evaluation"] = "evaluation"
-    round: int
-    split: str
-    domain: str
-    accuracy: Number
-    loss: Number = math.nan
-    examples: int
-    groups: int | None = None
-    independent: float | None = None
-    metrics: dict[str, Number] = Field(default_factory=dict)
-    confusion: list[list[int]] | None = None
-    weights: str = LAST
-
-    @property
-    def effective(self) -> float:
-        """The number of images that an interval of accuracy counts with."""
-        return self.examples if self.independent is None else self.independent
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        """All numbers by metric."""
-        return {"accuracy": self.accuracy, "loss": self.loss, **self.metrics}
-
-    def metric(self, name: str) -> float | None:
-        """Returns a metric by name, or None if it was not measured."""
-        return self.accuracy if name == "accuracy" else self.numbers.get(name)
-
-    @property
-    def support(self) -> list[int] | None:
-        """The number of images of each class, or None without confusion matrix."""
-        if self.confusion is None:
-            return None
-        counts = [sum(row) for row in self.confusion]
-        # Several models' predictions of the same images are counted together.
-        models = max(1, sum(counts) // max(1, self.examples))
-        return [count // models for count in counts]
-
-
 CONSTANT, RISING, FLUCTUATION = "constant", "rising", "fluctuation"
 PER_ROUND: Final = (
     "seconds_per_round",
@@ -350,7 +295,7 @@ class NumberRow(Row):
     Attributes:
         rule: the selection rule that chose the round; empty if it does not matter.
         round: the round; None if it is not known, or does not matter.
-        weights: the weights, as in :class:`EvaluationRow`; empty if they do not matter.
+        weights: the weights, as in :class:`MetricRow`; empty if they do not matter.
         split: one of ``SPLITS``; empty if it does not matter.
         domain: the domain; empty for a number of all domains of the split.
         over: how a number of all domains was made of theirs: ``domain_mean``, ``pooled``,
@@ -360,6 +305,10 @@ class NumberRow(Row):
         images: images of training steps up to the end of the round; None if unknown, like the rest.
         bytes: bytes sent by and to all clients until then.
         seconds: time of training and aggregation until then.
+        examples: number of measured images, of a number of one domain.
+        groups: of an accuracy there, the number of groups of these images, if known.
+        independent: likewise, as many independent images as tell as much as these groups do.
+        confusion: likewise, ``confusion[true][predicted]`` counts; None if not recorded.
     """
 
     rule: str = ""
@@ -373,6 +322,25 @@ class NumberRow(Row):
     images: int | None = Field(None, ge=0)
     bytes: float | None = Field(None, ge=0)
     seconds: float | None = Field(None, ge=0)
+    examples: int = 0
+    groups: int | None = None
+    independent: float | None = None
+    confusion: list[list[int]] | None = None
+
+    @property
+    def effective(self) -> float:
+        """The number of images that an interval of accuracy counts with."""
+        return self.examples if self.independent is None else self.independent
+
+    @property
+    def support(self) -> list[int] | None:
+        """The number of images of each class, or None without confusion matrix."""
+        if self.confusion is None:
+            return None
+        counts = [sum(row) for row in self.confusion]
+        # Several models' predictions of the same images are counted together.
+        models = max(1, sum(counts) // max(1, self.examples))
+        return [count // models for count in counts]
 
     @property
     def of(self) -> tuple[str, str, str, str, str]:
@@ -388,6 +356,38 @@ class NumberRow(Row):
         if not least - slack <= self.value <= most + slack or math.isinf(self.value):
             raise ValueError(f"{self.metric} cannot be {self.value:g}")
         return self
+
+
+class MetricRow(NumberRow):
+    """A row of ``metrics.jsonl``: what was measured on one domain of one split after one round.
+
+    Attributes:
+        round: the round; 0 is before training.
+        weights: the measured weights: those of the ``last`` round, an average over rounds
+            (``swa``, ``ema``), or ``wise_ft``.
+        metric: ``accuracy`` (the share of images classified correctly), ``loss`` (the mean
+            cross-entropy), or another of :mod:`feddg.evaluation.metrics`.
+        value: the number; NaN if it is not finite.
+    """
+
+    identity: ClassVar = ("round", "weights", "split", "domain", "metric")
+    round: int = Field(ge=0)
+    weights: str
+    split: str
+    domain: str
+    value: Number
+    images: int = Field(ge=0)
+    bytes: float = Field(ge=0)
+    seconds: Number
+    examples: int
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        return self
+
+    def to_json(self) -> str:
+        """Returns the row as one line of JSON."""
+        return self.model_dump_json(exclude_none=True, exclude={"rule", "over"})
 
 
 class EstimateRow(Row):
@@ -657,6 +657,23 @@ class TrafficRow(Row):
     train: Number
 
 
+# What a site answers that is asked to measure a model
+
+
+class DomainScore(Row):
+    """What a model gives on one domain of a site's images.
+
+    Attributes:
+        domain: its name.
+        loss: mean cross-entropy over the images.
+        confusion: ``confusion[true][predicted]`` counts.
+    """
+
+    domain: str
+    loss: Number = math.nan
+    confusion: list[list[int]]
+
+
 # clients.json
 
 
@@ -895,13 +912,14 @@ class SummaryFile(JsonFile):
         return f'{text},\n "numbers": [\n  {lines}\n ]\n}}\n'
 
 
-MetricsRow = SetupRow | RoundRow | EvaluationRow | EstimateRow
+RoundRecord = SetupRow | RoundRow | EstimateRow
 LedgerRow = LayoutRow | MessageRow | RefusalRow
 AttackRow = ReconstructionRow | DifferenceRow | InversionRow | MembershipRow
-METRICS_ROWS = RowFile[MetricsRow](Annotated[MetricsRow, Field(discriminator="kind")], tagged=True)
+METRIC_ROWS = RowFile[MetricRow](MetricRow)
+ROUND_ROWS = RowFile[RoundRecord](Annotated[RoundRecord, Field(discriminator="kind")], tagged=True)
 LEDGER_ROWS = RowFile[LedgerRow](Annotated[LedgerRow, Field(discriminator="kind")], tagged=True)
-EVALUATION_ROWS = RowFile[EvaluationRow](EvaluationRow)
 ADAPTATION_ROWS = RowFile[AdaptationRow](AdaptationRow)
+DOMAIN_SCORES = RowFile[DomainScore](DomainScore)
 PRIVACY, OPENED_SUMS = "privacy.jsonl", "opened_sums.jsonl"
 PRIVACY_ROWS = RowFile[PrivacyRow](PrivacyRow)
 OPENED_SUM_ROWS = RowFile[OpenedSumRow](OpenedSumRow)

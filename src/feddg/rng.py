@@ -146,7 +146,7 @@ class Ahead:
             tensors[:] = [sent[f"{number}/{place}"] for place in range(len(tensors))]
 
     @property
-    def expected(self) -> tuple[Any, ...]:
+    def expected(self) -> tuple[object, ...]:
         """The passes that are drawn for and have not come."""
         return tuple(key for key, _, _ in self._waiting)
 

@@ -21,6 +21,8 @@ from pydantic_core import PydanticCustomError
 
 K = TypeVar("K")
 V = TypeVar("V")
+Fields = dict[str, Any]
+"""Fields of an experiment by name, nested as in its file."""
 IMAGENET: Final = "imagenet"
 """Value of ``model.weights`` for ImageNet weights from a package, timm or torchvision."""
 SHORTHANDS = {
@@ -107,7 +109,7 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_for_a_number(cls, value: Any, field: ValidationInfo) -> Any:
+    def _no_truth_for_a_number(cls, value: object, field: ValidationInfo) -> Any:
         # YAML reads yes, on and true alike, and pydantic would make 1 of them.
         if isinstance(value, bool) and not _may_be_truth(cls.model_fields[field.field_name or ""]):
             raise PydanticCustomError("truth", "must not be true or false")
@@ -142,7 +144,7 @@ class DataSettings(Settings):
         "registered one",
     )
     root: FixedPath | None = Field(None, description="the images' folder: root/domain/class/*.jpg")
-    options: dict[str, Any] = Field(
+    options: Fields = Field(
         default_factory=dict,
         description="what the data set itself takes, as columns of a table; docs/data_sets.md",
     )
@@ -218,7 +220,7 @@ class DataSettings(Settings):
         return listed
 
     @property
-    def all_options(self) -> dict[str, Any]:
+    def all_options(self) -> Fields:
         """The options of the data set's own function, with subgroups if there are any."""
         return self.options | ({"subgroups": self.subgroups} if self.subgroups else {})
 
@@ -231,7 +233,7 @@ class HoldOut(Settings):
 
     @field_validator("test", "val", mode="before")
     @classmethod
-    def _listed(cls, value: Any) -> Any:
+    def _listed(cls, value: object) -> Any:
         return (value,) if isinstance(value, str) else value or ()
 
 
@@ -320,7 +322,7 @@ class TrainSettings(Settings):
     gradient_clipping: Positive | None = Field(
         None, description="greatest norm of all gradients of a step together; none for any"
     )
-    augmentation: str | dict[str, Any] = Field(
+    augmentation: str | Fields = Field(
         "none",
         description="how training images are varied: none, aerial, microscope, a data set's own by "
         "its name, a registered one, or its fields: {crop_scale: [0.8, 1], flip: 0.5}",
@@ -516,9 +518,7 @@ class MethodChoice(Settings):
     """A method by name, with its hyper-parameters."""
 
     name: str = Field("fedavg", description="method; `feddg methods` lists them")
-    settings: dict[str, Any] = Field(
-        default_factory=dict, description="the method's own hyper-parameters"
-    )
+    settings: Fields = Field(default_factory=dict, description="the method's own hyper-parameters")
 
 
 class PrivacySettings(Settings):
@@ -628,7 +628,7 @@ class DefenceChoice(Settings):
     """A defence by name, with its settings."""
 
     name: str
-    settings: dict[str, Any] = Field(default_factory=dict)
+    settings: Fields = Field(default_factory=dict)
 
 
 class ExperimentSettings(Settings):
@@ -671,7 +671,7 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     return found
 
 
-def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Fields, over: Mapping[str, object]) -> Fields:
     """Returns ``base`` overridden by ``over``, with mappings merged at every depth."""
     merged = dict(base)
     for key, value in over.items():
@@ -682,16 +682,15 @@ def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def nested(path: str, value: Any) -> dict[str, Any]:
+def nested(path: str, value: object) -> Fields:
     """Returns ``value`` under a dotted path: ``train.lr`` gives ``{"train": {"lr": value}}``."""
-    for part in reversed(path.split(".")):
-        value = {part: value}
-    return dict(value)
+    first, _, rest = path.partition(".")
+    return {first: nested(rest, value) if rest else value}
 
 
-def leaves(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def leaves(fields: Mapping[str, object], prefix: str = "") -> Fields:
     """Returns nested fields by dotted path; an empty mapping is a value."""
-    found: dict[str, Any] = {}
+    found: Fields = {}
     for key, value in fields.items():
         path = f"{prefix}{key}"
         found |= (

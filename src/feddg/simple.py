@@ -40,7 +40,7 @@ from feddg.models.network import Network
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.readers import function
 from feddg.runs.prepare import Images, in_process
-from feddg.settings import SHORTHANDS, ExperimentSettings, leaves, merge
+from feddg.settings import SHORTHANDS, ExperimentSettings, Fields, leaves, merge
 from feddg.storage import cache_folder
 from feddg.text import counted
 
@@ -354,9 +354,7 @@ class _OfExperiment(Federation):
         self.domain_names = tuple(clients.held.domains)
 
 
-def _settings(
-    method: Method, fields: dict[str, Any], clients: int, image_size: int
-) -> ExperimentSettings:
+def _settings(method: Method, fields: Fields, clients: int, image_size: int) -> ExperimentSettings:
     given = expand(fields)
     strange = [
         path for path in leaves(given) if path.partition(".")[0] not in PARTS and path not in FIELDS

@@ -21,9 +21,8 @@ from feddg.runs.execute import load_finished_run
 pytestmark = needs("torchmetrics")
 
 
-@pytest.mark.parametrize(
-    ("method", "keys"),
-    [
+def test_what_a_method_declares_is_what_can_be_attacked(subtests):
+    for method, keys in [
         ("fedavg", []),
         ("feddg-ga", []),
         ("afl", []),
@@ -36,12 +35,11 @@ pytestmark = needs("torchmetrics")
         ("fedbn", [STATISTICS]),
         ("fedig", [STATISTICS]),
         ("ccst+fpl", ["statistics/styles", "update/fpl/prototypes"]),
-    ],
-)
-def test_what_a_method_declares_is_what_can_be_attacked(method, keys):
-    built = build_method(method, {})
-    network = built.network(build_network("cnn", 4, weights=None))
-    assert sorted(entries_of(built, network)) == keys
+    ]:
+        with subtests.test(method=method, keys=keys):
+            built = build_method(method, {})
+            network = built.network(build_network("cnn", 4, weights=None))
+            assert sorted(entries_of(built, network)) == keys
 
 
 def test_only_rows_that_the_sender_counts_are_rows():

@@ -246,17 +246,18 @@ def test_batches_hold_about_the_pixels_asked_for() -> None:
     assert {known for *_, known, _ in seen} == {True, False}
 
 
-@pytest.mark.parametrize("variant", training.VARIANTS, ids=lambda variant: variant.__name__)
-def test_variants_keep_shape_and_range_and_differ(variant) -> None:
-    images = torch.rand(3, 3, 24, 20, generator=stream(0, "images"))
-    before = images.clone()
-    varied = variant(images, stream(0, "variant"))
-    assert varied.shape == images.shape
-    assert varied.min() >= 0
-    assert varied.max() <= 1
-    assert torch.equal(varied, variant(images, stream(0, "variant")))
-    assert torch.equal(varied, images) == (variant is unchanged)
-    assert torch.equal(images, before)
+def test_variants_keep_shape_and_range_and_differ(subtests: pytest.Subtests) -> None:
+    for variant in training.VARIANTS:
+        with subtests.test(variant=variant):
+            images = torch.rand(3, 3, 24, 20, generator=stream(0, "images"))
+            before = images.clone()
+            varied = variant(images, stream(0, "variant"))
+            assert varied.shape == images.shape
+            assert varied.min() >= 0
+            assert varied.max() <= 1
+            assert torch.equal(varied, variant(images, stream(0, "variant")))
+            assert torch.equal(varied, images) == (variant is unchanged)
+            assert torch.equal(images, before)
 
 
 def test_what_the_simple_variants_do() -> None:

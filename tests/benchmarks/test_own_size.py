@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from feddg.comparison.plan import expand_plan, load_plan
-from feddg.comparison.results import ResultRow, add_rows
+from feddg.comparison.results_file import ResultRow, add_rows
 from feddg.comparison.statistics import Interval
-from feddg.records import EvaluationRow
-from feddg.runs.reading import SELECTION_RULES, Evaluations
-from run_folders import accuracies
+from feddg.runs.table import SELECTION_RULES
+from run_folders import accuracies, numbers, table_of
 from scripts import load_script
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "own_size"
@@ -39,9 +38,8 @@ def test_the_stages_are_the_plans_and_hold_every_method_and_seed_once(campaign):
 
 def mean_of_last(rounds):
     """What the rule finds in some rounds; a round's accuracy is its number, in percent."""
-    own = {"split": "test", "domain": "photo", "examples": 100}
-    rows = [EvaluationRow(round=round, accuracy=round / 100, **own) for round in rounds]
-    found = SELECTION_RULES.find("last_ten").of(Evaluations(rows))
+    rows = [numbers(round, "test", "photo", round / 100) for round in rounds]
+    found = SELECTION_RULES.find("last_ten").of(table_of(*rows))
     assert (found.round is None) == (found.value("test") is None)
     return found.value("test")
 

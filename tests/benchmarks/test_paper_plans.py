@@ -132,45 +132,48 @@ def test_every_plan_is_listed():
     assert (papers, others) == (set(EXPECTED) | shortened, set(OUR_OWN))
 
 
-@pytest.mark.parametrize("name", OUR_OWN)
-def test_a_plan_of_no_paper_expands_to_distinct_runs(name):
-    cells = expand_plan(load_plan(BENCHMARKS / f"{name}.yaml"))
-    assert len(cells) == len(distinct(cells)) == OUR_OWN[name]
+def test_a_plan_of_no_paper_expands_to_distinct_runs(subtests):
+    for name in OUR_OWN:
+        with subtests.test(name=name):
+            cells = expand_plan(load_plan(BENCHMARKS / f"{name}.yaml"))
+            assert len(cells) == len(distinct(cells)) == OUR_OWN[name]
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-def test_a_plan_expands_to_the_table_it_is_for(name):
-    plan = load_plan(PLANS / f"{name}.yaml")
-    cells = expand_plan(plan)
-    assert len(cells) == EXPECTED[name]
-    assert len(distinct(cells)) == len(cells) - SHARED.get(name, 0)
-    assert plan.notes["differences"]
-    assert plan.notes["paper"]["source"]
-    table = Results.of_rows([], plan)
-    for split, rows in plan.notes["paper"].get("values", {}).items():
-        assert set(rows) <= set(table.methods), (name, split)
-        for row in rows.values():
-            assert list(row) == list(dict.fromkeys(row))
-            assert set(row) == set(table.columns), (name, split)
+def test_a_plan_expands_to_the_table_it_is_for(subtests):
+    for name in EXPECTED:
+        with subtests.test(name=name):
+            plan = load_plan(PLANS / f"{name}.yaml")
+            cells = expand_plan(plan)
+            assert len(cells) == EXPECTED[name]
+            assert len(distinct(cells)) == len(cells) - SHARED.get(name, 0)
+            assert plan.notes["differences"]
+            assert plan.notes["paper"]["source"]
+            table = Results.of_rows([], plan)
+            for split, rows in plan.notes["paper"].get("values", {}).items():
+                assert set(rows) <= set(table.methods), (name, split)
+                for row in rows.values():
+                    assert list(row) == list(dict.fromkeys(row))
+                    assert set(row) == set(table.columns), (name, split)
 
 
-@pytest.mark.parametrize("name", SHORTENED)
-def test_a_shortened_plan_is_the_papers_made_small(name):
-    plan = load_plan(PLANS / "short" / f"{name}.yaml")
-    first, _, rest = name.partition("_")
-    whole = load_plan(PLANS / first / f"{rest}.yaml")
-    cells = expand_plan(plan)
-    assert len(cells) == SHORTENED[name]
-    assert [variant.name for variant in plan.methods] == [v.name for v in whole.methods]
-    assert "fedavg" in {variant.name for variant in plan.methods}
-    assert plan.notes["paper"] == whole.notes["paper"]
-    told, of_whole = (one.notes["differences"] for one in (plan, whole))
-    assert told[: len(of_whole)] == of_whole
-    for cell in cells:
-        said = cell.experiment
-        assert (said.data.image_size, said.model.backbone) == (96, "resnet18")
-        assert f"{said.train.rounds} rounds" in " ".join(told)
-        assert (said.server.averaging, said.evaluate.averages) == ("swa", "every")
+def test_a_shortened_plan_is_the_papers_made_small(subtests):
+    for name in SHORTENED:
+        with subtests.test(name=name):
+            plan = load_plan(PLANS / "short" / f"{name}.yaml")
+            first, _, rest = name.partition("_")
+            whole = load_plan(PLANS / first / f"{rest}.yaml")
+            cells = expand_plan(plan)
+            assert len(cells) == SHORTENED[name]
+            assert [variant.name for variant in plan.methods] == [v.name for v in whole.methods]
+            assert "fedavg" in {variant.name for variant in plan.methods}
+            assert plan.notes["paper"] == whole.notes["paper"]
+            told, of_whole = (one.notes["differences"] for one in (plan, whole))
+            assert told[: len(of_whole)] == of_whole
+            for cell in cells:
+                said = cell.experiment
+                assert (said.data.image_size, said.model.backbone) == (96, "resnet18")
+                assert f"{said.train.rounds} rounds" in " ".join(told)
+                assert (said.server.averaging, said.evaluate.averages) == ("swa", "every")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import yaml
 from typer.testing import CliRunner
 
 from feddg.cli import app
-from feddg.comparison.results import read_results
+from feddg.comparison.results_file import read_results
 from scripts import load_script
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "papers"

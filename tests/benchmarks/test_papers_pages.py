@@ -7,7 +7,9 @@ import pytest
 from scipy import stats
 
 from feddg.comparison.plan import expand_plan, load_plan
-from feddg.comparison.results import ResultRow, Results, TriedRow, TuningFile, to_text
+from feddg.comparison.results import Results
+from feddg.comparison.results_file import ResultRow, to_text
+from feddg.comparison.tuning import TriedRow, TuningFile
 from feddg.errors import RunError
 from feddg.records import NumberRow
 from run_folders import accuracies

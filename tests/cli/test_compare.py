@@ -1,6 +1,7 @@
 """`feddg compare` from the command line."""
 
 import pytest
+from PIL import Image
 
 
 def test_compare_shows_its_plan_and_runs_nothing(feddg, tmp_path):
@@ -49,3 +50,25 @@ def test_brackets_in_a_plan_are_shown_as_they_are(feddg, tmp_path):
     assert code == 0, shown
     assert "PACS (see [/data/pacs])" in " ".join(shown.split())
     assert "[/x]" in shown
+
+
+def test_several_data_sets_are_a_plan_over_them_and_one_is_a_field(feddg, tmp_path):
+    for site in ("a", "b", "c"):
+        for label in ("x", "y"):
+            (tmp_path / "photos" / site / label).mkdir(parents=True)
+            for n in range(9):
+                image = Image.new("RGB", (8, 8), (20 * n, ord(site), ord(label)))
+                image.save(tmp_path / "photos" / site / label / f"{n}.png")
+    code, _, shown = feddg("compare", "--data", "emoji,digits", "--seeds", "2", "--dry-run")
+    assert code == 0, shown
+    assert "32 runs" in shown
+    (tmp_path / "mine.yaml").write_text(
+        "data: [emoji, {source: folder, name: ours, root: photos}]\nmethods: [fedavg]\n"
+    )
+    code, _, shown = feddg("compare", "mine.yaml", "--root", str(tmp_path), "--dry-run")
+    assert code == 0, shown
+    assert "7 runs" in shown
+    alone = ("--data", "folder", "--root", str(tmp_path / "photos"), "--hold-out", "lodo")
+    code, _, shown = feddg("compare", "mine.yaml", *alone, "--dry-run")
+    assert code == 0, shown
+    assert "3 runs" in shown

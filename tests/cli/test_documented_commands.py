@@ -166,18 +166,20 @@ def test_a_command_trains(shown, typed):
     typed(shown, *few(shown))
 
 
-@pytest.mark.parametrize("shown", COMMANDS, ids=str)
-def test_every_command_is_one_that_there_is(shown):
-    if "--help" not in shown.words:
-        parsed(shown)
+def test_every_command_is_one_that_there_is(subtests):
+    for shown in COMMANDS:
+        with subtests.test(shown=shown):
+            if "--help" not in shown.words:
+                parsed(shown)
 
 
-@pytest.mark.parametrize("words", MENTIONED, ids=" ".join)
-def test_every_command_that_a_sentence_names_is_one_that_there_is(words):
-    command, rest = command_of(words)
-    flags = command.get_params(click.Context(command))
-    known = {name for flag in flags for name in flag.opts}
-    assert {word for word in rest if word.startswith("--")} <= known | {"--help"}
+def test_every_command_that_a_sentence_names_is_one_that_there_is(subtests):
+    for words in MENTIONED:
+        with subtests.test(words=words):
+            command, rest = command_of(words)
+            flags = command.get_params(click.Context(command))
+            known = {name for flag in flags for name in flag.opts}
+            assert {word for word in rest if word.startswith("--")} <= known | {"--help"}
 
 
 def test_a_command_that_there_is_not_is_noticed():

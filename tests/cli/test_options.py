@@ -50,14 +50,15 @@ def flag_of(name):
     return f"--{name.replace('_', '-')}"
 
 
-@pytest.mark.parametrize("name", FLAGS)
-def test_every_flag_is_a_field_and_its_help_is_the_fields_description(name):
-    field = field_of(path_of(name))
-    assert field.description
-    assert options("run")[flag_of(name)].help == field.description
-    default = Experiment().model_dump()
-    for part in path_of(name).split("."):
-        default = default[part]
+def test_every_flag_is_a_field_and_its_help_is_the_fields_description(subtests):
+    for name in FLAGS:
+        with subtests.test(name=name):
+            field = field_of(path_of(name))
+            assert field.description
+            assert options("run")[flag_of(name)].help == field.description
+            default = Experiment().model_dump()
+            for part in path_of(name).split("."):
+                default = default[part]
 
 
 def test_no_flag_is_named_twice_in_the_source():

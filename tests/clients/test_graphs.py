@@ -3,14 +3,13 @@
 import logging
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils import backend_registration
 
 from feddg.clients import graphs
 from feddg.clients.client import Batch, Client
@@ -19,7 +18,6 @@ from feddg.messages import Message
 from feddg.methods.base import Method, methods
 from feddg.settings import TrainSettings
 from feddg.testing import MethodFault, check_method
-from feddg.testing.device import second_device
 from feddg.testing.methods import a_recorded_step_does_the_same
 from federations import SmallFederation, federation, same
 
@@ -37,15 +35,6 @@ VARIANTS = {
 }
 ALL = {name: (name, {}) for name in sorted(methods())} | VARIANTS
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
-
-
-@pytest.fixture
-def device() -> Iterator[str]:
-    """A device that is not the CPU."""
-    if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
-        pytest.skip("this version of PyTorch has no back ends that are written in Python")
-    with second_device() as name:
-        yield name
 
 
 def both(
@@ -139,17 +128,19 @@ FROM_THE_HOST: dict[str, tuple[Callable[[Client, Batch], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", FROM_THE_HOST)
 def test_steps_that_need_the_host_are_ordinary_ones(
-    what: str, device: str, caplog: pytest.LogCaptureFixture
+    subtests: pytest.Subtests, device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    value, reason = FROM_THE_HOST[what]
-    with caplog.at_level(logging.INFO, "feddg"):
-        recorded, expected = both(Reads(value), device, 6)
-    assert recorded.worker.graphs.replayed == 0
-    assert reason in recorded.worker.graphs.refused["reads"]
-    assert same(recorded.server.state.weights, expected)
-    assert sum("are not recorded" in line for line in caplog.messages) == 1
+    for what in FROM_THE_HOST:
+        with subtests.test(what=what):
+            caplog.clear()
+            value, reason = FROM_THE_HOST[what]
+            with caplog.at_level(logging.INFO, "feddg"):
+                recorded, expected = both(Reads(value), device)
+            assert recorded.worker.graphs.replayed == 0
+            assert reason in recorded.worker.graphs.refused["reads"]
+            assert same(recorded.server.state.weights, expected)
+            assert sum("are not recorded" in line for line in caplog.messages) == 1
 
 
 def test_a_tensor_of_a_round_that_no_scratch_shows_is_found(device: str) -> None:

@@ -1,6 +1,7 @@
 """Adam and SGD in memory order against PyTorch's plain ones."""
 
 import copy
+import itertools
 import warnings
 
 import pytest
@@ -94,27 +95,28 @@ def test_steps_are_those_of_pytorchs_fused_kernel_bit_for_bit(case):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("other", ["contiguous", "channels last", "transposed", "3d channels last"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("case", OPTIMIZERS)
-def test_a_gradient_in_another_memory_order_counts_the_same(case, layout, other):
+def test_a_gradient_in_another_memory_order_counts_the_same(subtests):
     """As when a method assigns ``p.grad`` itself; twice, so that moments are old once."""
-    shape = LAYOUTS[layout]
-    if other != "contiguous" and len(LAYOUTS[other]) != len(shape):
-        pytest.skip("this order is for other shapes")
-    torch.manual_seed(0)
-    weight = nn.Parameter(laid_out(torch.randn(shape), layout))
-    plain = nn.Parameter(weight.detach().clone())
-    mine, theirs, settings = OPTIMIZERS[case]
-    ours = mine([weight], 0.1, **settings)
-    reference = theirs([plain], 0.1, foreach=False, fused=False, **settings)
-    for _ in range(2):
-        gradient = torch.randn(shape)
-        weight.grad, plain.grad = laid_out(gradient, other), gradient.clone()
-        ours.step()
-        reference.step()
-    torch.testing.assert_close(weight, plain)
-    assert weight.stride() == laid_out(plain.detach(), layout).stride()
+    for case, layout, other in itertools.product(
+        OPTIMIZERS, LAYOUTS, ["contiguous", "channels last", "transposed", "3d channels last"]
+    ):
+        with subtests.test(other=other, layout=layout, case=case):
+            shape = LAYOUTS[layout]
+            if other != "contiguous" and len(LAYOUTS[other]) != len(shape):
+                continue  # this order is for other shapes
+            torch.manual_seed(0)
+            weight = nn.Parameter(laid_out(torch.randn(shape), layout))
+            plain = nn.Parameter(weight.detach().clone())
+            mine, theirs, settings = OPTIMIZERS[case]
+            ours = mine([weight], 0.1, **settings)
+            reference = theirs([plain], 0.1, foreach=False, fused=False, **settings)
+            for _ in range(2):
+                gradient = torch.randn(shape)
+                weight.grad, plain.grad = laid_out(gradient, other), gradient.clone()
+                ours.step()
+                reference.step()
+            torch.testing.assert_close(weight, plain)
+            assert weight.stride() == laid_out(plain.detach(), layout).stride()
 
 
 FUSED = [case for case in OPTIMIZERS if case != "sgd"]
@@ -160,7 +162,7 @@ def test_a_weight_that_changes_its_order_under_its_moments_is_refused(case):
     optimizer.step()
     weight.data = weight.data.contiguous(memory_format=CHANNELS_LAST)
     before = weight.detach().clone()
-    with pytest.raises(ClientError, match="another memory order than its optimizer's moments"):
+    with pytest.raises(ClientError, match="another memory order"):
         optimizer.step()
     assert torch.equal(weight, before)
 
@@ -362,34 +364,39 @@ def test_a_constant_rate_leaves_the_settings_alone():
     assert in_round(train, 2) is train
 
 
-@pytest.mark.parametrize("method", sorted(methods()))
-def test_every_method_trains_at_the_rounds_rate(method):
+def test_every_method_trains_at_the_rounds_rate(subtests):
     """Round 2 of a step schedule is a round of a run that always had the lower rate."""
-    plain_sgd = {"optimizer": "sgd", "batch_size": 4, "local_steps": 2, "rounds": 2}
+    for method in sorted(methods()):
+        with subtests.test(method=method):
+            plain_sgd = {"optimizer": "sgd", "batch_size": 4, "local_steps": 2, "rounds": 2}
 
-    def optimizers(train, round):
-        small = federation(
-            method, train=TrainSettings(**plain_sgd, **train), embedding="bottleneck"
-        )
-        small.server.setup()
-        context, extras = (
-            small.server.state.context,
-            small.method.broadcast(small.server.state).extras,
-        )
-        client = small.client(
-            0, round=round, context=context, extras=extras, received=small.server.state.weights
-        )
-        found = [client.optimizer, *client.scratch.values()]
-        return [
-            group["lr"]
-            for optimizer in found
-            if isinstance(optimizer, torch.optim.Optimizer)
-            for group in optimizer.param_groups
-        ]
+            def optimizers(train, round):
+                small = federation(
+                    method, train=TrainSettings(**plain_sgd, **train), embedding="bottleneck"
+                )
+                small.server.setup()
+                context, extras = (
+                    small.server.state.context,
+                    small.method.broadcast(small.server.state).extras,
+                )
+                client = small.client(
+                    0,
+                    round=round,
+                    context=context,
+                    extras=extras,
+                    received=small.server.state.weights,
+                )
+                found = [client.optimizer, *client.scratch.values()]
+                return [
+                    group["lr"]
+                    for optimizer in found
+                    if isinstance(optimizer, torch.optim.Optimizer)
+                    for group in optimizer.param_groups
+                ]
 
-    lower = optimizers({"lr": 0.2, "schedule": "step", "schedule_steps": (0.5,)}, 2)
-    full = optimizers({"lr": 0.2}, 2)
-    assert lower == pytest.approx([0.1 * rate for rate in full])
+            lower = optimizers({"lr": 0.2, "schedule": "step", "schedule_steps": (0.5,)}, 2)
+            full = optimizers({"lr": 0.2}, 2)
+            assert lower == pytest.approx([0.1 * rate for rate in full])
 
 
 def test_scaffold_divides_by_the_rounds_rate():
@@ -434,33 +441,38 @@ def test_label_smoothing_is_torchs():
     torch.testing.assert_close(expected, by_hand)
 
 
-@pytest.mark.parametrize("method", sorted(methods().keys() - {"local", "ridge"}))
-def test_head_rounds_leave_the_featurizer_as_it_is(method):
+def test_head_rounds_leave_the_featurizer_as_it_is(subtests):
     """Under every method, in its first round; the second one trains everything."""
-    sgd = {"optimizer": "sgd"} if method == "scaffold" else {}
-    small = federation(
-        method,
-        train=TrainSettings(rounds=2, batch_size=4, local_steps=2, head_rounds=1, lr=0.01, **sgd),
-        server_settings=ServerSettings(largest_change=None),
-        embedding="bottleneck",
-    )
-    small.server.setup()
-    trained = {n for n, p in small.network.named_parameters() if p.requires_grad}
-    before = {n: t.clone() for n, t in small.server.state.weights.items()}
-    row = small.server.round()
-    assert not row.refused
-    first = {n: t.clone() for n, t in small.server.state.weights.items()}
-    for name, tensor in first.items():
-        if name.startswith("featurizer."):
-            # FedIG's server takes roots of variances and squares them again.
-            torch.testing.assert_close(tensor, before[name], rtol=1e-6, atol=0)
-    assert any(not torch.equal(first[n], before[n]) for n in trained if n.startswith("classifier"))
-    small.server.round()
-    second = small.server.state.weights
-    moved = {n for n in second if not torch.equal(first[n], second[n])}
-    assert any(name.startswith("featurizer.") for name in moved & trained)
-    assert moved & {f"featurizer.{n}" for n in statistics_names(small.network.featurizer)}
-    assert {n for n, p in small.network.named_parameters() if p.requires_grad} == trained
+    for method in sorted(methods().keys() - {"local", "ridge"}):
+        with subtests.test(method=method):
+            sgd = {"optimizer": "sgd"} if method == "scaffold" else {}
+            small = federation(
+                method,
+                train=TrainSettings(
+                    rounds=2, batch_size=4, local_steps=2, head_rounds=1, lr=0.01, **sgd
+                ),
+                server_settings=ServerSettings(largest_change=None),
+                embedding="bottleneck",
+            )
+            small.server.setup()
+            trained = {n for n, p in small.network.named_parameters() if p.requires_grad}
+            before = {n: t.clone() for n, t in small.server.state.weights.items()}
+            row = small.server.round()
+            assert not row.refused
+            first = {n: t.clone() for n, t in small.server.state.weights.items()}
+            for name, tensor in first.items():
+                if name.startswith("featurizer."):
+                    # FedIG's server takes roots of variances and squares them again.
+                    torch.testing.assert_close(tensor, before[name], rtol=1e-6, atol=0)
+            assert any(
+                not torch.equal(first[n], before[n]) for n in trained if n.startswith("classifier")
+            )
+            small.server.round()
+            second = small.server.state.weights
+            moved = {n for n in second if not torch.equal(first[n], second[n])}
+            assert any(name.startswith("featurizer.") for name in moved & trained)
+            assert moved & {f"featurizer.{n}" for n in statistics_names(small.network.featurizer)}
+            assert {n for n, p in small.network.named_parameters() if p.requires_grad} == trained
 
 
 @pytest.mark.parametrize("field", ["head_rounds", "warmup_rounds"])

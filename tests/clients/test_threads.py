@@ -33,21 +33,27 @@ def test_a_small_network_on_a_cpu_is_trained_by_one_thread(numbers, expected):
     assert threads_for(network, torch.device("cuda")) is None
 
 
-@pytest.mark.parametrize(
-    ("process", "each", "clients"),
-    [(1, 1, 1), (4, 1, 4), (32, 1, MOST_AT_ONCE), (4, 2, 2), (1, 2, 1)],
-)
-def test_clients_at_once_fill_the_process(monkeypatch, process, each, clients):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: process)
-    assert clients_at_once(each) == clients
+def test_clients_at_once_fill_the_process(subtests):
+    for process, each, clients in [
+        (1, 1, 1),
+        (4, 1, 4),
+        (32, 1, MOST_AT_ONCE),
+        (4, 2, 2),
+        (1, 2, 1),
+    ]:
+        with (
+            subtests.test(process=process, each=each, clients=clients),
+            pytest.MonkeyPatch.context() as monkeypatch,
+        ):
+            monkeypatch.setattr(torch, "get_num_threads", lambda: process)
+            assert clients_at_once(each) == clients
 
 
 GB = 2**30
 
 
-@pytest.mark.parametrize(
-    ("process", "per_round", "each", "clients"),
-    [
+def test_large_clients_fill_the_threads_or_take_turns(subtests):
+    for process, per_round, each, clients in [
         (4, 20, GB, 4),
         (4, 4, GB, 4),
         (4, 3, GB, 1),  # too few to fill the threads
@@ -55,16 +61,16 @@ GB = 2**30
         (4, 20, 2 * GB + 1, 1),
         (1, 20, GB, 1),
         (64, 100, GB // 16, MOST_LARGE_AT_ONCE),
-    ],
-)
-def test_large_clients_fill_the_threads_or_take_turns(
-    monkeypatch, process, per_round, each, clients
-):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: process)
-    monkeypatch.setattr(policy, "available_cores", lambda: process)
-    monkeypatch.setattr(policy, "machine_memory", lambda: 16 * GB)
-    assert large_clients_at_once(CPU, per_round, lambda: each) == clients
-    assert large_clients_at_once(torch.device("cuda"), per_round, lambda: each) == 1
+    ]:
+        with (
+            subtests.test(process=process, per_round=per_round, each=each, clients=clients),
+            pytest.MonkeyPatch.context() as monkeypatch,
+        ):
+            monkeypatch.setattr(torch, "get_num_threads", lambda: process)
+            monkeypatch.setattr(policy, "available_cores", lambda: process)
+            monkeypatch.setattr(policy, "machine_memory", lambda: 16 * GB)
+            assert large_clients_at_once(CPU, per_round, lambda: each) == clients
+            assert large_clients_at_once(torch.device("cuda"), per_round, lambda: each) == 1
 
 
 def test_a_process_with_half_of_the_cores_fills_a_quarter_of_the_memory(monkeypatch):
@@ -81,12 +87,16 @@ def test_where_memory_cannot_be_told_large_clients_take_turns(monkeypatch):
     assert large_clients_at_once(CPU, 20, lambda: 1) == 1
 
 
-@pytest.mark.parametrize(
-    ("clients", "at_once", "each", "together"),
-    [(20, 4, None, 20), (7, 4, None, 4), (3, 4, None, 0), (7, 4, 1, 7), (7, 1, None, 0)],
-)
-def test_the_last_few_of_a_large_network_are_left_over(clients, at_once, each, together):
-    assert side_by_side(clients, at_once, each) == together
+def test_the_last_few_of_a_large_network_are_left_over(subtests):
+    for clients, at_once, each, together in [
+        (20, 4, None, 20),
+        (7, 4, None, 4),
+        (3, 4, None, 0),
+        (7, 4, 1, 7),
+        (7, 1, None, 0),
+    ]:
+        with subtests.test(clients=clients, at_once=at_once, each=each, together=together):
+            assert side_by_side(clients, at_once, each) == together
 
 
 def test_clients_share_the_threads(monkeypatch):

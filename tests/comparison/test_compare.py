@@ -26,7 +26,8 @@ from feddg.prediction.model import load_model
 from feddg.report.page import write_comparison
 from feddg.runs.beforehand import forecast
 from feddg.runs.folder import kept_weights
-from feddg.runs.reading import FINAL, read_rows, read_run
+from feddg.runs.reading import read_rows, read_run
+from feddg.runs.table import FINAL
 
 BASE = {
     "data": {"source": "digits", "image_size": 8},
@@ -103,7 +104,7 @@ def test_an_interrupted_comparison_goes_on_and_runs_nothing_twice(run_plan, tmp_
     (fedavg,) = (path for path in before if "fedavg" in str(path))
     assert contents(tmp_path / "out")[fedavg] == before[fedavg]
     for folder in done.folders:
-        rounds = [r["round"] for r in read_rows(folder / "metrics.jsonl") if r["kind"] == "round"]
+        rounds = [r["round"] for r in read_rows(folder / "rounds.jsonl") if r["kind"] == "round"]
         assert rounds == [1, 2]
     again, notes = run_plan()
     assert (notes.counts, notes.ends, again.outcomes) == ((2, 2), [], [])
@@ -261,7 +262,7 @@ def test_processes_give_the_same_numbers_and_say_where_one_crashed(run_plan, cra
     with threads(threads_per_job(2)):
         here = compare(plan, tmp_path / "here", cache=tmp_path / "cache", report=False)
     found = [
-        [r["accuracy"] for r in read_rows(out.folder / name / "metrics.jsonl") if "accuracy" in r]
+        [*read_run(out.folder / name).frame().query("metric == 'accuracy'")["value"]]
         for out in (done, here)
         for name in (out.missing[1].folder.name,)
     ]
@@ -325,7 +326,7 @@ def test_a_killed_comparison_ends_its_processes_and_goes_on(tmp_path, kind):
     assert process.returncode == 0, shown
     assert "2 to continue" in shown
     for folder in folders:
-        rounds = [r["round"] for r in read_rows(folder / "metrics.jsonl") if r["kind"] == "round"]
+        rounds = [r["round"] for r in read_rows(folder / "rounds.jsonl") if r["kind"] == "round"]
         assert rounds == list(range(1, 61))
     assert (out / "report.html").is_file()
 

@@ -158,9 +158,8 @@ def test_a_plan_survives_its_file(tmp_path):
     assert load_plan(path).name == "mine"
 
 
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
+def test_mistakes_are_named(subtests):
+    for fields, text in [
         ({"method": ["fedavg"]}, "unknown field 'method' .did you mean 'methods'"),
         ({"methods": ["fedavg", "fedavg"]}, "label what is alike"),
         ({"methods": [{"name": "fedavg", "label": "two\nlines"}]}, "label.*one line"),
@@ -178,11 +177,9 @@ def test_a_plan_survives_its_file(tmp_path):
         ({"hold_out": "lodo", "base": BASE | {"preset": 5}}, "unknown preset '5'"),
         ({"settings": {"train.lr": []}}, r"settings has no value for train\.lr"),
         ({"settings": {"method": ["fedavg", "ridge"]}}, r"say methods: \[fedavg, ridge\]"),
-    ],
-)
-def test_mistakes_are_named(fields, text):
-    with pytest.raises((ExperimentError, DataError), match=text):
-        expand_plan(plan(**fields))
+    ]:
+        with subtests.test(text), pytest.raises((ExperimentError, DataError), match=text):
+            expand_plan(plan(**fields))
 
 
 def test_what_a_method_cannot_run_is_refused_before_the_first_run():

@@ -20,30 +20,27 @@ from feddg.api import compare
 from feddg.cli import app
 from feddg.comparison.compare import prepare_comparison
 from feddg.comparison.plan import expand_plan, load_plan
-from feddg.comparison.results import (
+from feddg.comparison.results import Results, _remedy, about_budgets, read_comparison, results_of
+from feddg.comparison.results_file import (
     COLUMNS,
     ResultRow,
-    Results,
-    _remedy,
-    about_budgets,
     add_rows,
-    read_comparison,
     read_results,
     results_files,
-    results_of,
     to_text,
 )
 from feddg.data.fingerprint import ImagesFile
 from feddg.errors import ExperimentError, RunError
 from feddg.models.backbones import SmallCNN
-from feddg.records import EvaluationRow, NumberRow
+from feddg.records import NumberRow
 from feddg.report.charts import accuracy_against
 from feddg.report.tables import budget_table
 from feddg.runs.diagnostics import Cause
-from feddg.runs.numbers import mean_step
-from feddg.runs.reading import FINAL, SWA_MEAN, Evaluations, read_rows, read_run
+from feddg.runs.reading import read_run
+from feddg.runs.summary import mean_step
+from feddg.runs.table import FINAL, SWA_MEAN
 from feddg.text import percent
-from run_folders import accuracies
+from run_folders import accuracies, numbers, table_of
 
 PLAN = {
     "name": "mine",
@@ -110,25 +107,31 @@ def test_two_rows_for_one_run_in_one_place_are_refused(tmp_path):
         read_results(path)
 
 
-def evaluation(round, domain, accuracy, split="test"):
-    return EvaluationRow(
-        round=round, split=split, domain=domain, accuracy=accuracy, loss=1.0, examples=10
-    )
+def accuracy_of(row, rule=FINAL):
+    """A run's accuracy on its test domains in a results file."""
+    return row.table.where(rule=rule.name, over="domain_mean").value("test")
+
+
+def number_of(row, metric, rule=""):
+    """A number of a run in a results file that is not one of a split."""
+    (found,) = row.table.where(rule=rule, metric=metric, split="")
+    return found.value
 
 
 def test_fluctuation_is_the_mean_change_of_the_second_half():
     by_round = {1: (0.9, 0.1), 2: (0.1, 0.1), 3: (0.2, 0.4), 4: (0.6, 0.4), 5: (0.5, 0.1)}
     rows = [
-        evaluation(round, domain, value)
+        numbers(round, "test", domain, value)
         for round, values in by_round.items()
         for domain, value in zip("ab", values)
     ]
     # Of five rounds 3, 4 and 5 are the second half; their means are 0.3, 0.5 and 0.3.
-    assert mean_step(Evaluations(rows), 5) == pytest.approx((0.2 + 0.2) / 2)
-    assert mean_step(Evaluations(rows[:6]), 5) is None
-    apart = [*rows[4:], evaluation(8, "a", 0.9), evaluation(9, "a", 0.8), evaluation(10, "a", 0.7)]
-    only_a = [row for row in apart if row.domain == "a"]
-    assert mean_step(Evaluations(only_a), 5) == pytest.approx((0.4 + 0.1 + 0.1 + 0.1) / 4)
+    assert mean_step(table_of(*rows), 5) == pytest.approx((0.2 + 0.2) / 2)
+    assert mean_step(table_of(*rows[:6]), 5) is None
+    late = ((8, 0.9), (9, 0.8), (10, 0.7))
+    apart = [*rows[4:], *(numbers(round, "test", "a", value) for round, value in late)]
+    only_a = table_of(*apart).where(domain="a")
+    assert mean_step(only_a, 5) == pytest.approx((0.4 + 0.1 + 0.1 + 0.1) / 4)
 
 
 def test_a_comparison_keeps_its_results_and_never_runs_them_again(tmp_path, caplog):
@@ -142,19 +145,12 @@ def test_a_comparison_keeps_its_results_and_never_runs_them_again(tmp_path, capl
         result = found[cell.method]
         assert result.experiment == cell.experiment.portable_id
         assert (result.held_out, result.seed, result.conditions) == ("sketch", 0, {})
-        rows = read_rows(run.folder / "metrics.jsonl")
+        of_test = run.frame().query("split == 'test' and metric == 'accuracy' and round == 4")
         for rule, weights in ((FINAL, "last"), (SWA_MEAN, "swa")):
-            last = [
-                row["accuracy"]
-                for row in rows
-                if row.get("split") == "test"
-                and row["round"] == 4
-                and row.get("weights", "last") == weights
-            ]
-            assert len(last) == 1
-            assert result.accuracy(rule) == pytest.approx(last[0], abs=1e-6)
-        images = [row["images"] for row in rows if row["kind"] == "round"]
-        assert result.value("images_per_round") == pytest.approx(sum(images) / 4)
+            (last,) = of_test.query(f"weights == '{weights}'")["value"]
+            assert accuracy_of(result, rule) == pytest.approx(last, abs=1e-6)
+        images = [row.images for row in run.rounds]
+        assert number_of(result, "images_per_round") == pytest.approx(sum(images) / 4)
     # runs that were complete before are added to a file that is named later
     later = compare(
         PLAN, out, cache=cache, report=False, results=results_file(tmp_path, "later.csv")
@@ -180,7 +176,7 @@ def test_a_comparison_keeps_its_results_and_never_runs_them_again(tmp_path, capl
     assert left_out.rows[0].numbers == found["fedavg"].numbers
     page = again.report.read_text()
     assert "2 runs known from a results file alone" in page
-    assert f"{100 * found['fedavg'].accuracy():.1f}" in page
+    assert f"{100 * accuracy_of(found['fedavg']):.1f}" in page
     assert len(again.frame().query("metric == 'accuracy' and rule == 'final'")) == 6
     more = PLAN | {"seeds": 2}
     work = prepare_comparison(more, out, cache=cache, results=[path])
@@ -422,7 +418,7 @@ def test_processes_that_keep_results_in_one_file_do_not_lose_each_others(tmp_pat
 def test_a_file_that_another_process_holds_is_waited_for_and_then_named(tmp_path, monkeypatch):
     path = results_file(tmp_path)
     row = ResultRow(experiment="0" * 8, method="fedavg", held_out="ink", seed=0)
-    monkeypatch.setattr("feddg.comparison.results.WAIT", 0.1)
+    monkeypatch.setattr("feddg.comparison.results_file.WAIT", 0.1)
     with (
         FileLock(tmp_path / ".kept.csv.lock"),
         pytest.raises(RunError, match=r"kept\.csv is being written by another process"),
@@ -437,9 +433,8 @@ HEADS = ",".join(COLUMNS) + "\n"
 GOOD = "0123abcd,fedavg,sketch,,0,,final,4,last,test,,domain_mean,accuracy,0.5,,,,cpu,1,\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
+def test_a_damaged_file_is_named_with_its_line(subtests, tmp_path_factory):
+    for text, fault in [
         ("a,b\n", "is no results file"),
         ("", "is no results file"),
         (HEADS.replace("metric", "test_final") + GOOD, "is no results file"),
@@ -467,13 +462,13 @@ GOOD = "0123abcd,fedavg,sketch,,0,,final,4,last,test,,domain_mean,accuracy,0.5,,
                 *((name, "1.5") for name in ("constant", "rising")),
             )
         ),
-    ],
-)
-def test_a_damaged_file_is_named_with_its_line(tmp_path, text, fault):
-    with pytest.raises(RunError, match=re.escape(fault)) as caught:
-        read_results(results_file(tmp_path, text=text))
-    assert "kept.csv" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    ]:
+        with subtests.test(text=text, fault=fault):
+            tmp_path = tmp_path_factory.mktemp("case")
+            with pytest.raises(RunError, match=re.escape(fault)) as caught:
+                read_results(results_file(tmp_path, text=text))
+            assert "kept.csv" in str(caught.value)
+            assert "\n" not in str(caught.value)
 
 
 def test_a_file_with_the_line_ends_of_another_system_is_read(tmp_path):
@@ -529,17 +524,17 @@ def test_a_model_that_learned_nothing_is_marked_wherever_its_number_stands(tmp_p
     file = tmp_path / "kept.csv"
     compare(plan, tmp_path / "out", cache=tmp_path / "cache", results=file, report=False)
     learned, not_learned = read_results(file)
-    assert learned.accuracy() > 0.2
-    assert not_learned.accuracy() < 0.2
-    assert (learned.value("constant", "final"), not_learned.value("constant", "final")) == (0, 1)
-    assert not_learned.value("constant", "swa") == 1
+    assert accuracy_of(learned) > 0.2
+    assert accuracy_of(not_learned) < 0.2
+    flags = [number_of(row, "constant", "final") for row in (learned, not_learned)]
+    assert (*flags, number_of(not_learned, "constant", "swa")) == (0, 1, 1)
     shown = reported(file)[1]
     names = [line.split("|")[1] for line in shown.splitlines() if line.startswith("|")]
     assert [name for name in names if "Still" in name and "majority class" in name]
     assert not [name for name in names if "FedProx" in name and "majority class" in name]
     planned = Results.read(file, load_plan(plan))
     for rule in (FINAL, SWA_MEAN):
-        flags = planned.values("constant", rule.name)
+        flags = planned.values(rule, "constant", "", "")
         assert {method for method, own in flags.items() if any(own.values())} == {"Still"}
 
 
@@ -621,17 +616,17 @@ def at_budgets(tmp_path_factory, cache):
 
 def test_a_results_file_has_a_row_for_every_budget(at_budgets):
     done, path = at_budgets
-    rows = {(row.method, row.budget): row.accuracy() for row in read_results(path)}
+    rows = {(row.method, row.budget): accuracy_of(row) for row in read_results(path)}
     fedavg, ridge = (read_run(cell.folder) for cell in done.cells)
-    assert [row.images for row in fedavg.metrics.rounds] == [SEEN] * 8
-    assert [row.images for row in ridge.metrics.rounds] == [SEEN]
+    assert [row.images for row in fedavg.rounds] == [SEEN] * 8
+    assert [row.images for row in ridge.rounds] == [SEEN]
     reached = {500: 1, 1000: 2, 3000: 5, 5000: 8}
-    assert fedavg.evaluations.rounds == [0, *reached.values()]
+    assert fedavg.table.rounds == [0, *reached.values()]
     expected = {
-        ("fedavg", budget): fedavg.evaluations.value(round, "test")
+        ("fedavg", budget): fedavg.table.where(round=round, weights="last").value("test")
         for budget, round in reached.items()
     }
-    own = ridge.evaluations.value(1, "test")
+    own = ridge.accuracy
     expected |= {("ridge", budget): own for budget in (1000, 3000, 5000)}
     assert rows == pytest.approx(expected, abs=1e-6)
     numbers = done.frame().query("rule == 'final' and split == 'test' and over == 'pooled'")
@@ -670,10 +665,10 @@ def test_a_page_has_every_method_at_every_budget_and_ridge_as_a_level_line(at_bu
         f"{budget} images" for budget in ("500", "1k", "3k", "5k")
     ]
     shown = {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
-    ridge = percent(read_run(done.cells[1].folder).evaluations.value(1, "test"))
+    ridge = percent(read_run(done.cells[1].folder).accuracy)
     assert shown["Ridge"] == ["–", ridge, ridge, ridge]
-    fedavg = read_run(done.cells[0].folder).evaluations
-    assert shown["FedAvg"] == [percent(fedavg.value(round, "test")) for round in (1, 2, 5, 8)]
+    fedavg = read_run(done.cells[0].folder).table.where(weights="last").curve("test")
+    assert shown["FedAvg"] == [percent(fedavg[round]) for round in (1, 2, 5, 8)]
     lines = {
         line["name"]: (line["x"], line["y"])
         for line in accuracy_against(every.at_largest, "images").figure["data"]
@@ -690,8 +685,8 @@ def test_a_page_has_every_method_at_every_budget_and_ridge_as_a_level_line(at_bu
 
 def test_a_run_that_ends_below_a_budget_is_told_of(folder_maker):
     """A round of the made-up run sees 65 images a client."""
-    run = read_run(folder_maker().write())
-    seen = run.spent[6].images
+    maker = folder_maker()
+    run, seen = read_run(maker.write()), maker.spent(6)["images"]
     rows = [
         ResultRow(method="fedavg", held_out="ink", seed=0, budget=budget, run=run.at(budget))
         for budget in (seen, seen + 1)

@@ -19,7 +19,7 @@ from feddg.comparison.statistics import (
     ranks,
     spread,
 )
-from feddg.runs.reading import EMA_MEAN
+from feddg.runs.table import EMA_MEAN
 
 DATA = Path(__file__).parents[2] / "docs" / "results" / "data"
 

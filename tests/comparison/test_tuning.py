@@ -13,7 +13,8 @@ from feddg.api import compare
 from feddg.cli import app
 from feddg.comparison.plan import expand_plan, load_plan, table_cells, trials_of
 from feddg.comparison.pool import Watcher
-from feddg.comparison.results import ComparisonFile, TriedRow, TuningFile, read_comparison
+from feddg.comparison.results import ComparisonFile, read_comparison
+from feddg.comparison.tuning import TriedRow, TuningFile
 from feddg.errors import ExperimentError, RunError
 from feddg.report.page import write_comparison
 from feddg.report.tables import MARK, MEANING, to_markdown, tuning_section, tuning_table
@@ -64,17 +65,8 @@ def test_the_best_on_in_domain_validation_is_picked_and_run(tmp_path):
     for folder in (out / "tuning").glob("*-*"):
         run = read_run(folder)
         rows = read_rows(folder / "metrics.jsonl")
-        assert {row["split"] for row in rows if row["kind"] == "evaluation"} == {
-            "id_val",
-            "id_test",
-        }
-        last = [
-            row["accuracy"]
-            for row in rows
-            if row.get("split") == "id_val"
-            and row["round"] == 2
-            and row.get("weights", "last") == "last"
-        ]
+        assert {row["split"] for row in rows} == {"id_val", "id_test"}
+        last = [*run.table.where(weights="last", round=2, split="id_val").values().values()]
         assert len(last) == 3  # the domains that are left
         value = (
             f"{run.settings['train']['lr']:g}"
@@ -82,7 +74,7 @@ def test_the_best_on_in_domain_validation_is_picked_and_run(tmp_path):
             else f"{run.settings['method']['settings']['mu']:g}"
         )
         (left_out,) = run.settings["data"]["leave_out"]
-        assert left_out not in {row["domain"] for row in rows if row["kind"] == "evaluation"}
+        assert left_out not in {row["domain"] for row in rows}
         by_hand[run.method, left_out, value] = sum(last) / 3
     assert set(by_hand) == set(tried)
     for key, accuracy in by_hand.items():
@@ -236,11 +228,12 @@ class Names(Watcher):
 
 
 def mean_accuracy(rows):
-    return sum(row["accuracy"] for row in rows) / len(rows)
+    found = [row["value"] for row in rows if row["metric"] == "accuracy"]
+    return sum(found) / len(found)
 
 
 def worst_calibration(rows):
-    return max(row["metrics"]["calibration_error"] for row in rows)
+    return max(row["value"] for row in rows if row["metric"] == "calibration_error")
 
 
 @pytest.mark.parametrize(
@@ -277,8 +270,7 @@ def test_what_chooses_rounds_picks_values_too_and_no_trial_is_run_again(
         last[f"{read_run(folder).settings['train']['lr']:g}"] = [
             row
             for row in read_rows(folder / "metrics.jsonl")
-            if (row.get("split"), row["round"]) == ("id_val", 2)
-            and row.get("weights", "last") == weights
+            if (row["split"], row["round"], row["weights"]) == ("id_val", 2, weights)
         ]
     by_hand = {value: score(rows) for value, rows in last.items()}
     tried = TuningFile.read(out / "tuning.json").tried

@@ -1,6 +1,7 @@
 """Augmentation against torchvision's single-image functions, and what pairing promises."""
 
 import colorsys
+import itertools
 import math
 from dataclasses import replace
 
@@ -172,9 +173,7 @@ def test_a_turned_crop_is_torchvisions_crop_of_the_transposed_image() -> None:
 def test_an_augmentation_is_found_by_name_or_named() -> None:
     assert find_augmentation("none") == AugmentSettings()
     assert {"aerial", "microscope", "digits", "pacs", "office_home"} <= set(augmentations())
-    with pytest.raises(
-        ExperimentError, match=r"'arial' \(did you mean 'aerial'\?\); there are: none"
-    ):
+    with pytest.raises(ExperimentError, match=r"'arial' \(did you mean 'aerial'"):
         find_augmentation("arial")
 
 
@@ -314,17 +313,19 @@ def test_values_are_clamped_once_at_the_end() -> None:
     np.testing.assert_allclose(apply(images, both), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("settings", augmentations().values(), ids=augmentations())
-@pytest.mark.parametrize("size", [1, 2, 17])
-def test_presets_give_finite_channels_last_images_in_range(settings, size: int) -> None:
-    images = noise(6, size)
-    augmented = apply(images, draw(settings, 6, size, rng()))
-    assert augmented.shape == (6, 3, size, size)
-    assert augmented.dtype == torch.float32
-    assert augmented.is_contiguous(memory_format=torch.channels_last)
-    assert augmented.min() >= 0
-    assert augmented.max() <= 1
-    assert torch.equal(augmented, apply(images.contiguous(), draw(settings, 6, size, rng())))
+def test_presets_give_finite_channels_last_images_in_range(subtests: pytest.Subtests) -> None:
+    for size, settings in itertools.product([1, 2, 17], augmentations().values()):
+        with subtests.test(settings=settings, size=size):
+            images = noise(6, size)
+            augmented = apply(images, draw(settings, 6, size, rng()))
+            assert augmented.shape == (6, 3, size, size)
+            assert augmented.dtype == torch.float32
+            assert augmented.is_contiguous(memory_format=torch.channels_last)
+            assert augmented.min() >= 0
+            assert augmented.max() <= 1
+            assert torch.equal(
+                augmented, apply(images.contiguous(), draw(settings, 6, size, rng()))
+            )
 
 
 def test_no_augmentation_is_a_cast() -> None:
@@ -371,9 +372,8 @@ def test_an_images_result_does_not_depend_on_its_batch() -> None:
     np.testing.assert_allclose(apply(images[2:3], alone)[0], apply(images, drawn)[2], atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
+def test_settings_out_of_range(subtests: pytest.Subtests) -> None:
+    for settings in [
         {"flip": 1.5},
         {"grayscale": -0.1},
         {"shift": -1},
@@ -384,11 +384,9 @@ def test_an_images_result_does_not_depend_on_its_batch() -> None:
         {"color_jitter": (0.1, 0.1, 0.1, 0.6)},
         {"crop_scale": (0.5, 1.0), "shift": 2},
         {"blur": 1},
-    ],
-)
-def test_settings_out_of_range(settings: dict) -> None:
-    with pytest.raises(ValidationError):
-        AugmentSettings(**settings)
+    ]:
+        with subtests.test(settings=settings), pytest.raises(ValidationError):
+            AugmentSettings(**settings)
 
 
 def test_an_augmentation_may_be_written_in_the_experiment() -> None:

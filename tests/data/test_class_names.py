@@ -92,21 +92,19 @@ def test_one_order_is_the_federations_whoever_says_it(folders):
     assert more.class_names == (*COLOURS, "unnamed 4", "unnamed 5")
 
 
-@pytest.mark.parametrize(
-    ("sites", "fields", "words"),
-    [
+def test_what_cannot_be_joined_is_refused_in_one_line(subtests, folders):
+    for sites, fields, words in [
         (["a", "b"], {"logits": 3}, "name 4 classes .* gives 3 logits"),
         (["a", "b"], {"logits": 2, "class_names": ["ant", "bee"]}, "client 0, image 12 .* 'dog'"),
         (["a", "b", None], {}, "client 2 does not name its classes"),
         (["b", None], {}, "client 1 does not name its classes"),
-    ],
-)
-def test_what_cannot_be_joined_is_refused_in_one_line(folders, sites, fields, words):
-    whole = [*zip(torch.rand(4, 3, 8, 8), range(4), strict=True)]
-    clients = [whole if site is None else folder(folders, site) for site in sites]
-    with pytest.raises(ExperimentError, match=words) as fault:
-        federation(clients, **fields)
-    assert "\n" not in str(fault.value)
+    ]:
+        with subtests.test(sites=sites, fields=fields, words=words):
+            whole = [*zip(torch.rand(4, 3, 8, 8), range(4), strict=True)]
+            clients = [whole if site is None else folder(folders, site) for site in sites]
+            with pytest.raises(ExperimentError, match=words) as fault:
+                federation(clients, **fields)
+            assert "\n" not in str(fault.value)
 
 
 def test_a_test_set_that_cannot_be_joined_is_refused(folders):

@@ -7,7 +7,6 @@ import pytest
 
 from feddg.data.data_set import load_source
 from feddg.errors import DataError
-from odd_inputs import NOT_UTF8
 from published_trees import NAMES, hospital, write_table
 
 
@@ -30,8 +29,6 @@ def test_a_missing_column_is_named_with_those_that_are_there(tmp_path: Path, mis
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "no column 'path'"),
-        (NOT_UTF8, "not UTF-8"),
         (b'path,label,domain\n"a', "cannot be read as CSV"),
         (b"path,path,label,domain\na,b,c,d\n", "two columns called 'path'"),
     ],

@@ -20,6 +20,7 @@ from feddg.data.protocols import PROTOCOLS, scenarios
 from feddg.errors import DataError
 from feddg.runs.reading import read_run
 from published_trees import LAYOUTS, Layout, office_home, one_image, write_tree
+from run_folders import accuracy_rows
 
 TOY = '''
 """Toy: three classes of colours in four kinds of noise."""
@@ -91,27 +92,25 @@ def test_a_data_set_of_another_package(tmp_path: Path, fresh: pytest.MonkeyPatch
     assert len(held("ltdo-all")) == 12
 
     done = feddg.run(experiment, tmp_path, report=False)
-    assert done.evaluations.domains("test") == ["wild"]
-    assert done.evaluations.domains("val") == ["low"]
+    assert done.table.where(split="test").domains == ["wild"]
+    assert done.table.where(split="val").domains == ["low"]
     official = feddg.run(feddg.Experiment(data="toy"), tmp_path, report=False)
-    assert [row.examples for row in official.evaluations.at(1, "test")] == [24]
-    assert official.evaluations.domains("val") == ["high"]
+    assert [row.examples for row in accuracy_rows(official, 1, "test")] == [24]
+    assert official.table.where(split="val").domains == ["high"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
+def test_definitions_that_contradict_themselves(subtests: pytest.Subtests) -> None:
+    for fields, words in [
         ({}, "say what to do instead"),
         ({"domains": ("a", "b"), "validated_by": {"a": "b"}}, "for each of its domains, another"),
         ({"domains": ("a", "b"), "validated_by": {"a": "b", "b": "b"}}, "another"),
         ({"domains": ("a", "b"), "validated_by": {"a": "b", "b": "c"}}, "another"),
         ({"domains": ("a", "b"), "counts": {"a": 3}}, "counts must be by its domains"),
-    ],
-)
-def test_definitions_that_contradict_themselves(fields: dict, words: str) -> None:
-    load = (lambda root: None) if fields else None
-    with pytest.raises(DataError, match=f"data set 'bad'.*{words}"):
-        DataSet(name="bad", summary="", load=load, **fields)
+    ]:
+        with subtests.test(fields=fields, words=words):
+            load = (lambda root: None) if fields else None
+            with pytest.raises(DataError, match=f"data set 'bad'.*{words}"):
+                DataSet(name="bad", summary="", load=load, **fields)
 
 
 def test_builtin_sources_are_known() -> None:
@@ -139,13 +138,10 @@ def test_folder_accepts_a_string_and_the_home_sign(
     assert load_source("folder", "~/images").root == tmp_path / "images"
 
 
-@pytest.mark.parametrize(
-    "source",
-    sorted({"folder", *(name for name, one in DATA_SETS.items() if one.layouts)} - {"huggingface"}),
-)
-def test_sources_on_disk_need_a_root(source: str) -> None:
-    with pytest.raises(DataError, match=f"'{source}' needs the folder.* --root FOLDER"):
-        load_source(source)
+def test_sources_on_disk_need_a_root() -> None:
+    for source in {"folder", *(n for n, d in DATA_SETS.items() if d.layouts)} - {"huggingface"}:
+        with pytest.raises(DataError, match=f"'{source}' needs the folder.* --root FOLDER"):
+            load_source(source)
 
 
 def test_digits_take_no_root(tmp_path: Path) -> None:
@@ -164,9 +160,7 @@ def test_registered_source_gets_root_and_options() -> None:
     table = load_source("grey", colour=7)
     assert table.images is not None
     assert table.images[0, 0, 0, 0] == 7
-    with pytest.raises(
-        DataError, match=r"two data sets are called 'grey': .*one_image and .*lambda"
-    ):
+    with pytest.raises(DataError, match=r"'grey': .*one_image and .*lambda"):
         register_source("grey")(lambda root: one_image(root))
 
 
@@ -262,10 +256,10 @@ def test_from_the_folder_to_accuracies(source: str, protocol: str, trees: Path) 
     )
     assert experiment.preset == source
     run = feddg.run(experiment, trees / "runs", report=False)
-    evaluations = read_run(run.folder).evaluations
-    tested = evaluations.domains("test")
+    done = read_run(run.folder)
+    tested = done.table.where(split="test").domains
     assert tested == (list(held["test"]) if held else tested)
     assert tested
-    for row in evaluations.at(1, "test"):
+    for row in accuracy_rows(done, 1, "test"):
         assert row.examples > 0
-        assert 0 <= row.accuracy <= 1
+        assert 0 <= row.value <= 1

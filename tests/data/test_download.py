@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import itertools
 import stat
 import tarfile
 import zipfile
@@ -183,7 +184,7 @@ def test_a_file_that_is_there_is_compared_and_not_asked_for(server: Served, tmp_
     download(published(server), tmp_path, silent)
     assert server.asked == []
     (tmp_path / "images.zip").write_bytes(CONTENT[1:])
-    with pytest.raises(DataError, match=r"images.zip is there already and is not what.*Move it"):
+    with pytest.raises(DataError, match=r"images.zip is there already"):
         download(published(server), tmp_path, silent)
     assert (tmp_path / "images.zip").read_bytes() == CONTENT[1:], "a user's file was deleted"
     assert server.asked == []
@@ -292,16 +293,20 @@ def read(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("mode", ["zip", "w", "w:gz", "w:bz2", "w:xz"])
-def test_archives_of_every_kind(tmp_path: Path, mode: str) -> None:
-    packed = tmp_path / "a.bin"
-    zipped(packed, FILES) if mode == "zip" else tarred(packed, FILES, mode)
-    told = []
-    unpack(packed, tmp_path / "out", lambda *progress: told.append(progress))
-    assert read(tmp_path / "out") == FILES
-    assert [done for _, done, _ in told] == [1, 2]
-    modes = {path.stat().st_mode & 0o7777 for path in (tmp_path / "out").rglob("*.jpg")}
-    assert modes == {0o600}, "an archive's modes are not taken over"
+def test_archives_of_every_kind(
+    subtests: pytest.Subtests, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    for mode in ["zip", "w", "w:gz", "w:bz2", "w:xz"]:
+        with subtests.test(mode=mode):
+            tmp_path = tmp_path_factory.mktemp("case")
+            packed = tmp_path / "a.bin"
+            zipped(packed, FILES) if mode == "zip" else tarred(packed, FILES, mode)
+            told = []
+            unpack(packed, tmp_path / "out", lambda *progress: told.append(progress))
+            assert read(tmp_path / "out") == FILES
+            assert [done for _, done, _ in told] == [1, 2]
+            modes = {path.stat().st_mode & 0o7777 for path in (tmp_path / "out").rglob("*.jpg")}
+            assert modes == {0o600}, "an archive's modes are not taken over"
 
 
 def test_the_rest_of_the_folder_stays(tmp_path: Path) -> None:
@@ -318,30 +323,43 @@ def test_what_is_there_is_not_replaced(tmp_path: Path) -> None:
     assert read(tmp_path / "out") == {}
 
 
-@pytest.mark.parametrize("name", [*OUTSIDE, "a\nb", "x" * 300, "/".join("a" * 40)])
-@pytest.mark.parametrize("pack", [zipped, tarred])
-def test_paths_outside_the_folder_are_refused(tmp_path: Path, name: str, pack) -> None:
-    packed = pack(tmp_path / "a.bin", {"good.jpg": b"good", name: b"evil"})
-    with pytest.raises(DataError, match="no path inside a folder"):
-        unpack(packed, tmp_path / "deep/out", silent)
-    assert read(tmp_path / "deep") == {}
-    assert list((tmp_path / "deep/out").iterdir()) == [], "nothing is left half unpacked"
-    assert not list(tmp_path.rglob("evil*"))
+def test_paths_outside_the_folder_are_refused(
+    subtests: pytest.Subtests, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    for pack, name in itertools.product(
+        [zipped, tarred], [*OUTSIDE, "a\nb", "x" * 300, "/".join("a" * 40)]
+    ):
+        with subtests.test(name=name, pack=pack):
+            tmp_path = tmp_path_factory.mktemp("case")
+            packed = pack(tmp_path / "a.bin", {"good.jpg": b"good", name: b"evil"})
+            with pytest.raises(DataError, match="no path inside a folder"):
+                unpack(packed, tmp_path / "deep/out", silent)
+            assert read(tmp_path / "deep") == {}
+            assert list((tmp_path / "deep/out").iterdir()) == [], "nothing is left half unpacked"
+            assert not list(tmp_path.rglob("evil*"))
 
 
-@pytest.mark.parametrize(
-    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE]
-)
-def test_links_and_devices_in_tar_are_refused(tmp_path: Path, kind: bytes) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        info = tarfile.TarInfo("images")
-        info.type, info.linkname = kind, "/etc"
-        archive.addfile(info)
-        inside = tarfile.TarInfo("images/passwd")
-        archive.addfile(inside)
-    with pytest.raises(DataError, match="link or a device"):
-        unpack(tmp_path / "a.tar", tmp_path / "out", silent)
-    assert list((tmp_path / "out").iterdir()) == []
+def test_links_and_devices_in_tar_are_refused(
+    subtests: pytest.Subtests, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    for kind in [
+        tarfile.SYMTYPE,
+        tarfile.LNKTYPE,
+        tarfile.CHRTYPE,
+        tarfile.BLKTYPE,
+        tarfile.FIFOTYPE,
+    ]:
+        with subtests.test(kind=kind):
+            tmp_path = tmp_path_factory.mktemp("case")
+            with tarfile.open(tmp_path / "a.tar", "w") as archive:
+                info = tarfile.TarInfo("images")
+                info.type, info.linkname = kind, "/etc"
+                archive.addfile(info)
+                inside = tarfile.TarInfo("images/passwd")
+                archive.addfile(inside)
+            with pytest.raises(DataError, match="link or a device"):
+                unpack(tmp_path / "a.tar", tmp_path / "out", silent)
+            assert list((tmp_path / "out").iterdir()) == []
 
 
 @pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO])

@@ -151,12 +151,17 @@ def named(*names: str) -> ImageTable:
     return ImageTable((), none, none, ("c",), names, root=Path("."))
 
 
-@pytest.mark.parametrize(
-    ("name", "position"),
-    [("Real World", 3), ("real_world", 3), ("REALWORLD", 3), ("P", 2), ("a", 0), ("Clipart", 1)],
-)
-def test_domain_names_are_compared_without_case_and_separators(name: str, position: int) -> None:
-    assert named("Art", "Clipart", "Product", "Real-World").domain_id(name) == position
+def test_domain_names_are_compared_without_case_and_separators(subtests: pytest.Subtests) -> None:
+    for name, position in [
+        ("Real World", 3),
+        ("real_world", 3),
+        ("REALWORLD", 3),
+        ("P", 2),
+        ("a", 0),
+        ("Clipart", 1),
+    ]:
+        with subtests.test(name=name, position=position):
+            assert named("Art", "Clipart", "Product", "Real-World").domain_id(name) == position
 
 
 def test_an_exact_domain_name_wins_over_a_similar_one() -> None:
@@ -178,7 +183,7 @@ def test_unknown_domain_suggests_the_nearest_and_lists_all() -> None:
 def test_a_class_for_a_domain_is_said() -> None:
     none = np.zeros(0, dtype=np.int64)
     swapped = ImageTable((), none, none, ("photo", "sketch"), ("dog", "cat"), root=Path("."))
-    with pytest.raises(DataError, match="but a class: folders must be ROOT/DOMAIN/CLASS"):
+    with pytest.raises(DataError, match="ROOT/DOMAIN/CLASS"):
         swapped.domain_id("Photo")
 
 

@@ -264,7 +264,7 @@ def test_hostile_names_stay_in_the_folder(hub: Hub, tmp_path: Path) -> None:
     assert written(tmp_path / "deep") == {f"er/femnist/{name}" for name in written(root)}
     columns["writer_id"][2] = "../../f01"
     hub.commit("datasets/flwrlabs/femnist", {"train.parquet": parquet(**columns)})
-    with pytest.raises(DataError, match=r"Row 2 of train.parquet has '../../f01' as writer_id"):
+    with pytest.raises(DataError, match=r"Row 2 of train.parquet .*f01' as writer_id"):
         get("femnist", tmp_path / "again")
     assert not (tmp_path / "f01").exists()
 
@@ -296,7 +296,7 @@ def test_hubs_and_libraries_that_are_not_there(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("pyarrow")
-    with pytest.raises(DataError, match=r"flwrlabs/pacs at 'main' .*there is none of this name"):
+    with pytest.raises(DataError, match=r"flwrlabs/pacs at 'main' .*none"):
         get("pacs", tmp_path / "a")
     hub.commit(PACS, {"README.md": b""})
     with pytest.raises(DataError, match=r"holds no Parquet files; found: README.md"):

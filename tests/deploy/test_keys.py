@@ -69,13 +69,13 @@ def test_only_sites_keys_of_this_deployments_sites_are_registered(folder):
 
 
 def test_a_superlink_that_is_not_there_is_said(folder):
-    with pytest.raises(FeddgError, match="the SuperLink cannot be reached; is it running"):
+    with pytest.raises(FeddgError, match="the SuperLink cannot be reached"):
         register_site(folder, "ink", folder / "sites" / "ink" / "ink.pub")
     assert (folder / "proxy" / "sites.map").read_text() == ""
     with pytest.raises(FeddgError, match="holds no signed app"):
         run_signed(folder)
     sign_app(folder)
-    with pytest.raises(FeddgError, match=r"superlink\.db is not there: start the SuperLink"):
+    with pytest.raises(FeddgError, match=r"superlink\.db is not there"):
         run_signed(folder)
 
 
@@ -134,7 +134,7 @@ def test_what_was_changed_after_signing_is_not_run(folders, tmp_path):
     sign_app(folder)
     project = folder / "pyproject.toml"
     project.write_text(project.read_text().replace("wait-seconds = 300.0", "wait-seconds = 3.0"))
-    with pytest.raises(FeddgError, match=r"changed since it was signed; run `feddg deploy sign`"):
+    with pytest.raises(FeddgError, match=r"feddg deploy sign"):
         read_signed(folder)
     sign_app(folder)
     assert read_signed(folder)

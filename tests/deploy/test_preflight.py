@@ -231,4 +231,4 @@ def test_a_folder_without_join_file_or_with_another_experiment_is_one_clear_line
 def test_sizes_are_written_as_everywhere(monkeypatch):
     monkeypatch.setattr(preflight, "free_memory", lambda: 64 * 10**9)
     found = preflight._memory_for(2 * 10**9).text.replace("\N{NO-BREAK SPACE}", " ")
-    assert found == "A few batches took 2 GB; 64 GB are free beside that."
+    assert "2 GB; 64 GB are free" in found

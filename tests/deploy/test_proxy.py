@@ -2,6 +2,7 @@
 
 import base64
 import http.client
+import itertools
 import shutil
 import socket
 import ssl
@@ -24,16 +25,11 @@ from feddg.deploy.keys import let_through, public_key
 from feddg.deploy.preflight import check_connection
 from feddg.deploy.setup import FLEET_METHODS, REGISTERED, read_join, write_app
 from feddg.experiment import Experiment
+from loopback import free_port
 from stand_in_proxy import StandInProxy
 
 NGINX = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
 pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
-
-
-def free_port():
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        return chosen.getsockname()[1]
 
 
 class Recorder(BaseHTTPRequestHandler):
@@ -129,9 +125,8 @@ def test_the_list_is_flowers_own_without_the_two_that_keys_make_needless():
         assert hasattr(FleetHttpClient, "".join(word.title() for word in method.split("-")))
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
+def test_nothing_else_gets_through_not_even_for_a_site(subtests, proxy):
+    for path in [
         "/",
         "/health",
         "/docs",
@@ -152,13 +147,12 @@ def test_the_list_is_flowers_own_without_the_two_that_keys_make_needless():
         "/v1/fleet/get-run;/../../control/start-run",
         "/flwr.proto.Control/StartRun",
         "/flwr.proto.Fleet/GetRun",
-    ],
-)
-def test_nothing_else_gets_through_not_even_for_a_site(proxy, path):
-    received = proxy[3]
-    received.clear()
-    assert ask(proxy, path) == 403
-    assert received == []
+    ]:
+        with subtests.test(path=path):
+            received = proxy[3]
+            received.clear()
+            assert ask(proxy, path) == 403
+            assert received == []
 
 
 def test_a_path_in_disguise_reaches_the_fleet_service_it_spells_and_nothing_else(proxy):
@@ -168,12 +162,13 @@ def test_a_path_in_disguise_reaches_the_fleet_service_it_spells_and_nothing_else
     assert [path for path, _ in received] == ["/v1/fleet/get-run"]
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS", "TRACE"])
-def test_nothing_but_posts(proxy, method):
-    received = proxy[3]
-    received.clear()
-    assert ask(proxy, "/v1/fleet/get-run", method=method) == 405
-    assert received == []
+def test_nothing_but_posts(subtests, proxy):
+    for method in ["GET", "PUT", "DELETE", "OPTIONS", "TRACE"]:
+        with subtests.test(method=method):
+            received = proxy[3]
+            received.clear()
+            assert ask(proxy, "/v1/fleet/get-run", method=method) == 405
+            assert received == []
 
 
 @pytest.mark.parametrize("key", ["", "A" * 300, "%", '" hospital; default 1'])
@@ -185,10 +180,10 @@ def test_a_key_that_is_not_registered_does_not_reach_flower_at_all(proxy, key):
     assert received == []
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-@pytest.mark.parametrize("key", ["", "A" * 300])
-def test_a_key_that_is_not_registered_is_told_so_whatever_it_asks_with(proxy, method, key):
-    assert ask(proxy, "/v1/fleet/get-run", method=method, key=key) == 401
+def test_a_key_that_is_not_registered_is_told_so_whatever_it_asks_with(subtests, proxy):
+    for key, method in itertools.product(["", "A" * 300], ["GET", "PUT", "DELETE"]):
+        with subtests.test(method=method, key=key):
+            assert ask(proxy, "/v1/fleet/get-run", method=method, key=key) == 401
 
 
 def registration(folder):

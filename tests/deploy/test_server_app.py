@@ -45,11 +45,12 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("name", LIES)
-def test_a_lie_is_refused(name):
-    lie, words = LIES[name]
-    with pytest.raises(ValueError, match=words):
-        read_scores(sent(lie), 2, HELD)
+def test_a_lie_is_refused(subtests):
+    for name in LIES:
+        with subtests.test(name=name):
+            lie, words = LIES[name]
+            with pytest.raises(ValueError, match=words):
+                read_scores(sent(lie), 2, HELD)
 
 
 def test_a_judge_that_exchanges_classes_or_leaves_a_domain_out_is_refused():
@@ -66,20 +67,17 @@ def test_an_honest_judge_is_believed():
     assert (score.domain, score.correct, score.examples, score.loss) == ("sketch", 3, 6, 1.0)
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
+def test_other_messages_are_refused(subtests):
+    for message in [
         sent(row(), row()),
         sent(row(), more=1),
         Message({}, {}),
         Message({}, {"scores": 5}),
         Message({}, {"scores": "[" * 5000}),
         Message({}, {"scores": "{}"}),
-    ],
-)
-def test_other_messages_are_refused(message):
-    with pytest.raises(ValueError, match=r".+"):
-        read_scores(message, 2, HELD)
+    ]:
+        with subtests.test(message=message), pytest.raises(ValueError, match=r".+"):
+            read_scores(message, 2, HELD)
 
 
 @settings(max_examples=60)

@@ -49,7 +49,7 @@ def test_a_flipped_bit_of_a_memory_is_found_and_said(tmp_path):
     memory.keep(2, {"x": torch.tensor(2.0)})
     flip(memory.folder, "memory-2.*")
     assert value(memory.before(2)) == 1
-    with pytest.raises(RunError, match=r"memory-2.* is damaged: its checksum is another one"):
+    with pytest.raises(RunError, match=r"memory-2.* is damaged: .*checksum"):
         memory.before(3)
     for file in memory.folder.glob("memory-2.*"):
         file.unlink()  # as the line says
@@ -83,10 +83,12 @@ def test_what_was_agreed_is_kept_under_its_digest(tmp_path):
     assert found.tensors["style"].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("name", [*OUTSIDE, "a/b", "", ".hidden"])
-def test_a_run_key_cannot_leave_the_cache_folder(name, tmp_path):
-    with pytest.raises(ClientError, match="cannot name a folder"):
-        SiteMemory(tmp_path, name, "ink")
+def test_a_run_key_cannot_leave_the_cache_folder(subtests, tmp_path_factory):
+    for name in [*OUTSIDE, "a/b", "", ".hidden"]:
+        with subtests.test(name=name):
+            tmp_path = tmp_path_factory.mktemp("case")
+            with pytest.raises(ClientError, match="cannot name a folder"):
+                SiteMemory(tmp_path, name, "ink")
 
 
 @pytest.fixture
@@ -171,17 +173,16 @@ def _without_data(sites):
     return {"clients": fields["clients"]} | {"data": {"source": "digits", **fields["data"]}}
 
 
-@pytest.mark.parametrize(
-    ("sites", "address", "words"),
-    [
+def test_names_that_do_not_work_are_refused(subtests, tmp_path_factory):
+    for sites, address, words in [
         (["a b"], "h:1", "letters, digits"),
         ([], "h:1", "at least one site"),
         (["a", "a"], "h:1", "each once"),
         (["a"], "host", "HOST:PORT"),
         (["a"], "h';rm:1", "HOST:PORT"),
         (["a"], "host:70000", "HOST:PORT"),
-    ],
-)
-def test_names_that_do_not_work_are_refused(sites, address, words, tmp_path):
-    with pytest.raises(ExperimentError, match=words):
-        write_app(tmp_path / "app", Experiment(data="digits"), sites, address=address)
+    ]:
+        with subtests.test(sites=sites, address=address, words=words):
+            tmp_path = tmp_path_factory.mktemp("case")
+            with pytest.raises(ExperimentError, match=words):
+                write_app(tmp_path / "app", Experiment(data="digits"), sites, address=address)

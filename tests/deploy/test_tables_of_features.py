@@ -80,7 +80,9 @@ def test_tables_of_features_over_flower_have_the_bits_of_one_process(tables, met
     assert done.status == "completed"
     assert same(weights(done.folder), weights(expected.folder))
     last = done.rounds_done
-    ours, theirs = (one.evaluations.get(last, "test", "rome") for one in (done, expected))
+    ours, theirs = (
+        one.table.where(round=last, split="test", domain="rome") for one in (done, expected)
+    )
     assert ours == theirs
     assert read_run(done.folder).settings["data"]["features"] == WIDTH
 

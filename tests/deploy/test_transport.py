@@ -84,8 +84,8 @@ def test_flower_gives_the_bits_of_the_in_process_transport(method, change, tmp_p
         assert any(name.startswith("wise_ft.safetensors/") for name in tensors)
     found, plain = read_run(deployment.path), expected
     assert found.status == "completed"
-    both = [record.evaluations.get(2, "test", "sketch") for record in (found, plain)]
-    assert both[0] == both[1]
+    both = [record.frame().drop(columns=["bytes", "seconds"]) for record in (found, plain)]
+    assert both[0].equals(both[1])
     assert (deployment.path / "report.html").is_file()
     crossed, entered = (ledger(path) for path in (deployment.path, expected.folder))
     # What was agreed travels with the first message that needs it.
@@ -103,10 +103,14 @@ def test_sites_that_only_evaluate_measure_the_averages_too(tmp_path):
     judged.grid.connect("sketch", nodes)
     judged.start()
     ours, theirs = (
-        {row.key: (row.accuracy, row.loss) for row in read_run(one.path).metrics.evaluations}
+        {
+            row.key: row.value
+            for row in read_run(one.path).table
+            if row.metric in ("accuracy", "loss")
+        }
         for one in (own, judged)
     )
-    assert {key[-1] for key in ours} == {"last", "swa", "ema", "wise_ft"}
+    assert {key[1] for key in ours} == {"last", "swa", "ema", "wise_ft"}
     assert theirs == ours
 
 
@@ -149,14 +153,14 @@ def test_a_site_without_labels_says_how_many_images_it_has_and_how_sure_the_mode
     own = {"images": str(folders), "cache": str(tmp_path / "clinic-cache"), "device": "cpu"}
     deployment.grid.connect("clinic", own | {"labels": False})
     deployment.start()
-    (here,), (there,) = (one.metrics.estimates for one in (alone, read_run(deployment.path)))
+    (here,), (there,) = (one.estimates for one in (alone, read_run(deployment.path)))
     assert (here.site, there.site) == ("sketch", "clinic")
     assert there.model_copy(update={"site": "sketch"}) == here
-    assert (here.sites, here.images) == (3, alone.served.rows("test")[0].examples)
-    (measured,) = alone.served.rows("test")
-    assert here.low <= measured.accuracy <= here.high
+    (measured,) = alone.result.where(split="test", metric="accuracy")
+    assert (here.sites, here.images) == (3, measured.examples)
+    assert here.low <= measured.value <= here.high
     # Two numbers came back, and nothing tells a class or a folder's name.
-    assert read_run(deployment.path).metrics.evaluations == []
+    assert not read_run(deployment.path).table
     answers = [entry[4] for entry in ledger(deployment.path) if entry[3] == "scores"]
     assert set(answers) == {("confidence", "images")}
     text = (deployment.path / "ledger.jsonl").read_text()
@@ -167,19 +171,16 @@ def test_a_site_without_labels_says_how_many_images_it_has_and_how_sure_the_mode
     )
 
 
-@pytest.mark.parametrize(
-    ("scalars", "message"),
-    [
+def test_what_a_site_without_labels_cannot_have_measured_is_refused(subtests):
+    for scalars, message in [
         ({"images": 400, "confidence": 1.5}, "confidence is none"),
         ({"images": 400, "confidence": math.nan}, "confidence is none"),
         ({"images": 400, "confidence": True}, "confidence is none"),
         ({"images": 399, "confidence": 0.5}, "other images"),
         ({"images": 400.0, "confidence": 0.5}, "other images"),
-    ],
-)
-def test_what_a_site_without_labels_cannot_have_measured_is_refused(scalars, message):
-    with pytest.raises(ValueError, match=message):
-        server_app.read_unlabelled(Message({}, scalars), "clinic", {"clinic": 400})
+    ]:
+        with subtests.test(message=message), pytest.raises(ValueError, match=message):
+            server_app.read_unlabelled(Message({}, scalars), "clinic", {"clinic": 400})
 
 
 @pytest.fixture
@@ -211,7 +212,7 @@ def test_a_straggler_is_dropped_at_the_deadline(deploy):
     deployment.start()
     first, second = (reason for _, _, reason in refusals(deployment))
     assert first == "photo: no reply within 1 s"
-    assert second.startswith("photo: no reply yet, nor to an earlier message"), "not 1 s again"
+    assert second.startswith("photo: no reply yet"), "not 1 s again"
 
 
 def test_too_few_sites_at_the_start_fail_the_run_naming_the_missing(deploy):
@@ -344,15 +345,13 @@ def test_sites_that_only_evaluate_score_as_the_coordinators_own_folder_does(depl
     config = {"images": "digits:sketch", "cache": str(deployment.folder / "clinic")}
     deployment.grid.connect("clinic", {**config, "device": "cpu"})
     deployment.start()
-    rows = [row for row in read_rows(deployment.path / "metrics.jsonl") if "accuracy" in row]
-    rows = [row for row in rows if row["weights"] == "last"]
-    assert [row["round"] for row in rows] == [0, 0, 1, 1, 2, 2]
-    for own, theirs in zip(rows[::2], rows[1::2], strict=True):
-        assert theirs["split"] == "test"
-        assert theirs["domain"] == "sketch at clinic"
-        # Sites send counts alone: what needs every image's prediction is not known of them.
-        shared = {name: own["metrics"][name] for name in theirs["metrics"]}
-        assert {**theirs, "domain": "sketch"} == {**own, "metrics": shared}
+    rows = [row for row in read_rows(deployment.path / "metrics.jsonl") if row["weights"] == "last"]
+    theirs = [row for row in rows if row["domain"] == "sketch at clinic"]
+    assert [row["round"] for row in theirs if row["metric"] == "accuracy"] == [0, 1, 2]
+    # Sites send counts alone: what needs every image's prediction is not known of them.
+    known = {row["metric"] for row in theirs}
+    own = [row for row in rows if row["domain"] == "sketch" and row["metric"] in known]
+    assert [row | {"domain": "sketch"} for row in theirs] == own
     assert {row[1:] for row in refusals(deployment)} == {(4, "absent: is not connected")}
     received = {kind for site, kind in deployment.grid.received if site == "clinic"}
     assert received == {"query.register", "evaluate"}
@@ -365,7 +364,7 @@ def test_without_a_folder_of_its_own_the_coordinator_has_the_evaluation_sites_sc
     config = {"images": "digits:sketch", "cache": str(deployment.folder / "clinic")}
     deployment.grid.connect("clinic", {**config, "device": "cpu"})
     deployment.start()
-    assert read_run(deployment.path).evaluations.get(2, "test", "sketch") is not None
+    assert read_run(deployment.path).table.where(round=2, split="test", domain="sketch")
     assert "sketch" in (deployment.path / "report.html").read_text()
 
 
@@ -385,7 +384,7 @@ def test_a_site_that_would_train_on_what_the_run_holds_out_is_refused_by_name(de
         config = {"images": str(images), "cache": str(deployment.folder / name), "device": "cpu"}
         deployment.grid.nodes = {k: n for k, n in deployment.grid.nodes.items() if n != name}
         deployment.grid.connect(name, config)
-    with pytest.raises(RunError, match=r"at least 3 are needed; missing: photo \(it calls itself"):
+    with pytest.raises(RunError, match=r"3 are needed; missing: photo"):
         deployment.start()
     (said,) = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
     assert "'photo' and would train on 'SKETCH', which this run holds out; give 'photo'" in said

@@ -72,14 +72,15 @@ def predicted(predictor, batch):
 # --- what every adaptation promises -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ONE_IMAGE)
-def test_single_images_and_batches_agree(name):
-    predictor = adapt(*_spelled(name))
-    batch = images()
-    together = predicted(predictor, batch)
-    predictor.reset()
-    alone = torch.cat([predicted(predictor, image[None]) for image in batch])
-    torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-5)
+def test_single_images_and_batches_agree(subtests):
+    for name in ONE_IMAGE:
+        with subtests.test(name=name):
+            predictor = adapt(*_spelled(name))
+            batch = images()
+            together = predicted(predictor, batch)
+            predictor.reset()
+            alone = torch.cat([predicted(predictor, image[None]) for image in batch])
+            torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-5)
 
 
 def _spelled(name):
@@ -87,27 +88,29 @@ def _spelled(name):
     return chosen, name, parts
 
 
-@pytest.mark.parametrize("name", ADAPTATIONS)
-def test_the_model_stays_as_it_is_to_the_bit(name):
-    chosen, parts = suited(name)
-    before = {n: t.clone() for n, t in chosen.state_dict().items()}
-    grads = [parameter.requires_grad for parameter in chosen.parameters()]
-    plain = predicted(chosen, images())
-    predictor = adapt(chosen, name, parts)
-    for seed in range(3):
-        predicted(predictor, images(seed=seed))
-    assert same(chosen.state_dict(), before)
-    assert [parameter.requires_grad for parameter in chosen.parameters()] == grads
-    assert torch.equal(predicted(chosen, images()), plain)
+def test_the_model_stays_as_it_is_to_the_bit(subtests):
+    for name in ADAPTATIONS:
+        with subtests.test(name=name):
+            chosen, parts = suited(name)
+            before = {n: t.clone() for n, t in chosen.state_dict().items()}
+            grads = [parameter.requires_grad for parameter in chosen.parameters()]
+            plain = predicted(chosen, images())
+            predictor = adapt(chosen, name, parts)
+            for seed in range(3):
+                predicted(predictor, images(seed=seed))
+            assert same(chosen.state_dict(), before)
+            assert [parameter.requires_grad for parameter in chosen.parameters()] == grads
+            assert torch.equal(predicted(chosen, images()), plain)
 
 
-@pytest.mark.parametrize("name", ADAPTATIONS)
-def test_a_reset_forgets_what_was_seen(name):
-    predictor = adapt(*_spelled(name))
-    first = predicted(predictor, images())
-    predicted(predictor, images(seed=8))
-    predictor.reset()
-    assert torch.equal(predicted(predictor, images()), first)
+def test_a_reset_forgets_what_was_seen(subtests):
+    for name in ADAPTATIONS:
+        with subtests.test(name=name):
+            predictor = adapt(*_spelled(name))
+            first = predicted(predictor, images())
+            predicted(predictor, images(seed=8))
+            predictor.reset()
+            assert torch.equal(predicted(predictor, images()), first)
 
 
 @pytest.mark.parametrize("name", [*STREAMS, "random", "mixnorm:tau=0.3"])
@@ -118,13 +121,14 @@ def test_what_is_seen_changes_predictions_where_it_is_said_to(name):
     assert not torch.equal(predicted(predictor, images()), first)
 
 
-@pytest.mark.parametrize("name", ADAPTATIONS)
-def test_everything_is_documented(name):
-    kind = ADAPTATIONS[name]
-    assert kind.summary
-    assert kind.changes
-    assert kind.cost
-    assert kind.__doc__
+def test_everything_is_documented(subtests):
+    for name in ADAPTATIONS:
+        with subtests.test(name=name):
+            kind = ADAPTATIONS[name]
+            assert kind.summary
+            assert kind.changes
+            assert kind.cost
+            assert kind.__doc__
 
 
 # --- each by an independent calculation ---------------------------------------------------------
@@ -355,22 +359,23 @@ def test_tent_leaves_a_single_image_to_the_running_statistics():
 # --- any trained model, and what is refused -----------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedsr", "copa", "l2d", "jigen+mixstyle"])
-def test_models_of_other_methods_are_served(method):
-    small = federation(method, sizes=(6, 6))
-    small.run(1)
-    local = local_names(small.method, small.network)
-    clients = {
-        id: {n: t for n, t in memory.items() if n in local}
-        for id, memory in small.transport.memories.items()
-    }
-    parts = Parts({id: part for id, part in clients.items() if part})
-    chosen = small.method.predictor(small.network).eval()
-    batch = torch.rand(8, 3, 16, 16)
-    for name in [*ANY_MODEL, *(["ensemble"] if method == "fedbn" else [])]:
-        logits = predicted(adapt(chosen, name, parts), batch)
-        assert logits.shape == (8, 3)
-        assert torch.isfinite(logits).all()
+def test_models_of_other_methods_are_served(subtests):
+    for method in ["fedavg", "fedbn", "fedsr", "copa", "l2d", "jigen+mixstyle"]:
+        with subtests.test(method=method):
+            small = federation(method, sizes=(6, 6))
+            small.run(1)
+            local = local_names(small.method, small.network)
+            clients = {
+                id: {n: t for n, t in memory.items() if n in local}
+                for id, memory in small.transport.memories.items()
+            }
+            parts = Parts({id: part for id, part in clients.items() if part})
+            chosen = small.method.predictor(small.network).eval()
+            batch = torch.rand(8, 3, 16, 16)
+            for name in [*ANY_MODEL, *(["ensemble"] if method == "fedbn" else [])]:
+                logits = predicted(adapt(chosen, name, parts), batch)
+                assert logits.shape == (8, 3)
+                assert torch.isfinite(logits).all()
 
 
 @pytest.mark.parametrize(
@@ -396,27 +401,27 @@ class Plain(nn.Module):
         return inputs.flatten(1)
 
 
-@pytest.mark.parametrize("name", [name for name in ANY_MODEL if name != "global"])
-def test_a_backbone_without_normalisation_is_refused(name):
-    network = Network(Plain(), 2).eval()
-    with pytest.raises(AdaptationError, match="this backbone has none"):
-        adapt(network, name)
-    assert torch.equal(predicted(adapt(network, "global"), images()), predicted(network, images()))
+def test_a_backbone_without_normalisation_is_refused(subtests):
+    for name in [name for name in ANY_MODEL if name != "global"]:
+        with subtests.test(name=name):
+            network = Network(Plain(), 2).eval()
+            with pytest.raises(AdaptationError, match="this backbone has none"):
+                adapt(network, name)
+            assert torch.equal(
+                predicted(adapt(network, "global"), images()), predicted(network, images())
+            )
 
 
-@pytest.mark.parametrize(
-    ("spelling", "message"),
-    [
+def test_mistakes_are_named(subtests):
+    for spelling, message in [
         ("tend", r"unknown adaptation 'tend' \(did you mean 'tent'\?\)"),
         ("fixed:beta=1", "'beta'.*there are: alpha"),
         ("fixed:alpha=2", "alpha: .*less than or equal to 1"),
         ("global:alpha=1", "'alpha'; there are: none"),
         ("tent:lr=fast", "lr: .*valid number"),
-    ],
-)
-def test_mistakes_are_named(spelling, message):
-    with pytest.raises(AdaptationError, match=message):
-        adapt(model(), spelling)
+    ]:
+        with subtests.test(message=message), pytest.raises(AdaptationError, match=message):
+            adapt(model(), spelling)
 
 
 # --- evaluation ---------------------------------------------------------------------------------

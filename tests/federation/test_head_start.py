@@ -89,12 +89,13 @@ def test_a_single_client_has_nobody_to_be_left_out_of():
     assert chosen.accuracy() > 0.8
 
 
-@pytest.mark.parametrize("method", sorted(methods().keys() - {"local", "ridge", "scaffold"}))
-def test_every_method_starts_from_it(method):
-    chosen = started(method, sizes=(7, 5, 6), backbone="cnn", local_steps=1, batch_size=4)
-    assert len(chosen.setup.left_out) == 3
-    assert chosen.server.state.weights["classifier.weight"].any()
-    assert not chosen.server.round().refused
+def test_every_method_starts_from_it(subtests):
+    for method in sorted(methods().keys() - {"local", "ridge", "scaffold"}):
+        with subtests.test(method=method):
+            chosen = started(method, sizes=(7, 5, 6), backbone="cnn", local_steps=1, batch_size=4)
+            assert len(chosen.setup.left_out) == 3
+            assert chosen.server.state.weights["classifier.weight"].any()
+            assert not chosen.server.round().refused
 
 
 @pytest.mark.parametrize(
@@ -113,9 +114,8 @@ def larger(sums):
     return {GRAM: packed(matrix * torch.outer(scale, scale)), CROSS: scale[:, None] * sums[CROSS]}
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
+def test_bad_sums_are_refused_by_their_clients_name(subtests):
+    for change, reason in [
         (lambda m: m.weights.update({CROSS: torch.zeros(2, 2).double()}), "expected"),
         (lambda m: m.weights.update({GRAM: m.weights[GRAM].float()}), "float32"),
         (lambda m: m.weights[GRAM].fill_(torch.nan), "not finite"),
@@ -126,25 +126,24 @@ def larger(sums):
         (lambda m: m.weights[GRAM][1].fill_(1e5), "no features"),
         (lambda m: m.weights[GRAM][0].fill_(-1.0), "no means over images"),
         (lambda m: m.weights.update(larger(m.weights)), "10 times the median"),
-    ],
-)
-def test_bad_sums_are_refused_by_their_clients_name(change, reason):
-    settings = TrainSettings(rounds=1, head="ridge")
-    chosen = federation(sizes=(20, 30, 10), train=settings, backbone="cnn_gn")
-    honest = chosen.transport.train
+    ]:
+        with subtests.test(reason=reason):
+            settings = TrainSettings(rounds=1, head="ridge")
+            chosen = federation(sizes=(20, 30, 10), train=settings, backbone="cnn_gn")
+            honest = chosen.transport.train
 
-    def lying(clients, broadcast):
-        for update in honest(clients, broadcast):
-            if update.client == 1:
-                change(update)
-            yield update
+            def lying(clients, broadcast):
+                for update in honest(clients, broadcast):
+                    if update.client == 1:
+                        change(update)
+                    yield update
 
-    chosen.transport.train = lying
-    chosen.start()
-    refused = [row for row in chosen.ledger if row["kind"] == "refusal"]
-    assert [row["client"] for row in refused] == [1]
-    assert reason in refused[0]["reason"]
-    assert sorted(chosen.setup.left_out) == [0, 2]
+            chosen.transport.train = lying
+            chosen.start()
+            refused = [row for row in chosen.ledger if row["kind"] == "refusal"]
+            assert [row["client"] for row in refused] == [1]
+            assert reason in refused[0]["reason"]
+            assert sorted(chosen.setup.left_out) == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +183,7 @@ def test_flower_starts_from_the_same_bits(tmp_path, trainable):
     expected = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
     deployment = Deployment(tmp_path, chosen)
     assert same(deployment.start(), weights(expected.folder))
-    assert len(expected.metrics.setup.left_out) == 3
+    assert len(expected.setup.left_out) == 3
     if trainable == "all":
         ledgers = [folder / "ledger.jsonl" for folder in (expected.folder, deployment.path)]
         rows = [[json.loads(line) for line in file.read_text().splitlines()] for file in ledgers]

@@ -185,7 +185,7 @@ def test_a_run_counts_every_epoch(tmp_path):
     assert [row.round for row in rows] == [1, 1, 2, 2]
     assert {(row.unit, row.noised_at) for row in rows} == {("image", "client")}
     assert 3.95 < rows[-1].epsilon <= 4
-    assert not done.metrics.rounds[0].terms
+    assert not done.rounds[0].terms
 
 
 @pytest.fixture

@@ -111,9 +111,8 @@ def test_what_fits_passes(checks):
     assert checks.message_fault("update", extras()) is None
 
 
-@pytest.mark.parametrize(
-    ("message", "words"),
-    [
+def test_what_does_not_fit_is_named(subtests, checks):
+    for message, words in [
         (extras(without=["fixed"]), "lacks 'fixed'"),
         (extras(scalars={}), "lacks 'count'"),
         (extras(more=torch.zeros(1)), "undeclared entry 'more'"),
@@ -135,13 +134,12 @@ def test_what_fits_passes(checks):
         (extras(scalars={"count": 10}), "outside 0 .. 9"),
         (extras(scalars={"count": torch.zeros(())}), "must be a number"),
         (extras(scalars={"count": 3, "fixed": 2}), "must be a tensor"),
-    ],
-)
-def test_what_does_not_fit_is_named(checks, message, words):
-    if any(isinstance(value, torch.Tensor) for value in message.scalars.values()):
-        message = Message({**message.tensors, "count": torch.zeros(())}, {})
-    fault = checks.message_fault("update", message)
-    assert words in (fault or "")
+    ]:
+        with subtests.test(words=words):
+            if any(isinstance(value, torch.Tensor) for value in message.scalars.values()):
+                message = Message({**message.tensors, "count": torch.zeros(())}, {})
+            fault = checks.message_fault("update", message)
+            assert words in (fault or "")
 
 
 @pytest.mark.parametrize("count", [0, -3, 2.5, True, "10", 10**30])
@@ -153,13 +151,16 @@ def test_the_number_of_examples_is_what_was_registered(count):
     assert "examples" in checks.update_fault(Update(1, count, sound))
 
 
-@pytest.mark.parametrize(
-    "name", ["pardon", "ccst", "elcfs", "fpl", "copa", "scaffold", "feddg-ga", "afl"]
-)
-def test_every_method_that_sends_more_declares_its_forms(name):
-    more = {k: form for k, form in build_method(name, {}).sends.items() if k not in Method.sends}
-    assert more
-    assert all(form.shape is not None or form.entry_of or form.integer for form in more.values())
+def test_every_method_that_sends_more_declares_its_forms(subtests):
+    for name in ["pardon", "ccst", "elcfs", "fpl", "copa", "scaffold", "feddg-ga", "afl"]:
+        with subtests.test(name=name):
+            more = {
+                k: form for k, form in build_method(name, {}).sends.items() if k not in Method.sends
+            }
+            assert more
+            assert all(
+                form.shape is not None or form.entry_of or form.integer for form in more.values()
+            )
 
 
 @given(some.text(max_size=600))

@@ -1,7 +1,5 @@
 """Cases of damage: what is wrong, and what is said of it."""
 
-import os
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,11 +95,6 @@ class Case:
     error: str | None = None
     said: str | None = None
 
-    @property
-    def id(self) -> str:
-        """A name for the test."""
-        return re.sub(r"[^a-z0-9]+", "-", f"{self.family} {self.what}".lower()).strip("-")
-
 
 def draw_images(root: Path) -> Path:
     """Draws three domains of two classes, four images of each."""
@@ -113,37 +106,3 @@ def draw_images(root: Path) -> Path:
                 pixels = rng.integers(0, 256, (SIZE, SIZE, 3), numpy.uint8)
                 Image.fromarray(pixels).save(root / domain / label / f"{number}.png")
     return root
-
-
-def flip(path: Path, at: float = 0.9) -> None:
-    """Flips one bit, some way into a file."""
-    content = bytearray(path.read_bytes())
-    content[int(at * (len(content) - 1))] ^= 1
-    path.write_bytes(content)
-
-
-def cut(path: Path) -> None:
-    """Cuts a file in half."""
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def pipe(path: Path) -> Path:
-    """Puts a pipe, which nobody writes to, in place of a file."""
-    path.unlink(missing_ok=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    os.mkfifo(path)
-    return path
-
-
-def folder(path: Path) -> Path:
-    """Puts a folder in place of a file."""
-    path.unlink(missing_ok=True)
-    path.mkdir(parents=True)
-    return path
-
-
-def loop(path: Path) -> Path:
-    """Puts a link that leads to itself in place of a file."""
-    path.unlink(missing_ok=True)
-    path.symlink_to(path.name)
-    return path

@@ -10,15 +10,14 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from damage import ROUNDS, Case, Place, cut, flip, folder, loop, pipe
+from damage import ROUNDS, Case, Place
 from feddg.comparison.results import read_comparison
 from feddg.prediction.model import load_trained
 from feddg.runs.execute import resume
 from feddg.runs.folder import RunFolder
 from feddg.runs.reading import read_adapted, read_run
-from odd_inputs import NOT_UTF8
+from odd_inputs import DEEP, NOT_UTF8, cut, flip, folder, loop, pipe, write
 
-DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 RESUMED, READ, COMPARED = "A run is continued", "A run is read", "A comparison is read"
 
 
@@ -40,11 +39,6 @@ def damaged(name: str, damage: Callable[[Path], Any]) -> Callable[[Place], None]
         continued(place, path)
 
     return play
-
-
-def write(content: str) -> Callable[[Path], Any]:
-    """Puts something else into a file."""
-    return lambda path: path.write_text(content)
 
 
 def change(**fields: Any) -> Callable[[Path], Any]:
@@ -164,13 +158,14 @@ CASES: list[Case] = [
             said=said,
         )
         for what, name, damage, said in (
-            ("`metrics.jsonl` is gone", "metrics.jsonl", os.unlink, r"lacks 3 of the 3.*\(1-3\)"),
+            ("`rounds.jsonl` is gone", "rounds.jsonl", os.unlink, r"lacks 3 of the 3.*\(1-3\)"),
             (
-                "`metrics.jsonl` lacks a round",
-                "metrics.jsonl",
+                "`rounds.jsonl` lacks a round",
+                "rounds.jsonl",
                 without('"round":2', '"kind":"round"'),
-                r"metrics\.jsonl lacks 1 of the 3 rounds .*\(2\)",
+                r"rounds\.jsonl lacks 1 of the 3 rounds .*\(2\)",
             ),
+            ("`metrics.jsonl` is gone", "metrics.jsonl", os.unlink, r"metrics\.jsonl lacks 3"),
             ("`ledger.jsonl` is gone", "ledger.jsonl", os.unlink, r"ledger\.jsonl lacks 3"),
             (
                 "`ledger.jsonl` lacks two rounds",
@@ -196,10 +191,16 @@ CASES: list[Case] = [
                 r"metrics\.jsonl is damaged in row 1",
             ),
             (
-                "`metrics.jsonl` has a round that is a word",
-                "metrics.jsonl",
+                "`rounds.jsonl` has a round that is a word",
+                "rounds.jsonl",
                 lambda p: p.write_text('{"kind":"round","round":"two"}\n' + p.read_text()),
-                r"metrics\.jsonl is damaged in row 1: 'round'",
+                r"rounds\.jsonl is damaged in row 1: 'round'",
+            ),
+            (
+                "`metrics.jsonl` is of an earlier version",
+                "metrics.jsonl",
+                write('{"kind":"setup","round":0}\n'),
+                "earlier version of feddg",
             ),
             ("`metrics.jsonl` is a folder", "metrics.jsonl", folder, "it is a folder"),
             ("`ledger.jsonl` is a pipe", "ledger.jsonl", pipe, "a pipe"),
@@ -326,12 +327,6 @@ CASES += [
                 write('{"split": "test"}\n'),
                 r"adaptation\.jsonl is damaged in row 1: it lacks",
             ),
-            (
-                "`experiment.yaml` is a list",
-                "experiment.yaml",
-                write("- a\n"),
-                r"experiment\.yaml is damaged: it must hold fields",
-            ),
         )
     ),
     Case(
@@ -381,11 +376,8 @@ CASES += [
     Case(COMPARED, what, play, error=error)
     for what, play, error in (
         ("no `comparison.json`", lambda p: read_comparison(p.root), "holds no comparison"),
-        ("`comparison.json` is empty", compared(""), r"comparison\.json is damaged"),
-        ("it is a list", compared("[]"), r"comparison\.json is damaged"),
         ("it has no cells", compared('{"name": "a"}'), "lacks 'cells'"),
         ("its cells are a number", compared('{"name": "a", "cells": 3}'), "'cells'"),
-        ("it is nested 100,000 levels deep", compared(DEEP), r"comparison\.json is damaged"),
         (
             "a cell's run lies outside of its folder",
             compared('{"name": "a", "cells": [' + CELL % '"../../b"' + "]}"),
@@ -395,11 +387,6 @@ CASES += [
             "a cell's run is a number",
             compared('{"name": "a", "cells": [' + CELL % "3" + "]}"),
             r"cells\.0\.folder",
-        ),
-        (
-            "a pipe",
-            lambda p: read_comparison(pipe(p.root / "c" / "comparison.json").parent),
-            "a pipe",
         ),
     )
 ]

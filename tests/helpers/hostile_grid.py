@@ -17,11 +17,10 @@ from feddg.deploy.wire import (
     Registration,
     flower_bytes,
 )
-from feddg.federation.server import Server
+from feddg.federation.server import Phase, Server
 from feddg.federation.transport import Ledger
-from feddg.federation.validation import MessageChecks
 from feddg.messages import Broadcast, Message
-from federations import SIZE, SmallFederation, federation
+from federations import SmallFederation, federation
 
 Change = Callable[[RecordDict], RecordDict]
 """What a hostile site makes of its reply."""
@@ -117,27 +116,9 @@ class HostileFederation:
         self.transport.gather(self.minimum)
         self.transport.fields = {"classes": "[]", "domains": "[]"}
         defences = small.built_defences()
-        network, sites = small.network, len(small.sizes)
-        self.server = Server(
-            small.method,
-            self.transport,
-            small.server.state,
-            per_round=None,
-            settings=small.server_settings,
-            seed=small.seed,
-            ledger=Ledger(self.rows.append),
-            checks=MessageChecks(
-                small.method,
-                network,
-                sites,
-                image_size=SIZE,
-                also=defences.sends,
-                registered=self.transport.registered,
-                train=small.train,
-                style_noise=small.style_noise,
-            ),
-            defences=defences,
-        )
+        phase = Phase(small.method, small.network, small.settings, defences)
+        ledger = Ledger(self.rows.append)
+        self.server = Server(phase, self.transport, small.server.state, ledger)
         self.server.setup()
         for _ in range(rounds):
             self.row = self.server.round()

@@ -1,6 +1,7 @@
 """Run folders made up for tests of what reads them."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,21 +19,22 @@ from feddg.records import (
     ClientRow,
     ClientsTable,
     Direction,
-    EvaluationRow,
     LayoutRow,
     LedgerRow,
     MessageRow,
-    MetricsRow,
+    MetricRow,
     NumberRow,
     RefusedUpdate,
+    RoundRecord,
     RoundRow,
     SetupRow,
     SummaryFile,
     TensorEntry,
 )
-from feddg.runs.execute import summarize
 from feddg.runs.folder import RunFolder
-from feddg.runs.reading import read_run
+from feddg.runs.reading import Run, read_run
+from feddg.runs.summary import summarize
+from feddg.runs.table import NumberTable
 
 
 @dataclass
@@ -72,7 +74,8 @@ class FolderMaker:
             folder.replace("experiment.yaml", yaml.safe_dump(self.experiment(), sort_keys=False))
             folder.write_json("environment.json", ENVIRONMENT)
             folder.write_json("clients.json", self.client_table())
-            folder.replace_rows("metrics.jsonl", [self.setup_row(), *self.metric_rows()])
+            folder.replace_rows("rounds.jsonl", [self.setup_row(), *self.round_rows()])
+            folder.replace_rows("metrics.jsonl", self.metric_rows())
             folder.replace_rows("ledger.jsonl", self.ledger_rows())
             if self.pictures:
                 self._draw(folder)
@@ -114,44 +117,57 @@ class FolderMaker:
 
     def setup_row(self) -> SetupRow:
         even, odd = (tuple(range(start, self.clients, 2)) for start in (0, 1))
-        return SetupRow(seconds=2.5, groups={"style": (even, odd)})
+        return SetupRow(seconds=2.5, bytes=SETUP_BYTES, groups={"style": (even, odd)})
 
-    def metric_rows(self) -> list[MetricsRow]:
-        rows: list[MetricsRow] = [*self.evaluation_rows(0)]
-        for round_ in range(1, self.rounds + 1):
-            rows += [self.round_row(round_), *self.evaluation_rows(round_)]
+    def round_rows(self) -> list[RoundRecord]:
+        return [self.round_row(round_) for round_ in range(1, self.rounds + 1)]
+
+    def metric_rows(self) -> list[MetricRow]:
+        rows = [row for round_ in range(self.rounds + 1) for row in self.number_rows(round_)]
         if self.rounds == self.planned:
-            rows += [*self.evaluation_rows(self.rounds, SWA)]
-            rows += [*self.evaluation_rows(self.rounds, EMA)]
+            rows += [*self.number_rows(self.rounds, SWA), *self.number_rows(self.rounds, EMA)]
         return rows
 
-    def evaluation_rows(self, round_: int, weights: str = LAST) -> list[EvaluationRow]:
+    def spent(self, round_: int) -> dict[str, float]:
+        clients = [len(self.chosen(one)) for one in range(1, round_ + 1)]
+        return {
+            "images": 65 * sum(clients),
+            "bytes": SETUP_BYTES + 2 * UPDATE_BYTES * sum(clients),
+            "seconds": 2.5 + sum(clients) + 0.1 * round_,
+        }
+
+    def number_rows(self, round_: int, weights: str = LAST) -> list[MetricRow]:
         parts = {"test": self.test, "val": self.val}
         parts |= {"id_val": self.training, "id_test": self.training}
         return [
-            self._evaluation(round_, split, index, domain, weights)
+            row
             for split, domains in parts.items()
             for index, domain in enumerate(domains)
+            for row in self._numbers(round_, split, index, domain, weights)
         ]
 
-    def _evaluation(
+    def _numbers(
         self, round_: int, split: str, index: int, domain: str, weights: str
-    ) -> EvaluationRow:
+    ) -> list[MetricRow]:
         accuracy = self.accuracy(split, index, round_, weights)
         confusion = self.confusion() if round_ == self.rounds else None
-        names = ("balanced_accuracy", "largest_class_share")
-        known = measure(Predictions(np.array(confusion))) if confusion else {}
-        return EvaluationRow(
-            round=round_,
-            split=split,
-            domain=domain,
-            accuracy=accuracy,
-            loss=2 - accuracy,
+        return numbers(
+            round_,
+            split,
+            domain,
+            accuracy,
             examples=400 + index,
-            metrics={name: known[name] for name in names if name in known},
-            confusion=confusion,
             weights=weights,
+            confusion=confusion,
+            loss=2 - accuracy,
+            spent=self.spent(round_),
+            **self.metrics(index, confusion),
         )
+
+    def metrics(self, domain: int, confusion: list[list[int]] | None) -> dict[str, float]:
+        known = measure(Predictions(np.array(confusion))) if confusion else {}
+        names = ("balanced_accuracy", "largest_class_share")
+        return {name: known[name] for name in names if name in known}
 
     def confusion(self) -> list[list[int]]:
         size = len(self.classes)
@@ -227,6 +243,7 @@ def _message(
     )
 
 
+SETUP_BYTES = 10 * 2 * 1024
 UPDATE_BYTES = 4 * (64 * 27 + 64)
 ENVIRONMENT = {
     "feddg": "0.1.0",
@@ -247,6 +264,37 @@ LAYOUTS = (
     LayoutRow(id="ab02", tensors=_WEIGHTS),
     LayoutRow(id="ab03", tensors=_WEIGHTS, scalars=("examples",)),
 )
+
+
+def numbers(
+    round_: int,
+    split: str,
+    domain: str,
+    accuracy: float,
+    examples: int = 10,
+    weights: str = LAST,
+    confusion: list[list[int]] | None = None,
+    spent: dict[str, float] | None = None,
+    **metrics: float,
+) -> list[MetricRow]:
+    """The rows of one domain after one round, as an evaluation writes them."""
+    of = {"round": round_, "weights": weights, "split": split, "domain": domain}
+    of |= spent or {"images": 0, "bytes": 0, "seconds": 0}
+    of |= {"examples": examples}
+    return [
+        MetricRow(metric="accuracy", value=accuracy, confusion=confusion, **of),
+        *(MetricRow(metric=name, value=value, **of) for name, value in metrics.items()),
+    ]
+
+
+def accuracy_rows(run: Run, round_: int, split: str) -> Sequence[NumberRow]:
+    """The rows of a run's accuracies after a round, one per domain of a split."""
+    return run.table.where(weights=LAST, round=round_, split=split, metric="accuracy").rows
+
+
+def table_of(*parts: list[MetricRow], **selection: str) -> NumberTable:
+    """A run's table of the rows of some domains."""
+    return NumberTable((row for rows in parts for row in rows), **selection)
 
 
 def accuracies(split="test", **by_rule):

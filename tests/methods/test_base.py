@@ -1,7 +1,6 @@
 """What every method must do besides what feddg.testing checks (testing/test_check_method.py)."""
 
 import copy
-import functools
 import logging
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,7 +15,7 @@ from feddg.methods.composition import method_class
 from feddg.models.precision import autocast
 from feddg.runs.folder import kept_weights
 from feddg.runs.prepare import build as build_parts
-from feddg.runs.reading import FINAL
+from feddg.runs.table import FINAL
 from feddg.settings import TrainSettings
 from federations import SmallFederation, federation, same
 
@@ -47,59 +46,6 @@ def learned(
     return {f"{id}/{name}": t for id, model in models.items() for name, t in model.items()}
 
 
-@functools.cache
-def finished(name: str) -> tuple[SmallFederation, State, dict[int, dict[str, torch.Tensor]]]:
-    """Two rounds of a method, and copies of the state and memories after the first."""
-    small = build(name)
-    small.run(1)
-    after_one = copy.deepcopy((small.server.state, small.transport.memories))
-    small.server.round()
-    return small, *after_one
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_two_rounds_finish_finite_and_predict(name):
-    small, first, memories = finished(name)
-    state = small.server.state
-    assert state.round == 2
-    assert all(hasattr(reply, "terms") for reply in small.replies), small.replies
-    for tensor in (*state.weights.values(), *state.extras.values()):
-        assert torch.isfinite(tensor).all()
-    assert not same(learned(small), learned(small, first, memories))
-    predict = small.method.predictor(small.network).eval()
-    with torch.no_grad():
-        logits = predict(torch.rand(5, 3, 16, 16))
-    assert logits.shape == (5, 3)
-    assert torch.isfinite(logits).all()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_round_in_mixed_precision_is_near_the_one_in_float32(name):
-    small, first, memories = finished(name)
-    mixed = build(name)
-    mixed.worker.autocast = autocast("bfloat16", torch.device("cpu"))
-    mixed.run(1)
-    assert all(hasattr(reply, "terms") for reply in mixed.replies), mixed.replies
-    untrained = learned(build(name), like=memories)
-    names = [n for n, _ in small.network.named_parameters()]
-    trained = [*names, *(f"{id}/{n}" for id in memories for n in names)]
-    before, exact, rounded = (
-        torch.cat([weights[n].flatten() for n in trained if n in weights])
-        for weights in (untrained, learned(small, first, memories), learned(mixed))
-    )
-    moved, wanted = rounded - before, exact - before
-    assert torch.cosine_similarity(moved, wanted, dim=0) > 0.5
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_same_seed_gives_the_same_weights_also_when_clients_train_at_once(name):
-    small, _, _ = finished(name)
-    again = build(name, at_once=2)
-    again.run(2)
-    assert same(again.server.state.weights, small.server.state.weights)
-    assert same(again.server.state.extras, small.server.state.extras)
-
-
 def sent(small: SmallFederation) -> set[str]:
     """Everything the ledger says left a client, as ``purpose/name``."""
     layouts = {row["id"]: row for row in small.ledger if row["kind"] == "layout"}
@@ -115,36 +61,62 @@ def sent(small: SmallFederation) -> set[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_ledger_lists_exactly_what_the_class_says_leaves_the_client(name):
-    small, _, _ = finished(name)
-    entries, schemas = sent(small), small.method.sends.items()
-    declared = [d for d, schema in schemas if schema.when is None or schema.when(small.method)]
-    assert not [e for e in entries if not any(fnmatchcase(e, d) for d in declared)]
-    assert not [d for d in declared if not any(fnmatchcase(e, d) for e in entries)]
+def test_two_rounds(name, subtests):
+    small = build(name)
+    small.run(1)
+    first, memories = copy.deepcopy((small.server.state, small.transport.memories))
+    small.server.round()
+    state = small.server.state
+    assert state.round == 2
+    assert all(hasattr(reply, "terms") for reply in small.replies), small.replies
+    with subtests.test("finite weights that move, and predict"):
+        for tensor in (*state.weights.values(), *state.extras.values()):
+            assert torch.isfinite(tensor).all()
+        assert not same(learned(small), learned(small, first, memories))
+        predict = small.method.predictor(small.network).eval()
+        with torch.no_grad():
+            logits = predict(torch.rand(5, 3, 16, 16))
+        assert logits.shape == (5, 3)
+        assert torch.isfinite(logits).all()
+    with subtests.test("the same weights where clients train at once"):
+        again = build(name, at_once=2)
+        again.run(2)
+        assert same(again.server.state.weights, state.weights)
+        assert same(again.server.state.extras, state.extras)
+    with subtests.test("the ledger lists exactly what the class declares"):
+        entries, schemas = sent(small), small.method.sends.items()
+        declared = [d for d, schema in schemas if schema.when is None or schema.when(small.method)]
+        assert not [e for e in entries if not any(fnmatchcase(e, d) for d in declared)]
+        assert not [d for d in declared if not any(fnmatchcase(e, d) for e in entries)]
+    with subtests.test("a round in bfloat16 moves as in float32"):
+        mixed = build(name)
+        mixed.worker.autocast = autocast("bfloat16", torch.device("cpu"))
+        mixed.run(1)
+        assert all(hasattr(reply, "terms") for reply in mixed.replies), mixed.replies
+        untrained = learned(build(name), like=memories)
+        names = [n for n, _ in small.network.named_parameters()]
+        trained = [*names, *(f"{id}/{n}" for id in memories for n in names)]
+        before, exact, rounded = (
+            torch.cat([weights[n].flatten() for n in trained if n in weights])
+            for weights in (untrained, learned(small, first, memories), learned(mixed))
+        )
+        moved, wanted = rounded - before, exact - before
+        assert torch.cosine_similarity(moved, wanted, dim=0) > 0.5
+    with subtests.test("a client without images is refused alone"):
+        train = small.worker.train
+        small = federation(name, train=train, sizes=(5, 0, 5))
+        small.run(2)
+        assert all(torch.isfinite(t).all() for t in small.server.state.weights.values())
+        assert {reply.client for reply in small.replies if hasattr(reply, "reason")} == {1}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_everything_sent_is_described(name):
-    method = method_class(name)
-    assert "\n" not in method.summary
-    assert all(method.sends.values())
-    assert method.__doc__ != Method.__doc__
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_type_checker_knows_the_settings_of_every_method(name):
-    method = method_class(name)
-    assert get_type_hints(method)["settings"] is method.Settings
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_client_without_images_is_refused_and_the_others_go_on(name):
-    wanted = method_class(name).presets.get("*", {}).get("train", {})
-    train = TrainSettings(**{"rounds": 2, "batch_size": 4} | wanted)
-    small = federation(name, train=train, sizes=(5, 0, 5))
-    small.run(2)
-    assert all(torch.isfinite(t).all() for t in small.server.state.weights.values())
-    assert {reply.client for reply in small.replies if hasattr(reply, "reason")} == {1}
+def test_every_method_is_described_and_its_settings_are_typed():
+    for name in NAMES:
+        method = method_class(name)
+        assert "\n" not in method.summary, name
+        assert all(method.sends.values()), name
+        assert method.__doc__ != Method.__doc__, name
+        assert get_type_hints(method)["settings"] is method.Settings, name
 
 
 # A method in a package of its own is found through the entry point, and runs.

@@ -200,9 +200,7 @@ def test_only_styles_and_weights_leave_the_client():
 
 
 def test_settings_that_contradict_each_other_and_pardons_strength():
-    with pytest.raises(
-        ExperimentError, match="method ccst: stylized: on_the_fly goes with variant"
-    ):
+    with pytest.raises(ExperimentError, match=r"ccst: stylized: .* variant"):
         build_method("ccst", {"stylized": "on_the_fly"})
     assert build_method("ccst", {}).settings.strength == 1
     assert build_method("ccst", {"variant": "pardon"}).settings.strength == 0.5

@@ -95,17 +95,17 @@ def test_a_composition_has_all_names_settings_presets_and_promises():
     assert "Liu" in composed.summary
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
+def test_ridge_goes_with_nothing_that_trains_otherwise(subtests):
+    for other in [
         *("copa", "csac", "fedig", "fedig-a", "fedsr", "l2d", "local"),
         *("scaffold", "selfreg", "vista"),
-    ],
-)
-def test_ridge_goes_with_nothing_that_trains_otherwise(other):
-    for name in (f"ridge+{other}", f"{other}+ridge"):
-        with pytest.raises(ExperimentError, match="ridge adds up what a fixed network gives"):
-            method_class(name)
+    ]:
+        with subtests.test(other=other):
+            for name in (f"ridge+{other}", f"{other}+ridge"):
+                with pytest.raises(
+                    ExperimentError, match="ridge adds up what a fixed network gives"
+                ):
+                    method_class(name)
 
 
 @pytest.mark.parametrize("name", ["ridge+outlines", "outlines+ridge"])
@@ -123,9 +123,8 @@ def test_rules_between_the_settings_of_a_part_hold_in_a_composition():
         build_method("ccst+jigen", {"jigsaw_weigth": 1})
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
+def test_impossible_names_are_refused_with_the_reason(subtests):
+    for name, reason in [
         ("ccst+pardon", "each exchange styles and stylize images; choose one"),
         ("pardon+ccst", "each exchange styles and stylize images; choose one"),
         ("pardon+fisc", "a method cannot be combined with itself"),
@@ -136,11 +135,9 @@ def test_rules_between_the_settings_of_a_part_hold_in_a_composition():
         ("ccst+jigsaw", "unknown method 'jigsaw'"),
         ("ccst+", "unknown method ''"),
         ("cst", "did you mean 'ccst'"),
-    ],
-)
-def test_impossible_names_are_refused_with_the_reason(name, reason):
-    with pytest.raises(ExperimentError, match=reason):
-        method_class(name)
+    ]:
+        with subtests.test(reason=reason), pytest.raises(ExperimentError, match=reason):
+            method_class(name)
 
 
 class PlusSettings(MethodSettings):
@@ -206,7 +203,7 @@ def test_a_part_whose_hook_does_not_call_super_goes_behind_the_others():
     assert compose((Alone, Plus)).name == "plus+alone"
     assert compose((Alone, Nested, Plus)).name == "nested+plus+alone"
     assert compose((Plus, Nested)).name == "plus+nested"
-    with pytest.raises(ExperimentError, match="alone replaces 'loss', so alone too's would never"):
+    with pytest.raises(ExperimentError, match="alone replaces 'loss'"):
         compose((Alone, Plus, type("Too", (Method,), {"name": "alone too", "loss": other_loss})))
     assert issubclass(compose((Alone, Elsewhere)), Elsewhere)
 
@@ -228,7 +225,7 @@ def test_parts_with_a_setting_of_the_same_name_are_refused():
         name = "other"
         settings: PlusSettings
 
-    with pytest.raises(ExperimentError, match="plus and other both have a setting called 'amount'"):
+    with pytest.raises(ExperimentError, match=r"plus and other .*'amount'"):
         compose((Plus, Other))
 
 

@@ -175,22 +175,26 @@ def by_hand(name, settings, client, z, labels, rows):
     return plain + (weight * sum(penalties) / len(penalties) if penalties else 0)
 
 
-@pytest.mark.parametrize("part", SEVERAL)
-@pytest.mark.parametrize(("name", "settings"), [c for c in PENALISED if c[0] != "mixup"])
-def test_loss_and_gradient_are_those_of_loops_over_the_domains(name, settings, part):
-    train = SGD.model_copy(update={"label_smoothing": 0.1, "class_weights": "balanced"})
-    small, client, batch, rows = begun(name, settings, SEVERAL[part], train)
-    z = torch.randn(len(batch), 128, generator=torch.Generator().manual_seed(3))
-    z = (z / 8).requires_grad_()
-    got = sum(small.method.head_loss(client, batch, z).values())
-    if len(SEVERAL[part]) == 1:
-        want = client.task_loss(client.network.classifier(z), batch.labels)
-    else:
-        want = by_hand(name, settings, client, z, batch.labels, rows)
-    torch.testing.assert_close(got, want, rtol=2e-4, atol=1e-6)
-    inputs = [z, *client.network.classifier.parameters()]
-    for mine, its in zip(torch.autograd.grad(got, inputs), torch.autograd.grad(want, inputs)):
-        torch.testing.assert_close(mine, its, rtol=1e-3, atol=1e-6)
+def test_loss_and_gradient_are_those_of_loops_over_the_domains(subtests):
+    for (name, settings), part in itertools.product(
+        [c for c in PENALISED if c[0] != "mixup"], SEVERAL
+    ):
+        with subtests.test(part=part, name=name, settings=settings):
+            train = SGD.model_copy(update={"label_smoothing": 0.1, "class_weights": "balanced"})
+            small, client, batch, rows = begun(name, settings, SEVERAL[part], train)
+            z = torch.randn(len(batch), 128, generator=torch.Generator().manual_seed(3))
+            z = (z / 8).requires_grad_()
+            got = sum(small.method.head_loss(client, batch, z).values())
+            if len(SEVERAL[part]) == 1:
+                want = client.task_loss(client.network.classifier(z), batch.labels)
+            else:
+                want = by_hand(name, settings, client, z, batch.labels, rows)
+            torch.testing.assert_close(got, want, rtol=2e-4, atol=1e-6)
+            inputs = [z, *client.network.classifier.parameters()]
+            for mine, its in zip(
+                torch.autograd.grad(got, inputs), torch.autograd.grad(want, inputs)
+            ):
+                torch.testing.assert_close(mine, its, rtol=1e-3, atol=1e-6)
 
 
 def test_a_domain_that_a_batch_lacks_does_not_count():
@@ -524,38 +528,36 @@ def test_a_program_names_its_images_domains():
         in_memory("irm", None, ["a", "b"])
 
 
-@pytest.mark.parametrize(
-    ("method", "domains", "severity"),
-    [
+def test_that_there_is_nothing_to_compare_is_said_once(subtests):
+    for method, domains, severity in [
         ("irm", (None, None), "warning"),
         ("irm", (["a", "b"] * 3, None), "note"),
         ("irm", (["a", "b"] * 3, ["a", "b"] * 3), None),
         ("fedprox+coral", (None, None), "warning"),
         ("fedavg", (None, None), None),
         ("afl", (None, None), None),
-    ],
-)
-def test_that_there_is_nothing_to_compare_is_said_once(method, domains, severity):
-    with collected() as said:
-        in_memory(method, *domains).fit(2)
-    mine = [one.severity for one in said if one.code == "one-domain-clients"]
-    assert mine == ([severity] if severity else [])
+    ]:
+        with subtests.test(method=method, domains=domains, severity=severity):
+            with collected() as said:
+                in_memory(method, *domains).fit(2)
+            mine = [one.severity for one in said if one.code == "one-domain-clients"]
+            assert mine == ([severity] if severity else [])
 
 
-@pytest.mark.parametrize(
-    ("partition", "severities"), [("domain", ["warning"]), ("iid", []), ("heterogeneous", [])]
-)
-def test_so_does_an_experiment_by_how_domains_are_dealt_out(partition, severities, tmp_path):
-    experiment = Experiment(
-        method="irm",
-        data={"source": "digits", "image_size": 8},
-        hold_out="sketch",
-        clients={"number": 6, "partition": partition},
-        model={"backbone": "cnn", "weights": None},
-    )
-    with collected() as said:
-        in_process(experiment, tmp_path)
-    assert [one.severity for one in said if one.code == "one-domain-clients"] == severities
+def test_so_does_an_experiment_by_how_domains_are_dealt_out(subtests, tmp_path_factory):
+    for partition, severities in [("domain", ["warning"]), ("iid", []), ("heterogeneous", [])]:
+        with subtests.test(partition=partition, severities=severities):
+            tmp_path = tmp_path_factory.mktemp("case")
+            experiment = Experiment(
+                method="irm",
+                data={"source": "digits", "image_size": 8},
+                hold_out="sketch",
+                clients={"number": 6, "partition": partition},
+                model={"backbone": "cnn", "weights": None},
+            )
+            with collected() as said:
+                in_process(experiment, tmp_path)
+            assert [one.severity for one in said if one.code == "one-domain-clients"] == severities
 
 
 def test_weights_at_the_server_are_not_idle():

@@ -1,4 +1,7 @@
-"""Every setting of every method, changed from its default, trains a round in bfloat16."""
+"""Every setting of every method, changed from its default, trains a round in bfloat16.
+
+The defaults do so in test_base.py.
+"""
 
 import dataclasses
 from functools import partial
@@ -77,7 +80,6 @@ def trained(method: Method) -> None:
 @pytest.mark.parametrize("method", methods())
 def test_every_setting_of_a_method_trains_in_bfloat16(method: str) -> None:
     fields = method_class(method).Settings.model_fields
-    trained(build_method(method, {}))
     for name, field in fields.items():
         if name in FILES:
             continue

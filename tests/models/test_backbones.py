@@ -99,9 +99,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
     state = torchvision.models.resnet18().state_dict()
     state["conv1.weight"] = torch.zeros(64, 3, 5, 5)
     save_file(state, file)
-    with pytest.raises(
-        WeightsError, match=r"w\.safetensors.*conv1\.weight has shape \(64, 3, 5, 5\)"
-    ):
+    with pytest.raises(WeightsError, match=r"conv1\.weight .*\(64, 3, 5, 5\)"):
         build_network("resnet18", 7, weights=str(file))
     with pytest.raises(WeightsError, match="does not fit backbone 'cnn'"):
         build_network("cnn", 7, weights=str(file))
@@ -150,23 +148,21 @@ TWELVE = (
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "timms", "mean", "stages"),
-    [
+def test_names_are_torchvisions_before_timms(subtests):
+    for name, timms, mean, stages in [
         ("resnet18", None, 0.485, 4),
         ("timm:resnet18", "resnet18", 0.485, 4),
         ("test_resnet", "test_resnet", 0.5, 4),
         ("test_vit.r160_in1k", "test_vit.r160_in1k", 0.5, 0),
         (LITE, "tf_efficientnet_lite0", 0.5, 5),
         ("timm:efficientnet_lite0", "efficientnet_lite0", 0.485, 5),
-    ],
-)
-def test_names_are_torchvisions_before_timms(name, timms, mean, stages):
-    network = build_network(name, 3, weights=None, image_size=32).eval()
-    assert getattr(network.featurizer, "name", None) == timms
-    assert network.mean[0] == mean
-    assert len(network.stages) == stages
-    assert network(torch.rand(2, 3, 32, 32)).shape == (2, 3)
+    ]:
+        with subtests.test(name=name, timms=timms, mean=mean, stages=stages):
+            network = build_network(name, 3, weights=None, image_size=32).eval()
+            assert getattr(network.featurizer, "name", None) == timms
+            assert network.mean[0] == mean
+            assert len(network.stages) == stages
+            assert network(torch.rand(2, 3, 32, 32)).shape == (2, 3)
 
 
 def test_unknown_names_and_sizes_are_one_line():

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 
 import pytest
 import torch
@@ -129,27 +130,32 @@ def test_a_resnets_state_and_embeddings_do_not_change():
 # Depthwise, in bfloat16.
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize(("kernel", "padding"), [(3, 0), (3, 1), (5, 0), (5, 1), (5, 2), (7, 3)])
-@pytest.mark.parametrize("size", [(8, 7), (7, 8)])
-def test_depthwise_gradients_are_exact_once_and_twice(kernel, padding, stride, size):
-    generator = torch.manual_seed(0)
-    shapes = (2, 2, *size), (2, 1, kernel, kernel), (2,)
-    parts = [
-        torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
-        for shape in shapes
-    ]
-    own = nn.functional.conv2d(*parts, stride, padding, 1, 2)
-    found = _Depthwise.apply(*parts, stride, padding)
-    assert torch.equal(found, own)
-    towards = torch.randn(own.shape, generator=generator, dtype=torch.float64, requires_grad=True)
-    firsts = [torch.autograd.grad(y, parts, towards, create_graph=True) for y in (own, found)]
-    seconds = [
-        torch.autograd.grad(sum((g**3).sum() for g in first), [*parts[:2], towards])
-        for first in firsts
-    ]
-    for expected, calculated in (firsts, seconds):
-        torch.testing.assert_close(calculated, expected, rtol=1e-10, atol=1e-10)
+def test_depthwise_gradients_are_exact_once_and_twice(subtests):
+    for size, (kernel, padding), stride in itertools.product(
+        [(8, 7), (7, 8)], [(3, 0), (3, 1), (5, 0), (5, 1), (5, 2), (7, 3)], [1, 2]
+    ):
+        with subtests.test(stride=stride, kernel=kernel, padding=padding, size=size):
+            generator = torch.manual_seed(0)
+            shapes = (2, 2, *size), (2, 1, kernel, kernel), (2,)
+            parts = [
+                torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+                for shape in shapes
+            ]
+            own = nn.functional.conv2d(*parts, stride, padding, 1, 2)
+            found = _Depthwise.apply(*parts, stride, padding)
+            assert torch.equal(found, own)
+            towards = torch.randn(
+                own.shape, generator=generator, dtype=torch.float64, requires_grad=True
+            )
+            firsts = [
+                torch.autograd.grad(y, parts, towards, create_graph=True) for y in (own, found)
+            ]
+            seconds = [
+                torch.autograd.grad(sum((g**3).sum() for g in first), [*parts[:2], towards])
+                for first in firsts
+            ]
+            for expected, calculated in (firsts, seconds):
+                torch.testing.assert_close(calculated, expected, rtol=1e-10, atol=1e-10)
 
 
 @functools.cache
@@ -164,37 +170,34 @@ def symmetric(inputs, outputs, kernel, stride):
     return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=inputs)
 
 
-@pytest.mark.parametrize("last", [True, False])
-@pytest.mark.parametrize("size", [(14, 14), (13, 16), (4, 5)])
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("kernel", [3, 5])
-@pytest.mark.parametrize("same", [True, False])
-def test_depthwise_layers_in_bfloat16_are_as_near_to_float32_as_pytorchs(
-    same, kernel, stride, size, last
-):
-    torch.manual_seed(0)
-    plain = (same_padding() if same else symmetric)(32, 32, kernel, stride=stride)
-    fast = copy.deepcopy(plain)
-    use_fast_convolutions(fast)
-    assert isinstance(fast, SeparableConv)
-    images = torch.randn(4, 32, *size)
-    if last:
-        images = images.to(memory_format=torch.channels_last)
+def test_depthwise_layers_in_bfloat16_are_as_near_to_float32_as_pytorchs(subtests):
+    for same, kernel, stride, size, last in itertools.product(
+        [True, False], [3, 5], [1, 2], [(14, 14), (13, 16), (4, 5)], [True, False]
+    ):
+        with subtests.test(last=last, size=size, stride=stride, kernel=kernel, same=same):
+            torch.manual_seed(0)
+            plain = (same_padding() if same else symmetric)(32, 32, kernel, stride=stride)
+            fast = copy.deepcopy(plain)
+            use_fast_convolutions(fast)
+            assert isinstance(fast, SeparableConv)
+            images = torch.randn(4, 32, *size)
+            if last:
+                images = images.to(memory_format=torch.channels_last)
 
-    def gradients(layer, enabled):
-        entry = images.clone().requires_grad_()
-        layer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            result = layer(entry)
-        result.float().square().sum().backward()
-        return [result.detach(), entry.grad, *(p.grad.clone() for p in layer.parameters())]
+            def gradients(layer, enabled):
+                entry = images.clone().requires_grad_()
+                layer.zero_grad()
+                with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                    result = layer(entry)
+                result.float().square().sum().backward()
+                return [result.detach(), entry.grad, *(p.grad.clone() for p in layer.parameters())]
 
-    exact = gradients(plain, False)
-    assert all(map(torch.equal, gradients(fast, False), exact))  # float32 stays PyTorch's
-    for truth, own, found in zip(exact, gradients(plain, True), gradients(fast, True)):
-        assert found.dtype == own.dtype
-        assert found.shape == own.shape
-        assert (found - truth).norm() <= 1.2 * (own - truth).norm() + 1e-4 * truth.norm()
+            exact = gradients(plain, False)
+            assert all(map(torch.equal, gradients(fast, False), exact))  # float32 stays PyTorch's
+            for truth, own, found in zip(exact, gradients(plain, True), gradients(fast, True)):
+                assert found.dtype == own.dtype
+                assert found.shape == own.shape
+                assert (found - truth).norm() <= 1.2 * (own - truth).norm() + 1e-4 * truth.norm()
 
 
 def test_in_bfloat16_pytorchs_slow_kernels_are_not_used():
@@ -362,9 +365,8 @@ def test_networks_without_depthwise_layers_are_changed_on_tiny_maps_alone(backbo
 # What stock PyTorch gets wrong in bfloat16 on CPUs with AMX.
 
 
-@pytest.mark.parametrize(
-    ("layer", "spoilt"),
-    [
+def test_it_is_known_which_layers_may_have_nan_gradients(subtests):
+    for layer, spoilt in [
         (nn.Conv2d(3, 32, 3, 2), True),
         (nn.Conv2d(64, 16, 3, 2, padding=1), True),
         (nn.Conv2d(17, 17, 3, 2), False),
@@ -372,10 +374,9 @@ def test_networks_without_depthwise_layers_are_changed_on_tiny_maps_alone(backbo
         (nn.Conv2d(3, 64, 7, 2), False),
         (nn.Conv2d(16, 16, 3, 2, groups=16), False),
         (nn.Linear(3, 3), False),
-    ],
-)
-def test_it_is_known_which_layers_may_have_nan_gradients(layer, spoilt):
-    assert loses_bfloat16(layer) is spoilt
+    ]:
+        with subtests.test(layer=layer, spoilt=spoilt):
+            assert loses_bfloat16(layer) is spoilt
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", "mobilenet_v3_small", "efficientnet_lite0"])

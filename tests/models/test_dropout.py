@@ -28,16 +28,17 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize(("layer", "shape", "drawn"), KINDS)
-def test_what_is_dropped_comes_from_the_generator_alone(layer, shape, drawn):
-    network = nn.Sequential(layer())
-    draw_dropout_from(network, seeded())
-    before = torch.get_rng_state()
-    found = network(torch.ones(shape))
-    assert torch.equal(torch.get_rng_state(), before)
-    expected = torch.empty(drawn).bernoulli_(0.7, generator=seeded()) / 0.7
-    assert torch.equal(found, expected.expand(shape))
-    assert torch.equal(network.eval()(torch.ones(shape)), torch.ones(shape))
+def test_what_is_dropped_comes_from_the_generator_alone(subtests):
+    for layer, shape, drawn in KINDS:
+        with subtests.test(layer=layer, shape=shape, drawn=drawn):
+            network = nn.Sequential(layer())
+            draw_dropout_from(network, seeded())
+            before = torch.get_rng_state()
+            found = network(torch.ones(shape))
+            assert torch.equal(torch.get_rng_state(), before)
+            expected = torch.empty(drawn).bernoulli_(0.7, generator=seeded()) / 0.7
+            assert torch.equal(found, expected.expand(shape))
+            assert torch.equal(network.eval()(torch.ones(shape)), torch.ones(shape))
 
 
 def test_layers_that_drop_nothing_stay_as_they_are():

@@ -1,5 +1,7 @@
 """Batch-instance normalisation against torch's two, and its gate."""
 
+import itertools
+
 import numpy
 import pytest
 import torch
@@ -35,18 +37,18 @@ def layers(gate):
     return mixed, batch, instance
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("gate", [1.0, 0.0, 0.3])
-def test_it_mixes_batch_and_instance_normalisation(gate, training):
-    mixed, batch, instance = layers(gate)
-    mixed.train(training)
-    batch.train(training)
-    scale, shift = batch.weight[:, None, None], batch.bias[:, None, None]
-    plain = (batch(maps()) - shift) / scale
-    expected = (gate * plain + (1 - gate) * instance(maps())) * scale + shift
-    torch.testing.assert_close(mixed(maps()), expected, rtol=1e-4, atol=1e-4)
-    for name, buffer in batch.named_buffers():
-        torch.testing.assert_close(dict(mixed.named_buffers())[name], buffer)
+def test_it_mixes_batch_and_instance_normalisation(subtests):
+    for gate, training in itertools.product([1.0, 0.0, 0.3], [True, False]):
+        with subtests.test(training=training, gate=gate):
+            mixed, batch, instance = layers(gate)
+            mixed.train(training)
+            batch.train(training)
+            scale, shift = batch.weight[:, None, None], batch.bias[:, None, None]
+            plain = (batch(maps()) - shift) / scale
+            expected = (gate * plain + (1 - gate) * instance(maps())) * scale + shift
+            torch.testing.assert_close(mixed(maps()), expected, rtol=1e-4, atol=1e-4)
+            for name, buffer in batch.named_buffers():
+                torch.testing.assert_close(dict(mixed.named_buffers())[name], buffer)
 
 
 def test_a_network_keeps_its_function_with_the_gate_at_one():

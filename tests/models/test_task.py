@@ -74,17 +74,18 @@ def test_a_score_has_an_interval_over_images_and_a_paired_difference():
         first.minus(one.evaluate(Discs(3, count=5)))
 
 
-@pytest.mark.parametrize("name", sorted(methods()))
-def test_each_method_runs_the_task_or_refuses_by_name(name):
-    kind = methods()[name]
-    if kind.gathers_images:
-        return
-    if name in RUN:
-        fed = federation(name, local_steps=2).fit(1)
-        assert math.isfinite(fed.evaluate(Discs(2)).mean)
-        return
-    with pytest.raises(ExperimentError, match=name):
-        federation(name)
+def test_each_method_runs_the_task_or_refuses_by_name(subtests):
+    for name in sorted(methods()):
+        with subtests.test(name=name):
+            kind = methods()[name]
+            if kind.gathers_images:
+                continue
+            if name in RUN:
+                fed = federation(name, local_steps=2).fit(1)
+                assert math.isfinite(fed.evaluate(Discs(2)).mean)
+                continue
+            with pytest.raises(ExperimentError, match=name):
+                federation(name)
 
 
 def test_a_composition_runs_if_all_its_parts_do():
@@ -131,7 +132,7 @@ def test_randconv_asks_for_equal_answers_by_the_tasks_own_divergence():
     task = feddg.Task(SEGMENT.loss, dice, divergence=seen)
     federation("randconv", task, local_steps=1).fit(1)
     assert asked.count((3, 6, 1, 16, 16)) == len(SITES)
-    with pytest.raises(ExperimentError, match=r"the task's divergence gives \(2, 2, 1, 16, 16\)"):
+    with pytest.raises(ExperimentError, match=r"divergence gives \(2, 2, 1, 16, 16\)"):
         federation(task=feddg.Task(SEGMENT.loss, dice, divergence=lambda versions: versions))
 
 
@@ -258,9 +259,8 @@ def test_a_method_that_moves_pixels_itself_refuses_masks():
 # What can be wrong.
 
 
-@pytest.mark.parametrize(
-    ("task", "words"),
-    [
+def test_a_loss_or_score_that_does_not_fit_is_one_clear_line_before_training(subtests):
+    for task, words in [
         (feddg.Task(functional.binary_cross_entropy_with_logits, lambda o, t: o.mean()), "score"),
         (feddg.Task(lambda o, t: (o - t).square(), dice), "task's loss gives"),
         (feddg.Task(functional.cross_entropy, lambda o, t: 1 / 0), "score fails"),
@@ -275,12 +275,11 @@ def test_a_method_that_moves_pixels_itself_refuses_masks():
             feddg.Task(SEGMENT.loss, lambda o, t: dice(o, t).squeeze()),
             r"score gives \(\) for .*\(1, ",
         ),
-    ],
-)
-def test_a_loss_or_score_that_does_not_fit_is_one_clear_line_before_training(task, words):
-    with pytest.raises(ExperimentError, match=words) as raised:
-        federation(task=task)
-    assert "\n" not in str(raised.value)
+    ]:
+        with subtests.test(task=task, words=words):
+            with pytest.raises(ExperimentError, match=words) as raised:
+                federation(task=task)
+            assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -328,9 +327,8 @@ def test_a_score_that_is_not_a_number_names_the_image():
         fed.evaluate(Discs(2), "new")
 
 
-@pytest.mark.parametrize(
-    ("site", "words"),
-    [
+def test_targets_that_cannot_be_used_are_named(subtests):
+    for site, words in [
         ([(torch.rand(3, 16, 16), torch.zeros(1, 8, 8))], r"client 1 has targets \(1, 8, 8\)"),
         ([(torch.rand(3, 16, 16), torch.zeros(1, 16, 16).long())], "int64, but client 0"),
         ([(torch.rand(3, 16, 16), "disc")], "image 0 has a str for a target"),
@@ -340,11 +338,9 @@ def test_a_score_that_is_not_a_number_names_the_image():
             "image 1 has a target",
         ),
         ([(torch.rand(3, 32, 32), torch.zeros(1, 32, 32))], "resize both"),
-    ],
-)
-def test_targets_that_cannot_be_used_are_named(site, words):
-    with pytest.raises(ExperimentError, match=words):
-        feddg.Federation([SITES[0], site], SmallUNet(), task=SEGMENT)
+    ]:
+        with subtests.test(words=words), pytest.raises(ExperimentError, match=words):
+            feddg.Federation([SITES[0], site], SmallUNet(), task=SEGMENT)
 
 
 def test_a_mask_without_a_task_says_what_to_do():

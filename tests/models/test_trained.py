@@ -20,19 +20,24 @@ def small(method="fedavg", trainable="head", **options):
     return federation(method, train=train, server_settings=server, **options)
 
 
-@pytest.mark.parametrize("method", sorted(methods().keys() - {"local"}))
-def test_under_every_method_the_frozen_featurizer_stays_and_the_head_moves(method):
-    chosen = small(method, embedding="bottleneck")
-    frozen = chosen.network.frozen
-    before = {n: t.clone() for n, t in chosen.server.state.weights.items()}
-    chosen.server.setup()
-    row = chosen.server.round()
-    assert not row.refused
-    after = chosen.server.state.weights
-    assert after.keys() == before.keys()
-    for name in frozen:
-        torch.testing.assert_close(after[name], before[name], rtol=1e-6, atol=0)  # FedIG's roots
-    assert any(not torch.equal(after[n], before[n]) for n in after if n.startswith("classifier"))
+def test_under_every_method_the_frozen_featurizer_stays_and_the_head_moves(subtests):
+    for method in sorted(methods().keys() - {"local"}):
+        with subtests.test(method=method):
+            chosen = small(method, embedding="bottleneck")
+            frozen = chosen.network.frozen
+            before = {n: t.clone() for n, t in chosen.server.state.weights.items()}
+            chosen.server.setup()
+            row = chosen.server.round()
+            assert not row.refused
+            after = chosen.server.state.weights
+            assert after.keys() == before.keys()
+            for name in frozen:
+                torch.testing.assert_close(
+                    after[name], before[name], rtol=1e-6, atol=0
+                )  # FedIG's roots
+            assert any(
+                not torch.equal(after[n], before[n]) for n in after if n.startswith("classifier")
+            )
 
 
 def sizes_of(chosen, purpose, round):

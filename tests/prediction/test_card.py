@@ -37,10 +37,10 @@ def test_the_command_writes_a_card(run_of, tmp_path):
         assert f"## {heading}" in text
     assert "| ink | " in text
     assert "| update | 6 | " in text
-    scores = read_run(run).evaluations.at(2, "test")
-    assert f"| {scores[0].accuracy:.1%} |" in text
+    accuracy = read_run(run).accuracy
+    assert f"| {accuracy:.1%} |" in text
     assert "ink/0/" not in text  # no file of the training images
-    sketch = f"{percent(scores[0].accuracy)} % at sketch, which took no part"
+    sketch = f"{percent(accuracy)} % at sketch, which took no part"
     assert f"At a new site: {sketch}; one site says nothing of another." in text
     assert "nine times in ten" not in text
 

@@ -24,6 +24,7 @@ from feddg.prediction.evaluate import (
 from feddg.prediction.model import load_trained
 from feddg.runs.prepare import load_images
 from feddg.runs.reading import OWN, read_run
+from run_folders import accuracy_rows
 from trained_runs import SETTINGS, SHORT
 
 SMALL = {
@@ -54,9 +55,9 @@ def test_all_adaptations_are_measured_on_every_domain(adaptive, cache):
 
 def test_the_adapter_is_what_the_run_itself_was_measured_by(adaptive, cache):
     scores = evaluate_run(adaptive, ["adapter"], cache=cache).scores
-    evaluations = read_run(adaptive).evaluations
+    table = read_run(adaptive).table.where(weights="last", round=1)
     for score in scores:
-        assert score.accuracy == evaluations.get(1, score.split, score.domain).accuracy
+        assert score.accuracy == table.where(split=score.split).values()[score.domain]
 
 
 def test_what_is_known_is_not_measured_again(adaptive, cache, monkeypatch):
@@ -163,7 +164,7 @@ def test_the_file_holds_what_the_rows_count(folders):
     shares = np.array([table[f"probability: {name}"] for name in classes]).T
     assert shares.sum(axis=1) == pytest.approx(1, abs=1e-5)
     assert table["predicted"] == [classes[place] for place in shares.argmax(axis=1)]
-    for row in run.evaluations.at(1, "test") + run.evaluations.at(1, "id_val"):
+    for row in (*accuracy_rows(run, 1, "test"), *accuracy_rows(run, 1, "id_val")):
         own = [
             (label, predicted)
             for label, predicted, split, domain in zip(
@@ -172,7 +173,7 @@ def test_the_file_holds_what_the_rows_count(folders):
             if (split, domain) == (row.split, row.domain)
         ]
         assert len(own) == row.examples
-        assert sum(a == b for a, b in own) / len(own) == pytest.approx(row.accuracy)
+        assert sum(a == b for a, b in own) / len(own) == pytest.approx(row.value)
         counts = np.zeros((len(classes), len(classes)), int)
         for label, predicted in own:
             counts[classes.index(label), classes.index(predicted)] += 1
@@ -189,7 +190,7 @@ def test_two_models_are_told_apart_image_by_image(folders):
     names = {"pandas": pandas, "a": a, "b": b}
     exec(code, names)
     right = [names["one"].mean(), names["other"].mean()]
-    assert right == pytest.approx([read_run(f).evaluations.value(1, "test") for f in (a, b)])
+    assert right == pytest.approx([read_run(f).accuracy for f in (a, b)])
 
 
 def test_clients_without_a_model_in_common_have_none_and_are_told_of(folders, cache):

@@ -40,7 +40,7 @@ from feddg.prediction.travel import (
     new_site,
     travel,
 )
-from feddg.records import EstimateRow, SetupRow
+from feddg.records import EstimateRow
 from feddg.report.run_page import left_out_section, verdict
 from feddg.rng import numpy_stream
 from feddg.runs.diagnostics import MAJORITY
@@ -102,8 +102,7 @@ def test_the_truth_is_within_the_interval_at_a_domain_that_took_no_part(
     assert [site.site for site in found.calibration.sites] == ["ink", "chalk", "photo"]
     assert found.calibration.models == "runs"
     for site, run in zip(found.calibration.sites, beside):
-        (row,) = read_run(run).evaluations.at(1, "test")
-        assert site.accuracy == pytest.approx(row.accuracy)
+        assert site.accuracy == pytest.approx(read_run(run).accuracy)
     assert len(found.images) == 200
     assert sum(one.answers for one in found.classes) == 200
     # What is thought of single images comes to what is thought of all.
@@ -384,16 +383,16 @@ def test_predict_says_how_to_ask_how_many_are_right(ridge, sketches, tmp_path):
 def test_a_new_site_is_expected_to_do_as_those_that_took_no_part(ridge, finished, cache):
     found = calibrate(ridge, Recorder(ridge, "cpu", None), cache=cache)
     run = read_run(ridge)
-    (held_out,) = run.served.rows("test")
-    accuracies = [site.accuracy for site in found.sites] + [held_out.accuracy]
+    (held_out,) = run.result.where(split="test", metric="accuracy")
+    accuracies = [site.accuracy for site in found.sites] + [held_out.value]
     site = new_site(run)
     assert [*site.accuracies.values()] == accuracies
     assert site.estimate == at_a_new_site(accuracies)
     assert site.estimate.value == pytest.approx(numpy.mean(accuracies))
     (ridge / TRAVEL).unlink()
     # A closed-form method leaves its clients out by itself; of others the held-out domain is known.
-    measured = list(run.metrics.rounds[-1].left_out.values())
-    assert [*new_site(run).accuracies.values()] == [*measured, held_out.accuracy]
+    measured = list(run.rounds[-1].left_out.values())
+    assert [*new_site(run).accuracies.values()] == [*measured, held_out.value]
     assert [*new_site(read_run(finished)).accuracies] == [held_out.domain]
 
 
@@ -411,11 +410,10 @@ def test_fewer_than_three_sites_are_told_as_they_were_measured(count):
 def test_what_stands_in_for_a_model_says_nothing_of_it(tmp_path):
     """Neither the classifier that training starts from, nor those on the pretrained features."""
     run = read_run(FolderMaker(tmp_path / "run", test=["photo"]).write())
-    (held_out,) = run.served.rows("test")
-    start = SetupRow(seconds=1.0, left_out=dict.fromkeys(range(10), 0.95))
-    vars(run.metrics)["setup"] = start
+    (held_out,) = run.result.where(split="test", metric="accuracy")
+    run.setup.left_out.update(dict.fromkeys(range(10), 0.95))
     run.settings["clients"]["partition"] = "client"
-    alone = NewSite({held_out.domain: held_out.accuracy})
+    alone = NewSite({held_out.domain: held_out.value})
     assert new_site(run) == alone
     shares = dict.fromkeys(Reference.model_fields, 0.9) | {"images": 9}
     reference = Reference(**shares)
@@ -424,7 +422,7 @@ def test_what_stands_in_for_a_model_says_nothing_of_it(tmp_path):
     (run.folder / TRAVEL).write_text(kept.to_text())
     assert new_site(run) == alone
     (run.folder / TRAVEL).write_text(kept.model_copy(update={"models": "features"}).to_text())
-    assert new_site(run) == NewSite({"ink": 0.95, held_out.domain: held_out.accuracy})
+    assert new_site(run) == NewSite({"ink": 0.95, held_out.domain: held_out.value})
     # A domain is one site, however many of these runs held it out.
     same = [site.model_copy(update={"site": held_out.domain}) for site in sites]
     kept = kept.model_copy(update={"models": "runs", "sites": tuple(same)})
@@ -442,7 +440,7 @@ def test_shards_of_the_domains_that_trained_are_no_new_sites(
 ):
     """Ten simulated clients of two domains did well without themselves: nothing of a new site."""
     run = read_run(FolderMaker(tmp_path / "run", test=held_out).write())
-    run.metrics.rounds[-1].left_out.update(dict.fromkeys(range(10), 0.95))
+    run.rounds[-1].left_out.update(dict.fromkeys(range(10), 0.95))
     run.settings["clients"]["partition"] = partition
     if alone:  # each has a domain of its own
         held = numpy.eye(10, dtype=int).tolist()
@@ -450,13 +448,13 @@ def test_shards_of_the_domains_that_trained_are_no_new_sites(
         vars(run)["clients"] = run.clients.model_copy(
             update={"clients": own, "domains": [f"place {id}" for id in range(10)]}
         )
-    accuracies = [0.95] * sites + [row.accuracy for row in run.served.rows("test")]
+    accuracies = [0.95] * sites + [*run.result.where(split="test").values().values()]
     known = new_site(run)
     assert [*known.accuracies.values()] == accuracies if accuracies else known is None
     estimate = EstimateRow(
         round=3, site="clinic", images=9, confidence=0.9, value=0.84, low=0.8, high=0.88, sites=10
     )
-    vars(run.metrics)["estimates"] = [estimate]
+    run._records.append(estimate)
     answers = dict(verdict(run))
     assert ("At a new site" in answers) == bool(accuracies)
     assert ("At clinic" in answers) == bool(sites)
@@ -526,8 +524,8 @@ def test_clients_of_a_single_domain_that_are_drawn_by_lot_are_no_sites(
     found = travel(run, sketches[0], cache=cache)
     assert found.calibration.sites == ()
     assert found.calibration.models == "none"
-    assert read_run(run).metrics.rounds[-1].left_out
-    assert read_run(run).metrics.estimates == []  # the clients show the same images
+    assert read_run(run).rounds[-1].left_out
+    assert read_run(run).estimates == []  # the clients show the same images
     assert "travel-no-sites" in [one.code for one in found.diagnostics]
 
 

@@ -1,5 +1,6 @@
 """Epsilon: against published values, against the accountant, and from the one to the other."""
 
+import itertools
 import json
 import math
 import re
@@ -49,18 +50,19 @@ def test_three_secret_draws_cost_what_the_accountants_own_table_says():
     assert sampled_epsilon(((noise, rate),) * 3, delta) == pytest.approx(1, rel=0.01)
 
 
-@pytest.mark.parametrize("epsilon", CALIBRATED)
-def test_the_noise_for_an_epsilon_is_the_published_one(epsilon):
-    assert gaussian_noise(epsilon, 1e-5) == pytest.approx(CALIBRATED[epsilon], rel=0.01)
-    assert gaussian_epsilon(CALIBRATED[epsilon], 1e-5) == pytest.approx(epsilon, rel=0.01)
+def test_the_noise_for_an_epsilon_is_the_published_one(subtests):
+    for epsilon in CALIBRATED:
+        with subtests.test(epsilon=epsilon):
+            assert gaussian_noise(epsilon, 1e-5) == pytest.approx(CALIBRATED[epsilon], rel=0.01)
+            assert gaussian_epsilon(CALIBRATED[epsilon], 1e-5) == pytest.approx(epsilon, rel=0.01)
 
 
-@pytest.mark.parametrize("noise", [0.4, 1.0, 5.0, 50.0])
-@pytest.mark.parametrize("delta", [1e-3, 1e-7])
-def test_the_accountant_and_the_closed_form_agree(noise, delta):
-    exact, reported = gaussian_epsilon(noise, delta), accountants_epsilon(noise, delta)
-    assert exact <= reported * (1 + 1e-6)
-    assert reported == pytest.approx(exact, rel=1e-3)
+def test_the_accountant_and_the_closed_form_agree(subtests):
+    for delta, noise in itertools.product([1e-3, 1e-7], [0.4, 1.0, 5.0, 50.0]):
+        with subtests.test(noise=noise, delta=delta):
+            exact, reported = gaussian_epsilon(noise, delta), accountants_epsilon(noise, delta)
+            assert exact <= reported * (1 + 1e-6)
+            assert reported == pytest.approx(exact, rel=1e-3)
 
 
 def test_the_closed_form_is_the_gaussians_own_trade_off():
@@ -134,10 +136,13 @@ PRV = [
 ]
 
 
-@pytest.mark.parametrize(("noise", "rate", "rounds", "delta", "epsilon", "error"), PRV)
-def test_secret_draws_cost_what_another_accountant_says(noise, rate, rounds, delta, epsilon, error):
-    found = sampled_epsilon(((noise, rate),) * rounds, delta)
-    assert epsilon - error <= found <= epsilon + error
+def test_secret_draws_cost_what_another_accountant_says(subtests):
+    for noise, rate, rounds, delta, epsilon, error in PRV:
+        with subtests.test(
+            noise=noise, rate=rate, rounds=rounds, delta=delta, epsilon=epsilon, error=error
+        ):
+            found = sampled_epsilon(((noise, rate),) * rounds, delta)
+            assert epsilon - error <= found <= epsilon + error
 
 
 def test_the_noise_for_secret_draws_is_the_least_that_is_enough():
@@ -273,9 +278,8 @@ def test_the_run_ends_before_the_budget_is_exceeded(tmp_path, caplog):
     assert done.rounds_done == 2
     assert done.status == "completed"
     assert "The run ends after round 2 of 3" in caplog.text
-    assert done.evaluations.rounds[-1] == 2
-    last = [row for row in done.metrics.evaluations if row.round == 2]
-    assert all(row.confusion for row in last if row.weights == "last")
+    assert done.table.round == 2
+    assert all(row.confusion for row in done.result.where(metric="accuracy"))
 
 
 class Stopping(Observer):
@@ -338,9 +342,8 @@ def test_a_cut_off_last_line_was_never_released(tmp_path):
     assert [json.loads(line)["round"] for line in file.read_text().splitlines()][:3] == [1, 2, 2]
 
 
-@pytest.mark.parametrize(
-    ("privacy", "words"),
-    [
+def test_what_cannot_be_met_says_what_could(subtests):
+    for privacy, words in [
         ({"epsilon": 1.0, "noise_multiplier": 0.5}, r"one round costs 9\.\d+\. Set epsilon to at"),
         ({"epsilon": math.inf}, "privacy.epsilon: .*finite"),
         ({"epsilon": math.nan}, "privacy.epsilon"),
@@ -352,11 +355,9 @@ def test_a_cut_off_last_line_was_never_released(tmp_path):
         ({"clipping": "fixed", "noised_at": "client"}, "set epsilon, or noise_multiplier"),
         ({"epsilon": 0}, "privacy.epsilon"),
         ({"epsilon": 8, "delta": 1}, "privacy.delta"),
-    ],
-)
-def test_what_cannot_be_met_says_what_could(privacy, words):
-    with pytest.raises(ExperimentError, match=words):
-        defences_of(privacy)
+    ]:
+        with subtests.test(words=words), pytest.raises(ExperimentError, match=words):
+            defences_of(privacy)
 
 
 def test_the_value_that_could_be_met_can():

@@ -69,9 +69,8 @@ def test_every_spelling_of_a_defence_is_one_experiment():
     assert len({experiment.id for experiment in (short, *others)}) == 5
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
+def test_mistakes_name_the_field(subtests):
+    for fields, words in [
         ({"defences": "medain"}, "did you mean 'median'"),
         (
             {"defences": [{"name": "krum", "bad_client": 2}]},
@@ -85,8 +84,6 @@ def test_every_spelling_of_a_defence_is_one_experiment():
         ({"privacy": {"clipping": "soft"}}, "privacy.clipping"),
         ({"privacy": {"clipping_norm": 0}}, "privacy.clipping_norm"),
         ({"privacy": {"clipping": "fixed", "noise_multiplier": float("inf")}}, "noise_multiplier"),
-    ],
-)
-def test_mistakes_name_the_field(fields, words):
-    with pytest.raises(ExperimentError, match=words):
-        Experiment(**DIGITS, **fields)
+    ]:
+        with subtests.test(words=words), pytest.raises(ExperimentError, match=words):
+            Experiment(**DIGITS, **fields)

@@ -163,22 +163,23 @@ def attacked(bad, attack, seed=0):
     return torch.cat([lies[attack], honest[bad:]]), honest[bad:]
 
 
-@pytest.mark.parametrize("attack", ["huge", "opposite", "alike", "scattered"])
-@pytest.mark.parametrize(
-    ("name", "bad"), [(n, b) for n, (most, _) in WITHSTANDS.items() for b in range(1, most + 1)]
-)
-def test_bad_clients_up_to_the_break_down_point_change_little(name, bad, attack):
-    rows, honest = attacked(bad, attack)
-    found = aggregated(name, rows, **WITHSTANDS[name][1])
-    if name == "norm_bounding":
-        # It bounds harm: the mean leaves the honest clients' by at most two norms' share.
-        norm = float(rows.double().norm(dim=1).median(dim=0).values)
-        limit = 2 * bad / 10 * max(norm, float(honest.norm(dim=1).max())) + 0.5
-        assert (found - honest.mean(0)).norm() <= limit
-    else:
-        low, high = honest.min(0).values - 1e-6, honest.max(0).values + 1e-6
-        assert ((low <= found) & (found <= high)).all()
-    assert torch.isfinite(aggregated("median", rows)).all()
+def test_bad_clients_up_to_the_break_down_point_change_little(subtests):
+    for (name, bad), attack in itertools.product(
+        [(n, b) for n, (most, _) in WITHSTANDS.items() for b in range(1, most + 1)],
+        ["huge", "opposite", "alike", "scattered"],
+    ):
+        with subtests.test(attack=attack, name=name, bad=bad):
+            rows, honest = attacked(bad, attack)
+            found = aggregated(name, rows, **WITHSTANDS[name][1])
+            if name == "norm_bounding":
+                # It bounds harm: the mean leaves the honest clients' by at most two norms' share.
+                norm = float(rows.double().norm(dim=1).median(dim=0).values)
+                limit = 2 * bad / 10 * max(norm, float(honest.norm(dim=1).max())) + 0.5
+                assert (found - honest.mean(0)).norm() <= limit
+            else:
+                low, high = honest.min(0).values - 1e-6, honest.max(0).values + 1e-6
+                assert ((low <= found) & (found <= high)).all()
+            assert torch.isfinite(aggregated("median", rows)).all()
 
 
 @pytest.mark.parametrize(
@@ -288,7 +289,7 @@ def test_centred_clipping_gives_the_same_numbers_whoever_is_first_done():
 
 def test_too_few_good_updates_fail_the_round_with_the_reason():
     small = federation(defences=(("krum", {}),), sizes=(6, 6, 6, 0, 0), train=TRAIN)
-    with pytest.raises(NotEnoughUpdates, match="krum needs 5 good updates in a round, and 3 came"):
+    with pytest.raises(NotEnoughUpdates, match=r"krum needs 5 .*3 came"):
         small.server.round()
     assert small.server.state.round == 0
 
@@ -310,35 +311,38 @@ COMBINED = {
 }
 
 
-@pytest.mark.parametrize(("defence", "method"), COMBINED)
-def test_methods_that_do_not_survive_a_defence_are_refused_with_the_reason(defence, method):
-    fields = {"data": "digits", "hold_out": "sketch", "clients": 10}
-    chosen = Experiment(method=method, defences=defence, **fields)
-    with pytest.raises(ExperimentError, match=COMBINED[defence, method]):
-        defences_for(chosen, *build(chosen, 10))
+def test_methods_that_do_not_survive_a_defence_are_refused_with_the_reason(subtests):
+    for defence, method in COMBINED:
+        with subtests.test(defence=defence, method=method):
+            fields = {"data": "digits", "hold_out": "sketch", "clients": 10}
+            chosen = Experiment(method=method, defences=defence, **fields)
+            with pytest.raises(ExperimentError, match=COMBINED[defence, method]):
+                defences_for(chosen, *build(chosen, 10))
 
 
-@pytest.mark.parametrize(
-    "defence", ["median", "trimmed_mean", "krum", "norm_bounding", "centred_clipping"]
-)
-@pytest.mark.parametrize("method", ["fedavg", "fedbn", "pardon", "elcfs", "silobn", "jigen"])
-def test_methods_that_take_the_plain_mean_survive(defence, method):
-    chosen = Experiment(
-        data="digits", hold_out="sketch", clients=10, method=method, defences=defence
-    )
-    assert defences_for(chosen, *build(chosen, 10)).defences
+def test_methods_that_take_the_plain_mean_survive(subtests):
+    for method, defence in itertools.product(
+        ["fedavg", "fedbn", "pardon", "elcfs", "silobn", "jigen"],
+        ["median", "trimmed_mean", "krum", "norm_bounding", "centred_clipping"],
+    ):
+        with subtests.test(defence=defence, method=method):
+            chosen = Experiment(
+                data="digits", hold_out="sketch", clients=10, method=method, defences=defence
+            )
+            assert defences_for(chosen, *build(chosen, 10)).defences
 
 
-@pytest.mark.parametrize(
-    "defence", ["median", "trimmed_mean", "krum", "norm_bounding", "centred_clipping"]
-)
-def test_sums_of_images_have_no_robust_mean(defence):
+def test_sums_of_images_have_no_robust_mean(subtests):
     """Of it the first or last client would be refused, honest as it is, round after round."""
-    chosen = Experiment(
-        data="digits", hold_out="sketch", clients=10, method="ridge", defences=defence
-    )
-    with pytest.raises(ExperimentError, match=f"{defence} does not go with ridge: .* sums over"):
-        defences_for(chosen, *build(chosen, 10))
+    for defence in ["median", "trimmed_mean", "krum", "norm_bounding", "centred_clipping"]:
+        with subtests.test(defence=defence):
+            chosen = Experiment(
+                data="digits", hold_out="sketch", clients=10, method="ridge", defences=defence
+            )
+            with pytest.raises(
+                ExperimentError, match=f"{defence} does not go with ridge: .* sums over"
+            ):
+                defences_for(chosen, *build(chosen, 10))
 
 
 def test_defences_that_exclude_each_other_are_refused():

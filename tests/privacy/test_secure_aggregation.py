@@ -287,25 +287,23 @@ def checked(defence, ids, secrets, told):
     return Message({"members": torch.tensor(ids)})
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_a_client_is_not_told_anything(subtests):
+    for change, words in [
         (lambda t: {"ids": torch.tensor([0, 1])}, "at least 3 clients"),
         (lambda t: {"ids": torch.tensor([0, 1, 1])}, "each once"),
         (lambda t: {"ids": torch.tensor([5, 1, 2])}, "itself among them"),
         (lambda t: {"keys": t["keys"][[1, 1, 2]]}, "another key than its own"),
         (lambda t: {"keys": t["keys"][[0, 1, 1]]}, "the same key twice"),
         (lambda t: {"keys": torch.cat([t["keys"][:2], t["keys"][2:] * 0])}, "same key|is none"),
-    ],
-)
-def test_a_client_is_not_told_anything(change, words):
-    defence = SecureAggregation()
-    secrets, told = at_client(defence)
-    told.tensors |= change(told.tensors)
-    if len(told.tensors["ids"]) < len(told.tensors["keys"]):
-        told.tensors["keys"] = told.tensors["keys"][: len(told.tensors["ids"])]
-    with pytest.raises(ClientError, match=words):
-        defence.answer(0, 1, SHARES, told, secrets)
+    ]:
+        with subtests.test(words=words):
+            defence = SecureAggregation()
+            secrets, told = at_client(defence)
+            told.tensors |= change(told.tensors)
+            if len(told.tensors["ids"]) < len(told.tensors["keys"]):
+                told.tensors["keys"] = told.tensors["keys"][: len(told.tensors["ids"])]
+            with pytest.raises(ClientError, match=words):
+                defence.answer(0, 1, SHARES, told, secrets)
 
 
 @pytest.mark.parametrize("survivors", [[0, 1], [1, 2, 3], [0, 1, 9], [0, 1, 1]])
@@ -342,9 +340,8 @@ def refused(method="fedavg", **fields):
     return defences_for(experiment, *build(experiment, 10))
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
+def test_what_it_does_not_go_with_is_refused_before_round_1(subtests):
+    for fields, words in [
         ({"method": "feddg-ga"}, "secure_aggregation does not go with feddg-ga: answer"),
         ({"method": "fpl"}, "does not go with fpl: update/fpl"),
         ({"method": "fedgma"}, "own 'aggregate'.*nothing but their sum"),
@@ -360,11 +357,9 @@ def refused(method="fedavg", **fields):
             "set privacy.sampling to public",
         ),
         ({"clients": 2}, "needs 3 updates"),
-    ],
-)
-def test_what_it_does_not_go_with_is_refused_before_round_1(fields, words):
-    with pytest.raises(ExperimentError, match=words):
-        refused(**fields)
+    ]:
+        with subtests.test(words=words), pytest.raises(ExperimentError, match=words):
+            refused(**fields)
 
 
 def test_noise_goes_with_it_and_clients_count_alike():

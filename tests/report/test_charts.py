@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
-from feddg.comparison.results import COLUMNS, Results
+from feddg.comparison.results import Results
+from feddg.comparison.results_file import COLUMNS
 from feddg.methods.base import METHODS
 from feddg.records import ClientRow, ClientsTable
 from feddg.report.charts import (
@@ -27,7 +28,7 @@ from feddg.report.charts import (
 )
 from feddg.report.comparison_page import comparison_page
 from feddg.report.page import _packed_plotly
-from feddg.runs.reading import FINAL
+from feddg.runs.table import FINAL
 
 
 @given(arrays(np.int64, (3, 3), elements=st.integers(0, 40)))

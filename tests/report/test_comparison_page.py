@@ -13,12 +13,8 @@ import numpy as np
 import pandas
 import pytest
 
-from feddg.comparison.results import (
-    Results,
-    read_comparison,
-    results_of,
-    to_text,
-)
+from feddg.comparison.results import Results, read_comparison, results_of
+from feddg.comparison.results_file import to_text
 from feddg.comparison.statistics import paired_margin
 from feddg.diagnostics import Diagnostic
 from feddg.errors import RunError
@@ -42,9 +38,10 @@ from feddg.report.tables import (
 )
 from feddg.report.terminal import print_comparison
 from feddg.report.text import spelled
-from feddg.runs.reading import FINAL, SELECTION_RULES, WISE_FT_RULE, read_run
+from feddg.runs.reading import read_run
+from feddg.runs.table import FINAL, SELECTION_RULES, WISE_FT_RULE
 from feddg.text import percent
-from run_folders import FolderMaker
+from run_folders import FolderMaker, numbers
 
 SCENARIOS = ("photo", "sketch", "art_painting")
 GAINS = {"fedavg": 0.0, "pardon": 0.06, "mixstyle": 0.03}
@@ -321,7 +318,7 @@ def test_a_method_against_itself_under_other_seeds_is_undecided(folder_maker):
         folder_maker(f"s{seed}", seed=seed, gain=float(random.normal(0, 0.02))).write()
         for seed in range(12)
     ]
-    results = results_of(folders).accuracies(FINAL)["pardon"]
+    results = results_of(folders).values(FINAL)["pardon"]
     first = {("photo", seed): results["photo", seed] for seed in range(6)}
     second = {("photo", seed - 6): results["photo", seed] for seed in range(6, 12)}
     margin = paired_margin(first, second, {"photo": "photo"})
@@ -390,7 +387,7 @@ def test_a_results_file_gives_the_tables_of_its_run_folders(comparison, tmp_path
     folder, _ = comparison()
     runs = read_comparison(folder)
     without = {"run": None, "folder": "", "experiment": "0" * 8}
-    rows = [row.model_copy(update=without | {"numbers": row.measured}) for row in runs.rows]
+    rows = [row.model_copy(update=without | {"numbers": row.table.rows}) for row in runs.rows]
     file = tmp_path / "results.csv"
     file.write_text(to_text(rows), "utf-8")
     known = Results.read(file)
@@ -482,7 +479,7 @@ def test_an_incomplete_run_is_left_out_and_named(comparison):
     folder, _ = comparison(missing=[("pardon", "photo", 1)])
     results = read_comparison(folder)
     assert results.open == [("pardon-photo-1-0.1", "interrupted")]
-    found = results.accuracies(FINAL)
+    found = results.values(FINAL)
     assert ("photo", 1) not in found["pardon"]
     assert ("photo", 1) in found["fedavg"]
     page = write_comparison(folder).read_text("utf-8")
@@ -519,7 +516,7 @@ def test_bare_folders_find_their_places(folder_maker):
     assert results.methods == ["fedavg", "pardon, gamma1 0.5", "pardon, gamma1 1.0"]
     assert results.axes == {"clients.heterogeneity": ["0.1", "1.0"]}
     assert results.seeds == [0, 1]
-    assert len(results.accuracies(FINAL)["fedavg"]) == 4
+    assert len(results.values(FINAL)["fedavg"]) == 4
 
 
 def test_settings_of_a_single_method_tell_its_runs_apart(folder_maker, tmp_path):
@@ -539,7 +536,7 @@ def test_runs_that_nothing_tells_apart_go_by_their_folders(folder_maker):
     folders = [folder_maker(name).write() for name in ("first", "second")]
     results = results_of(folders)
     assert results.methods == ["pardon (first)", "pardon (second)"]
-    assert all(len(found) == 1 for found in results.accuracies(FINAL).values())
+    assert all(len(found) == 1 for found in results.values(FINAL).values())
 
 
 def test_a_folder_without_a_comparison_is_named(tmp_path):
@@ -675,19 +672,15 @@ class Averaged(FolderMaker):
     def experiment(self):
         return super().experiment() | {"server": {"averaging": "swa"}}
 
-    def _evaluation(self, round_, split, index, domain, weights):
-        row = super()._evaluation(round_, split, index, domain, weights)
-        if row.confusion is None:
-            return row
+    def _numbers(self, round_, split, index, domain, weights):
+        rows = super()._numbers(round_, split, index, domain, weights)
+        if rows[0].confusion is None:
+            return rows
         counts = 10 * np.eye(3, dtype=int) + (1 if weights == "swa" else 7)
-        return row.model_copy(
-            update={
-                "confusion": counts.tolist(),
-                "accuracy": float(counts.trace() / counts.sum()),
-                "metrics": measure(Predictions(counts))
-                | {"macro_f1": 0.9 if weights == "swa" else 0.1},
-            }
-        )
+        found = measure(Predictions(counts)) | {"macro_f1": 0.9 if weights == "swa" else 0.1}
+        of = {"examples": rows[0].examples, "weights": weights, "confusion": counts.tolist()}
+        spent = self.spent(round_)
+        return numbers(round_, split, domain, found.pop("accuracy"), **of, spent=spent, **found)
 
 
 def test_a_comparison_page_is_of_one_rule(tmp_path):

@@ -25,7 +25,7 @@ def test_a_run_shows_table_curves_and_what_speaks_against_it(folder_maker):
     folder = folder_maker(classes=["<b>dog", "a$b$", "horse"], test=["<i>photo"]).write()
     page = Run(folder)._repr_html_()
     assert page == read_run(folder)._repr_html_()
-    final = read_run(folder).evaluations.at(6, "test")[0].accuracy
+    final = read_run(folder).accuracy
     assert f"{100 * final:.1f}" in page
     assert "&lt;i&gt;photo" in page
     assert "<i>" not in page

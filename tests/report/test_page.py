@@ -310,7 +310,7 @@ def test_who_holds_what_has_two_maps_and_a_number_for_each_skew(folder_maker, re
 
 def test_an_unfinished_run_says_so(folder_maker, read_page):
     folder = folder_maker(rounds=3, status=None).write()
-    with (folder / "metrics.jsonl").open("a") as file:
+    with (folder / "rounds.jsonl").open("a") as file:
         file.write('{"kind":"round","rou')
     text = "".join(read_page(folder).text)
     assert "unfinished, 3 of 6 rounds" in text

@@ -38,14 +38,12 @@ from run_folders import FolderMaker
 class Measured(FolderMaker):
     """A run whose rows have metrics beside accuracy."""
 
-    def _evaluation(self, round_, split, index, domain, weights):
-        row = super()._evaluation(round_, split, index, domain, weights)
-        found = {
-            "macro_f1": 0.5 + index / 10,
-            "auroc": 0.9 - index / 10,
-            "calibration_error": 0.1 + index / 5,
+    def metrics(self, domain, confusion):
+        return {
+            "macro_f1": 0.5 + domain / 10,
+            "auroc": 0.9 - domain / 10,
+            "calibration_error": 0.1 + domain / 5,
         }
-        return row.model_copy(update={"metrics": found})
 
 
 class Thin(Measured):
@@ -317,18 +315,18 @@ def test_the_reference_lines_beside_a_run_say_whether_it_was_worth_it(tmp_path):
 
 def test_a_run_that_was_not_measured_has_no_verdict(tmp_path):
     maker = FolderMaker(tmp_path / "run", rounds=0, status=None)
-    maker.evaluation_rows = lambda *_: []
+    maker.number_rows = lambda *_: []
     assert verdict(read_run(maker.write())) == []
 
 
 def test_clients_left_out_are_listed_lowest_first(tmp_path):
     folder = Told(tmp_path, tmp_path / "pictures", "nothing").write()
     assert left_out_section(read_run(folder)) is None
-    metrics = folder / "metrics.jsonl"
-    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    rounds = folder / "rounds.jsonl"
+    rows = [json.loads(line) for line in rounds.read_text().splitlines()]
     row = next(row for row in rows if row["kind"] == "round")
     row["left_out"] = {"0": 0.75, "1": 0.25}
-    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rounds.write_text("".join(json.dumps(row) + "\n" for row in rows))
     section = left_out_section(read_run(folder))
     (prose,) = (block for block in section.blocks if isinstance(block, Prose))
     assert "50.0" in str(prose)

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 import feddg
 from feddg.diagnostics import Diagnostic
-from feddg.records import ID_TEST, ID_VAL, TEST, ClientRow, EvaluationRow
+from feddg.records import ID_TEST, ID_VAL, TEST, ClientRow
 from feddg.report.page import write_report
 from feddg.report.run_page import result_sentence
 from feddg.runs.diagnostics import (
@@ -44,8 +44,8 @@ from feddg.runs.diagnostics import (
     split_accuracy,
     wilson,
 )
-from feddg.runs.reading import Evaluations, read_run
-from run_folders import FolderMaker
+from feddg.runs.reading import read_run
+from run_folders import FolderMaker, numbers, table_of
 from trained_runs import trained_run
 
 START = [[0, 0, 60], [0, 0, 20], [0, 0, 20]]
@@ -53,14 +53,8 @@ START = [[0, 0, 60], [0, 0, 20], [0, 0, 20]]
 
 def row(round_, counts, domain="photo"):
     counts = np.array(counts)
-    return EvaluationRow(
-        round=round_,
-        split=TEST,
-        domain=domain,
-        accuracy=float(counts.trace() / counts.sum()),
-        examples=int(counts.sum()),
-        confusion=counts.tolist(),
-    )
+    accuracy, examples = float(counts.trace() / counts.sum()), int(counts.sum())
+    return numbers(round_, TEST, domain, accuracy, examples, confusion=counts.tolist())
 
 
 def curve(accuracies, examples=1000):
@@ -70,11 +64,11 @@ def curve(accuracies, examples=1000):
     for round_, accuracy in enumerate(accuracies):
         right = round(accuracy * half)
         rows.append(row(round_, [[right, half - right], [half - right, right]]))
-    return Evaluations(rows)
+    return table_of(*rows)
 
 
-def codes(evaluations):
-    return [found.code for found in about_accuracy(evaluations, evaluations.rounds[-1])]
+def codes(table):
+    return [found.code for found in about_accuracy(table, table.round)]
 
 
 @given(st.integers(1, 5000), st.data())
@@ -104,29 +98,27 @@ def test_the_mean_of_two_domains_is_covered_as_often_as_promised():
 
 def test_a_model_that_names_one_class_is_no_better_than_always_answering_it():
     """The case of the issue: 60 % correct, one class 60 % of the images, 98 % of predictions."""
-    evaluations = Evaluations(
-        [row(0, START), row(1, [[589, 7, 0], [198, 6, 0], [192, 4, 4]])],
-    )
-    majority, one_class = about_accuracy(evaluations, 1, classes=("cat", "dog", "owl"))
+    table = table_of(row(0, START), row(1, [[589, 7, 0], [198, 6, 0], [192, 4, 4]]))
+    majority, one_class = about_accuracy(table, 1, classes=("cat", "dog", "owl"))
     assert (majority.code, majority.severity) == (MAJORITY, "warning")
     assert (one_class.code, one_class.severity) == (ONE_CLASS, "note")
     assert "most frequent class: that is right for 59.6% of the held-out images" in majority.text
     assert majority.advice
     assert one_class.text.startswith("97.9% of the predictions are the class 'cat', to which 59.6%")
-    at = split_accuracy(evaluations, 1)
+    at = split_accuracy(table.where(round=1))
     assert at.balanced == pytest.approx(np.mean([589 / 596, 6 / 204, 4 / 200]))
     assert at.guessing == pytest.approx(1 / 3)
 
 
 def test_a_model_that_learned_is_not_accused():
     good = [[550, 30, 16], [20, 170, 14], [10, 20, 170]]
-    assert codes(Evaluations([row(0, START), row(1, good)])) == []
+    assert codes(table_of(row(0, START), row(1, good))) == []
 
 
 def test_a_high_accuracy_with_a_balanced_one_near_chance_is_found():
     """Slightly better than the constant by images, but classes are told apart by no more."""
     counts = [[9000, 0], [995, 5]]
-    found = about_accuracy(Evaluations([row(1, counts)]), 1)
+    found = about_accuracy(table_of(row(1, counts)), 1)
     assert found[0].code == MAJORITY
 
 
@@ -139,27 +131,21 @@ def test_every_constant_model_is_found_whatever_the_classes(classes, data):
     named = data.draw(st.integers(0, classes - 1))
     counts = np.zeros((classes, classes), int)
     counts[:, named] = support
-    assert MAJORITY in codes(Evaluations([row(3, counts)]))
+    assert MAJORITY in codes(table_of(row(3, counts)))
 
 
 def test_one_constant_serves_all_domains():
     """Each domain has another commonest class: no constant reaches the mean of their shares."""
     rows = [row(1, [[80, 0], [20, 0]], "a"), row(1, [[20, 0], [80, 0]], "b")]
-    assert split_accuracy(Evaluations(rows), 1).constant == pytest.approx(0.5)
+    assert split_accuracy(table_of(*rows)).constant == pytest.approx(0.5)
 
 
 def test_rows_without_confusion_use_their_recorded_metrics():
-    recorded = EvaluationRow(
-        round=2,
-        split=TEST,
-        domain="photo",
-        accuracy=0.6,
-        examples=100,
-        metrics={"balanced_accuracy": 0.26, "largest_class_share": 0.59},
-    )
-    at = split_accuracy(Evaluations([recorded]), 2)
+    metrics = {"balanced_accuracy": 0.26, "largest_class_share": 0.59}
+    recorded = table_of(numbers(2, TEST, "photo", 0.6, 100, **metrics))
+    at = split_accuracy(recorded)
     assert (at.constant, at.balanced, at.predicted) == (0.59, 0.26, None)
-    assert codes(Evaluations([recorded])) == [MAJORITY]
+    assert codes(recorded) == [MAJORITY]
 
 
 def test_below_the_start_is_found():
@@ -168,9 +154,8 @@ def test_below_the_start_is_found():
     assert codes(curve([0.5, 0.7, 0.71, 0.7])) == []
 
 
-@pytest.mark.parametrize(
-    ("accuracies", "rising"),
-    [
+def test_a_rise_at_the_end_is_told_from_noise(subtests):
+    for accuracies, rising in [
         ([0.5, 0.6, 0.65, 0.7, 0.75], True),
         ([0.5, 0.6, 0.7, 0.8], True),
         ([0.5, 0.6, 0.7], False),  # one step between trained rounds tells nothing
@@ -179,10 +164,9 @@ def test_below_the_start_is_found():
         ([0.5, 0.8, 0.75, 0.7, 0.65], False),
         ([0.5, *np.linspace(0.55, 0.9, 20)], True),
         ([0.5, *(0.9 + 0.01 * math.sin(7 * r) for r in range(30))], False),
-    ],
-)
-def test_a_rise_at_the_end_is_told_from_noise(accuracies, rising):
-    assert (STILL_RISING in codes(curve(accuracies))) == rising
+    ]:
+        with subtests.test(accuracies=accuracies, rising=rising):
+            assert (STILL_RISING in codes(curve(accuracies))) == rising
 
 
 @pytest.mark.parametrize(
@@ -206,11 +190,11 @@ def test_a_curve_that_goes_up_and_down_at_its_end_gets_a_word(accuracies, exampl
 def validated(accuracies, images=500, domains=3, weights="last"):
     """Evaluations of in-domain validation, an evaluation a round, beside a test domain."""
     domain_rows = [
-        EvaluationRow(
-            round=round_,
-            split=split,
-            domain=f"domain {number}",
-            accuracy=min(1.0, max(0.0, float(accuracy))),
+        numbers(
+            round_,
+            split,
+            f"domain {number}",
+            min(1.0, max(0.0, float(accuracy))),
             examples=images,
             weights=weights,
         )
@@ -218,7 +202,7 @@ def validated(accuracies, images=500, domains=3, weights="last"):
         for split in (ID_VAL, TEST)
         for number in range(domains)
     ]
-    return Evaluations(domain_rows)
+    return table_of(*domain_rows)
 
 
 FALLING = [*np.linspace(0.6, 0.9, 8), *np.linspace(0.9, 0.8, 16)]
@@ -259,10 +243,10 @@ def test_a_fall_is_told_from_noise(curve_, least, most):
 
 def test_averages_that_were_measured_every_round_are_judged_by_themselves():
     last, ema = validated(FALLING), validated(LEVEL, weights="ema")
-    both = Evaluations([*last._rows, *ema._rows])
+    both = table_of([*last, *ema])
     assert FALLS in {one.code for one in about_accuracy(both, 24)}
     assert FALLS not in {one.code for one in about_accuracy(both, 24, weights="ema")}
-    late = Evaluations([*last._rows, *(row for row in ema._rows if row.round == 24)])
+    late = table_of([*last, *ema.where(round=24)])
     assert FALLS in {one.code for one in about_accuracy(late, 24, weights="ema")}
 
 
@@ -302,13 +286,8 @@ def test_fluctuation_is_held_against_the_margin():
 
 @pytest.mark.parametrize(("seen", "is_named"), [(0.95, True), (0.94, False)])
 def test_35_points_between_seen_and_unseen_domains_are_named(seen, is_named):
-    unseen = row(1, [[60, 40], [40, 60]])
-    inside = unseen.model_copy(update={"split": ID_TEST, "domain": "sketch", "accuracy": seen})
-    found = [
-        one
-        for one in about_accuracy(Evaluations([unseen, inside]), 1)
-        if one.code == FAR_BELOW_SEEN
-    ]
+    table = table_of(row(1, [[60, 40], [40, 60]]), numbers(1, ID_TEST, "sketch", seen))
+    found = [one for one in about_accuracy(table, 1) if one.code == FAR_BELOW_SEEN]
     assert bool(found) == is_named
     text = "for 60.0% of the images, on domains of the training for 95.0%: 35.0 points more"
     assert all(text in one.text for one in found)
@@ -318,8 +297,8 @@ def causes(folder, weights="imagenet", images=1000, losses=(3, 2.9, 2.0, 1.9, 1.
     """Why a run of three classes with this loss by round learned nothing."""
     maker = FolderMaker(folder, rounds=len(losses), planned=len(losses))
     run = read_run(maker.write())
-    rounds = [r.model_copy(update={"terms": {"l": v}}) for r, v in zip(run.metrics.rounds, losses)]
-    run.metrics.rounds = rounds
+    rounds = [r.model_copy(update={"terms": {"l": v}}) for r, v in zip(run.rounds, losses)]
+    vars(run)["rounds"] = rounds
     run.settings["model"]["weights"] = weights
     only = run.clients.clients[0].model_copy(update={"classes": [images] * 3})
     vars(run)["clients"] = run.clients.model_copy(update={"clients": [only]})
@@ -389,7 +368,7 @@ def test_a_mean_over_domains_is_not_called_a_share_of_their_images(tmp_path):
 
 def test_a_guess_from_which_training_fell_is_not_worth_keeping():
     guess, worse = [[90, 0], [60, 0]], [[40, 50], [40, 20]]
-    found = about_accuracy(Evaluations([row(0, guess), row(1, worse)]), 1)
+    found = about_accuracy(table_of(row(0, guess), row(1, worse)), 1)
     advice = {one.code: one.advice for one in found}
     assert advice == {
         MAJORITY: "Its labels mean nothing: look at the images.",
@@ -417,16 +396,16 @@ def test_a_method_that_does_not_train_is_told_nothing_of_rates_and_rounds(tmp_pa
 def test_a_model_that_tells_classes_apart_is_not_useless_for_one_frequent_class():
     """The case of the issue: 60 % of one class, balanced accuracy 51.8, guessing has 25."""
     counts = [[360, 80, 80, 80], [60, 70, 10, 10], [60, 10, 70, 10], [60, 10, 10, 20]]
-    evaluations = Evaluations([row(1, counts)])
-    at = split_accuracy(evaluations, 1)
+    table = table_of(row(1, counts))
+    at = split_accuracy(table.where(round=1))
     assert at.accuracy.share < at.constant
     assert at.balanced > 0.4 > at.guessing
-    assert MAJORITY not in codes(evaluations)
+    assert MAJORITY not in codes(table)
 
 
 def test_before_any_training_nothing_is_claimed():
-    assert codes(Evaluations([row(0, START)])) == []
-    assert about_accuracy(Evaluations([]), None) == []
+    assert codes(table_of(row(0, START))) == []
+    assert about_accuracy(table_of(), None) == []
 
 
 def test_one_sentence_is_in_the_log_in_the_summary_and_on_the_page(tmp_path, caplog):
@@ -451,24 +430,18 @@ def test_one_sentence_is_in_the_log_in_the_summary_and_on_the_page(tmp_path, cap
 
 
 def in_domain(accuracies, examples=100, round_=1, largest=0.1):
-    """Rows of in-domain validation and test of these domains."""
-    return [
-        EvaluationRow(
-            round=round_,
-            split=split,
-            domain=domain,
-            accuracy=accuracy,
-            examples=examples // 2,
-            metrics={"largest_class_share": largest},
+    """In-domain validation and test of these domains."""
+    return table_of(
+        *(
+            numbers(round_, split, domain, accuracy, examples // 2, largest_class_share=largest)
+            for domain, accuracy in accuracies.items()
+            for split in ("id_val", "id_test")
         )
-        for domain, accuracy in accuracies.items()
-        for split in ("id_val", "id_test")
-    ]
+    )
 
 
-@pytest.mark.parametrize(
-    ("accuracies", "fields", "named"),
-    [
+def test_a_domain_at_chance_is_named_where_the_others_are_learned(subtests):
+    for accuracies, fields, named in [
         ({"a": 0.6, "b": 0.7, "c": 0.1}, {}, ["c"]),
         ({"a": 0.6, "b": 0.7, "c": 0.02}, {}, ["c"]),
         ({"a": 0.9, "b": 0.9, "c": 0.08}, {"largest": 0.5}, ["c"]),  # two classes, exchanged
@@ -479,10 +452,9 @@ def in_domain(accuracies, examples=100, round_=1, largest=0.1):
         ({"a": 0.6, "b": 0.7, "c": 0.1}, {"examples": 6}, []),  # too few images to tell
         ({"c": 0.1}, {}, []),  # no others
         ({"a": 0.6, "b": 0.7, "c": 0.1}, {"largest": 1.0}, []),  # one class a domain
-    ],
-)
-def test_a_domain_at_chance_is_named_where_the_others_are_learned(accuracies, fields, named):
-    assert list(about_domains(in_domain(accuracies, **fields))) == named
+    ]:
+        with subtests.test(accuracies=accuracies, fields=fields, named=named):
+            assert list(about_domains(in_domain(accuracies, **fields))) == named
 
 
 @pytest.fixture(scope="module")
@@ -596,7 +568,8 @@ def test_a_site_far_below_the_others_when_it_is_left_out_is_named(left_out, name
         ClientRow(id=id, name=f"lab {id}", domains=[300], classes=[150, 150]) for id in left_out
     ]
     run = SimpleNamespace(
-        metrics=SimpleNamespace(setup=SimpleNamespace(left_out=left_out), rounds=[]),
+        setup=SimpleNamespace(left_out=left_out),
+        rounds=[],
         clients=SimpleNamespace(clients=clients),
         client_name=lambda id: f"lab {id}",
     )

@@ -22,7 +22,8 @@ from feddg.records import EMA, LAST, SWA
 from feddg.runs import folder as folder_module
 from feddg.runs.folder import kept_weights
 from feddg.runs.prepare import build_evaluation, in_process, load_images
-from feddg.runs.reading import FINAL, SELECTION_RULES, read_rows, read_run
+from feddg.runs.reading import read_rows, read_run
+from feddg.runs.table import FINAL, SELECTION_RULES
 from federations import same
 from image_folders import make_folder
 
@@ -83,7 +84,7 @@ def test_a_folder_is_evaluated_in_eleven_passes_by_default(tmp_path, cache, monk
     done = run(chosen, tmp_path, cache=cache)
     assert len(passes) == 11
     assert len({*passes}) == 1
-    kept = [(row.round, row.weights) for row in done.metrics.evaluations]
+    kept = [(row.round, row.weights) for row in done.table]
     expected = [(round, LAST) for round in range(6)] + [(round, EMA) for round in range(1, 6)]
     assert {*kept} == {*expected, (5, SWA)}
 
@@ -107,7 +108,7 @@ def weights_of(folder, which):
 def rows_of(folder):
     """The evaluations as they stand in the file, read by nothing of ours but JSON."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row["kind"] == "evaluation"]
+    return [row for row in rows if row["metric"] == "accuracy"]
 
 
 def mean_accuracy(rows, split, weights="last"):
@@ -115,7 +116,7 @@ def mean_accuracy(rows, split, weights="last"):
     found = defaultdict(list)
     for row in rows:
         if (row["split"], row["weights"]) == (split, weights):
-            found[row["round"]].append(row["accuracy"])
+            found[row["round"]].append(row["value"])
     return {round: math.fsum(values) / len(values) for round, values in found.items()}
 
 
@@ -142,7 +143,7 @@ def test_every_rule_is_what_an_independent_calculation_finds(finished, cache):
     images = load_images(trained.experiment, cache, lambda *_: None)
     for which, round in chosen.items():
         rule = SELECTION_RULES.find(which)
-        assert rule.of(read_run(finished).evaluations).round == round
+        assert rule.of(read_run(finished).table).round == round
         weights = which if which in ("swa", "ema", "wise_ft") else "last"
         expected = mean_accuracy(rows, "test", weights)[round]
         own = {"rule": which, "split": "test", "over": "domain_mean", "metric": "accuracy"}
@@ -198,7 +199,7 @@ def everything(folder: Path) -> dict[str, bytes]:
     tensors = load_file(folder / "checkpoint" / index["state"])
     found = {k: t.numpy().tobytes() for k, t in tensors.items() if CHANGES not in k}
     found |= {p.name: p.read_bytes() for p in (folder / "models").iterdir()}
-    metrics = [row for row in read_rows(folder / "metrics.jsonl") if row["kind"] == "evaluation"]
+    metrics = [row | {"seconds": 0} for row in read_rows(folder / "metrics.jsonl")]
     return found | {
         "metrics": json.dumps(metrics).encode(),
         "index": repr(index["models"]).encode(),
@@ -303,4 +304,4 @@ def test_adaptations_are_measured_on_the_model_that_is_asked_for(finished, cache
     for row in rows_of(finished):
         which = {"last": "final", "swa": "swa"}.get(row["weights"])
         if which and row["round"] == ROUNDS:
-            assert ours[which][row["split"], row["domain"]] == row["accuracy"]
+            assert ours[which][row["split"], row["domain"]] == row["value"]

@@ -24,6 +24,7 @@ from feddg.runs.folder import RunFolder
 from feddg.runs.observer import Observer
 from feddg.runs.reading import read_rows, read_run
 from image_folders import make_folder
+from run_folders import accuracy_rows
 
 ROUNDS = 3
 CHANNELS = 64
@@ -65,6 +66,7 @@ def test_the_folder_holds_everything(undisturbed):
         "environment.json",
         "clients.json",
         "metrics.jsonl",
+        "rounds.jsonl",
         "ledger.jsonl",
         "setup.safetensors",
         "summary.json",
@@ -77,7 +79,7 @@ def test_the_folder_holds_everything(undisturbed):
 
 
 def test_the_groups_of_similar_styles_are_kept_and_shown(undisturbed):
-    groups = undisturbed.metrics.setup.groups["style"]
+    groups = undisturbed.setup.groups["style"]
     assert sorted(id for group in groups for id in group) == list(range(6))
     styles = load_file(undisturbed.folder / "setup.safetensors")["style"].double().flatten(1)
     cosine = torch.nn.functional.normalize(styles) @ torch.nn.functional.normalize(styles).T
@@ -95,28 +97,28 @@ def test_the_groups_of_similar_styles_are_kept_and_shown(undisturbed):
 
 
 def test_every_round_is_evaluated_on_every_split(undisturbed):
-    evaluations = undisturbed.evaluations
-    assert evaluations.rounds == list(range(ROUNDS + 1))
-    assert evaluations.domains("test") == ["sketch"]
-    assert evaluations.domains("val") == ["chalk"]
-    assert sorted(evaluations.domains("id_val")) == ["ink", "photo"]
-    last = evaluations.get(ROUNDS, "test", "sketch")
+    table = undisturbed.table.where(weights="last")
+    assert table.rounds == list(range(ROUNDS + 1))
+    assert table.where(split="test").domains == ["sketch"]
+    assert table.where(split="val").domains == ["chalk"]
+    assert sorted(table.where(split="id_val").domains) == ["ink", "photo"]
+    (last,) = accuracy_rows(undisturbed, ROUNDS, "test")
     assert sum(map(sum, last.confusion)) == last.examples
     right = sum(last.confusion[i][i] for i in range(10))
-    assert right / last.examples == pytest.approx(last.accuracy)
+    assert right / last.examples == pytest.approx(last.value)
 
 
 def test_the_summary_agrees_with_the_records(undisturbed):
     record = undisturbed
     summary = json.loads((undisturbed.folder / "summary.json").read_text())
     assert summary["status"] == "completed"
-    final = record.evaluations.get(ROUNDS, "test", "sketch").accuracy
+    (final,) = (row.value for row in accuracy_rows(record, ROUNDS, "test"))
     of_final = {"rule": "final", "split": "test", "over": "domain_mean", "metric": "accuracy"}
     (number,) = [one for one in summary["numbers"] if of_final.items() <= one.items()]
     assert (number["round"], number["value"]) == (ROUNDS, final)
     rows = read_rows(undisturbed.folder / "ledger.jsonl")
     sent = [row["bytes"] for row in rows if row["kind"] == "message"]
-    assert summary["bytes"]["total"] == sum(sent)
+    assert summary["bytes"]["total"] == record.table.rows[-1].bytes == sum(sent)
     style = 2 * CHANNELS * 4
     assert summary["bytes"]["setup_up_per_client"] == style
     assert summary["bytes"]["setup_down_per_client"] == style
@@ -158,9 +160,10 @@ def test_ctrl_c_and_resume_give_the_same_bits(method, train, undisturbed, tmp_pa
     done = resume(tmp_path / chosen.label, cache=cache)
     assert done.status == "completed"
     assert final_state(done.folder) == final_state(whole.folder)
-    assert done.metrics.setup.groups == whole.metrics.setup.groups
-    clean = [_timeless(row) for row in read_rows(whole.folder / "metrics.jsonl")]
-    assert [_timeless(row) for row in read_rows(done.folder / "metrics.jsonl")] == clean
+    assert done.setup.groups == whole.setup.groups
+    for name in ("metrics.jsonl", "rounds.jsonl"):
+        clean = [_timeless(row) for row in read_rows(whole.folder / name)]
+        assert [_timeless(row) for row in read_rows(done.folder / name)] == clean
     assert read_rows(done.folder / "ledger.jsonl") == read_rows(whole.folder / "ledger.jsonl")
 
 
@@ -200,10 +203,11 @@ def test_a_resumed_run_is_measured_where_budgets_are_reached(tmp_path, cache):
     with pytest.raises(KeyboardInterrupt):
         run(chosen, tmp_path, observer=Interrupt(2), cache=cache, report=False)
     done = resume(tmp_path / chosen.label, cache=cache)
-    assert [row.images for row in done.metrics.rounds] == [48] * 4
-    assert done.evaluations.rounds == [0, 2, 4]
-    assert done.evaluations.of("ema").rounds == [2, 4]
-    assert done.evaluations.at(2, "test")[0].confusion is not None
+    assert [row.images for row in done.rounds] == [48] * 4
+    assert done.table.rounds == [0, 2, 4]
+    assert done.table.where(weights="ema").rounds == [2, 4]
+    assert accuracy_rows(done, 2, "test")[0].confusion is not None
+    assert done.at(50).table.where(metric="accuracy").rows[-1].images == 96
 
 
 def _timeless(row):
@@ -216,7 +220,7 @@ def test_kill_9_and_resume_give_the_same_bits(undisturbed, tmp_path, cache):
     command = [sys.executable, "-m", "feddg", "run", tmp_path / "e.yaml", "--out", tmp_path, "-q"]
     environment = {**os.environ, "FEDDG_CACHE": str(cache)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-    metrics = tmp_path / chosen.label / "metrics.jsonl"
+    metrics = tmp_path / chosen.label / "rounds.jsonl"
     while not (metrics.is_file() and '"kind":"round"' in metrics.read_text()):
         assert process.poll() is None, "the run ended before it could be killed"
         time.sleep(0.01)
@@ -329,7 +333,7 @@ def test_a_run_that_evaluates_nothing_ends_and_says_so(tmp_path, cache, share):
     )
     found = read_run(done.folder)
     assert found.status == "completed"
-    assert not found.evaluations.rounds
+    assert not found.table
     codes = [one.code for one in found.summary.diagnostics]
     assert codes.count("nothing-evaluated") == 1
     assert done.report.is_file()

@@ -9,7 +9,8 @@ import feddg
 from feddg.errors import RunError
 from feddg.runs.execute import forget
 from feddg.runs.folder import kept_weights
-from feddg.runs.reading import FINAL, read_run
+from feddg.runs.reading import read_run
+from feddg.runs.table import FINAL
 
 SITES = ("north", "east", "south", "west")
 ABOUT = {
@@ -56,7 +57,7 @@ def test_what_is_left_is_a_federation_without_the_site(tmp_path, site):
         assert np.allclose(tensor, weights(done)[name], rtol=1e-6, atol=1e-6), name
     assert not np.allclose(before, weights(done)["classifier.weight"], atol=1e-4)
     assert done.accuracy == pytest.approx(without.accuracy)
-    row = read_run(run.folder).metrics.rounds[-1]
+    row = read_run(run.folder).rounds[-1]
     assert (row.round, row.forgotten) == (2, (client,))
     assert set(row.left_out) == set(done.contributors)
     ledger = [json.loads(line) for line in (run.folder / "ledger.jsonl").read_text().splitlines()]

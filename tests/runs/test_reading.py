@@ -3,9 +3,11 @@
 import json
 import math
 import os
+from pathlib import Path
 from typing import get_args
 
 import numpy
+import pandas
 import pytest
 import yaml
 from hypothesis import given
@@ -19,35 +21,32 @@ from feddg.diagnostics import Diagnostic
 from feddg.errors import ExperimentError, RunError
 from feddg.evaluation.metrics import METRICS, Predictions, measure
 from feddg.methods.base import State
-from feddg.records import EvaluationRow, SummaryFile
+from feddg.records import LAST, SummaryFile
 from feddg.report.page import write_report
 from feddg.runs.diagnostics import about_run
-from feddg.runs.execute import is_complete, summarize
+from feddg.runs.execute import is_complete
 from feddg.runs.folder import KeptModels
-from feddg.runs.reading import (
+from feddg.runs.reading import Run, is_run, read_run
+from feddg.runs.summary import summarize
+from feddg.runs.table import (
     AGGREGATES,
     BEST_HELD_OUT,
     BEST_IN_DOMAIN,
+    COLUMNS,
     SELECTION_RULES,
-    Chosen,
-    Evaluations,
-    Run,
+    NumberTable,
     SelectionRule,
     add_rule,
     final_round,
-    is_run,
-    read_run,
 )
 from feddg.settings import EvaluateSettings
-from run_folders import UPDATE_BYTES
+from run_folders import UPDATE_BYTES, numbers, table_of
 
 best_in_domain, best_held_out = BEST_IN_DOMAIN.choose, BEST_HELD_OUT.choose
 
 
 def evaluation(round_, split, domain, accuracy):
-    return EvaluationRow(
-        round=round_, split=split, domain=domain, accuracy=accuracy, loss=1.0, examples=10
-    )
+    return numbers(round_, split, domain, accuracy, loss=1.0)
 
 
 def append(path, text):
@@ -68,15 +67,17 @@ def test_a_finished_run_reads_back_as_written(folder_maker):
     assert run.environment["torch"] == "2.15.0"
     assert len(run.clients.clients) == 10
     assert run.clients.domains == ["photo", "art_painting", "cartoon", "sketch"]
-    row = run.evaluations.get(3, "id_val", "sketch")
-    assert row.accuracy == maker.accuracy("id_val", 1, 3)
+    of = {"weights": "last", "metric": "accuracy"}
+    (row,) = run.table.where(**of, round=3, split="id_val", domain="sketch")
+    assert row.value == maker.accuracy("id_val", 1, 3)
     assert row.examples == 401
-    assert run.evaluations.at(4, "test")[0].confusion == maker.confusion()
-    second = run.metrics.rounds[1]
+    (row,) = run.table.where(**of, round=4, split="test")
+    assert row.confusion == maker.confusion()
+    second = run.rounds[1]
     assert second.clients == maker.chosen(2)
     assert second.refused[0].reason == "not finite"
     assert second.terms["regularizer"] == 0.1
-    assert run.metrics.setup.groups == {"style": ((0, 2, 4, 6, 8), (1, 3, 5, 7, 9))}
+    assert run.setup.groups == {"style": ((0, 2, 4, 6, 8), (1, 3, 5, 7, 9))}
 
 
 def test_what_was_spent_by_a_round_adds_up(folder_maker):
@@ -86,22 +87,20 @@ def test_what_was_spent_by_a_round_adds_up(folder_maker):
     frame = run.frame().query("round == 2 and split == 'test' and metric == 'accuracy'")
     assert frame["images"].tolist() == [65 * sum(clients)]
     setup = sum(row.bytes for row in maker.messages() if row.round == 0)
-    rest = sum(row.bytes for row in maker.messages()) - setup
-    uncounted = rest - sum(2 * UPDATE_BYTES * len(maker.chosen(round)) for round in (1, 2, 3))
-    assert frame["bytes"].tolist() == [setup + uncounted + 2 * UPDATE_BYTES * sum(clients)]
+    assert frame["bytes"].tolist() == [setup + 2 * UPDATE_BYTES * sum(clients)]
     assert frame["seconds"].tolist() == [pytest.approx(2.5 + sum(clients) + 0.2)]
 
 
 def test_a_run_at_a_budget_is_as_if_it_had_ended_there(folder_maker):
     maker = folder_maker(rounds=6)
     run = read_run(maker.write())
-    seen = [spent.images for spent in run.spent.values()]
+    seen = [maker.spent(round)["images"] for round in range(7)]
     at = run.at(seen[2] + 1)
-    assert (at.rounds_done, at.status, at.evaluations.rounds[-1]) == (3, "completed", 3)
+    assert (at.rounds_done, at.status, at.table.round) == (3, "completed", 3)
     assert at.accuracy == maker.accuracy("test", 0, 3)
     assert run.at(seen[-1] + 1).rounds_done == 6
-    once = read_run(folder_maker("once", method="ridge", rounds=1, planned=1).write())
-    seen = once.spent[1].images
+    maker = folder_maker("once", method="ridge", rounds=1, planned=1)
+    once, seen = read_run(maker.write()), maker.spent(1)["images"]
     assert (once.at(seen - 1), once.at(10 * seen).rounds_done) == (None, 1)
 
 
@@ -142,24 +141,25 @@ def test_a_run_that_has_only_its_experiment_is_empty_but_readable(folder_maker, 
     assert run.status == "unfinished"
     assert run.clients is None
     assert run.environment == {}
-    assert (run.rounds_done, run.metrics.rounds, run.ledger.messages) == (0, [], [])
+    assert (run.rounds_done, run.rounds, run.ledger.messages) == (0, [], [])
     assert run.pictures() == []
-    assert [rule.of(run.evaluations).round for rule in SELECTION_RULES.values()] == [None] * 6
+    assert [rule.of(run.table).round for rule in SELECTION_RULES.values()] == [None] * 6
 
 
-@pytest.mark.parametrize("rest", ['{"kind":"evaluat', "\0\0\0\0", '{"kind":"round","round":7,"cl'])
+@pytest.mark.parametrize("rest", ['{"round":7,"wei', "\0\0\0\0", '{"kind":"round","round":7,"cl'])
 def test_a_last_line_that_was_cut_off_is_left_out(folder_maker, rest):
     folder = folder_maker(status=None).write()
     append(folder / "metrics.jsonl", rest)
+    append(folder / "rounds.jsonl", rest)
     append(folder / "ledger.jsonl", rest)
     run = read_run(folder)
-    assert run.rounds_done == 6
+    assert (run.rounds_done, run.table.round) == (6, 6)
     assert len(run.ledger.messages) == len(read_run(folder_maker("other").write()).ledger.messages)
 
 
 def test_a_letter_cut_in_half_at_the_end_is_left_out(folder_maker):
     folder = folder_maker(status=None).write()
-    path = folder / "metrics.jsonl"
+    path = folder / "rounds.jsonl"
     path.write_bytes(path.read_bytes() + '{"kind":"setup","groups":{"ü'.encode()[:-1])
     assert read_run(folder).rounds_done == 6
 
@@ -170,14 +170,14 @@ def test_damage_elsewhere_names_the_file_and_the_row(folder_maker):
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines[:2], lines[2][:20], *lines[3:]]))
     with pytest.raises(RunError, match=r"metrics\.jsonl is damaged in row 3"):
-        _ = read_run(folder).metrics
+        _ = read_run(folder).table
 
 
 def test_a_row_without_a_needed_field_is_named(folder_maker):
     folder = folder_maker().write()
-    append(folder / "metrics.jsonl", '{"kind":"evaluation","round":1}\n')
-    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged in row 62: it lacks 'split'"):
-        _ = read_run(folder).metrics
+    append(folder / "metrics.jsonl", '{"round":1}\n')
+    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged in row \d+: it lacks 'weights'"):
+        _ = read_run(folder).table
 
 
 @pytest.mark.parametrize("content", ["{ not: [closed", "- a\n- list\n"])
@@ -194,68 +194,76 @@ def test_a_run_serves_its_mean_until_wise_ft_has_mixed_it(folder_maker):
     settings["server"] = {"wise_ft": "auto", "averaging": "ema"}
     (folder / "experiment.yaml").write_text(yaml.safe_dump(settings))
     run = read_run(folder)
-    assert [rule.name for rule in run.served_rules] == ["wise_ft", "ema", "final"]
     assert run.default_rule.name == "ema"
 
 
 def test_rows_written_again_replace_the_earlier_ones(folder_maker):
     maker = folder_maker(rounds=2)
     folder = maker.write()
-    again = maker.evaluation_rows(2)[0].model_copy(update={"accuracy": 0.123})
+    again = maker.number_rows(2)[0].model_copy(update={"value": 0.123})
     append(folder / "metrics.jsonl", again.to_json() + "\n")
-    append(folder / "metrics.jsonl", maker.round_row(2).to_json() + "\n")
+    append(folder / "rounds.jsonl", maker.round_row(2).to_json() + "\n")
     run = read_run(folder)
-    assert run.evaluations.value(2, "test") == 0.123
-    assert [row.round for row in run.metrics.rounds] == [1, 2]
+    assert run.table.where(weights="last", round=2).value("test") == 0.123
+    assert [row.round for row in run.rounds] == [1, 2]
 
 
 def test_a_number_that_is_not_finite_may_be_written_as_null(folder_maker):
     maker = folder_maker(rounds=1)
     folder = maker.write()
-    row = json.loads(maker.evaluation_rows(1)[0].to_json()) | {"loss": None}
+    row = json.loads(maker.number_rows(1)[1].to_json()) | {"value": None}
     append(folder / "metrics.jsonl", json.dumps(row) + "\n")
-    assert math.isnan(read_run(folder).evaluations.get(1, "test", "photo").loss)
+    assert row["metric"] == "loss"
+    (value,) = read_run(folder).result.where(split="test").values("loss").values()
+    assert math.isnan(value)
 
 
 def test_an_evaluation_cut_short_does_not_count_as_a_round():
     rows = [evaluation(r, "id_val", d, 0.5 + r / 10) for r in (1, 2) for d in ("a", "b")]
-    rows.append(evaluation(3, "id_val", "a", 0.99))
-    evaluations = Evaluations(rows)
-    assert evaluations.rounds == [1, 2]
-    assert final_round(evaluations) == best_in_domain(evaluations) == 2
+    table = table_of(*rows, evaluation(3, "id_val", "a", 0.99)).complete()
+    assert table.rounds == [1, 2]
+    assert final_round(table) == best_in_domain(table) == 2
 
 
 def test_a_mean_counts_every_domain_once():
-    rows = [
-        EvaluationRow(round=1, split="test", domain="small", accuracy=1.0, examples=1),
-        EvaluationRow(round=1, split="test", domain="large", accuracy=0.0, examples=999),
-    ]
-    assert Evaluations(rows).value(1, "test") == 0.5
+    small, large = (
+        numbers(1, "test", "small", 1.0, examples=1),
+        numbers(1, "test", "large", 0.0, examples=999),
+    )
+    assert table_of(small, large).value("test") == 0.5
+
+
+def test_a_value_of_several_rounds_or_splits_is_refused():
+    table = table_of(evaluation(1, "test", "a", 0.5), evaluation(2, "test", "a", 0.7))
+    with pytest.raises(ValueError, match="choose them"):
+        table.value("test")
+    assert table.where(round=2).value("test") == 0.7
+    assert table_of().value("test") is None
 
 
 def test_ties_go_to_the_earliest_round():
     accuracies = {1: 0.5, 2: 0.7, 3: 0.6, 4: 0.7}
-    evaluations = Evaluations(evaluation(r, "val", "a", value) for r, value in accuracies.items())
-    assert best_held_out(evaluations) == 2
-    assert best_in_domain(evaluations) is None
+    table = table_of(*(evaluation(r, "val", "a", value) for r, value in accuracies.items()))
+    assert best_held_out(table) == 2
+    assert best_in_domain(table) is None
 
 
 def test_domains_that_trade_places_are_a_tie():
     # 0.1 + 0.7 + 0.2 depends on the order in floating point; the mean must not.
     rows = [evaluation(1, "id_val", d, v) for d, v in zip("abc", (0.7, 0.1, 0.2))]
     rows += [evaluation(2, "id_val", d, v) for d, v in zip("abc", (0.1, 0.2, 0.7))]
-    assert best_in_domain(Evaluations(rows)) == 1
+    assert best_in_domain(table_of(*rows)) == 1
 
 
 def test_the_untrained_model_is_chosen_only_when_there_is_no_other():
     untrained = evaluation(0, "id_val", "a", 0.9)
-    assert best_in_domain(Evaluations([untrained, evaluation(1, "id_val", "a", 0.3)])) == 1
-    assert best_in_domain(Evaluations([untrained])) == 0
+    assert best_in_domain(table_of(untrained, evaluation(1, "id_val", "a", 0.3))) == 1
+    assert best_in_domain(table_of(untrained)) == 0
 
 
 def test_a_round_whose_accuracy_is_unknown_is_not_chosen():
     rows = [evaluation(1, "val", "a", math.nan), evaluation(2, "val", "a", 0.2)]
-    assert best_held_out(Evaluations(rows)) == 2
+    assert best_held_out(table_of(*rows)) == 2
 
 
 accuracy_lists = st.lists(st.integers(0, 5), min_size=1, max_size=8)
@@ -267,7 +275,7 @@ def test_the_test_split_never_selects(levels, data):
     rows = [evaluation(r, "id_val", "a", v / 5) for r, v in enumerate(levels, start=1)]
     rows += [evaluation(r, "val", "b", v / 5) for r, v in enumerate(reversed(levels), start=1)]
     test_rows = [evaluation(r, "test", "c", v / 5) for r, v in enumerate(test_levels, start=1)]
-    with_test, without = Evaluations(rows + test_rows), Evaluations(rows)
+    with_test, without = table_of(*rows, *test_rows), table_of(*rows)
     for rule in SELECTION_RULES.values():
         assert rule.of(with_test).round == rule.of(without).round
 
@@ -279,7 +287,7 @@ def test_the_best_round_is_what_a_plain_search_finds(levels):
         if level > levels[best - 1]:
             best = round_
     rows = [evaluation(r, "id_val", "a", v / 5) for r, v in enumerate(levels, start=1)]
-    assert best_in_domain(Evaluations(rows)) == best
+    assert best_in_domain(table_of(*rows)) == best
 
 
 def test_pictures_come_in_the_order_of_their_captions(folder_maker):
@@ -298,18 +306,11 @@ def test_pictures_come_in_the_order_of_their_captions(folder_maker):
 
 
 def row(domain, confusion, round=1, split="test", **more):
-    """A row as an evaluation writes it."""
+    """The rows of a domain as an evaluation writes them."""
     counts = numpy.array(confusion)
     found = measure(Predictions(counts)) | more
-    return EvaluationRow(
-        round=round,
-        split=split,
-        domain=domain,
-        accuracy=found["accuracy"],
-        examples=int(counts.sum()),
-        metrics=found,
-        confusion=counts.tolist(),
-    )
+    accuracy, examples = found.pop("accuracy"), int(counts.sum())
+    return numbers(round, split, domain, accuracy, examples, LAST, counts.tolist(), **found)
 
 
 ROWS = [
@@ -319,21 +320,16 @@ ROWS = [
 
 
 def test_three_aggregates_by_hand():
-    found = Evaluations(ROWS)
-    assert found.value(1, "test") == pytest.approx((7 / 8 + 1 / 2) / 2)
-    assert found.value(1, "test", over="pooled") == pytest.approx(8 / 10)
-    assert found.value(1, "test", over="worst_domain") == 1 / 2
+    found = table_of(*ROWS)
+    assert found.value("test") == pytest.approx((7 / 8 + 1 / 2) / 2)
+    assert found.value("test", over="pooled") == pytest.approx(8 / 10)
+    assert found.value("test", over="worst_domain") == 1 / 2
     # Pooled: class 0 has 4 of 5, class 1 has 4 of 5.
-    assert found.value(1, "test", "balanced_accuracy", "pooled") == pytest.approx(0.8)
-    assert found.value(1, "test", "calibration_error", "worst_domain") == 0.3
-    assert found.value(1, "test", "calibration_error", "pooled") is None
-    assert found.value(1, "test", "largest_class_share", "worst_domain") is None
-    assert (
-        found.value(2, "test")
-        is found.value(None, "test")
-        is found.value(1, "test", "mine")
-        is None
-    )
+    assert found.value("test", "balanced_accuracy", "pooled") == pytest.approx(0.8)
+    assert found.value("test", "calibration_error", "worst_domain") == 0.3
+    assert found.value("test", "calibration_error", "pooled") is None
+    assert found.value("test", "largest_class_share", "worst_domain") is None
+    assert found.where(round=2).value("test") is found.value("test", "mine") is None
 
 
 CONFUSIONS = st.lists(
@@ -344,39 +340,39 @@ CONFUSIONS = st.lists(
 @given(CONFUSIONS)
 def test_pooled_is_one_domain_and_means_lie_between_the_worst_and_the_best(cells):
     counts = [numpy.reshape(cell, (3, 3)) for cell in cells]
-    found = Evaluations(row(str(i), count) for i, count in enumerate(counts))
+    found = table_of(*(row(str(i), count) for i, count in enumerate(counts)))
     true, predicted = numpy.array(
         [pair for count in counts for pair in numpy.argwhere(count).repeat(count[count > 0], 0)]
     ).T
     together = theirs.f1_score(
         true, predicted, labels=numpy.unique(true), average="macro", zero_division=0
     )
-    assert found.value(1, "test", "macro_f1", "pooled") == pytest.approx(together)
+    assert found.value("test", "macro_f1", "pooled") == pytest.approx(together)
     accuracy = theirs.accuracy_score(true, predicted)
-    assert found.value(1, "test", "accuracy", "pooled") == pytest.approx(accuracy)
+    assert found.value("test", "accuracy", "pooled") == pytest.approx(accuracy)
     for metric in ("accuracy", "balanced_accuracy", "macro_f1"):
-        worst, mean = (found.value(1, "test", metric, a) for a in ("worst_domain", "domain_mean"))
-        best = max(entry.metric(metric) for entry in found.at(1, "test"))
+        worst, mean = (found.value("test", metric, a) for a in ("worst_domain", "domain_mean"))
+        best = max(found.values(metric).values())
         assert worst - 1e-12 <= mean <= best + 1e-12
 
 
 def test_without_counts_only_accuracy_is_pooled():
-    bare = [entry.model_copy(update={"confusion": None}) for entry in ROWS]
-    found = Evaluations(bare)
-    assert found.value(1, "test", "accuracy", "pooled") == pytest.approx(0.8)
-    assert found.value(1, "test", "macro_f1", "pooled") is None
+    bare = [one.model_copy(update={"confusion": None}) for entry in ROWS for one in entry]
+    found = table_of(bare)
+    assert found.value("test", "accuracy", "pooled") == pytest.approx(0.8)
+    assert found.value("test", "macro_f1", "pooled") is None
     assert found.support("test", "a") is None
 
 
 def test_support_is_that_of_the_images_however_many_models_were_asked():
     three = numpy.array([[3, 1], [0, 4]]) * 3
-    asked = row("a", three).model_copy(update={"examples": 8})
-    assert Evaluations([asked]).support("test", "a") == [4, 4]
-    assert Evaluations(ROWS).support("test", "b") == [1, 1]
+    asked = [one.model_copy(update={"examples": 8}) for one in row("a", three)]
+    assert table_of(asked).support("test", "a") == [4, 4]
+    assert table_of(*ROWS).support("test", "b") == [1, 1]
 
 
 def test_all_metrics_are_listed_in_the_order_of_tables_and_strange_ones_last():
-    found = Evaluations([row("a", [[1, 0], [0, 1]], mine=0.5)]).metrics("test")
+    found = table_of(row("a", [[1, 0], [0, 1]], mine=0.5)).metrics
     known = [name for name in METRICS if name in found]
     assert found == [*known, "mine"]
     assert set(AGGREGATES) == {"domain_mean", "pooled", "worst_domain"}
@@ -389,7 +385,7 @@ def test_a_round_is_chosen_by_the_metric_asked_for(split):
     rows = [row("a", lazy, 1, split), row("a", fair, 2, split)]
     rule = BEST_HELD_OUT if split == "val" else BEST_IN_DOMAIN
     chosen = {
-        by: rule.choose(Evaluations(rows, select_by=by))
+        by: rule.choose(table_of(*rows, select_by=by))
         for by in ("accuracy", "balanced_accuracy", "macro_f1")
     }
     assert chosen == {"accuracy": 1, "balanced_accuracy": 2, "macro_f1": 2}
@@ -402,7 +398,7 @@ def test_every_metric_with_a_better_end_chooses_and_less_may_be_better():
         row("a", [[1, 1], [1, 1]], 3, "id_val", auroc=math.nan, calibration_error=math.nan),
     ]
     chosen = {
-        by: BEST_IN_DOMAIN.choose(Evaluations(rows, select_by=by))
+        by: BEST_IN_DOMAIN.choose(table_of(*rows, select_by=by))
         for by in ("auroc", "calibration_error", "nobody_measured")
     }
     assert chosen == {"auroc": 1, "calibration_error": 2, "nobody_measured": None}
@@ -414,9 +410,7 @@ def test_domains_become_one_number_as_asked():
         return [*hits, row("b", [[large, 0], [40 - large, 0]], round_, "id_val")]
 
     rows = [*of(1, 4, 12), *of(2, 1, 30), *of(3, 2, 24)]  # means .65 .5 .55, worst .3 .25 .5
-    chosen = {
-        over: BEST_IN_DOMAIN.choose(Evaluations(rows, select_over=over)) for over in AGGREGATES
-    }
+    chosen = {over: BEST_IN_DOMAIN.choose(table_of(*rows, select_over=over)) for over in AGGREGATES}
     assert chosen == {"domain_mean": 1, "pooled": 2, "worst_domain": 3}
     worst = [
         row("a", [[1, 0], [0, 1]], 1, "id_val", calibration_error=0.4),
@@ -426,7 +420,7 @@ def test_domains_become_one_number_as_asked():
     ]
     both = {
         over: BEST_IN_DOMAIN.choose(
-            Evaluations(worst, select_by="calibration_error", select_over=over)
+            table_of(*worst, select_by="calibration_error", select_over=over)
         )
         for over in ("domain_mean", "worst_domain")
     }
@@ -456,7 +450,7 @@ def test_a_metric_that_is_not_defined_chooses_nothing_and_says_so(caplog):
         models._choose = lambda *_: None
         models.take_in(State({}), rows)
 
-    one_class = [row("a", [[3, 1], [0, 0]], 1, "id_val")]
+    one_class = row("a", [[3, 1], [0, 0]], 1, "id_val")
     kept(one_class, select_by="accuracy")
     assert not caplog.messages
     kept(one_class, select_by="auroc")
@@ -466,7 +460,7 @@ def test_a_metric_that_is_not_defined_chooses_nothing_and_says_so(caplog):
 def test_what_chooses_is_read_from_the_experiment_and_changes_the_id_only_where_it_says_new(
     folder_maker,
 ):
-    assert read_run(folder_maker().write()).evaluations.select_by == "accuracy"
+    assert read_run(folder_maker().write()).table.select_by == "accuracy"
     plain = Experiment(data="digits", hold_out="sketch")
     same = Experiment(data="digits", hold_out="sketch", evaluate={"select_by": "accuracy"})
     other = Experiment(data="digits", hold_out="sketch", evaluate={"select_by": "macro_f1"})
@@ -484,14 +478,13 @@ def second_round(monkeypatch):
     monkeypatch.setattr(SELECTION_RULES, "_found", dict(SELECTION_RULES))
     monkeypatch.setattr(SELECTION_RULES, "_aliases", dict(SELECTION_RULES._aliases))
 
-    class TwoRounds(Chosen):
-        def value(self, split, *of):
-            found = [self.evaluations.value(one, split, *of) for one in (2, 3)]
-            return None if None in found else sum(found) / 2
-
     class Second(SelectionRule):
-        def of(self, evaluations):
-            return TwoRounds(evaluations, self.choose(evaluations))
+        def of(self, table):
+            second, third = (table.where(weights="last", round=round) for round in (2, 3))
+            return NumberTable(
+                row.model_copy(update={"value": (row.value + other.value) / 2})
+                for row, other in zip(second, third)
+            )
 
     return add_rule(Second("second", "Second round", lambda _: 2))
 
@@ -536,7 +529,9 @@ def cut_last_rows(path):
         ("environment.json", os.unlink, "environment.json is missing"),
         ("metrics.jsonl", cut_last_row, "the last row of metrics.jsonl is cut off"),
         ("ledger.jsonl", cut_last_row, "the last row of ledger.jsonl is cut off"),
-        ("metrics.jsonl", cut_last_rows, "metrics.jsonl has 5 of 6 rounds"),
+        ("rounds.jsonl", cut_last_row, "the last row of rounds.jsonl is cut off"),
+        ("rounds.jsonl", cut_last_rows, "rounds.jsonl has 5 of 6 rounds"),
+        ("metrics.jsonl", cut_last_rows, "metrics.jsonl lacks the numbers of round 6"),
     ],
 )
 def test_a_completed_run_that_is_damaged_is_not_believed(folder_maker, name, damage, said):
@@ -558,7 +553,8 @@ def test_a_round_without_some_evaluations_is_left_out_and_said(folder_maker, wei
     folder = folder_maker().write()
     assert not {one.code for one in about_run(read_run(folder))} & {"evaluations-missing"}
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    lost = max(n for n, row in enumerate(rows) if row.get("weights", "last") == weights)
+    own = [row["weights"] == weights and row["metric"] == "accuracy" for row in rows]
+    lost = max(number for number, is_own in enumerate(own) if is_own)
     with (folder / "metrics.jsonl").open("w") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows[:lost] + rows[lost + 1 :])
     (found,) = [o for o in about_run(read_run(folder)) if o.code == "evaluations-missing"]
@@ -568,7 +564,7 @@ def test_a_round_without_some_evaluations_is_left_out_and_said(folder_maker, wei
 
 def test_a_run_that_ended_early_is_only_believed_if_it_says_why(folder_maker):
     folder = folder_maker(rounds=2).write()
-    assert read_run(folder).error == "metrics.jsonl has 2 of 6 rounds"
+    assert read_run(folder).error == "rounds.jsonl has 2 of 6 rounds"
     summary = SummaryFile.read(folder / "summary.json")
     why = Diagnostic("budget-spent", "warning", "The run ends after round 2 of 6.")
     summary = summary.model_copy(update={"diagnostics": [why]})
@@ -578,12 +574,29 @@ def test_a_run_that_ended_early_is_only_believed_if_it_says_why(folder_maker):
     assert read_run(folder).status == "damaged"
 
 
-def test_a_round_without_its_row_is_named(folder_maker):
+def test_an_earlier_versions_run_is_refused_in_one_sentence(folder_maker):
     folder = folder_maker().write()
-    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    lost = [n for n, line in enumerate(lines) if '"kind":"round","round":3,' in line]
-    assert len(lost) == 1
-    (folder / "metrics.jsonl").write_text("".join(x for n, x in enumerate(lines) if n != lost[0]))
-    for use in (Run.frame, lambda run: run.spent_by(3)):
-        with pytest.raises(RunError, match=r"metrics\.jsonl is damaged: it has no row of round 3"):
+    row = {"kind": "evaluation", "round": 1, "split": "test", "domain": "photo", "accuracy": 0.5}
+    (folder / "metrics.jsonl").write_text(json.dumps(row, separators=(",", ":")) + "\n")
+    for use in (lambda run: run.status, lambda run: run.accuracy, Run.frame):
+        with pytest.raises(RunError, match=r"earlier version of feddg.* experiment\.yaml"):
             use(read_run(folder))
+
+
+def test_three_lines_of_pandas_on_the_file_give_the_headline(folder_maker):
+    run = read_run(folder_maker(test=["photo", "cartoon"], training=["sketch"]).write())
+    table = pandas.read_json(run.folder / "metrics.jsonl", lines=True)
+    own = table.query("metric == 'accuracy' and split == 'test' and weights == 'last'")
+    assert own[own["round"] == own["round"].max()]["value"].mean() == pytest.approx(run.accuracy)
+    pandas.testing.assert_frame_equal(table[[*COLUMNS]], run.frame(), check_dtype=False)
+
+
+def test_the_rule_of_the_guide_is_a_function_of_the_table(second_round, folder_maker):
+    guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text("utf-8")
+    (code,) = [part for part in guide.split("```") if "def lowest_loss" in part]
+    exec(code.removeprefix("python\n"), {})
+    maker = folder_maker()
+    rule, table = SELECTION_RULES.find("Lowest validation loss"), read_run(maker.write()).table
+    losses = {r: -sum(maker.accuracy("id_val", d, r) for d in (0, 1)) for r in range(7)}
+    assert rule.of(table).round == min(losses, key=losses.get)
+    assert not rule.of(NumberTable())

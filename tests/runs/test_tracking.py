@@ -52,9 +52,9 @@ def test_a_tracker_is_told_what_the_records_hold(wandb, tmp_path):
     assert [options["name"] for options in wandb.opened] == [done.folder.name]
     told = {(name, values["round"]): v for values in wandb.logged for name, v in values.items()}
     record = read_run(done.folder)
-    for row in (row for row in record.metrics.evaluations if row.weights == "last"):
-        assert told[f"{row.split}/{row.domain}", row.round] == row.accuracy
-    for row in record.metrics.rounds:
+    for row in record.table.where(weights="last", metric="accuracy"):
+        assert told[f"{row.split}/{row.domain}", row.round] == row.value
+    for row in record.rounds:
         assert told["loss/cross_entropy", row.round] == row.terms["cross_entropy"]
         assert told["bytes/up", row.round] == row.bytes_up
     assert wandb.ended == [0]
@@ -114,5 +114,5 @@ def test_tensorboard_is_told_what_the_records_hold_and_only_if_asked(monkeypatch
     done = run(EXPERIMENT, tmp_path / "told", cache=tmp_path / "cache", report=False)
     found = EventAccumulator(str(done.folder / "events")).Reload().Scalars("loss/cross_entropy")
     told = {point.step: point.value for point in found}
-    rows = done.metrics.rounds
+    rows = done.rounds
     assert told == pytest.approx({row.round: row.terms["cross_entropy"] for row in rows})

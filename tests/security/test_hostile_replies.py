@@ -68,23 +68,26 @@ def without_site_0(method):
     return _expected[method]
 
 
-@pytest.mark.parametrize(("kind", "name"), CASES)
-def test_a_lie_is_refused_by_name_and_the_round_goes_on(kind, name, caplog):
+@pytest.mark.parametrize("kind", LIES)
+def test_lies_are_refused_by_name_and_the_round_goes_on(kind, subtests, caplog):
     method = METHOD.get(kind, "fedavg")
-    federation = Federation(method)
-    federation.lie(0, kind, lie(kind, name))
-    if kind == "query.statistics":  # a site that cannot describe itself may still train well
-        quiet = RecordDict({"fields": ConfigRecord({"parts": "", "refusal": "not today"})})
-        federation.lie(0, "train", lambda honest: quiet)
-    server = federation.run()
-    assert server.state.round == 1
-    assert same(server.state.weights, without_site_0(method))
-    assert {client for client, _ in federation.refusals} == {0}
-    for record in (r for r in caplog.records if r.levelname != "INFO"):
-        said = record.getMessage()
-        assert said.isprintable()
-        assert len(said) < 2000
-        assert "site-0" in said or "node 100" in said or "client 0" in said
+    for name in (name for of, name in CASES if of == kind):
+        with subtests.test(name):
+            caplog.clear()
+            federation = Federation(method)
+            federation.lie(0, kind, lie(kind, name))
+            if kind == "query.statistics":  # who cannot describe itself may still train well
+                quiet = RecordDict({"fields": ConfigRecord({"parts": "", "refusal": "not today"})})
+                federation.lie(0, "train", lambda honest: quiet)
+            server = federation.run()
+            assert server.state.round == 1
+            assert same(server.state.weights, without_site_0(method))
+            assert {client for client, _ in federation.refusals} == {0}
+            for record in (r for r in caplog.records if r.levelname != "INFO"):
+                said = record.getMessage()
+                assert said.isprintable()
+                assert len(said) < 2000
+                assert "site-0" in said or "node 100" in said or "client 0" in said
 
 
 def test_a_site_has_worked_no_longer_than_it_was_waited_for(tmp_path):
@@ -177,7 +180,7 @@ def test_a_site_that_comes_back_with_other_domains_is_left_out(caplog):
 
     federation.lie(0, "query.register", register)
     federation.transport.registry.online(1)
-    assert "names other classes or domains than when it joined" in caplog.text
+    assert "other classes or domains" in caplog.text
 
 
 @pytest.mark.parametrize("what", ["classes", "domains"])

@@ -1,5 +1,7 @@
 """Which styles there can be: what images give lies inside, with and without noise."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -31,17 +33,19 @@ def many_images(side):
     return (varied.clamp(0, 1) * 255).to(torch.uint8)
 
 
-@pytest.mark.parametrize("side", [16, 32, 64])
-@pytest.mark.parametrize("layer", ["output", "conv4_1_pre"])
-@pytest.mark.parametrize("name", ["compact", "vgg19"])
-def test_styles_of_images_lie_inside(name, layer, side, tmp_path):
-    files = write_vgg19(tmp_path) if name == "vgg19" else {}
-    codec = load_codec(name, style_layer=layer, **files)
-    low, high = style_range(codec)
-    assert low.shape == high.shape == (2, codec.channels)
-    assert inside(measure(codec, many_images(side)).styles(), low, high)
-    assert (low[1] == 0).all()
-    assert layer != "output" or low.min() > -0.01  # a ReLU's map has no negative mean
+def test_styles_of_images_lie_inside(subtests, tmp_path_factory):
+    for name, layer, side in itertools.product(
+        ["compact", "vgg19"], ["output", "conv4_1_pre"], [16, 32, 64]
+    ):
+        with subtests.test(side=side, layer=layer, name=name):
+            tmp_path = tmp_path_factory.mktemp("case")
+            files = write_vgg19(tmp_path) if name == "vgg19" else {}
+            codec = load_codec(name, style_layer=layer, **files)
+            low, high = style_range(codec)
+            assert low.shape == high.shape == (2, codec.channels)
+            assert inside(measure(codec, many_images(side)).styles(), low, high)
+            assert (low[1] == 0).all()
+            assert layer != "output" or low.min() > -0.01  # a ReLU's map has no negative mean
 
 
 def test_colours_are_what_colours_can_be():
@@ -53,18 +57,19 @@ def test_colours_are_what_colours_can_be():
     assert inside(measure(codec, images).styles(), low, high)
 
 
-@pytest.mark.parametrize("name", ["compact", "colors"])
-@pytest.mark.parametrize("unit", ["image", "client"])
-@pytest.mark.parametrize("images", [3, 40])
-def test_noised_styles_lie_inside_their_own_range(name, unit, images):
-    codec, noise = load_codec(name), StyleNoise(2.0, unit)
-    pixels = torch.from_numpy(colored_images(images)[0]).permute(0, 3, 1, 2)
-    moments = measure(codec, pixels)
-    low, high = noised_range(codec, noise, images)
-    plain = style_range(codec)
-    drawn = torch.stack([private_style(moments, codec, noise) for _ in range(100)])
-    assert inside(drawn, low, high)
-    assert images > 3 or not inside(drawn, *plain)
+def test_noised_styles_lie_inside_their_own_range(subtests):
+    for images, unit, name in itertools.product(
+        [3, 40], ["image", "client"], ["compact", "colors"]
+    ):
+        with subtests.test(name=name, unit=unit, images=images):
+            codec, noise = load_codec(name), StyleNoise(2.0, unit)
+            pixels = torch.from_numpy(colored_images(images)[0]).permute(0, 3, 1, 2)
+            moments = measure(codec, pixels)
+            low, high = noised_range(codec, noise, images)
+            plain = style_range(codec)
+            drawn = torch.stack([private_style(moments, codec, noise) for _ in range(100)])
+            assert inside(drawn, low, high)
+            assert images > 3 or not inside(drawn, *plain)
 
 
 @pytest.mark.parametrize("name", ["pardon", "vista", "ccst"])

@@ -594,20 +594,17 @@ def refused(method, privacy, **settings):
     return defences_for(experiment, *build(experiment, 10))
 
 
-@pytest.mark.parametrize(
-    ("method", "privacy", "settings", "words"),
-    [
+def test_styles_that_cannot_be_protected_are_refused(subtests):
+    for method, privacy, said, words in [
         ("fedavg", {"style_epsilon": 8}, {}, "fedavg: sends none"),
         ("elcfs", {"style_epsilon": 8}, {}, "elcfs: statistics/.* cannot be noised"),
         ("ccst", {"style_epsilon": 8}, {"share": "single"}, "set method.share to overall"),
         ("pardon", {"epsilon": 8}, {}, "neither clipped nor noised"),
         ("pardon", {"epsilon": 8, "style_epsilon": 1, "open_styles": True}, {}, "exclude each"),
         ("pardon", {"style_epsilon": -1}, {}, "style_epsilon"),
-    ],
-)
-def test_styles_that_cannot_be_protected_are_refused(method, privacy, settings, words):
-    with pytest.raises(ExperimentError, match=words):
-        refused(method, privacy, **settings)
+    ]:
+        with subtests.test(words=words), pytest.raises(ExperimentError, match=words):
+            refused(method, privacy, **said)
 
 
 @pytest.mark.parametrize("more", [{"open_styles": True}, {"style_epsilon": 1}])

@@ -87,10 +87,11 @@ def faults(load, root=None):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_found_and_said(fault):
-    load, words = FAULTS[fault]
-    assert words in faults(load)
+def test_a_planted_fault_is_found_and_said(subtests):
+    for fault in FAULTS:
+        with subtests.test(fault=fault):
+            load, words = FAULTS[fault]
+            assert words in faults(load)
 
 
 def test_faults_of_a_folder_are_found_and_said(tmp_path):

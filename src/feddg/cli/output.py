@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from feddg.comparison.compare import Comparison, why_hopeless
-from feddg.comparison.tuning import TRIALS
+from feddg.comparison.trials import TRIALS
 from feddg.data.partition import in_words
 from feddg.experiment import DEFAULT, Origin
 from feddg.runs.beforehand import Forecast, Preview

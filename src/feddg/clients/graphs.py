@@ -103,7 +103,7 @@ class _Guarded:
             self.__dict__["asked"].append(f"reads client.{name}")
         return getattr(self.__dict__["client"], name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         setattr(self.__dict__["client"], name, value)
 
 
@@ -117,7 +117,7 @@ def _span(tensor: Tensor) -> tuple[Any, ...]:
     return start, start + tensor.nbytes, str(tensor.dtype), tensor.shape, tensor.stride()
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: object) -> Iterator[Any]:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple, set, deque)):
@@ -127,7 +127,7 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: object) -> Iterator[Tensor]:
     return (leaf for leaf in _leaves(value) if isinstance(leaf, Tensor))
 
 
@@ -175,7 +175,7 @@ class Trace(TorchDispatchMode):
     def _refuse(self, operation: Any, why: str) -> None:
         self.fault = self.fault or f"{operation} {why}"
 
-    def _noted(self, operation: Any, value: Any) -> Any:
+    def _noted(self, operation: Any, value: object) -> Any:
         if not isinstance(value, Tensor):
             return value if isinstance(value, (int, float, bool, str)) else repr(value)
         if value.device.type == "cpu" and value.dim() == 0:
@@ -359,7 +359,7 @@ class Turn:
         key = (method, network, flags, trained, *self._layout)
         self.kind = self.graphs.kinds.setdefault(key, len(self.graphs.kinds))
 
-    def _fix(self, path: str, value: Any, zeros: list[Tensor]) -> Any:
+    def _fix(self, path: str, value: object, zeros: list[Tensor]) -> Any:
         """Returns a value with lasting tensors, which are filled, or zeroed, when all are known."""
         if isinstance(value, MemoryOrder):
             zeros += value.fix(lambda name, like: self._lasting(f"{path}/{name}", like))

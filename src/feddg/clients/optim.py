@@ -1,18 +1,21 @@
 """How a client steps: the learning rate of a round, the optimizer, and the order of steps."""
 
-import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
+from torch.optim.optimizer import ParamsT
 from torch.optim.sgd import sgd
 
 from feddg.errors import ClientError, ExperimentError
 from feddg.models.normalization import norms_and_biases
 from feddg.settings import TrainSettings
 
+Group = dict[str, Any]
+"""Parameters of an optimizer, and how they are stepped."""
 PENDING_BYTES = 4 * 2**20
 """Bytes of gradients that may wait for their step during a backward pass."""
 
@@ -62,10 +65,49 @@ class MemoryOrder(torch.optim.Optimizer):
             or device than its parameter, or its memory has holes (:func:`_lay_out`).
     """
 
-    # As PyTorch wraps them, their first call imports its compiler, which nobody needs here: two
+    moments: tuple[str, ...]
+
+    # PyTorch's own import its compiler when they are first called, which nobody needs here: two
     # seconds of every start.
-    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
-    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Adds parameters, with what is said of them beside the defaults."""
+        own = {"params": list(param_group["params"])}
+        self.param_groups.append({**self.defaults, **param_group, **own})
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients."""
+        for parameter in _parameters(self):
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Takes one step with the gradients that are there; see ``torch.optim.Optimizer.step``."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            gradients = [p.grad for p in parameters]
+            for parameter, gradient in zip(parameters, gradients):
+                _require_alike(parameter, gradient)
+            self._move(group, parameters, gradients)
+        return loss
+
+    def _move(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        raise NotImplementedError
+
+    def _moments(self, parameters: list[Tensor], kinds: Sequence[str]) -> list[list[Tensor]]:
+        """Returns the moments of parameters by kind; those that are not there yet are zero."""
+        for parameter in parameters:
+            state = self.state[parameter]
+            for kind in kinds:
+                if kind == "step" and kind not in state:
+                    state[kind] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                elif kind not in state:
+                    state[kind] = torch.zeros_like(parameter)
+        return [[self.state[parameter][kind] for parameter in parameters] for kind in kinds]
 
     def take_over(self, spent: "MemoryOrder") -> None:
         """Takes over the memory of a finished optimizer of the same parameters, cleared.
@@ -85,8 +127,6 @@ class MemoryOrder(torch.optim.Optimizer):
                     self.state[parameter] = state
         if kept:
             torch._foreach_zero_(kept)
-
-    moments: tuple[str, ...]
 
     def fix(self, lasting: Callable[[str, Tensor], Tensor]) -> list[Tensor]:
         """Puts rates and moments where they stay, so that its steps can be recorded.
@@ -125,21 +165,29 @@ class MemoryOrderAdam(MemoryOrder, torch.optim.Adam):
 
     moments = ("step", "exp_avg", "exp_avg_sq")
 
-    def __init__(self, parameters: Any, lr: float, *, weight_decay: float = 0.0) -> None:
+    def __init__(self, parameters: ParamsT, lr: float, *, weight_decay: float = 0.0) -> None:
         super().__init__(parameters, lr, weight_decay=weight_decay, fused=True)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Takes one step; ``torch.optim.Adam.step`` itself would import a compiler, see above."""
-        return inspect.unwrap(torch.optim.Adam.step)(self, closure)
-
-    def _init_group(self, group: dict[str, Any], *lists: list[Tensor]) -> bool:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                _require_alike(parameter, parameter.grad)
-        complex_numbers: bool = super()._init_group(group, *lists)  # type: ignore[misc]
-        _lay_out(*lists[:4])
-        return complex_numbers
+    def _move(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        steps, averages, squares = self._moments(parameters, self.moments)
+        _lay_out(parameters, gradients, averages, squares)
+        adam(
+            parameters,
+            gradients,
+            averages,
+            squares,
+            [],
+            steps,
+            fused=True,
+            capturable=group["capturable"],
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
 
 
 class MemoryOrderSGD(MemoryOrder, torch.optim.SGD):
@@ -155,47 +203,28 @@ class MemoryOrderSGD(MemoryOrder, torch.optim.SGD):
     moments = ("momentum_buffer",)
 
     def __init__(
-        self, parameters: Any, lr: float, momentum: float = 0.0, *, weight_decay: float = 0.0
+        self, parameters: ParamsT, lr: float, momentum: float = 0.0, *, weight_decay: float = 0.0
     ) -> None:
         super().__init__(parameters, lr, momentum, weight_decay=weight_decay, fused=True)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Takes one step; see ``torch.optim.SGD``."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            gradients = [p.grad for p in parameters]
-            momenta = [self._momentum(p) for p in parameters] if group["momentum"] else []
-            fixed = isinstance(group["lr"], Tensor)  # which only the fused kernel takes
-            fused = bool(group["momentum"] or group["weight_decay"] or fixed)
-            for parameter, gradient in zip(parameters, gradients):
-                _require_alike(parameter, gradient)
-            if fused:
-                _lay_out(parameters, gradients, *([momenta] if momenta else []))
-            sgd(
-                parameters,
-                gradients,
-                momenta,  # type: ignore[arg-type]
-                fused=fused or None,
-                weight_decay=group["weight_decay"],
-                momentum=group["momentum"],
-                lr=group["lr"],
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-            )
-        return loss
-
-    def _momentum(self, parameter: Tensor) -> Tensor:
-        state = self.state[parameter]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
-        momentum: Tensor = state["momentum_buffer"]
-        return momentum
+    def _move(self, group: Group, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        momenta = self._moments(parameters, self.moments) if group["momentum"] else []
+        fixed = isinstance(group["lr"], Tensor)  # which only the fused kernel takes
+        fused = bool(group["momentum"] or group["weight_decay"] or fixed)
+        if fused:
+            _lay_out(parameters, gradients, *momenta)
+        sgd(
+            parameters,
+            gradients,
+            momenta[0] if momenta else [],  # type: ignore[arg-type]
+            fused=fused or None,
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            lr=group["lr"],
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
 
 
 def _lay_out(parameters: list[Tensor], gradients: list[Tensor], *state: list[Tensor]) -> None:
@@ -249,7 +278,7 @@ def _require_alike(parameter: Tensor, gradient: Tensor) -> None:
         )
 
 
-def _memory_layout(tensor: Tensor) -> tuple[Any, ...]:
+def _memory_layout(tensor: Tensor) -> tuple[object, ...]:
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
@@ -284,7 +313,7 @@ class Optimization:
         trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         for parameter in trained:
             parameter.grad = None
-        groups: list[dict[str, Any]] = [{"params": trained}]
+        groups: list[Group] = [{"params": trained}]
         if train.decay != "all" and train.weight_decay:
             spared = {id(parameter) for parameter in norms_and_biases(network)}
             groups = [

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from feddg.comparison.plan import Cell, Plan, distinct, expand_plan, load_plan
 from feddg.comparison.pool import LAUNCHERS, LOG_FOLDER, Outcome, Watcher, run_here
-from feddg.comparison.results import (
-    COMPARISON,
-    ComparisonFile,
+from feddg.comparison.results import COMPARISON, ComparisonFile, Results, read_comparison
+from feddg.comparison.results_file import (
     ResultRow,
-    Results,
     add_rows,
     changing,
     find_rows,
-    read_comparison,
     read_results,
     rows_of,
 )
@@ -31,7 +28,8 @@ from feddg.runs.execute import is_complete, require_installed
 from feddg.runs.folder import drop_weights
 from feddg.runs.prepare import cache_folder, load_table
 from feddg.runs.provenance import ImagesNow, find_folder, has_begun
-from feddg.runs.reading import EXPERIMENT, read_run, served_rules
+from feddg.runs.reading import EXPERIMENT, read_run
+from feddg.runs.table import rules_asked
 from feddg.settings import ModelSettings, grouped
 from feddg.storage import entries, file_faults, is_file, replace_text
 from feddg.views import Shown
@@ -163,7 +161,7 @@ class Comparison(Shown):
             there = self.rows_of(cell) if cell.id in self.rows else []
             found = {row.place: row for row in [*ResultRow.all_of(cell), *there]}
             rows += [row.model_copy(update={"folder": cell.folder.name}) for row in found.values()]
-        rules = {served_rules(dict(cell.experiment.server))[0].name for cell in self.cells}
+        rules = {rules_asked(dict(cell.experiment.server))[0].name for cell in self.cells}
         content = ComparisonFile.of(self.plan, rows)
         if len(rules) == 1:
             content = content.model_copy(update={"served": rules.pop()})

@@ -30,8 +30,17 @@ from feddg.methods.composition import build_method, method_class
 from feddg.records import ID_VAL
 from feddg.runs.beforehand import as_written, with_weights_at_hand
 from feddg.runs.prepare import cache_folder, deal, load_undecoded
-from feddg.runs.reading import FINAL, SELECTION_RULES
-from feddg.settings import MethodChoice, OneLine, Settings, TrainSettings, leaves, merge, nested
+from feddg.runs.table import FINAL, SELECTION_RULES
+from feddg.settings import (
+    Fields,
+    MethodChoice,
+    OneLine,
+    Settings,
+    TrainSettings,
+    leaves,
+    merge,
+    nested,
+)
 from feddg.storage import read_fields_of
 
 PAPERS = Path(__file__).parent / "papers"
@@ -55,9 +64,9 @@ class Variant(Settings):
 
     method: str
     label: OneLine | None = None
-    settings: dict[str, Any] = Field(default_factory=dict)
-    experiment: dict[str, Any] = Field(default_factory=dict)
-    tuned: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    settings: Fields = Field(default_factory=dict)
+    experiment: Fields = Field(default_factory=dict)
+    tuned: dict[str, Fields] = Field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -92,7 +101,7 @@ class Collection(Settings):
     name: OneLine = Field(min_length=1)
     hold_out: "HoldOuts" = None
     domains: tuple[str, ...] = ()
-    experiment: dict[str, Any] = Field(default_factory=dict)
+    experiment: Fields = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -122,7 +131,7 @@ def _rule_name(value: str) -> str:
         raise ValueError(str(error)) from None
 
 
-def _counted(value: Any) -> Any:
+def _counted(value: object) -> Any:
     return list(range(value)) if isinstance(value, int) else value
 
 
@@ -137,7 +146,7 @@ def _pair(entry: Any) -> Any:
     return (entry, None) if isinstance(entry, int) else entry
 
 
-def _images(value: Any) -> Any:
+def _images(value: object) -> Any:
     """Parses a number of images; ``15k`` and ``1.5M`` are 15,000 and 1,500,000."""
     text = str(value).strip().lower()
     scale = {"k": 1000, "m": 10**6}.get(text[-1:])
@@ -164,7 +173,7 @@ class Tune(Settings):
         rule: the selection rule for the round of a trial.
     """
 
-    settings: dict[str, tuple[Any, ...]]
+    settings: dict[str, tuple[object, ...]]
     rounds: int | None = Field(None, ge=1)
     seeds: Seeds = (0,)
     rule: RuleName = FINAL.title
@@ -182,7 +191,7 @@ class Tune(Settings):
 
 Protocol = Literal["lodo", "ltdo", "ltdo-all"]
 PROTOCOLS = get_args(Protocol)
-HoldOuts = Annotated[Protocol | tuple[Any, ...] | None, _alone(dict)]
+HoldOuts = Annotated[Protocol | tuple[object, ...] | None, _alone(dict)]
 DATA = "data"
 """The axis of a plan over several data sets."""
 
@@ -220,7 +229,7 @@ class Plan(Settings):
     name: str = "comparison"
     title: str | None = None
     question: str = ""
-    base: dict[str, Any] = Field(default_factory=dict)
+    base: Fields = Field(default_factory=dict)
     methods: Annotated[tuple[Variant, ...], _alone(str, dict)] = (
         Variant(method="fedavg"),
         Variant(method="pardon"),
@@ -234,7 +243,7 @@ class Plan(Settings):
     clients: Annotated[
         tuple[Annotated[tuple[int, int | None], BeforeValidator(_pair)], ...], _alone(int)
     ] = ()
-    settings: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    settings: dict[str, tuple[object, ...]] = Field(default_factory=dict)
     seeds: Seeds = (0,)
     budgets: Annotated[
         tuple[Budget, ...],
@@ -242,7 +251,7 @@ class Plan(Settings):
         AfterValidator(lambda found: tuple(sorted(set(found)))),
     ] = ()
     tune: Tune | None = None
-    notes: dict[str, Any] = Field(default_factory=dict)
+    notes: Fields = Field(default_factory=dict)
 
     def __init__(self, **fields: Any) -> None:
         with schema_faults(ExperimentError, "plan: ", Plan.model_fields):
@@ -267,20 +276,20 @@ class Plan(Settings):
 
     @field_validator("methods", "seeds")
     @classmethod
-    def _some_and_distinct(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _some_and_distinct(cls, value: tuple[object, ...]) -> tuple[object, ...]:
         names = [entry.name if isinstance(entry, Variant) else entry for entry in value]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"must be one or more, each once, got {names}; label what is alike")
         return value
 
-    def fixed(self, overrides: Mapping[str, Any]) -> "Plan":
+    def fixed(self, overrides: Mapping[str, object]) -> "Plan":
         """Returns the plan with experiment fields that override everything else in it.
 
         They are set in ``base``, and the same fields of single methods and axes over them are
         removed or replaced.
         """
         over = expand(dict(overrides))
-        collections: list[dict[str, Any]] = []
+        collections: list[Fields] = []
         if self.data and "data.source" not in leaves(over):
             root = over.get(DATA, {}).get("root")
             over[DATA] = {key: v for key, v in over.get(DATA, {}).items() if key != "root"}
@@ -322,7 +331,7 @@ class Plan(Settings):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def load_plan(source: "Plan | Path | str | Mapping[str, Any]") -> Plan:
+def load_plan(source: "Plan | Path | str | Mapping[str, object]") -> Plan:
     """Returns a plan from a YAML file, its fields, or the name of a paper's: ``ccst/table1_pacs``.
 
     A file's ``extends`` names another plan file, relative to its own folder. The file's values
@@ -353,7 +362,7 @@ def papers() -> list[str]:
     return sorted(file.relative_to(PAPERS).as_posix()[:-5] for file in PAPERS.glob("*/*.yaml"))
 
 
-def _read_plan(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _read_plan(path: Path, above: tuple[Path, ...] = ()) -> Fields:
     """Returns the fields of a plan file, merged over those of the plan it extends."""
     fields = read_fields_of(path, "plan file", ExperimentError)
     if "extends" not in fields:
@@ -376,7 +385,7 @@ def _read_plan(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     return base | fields
 
 
-def _replaced(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _replaced(below: Mapping[str, object], over: Mapping[str, object]) -> Fields:
     """Returns ``below`` with values of ``over`` for the fields it has; adds no fields."""
     replaced = dict(below)
     for path, value in leaves(over).items():
@@ -395,7 +404,7 @@ def _has(fields: Any, path: str) -> bool:
     return True
 
 
-def _unsaid(axes: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+def _unsaid(axes: Mapping[str, tuple[object, ...]], said: Fields) -> Fields:
     """Returns the axes that set no field in ``said``, which has them by dotted path."""
     sets = {name: [setting_point(name, value)[1] for value in axes[name]] for name in axes}
     return {
@@ -451,7 +460,7 @@ def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
     return plan.model_copy(update={"base": merge(plan.base, learnt)})
 
 
-Point = tuple[str, dict[str, Any], str]
+Point = tuple[str, Fields, str]
 """A value of an axis: the axis's name, the experiment fields it sets, its text in tables."""
 
 
@@ -662,7 +671,7 @@ def _images_of_a_round(size: int, train: TrainSettings) -> int:
     return (passes * (batches - 1) + more) * train.batch_size + passes * last
 
 
-def setting_point(field: str, value: Any) -> Point:
+def setting_point(field: str, value: object) -> Point:
     """Returns the axis point for a dotted experiment field and a value."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return field.removeprefix("method."), expand(nested(_path(field), value)), text
@@ -715,7 +724,7 @@ def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
     return list(zip(listed, headings))
 
 
-def _written(held: Mapping[str, Any], data: Mapping[str, Any]) -> Mapping[str, Any]:
+def _written(held: Fields, data: Fields) -> Fields:
     """Returns a hold-out with the names that the data set gives its domains."""
     said = {role: [own] if isinstance(own, str) else own or () for role, own in held.items()}
     if not all(isinstance(name, str) for names in said.values() for name in names):
@@ -724,7 +733,7 @@ def _written(held: Mapping[str, Any], data: Mapping[str, Any]) -> Mapping[str, A
     return as_written(said, source, root and Path(root), data.get("options") or {})
 
 
-def _heading(held: Mapping[str, Any], with_val: bool = False) -> str:
+def _heading(held: Fields, with_val: bool = False) -> str:
     domains = {
         role: value if isinstance(value, str) else "+".join(value or ())
         for role, value in held.items()
@@ -783,7 +792,7 @@ def with_values(plan: Plan, chosen: Iterable[Cell]) -> Plan:
         plan: the plan.
         chosen: at most one trial per method and held-out domains, with the chosen values.
     """
-    tuned: dict[str, dict[str, dict[str, Any]]] = {}
+    tuned: dict[str, dict[str, Fields]] = {}
     for cell in chosen:
         fields = functools.reduce(merge, (change for _, change, _ in cell.tried))
         tuned.setdefault(cell.method, {})[cell.column] = fields
@@ -844,7 +853,7 @@ def _trial(cell: Cell, points: Sequence[Point], tune: Tune) -> Cell:
 # unseen once.
 
 
-def demo_plan(axes: Mapping[str, Any], fields: Mapping[str, Any]) -> Plan:
+def demo_plan(axes: Mapping[str, object], fields: Mapping[str, object]) -> Plan:
     """Returns the demo's plan, with the user's values over it.
 
     Args:

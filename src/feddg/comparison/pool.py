@@ -74,7 +74,7 @@ class Watcher:
     def start(self, total: int, done: int, jobs: int) -> None:
         """``done`` of ``total`` runs were already complete; ``jobs`` will run at once."""
 
-    def news(self, cell: Cell, news: Mapping[str, Any]) -> None:
+    def news(self, cell: Cell, news: Mapping[str, object]) -> None:
         """A run reported something: see :class:`Reporter`."""
 
     def ended(self, outcome: Outcome) -> None:
@@ -92,7 +92,7 @@ class Reporter(Observer):
             how many, ``work`` before training, ``scores``, how it ``ended``, the ``error``.
     """
 
-    def __init__(self, tell: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, tell: Callable[[Mapping[str, object]], None]) -> None:
         self._tell = tell
         self._done, self._clients = 0.0, 1
 
@@ -433,7 +433,7 @@ def main() -> None:
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
-    def tell(news: Mapping[str, Any]) -> None:
+    def tell(news: Mapping[str, object]) -> None:
         out.write(json.dumps(news) + "\n")
         out.flush()
 

@@ -1,146 +1,107 @@
-"""Tuning before a comparison: chooses each method's values on in-domain validation.
+"""The choices of tuning: every combination that was tried for a method, and which was picked."""
 
-A plan's ``tune`` section names fields and values. Every combination is tried for every method and
-every set of held-out domains in the columns. The best one on in-domain validation, by the criterion
-for rounds (``evaluate.select_by`` and ``select_over``), is used in these columns. Trials never open
-the images of the held-out domains (``data.leave_out``). Each set of held-out domains has its own
-trials, because a domain held out in one column is trained on in others.
-"""
+from collections.abc import Iterator, Sequence
+from typing import Final
 
-import math
-from collections.abc import Sequence
-from pathlib import Path
+from pydantic import Field
 
-from feddg.comparison.compare import Comparison, prepare_comparison
-from feddg.comparison.plan import Cell, Plan, combinations, table_cells, trials_of, with_values
-from feddg.comparison.results import TUNING, TriedRow, TuningFile, changing, find_rows
-from feddg.diagnostics import emit
-from feddg.errors import RunError
-from feddg.records import CONSTANT, ID_VAL
-from feddg.runs.prepare import cache_folder
-from feddg.runs.provenance import ImagesNow
-from feddg.runs.reading import SELECTION_RULES, SelectionRule, preferred
-from feddg.settings import grouped
-from feddg.storage import is_file, replace_text
+from feddg.diagnostics import Diagnostic
+from feddg.records import JsonFile, Number, Row
+from feddg.runs.diagnostics import IN_WORDS, MAJORITY
 
-TRIALS = "tuning"
+TUNING: Final = "tuning.json"
 
 
-def prepare_trials(
-    plan: Plan,
-    out: Path,
-    cache: Path | None = None,
-    *,
-    again: bool = False,
-    results: Sequence[Path] = (),
-    drop_weights: bool = False,
-) -> Comparison | None:
-    """Returns the trials to run before a plan's table; None without a ``tune`` section.
+class TriedRow(Row):
+    """One combination of values that was tried for a method.
 
-    Args:
-        plan: the plan.
-        out: the folder of the comparison; trials go into a folder inside it.
-        cache: where image hashes are stored; the user's cache by default.
-        again: whether to repeat trials whose images have changed.
-        results: the table's results files. Beside each is the file of its trials
-            (``NAME.trials.csv``); trials found there are not repeated.
-        drop_weights: whether a trial's weights are deleted once it is complete.
-
-    Raises:
-        ExperimentError: a field is unknown, or a trial is not a valid experiment.
-        RunError: images have changed since a trial or run, or a file is damaged.
+    Attributes:
+        method: the method's label.
+        held_out: the held-out test domains of the columns it was tried for.
+        values: the values by field.
+        metric: the metric that chooses rounds in its trials (``evaluate.select_by``).
+        over: how the metric is taken over domains (``evaluate.select_over``).
+        score: mean of that metric on in-domain validation over its trials, 0 to 1; None if a trial
+            failed or the metric is undefined for its images.
+        trials: number of trials.
+        constant: number of trials whose model is no better on in-domain validation than always
+            predicting one class; None if not recorded.
+        picked: whether these values are used for the table.
     """
-    cells = trials_of(plan)
-    if not cells:
-        return None
-    if results:  # a fault in the table's files is not to be found after the trials
-        TuningFile.read(results[0].with_suffix(f".{TUNING}"))
-        find_rows(results[0], table_cells(plan), ImagesNow(cache_folder(cache)), again=again)
-    trials = [file.with_suffix(".trials.csv") for file in results]
-    return prepare_comparison(
-        plan.model_copy(update={"name": f"{plan.name}, tuning", "title": None, "budgets": ()}),
-        out / TRIALS,
-        cells=cells,
-        results=[file for file in trials if file == trials[0] or is_file(file)],
-        again=again,
-        cache=cache,
-        drop_weights=drop_weights,
-    )
+
+    method: str
+    held_out: str = ""
+    values: dict[str, str]
+    metric: str = "accuracy"
+    over: str = "domain_mean"
+    score: Number | None = None
+    trials: int
+    constant: int | None = Field(None, ge=0)
+    picked: bool
 
 
-def picked(
-    plan: Plan, trials: Comparison, results: Sequence[Path] = (), *, write: bool = True
-) -> Plan:
-    """Returns the plan with the best values of its trials, and writes ``tuning.json``.
+class TuningFile(JsonFile):
+    """The trials before a comparison, and the chosen values: ``tuning.json``.
 
-    Args:
-        plan: the plan.
-        trials: its completed trials.
-        results: results files; ``NAME.tuning.json`` is also written beside the first, merged with
-            choices for other columns.
-        write: whether to write files.
-
-    Raises:
-        RunError: no value of a method could be measured, or a file cannot be written.
+    Attributes:
+        rule: the selection rule for the round of a trial.
+        rounds: rounds of a trial.
+        seeds: seeds of the trials.
+        tried: all combinations.
     """
-    assert plan.tune is not None
-    rule = SELECTION_RULES.find(plan.tune.rule)
-    found = [(_tried(cells, trials, rule), cells[0]) for cells in combinations(trials.cells)]
-    groups = grouped(((row.method, row.held_out), (row, cell)) for row, cell in found)
-    best = [_best(tried) for tried in groups.values()]
-    rows = [
-        row.model_copy(update={"picked": cell in best})
-        for tried in groups.values()
-        for row, cell in tried
-    ]
-    settings = plan.tune
-    file = TuningFile(
-        rule=settings.rule, rounds=settings.rounds, seeds=settings.seeds, tried=tuple(rows)
-    )
-    if write:
-        with changing(trials.folder.parent / TUNING):
-            replace_text(trials.folder.parent / TUNING, file.to_text())
-    for first in results[:1] if write else ():
-        beside = first.with_suffix(f".{TUNING}")
-        with changing(beside):
-            replace_text(beside, file.after(TuningFile.read(beside)).to_text())
-    emit(*file.diagnostics())
-    return with_values(plan, best)
+
+    rule: str
+    rounds: int | None = None
+    seeds: tuple[int, ...]
+    tried: tuple[TriedRow, ...]
+
+    def after(self, earlier: "TuningFile | None") -> "TuningFile":
+        """Returns this file merged with an earlier one's other methods and hold-outs.
+
+        A table may be run column by column. Choices with another rule, number of rounds or other
+        seeds are dropped.
+        """
+        settings = (self.rule, self.rounds, self.seeds)
+        if earlier is None or settings != (earlier.rule, earlier.rounds, earlier.seeds):
+            return self
+        own = {(row.method, row.held_out) for row in self.tried}
+        others = [row for row in earlier.tried if (row.method, row.held_out) not in own]
+        return self.model_copy(update={"tried": (*others, *self.tried)})
+
+    def diagnostics(self) -> list[Diagnostic]:
+        """Returns warnings about the choices: models that learned nothing, end values, ties."""
+        found = []
+        for row in (row for row in self.tried if row.picked):
+            group = (row.method, row.held_out)
+            rows = [other for other in self.tried if (other.method, other.held_out) == group]
+            where = f"{row.method}{f', {row.held_out} held out' if row.held_out else ''}"
+            if row.constant:
+                text = (
+                    f"{where}: with the picked values the model is {IN_WORDS[MAJORITY]} in "
+                    f"{row.constant} of {row.trials} trials, so that the choice means little."
+                )
+                advice = (
+                    "Give trials more rounds (tune.rounds), pretrained weights, or other values."
+                )
+                found.append(Diagnostic("tuned-on-nothing-learned", "warning", text, advice))
+            for text, advice in _edges(row, rows):
+                found.append(Diagnostic("edge-of-the-grid", "warning", f"{where}: {text}", advice))
+            equal = sum(other.score == row.score for other in rows)
+            if equal > 1:
+                text = f"{where}: {equal} combinations do equally well; the first is used."
+                found.append(Diagnostic("tuning-tie", "warning", text))
+        return found
 
 
-def _tried(cells: Sequence[Cell], trials: Comparison, rule: SelectionRule) -> TriedRow:
-    """Returns the result of all trials of the same values, not marked as chosen."""
-    evaluate = cells[0].experiment.evaluate
-    over = evaluate.select_over
-    rows = [row for cell in cells for row in trials.rows_of(cell)]
-    known = [row.value(evaluate.select_by, rule.name, ID_VAL, over) for row in rows]
-    scores = [value for value in known if value is not None]
-    flags = [row.value(CONSTANT, rule.name) for row in rows]
-    constant = [bool(flag) for flag in flags if flag is not None]
-    return TriedRow(
-        method=cells[0].method,
-        held_out=cells[0].column,
-        values={name: text for name, _, text in cells[0].tried},
-        metric=evaluate.select_by,
-        over=over,
-        score=math.fsum(scores) / len(scores) if len(scores) == len(cells) else None,
-        trials=len(cells),
-        constant=sum(constant) if len(constant) == len(cells) else None,
-        picked=False,
-    )
-
-
-def _best(tried: Sequence[tuple[TriedRow, Cell]]) -> Cell:
-    """Returns a trial of the values with the best score; the first of equal ones."""
-    measured = [
-        (preferred(row.score, row.metric), cell)
-        for row, cell in tried
-        if row.score is not None and not math.isnan(row.score)
-    ]
-    if not measured:
-        row = tried[0][0]
-        raise RunError(
-            f"tune: in every combination of values for {row.method} a trial failed, or has no "
-            f"value of what picks (evaluate.select_by), where {row.held_out} is held out; see above"
-        )
-    return max(measured, key=lambda pair: pair[0])[1]
+def _edges(picked: TriedRow, rows: Sequence[TriedRow]) -> Iterator[tuple[str, str]]:
+    """Yields chosen numbers at an end of their grid, with what to try next."""
+    for name, text in picked.values.items():
+        try:
+            values = sorted({float(row.values[name]) for row in rows})
+            value = float(text)
+        except (KeyError, ValueError):
+            continue  # words have no order
+        off = value == 0 == values[0]  # nothing is below none of it
+        if len(values) > 1 and value in (values[0], values[-1]) and not off:
+            end, beyond = ("lowest", "lower") if value == values[0] else ("highest", "higher")
+            yield f"{name} {text} is the {end} that was tried.", f"Try a {beyond} one, too."

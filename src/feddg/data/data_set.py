@@ -171,11 +171,6 @@ class DataSet:
         return self.summary.partition(" (")[0].partition(":")[0]
 
     @property
-    def number_of_classes(self) -> int:
-        """Returns the number of classes as published; 0 if unknown."""
-        return self.class_count or len(self.classes)
-
-    @property
     def defined_by(self) -> Loader | None:
         """The function that tells this definition from another of the same name."""
         return self.load

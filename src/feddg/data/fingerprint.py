@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from feddg.data.decoding import Tile
 from feddg.data.images import ImageTable
-from feddg.errors import DataError
+from feddg.errors import DataError, first_names
 from feddg.records import JsonFile, Row
 from feddg.storage import Stamp, file_faults, open_file, replace_bytes, stamp
 
@@ -126,8 +126,7 @@ class Difference:
         parts = ("added", "removed", "moved", "changed")
         counts = [f"{len(getattr(self, part))} {part}" for part in parts if getattr(self, part)]
         paths = [path for part in reversed(parts) for path in getattr(self, part)]
-        more = ", ..." if len(paths) > SHOWN else ""
-        return f"{', '.join(counts)} ({', '.join(paths[:SHOWN])}{more})"
+        return f"{', '.join(counts)} ({first_names(paths, SHOWN)})"
 
 
 def difference(before: ImagesFile, now: ImagesFile) -> Difference:

@@ -444,9 +444,9 @@ def image_names(folder: Path) -> list[str]:
     Raises:
         DataError: it cannot be read.
     """
-    found = [e for e in entries(folder, DataError) if is_image(e.name)]
-    names = [e.name for e in found if _is_kind(e.is_file) and is_printable(e.name)]
-    if left_out := sorted({entry.name for entry in found} - {*names}):
+    images = [e for e in entries(folder, DataError) if is_image(e.name)]
+    names = [e.name for e in images if _is_kind(e.is_file) and is_printable(e.name)]
+    if left_out := sorted({entry.name for entry in images} - {*names}):
         warn(
             "images-left-out",
             f"{len(left_out)} entries of {folder}, as {left_out[0]!r}, are named like images and "

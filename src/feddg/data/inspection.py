@@ -470,8 +470,7 @@ def _files(root: Path, below: PurePosixPath) -> Iterator[str]:
 
 
 def _files_text(paths: Sequence[str]) -> str:
-    more = ", ..." if len(paths) > SHOWN else ""
-    return f"{counted(len(paths), 'file')} ({', '.join(paths[:SHOWN])}{more})"
+    return f"{counted(len(paths), 'file')} ({first_names(paths, SHOWN)})"
 
 
 def inspect(table: ImageTable) -> dict[str, Any]:

@@ -193,17 +193,18 @@ def _cached_pixels(
     if pixels.exists():
         known = Checked.known(checked)
         try:
-            found = open_array(pixels, writable=False)
+            stored = open_array(pixels, writable=False)
         except (OSError, ValueError):
-            found = np.empty(0)
-        alike = found.shape == files.shape and found.dtype == np.uint8
-        if known and alike and known.pixels == known.sealed(zlib.crc32(found.reshape(-1).data)):
-            return found, known.bad
+            stored = np.empty(0)
+        alike = stored.shape == files.shape and stored.dtype == np.uint8
+        if known and alike and known.pixels == known.sealed(zlib.crc32(stored.reshape(-1).data)):
+            return stored, known.bad
         logger.warning("The pixel cache %s is damaged; the images are decoded again.", pixels)
     with _writing_to(cache):
         replace_file(pixels, lambda aside: _decode_to(aside, checked, files, progress))
-    known = Checked.known(checked)
-    return open_array(pixels, writable=False), known.bad if known else []
+    written = Checked.read(checked)
+    assert written is not None
+    return open_array(pixels, writable=False), written.bad
 
 
 def _decode_to(file: Path, checked: Path, files: DecodedFiles, progress: Progress) -> None:

@@ -179,7 +179,7 @@ def compare_counts(
         for where, count, images in differences
         if images != count
     ]
-    classes, expected = len(table.class_names), definition.number_of_classes
+    classes, expected = len(table.class_names), definition.class_count or len(definition.classes)
     if expected and classes != expected:
         texts.append(f"{definition.title} has {expected} classes; {table.root} holds {classes}.")
     for text in texts:

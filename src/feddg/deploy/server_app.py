@@ -34,12 +34,12 @@ from feddg.methods.composition import method_class
 from feddg.methods.domains import idle_clients
 from feddg.models.precision import choose_device
 from feddg.records import (
-    EVALUATION_ROWS,
+    DOMAIN_SCORES,
     TEST,
     UNLABELLED,
     ClientRow,
     ClientsTable,
-    EvaluationRow,
+    DomainScore,
     JsonFile,
     RoundRow,
 )
@@ -170,7 +170,7 @@ def read_scores(
     """
     if reply.tensors or reply.scalars.keys() != {"scores"}:
         raise ValueError("it sent something else, or more")
-    rows = EVALUATION_ROWS.parse(str(reply.scalars["scores"]))
+    rows = DOMAIN_SCORES.parse(str(reply.scalars["scores"]))
     if len({row.domain for row in rows}) < len(rows):
         raise ValueError("it counted a domain twice")
     scores = [_score(row, classes, held) for row in rows]
@@ -180,9 +180,9 @@ def read_scores(
     return scores
 
 
-def _score(row: EvaluationRow, classes: int, held: Mapping[str, int]) -> Score:
+def _score(row: DomainScore, classes: int, held: Mapping[str, int]) -> Score:
     table = row.confusion
-    if table is None or len(table) != classes or any(len(line) != classes for line in table):
+    if len(table) != classes or any(len(line) != classes for line in table):
         raise ValueError(f"its table is not one of {classes} classes")
     if any(not 0 <= count <= MOST_IMAGES for line in table for count in line):
         raise ValueError("its counts are no numbers of images")

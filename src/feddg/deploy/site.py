@@ -6,11 +6,11 @@ import pkgutil
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy
 import torch
@@ -29,13 +29,7 @@ from feddg.data.fingerprint import (
     file_of,
     images_file,
 )
-from feddg.data.images import (
-    ImageTable,
-    check_folder,
-    folder_names,
-    from_class_folders,
-    image_names,
-)
+from feddg.data.images import ImageTable, check_folder, from_class_folders
 from feddg.data.inspection import about_copies, open_images
 from feddg.data.pixels import PixelStore
 from feddg.data.splits import Splits
@@ -57,9 +51,10 @@ from feddg.federation.transport import without_frozen
 from feddg.messages import Message, Scalar, Weights, on_device
 from feddg.methods.base import Method
 from feddg.models.backbones import FEATURES
+from feddg.prediction.classifier import image_files
 from feddg.privacy.building import Defences
 from feddg.privacy.secure_aggregation import KNOWN
-from feddg.records import EVALUATION_ROWS, UNLABELLED
+from feddg.records import DOMAIN_SCORES, UNLABELLED, DomainScore
 from feddg.runs.prepare import cache_folder, methods_files
 from feddg.settings import DataSettings, Settings
 from feddg.storage import entries, open_file, parse_fields, replace_bytes, replace_text, why
@@ -228,13 +223,7 @@ def unlabelled_images(root: Path, site: str) -> ImageTable:
         DataError: there are none, or the folder cannot be read.
     """
     check_folder(root)
-
-    def below(folder: Path, prefix: str) -> Iterator[str]:
-        yield from (f"{prefix}{name}" for name in image_names(folder))
-        for name in folder_names(folder):
-            yield from below(folder / name, f"{prefix}{name}/")
-
-    paths = tuple(below(root, ""))
+    paths = tuple(file.relative_to(root).as_posix() for file in image_files([root]))
     if not paths:
         raise DataError(f"no images were found below {root}")
     nothing = numpy.zeros(len(paths), numpy.int64)
@@ -466,8 +455,11 @@ class Site:
         table = positions(self.table, request.classes, list(self.table.domain_names))
         evaluation = test_images(table, self.pixels, self.experiment, worker)
         scores = evaluation.scores(method.predictor(worker.network))
-        rows = [score.row(request.round, with_confusion=True) for score in scores]
-        return Payload(parts={"scores": Message({}, {"scores": EVALUATION_ROWS.to_text(rows)})})
+        rows = [
+            DomainScore(domain=one.domain, loss=one.loss, confusion=one.confusion.tolist())
+            for one in scores
+        ]
+        return Payload(parts={"scores": Message({}, {"scores": DOMAIN_SCORES.to_text(rows)})})
 
     @contextmanager
     def _client(
@@ -597,9 +589,8 @@ class ProgramSite(Site):
     """
 
     def __init__(self, config: SiteConfig, federation: Federation) -> None:
-        self.config, self.federation = config, cast(Any, federation)
-        named = bool(getattr(federation, "names", ()))
-        self.names: Sequence[str] = getattr(federation, "class_names", ()) if named else ()
+        self.config, self.federation = config, federation
+        self.names = federation.class_names if federation.names else ()
 
     def evaluate(self, payload: Payload) -> Payload:
         """Refuses: scores of another task than classification stay where they were measured."""
@@ -625,7 +616,7 @@ class ProgramSite(Site):
         return SiteMemory(self.config.cache_folder, request.run, self.config.site, seed)
 
     def _examples(self, classes: list[str], domains: list[str]) -> Examples:
-        own: Examples = self.federation.clients[0]
+        own = self.federation.clients[0]
         labels = own.labels
         if self.names and classes != [TARGETS]:
             tables = [dict(enumerate(self.names))] * len(labels)

@@ -21,7 +21,7 @@ from feddg.models.network import Network
 from feddg.models.precision import as_usual
 from feddg.models.task import CLASSIFICATION, Task
 from feddg.models.trained import digest_of_fixed_features
-from feddg.records import LAST, DecisionTable, EvaluationRow, SubgroupRow
+from feddg.records import LAST, DecisionTable, MetricRow, SubgroupRow
 from feddg.rng import stream
 
 MOST_KEPT = 2**28
@@ -116,21 +116,21 @@ class Score:
             )
         return _mean_and_interval(self.values - other.values, self.groups)
 
-    def row(self, round: int, with_confusion: bool = False, weights: str = LAST) -> EvaluationRow:
-        """Returns the row for the run folder's metrics file."""
-        return EvaluationRow(
-            round=round,
-            split=self.split,
-            domain=self.domain,
-            accuracy=self.accuracy,
-            loss=self.loss,
-            examples=self.examples,
-            groups=None if self.groups is None else len(numpy.unique(self.groups)),
-            independent=None if self.groups is None else effective_number(self.values, self.groups),
-            metrics=dict(self.metrics),
-            confusion=self.confusion.tolist() if with_confusion else None,
-            weights=weights,
-        )
+    def rows(
+        self, round: int, with_confusion: bool = False, weights: str = LAST
+    ) -> list[MetricRow]:
+        """Returns the rows for the run folder's table, without what training took."""
+        of = {"round": round, "weights": weights, "split": self.split, "domain": self.domain}
+        of |= {"examples": self.examples, "images": 0, "bytes": 0, "seconds": 0}
+        more: dict[str, Any] = {"confusion": self.confusion.tolist() if with_confusion else None}
+        if self.groups is not None:
+            more["groups"] = len(numpy.unique(self.groups))
+            more["independent"] = effective_number(self.values, self.groups)
+        others = {"loss": self.loss} | {n: v for n, v in self.metrics.items() if n != "accuracy"}
+        return [
+            MetricRow(metric="accuracy", value=self.accuracy, **of, **more),
+            *(MetricRow(metric=name, value=value, **of) for name, value in others.items()),
+        ]
 
 
 def _mean_and_interval(

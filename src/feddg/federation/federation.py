@@ -7,7 +7,7 @@ deployment, an attack on a finished run.
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import nn
@@ -29,9 +29,8 @@ from feddg.federation import averages
 from feddg.federation.head_start import Arrivals, HeadStart, check_head, one_round
 from feddg.federation.inprocess import InProcess
 from feddg.federation.local_training import load_weights
-from feddg.federation.server import Server
+from feddg.federation.server import Phase, Server
 from feddg.federation.transport import Ledger, Transport
-from feddg.federation.validation import MessageChecks
 from feddg.messages import Broadcast, Weights
 from feddg.methods.base import Method, Round, RoundHook, State, has_global_model, local_names
 from feddg.methods.composition import build_method, method_class
@@ -82,16 +81,6 @@ class Clients:
         return ()
 
 
-class Phase(NamedTuple):
-    """Rounds of one method over all clients of a federation: of the head first, then its own."""
-
-    method: Method
-    network: Network
-    settings: ExperimentSettings
-    defences: Defences = NO_DEFENCES
-    hooks: Sequence[RoundHook] = ()
-
-
 class Federation:
     """A run of a method over clients; the server is put together at its first use.
 
@@ -120,9 +109,13 @@ class Federation:
         state: where the server begins: None for before round 1.
         remote: whether clients are elsewhere, and store their own memory.
         domain_names: the domains of the clients here, by number; empty where they have no name.
+        class_names: the classes in the order of the logits; none where clients name none.
+        names: those of them that have a name.
     """
 
     domain_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -177,34 +170,7 @@ class Federation:
             check_head(method, network)
         phase = Phase(method, network, settings, self.defences, self.hooks)
         ledger = self.ledger or Ledger(lambda row: None)
-        return self._server_of(phase, self.state or self._before_round_1(), ledger)
-
-    def _server_of(self, phase: Phase, state: State, ledger: Ledger) -> Server:
-        method, network, settings, defences, hooks = phase
-        transport = self.transport
-        checks = MessageChecks(
-            method,
-            network,
-            len(transport.clients),
-            image_size=settings.data.image_size,
-            also=defences.sends,
-            registered=transport.registered,
-            train=settings.train,
-            style_noise=defences.style_noise,
-        )
-        return Server(
-            method,
-            transport,
-            state,
-            per_round=settings.clients.per_round,
-            settings=settings.server,
-            seed=settings.seed,
-            ledger=ledger,
-            checks=checks,
-            defences=defences,
-            frozen=network.frozen,
-            hooks=hooks,
-        )
+        return Server(phase, self.transport, self.state or self._before_round_1(), ledger)
 
     def _before_round_1(self) -> State:
         network, settings = self.network, self.settings
@@ -269,7 +235,7 @@ class Federation:
             network, settings = head.network(self.network), one_round(self.settings)
             phase = Phase(head, network, settings, hooks=[Arrivals(progress)])
             begin = head.state(network, state, len(clients))
-            first = self._server_of(phase, begin, server.ledger)
+            first = Server(phase, self.transport, begin, server.ledger)
             first.setup()
             round.left_out = first.round().left_out
             state.weights = state.weights | head.solution(first.state)

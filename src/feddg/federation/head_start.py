@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from feddg.clients.client import Client
-from feddg.diagnostics import Progress
+from feddg.diagnostics import Progress, arriving
 from feddg.errors import ExperimentError
 from feddg.messages import Message, Update, Weights
 from feddg.methods.base import Method, Round, RoundHook, ShowsVersions, State, has_global_model
@@ -95,9 +95,7 @@ class Arrivals(RoundHook):
 
     def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
         """See :class:`RoundHook`."""
-        for done, update in enumerate(updates, start=1):
-            self._progress("setup", done, len(round.clients))
-            yield update
+        return arriving(updates, self._progress, "setup", len(round.clients))
 
 
 def check_head(method: Method, network: Network) -> None:

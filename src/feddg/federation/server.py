@@ -1,60 +1,51 @@
 """The server: the round loop, for any transport."""
 
 import logging
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 from feddg.clients.sampling import drawn_clients, secret_clients
-from feddg.diagnostics import Progress, silent, warn
+from feddg.diagnostics import Progress, arriving, silent, warn
 from feddg.errors import BudgetSpent, ClientError, Diverged, NotEnoughUpdates, RunError
 from feddg.federation import averages
 from feddg.federation.transport import FROZEN, Ledger, Reply, Transport
 from feddg.federation.validation import ChangeSizes, MessageChecks
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights, joined
 from feddg.methods.base import Forgets, LeavesOut, Method, Round, RoundHook, State, name_clients
+from feddg.models.network import Network
 from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.records import RoundRow
-from feddg.settings import ServerSettings
+from feddg.settings import ExperimentSettings
 
 log = logging.getLogger("feddg")
 
 
 class Hooks:
-    """The hooks of a server's rounds in order; each event runs the hooks that override it."""
+    """The hooks of a server's rounds, in order."""
 
     def __init__(self, hooks: Iterable[RoundHook]) -> None:
         self.all = tuple(hooks)
-        self._broadcast = self._at("broadcast")
-        self._received = self._at("received")
-        self._refused = self._at("refused")
-        self._collected = self._at("collected")
-        self._completed = self._at("completed")
-        self._begun = self._at("begun")
-
-    def _at(self, event: str) -> list[Callable[..., Any]]:
-        plain = getattr(RoundHook, event)
-        return [getattr(h, event) for h in self.all if getattr(type(h), event) is not plain]
 
     def begun(self, state: State, round: Round) -> None:
         """Tells the hooks that round 1 is next."""
-        for hook in self._begun:
-            hook(state, round)
+        for hook in self.all:
+            hook.begun(state, round)
 
     def broadcast(self, broadcast: Broadcast, round: Round) -> Broadcast:
         """Returns the message to the round's clients."""
-        for hook in self._broadcast:
-            broadcast = hook(broadcast, round)
+        for hook in self.all:
+            broadcast = hook.broadcast(broadcast, round)
         return broadcast
 
     def received(self, replies: Iterator[Update | Refusal], round: Round) -> Iterator[Update]:
         """Returns the stream of good updates for the method, once there are enough."""
         updates: Iterator[Update]
         updates = round.replies = self._good(replies, round)
-        for hook in self._collected:
-            updates = hook(updates, round)
+        for hook in self.all:
+            updates = hook.collected(updates, round)
         return updates
 
     def _good(self, replies: Iterator[Update | Refusal], round: Round) -> Generator[Update]:
@@ -69,8 +60,8 @@ class Hooks:
             if isinstance(reply, Update):
                 round.update = reply
                 try:
-                    for hook in self._received:
-                        reply = hook(reply, round)
+                    for hook in self.all:
+                        reply = hook.received(reply, round)
                 except ClientError as error:
                     if reply.members:
                         raise NotEnoughUpdates(
@@ -82,8 +73,8 @@ class Hooks:
                     reply = Refusal(reply.client, reason, isinstance(error, Diverged))
             if isinstance(reply, Refusal):
                 round.refused.append(reply)
-                for hook in self._refused:
-                    hook(reply, round)
+                for hook in self.all:
+                    hook.refused(reply, round)
             else:
                 good += len(reply.clients)
                 round.add(reply)
@@ -94,8 +85,8 @@ class Hooks:
 
     def completed(self, state: State, round: Round) -> State:
         """Returns the round's new state, from the aggregate."""
-        for hook in self._completed:
-            state = hook(state, round)
+        for hook in self.all:
+            state = hook.completed(state, round)
         return state
 
 
@@ -179,45 +170,56 @@ class Asking(RoundHook):
         return state
 
 
+class Phase(NamedTuple):
+    """Rounds of one method over all clients of a federation.
+
+    Attributes:
+        method: the method.
+        network: the network it trains.
+        settings: all else that an experiment says.
+        defences: what updates pass through.
+        hooks: what happens in rounds besides, after the server's own.
+    """
+
+    method: Method
+    network: Network
+    settings: ExperimentSettings
+    defences: Defences = NO_DEFENCES
+    hooks: Sequence[RoundHook] = ()
+
+
 class Server:
     """Runs the setup phase and rounds of a method over a transport.
 
     Args:
-        method: the method to run.
+        phase: the method, what it trains, and how.
         transport: the transport of messages.
         state: the start: round 0, or a checkpoint's state.
-        per_round: clients sampled per round, K; None for all.
-        settings: minimum number of good updates, attempts, server optimizer.
-        seed: the experiment's seed.
         ledger: the record of all messages.
-        checks: checks of clients' messages against their schema.
-        defences: the defences that updates pass through.
-        frozen: entries of the weights that are not trained.
-        hooks: further hooks, run after the server's own.
 
     Attributes:
         hooks: all that happens in a round beside the method.
+        per_round: clients sampled per round, K; None for all.
         carrier: trains the clients: the transport, or what a defence puts before it.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        transport: Transport,
-        state: State,
-        *,
-        per_round: int | None,
-        settings: ServerSettings,
-        seed: int,
-        ledger: Ledger,
-        checks: MessageChecks,
-        defences: Defences = NO_DEFENCES,
-        frozen: Collection[str] = (),
-        hooks: Iterable[RoundHook] = (),
-    ) -> None:
+    def __init__(self, phase: Phase, transport: Transport, state: State, ledger: Ledger) -> None:
+        method, network, experiment, defences, hooks = phase
+        settings = experiment.server
+        checks = MessageChecks(
+            method,
+            network,
+            len(transport.clients),
+            image_size=experiment.data.image_size,
+            also=defences.sends,
+            registered=transport.registered,
+            train=experiment.train,
+            style_noise=defences.style_noise,
+        )
         self.method, self.state = method, state
-        self.per_round, self.settings, self.seed = per_round, settings, seed
-        self.ledger, self.checks, self.defences = ledger, checks, defences
+        self.per_round, self.seed = experiment.clients.per_round, experiment.seed
+        self.settings, self.ledger = settings, ledger
+        self.checks, self.defences = checks, defences
         self.transport = transport
         self.carrier = defences.carrier(transport, settings.min_updates)
         self._secret_rate = defences.secret_rate
@@ -226,8 +228,8 @@ class Server:
         self._refusals = Refusals(ledger)
         times = None if defences.sees_all else settings.largest_change
         changes = ChangeSizes(times, checks.heads, checks.lr, method.sums)
-        self.frozen = FrozenWeights(frozenset(frozen))
-        checked = [self.frozen, checks] if frozen else [checks]
+        self.frozen = FrozenWeights(frozenset(network.frozen))
+        checked = [self.frozen, checks] if network.frozen else [checks]
         chain: list[RoundHook] = [self._refusals, *checked, changes]
         chain += reversed(defences.defences)
         if settings.weighting == "uniform" and not method.one_round:
@@ -264,13 +266,8 @@ class Server:
         """
         ids = self.transport.clients
         self.defences.describing(ids)
-
-        def counted(replies: Iterator[Reply]) -> Iterator[Reply]:
-            for done, reply in enumerate(replies, start=1):
-                progress("setup", done, len(ids))
-                yield reply
-
-        replies = counted(self.transport.client_statistics(ids, Broadcast(0, {})))
+        replies = self.transport.client_statistics(ids, Broadcast(0, {}))
+        replies = arriving(replies, progress, "setup", len(ids))
         found = list(self.checked(replies, 0, "statistics"))
         if not found:
             raise RunError("setup: no client could send its statistics; see the warnings above")

@@ -120,7 +120,7 @@ class Channel:
         self._bytes = 0
         self._waiting: threading.Thread | None = None
 
-    def join(self, group: Callable[[], dict[str, Any]]) -> None:
+    def join(self, group: Callable[[], Mapping[str, Any]]) -> None:
         """Waits until all processes are there.
 
         Args:

@@ -28,9 +28,9 @@ from feddg.errors import (
 )
 from feddg.messages import Broadcast, EntrySchema, Message, Refusal, Update, Weights, on_device
 from feddg.models.network import Network
-from feddg.records import Direction, EstimateRow, EvaluationRow, Groups, RefusedUpdate, RoundRow
+from feddg.records import Direction, EstimateRow, Groups, MetricRow, RefusedUpdate, RoundRow
 from feddg.registry import Registry
-from feddg.settings import ExperimentSettings, Settings
+from feddg.settings import ExperimentSettings, Fields, Settings
 
 log = logging.getLogger("feddg")
 
@@ -51,6 +51,10 @@ Ask = Callable[[str, Message], Iterator[tuple[int, Message]]]
 """``ask(name, question)`` sends the current weights and a question to this round's clients, and
 yields client ids with answers.
 """
+
+
+Presets = dict[str, Fields]
+"""An experiment's fields by preset, which is a data set's name, or ``*`` for all."""
 
 
 class MethodSettings(Settings):
@@ -129,7 +133,7 @@ class Method:
     summary: ClassVar[str] = ""
     settings: MethodSettings
     Settings: ClassVar[type[MethodSettings]] = MethodSettings
-    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    presets: ClassVar[Presets] = {}
     sends: ClassVar[dict[str, EntrySchema]] = {
         "update/weights/*": EntrySchema("the network after local training", entry_of=""),
         "update/examples": EntrySchema("how many images it trained on", integer=True, low=1),
@@ -352,7 +356,7 @@ class Round:
     replies: Generator[Update] | None = None
     failure: NotEnoughUpdates | Sequence[Refusal] | None = None
     scratch: dict[Any, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
-    evaluations: Sequence[EvaluationRow] = ()
+    evaluations: Sequence[MetricRow] = ()
     estimates: Sequence[EstimateRow] = ()
     evaluating: float = 0.0
     left_out: Mapping[int, float] = field(default_factory=dict)
@@ -465,9 +469,9 @@ def name_clients(ids: Sequence[int]) -> str:
 class RoundHook:
     """A server-side hook of a round: a check, defence, weight average or checkpoint.
 
-    A subclass overrides only the events it needs, listed in the order of a round; the others cost
-    nothing. A hook keeps no state: lasting values go to the state's extras, which checkpoints hold,
-    and values of a round to ``round.scratch``. So a failed round leaves nothing behind.
+    A subclass overrides only the events it needs, listed in the order of a round. A hook keeps no
+    state: lasting values go to the state's extras, which checkpoints hold, and values of a round to
+    ``round.scratch``. So a failed round leaves nothing behind.
     """
 
     def begun(self, state: State, round: Round) -> None:

@@ -1,7 +1,7 @@
 """FedAvg and FedProx, and reference lines: centralised and local training."""
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
 from feddg.messages import Broadcast, EntrySchema, Update, Weights
-from feddg.methods.base import Method, MethodSettings, State, register, shared_parameters
+from feddg.methods.base import Method, MethodSettings, Presets, State, register, shared_parameters
 from feddg.models.network import Network
 from feddg.settings import ExperimentSettings
 
@@ -199,7 +199,7 @@ class Local(Method):
     }
     title = "Local"
     summary = "reference line: every client alone, with a model of its own"
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"train": {"head": "random"}}}
+    presets: ClassVar[Presets] = {"*": {"train": {"head": "random"}}}
     in_process_only = "its models stay with the clients, where nobody could measure them"
     sends: ClassVar[dict[str, EntrySchema]] = {
         key: schema for key, schema in Method.sends.items() if key != "update/weights/*"

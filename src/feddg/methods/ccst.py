@@ -45,7 +45,7 @@ from feddg.clients.client import Batch, Client
 from feddg.data.pixels import Pixels
 from feddg.errors import ExperimentError
 from feddg.messages import EntrySchema, Message, SchemaContext, joined, on_device
-from feddg.methods.base import Method, register
+from feddg.methods.base import Method, Presets, register
 from feddg.methods.style_exchange import StyleExchange, StyleSettings
 from feddg.settings import ExperimentSettings, Fraction
 
@@ -113,9 +113,7 @@ class Ccst(StyleExchange, Method):
     summary = "images stylized in other clients' styles (Chen et al. 2023)"
     needs_images = True
     settings: CcstSettings
-    presets: ClassVar[dict[str, dict[str, Any]]] = {
-        name: _PARDON for name in ("pacs", "office_home", "iwildcam")
-    }
+    presets: ClassVar[Presets] = {name: _PARDON for name in ("pacs", "office_home", "iwildcam")}
     sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
         "statistics/styles": EntrySchema(
             "once, the moments of its images' feature maps, 2 x C numbers per style",

@@ -4,7 +4,6 @@ import functools
 import inspect
 import itertools
 from collections.abc import Iterable
-from typing import Any
 
 from pydantic import create_model
 
@@ -12,7 +11,7 @@ from feddg.errors import ExperimentError
 from feddg.methods.base import METHODS, Method, MethodSettings
 from feddg.methods.baselines import FedAvg
 from feddg.models.task import Task
-from feddg.settings import merge
+from feddg.settings import Fields, merge
 
 HOOKS = [
     name
@@ -69,7 +68,7 @@ def _settings(parts: tuple[type[Method], ...]) -> tuple[type[MethodSettings], ..
     return (*own, MethodSettings)
 
 
-def _presets(parts: tuple[type[Method], ...]) -> dict[str, Any]:
+def _presets(parts: tuple[type[Method], ...]) -> Fields:
     """Returns the parts' presets: the first part's hold, and before them a one-round method's.
 
     It trains nothing, so what others say of training, for one data set even, is not for it.
@@ -82,8 +81,8 @@ def _presets(parts: tuple[type[Method], ...]) -> dict[str, Any]:
     }
 
 
-def _merged(mappings: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    whole: dict[str, Any] = {}
+def _merged(mappings: Iterable[Fields]) -> Fields:
+    whole: Fields = {}
     for mapping in mappings:
         whole = merge(whole, mapping)
     return whole
@@ -136,9 +135,9 @@ def _silenced(parts: tuple[type[Method], ...]) -> str | None:
 
 
 def _calls_super(part: type[Method], hook: str) -> bool:
-    found: Any = getattr(part, hook)
-    names = inspect.getclosurevars(inspect.unwrap(getattr(found, "fget", found)))
-    return "super" in names.builtins or "__class__" in names.nonlocals  # of a nested function, too
+    found = getattr(part, hook)
+    code = inspect.unwrap(getattr(found, "fget", found)).__code__
+    return "super" in code.co_names or "__class__" in code.co_freevars  # of a nested function, too
 
 
 def works_on_embeddings(method: type[Method]) -> bool:
@@ -173,7 +172,7 @@ def _runs_any_task(method: type[Method]) -> bool:
     return not works_on_embeddings(method) if method.any_task is None else method.any_task
 
 
-def build_method(name: str, settings: dict[str, Any]) -> Method:
+def build_method(name: str, settings: Fields) -> Method:
     """Returns the method with validated settings.
 
     Raises:

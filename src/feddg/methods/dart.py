@@ -35,7 +35,7 @@ Decisions:
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from pydantic import Field
@@ -43,7 +43,7 @@ from torch import Tensor
 
 from feddg.clients.client import Batch, Client
 from feddg.messages import Weights
-from feddg.methods.base import Method, MethodSettings, register
+from feddg.methods.base import Method, MethodSettings, Presets, register
 from feddg.methods.outlines import outlines, partly, some
 from feddg.methods.randconv import KERNELS, convolved, random_kernel
 from feddg.models.network import Network
@@ -75,7 +75,7 @@ class Dart(Method):
     any_task = True
     needs_images = True
     settings: DartSettings
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"server": {"averaging": "ema"}}}
+    presets: ClassVar[Presets] = {"*": {"server": {"averaging": "ema"}}}
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds which images take the client's form, and what the form draws."""

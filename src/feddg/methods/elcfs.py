@@ -40,7 +40,7 @@ from torch.func import functional_call
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
 from feddg.messages import EntrySchema, Message, Weights, joined
-from feddg.methods.base import Method, MethodSettings, register
+from feddg.methods.base import Method, MethodSettings, Presets, register
 from feddg.models.backbones import use_plain_attention
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
@@ -70,7 +70,7 @@ class Elcfs(Method):
     any_task = True
     needs_images = True
     settings: ElcfsSettings
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"digits": {"method": {"window": 0.05}}}
+    presets: ClassVar[Presets] = {"digits": {"method": {"window": 0.05}}}
     sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
         "statistics/amplitudes": EntrySchema(
             "once, low-frequency amplitudes of 1/8 of its images",

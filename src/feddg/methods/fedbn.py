@@ -1,12 +1,12 @@
 """FedBN and SiloBN: normalisation that stays with each client."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from feddg.errors import ExperimentError
-from feddg.methods.base import Method, register
+from feddg.methods.base import Method, Presets, register
 from feddg.models.network import Network
 from feddg.models.normalization import batch_norms
 from feddg.settings import ExperimentSettings
@@ -41,7 +41,7 @@ class FedBN(Method):
     title = "FedBN"
     summary = "all of batch normalisation stays with the clients (Li et al. 2021)"
     any_task = True
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"model": {"normalization": "train"}}}
+    presets: ClassVar[Presets] = {"*": {"model": {"normalization": "train"}}}
 
     def network(self, network: Network) -> Network:
         """Refuses a network without batch normalisation."""
@@ -91,7 +91,7 @@ class SiloBN(Method):
     title = "SiloBN"
     summary = "normalisation statistics stay with the clients (Andreux et al. 2020)"
     any_task = True
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"model": {"normalization": "train"}}}
+    presets: ClassVar[Presets] = {"*": {"model": {"normalization": "train"}}}
     excludes: ClassVar[dict[str, str]] = {
         "fedbn": "fedbn already keeps the statistics with the clients, and more; choose one"
     }

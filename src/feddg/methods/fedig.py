@@ -37,7 +37,7 @@ Decisions:
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator
@@ -47,7 +47,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
 from feddg.messages import Update, Weights
-from feddg.methods.base import MethodSettings, State, register
+from feddg.methods.base import MethodSettings, Presets, State, register
 from feddg.methods.fedbn import SiloBN
 from feddg.models.network import Network
 from feddg.models.normalization import (
@@ -114,7 +114,7 @@ class FedIG(SiloBN):
     summary = "embeddings agree under mixed instance and global statistics (FedIG)"
     any_task = False  # its entropies are of classes
     settings: FedIGSettings
-    presets: ClassVar[dict[str, dict[str, Any]]] = SiloBN.presets
+    presets: ClassVar[Presets] = SiloBN.presets
     excludes: ClassVar[dict[str, str]] = SiloBN.excludes | dict.fromkeys(
         ("csac", "l2d", "randconv", "rsc", "vista"),
         "fedig passes the batch's own images through the network a second time; csac, l2d, "

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Client
 from feddg.errors import ExperimentError
-from feddg.methods.base import Method, MethodSettings, register
+from feddg.methods.base import Method, MethodSettings, Presets, register
 from feddg.models.network import Network
 from feddg.rng import Ahead
 from feddg.settings import Fraction, Positive
@@ -121,7 +121,7 @@ class MixStyle(Method):
     summary = "feature statistics mixed inside each client's batch (Zhou et al. 2021)"
     any_task = True
     settings: MixStyleSettings
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"pacs": {"method": {"mix_stages": 3}}}
+    presets: ClassVar[Presets] = {"pacs": {"method": {"mix_stages": 3}}}
 
     def network(self, network: Network) -> Network:
         """Adds a mixer after each of the first stages."""

@@ -29,7 +29,7 @@ Decisions:
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -37,7 +37,7 @@ from torch import Generator, Tensor, nn
 
 from feddg.clients.client import Batch, Client
 from feddg.messages import Weights
-from feddg.methods.base import Method, MethodSettings, register
+from feddg.methods.base import Method, MethodSettings, Presets, register
 from feddg.settings import Fraction
 
 FAINTEST = 1e-3
@@ -60,7 +60,7 @@ class Outlines(Method):
     any_task = True
     needs_images = True
     settings: OutlinesSettings
-    presets: ClassVar[dict[str, dict[str, Any]]] = {
+    presets: ClassVar[Presets] = {
         "*": {"server": {"averaging": "ema"}},
         "pacs": {"train": {"head": "ridge"}},
         "office_home": {"train": {"head": "ridge"}},

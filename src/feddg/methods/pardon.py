@@ -36,7 +36,7 @@ Decisions:
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -44,10 +44,10 @@ from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
 from feddg.messages import Message, SchemaContext, Weights, joined, on_device
-from feddg.methods.base import register
+from feddg.methods.base import Presets, register
 from feddg.methods.style_exchange import OneStyleEach, StyleSettings, members
 from feddg.records import Groups
-from feddg.settings import Fraction
+from feddg.settings import Fields, Fraction
 from feddg.styles.ranges import DEVIATIONS
 from feddg.styles.statistics import (
     LEVELS,
@@ -59,7 +59,7 @@ from feddg.styles.statistics import (
 )
 
 STYLE = "pardon/style"
-ABLATIONS: dict[str, dict[str, Any]] = {
+ABLATIONS: dict[str, Fields] = {
     "v1": {"local_clustering": False},
     "v2": {"server_clustering": False},
     "v3": {"contrastive": "none", "stylized_cross_entropy": True},
@@ -67,7 +67,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "v5": {},
 }
 """The rows of FISC's ablation table as settings; v5 is the full method."""
-RELEASED: dict[str, Any] = {
+RELEASED: Fields = {
     "stylization": "released",
     "local_features": "flatten",
     "combine": "mixture",
@@ -140,7 +140,7 @@ class Pardon(OneStyleEach):
     summary = "one interpolation style, stylized copies and a triplet loss (Nguyen et al. 2025)"
     needs_images = True
     settings: PardonSettings
-    presets: ClassVar[dict[str, dict[str, Any]]] = {
+    presets: ClassVar[Presets] = {
         "office_home": {"method": {"gamma2": 0.1}},
         # gamma2 of IWildCam is not published; 0.1 is our guess.
         "iwildcam": {"method": {"gamma2": 0.1, "margin": 1.0}},

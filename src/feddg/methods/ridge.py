@@ -57,7 +57,7 @@ Decisions:
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -67,7 +67,16 @@ from torch.nn.functional import linear
 from feddg.clients.client import Batch, Client
 from feddg.errors import ClientError, ExperimentError, NotEnoughUpdates, RunError
 from feddg.messages import EntrySchema, Message, Refusal, Update, Weights, on_device
-from feddg.methods.base import Ask, FoundOut, Method, MethodSettings, State, name_clients, register
+from feddg.methods.base import (
+    Ask,
+    FoundOut,
+    Method,
+    MethodSettings,
+    Presets,
+    State,
+    name_clients,
+    register,
+)
 from feddg.models.closed_form import (
     EXAMPLES,
     PENALTIES,
@@ -173,7 +182,7 @@ class Ridge(Method):
     aliases = ("fed3r",)
     summary = "the classifier in closed form, in one round (Fani et al. 2024)"
     settings: RidgeSettings
-    presets: ClassVar[dict[str, dict[str, Any]]] = {
+    presets: ClassVar[Presets] = {
         "*": {
             "clients": {"per_round": None},
             "model": {"embedding": "none"},

@@ -26,7 +26,7 @@ Decisions:
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -45,7 +45,7 @@ from feddg.messages import (
     Weights,
     joined,
 )
-from feddg.methods.base import Method, MethodSettings, State, register, shared_parameters
+from feddg.methods.base import Method, MethodSettings, Presets, State, register, shared_parameters
 from feddg.models.network import Network
 from feddg.settings import ExperimentSettings
 
@@ -69,7 +69,7 @@ class Scaffold(Method):
     title = "SCAFFOLD"
     summary = "control variates against client drift, plain SGD (Karimireddy et al. 2020)"
     settings: ScaffoldSettings
-    presets: ClassVar[dict[str, dict[str, Any]]] = {
+    presets: ClassVar[Presets] = {
         "*": {"train": {"optimizer": "sgd", "momentum": 0.0, "lr": 0.01}},
         # Chosen on in-domain validation, of 0.01, 0.03, 0.1 and 0.3.
         "digits": {"train": {"lr": 0.1}},

@@ -41,7 +41,7 @@ Decisions:
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -49,7 +49,7 @@ from torch import Tensor
 
 from feddg.clients.client import Batch, Client
 from feddg.messages import Message, Weights, joined
-from feddg.methods.base import register
+from feddg.methods.base import Presets, register
 from feddg.methods.randconv import KERNELS, convolved, random_kernel
 from feddg.methods.style_exchange import OneStyleEach, StyleSettings, members
 from feddg.records import Groups
@@ -83,7 +83,7 @@ class Vista(OneStyleEach):
     any_task = True
     needs_images = True
     settings: VistaSettings
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"*": {"server": {"averaging": "ema"}}}
+    presets: ClassVar[Presets] = {"*": {"server": {"averaging": "ema"}}}
     excludes: ClassVar[dict[str, str]] = {
         "csac": "csac aligns the one pass of a batch, but vista makes several; choose one",
         "pardon": "pardon and vista each exchange styles and stylize images; choose one",

@@ -12,9 +12,10 @@ from feddg.evaluation.intervals import wilson
 from feddg.models.backbones import weights_license
 from feddg.prediction.model_file import OWN_WAY, ModelDescription
 from feddg.prediction.travel import new_site
-from feddg.records import TEST, VAL, EvaluationRow
+from feddg.records import TEST, VAL, NumberRow
 from feddg.runs.diagnostics import split_accuracy
-from feddg.runs.reading import SELECTION_RULES, Chosen, LedgerRecord, Run, read_run
+from feddg.runs.reading import LedgerRecord, Run, read_run
+from feddg.runs.table import SELECTION_RULES
 from feddg.settings import IMAGENET
 
 TAG, TASK = "federated-learning", "image-classification"
@@ -34,11 +35,10 @@ def model_card(run: Path | str, about: ModelDescription) -> str:
         RunError: the folder is not a run folder.
     """
     record = read_run(Path(run))
-    evaluations = record.evaluations.of(SELECTION_RULES.find(about.model).weights)
-    tested, rows = (
-        [row for split in splits for row in evaluations.at(about.round, split)]
-        for splits in ((TEST,), (TEST, VAL))
+    measured = record.table.where(
+        weights=SELECTION_RULES.find(about.model).weights, round=about.round
     )
+    tested, others = (measured.where(split=split, metric="accuracy").rows for split in (TEST, VAL))
     weights = str((record.settings.get("model") or {}).get("weights") or "none")
     license = weights_license(about.backbone) if weights == IMAGENET else None
     clients = record.clients
@@ -54,21 +54,21 @@ def model_card(run: Path | str, about: ModelDescription) -> str:
         domains=list(zip(clients.domains if clients else (), domains)),
         classes=list(zip(clients.classes if clients else (), classes)),
         tested=tested,
-        rows=[(row, wilson(row.accuracy, row.effective)) for row in rows],
-        mean=split_accuracy(evaluations, about.round, TEST),
+        rows=[(row, wilson(row.value, row.effective)) for row in [*tested, *others]],
+        mean=split_accuracy(measured, TEST),
         messages=_sent(record.ledger),
-        new_site=new_site(record, Chosen(evaluations, about.round)),
+        new_site=new_site(record, measured),
         weights=weights,
         license=license,
         releases=list(record.privacy.values()),
         decision=record.details.decision,
         subgroups=record.details.subgroups,
-        forgotten=[id for row in record.metrics.rounds for id in row.forgotten],
+        forgotten=[id for row in record.rounds for id in row.forgotten],
     )
 
 
 def _front_matter(
-    record: Run, about: ModelDescription, tested: Sequence[EvaluationRow], license: str | None
+    record: Run, about: ModelDescription, tested: Sequence[NumberRow], license: str | None
 ) -> str:
     definition = DATA_SETS.get(str((record.settings.get("data") or {}).get("source")))
     mirror = definition and definition.publication and definition.publication.mirror
@@ -81,7 +81,7 @@ def _front_matter(
         metrics=["accuracy"] if tested else None,
         model_name=record.name if tested else None,
         eval_results=[
-            EvalResult(TASK, "held-out-domain", row.domain, "accuracy", round(row.accuracy, 4))
+            EvalResult(TASK, "held-out-domain", row.domain, "accuracy", round(row.value, 4))
             for row in tested
         ]
         or None,

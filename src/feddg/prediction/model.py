@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -19,7 +18,8 @@ from feddg.models.network import IMAGENET_MEAN, IMAGENET_STD, Network
 from feddg.models.precision import choose_device
 from feddg.prediction.shared import at_hand, is_shared, load_shared
 from feddg.runs.folder import checkpoint_memories, kept_weights
-from feddg.runs.reading import SELECTION_RULES, read_run
+from feddg.runs.reading import read_run
+from feddg.runs.table import SELECTION_RULES, rules_asked
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Trained:
     class_names: tuple[str, ...]
     which: str = "final"
     round: int = 0
-    about: Mapping[str, Any] | None = None
+    about: Mapping[str, object] | None = None
     feature_names: tuple[str, ...] = ()
 
     def predictor(self, adapt: str | None = None) -> nn.Module:
@@ -82,7 +82,9 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
     if environment:  # today's version of the backbone may expect other colours
         earlier = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}  # of all, before it was written
         network.normalize_by(**environment.get("normalization", earlier))
-    rule, weights, round = kept_weights(path, *(rules or run.served_rules))
+    rule, weights, round = kept_weights(
+        path, *(rules or rules_asked(run.settings.get("server") or {}))
+    )
     load_weights(network, weights)
     if not has_global_model(method, network):
         raise RunError(

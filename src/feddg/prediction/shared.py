@@ -29,6 +29,7 @@ from feddg.models.backbones import FEATURES
 from feddg.models.network import Network
 from feddg.models.normalization import never_negative_names
 from feddg.records import ClassNames, JsonFile, Row
+from feddg.settings import Fields
 from feddg.storage import digest, file_faults, is_file, read_text
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -55,9 +56,9 @@ class NetworkConfig(Row):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    method: dict[str, Any]
-    model: dict[str, Any]
-    train: dict[str, Any]
+    method: Fields
+    model: Fields
+    train: Fields
     mean: tuple[Finite, Finite, Finite]
     std: tuple[Positive, Positive, Positive]
 
@@ -70,7 +71,7 @@ class NetworkConfig(Row):
         Raises:
             ExperimentError: one is unknown or out of range.
         """
-        data: dict[str, Any] = {"image_size": about.image_size}
+        data: Fields = {"image_size": about.image_size}
         if about.features is not None:
             data |= {"source": FEATURES, "features": about.features}
         return Experiment(
@@ -125,7 +126,7 @@ def network_config(experiment: Experiment, method: Method, network: Network) -> 
     )
 
 
-def _without_paths(value: Any) -> Any:
+def _without_paths(value: object) -> Any:
     if isinstance(value, Mapping):
         return {k: _without_paths(v) for k, v in value.items() if not isinstance(v, Path)}
     if isinstance(value, list | tuple):

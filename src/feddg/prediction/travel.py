@@ -71,7 +71,8 @@ from feddg.runs.diagnostics import LEARNED_NOTHING
 from feddg.runs.figures import some_of_each
 from feddg.runs.prepare import Images, load_images
 from feddg.runs.provenance import check_images
-from feddg.runs.reading import Chosen, Run, require_run
+from feddg.runs.reading import Run, require_run
+from feddg.runs.table import NumberTable
 from feddg.storage import cache_folder, replace_file, replace_text, why
 from feddg.text import counted, listed, percent_sign, printable, readable
 
@@ -411,7 +412,7 @@ class NewSite(NamedTuple):
         return f"{listed(sites)}, which took no part; {rest}."
 
 
-def new_site(run: Run, model: Chosen | None = None) -> NewSite | None:
+def new_site(run: Run, model: NumberTable | None = None) -> NewSite | None:
     """Returns what sites that took no part tell of one more.
 
     A site is one that the model, or one like it, had no part of: a domain that the run held out for
@@ -422,7 +423,7 @@ def new_site(run: Run, model: Chosen | None = None) -> NewSite | None:
 
     Args:
         run: the run.
-        model: the model, if it is not the run's default one.
+        model: the numbers of the model, if it is not the run's default one.
 
     Raises:
         RunError: a stored file is damaged.
@@ -431,10 +432,10 @@ def new_site(run: Run, model: Chosen | None = None) -> NewSite | None:
     sites = kept.sites if kept is not None and kept.models != STAND_IN else ()
     found = {site.site: site.accuracy for site in sites}
     if not found:
-        measured = [row.left_out for row in run.metrics.rounds if row.left_out]
+        measured = [row.left_out for row in run.rounds if row.left_out]
         own, left_out = clients_apart(run), (measured or [{}])[-1]
         found |= {run.client_name(id): share for id, share in left_out.items() if id in own}
-    found |= {row.domain: row.accuracy for row in (model or run.served).rows(TEST)}
+    found |= (run.result if model is None else model).where(split=TEST).values()
     return NewSite(found) if found else None
 
 
@@ -446,7 +447,7 @@ def clients_apart(run: Run) -> set[int]:
 def expected_elsewhere(run: Run) -> list[EstimateRow]:
     """Returns what a run expects where it has no labels, if it rests on sites enough."""
     most = len(clients_apart(run))
-    return [row for row in run.metrics.estimates if LEAST_SITES <= row.sites <= most]
+    return [row for row in run.estimates if LEAST_SITES <= row.sites <= most]
 
 
 def read_calibration(run: Path, model: Recorder) -> TravelFile | None:

@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from feddg.comparison.results import HELD_OUT, Results
+from feddg.comparison.results import Results
+from feddg.comparison.results_file import HELD_OUT
 from feddg.comparison.statistics import Accuracies, Interval, by_seed, ranks, spread
 from feddg.methods.base import METHODS
 from feddg.records import (
@@ -26,7 +27,8 @@ from feddg.records import (
 )
 from feddg.report.blocks import Chart
 from feddg.report.text import SPLIT_WORDS, sentence, spelled
-from feddg.runs.reading import FINAL, Evaluations, Run, SelectionRule
+from feddg.runs.reading import Run
+from feddg.runs.table import FINAL, NumberTable, SelectionRule
 from feddg.settings import grouped
 from feddg.text import readable, shortened
 
@@ -300,41 +302,38 @@ def client_groups(domain_counts: NDArray[Any]) -> list[NDArray[np.intp]]:
 
 def accuracy_curves(run: Run) -> Chart:
     """Returns accuracy after every evaluated round, one line per domain and split."""
-    evaluations = run.evaluations
-    colours = _domain_colours(evaluations)
+    of_last = run.table.where(weights=LAST)
+    colours = _domain_colours(of_last)
     lines: list[Trace] = []
     for split in SPLITS:
-        domains = evaluations.domains(split)
+        domains = of_last.where(split=split).by("domain")
         if len(domains) > MANY_DOMAINS:
             name = f"{SPLIT_WORDS[split]}, mean of {len(domains)} domains"
             palette = HELD_OUT_COLOURS if split in (TEST, VAL) else TRAINING_COLOURS
-            means = {r: evaluations.value(r, split) for r in evaluations.rounds}
-            lines.append(_split_line(means, split, name, palette[split == VAL]))
+            lines.append(_split_line(of_last.curve(split), split, name, palette[split == VAL]))
             continue
-        for domain in domains:
-            found = {r: evaluations.get(r, split, domain) for r in evaluations.rounds}
-            accuracies = {r: row.accuracy if row else None for r, row in found.items()}
+        for domain, own in domains.items():
+            accuracies = own.curve(split)
             name = f"{label_of(domain)} · {SPLIT_WORDS[split]}"
             lines.append(_split_line(accuracies, split, name, colours[domain]))
     caption = sentence("accuracy_curves", averaged=run.default_rule is not FINAL)
     return _over_rounds(lines, caption, axis("accuracy (%)"))
 
 
-def _domain_colours(evaluations: Evaluations) -> dict[str, str]:
-    held_out = evaluations.domains(TEST) + evaluations.domains(VAL)
-    training = dict.fromkeys(evaluations.domains(ID_VAL) + evaluations.domains(ID_TEST))
-    others = [name for name in training if name not in held_out]
+def _domain_colours(table: NumberTable) -> dict[str, str]:
+    domains = {split: table.where(split=split).domains for split in SPLITS}
+    held_out, training = domains[TEST] + domains[VAL], domains[ID_VAL] + domains[ID_TEST]
+    others = [name for name in dict.fromkeys(training) if name not in held_out]
     return {
         **dict(zip(held_out, cycle(HELD_OUT_COLOURS))),
         **dict(zip(others, cycle(TRAINING_COLOURS))),
     }
 
 
-def _split_line(
-    accuracies: Mapping[int, float | None], split: str, name: str, colour: str
-) -> Trace:
-    points = [(r, value) for r, value in accuracies.items() if value is not None]
-    line = line_of(points, name, colour, width=3 if split in (TEST, VAL) else 1.6, scale=100)
+def _split_line(accuracies: Mapping[int, float], split: str, name: str, colour: str) -> Trace:
+    line = line_of(
+        [*accuracies.items()], name, colour, width=3 if split in (TEST, VAL) else 1.6, scale=100
+    )
     if split == ID_TEST:
         line |= {"visible": "legendonly", "line": line["line"] | {"dash": "dot"}}
     return line
@@ -388,7 +387,7 @@ def learning_curves(results: Results) -> Chart | None:
 
 
 class Along(NamedTuple):
-    """A cost as an axis: its unit, in multiples of :class:`feddg.runs.reading.Spent`."""
+    """A cost as an axis: its unit, in multiples of the table's."""
 
     unit: float
     title: str
@@ -466,7 +465,7 @@ def axis_curves(results: Results, name: str) -> Chart | None:
             for text in sorted(numbers, key=numbers.__getitem__)
             if (one := spread(v for (c, _), v in own.items() if c in columns[text])) is not None
         ]
-        for method, own in results.accuracies(results.default_rule).items()
+        for method, own in results.values(results.default_rule).items()
     }
     curves = {method: [(x, one.mean) for x, one in own] for method, own in found.items()}
     lines = _method_lines(results, curves)
@@ -504,14 +503,12 @@ def _mean_curve(
     Over the seeds that have every column, if there are any.
     """
     runs = {(results.column(r), r.seed): r.run for r in results.of(method) if r.run is not None}
-    found = {key: run.evaluations.of(weights) for key, run in runs.items()}
-    curves = {
-        key: {r: value for r in own.rounds if (value := own.value(r, TEST)) is not None}
-        for key, own in found.items()
-    }
+    own = {key: run.table.where(weights=weights) for key, run in runs.items()}
+    curves = {key: table.curve(TEST) for key, table in own.items()}
     points = []
     for round_ in sorted(set.intersection(*map(set, curves.values()))) if curves else ():
-        costs = [getattr(run.spent_by(round_), spent) if spent else round_ for run in runs.values()]
+        rows = (table.where(round=round_).rows[0] for table in own.values())
+        costs = [getattr(row, spent or "round") for row in rows]
         at = {key: curve[round_] for key, curve in curves.items()}
         seeds = by_seed(at, results.columns) or at
         points.append((math.fsum(costs) / len(runs), Interval.of(seeds.values())))

@@ -3,10 +3,12 @@
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from feddg.comparison.results import ResultRow, Results, about_method, differing
+from feddg.comparison.results import Results, about_method, differing
+from feddg.comparison.results_file import ResultRow
 from feddg.comparison.statistics import average_over_columns, leads
 from feddg.evaluation.metrics import OF_A_DECISION
 from feddg.records import ID_TEST, TEST, VAL
@@ -37,8 +39,8 @@ from feddg.report.run_page import (
 )
 from feddg.report.text import AGGREGATE_WORDS, metric_title, sentence, spelled, split_heading
 from feddg.runs.diagnostics import STILL_RISING
-from feddg.runs.numbers import more_metrics
-from feddg.runs.reading import SELECTION_RULES, Run, flatten
+from feddg.runs.reading import Run, flatten
+from feddg.runs.table import SELECTION_RULES, in_order
 from feddg.text import (
     MISSING,
     command,
@@ -62,7 +64,7 @@ def comparison_page(results: Results) -> Page:
     """Returns the page of a comparison, at the largest budget and by budget if there are any."""
     every, results = results, results.at_largest
     best, rule = tables.about_best(results), results.default_rule
-    accuracies, is_fit = results.accuracies(rule), results.no_method_fit is None
+    accuracies, is_fit = results.values(rule), results.no_method_fit is None
     base = "fedavg" if "fedavg" in accuracies else next(iter(accuracies), "")
     margins = tables.margin_table(results, rule)
     sections = [
@@ -133,7 +135,7 @@ def _title(results: Results) -> str:
 
 
 def _facts(results: Results) -> list[Facts]:
-    accuracies, best = results.accuracies(results.default_rule), results.leader
+    accuracies, best = results.values(results.default_rule), results.leader
     winner = best.method if best and best.margin and best.margin.decided else None
     facts = [
         Fact(
@@ -156,7 +158,7 @@ def _accuracy_section(results: Results) -> Section | None:
     others = [
         Fold(f"{split_heading(s)}, {rule.title.lower()}", [tables.accuracy_table(results, rule, s)])
         for s in (VAL, ID_TEST)
-        if results.accuracies(rule, s)
+        if results.values(rule, split=s)
     ]
     return section_of("Accuracy", *blocks, charts.learning_curves(results), *others)
 
@@ -192,8 +194,7 @@ def _budget_section(results: Results) -> Section | None:
 
 def _decision_table(results: Results) -> Table | None:
     """Returns the decision's metrics on held-out domains, with paired differences to FedAvg."""
-    rule = results.default_rule.name
-    found = {name: results.values(name, rule, TEST, "domain_mean") for name in OF_A_DECISION}
+    found = {name: results.values(results.default_rule, name) for name in OF_A_DECISION}
     measured = {name: methods for name, methods in found.items() if methods}
     if not measured:
         return None
@@ -203,9 +204,6 @@ def _decision_table(results: Results) -> Table | None:
         methods = measured[name]
         margins = leads(methods, results.domains, base) if base in methods else {}
 
-        def mean(method: str) -> str:
-            return percent(results.mean(method, name, rule, TEST, "domain_mean"))
-
         def difference(method: str) -> str:
             if method not in margins:
                 return MISSING
@@ -213,7 +211,7 @@ def _decision_table(results: Results) -> Table | None:
             interval = tables.interval_text(margin.domains, "domain")
             return f"{tables.points(margin.mean)} ({interval})"
 
-        yield column(metric_title(name), mean)
+        yield column(metric_title(name), partial(tables.mean_percent, methods))
         yield column(f"minus {spelled(base)}", difference, "points, over domains")
 
     every = itertools.chain.from_iterable(map(columns, measured))
@@ -223,17 +221,16 @@ def _decision_table(results: Results) -> Table | None:
 
 def _metrics_table(results: Results) -> Table | None:
     """Returns every metric of every method on held-out test domains, as means over runs."""
-    names = more_metrics(results.runs())
+    names = in_order(name for run in results.runs() for name in run.table.metrics)
     if len(names) < 2:
         return None
-
-    rule = results.default_rule.name
+    rule = results.default_rule
 
     def metric(name: str) -> MadeColumn[tuple[str, str]]:
-        def mean(pair: tuple[str, str]) -> str:
-            return percent(results.mean(pair[0], name, rule, TEST, pair[1]))
-
-        return column(metric_title(name), mean)
+        shares = {over: results.values(rule, name, over=over) for over in AGGREGATE_WORDS}
+        return column(
+            metric_title(name), lambda pair: tables.mean_percent(shares[pair[1]], pair[0])
+        )
 
     columns: list[MadeColumn[tuple[str, str]]] = [
         text_column("Method", lambda pair: spelled(pair[0])),
@@ -248,7 +245,7 @@ def _rules_section(results: Results) -> Section:
     others = [
         Fold(f"{rule.title}, every column", [tables.accuracy_table(results, rule)])
         for rule in SELECTION_RULES.values()
-        if rule != results.default_rule and results.accuracies(rule)
+        if rule != results.default_rule and results.values(rule)
     ]
     return Section("Which round counts", [tables.rules_table(results), *others], folded=True)
 
@@ -308,11 +305,15 @@ def _taken(run: Run) -> dict[_Amount, float | None]:
 
 
 def _runs_section(results: Results) -> Section:
+    def test(row: ResultRow) -> float | None:
+        table = row.table.where(rule=results.default_rule.name, over="domain_mean")
+        return table.value(TEST)
+
     columns: list[MadeColumn[ResultRow]] = [
         text_column("Method", lambda row: spelled(row.method)),
         text_column("Column", lambda row: readable(results.column(row))),
         column("Seed", lambda row: str(row.seed)),
-        column("Test", lambda row: percent(row.accuracy(results.default_rule))),
+        column("Test", lambda row: percent(test(row))),
         text_column("Folder", lambda row: row.folder),
     ]
     table = table_of(results.rows, columns)

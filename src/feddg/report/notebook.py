@@ -58,19 +58,19 @@ def _title_of(thing: Run | Comparison) -> str:
 
 def _lead_of(thing: Run | Comparison) -> str:
     if isinstance(thing, Run):
-        evaluated = bool(thing.evaluations.rounds)
+        evaluated = bool(thing.table)
         return result_sentence(thing) if evaluated else "Nothing has been measured yet."
     return lead_of(thing.results)
 
 
 def _run(run: Run) -> str:
-    evaluated = bool(run.evaluations.rounds)
+    evaluated = bool(run.table)
     return _page(
         title=_title_of(run),
         lead=_lead_of(run),
         notices=[str(one) for one in about_run(run)] if evaluated else [],
         tables=[final_table(run)] if evaluated else [],
-        curves=accuracy_curves(run) if len(run.evaluations.rounds) > 1 else None,
+        curves=accuracy_curves(run) if len(run.table.rounds) > 1 else None,
         report=run.folder / "report.html",
     )
 

@@ -11,7 +11,8 @@ from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
-from feddg.comparison.results import COMPARISON, Results, read_comparison, results_of, to_text
+from feddg.comparison.results import COMPARISON, Results, read_comparison, results_of
+from feddg.comparison.results_file import to_text
 from feddg.errors import RunError
 from feddg.report.blocks import Page, data_uri, template_named, write_file
 from feddg.report.comparison_page import comparison_page

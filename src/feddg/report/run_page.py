@@ -31,7 +31,6 @@ from feddg.records import (
     VAL,
     AdaptationRow,
     EstimateRow,
-    EvaluationRow,
     SetupRow,
     SummaryFile,
 )
@@ -79,21 +78,17 @@ from feddg.runs.diagnostics import (
     mean_measured,
     split_accuracy,
 )
-from feddg.runs.execute import summarize
-from feddg.runs.numbers import more_metrics
 from feddg.runs.reading import (
     EXPERIMENT,
-    FINAL,
     MISTAKE,
-    SELECTION_RULES,
     Run,
-    SelectionRule,
     flatten,
     is_run,
     read_adapted,
     read_run,
-    rules_for,
 )
+from feddg.runs.summary import summarize
+from feddg.runs.table import FINAL, SELECTION_RULES, NumberTable, SelectionRule
 from feddg.settings import grouped, merge
 from feddg.text import (
     MISSING,
@@ -206,7 +201,7 @@ def _day(run: Run) -> datetime | None:
 
 def model_sentence(run: Run) -> str:
     """Which model a page's numbers belong to, and why; empty before any evaluation."""
-    chosen, rule = run.served.round, run.default_rule
+    chosen, rule = run.result.round, run.default_rule
     if chosen is None:
         return ""
     server = run.settings.get("server") or {}
@@ -220,7 +215,7 @@ def result_sentence(run: Run) -> str:
     """The result in plain words, with the reference values of its accuracy."""
     if run.accuracy is None:
         return "The held-out test domain has not been evaluated yet."
-    at = split_accuracy(run.served.evaluations, run.served.round)
+    at = split_accuracy(run.result)
     return sentence(
         "result",
         run=run,
@@ -253,7 +248,7 @@ def verdict(run: Run) -> list[tuple[str, str]]:
     expected = new_site(run)
     if expected is not None:
         found.append(("At a new site", str(expected)))
-    measured = {row.domain for row in run.served.rows(TEST)}
+    measured = run.result.where(split=TEST).domains
     for row in expected_elsewhere(run):
         if row.site not in measured:
             text = f"{Estimate(row.value, row.low, row.high)}, if its "
@@ -313,7 +308,7 @@ class _WorstClass(NamedTuple):
 def _worst_class(run: Run) -> _WorstClass | None:
     """The worst of the classes with enough images; None if they are alike, or not counted."""
     classes = _class_names(run)
-    tables = [row.confusion for row in run.served.rows(TEST)]
+    tables = [row.confusion for row in run.result.where(split=TEST, metric="accuracy")]
     if not classes or not tables or None in tables:
         return None
     counts = np.sum([np.array(table, float) for table in tables], axis=0)
@@ -356,7 +351,7 @@ def _status_text(run: Run) -> str:
 
 
 def _key_facts(run: Run) -> Facts:
-    in_domain = {s: run.served.value(s) for s in (ID_TEST, ID_VAL)}
+    in_domain = {s: run.result.value(s) for s in (ID_TEST, ID_VAL)}
     split = ID_VAL if in_domain[ID_TEST] is None else ID_TEST
     cost = cost_of(run)
     speed = number(cost.images_per_second or None)
@@ -372,7 +367,7 @@ def _key_facts(run: Run) -> Facts:
 
 
 def _accuracy_facts(run: Run) -> Iterator[Fact]:
-    at = split_accuracy(run.served.evaluations, run.served.round)
+    at = split_accuracy(run.result)
     accuracy = run.accuracy
     note = f"95 % interval {interval_words(at.accuracy)}" if at else "correct"
     yield Fact("Held-out test", percent_sign(accuracy), note, accent=True)
@@ -406,11 +401,10 @@ def _class_names(run: Run) -> Sequence[str]:
 
 
 def _accuracy_section(run: Run) -> Section | None:
-    evaluations = run.evaluations
-    if not evaluations.rounds:
+    if not run.table:
         return None
     blocks: list[Block] = [charts.accuracy_curves(run), final_table(run)]
-    if any(len(evaluations.domains(split)) > MOST_DOMAINS for split in SPLITS):
+    if any(len(run.table.where(split=split).domains) > MOST_DOMAINS for split in SPLITS):
         blocks.append(Fold("Every domain", [final_table(run, every_domain=True)]))
     return Section("Accuracy", blocks)
 
@@ -420,14 +414,14 @@ class _Part(NamedTuple):
 
     split: str
     label: str
-    rows: Sequence[EvaluationRow]
-    """The rows of the page's model."""
+    table: NumberTable
+    """The numbers of the page's model."""
     domain: str | None
     aggregate: str = "domain_mean"
 
     @property
     def images(self) -> int:
-        return sum(row.examples for row in self.rows)
+        return sum(row.examples for row in self.table.where(metric="accuracy"))
 
 
 def _parts(run: Run, aggregates: Sequence[str], every_domain: bool = False) -> Iterator[_Part]:
@@ -436,17 +430,18 @@ def _parts(run: Run, aggregates: Sequence[str], every_domain: bool = False) -> I
     Of very many domains, only those with the lowest and the highest accuracy are listed separately.
     """
     for split in SPLITS:
-        rows = {row.domain: row for row in run.served.rows(split)}
-        names = {domain: readable(domain) for domain in run.evaluations.domains(split)}
+        own = run.result.where(split=split)
+        names = {domain: readable(domain) for domain in run.table.where(split=split).domains}
         for aggregate in aggregates if len(names) > 1 else ():
             label = f"{AGGREGATE_WORDS[aggregate]} ({len(names)})"
-            yield _Part(split, label, list(rows.values()), None, aggregate)
+            yield _Part(split, label, own, None, aggregate)
         if len(names) > MOST_DOMAINS and not every_domain:
-            order = sorted(rows, key=lambda domain: rows[domain].accuracy)
+            accuracies = own.values()
+            order = sorted(accuracies, key=accuracies.__getitem__)
             lowest, highest = order[0], order[-1]
             names = {lowest: f"lowest: {names[lowest]}", highest: f"highest: {names[highest]}"}
         for domain, name in names.items():
-            yield _Part(split, name, [rows[domain]] if domain in rows else [], domain)
+            yield _Part(split, name, own.where(domain=domain), domain)
 
 
 PART_COLUMNS: Sequence[MadeColumn[_Part]] = (
@@ -467,10 +462,10 @@ def final_table(run: Run, every_domain: bool = False, *, brief: bool = False) ->
     """
 
     def interval(part: _Part) -> str:
-        return interval_words(accuracy_interval(part.rows)) or MISSING
+        return interval_words(accuracy_interval(part.table)) or MISSING
 
     def measured(name: str) -> Callable[[_Part], str]:
-        return lambda part: percent(mean_measured(part.rows, name))
+        return lambda part: percent(mean_measured(part.table, name))
 
     share = measured("largest_class_share")
     measures = [
@@ -483,7 +478,11 @@ def final_table(run: Run, every_domain: bool = False, *, brief: bool = False) ->
     if brief:
         columns = [*PART_COLUMNS[:2], _rule_column(run, run.default_rule, "Accuracy"), *measures]
         return table_of(_parts(run, []), columns)
-    others = [rule for rule in rules_for([run.evaluations]) if rule != run.default_rule]
+    others = [
+        rule
+        for rule in SELECTION_RULES.values()
+        if rule != run.default_rule and (not rule.optional or rule.of(run.table))
+    ]
     columns = [
         *PART_COLUMNS,
         _rule_column(run, run.default_rule, about="this page's model, "),
@@ -497,7 +496,7 @@ def final_table(run: Run, every_domain: bool = False, *, brief: bool = False) ->
 def _rule_column(
     run: Run, rule: SelectionRule, heading: str = "", about: str = ""
 ) -> MadeColumn[_Part]:
-    chosen, is_served = rule.of(run.evaluations), rule == run.default_rule
+    chosen, is_default = rule.of(run.table), rule == run.default_rule
     note = "no validation domain" if rule.split == VAL else "not evaluated"
     if chosen.round is not None:
         note = f"{about}round {chosen.round}"
@@ -506,12 +505,12 @@ def _rule_column(
         if part.domain is None:
             value = chosen.value(part.split)
         else:
-            own = {row.domain: row.accuracy for row in chosen.rows(part.split)}
-            value = own.get(part.domain)
-        is_whole = part.domain is None or len(run.evaluations.domains(part.split)) == 1
+            value = chosen.where(split=part.split).values().get(part.domain)
+        domains = run.table.where(split=part.split).domains
+        is_whole = part.domain is None or len(domains) == 1
         return Cell(
             percent(value),
-            strong=is_whole and is_served and part.split == TEST,
+            strong=is_whole and is_default and part.split == TEST,
             chose=is_whole and part.split == rule.split,
         )
 
@@ -523,15 +522,16 @@ def _rule_column(
 
 def metrics_section(run: Run) -> Section | None:
     """Every metric of the page's model; None if only accuracies were written."""
-    evaluations, names, classes = run.served.evaluations, more_metrics([run]), _class_names(run)
+    names, classes = run.table.metrics, _class_names(run)
+    own = run.table.where(weights=run.default_rule.weights)
     if len(names) < 2:
         return None
 
     def metric(name: str) -> MadeColumn[_Part]:
         def cell(part: _Part) -> Cell:
             if part.domain is not None:
-                return Cell(percent(part.rows[0].metric(name) if part.rows else None))
-            value = run.served.value(part.split, name, part.aggregate)
+                return Cell(percent(part.table.values(name).get(part.domain)))
+            value = part.table.value(metric=name, over=part.aggregate)
             return Cell(percent(value), strong=part.split == TEST)
 
         return column(metric_title(name), cell)
@@ -539,15 +539,15 @@ def metrics_section(run: Run) -> Section | None:
     def smallest(part: _Part) -> str:
         if part.domain is None:
             return ""
-        return _smallest(evaluations.support(part.split, part.domain), classes)
+        return _smallest(own.support(part.split, part.domain), classes)
 
     columns = [
         *PART_COLUMNS,
         *map(metric, names),
         text_column("Smallest class", smallest, "images"),
     ]
-    tested = [row.domain for row in run.served.rows(TEST)]
-    support = [(TEST, name, evaluations.support(TEST, name) or []) for name in tested]
+    tested = run.result.where(split=TEST).domains
+    support = [(TEST, name, own.support(TEST, name) or []) for name in tested]
     notices = [Prose(str(one), notice=True) for one in about_support(support, classes)]
     parts = _parts(run, list(AGGREGATE_WORDS))
     table = table_of(parts, columns, sentence("metrics_caption"), grouped=True)
@@ -569,7 +569,7 @@ def _smallest(support: Sequence[int] | None, classes: Sequence[str]) -> str:
 
 
 def _mistakes_section(run: Run) -> Section | None:
-    classes, rows = _class_names(run), run.served.rows(TEST)
+    classes, rows = _class_names(run), run.result.where(split=TEST, metric="accuracy").rows
     counts = {readable(row.domain): np.array(row.confusion, float) for row in rows if row.confusion}
     if not counts or not classes:
         return None
@@ -701,7 +701,7 @@ def _cut_note(total: int) -> str:
 
 
 def _loss_section(run: Run) -> Section | None:
-    refused = [(row.round, entry) for row in run.metrics.rounds for entry in row.refused]
+    refused = [(row.round, entry) for row in run.rounds for entry in row.refused]
     table = table_of(
         refused[:MOST_LISTED],
         [
@@ -712,7 +712,7 @@ def _loss_section(run: Run) -> Section | None:
         _cut_note(len(refused)),
     )
     fold = Fold(f"{counted(len(refused), 'update')} refused by the server", [table])
-    curves = charts.loss_curves(run.metrics.rounds)
+    curves = charts.loss_curves(run.rounds)
     return section_of("Loss", curves, fold if refused else None, folded=True)
 
 
@@ -743,9 +743,9 @@ def cost_of(run: Run) -> SummaryFile:
     """
     summary = run.summary
     if summary is None:
-        setup = run.metrics.setup
+        setup = run.setup
         summary = summarize(run, run.status, None, {"setup": setup.seconds} if setup else {})
-        sent = summary.bytes if run.metrics.rounds else {}
+        sent = summary.bytes if run.rounds else {}
         summary = summary.model_copy(update={"peak_memory_bytes": None, "bytes": sent})
     seconds = dict(summary.seconds)
     total = max(seconds.pop("total", 0.0), sum(seconds.values()))
@@ -762,7 +762,7 @@ def _cost_section(run: Run) -> Section | None:
     *activities, (_, total) = cost.seconds.items()
     if not total:
         return None
-    passed = [row for row in run.metrics.rounds if row.forwards and row.images]
+    passed = [row for row in run.rounds if row.forwards and row.images]
     passes, images = sum(row.forwards for row in passed), sum(row.images for row in passed)
     rows: dict[str, Cell | str] = {
         "Time in all": Cell(duration(total), strong=True),
@@ -780,7 +780,7 @@ def _cost_section(run: Run) -> Section | None:
 
 
 def _details_section(run: Run) -> Section | None:
-    groups = _groups_table(run, run.metrics.setup) if run.metrics.setup else None
+    groups = _groups_table(run, run.setup) if run.setup else None
     environment = table_of(
         flatten(run.environment).items(),
         [text_column("Name", lambda pair: pair[0]), text_column("Value", lambda pair: pair[1])],
@@ -800,7 +800,7 @@ MOST_LEFT_OUT = 100
 
 def left_out_section(run: Run) -> Section | None:
     """The accuracy of models at each client left out of them; None if it was not measured."""
-    rows = [run.metrics.setup, *run.metrics.rounds]
+    rows = [run.setup, *run.rounds]
     measured = [row.left_out for row in rows if row is not None and row.left_out]
     if not measured:
         return None
@@ -829,7 +829,7 @@ def left_out_section(run: Run) -> Section | None:
 
 def _estimates_table(run: Run, estimates: Sequence[EstimateRow]) -> Table:
     """The accuracy estimated without labels at unseen sites, beside the measured one."""
-    measured = {row.domain: row.accuracy for row in run.served.rows(TEST)}
+    measured = run.result.where(split=TEST).values()
     columns: list[MadeColumn[EstimateRow]] = [
         text_column("Site", lambda row: readable(row.site)),
         column("Images", lambda row: row.images),

@@ -6,16 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from feddg.comparison.plan import DATA
-from feddg.comparison.results import (
-    Results,
-    TriedRow,
-    TuningFile,
-    about_budgets,
-    about_lead,
-    about_method,
-)
+from feddg.comparison.results import Results, about_budgets, about_lead, about_method
 from feddg.comparison.statistics import (
     LEAST,
+    Accuracies,
     Interval,
     Margin,
     Spread,
@@ -23,6 +17,7 @@ from feddg.comparison.statistics import (
     ranks,
     spread,
 )
+from feddg.comparison.tuning import TriedRow, TuningFile
 from feddg.diagnostics import Diagnostic, gravest_first
 from feddg.errors import first_names
 from feddg.methods.base import METHODS, idea_of
@@ -49,7 +44,7 @@ from feddg.report.text import (
     split_heading,
 )
 from feddg.runs.diagnostics import IN_WORDS, MAJORITY, STILL_RISING
-from feddg.runs.reading import FINAL, SELECTION_RULES, SelectionRule
+from feddg.runs.table import FINAL, SELECTION_RULES, SelectionRule
 from feddg.settings import grouped
 from feddg.text import (
     MISSING,
@@ -109,7 +104,7 @@ def accuracy_columns(
         groups: by heading, what is averaged over; a seed counts when it has all of them. Each
             column by itself and their average, if None.
     """
-    found = results.accuracies(rule, split)
+    found = results.values(rule, split=split)
     is_fit = results.no_method_fit is None
 
     def accuracy_column(heading: str, columns: Sequence[str]) -> MethodColumn:
@@ -150,7 +145,7 @@ def accuracy_table(
         axis: one column for each value of this axis, averaged over the other axes.
         brief: whether to show accuracies only.
     """
-    methods = list(results.accuracies(rule, split))
+    methods = list(results.values(rule, split=split))
     columns = accuracy_columns(results, rule, split, column_groups(results, axis))
 
     beside = (
@@ -158,15 +153,14 @@ def accuracy_table(
         ("largest_class_share", "Largest class", "of the images"),
     )
     for metric, heading, note in () if brief else beside:
-        means = {m: results.mean(m, metric, rule.name, split, "domain_mean") for m in methods}
-        if any(mean is not None for mean in means.values()):
-            columns.append(column(heading, partial(_percent_of, means), note))
+        if means := results.values(rule, metric, split):
+            columns.append(column(heading, partial(mean_percent, means), note))
     caption = sentence(
         "accuracy_caption",
         split=split_heading(split).lower(),
         chosen=rule.when or f"by the rule “{rule.title}”",
         bold=results.no_method_fit is None,
-        seeds=len(results.seeds_run),
+        seeds=len({row.seed for row in results.rows}),
         averaged=bool(axis),
     )
 
@@ -177,8 +171,10 @@ def accuracy_table(
     return by_method(methods, columns, caption, named)
 
 
-def _percent_of(shares: Mapping[str, float | None], method: str) -> str:
-    return percent(shares[method])
+def mean_percent(shares: Mapping[str, Accuracies], method: str) -> str:
+    """The mean of a method's shares, in percent."""
+    found = spread(shares.get(method, {}).values())
+    return percent(found.mean if found else None)
 
 
 def method_warnings(results: Results, method: str) -> str:
@@ -204,7 +200,7 @@ def rules_table(results: Results) -> Table:
     columns = [
         one
         for rule in SELECTION_RULES.values()
-        if not rule.optional or results.accuracies(rule)
+        if not rule.optional or results.values(rule)
         for one in accuracy_columns(results, rule, groups={rule.title: results.columns})
     ]
     return by_method(results.methods, columns, sentence("rules_caption"))
@@ -258,7 +254,7 @@ def margin_table(
         named: how a label is shown.
         brief: whether to leave out ranks, and what the intervals were computed from.
     """
-    accuracies = results.accuracies(rule)
+    accuracies = results.values(rule)
     if len(accuracies) < 2:
         return None
     margins, places = results.margins(rule, base), ranks(accuracies)
@@ -489,7 +485,7 @@ def about_results(results: Results) -> list[Diagnostic]:
         found.append(Diagnostic(code, severity, text, ADVICE.get(code, "")))
     found += about_budgets(results)
     found += about_lead(results)
-    if len(results.seeds_run) == 1 and len(results.methods) > 1:
+    if len({row.seed for row in results.rows}) == 1 and len(results.methods) > 1:
         text = "One seed only: what another would give is not known."
         found.append(Diagnostic("one-seed", "note", text, "Run more seeds."))
     return [*_left_out(results), *gravest_first(found)]

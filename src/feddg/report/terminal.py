@@ -86,7 +86,7 @@ def print_results(done: Run) -> None:
     if done.was_complete:
         typer.echo(f"{done.folder} is complete; nothing is run again", err=True)
     console = Console()
-    if done.evaluations.rounds:
+    if done.table:
         typer.echo(f"accuracy in percent, {done.default_rule.title.lower()}")
         print_table(console, final_table(done, brief=True))
     else:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from feddg.data.data_set import SCRATCH, load_source
 from feddg.data.images import spelt_alike
@@ -50,7 +49,7 @@ def with_names_of_domains(experiment: Experiment) -> Experiment:
 
 
 def as_written(
-    said: Mapping[str, Sequence[str]], source: str, root: Path | None, options: Mapping[str, Any]
+    said: Mapping[str, Sequence[str]], source: str, root: Path | None, options: Mapping[str, object]
 ) -> dict[str, list[str]]:
     """Returns lists of domains with the names that a data set gives them, each once.
 
@@ -195,7 +194,7 @@ def preview(
     out: Path | str = "runs",
     *,
     again: bool = False,
-    **fields: Any,
+    **fields: object,
 ) -> Preview:
     """Returns what :func:`feddg.api.run` would do with the same arguments; runs nothing.
 

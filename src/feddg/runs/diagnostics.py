@@ -15,8 +15,9 @@ from feddg.errors import FeddgError, RunError
 from feddg.evaluation.intervals import ShareInterval, mean_of_intervals, mean_of_shares, wilson
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.experiment import Experiment, fewest_fields
-from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, EvaluationRow
-from feddg.runs.reading import METRICS_FILE, SELECTION_RULES, Evaluations, Run, read_run
+from feddg.records import ID_TEST, ID_VAL, LAST, TEST, VAL, NumberRow
+from feddg.runs.reading import METRICS_FILE, Run, read_run
+from feddg.runs.table import SELECTION_RULES, NumberTable
 from feddg.settings import IMAGENET, grouped
 from feddg.text import command, counted
 
@@ -105,37 +106,53 @@ class SplitAccuracy:
         return most, self.predicted[most]
 
 
-def accuracy_interval(rows: Sequence[EvaluationRow]) -> ShareInterval | None:
-    """Returns the mean accuracy of rows with its interval; None if it is not defined."""
-    parts = [(row.accuracy, row.effective) for row in rows]
+def accuracy_interval(table: NumberTable) -> ShareInterval | None:
+    """Returns the mean accuracy over domains with its interval; None if it is not defined.
+
+    Args:
+        table: numbers of one round, split and kind of weights.
+    """
+    parts = [(row.value, row.effective) for row in table.where(metric="accuracy")]
     if not parts or not all(0 <= share <= 1 and count > 0 for share, count in parts):
         return None
     return mean_of_shares(parts)
 
 
-def measured(row: EvaluationRow, name: str) -> float | None:
-    """Returns a metric of a row, computed from its confusion matrix if not recorded."""
-    if name in row.metrics or row.confusion is None:
-        return row.metrics.get(name)
-    return measure(Predictions(numpy.array(row.confusion))).get(name)
+def measured(table: NumberTable, name: str) -> dict[str, float]:
+    """Returns a metric by domain, computed from confusion matrices where it is not recorded.
+
+    Args:
+        table: numbers of one round, split and kind of weights.
+        name: the metric.
+    """
+    found = dict(table.values(name))
+    for row in table.where(metric="accuracy"):
+        if row.domain not in found and row.confusion is not None:
+            counts = measure(Predictions(numpy.array(row.confusion)))
+            found |= {row.domain: counts[name]} if name in counts else {}
+    return found
 
 
-def mean_measured(rows: Sequence[EvaluationRow], name: str) -> float | None:
-    """Returns the mean of a metric over rows; None if one of them lacks it."""
-    values = [value for row in rows if (value := measured(row, name)) is not None]
-    return math.fsum(values) / len(rows) if rows and len(values) == len(rows) else None
+def mean_measured(table: NumberTable, name: str) -> float | None:
+    """Returns the mean over domains of a metric; None if one of them lacks it."""
+    values = measured(table, name).values()
+    return math.fsum(values) / len(values) if table and len(values) == len(table.domains) else None
 
 
-def split_accuracy(
-    evaluations: Evaluations, round_: int | None, split: str = TEST
-) -> SplitAccuracy | None:
-    """Returns the accuracy of a split after a round; None if it was not evaluated."""
-    rows = evaluations.at(round_, split) if round_ is not None else []
-    accuracy = accuracy_interval(rows)
+def split_accuracy(table: NumberTable, split: str = TEST) -> SplitAccuracy | None:
+    """Returns the accuracy of a split after a round; None if it was not measured.
+
+    Args:
+        table: numbers of one round and kind of weights.
+        split: the split.
+    """
+    table = table.where(split=split)
+    rows = table.where(metric="accuracy").rows
+    accuracy, round_ = accuracy_interval(table), table.round
     if round_ is None or accuracy is None:
         return None
-    constant = mean_measured(rows, "largest_class_share")
-    balanced = mean_measured(rows, "balanced_accuracy")
+    constant = mean_measured(table, "largest_class_share")
+    balanced = mean_measured(table, "balanced_accuracy")
     confusions = [numpy.array(row.confusion, dtype=float) for row in rows if row.confusion]
     confusions = [counts for counts in confusions if counts.sum() > 0]
     if len(confusions) < len(rows):
@@ -171,7 +188,7 @@ def _balanced_interval(confusions: Sequence[numpy.ndarray]) -> ShareInterval:
 
 
 def about_accuracy(
-    evaluations: Evaluations,
+    table: NumberTable,
     round_: int | None,
     split: str = TEST,
     weights: str = LAST,
@@ -182,31 +199,33 @@ def about_accuracy(
     """Returns warnings about the accuracy of a round, the most serious first.
 
     Args:
-        evaluations: evaluations of the run.
+        table: all numbers of the run.
         round_: the round whose accuracy is shown; None gives no warnings.
         split: the split of the accuracy.
         weights: the weights of the accuracy; whether it rises is judged from the last weights.
         classes: names of the classes, if known.
         trains: whether the method trains; one in closed form has no learning rate.
     """
-    found = split_accuracy(evaluations.of(weights), round_, split)
+    own, of_last = table.where(weights=weights), table.where(weights=LAST)
+    at_round = own.where(round=round_)
+    found = split_accuracy(at_round, split)
     if found is None:
         return []
     after: list[Diagnostic] = []
     if found.round > 0:
-        worse = list(_untrained(evaluations, found, split))
+        worse = list(_untrained(of_last.where(round=0), found, split))
         # More of what made it worse is no advice, even where it has begun to recover.
-        rising = () if worse else [*_rising(evaluations, found, split)]
-        rising = rising or [*_unsteady(evaluations.of(weights), found, split)]
+        rising = () if worse else [*_rising(of_last, found, split)]
+        rising = rising or [*_unsteady(own, found, split)]
         change = "train longer or with another learning rate, and "
         if worse:
             change = ""  # it has its own advice
         elif not trains:
             change = "try other pretrained weights, and "
-        own = evaluations.of(weights)  # averages may be measured in the last round alone
-        falls = () if worse else _falls(own if len(own.rounds) > 1 else evaluations)
+        # Averages may be measured in the last round alone.
+        falls = () if worse else _falls(own if len(own.rounds) > 1 else of_last)
         after = [*_majority(found, change), *_one_class(found, classes), *worse, *falls, *rising]
-    return gravest_first([*after, *_gap(evaluations.of(weights), found, split)])
+    return gravest_first([*after, *_gap(at_round, found, split)])
 
 
 def learned_from(chance: float) -> float:
@@ -245,10 +264,10 @@ def _one_class(found: SplitAccuracy, classes: Sequence[str]) -> Iterator[Diagnos
         )
 
 
-def _untrained(evaluations: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
-    start = evaluations.value(0, split)
+def _untrained(untrained: NumberTable, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
+    start = untrained.value(split)
     if start is not None and found.accuracy.high < start:  # by more than chance
-        before = split_accuracy(evaluations, 0, split)
+        before = split_accuracy(untrained, split)
         knew = before is not None and not any(_majority(before))
         keep = ", or keep the closed form (--method ridge)" if knew else ""
         yield Diagnostic(
@@ -260,11 +279,11 @@ def _untrained(evaluations: Evaluations, found: SplitAccuracy, split: str) -> It
         )
 
 
-def _gap(own: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
+def _gap(table: NumberTable, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
     """Warns if accuracy on training domains is far better than on unseen ones."""
     if split not in (TEST, VAL):
         return
-    accuracies = (own.value(found.round, part) for part in (ID_TEST, ID_VAL))
+    accuracies = (table.value(part) for part in (ID_TEST, ID_VAL))
     seen = next((value for value in accuracies if value is not None), 0.0)
     gap = seen - found.accuracy.share
     if round(gap, 6) >= LEAST_GAP:
@@ -278,17 +297,17 @@ def _gap(own: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Diagnos
         )
 
 
-def _rising(evaluations: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
+def _rising(table: NumberTable, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
     """Warns if accuracy moves almost only upwards at the end of the run, and still rises."""
-    steps = _end_steps(evaluations, split)
-    if found.round != evaluations.rounds[-1] or len(steps) < LEAST_STEPS:
+    steps = _end_steps(table, split)
+    if found.round != table.round or len(steps) < LEAST_STEPS:
         return
     rise, path = math.fsum(steps), math.fsum(map(abs, steps))
     latest = steps[-max(1, len(steps) // 3) :]
     levelled = math.fsum(latest) / len(latest) < NOT_LEVELLED * rise / len(steps)
     if rise < LEAST_RISE or rise < ONE_WAY * path or levelled:
         return
-    rounds = evaluations.rounds[-1] - evaluations.rounds[-1 - len(steps)]
+    rounds = table.rounds[-1] - table.rounds[-1 - len(steps)]
     yield Diagnostic(
         STILL_RISING,
         "note",
@@ -298,10 +317,10 @@ def _rising(evaluations: Evaluations, found: SplitAccuracy, split: str) -> Itera
     )
 
 
-def _unsteady(own: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
+def _unsteady(table: NumberTable, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
     """Notes that accuracy goes up and down at the end, by more than the choice of images does."""
-    steps = _end_steps(own, split)
-    if found.round != own.rounds[-1] or len(steps) < LEAST_STEPS:
+    steps = _end_steps(table, split)
+    if found.round != table.round or len(steps) < LEAST_STEPS:
         return
     back = min(max(steps), -min(steps))
     if back > max(UP_AND_DOWN, found.accuracy.high - found.accuracy.low):
@@ -314,15 +333,15 @@ def _unsteady(own: Evaluations, found: SplitAccuracy, split: str) -> Iterator[Di
         )
 
 
-def _falls(own: Evaluations) -> Sequence[Diagnostic]:
+def _falls(table: NumberTable) -> Sequence[Diagnostic]:
     """Notes that in-domain validation falls, by more than its standard error, to the last round.
 
     Means over a third of the curve are compared, the best one with the last, so that the best of
     many noisy rounds is no fall. The same images validate every round: what one more sample of them
     would change is much the same at both ends.
     """
-    rounds = [round_ for round_ in own.rounds if round_ > 0]
-    found = [(round_, accuracy_interval(own.at(round_, ID_VAL))) for round_ in rounds]
+    rounds = sorted(table.where(split=ID_VAL).by("round").items())
+    found = [(round_, accuracy_interval(own)) for round_, own in rounds if round_ > 0]
     curve = [(round_, one) for round_, one in found if one is not None]
     if len(curve) < 2:
         return []
@@ -351,7 +370,7 @@ def _falls(own: Evaluations) -> Sequence[Diagnostic]:
     ]
 
 
-def about_domains(rows: Sequence[EvaluationRow]) -> dict[str, Diagnostic]:
+def about_domains(table: NumberTable) -> dict[str, Diagnostic]:
     """Returns, by domain, a warning that a training domain is guessed while others are learned.
 
     A domain is guessed if always predicting its largest class has an accuracy within the interval
@@ -359,14 +378,15 @@ def about_domains(rows: Sequence[EvaluationRow]) -> dict[str, Diagnostic]:
     The others are learned if their accuracy is a sixth of the way from chance to 1.
 
     Args:
-        rows: rows of one round.
+        table: numbers of one round.
     """
     at_chance: dict[str, Diagnostic] = {}
-    trained = (row for row in rows if row.weights == LAST and row.round > 0)
-    own = grouped((row.domain, row) for row in trained if row.split in (ID_VAL, ID_TEST))
-    for domain, parts in own.items():
+    trained = [table.where(weights=LAST, split=split) for split in (ID_VAL, ID_TEST)]
+    own = grouped((row.domain, row) for part in trained for row in part.where(metric="accuracy"))
+    for domain, parts in own.items() if table.round else ():
         rest = [row for name, others in own.items() if name != domain for row in others]
-        found, others, chance = _pooled(parts), _pooled(rest), _largest_share(parts)
+        found, others = _pooled(parts), _pooled(rest)
+        chance = _largest_share(parts, trained)
         if found is None or others is None or chance is None or found.low > chance:
             continue
         learned = others.low >= learned_from(chance)
@@ -382,40 +402,42 @@ def about_domains(rows: Sequence[EvaluationRow]) -> dict[str, Diagnostic]:
     return at_chance
 
 
-def about_training(evaluations: Evaluations) -> list[Diagnostic]:
+def about_training(table: NumberTable) -> list[Diagnostic]:
     """Returns each domain's first such warning over all rounds."""
     found: dict[str, Diagnostic] = {}
-    for round_ in evaluations.rounds:
-        rows = [*evaluations.at(round_, ID_VAL), *evaluations.at(round_, ID_TEST)]
-        found = about_domains(rows) | found
+    for _, own in sorted(table.by("round").items()):
+        found = about_domains(own) | found
     return list(found.values())
 
 
-def _pooled(rows: Sequence[EvaluationRow]) -> ShareInterval | None:
+def _pooled(rows: Sequence[NumberRow]) -> ShareInterval | None:
     """Returns accuracy over all images of rows; None without rows or if undefined."""
     images = sum(row.examples for row in rows)
-    if not images or not all(0 <= row.accuracy <= 1 for row in rows):
+    if not images or not all(0 <= row.value <= 1 for row in rows):
         return None
-    share = min(1.0, math.fsum(row.accuracy * row.examples for row in rows) / images)
+    share = min(1.0, math.fsum(row.value * row.examples for row in rows) / images)
     return wilson(share, math.fsum(row.effective for row in rows))
 
 
-def _largest_share(rows: Sequence[EvaluationRow]) -> float | None:
+def _largest_share(rows: Sequence[NumberRow], trained: Sequence[NumberTable]) -> float | None:
     """Returns the accuracy of predicting each row's largest class; None if one is unknown."""
-    shares = [measured(row, "largest_class_share") for row in rows]
+    known = {
+        table.rows[0].split: measured(table, "largest_class_share") for table in trained if table
+    }
+    shares = [known[row.split].get(row.domain) for row in rows]
     if any(share is None for share in shares):
         return None
     parts = [(share or 0.0) * row.examples for share, row in zip(shares, rows)]
     return math.fsum(parts) / sum(row.examples for row in rows)
 
 
-def fluctuation(evaluations: Evaluations, split: str = TEST) -> float | None:
+def fluctuation(table: NumberTable, split: str = TEST) -> float | None:
     """Returns how much accuracy fluctuates between evaluations at the end of a run.
 
     This is the mean absolute deviation of the steps in the last third from their mean (the trend),
     a share in [0, 1]; None if there are too few steps.
     """
-    steps = _end_steps(evaluations, split)
+    steps = _end_steps(table, split)
     if len(steps) < LEAST_STEPS:
         return None
     trend = math.fsum(steps) / len(steps)
@@ -439,10 +461,10 @@ def about_fluctuation(moved: float | None, margin: float) -> Iterator[Diagnostic
         )
 
 
-def _end_steps(evaluations: Evaluations, split: str) -> list[float]:
+def _end_steps(table: NumberTable, split: str) -> list[float]:
     """Returns the steps between evaluations at the end, without that from the untrained model."""
-    values = [evaluations.value(round_, split) for round_ in evaluations.rounds if round_ > 0]
-    curve = [value for value in values if value is not None and math.isfinite(value)]
+    values = [value for round_, value in table.curve(split).items() if round_ > 0]
+    curve = [value for value in values if math.isfinite(value)]
     steps = [after - before for before, after in pairwise(curve)]
     return steps[-max(WINDOW, len(steps) // 3) :]
 
@@ -502,7 +524,7 @@ def _signs_of_a_large_rate(run: Run) -> str:
     if run.has_one_round:
         return ""  # nothing is trained
     rate, usual = _rate(run), usual_rate(run)
-    terms = run.metrics.rounds[-1].terms if run.metrics.rounds else {}
+    terms = run.rounds[-1].terms if run.rounds else {}
     loss, classes = terms.get("cross_entropy"), len(run.clients.classes) if run.clients else 0
     guessing = math.log(classes) if classes > 1 else math.inf
     signs = []
@@ -540,7 +562,7 @@ def causes_of_failure(run: Run) -> list[Cause]:
     own = backbone if backbone.startswith("resnet") else "resnet18"
     pretrained = ("--backbone", own, "--weights", IMAGENET)
     lacks_weights = not model.get("weights")
-    losses = [math.fsum(row.terms.values()) for row in run.metrics.rounds if row.terms]
+    losses = [math.fsum(row.terms.values()) for row in run.rounds if row.terms]
     found = []
     if trains and rounds <= FEW_ROUNDS and _still_falls(losses):
         evidence = f"the training loss was still falling after {counted(rounds, 'round')}"
@@ -565,9 +587,10 @@ def causes_of_failure(run: Run) -> list[Cause]:
 
 def _fall(run: Run) -> str:
     """Returns how held-out accuracy fell from a round that was no guess; empty if it did not."""
-    own, rounds = run.served.evaluations, run.evaluations.rounds
-    best = max(rounds, key=lambda round_: own.value(round_, TEST) or 0.0, default=None)
-    start, after = (split_accuracy(own, at, TEST) for at in (best, run.served.round))
+    own = run.table.where(weights=run.default_rule.weights)
+    curve = own.curve(TEST)
+    best = max(curve, key=lambda round_: curve[round_], default=None)
+    start, after = (split_accuracy(table) for table in (own.where(round=best), run.result))
     if start is None or after is None or after.accuracy.high >= start.accuracy.low:
         return ""
     if any(_majority(start)):
@@ -590,7 +613,7 @@ def _still_falls(losses: Sequence[float]) -> bool:
 
 def about_sites(run: Run) -> Iterator[Diagnostic]:
     """Names clients at which the closed form of the others does far worse than at the others."""
-    rows = [run.metrics.setup, *run.metrics.rounds]
+    rows = [run.setup, *run.rounds]
     found = next((row.left_out for row in reversed(rows) if row and row.left_out), {})
     images = {
         client.id: sum(client.domains) for client in (run.clients.clients if run.clients else ())
@@ -609,12 +632,10 @@ def about_sites(run: Run) -> Iterator[Diagnostic]:
 
 def about_result(run: Run) -> list[Diagnostic]:
     """Returns warnings about the accuracy of the run's default model."""
-    rule = run.default_rule
-    classes = run.clients.classes if run.clients else ()
-    chosen = run.served.round
+    weights, classes = run.default_rule.weights, run.clients.classes if run.clients else ()
     trains = not run.has_one_round
     found = about_accuracy(
-        run.evaluations, chosen, weights=rule.weights, classes=classes, trains=trains
+        run.table, run.result.round, weights=weights, classes=classes, trains=trains
     )
     astray = LEARNED_NOTHING & {one.code for one in found}
     gained = () if UNTRAINED in {one.code for one in found} else _nothing_gained(run)
@@ -624,10 +645,8 @@ def about_result(run: Run) -> list[Diagnostic]:
 
 def _nothing_gained(run: Run) -> Iterator[Diagnostic]:
     """Notes that training is no better, but for chance, than the closed form it began with."""
-    start, end = (
-        run.evaluations.value(0, TEST),
-        split_accuracy(run.served.evaluations, run.served.round),
-    )
+    start = run.table.where(weights=LAST, round=0).value(TEST)
+    end = split_accuracy(run.result)
     closed = (run.settings.get("train") or {}).get("head") == "ridge"
     if closed and start is not None and end is not None and end.round and end.accuracy.low <= start:
         yield Diagnostic(
@@ -708,9 +727,9 @@ def about_model(run: Path | str, which: str, round_: int) -> tuple[Diagnostic, .
         RunError: the folder is not a run folder.
     """
     weights, record = SELECTION_RULES.find(which).weights, read_run(Path(run))
-    split = _held_out(record.evaluations.of(weights), round_)
+    split = _held_out(record.table.where(weights=weights, round=round_))
     trains = not record.has_one_round
-    found = about_accuracy(record.evaluations, round_, split, weights, trains=trains)
+    found = about_accuracy(record.table, round_, split, weights, trains=trains)
     return (*about_end(record), *(one for one in found if one.severity == "warning"))
 
 
@@ -720,12 +739,13 @@ def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
     Raises:
         RunError: the folder is not a run folder.
     """
-    evaluations = read_run(Path(run)).evaluations.of(SELECTION_RULES.find(which).weights)
-    split = _held_out(evaluations, round_)
-    found = split_accuracy(evaluations, round_, split)
+    weights = SELECTION_RULES.find(which).weights
+    table = read_run(Path(run)).table.where(weights=weights, round=round_)
+    split = _held_out(table)
+    found = split_accuracy(table, split)
     if found is None:
         return "It was not measured on any domain held out of its training."
-    rows = evaluations.at(round_, split)
+    rows = table.where(split=split, metric="accuracy").rows
     share, domains = found.accuracy, ", ".join(row.domain for row in rows)
     images = sum(row.examples for row in rows)
     right = f"right for {share.share:.1%} (95 %: {share.low:.1%} to {share.high:.1%})"
@@ -738,8 +758,8 @@ def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
     return f"In its own test the model was {right} of {test}."
 
 
-def _held_out(own: Evaluations, round_: int) -> str:
-    return next((split for split in (TEST, VAL) if own.at(round_, split)), TEST)
+def _held_out(table: NumberTable) -> str:
+    return next((split for split in (TEST, VAL) if table.where(split=split)), TEST)
 
 
 def refuse_doubtful(found: Sequence[Diagnostic], strict: bool) -> None:

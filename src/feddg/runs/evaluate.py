@@ -15,10 +15,11 @@ from feddg.federation.averages import MEANS, averaged, rounds_in, wise_ft
 from feddg.federation.federation import Federation
 from feddg.messages import Broadcast, Weights
 from feddg.methods.base import LeavesOut, Round, RoundHook, State, has_global_model, local_names
-from feddg.records import ID_VAL, LAST, TEST, UNLABELLED, WISE_FT, EstimateRow, EvaluationRow
+from feddg.records import ID_VAL, LAST, TEST, UNLABELLED, WISE_FT, EstimateRow, MetricRow
 from feddg.runs.diagnostics import about_domains
 from feddg.runs.folder import MODELS, START, KeptModels, RunFolder
 from feddg.runs.observer import Observer
+from feddg.runs.table import NumberTable
 
 # WiSE-FT at the end of a run: averaged weights mixed with those that training started from.
 #
@@ -129,18 +130,18 @@ class Evaluate(RoundHook):
             due = evaluate.after(state.round, state.rounds)
         if due or self._federation.server.is_last(state):
             round.evaluations, round.estimates = self.rows(state), self._estimates
-            found = about_domains(round.evaluations)
+            found = about_domains(NumberTable(round.evaluations))
             emit(*(one for name, one in found.items() if name not in self._at_chance))
             self._at_chance |= found
         round.evaluating = time.perf_counter() - started
         return state
 
-    def rows(self, state: State) -> list[EvaluationRow]:
+    def rows(self, state: State) -> list[MetricRow]:
         """Evaluates the weights of a state, and further weights if requested."""
         last = self._federation.server.is_last(state)
         federation, evaluation = self._federation, self._federation.evaluation
         counted = last or bool(federation.settings.evaluate.budgets)
-        rows: list[EvaluationRow] = []
+        rows: list[MetricRow] = []
         of_last: list[Score] = []
         due = self._due(state, last)
         for name, weights in due.items():
@@ -159,9 +160,8 @@ class Evaluate(RoundHook):
             scores = [score for score in scores if score.split != UNLABELLED]
             if scores and name == LAST:
                 self._observer.scores(state.round, scores)
-            rows += [
-                score.row(state.round, with_confusion=counted, weights=name) for score in scores
-            ]
+            for score in scores:
+                rows += score.rows(state.round, with_confusion=counted, weights=name)
         return rows
 
     def _chosen(self, state: State, due: Mapping[str, Weights]) -> str:

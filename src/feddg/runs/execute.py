@@ -2,8 +2,7 @@
 
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -39,22 +38,19 @@ from feddg.records import (
     EnergyThreshold,
     JsonFile,
     LedgerRow,
-    MessageRow,
-    MetricsRow,
+    MetricRow,
+    RoundRecord,
+    RoundRow,
     SetupRow,
-    SummaryFile,
 )
 from feddg.runs.diagnostics import (
     about_divergence,
     about_end,
     about_evaluations,
-    about_result,
-    about_training,
 )
 from feddg.runs.evaluate import Evaluate, WiseFT
 from feddg.runs.figures import draw_figures, draw_unseen
 from feddg.runs.folder import FIGURES, SNAPSHOTS, KeptModels, RunFolder
-from feddg.runs.numbers import numbers_of
 from feddg.runs.observer import Observer, Together
 from feddg.runs.prepare import (
     Images,
@@ -65,7 +61,6 @@ from feddg.runs.prepare import (
     give_memory_back,
     in_process,
     load_images,
-    peak_memory,
 )
 from feddg.runs.provenance import IMAGES, check_identity, check_images
 from feddg.runs.reading import (
@@ -75,11 +70,13 @@ from feddg.runs.reading import (
     EXPERIMENT,
     LEDGER,
     METRICS_FILE,
+    ROUNDS_FILE,
     SUMMARY,
     Run,
     read_run,
     require_run,
 )
+from feddg.runs.summary import summarize
 from feddg.runs.tracking import chosen_trackers
 from feddg.storage import is_file
 
@@ -96,6 +93,7 @@ class Records(RoundHook):
         models: the stored models.
         snapshots: rounds whose weights are kept.
         seconds: gets the time of the setup.
+        so_far: what was recorded before, of a run that goes on.
 
     Attributes:
         models: the stored models.
@@ -109,8 +107,13 @@ class Records(RoundHook):
         models: KeptModels,
         snapshots: Collection[int],
         seconds: dict[str, float],
+        so_far: Run,
     ) -> None:
         self._federation, self._folder, self.models = federation, folder, models
+        setup, rounds = so_far.setup or SetupRow(), so_far.rounds
+        self._spent = {"images": 0, "bytes": setup.bytes, "seconds": setup.seconds}
+        for row in rounds:
+            self._add(row)
         self._snapshots, self._seconds = snapshots, seconds
         # Where sites remember rounds or what is sent costs privacy, none may be done twice: not
         # even after a crash while a checkpoint was under way, during the next round.
@@ -127,8 +130,15 @@ class Records(RoundHook):
         give_memory_back()
         if round.statistics:
             self._folder.write_tensors("setup.safetensors", round.statistics)
-        row = SetupRow(seconds=self._seconds["setup"], groups=round.groups, left_out=round.left_out)
-        self.keep(state, [row, *round.evaluations])
+        ledger = self._federation.ledger
+        row = SetupRow(
+            seconds=self._seconds["setup"],
+            bytes=sum(ledger.bytes.values()) if ledger else 0,
+            groups=round.groups,
+            left_out=round.left_out,
+        )
+        self._spent |= {"bytes": row.bytes, "seconds": row.seconds}
+        self.keep(state, [row], round.evaluations)
         images, settings = self._federation.clients, self._federation.settings
         if settings.evaluate.pictures and isinstance(images, Images):
             with self._folder.writing(FIGURES) as figures:
@@ -137,11 +147,20 @@ class Records(RoundHook):
     def completed(self, state: State, round: Round) -> State:
         """Makes the round count."""
         row = round.row.took(evaluate=round.evaluating)
-        self.keep(state, [row, *round.evaluations, *round.estimates])
+        self._add(row)
+        self.keep(state, [row, *round.estimates], round.evaluations)
         return state
 
-    def keep(self, state: State, rows: Sequence[MetricsRow]) -> None:
-        """Writes metrics, ledger and checkpoint of the round in ``state``."""
+    def _add(self, row: RoundRow) -> None:
+        """Adds what a round took."""
+        self._spent["images"] += row.images
+        self._spent["bytes"] += row.bytes_up + row.bytes_down
+        self._spent["seconds"] += sum(v for name, v in row.seconds.items() if name != "evaluate")
+
+    def keep(self, state: State, records: Sequence[RoundRecord], rows: Sequence[MetricRow]) -> None:
+        """Writes records, numbers, ledger and checkpoint of the round in ``state``."""
+        rows = [row.model_copy(update=self._spent) for row in rows]
+        self._folder.append(ROUNDS_FILE, records)
         self._folder.append(METRICS_FILE, rows)
         self._folder.append(LEDGER, self.ledger_rows)
         self.ledger_rows.clear()
@@ -153,63 +172,6 @@ class Records(RoundHook):
         memories, changed = transport.memories, transport.remembered
         self._folder.save_checkpoint(state, memories, changed, files, beside=self._beside)
         transport.remembered.clear()
-
-
-def summarize(
-    record: Run,
-    status: str,
-    error: str | None,
-    took: Mapping[str, float],
-    diagnostics: Sequence[Diagnostic] = (),
-) -> SummaryFile:
-    """Returns ``summary.json``: how the run ended, accuracies by selection rule, cost, bytes.
-
-    Args:
-        record: the run.
-        status: how it ended.
-        error: why it failed, if it did.
-        took: seconds of activities outside rounds.
-        diagnostics: findings during the run.
-    """
-    rounds = record.metrics.rounds
-    seconds: dict[str, float] = defaultdict(float)
-    for row in rounds:
-        for name, value in row.seconds.items():
-            seconds[name] += value
-    images, training = sum(row.images for row in rounds), seconds.get("train", 0.0)
-    return SummaryFile(
-        status=status,
-        rounds=record.rounds_done,
-        seconds={**seconds, **took},
-        images_per_second=images / training if training else 0.0,
-        bytes=_bytes(record.ledger.messages),
-        error=error,
-        peak_memory_bytes=peak_memory(),
-        diagnostics=[
-            *about_result(record),
-            # A resumed run's own list begins where it went on.
-            *dict.fromkeys([*diagnostics, *about_training(record.evaluations)]),
-        ],
-        numbers=numbers_of(record, costs=False),
-    )
-
-
-def _bytes(messages: Sequence[MessageRow]) -> dict[str, float]:
-    """Mean bytes per client of the setup, and per client and round of the training."""
-    totals: dict[tuple[bool, str], int] = defaultdict(int)
-    takers: dict[tuple[bool, str], set[tuple[int, int]]] = defaultdict(set)
-    for message in messages:
-        key = (message.round == 0, message.direction)
-        totals[key] += message.bytes
-        takers[key].add((message.round, message.client))
-    mean = {key: totals[key] / len(takers[key]) for key in totals}
-    return {
-        "setup_up_per_client": mean.get((True, "up"), 0.0),
-        "setup_down_per_client": mean.get((True, "down"), 0.0),
-        "up_per_client_round": mean.get((False, "up"), 0.0),
-        "down_per_client_round": mean.get((False, "down"), 0.0),
-        "total": sum(totals.values()),
-    }
 
 
 # The out-of-distribution score of a run's model: the energy above which an image is unlike
@@ -365,8 +327,9 @@ def forget(
     method = build_method(experiment.method.name, experiment.method.settings)
     begin_again = f"Leave out the images of client {client} and run again."
     if not isinstance(method, Forgets):
+        first = min(row.round for row in run.rounds if client in row.clients)
         raise RunError(
-            f"{path} was trained step by step from round {run.first_round_of(client)} on with "
+            f"{path} was trained step by step from round {first} on with "
             f"client {client}, and its network cannot forget that. {begin_again}"
         )
     private = experiment.privacy
@@ -456,11 +419,11 @@ def _run(
     models = KeptModels(
         folder,
         checkpoint.models if checkpoint and forget is None else {},
-        so_far.metrics.evaluations,
+        so_far.table.rows,
         experiment.evaluate,
         experiment.train.head_rounds if experiment.server.wise_ft != "none" else None,
     )
-    writer = Records(federation, folder, models, snapshots, seconds)
+    writer = Records(federation, folder, models, snapshots, seconds, so_far)
     defences.keep_in(folder, done)
     if evaluation is not None:
         thin = about_support(evaluation.support(), federation.clients.held.classes)
@@ -474,7 +437,7 @@ def _run(
     wise_ft = None
     if experiment.server.wise_ft != "none":
         wise_ft = WiseFT(federation, folder, models)
-    images = max(took.images for after, took in so_far.spent.items() if after <= done)
+    images = sum(row.images for row in so_far.rounds if row.round <= done)
     enter = writer.carried if federation.remote else writer.ledger_rows.append
     federation.ledger = Ledger(enter, layouts)
     evaluate = Evaluate(federation, wise_ft, observer, images)

@@ -24,7 +24,7 @@ from feddg.diagnostics import warn
 from feddg.errors import RunError
 from feddg.experiment import Experiment, load_stored
 from feddg.federation.averages import MEANS, prefix_of
-from feddg.messages import Message, Weights, under
+from feddg.messages import Message, Scalar, Weights, under
 from feddg.methods.base import State
 from feddg.records import (
     ID_VAL,
@@ -33,25 +33,23 @@ from feddg.records import (
     PRIVACY,
     VAL,
     WISE_FT,
-    EvaluationRow,
     JsonFile,
-    MetricsRow,
+    NumberRow,
     Row,
 )
 from feddg.runs.reading import (
     ADAPTED,
     EXPERIMENT,
-    FINAL,
     LEDGER,
     METRICS_FILE,
-    SELECTION_RULES,
-    Evaluations,
-    SelectionRule,
+    ROUNDS_FILE,
     in_spans,
     read_rows,
     read_run,
+    require_this_version,
     short_rounds,
 )
+from feddg.runs.table import FINAL, SELECTION_RULES, NumberTable, SelectionRule, preferences
 from feddg.settings import EvaluateSettings
 from feddg.storage import (
     append_text,
@@ -119,7 +117,7 @@ class CheckpointIndex(JsonFile):
     round: NonNegativeInt
     rounds: NonNegativeInt = 0
     state: _FileName
-    context: dict[str, Any] | None
+    context: dict[str, Scalar] | None
     memories: dict[NonNegativeInt, _FileName]
     models: dict[str, _FileName] = Field(default_factory=dict)
     experiment: str
@@ -308,7 +306,7 @@ class RunFolder:
         with self.writing(name) as path:
             replace_bytes(path, content.encode() if isinstance(content, str) else content)
 
-    def write_json(self, name: str, content: JsonFile | dict[str, Any]) -> None:
+    def write_json(self, name: str, content: JsonFile | dict[str, object]) -> None:
         """Replaces a JSON file."""
         if isinstance(content, JsonFile):
             text = content.to_text()
@@ -344,13 +342,14 @@ class RunFolder:
         their round failed.
         """
         layouts, sent = set[str](), list[tuple[int, int]]()
-        for name in (METRICS_FILE, LEDGER):
+        require_this_version(self.path)
+        for name in (ROUNDS_FILE, METRICS_FILE, LEDGER):
             # As they are: what another version of this program wrote is kept whole.
             last = math.inf if keep_ledger and name == LEDGER else last_round
             rows = read_rows(self.path / name) if last >= 0 else self._begun_again(name)
             rows = [row for row in rows if _round_of(row, self.path / name) <= last]
             layouts |= {str(row.get("id")) for row in rows if row.get("kind") == "layout"}
-            if name == METRICS_FILE:
+            if name == ROUNDS_FILE:
                 found = [row for row in rows if row.get("kind") == "round"]
                 sent = [(r["round"], r.get("bytes_up", 0) + r.get("bytes_down", 0)) for r in found]
             self._warn_of_missing(name, rows, last_round, sent)
@@ -361,7 +360,7 @@ class RunFolder:
     def _begun_again(self, name: str) -> list[dict[str, Any]]:
         """Reports recorded rounds that no checkpoint contains."""
         with suppress(RunError):  # a damaged file is dropped as well
-            rows = read_rows(self.path / name) if name == METRICS_FILE else []
+            rows = read_rows(self.path / name) if name == ROUNDS_FILE else []
             if any(row.get("kind") == "round" for row in rows):
                 warn(
                     "begins-again",
@@ -374,9 +373,11 @@ class RunFolder:
         self, name: str, rows: list[dict[str, Any]], last_round: int, sent: list[tuple[int, int]]
     ) -> None:
         """Reports rounds of the checkpoint that have no row, or lack some of their messages."""
-        kind = "round" if name == METRICS_FILE else "message"
+        kind = {ROUNDS_FILE: "round", LEDGER: "message"}.get(name)
         rows = [row for row in rows if row.get("kind") == kind]
         short = set(range(1, last_round + 1)) - {row.get("round") for row in rows}
+        if name == METRICS_FILE:  # not every round is measured
+            short = set() if is_file(self.path / name) else short
         if name == LEDGER:
             short |= {*short_rounds(sent, ((row["round"], row.get("bytes", 0)) for row in rows))}
         missing = sorted(short)
@@ -520,7 +521,7 @@ class RunFolder:
         return RunError(f"cannot write {path}: {what}; {remedy}, then {then}")
 
 
-def _round_of(row: dict[str, Any], path: Path) -> int:
+def _round_of(row: dict[str, object], path: Path) -> int:
     round = row.get("round", 0)
     if isinstance(round, int):
         return round
@@ -555,7 +556,7 @@ class KeptModels:
         self,
         folder: RunFolder,
         files: Mapping[str, str],
-        rows: Sequence[EvaluationRow],
+        rows: Sequence[NumberRow],
         chosen: EvaluateSettings,
         start: int | None = None,
     ) -> None:
@@ -564,37 +565,34 @@ class KeptModels:
         self.files = dict(files)
         self._warned: set[str] = set()
 
-    def take_in(self, state: State, rows: Sequence[MetricsRow]) -> Mapping[str, str]:
+    def take_in(self, state: State, rows: Sequence[NumberRow]) -> Mapping[str, str]:
         """Stores a completed round's model if a rule chooses it, or WiSE-FT starts from it.
 
         Args:
             state: the round's state.
-            rows: the round's rows.
+            rows: the round's numbers.
 
         Returns:
             All stored files, by rule, for the checkpoint.
         """
         if state.round == self._start:
             self.keep(START, f"round-{state.round}.safetensors", state.weights)
-        new = [row for row in rows if isinstance(row, EvaluationRow)]
-        if new:
-            self._rows += new
-            evaluations = Evaluations(
-                self._rows, select_by=self._chosen.select_by, select_over=self._chosen.select_over
-            )
-            self._warn_of_no_choice(evaluations)
+        if rows:
+            self._rows += rows
+            table = NumberTable(self._rows, self._chosen.select_by, self._chosen.select_over)
+            self._warn_of_no_choice(table.where(weights=LAST))
             for rule in SELECTION_RULES.values():
                 if rule.weights == LAST and rule.name != FINAL.name:
-                    self._choose(rule.name, rule.of(evaluations).round, state)
+                    self._choose(rule.name, rule.of(table).round, state)
         return self.files
 
-    def _warn_of_no_choice(self, evaluations: Evaluations) -> None:
+    def _warn_of_no_choice(self, table: NumberTable) -> None:
         """Reports once per validation split that its metric is undefined for its images."""
-        last = evaluations.rounds[-1] if evaluations.rounds else None
+        last = table.round
         for split in {ID_VAL, VAL} - self._warned:
-            if last is None or evaluations.value(last, split) is None:
-                continue
-            if evaluations.preference(last, split) is None:
+            if table.where(round=last).value(split) is not None and last not in preferences(
+                table, split
+            ):
                 self._warned.add(split)
                 warn(
                     "metric-undefined",
@@ -673,7 +671,7 @@ def kept_weights(folder: Path, *rules: SelectionRule) -> tuple[SelectionRule, We
             continue
         chosen = None
         if rule.name != FINAL.name and rule.weights not in MEANS:
-            chosen = rule.of(read_run(folder).evaluations).round
+            chosen = rule.of(read_run(folder).table).round
         return rule, weights, index.round if chosen is None else chosen
     reason = _why_not_kept(folder, index, rules[-1])
     raise RunError(f"{folder} has no {rules[-1].name!r} model: {reason}")
@@ -700,7 +698,7 @@ def _why_not_kept(folder: Path, index: CheckpointIndex, rule: SelectionRule) -> 
         return "its evaluate.averages is never"
     if rule.weights == WISE_FT:
         return "that takes server.wise_ft, and the run's last round"
-    round = rule.of(run.evaluations).round
+    round = rule.of(run.table).round
     if round is not None:
         return f"the rule chooses round {round}, whose weights this run did not keep"
     return {

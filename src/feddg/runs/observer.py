@@ -4,7 +4,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any
 
 from feddg.diagnostics import Diagnostic
 from feddg.evaluation.accuracy import Score
@@ -74,7 +73,7 @@ class Together(Observer):
         for event in EVENTS:
             setattr(self, event, partial(self._pass_on, event))
 
-    def _pass_on(self, event: str, *content: Any) -> None:
+    def _pass_on(self, event: str, *content: object) -> None:
         for observer in self._observers:
             getattr(observer, event)(*content)
         for name, observer in [*self.optional.items()]:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import cached_property, lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy
 import torch
@@ -113,7 +113,7 @@ def methods_files(experiment: Experiment) -> dict[str, str]:
     return _of_files({f"method.{name}": value for name, value in settings})
 
 
-def _of_files(values: Mapping[str, Any]) -> dict[str, str]:
+def _of_files(values: Mapping[str, object]) -> dict[str, str]:
     found: dict[str, str] = {}
     for field, path in values.items():
         if isinstance(path, Path) and (now := stamp(path)) is not None:
@@ -568,7 +568,7 @@ def decision_of(evaluate: EvaluateSettings, class_names: Sequence[str]) -> Decis
     return Decision(class_names.index(name), name, target, reached, evaluate.prevalence)
 
 
-def environment(experiment: Experiment, federation: Federation) -> dict[str, Any]:
+def environment(experiment: Experiment, federation: Federation) -> dict[str, object]:
     """Returns the versions, hardware and settings on which the run's numbers may depend."""
     worker = federation.worker
     autocast = worker.autocast()

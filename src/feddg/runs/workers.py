@@ -11,13 +11,12 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -91,11 +90,11 @@ def together(workers: int, cache: Path, launched: Channel | None = None) -> Iter
         return
     with ExitStack() as ending:
 
-        def prepare(experiment: Experiment, *rest: Any) -> Federation:
+        def prepare(experiment: Experiment, cache: Path, progress: Progress) -> Federation:
             devices = devices_of(experiment, workers)  # a mistake is told before anybody starts
             apart = len(set(devices)) == workers and devices[0].type == "cuda"
             channel = ending.enter_context(started(workers, cache, _backend(apart=apart)))
-            return prepared_by(channel, experiment, *rest)
+            return prepared_by(channel, experiment, cache, progress)
 
         yield prepare
 
@@ -181,7 +180,7 @@ def joined(cache: Path, workers: int | None = None) -> Channel | None:
     return _joined
 
 
-def _meeting(channel: Channel, rank: int, size: int, local: int) -> dict[str, Any]:
+def _meeting(channel: Channel, rank: int, size: int, local: int) -> dict[str, object]:
     """Returns how to join where torchrun or srun says; NCCL serves if no GPU is shared."""
     from torch.distributed.rendezvous import rendezvous
 
@@ -246,7 +245,7 @@ def started(workers: int, cache: Path, backend: str = "gloo") -> Iterator[Channe
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _group(store: str, rank: int, size: int, backend: str) -> dict[str, Any]:
+def _group(store: str, rank: int, size: int, backend: str) -> dict[str, object]:
     """Returns how to join, once all are there; PyTorch's own wait holds up every thread."""
     files = [Path(f"{store}.{number}") for number in range(size)]
     files[rank].touch()
@@ -322,7 +321,7 @@ def _about(found: Federation) -> dict[str, str]:
     }
 
 
-def _require_alike(rank: int, theirs: dict[str, Any], own: dict[str, str]) -> None:
+def _require_alike(rank: int, theirs: Mapping[str, object], own: dict[str, str]) -> None:
     for what, value in own.items():
         if theirs[what] != value:
             raise RunError(

@@ -182,18 +182,18 @@ def _fill(module: nn.Module, weights: Mapping[str, Tensor], source: Path) -> Non
     """Loads a file's weights into a module by layer index; tensors not needed are ignored."""
     needed: dict[str, Tensor] = {}
     for key, parameter in module.state_dict().items():
-        found, shape = weights.get(key), tuple(parameter.shape)
-        if found is None or tuple(found.shape) != shape:
-            fault = "is missing" if found is None else f"has shape {tuple(found.shape)}"
+        tensor, shape = weights.get(key), tuple(parameter.shape)
+        if tensor is None or tuple(tensor.shape) != shape:
+            fault = "is missing" if tensor is None else f"has shape {tuple(tensor.shape)}"
             raise WeightsError(
                 f"{source}: {key} {fault}, expected {shape}; encoder and decoder must be this "
                 "codec's, trained together"
             )
-        if not (found.is_floating_point() and found.numel() and found.isfinite().all()):
+        if not (tensor.is_floating_point() and tensor.numel() and tensor.isfinite().all()):
             raise WeightsError(
                 f"{source}: {key} holds no finite floating-point numbers; take another copy of it"
             )
-        needed[key] = found
+        needed[key] = tensor
     module.load_state_dict(needed, assign=True)
 
 

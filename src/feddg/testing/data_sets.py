@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy
 
@@ -27,7 +26,7 @@ class DataSetFault(FaultsFound):
 
 
 def check_data_set(
-    load: Callable[..., ImageTable], root: Path | str | None = None, **options: Any
+    load: Callable[..., ImageTable], root: Path | str | None = None, **options: object
 ) -> None:
     """Checks a data set: same images twice, shapes, labels, domains, copies, and its errors.
 
@@ -101,7 +100,7 @@ def _about_images(table: ImageTable, again: ImageTable) -> Iterator[Fault]:
 
 
 def _about_errors(
-    load: Callable[..., ImageTable], folder: Path | None, options: dict[str, Any]
+    load: Callable[..., ImageTable], folder: Path | None, options: dict[str, object]
 ) -> Iterator[Fault]:
     cases = {"no_such_option": (folder, {**options, "no_such_option": 1})}
     if folder is not None:

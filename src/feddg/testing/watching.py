@@ -115,7 +115,7 @@ def global_numbers() -> dict[str, object]:
     }
 
 
-def content(value: Any, depth: int = 4) -> object:
+def content(value: object, depth: int = 4) -> object:
     """Returns what tells the content of an object, for comparisons."""
     if isinstance(value, Tensor):
         flat = value.detach().cpu().contiguous().reshape(-1)
@@ -136,7 +136,7 @@ def content(value: Any, depth: int = 4) -> object:
     return repr(value) if plain or not depth else (repr(value), content(vars(value), depth - 1))
 
 
-def changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def changed(before: dict[str, object], after: dict[str, object]) -> list[str]:
     """Returns the names of what differs, sorted."""
     return sorted(n for n in before | after if before.get(n, ...) != after.get(n, ...))
 
@@ -247,7 +247,7 @@ def other_hashes() -> Iterator[set[str]]:
     lines: set[str] = set()
     plain = builtins.hash
 
-    def salted(value: Any, /) -> int:
+    def salted(value: object, /) -> int:
         frame = sys._getframe(1)
         code = frame.f_code
         library = code.co_filename.startswith((*_LIBRARIES, "<string>"))
@@ -263,7 +263,7 @@ def other_hashes() -> Iterator[set[str]]:
         builtins.hash = plain
 
 
-def _has_text(value: Any) -> bool:
+def _has_text(value: object) -> bool:
     return isinstance(value, str | bytes) or (
         isinstance(value, tuple | frozenset) and any(map(_has_text, value))
     )

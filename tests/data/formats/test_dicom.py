@@ -326,7 +326,7 @@ def test_a_compression_that_nobody_knows(tmp_path, capfd, caplog):
     known = dicom(tmp_path / "a.dcm", RAMP.astype(np.uint8)).read_bytes()
     path = tmp_path / "b.dcm"
     path.write_bytes(known.replace(b"1.2.840.10008.1.2.1\0", b"1.2.Planted^Hildega\0"))
-    assert "compressed in a way that pydicom does not know" in refusal(path, capfd, caplog)
+    assert "pydicom does not know" in refusal(path, capfd, caplog)
 
 
 def test_a_file_cut_off_anywhere_is_refused_or_read_without_its_tags(tmp_path, capfd, caplog):

@@ -142,15 +142,14 @@ def test_a_missing_number_of_parquet_is_named(table, kind):
     pytest.importorskip("pyarrow")
     frame = frame_of().assign(f3=pandas.array([1] * 89 + [None], dtype=kind))
     frame.to_parquet("t.parquet")
-    with pytest.raises(DataError, match=r"row 90 of t\.parquet has a feature that is NaN"):
+    with pytest.raises(DataError, match=r"row 90 of t\.parquet .* NaN"):
         load_source("features", table.with_name("t.parquet"))
     frame.iloc[:89].to_parquet("t.parquet")
     assert load_source("features", table.with_name("t.parquet")).images.dtype == numpy.float32
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_a_table_that_is_wrong_is_refused_in_one_line(subtests, table):
+    for change, words in [
         (lambda f: f.drop(columns="label"), "no column 'label'"),
         (lambda f: f.rename(columns={"domain": "domian"}), "did you mean 'domian'"),
         (lambda f: f.assign(note="fine"), "column 'note', which holds no numbers"),
@@ -174,13 +173,12 @@ def test_a_missing_number_of_parquet_is_named(table, kind):
         (lambda f: f.replace("cat", "c\x1b[31mat"), r"row 1 .* 'c\\x1b\[31mat' as label"),
         (lambda f: f.replace("a", "a\nb"), r"row 1 .* as domain"),
         (lambda f: f.replace("4.jpg", "4\u2028.jpg"), "row 5 .* as path"),
-    ],
-)
-def test_a_table_that_is_wrong_is_refused_in_one_line(table, change, words):
-    change(frame_of()).to_csv(table, index=False)
-    with pytest.raises(DataError, match=words) as refused:
-        load_source("features", table)
-    assert "\n" not in str(refused.value)
+    ]:
+        with subtests.test(words=words):
+            change(frame_of()).to_csv(table, index=False)
+            with pytest.raises(DataError, match=words) as refused:
+                load_source("features", table)
+            assert "\n" not in str(refused.value)
 
 
 def test_a_column_that_is_named_and_is_not_there_is_said(table):
@@ -284,7 +282,7 @@ def test_copies_of_held_out_rows_are_refused_and_near_ones_named(table):
     names = [name for name in frame if name.startswith("f")]
     copies = frame[frame["domain"] == "c"].assign(domain="a", path=lambda f: "a/" + f["path"])
     pandas.concat([frame, copies]).to_csv(table, index=False)
-    with pytest.raises(DataError, match=r"Copies of training images .* \(\d+ of test; .*row 91 of"):
+    with pytest.raises(DataError, match=r"\(\d+ of test; .*row 91 of"):
         run(table, method="ridge")
     copies[names] *= 1 + 1e-5
     pandas.concat([frame, copies]).to_csv(table, index=False)
@@ -330,20 +328,21 @@ def test_a_comparison_and_privacy_and_secure_sums(table):
     run(table, clients=3, defences=["secure_aggregation"], name="secure")
 
 
-@pytest.mark.parametrize("name", sorted(methods()))
-def test_each_method_runs_on_features_or_says_what_it_lacks(table, name):
-    if name in NEED_IMAGES:
-        with pytest.raises(ExperimentError, match=f"{name} changes images"):
-            run(table, method=name)
-    elif name in NEED_LAYERS:
-        with pytest.raises(ExperimentError, match=f"{name} .*backbone"):
-            run(table, method=name)
-    else:
-        assert 0 <= run(table, method=name, rounds=1).accuracy <= 1
+def test_each_method_runs_on_features_or_says_what_it_lacks(subtests, table):
+    for name in sorted(methods()):
+        with subtests.test(name=name):
+            if name in NEED_IMAGES:
+                with pytest.raises(ExperimentError, match=f"{name} changes images"):
+                    run(table, method=name)
+            elif name in NEED_LAYERS:
+                with pytest.raises(ExperimentError, match=f"{name} .*backbone"):
+                    run(table, method=name)
+            else:
+                assert 0 <= run(table, method=name, rounds=1).accuracy <= 1
 
 
 def test_an_experiment_that_names_another_number_of_features_is_told(table):
-    with pytest.raises(DataError, match=r"a row has 12 features, and data\.features is 11"):
+    with pytest.raises(DataError, match=r"12 features, .*data\.features is 11"):
         feddg.run(data={"source": "features", "root": table, "features": 11}, hold_out="c")
 
 

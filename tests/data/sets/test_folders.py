@@ -1,5 +1,6 @@
 """Folders of domains and classes: PACS, Office-Home, VLCS, Office-Caltech, Digits-DG."""
 
+import itertools
 import logging
 from pathlib import Path
 
@@ -134,18 +135,24 @@ def office_home_tree(root: Path, fourth: str, plain: bool = False, count: int = 
     return write_tree(root, ("Art", "Clipart", "Product", fourth), classes)
 
 
-@pytest.mark.parametrize("fourth", ["Real World", "Real_World", "RealWorld", "real_world", "real"])
-@pytest.mark.parametrize("around", ["", "OfficeHomeDataset_10072016", "office_home"])
-def test_office_home_in_its_spellings(tmp_path: Path, fourth: str, around: str) -> None:
-    office_home_tree(tmp_path / around, fourth, plain=fourth == "real", count=5)
-    table = load_source("office_home", tmp_path)
-    assert table.domain_names == ("Art", "Clipart", "Product", "Real_World")
-    assert table.counts().tolist() == [[2] * 5 + [0] * 60] * 4
-    assert table.class_names[0] == "Alarm_Clock"
-    assert table.class_names == tuple(sorted(table.class_names))
-    assert table.root == tmp_path / around
-    for path, domain in zip(table.paths, table.domains):
-        assert (path.split("/")[0] == fourth) == (domain == 3)
+def test_office_home_in_its_spellings(
+    subtests: pytest.Subtests, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    for around, fourth in itertools.product(
+        ["", "OfficeHomeDataset_10072016", "office_home"],
+        ["Real World", "Real_World", "RealWorld", "real_world", "real"],
+    ):
+        with subtests.test(fourth=fourth, around=around):
+            tmp_path = tmp_path_factory.mktemp("case")
+            office_home_tree(tmp_path / around, fourth, plain=fourth == "real", count=5)
+            table = load_source("office_home", tmp_path)
+            assert table.domain_names == ("Art", "Clipart", "Product", "Real_World")
+            assert table.counts().tolist() == [[2] * 5 + [0] * 60] * 4
+            assert table.class_names[0] == "Alarm_Clock"
+            assert table.class_names == tuple(sorted(table.class_names))
+            assert table.root == tmp_path / around
+            for path, domain in zip(table.paths, table.domains):
+                assert (path.split("/")[0] == fourth) == (domain == 3)
 
 
 def test_office_home_of_another_size_is_a_warning_with_both_numbers(

@@ -185,4 +185,4 @@ def test_from_a_data_set_to_accuracies(hub, tmp_path: Path, method: str) -> None
     )
     run = read_run(feddg.run(experiment, tmp_path / "runs", report=False).folder)
     assert len(run.clients.clients) == 4
-    assert [row.examples for row in run.evaluations.at(1, "test")] == [8]
+    assert [row.examples for row in run.result.where(split="test", metric="accuracy")] == [8]

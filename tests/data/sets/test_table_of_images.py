@@ -80,9 +80,10 @@ def changed(row: int, column: str, text: str):
     return change
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_a_bad_row_is_named_in_one_line(
+    subtests: pytest.Subtests, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    for change, words in [
         *(
             (changed(3, "path", path), rf"^row 5 of t\.csv has the path {re.escape(repr(path))}")
             for path in (*OUTSIDE, ".")
@@ -120,14 +121,14 @@ def changed(row: int, column: str, text: str):
             lambda rows: [row.__setitem__(0, f"x\\{n:0999}") for n, row in enumerate(rows)],
             r"^t\.csv lists images that are not there",
         ),
-    ],
-)
-def test_a_bad_row_is_named_in_one_line(tmp_path: Path, change, words: str) -> None:
-    rows = hospital(tmp_path)
-    change(rows)
-    with pytest.raises(DataError, match=words) as caught:
-        load_source("table", write_table(tmp_path / "t.csv", rows))
-    assert "\n" not in str(caught.value)
+    ]:
+        with subtests.test(words=words):
+            tmp_path = tmp_path_factory.mktemp("case")
+            rows = hospital(tmp_path)
+            change(rows)
+            with pytest.raises(DataError, match=words) as caught:
+                load_source("table", write_table(tmp_path / "t.csv", rows))
+            assert "\n" not in str(caught.value)
 
 
 def test_a_row_that_is_twice_the_same_counts_once(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 import tifffile
 from PIL import Image
 
@@ -295,7 +296,13 @@ CASES = [
         WARNS,
         "no usable image of the class 'cow'",
     ),
-    Case(LABELS, "a domain that cannot be decoded", _spoil("south/*/*"), STOPS, "'south'"),
+    Case(
+        LABELS,
+        "a domain that cannot be decoded",
+        _spoil("south/*/*"),
+        STOPS,
+        "'south' has no usable image: 6",
+    ),
     Case(LABELS, "the test domain cannot be decoded", _spoil("west/*/*"), STOPS, "'west'"),
     Case(SPLITS, "an unknown held-out domain", _folders(), STOPS, "'west'", hold_out="wset"),
     Case(SPLITS, "only the held-out domain", _remove("north", "south"), STOPS, "left to train on"),
@@ -308,7 +315,13 @@ CASES = [
         {"id_val": 0.25},
     ),
     Case(COPIES, "in one class", _copy("north/cat/0.png", "north/cat/b.png"), NOTES, "1 image"),
-    Case(COPIES, "in two classes", _copy("north/cat/0.png", "north/dog/b.png"), WARNS, "wrong"),
+    Case(
+        COPIES,
+        "in two classes",
+        _copy("north/cat/0.png", "north/dog/b.png"),
+        WARNS,
+        "cat/0.png = north/dog/b.png",
+    ),
     Case(COPIES, "in two domains", _copy("north/cat/0.png", "south/cat/b.png"), WARNS, "domains"),
     Case(
         COPIES,
@@ -420,3 +433,14 @@ CASES = [
         patched=SMALL_LIMIT,
     ),
 ]
+
+
+@pytest.mark.parametrize("group", dict.fromkeys(case.group for case in CASES))
+def test_odd_folders_lead_to_what_they_should(group, tmp_path, subtests):
+    for number, case in enumerate(case for case in CASES if case.group == group):
+        with subtests.test(case.what):
+            outcome, lines = try_out(case, tmp_path / str(number))
+            assert outcome == case.outcome, lines
+            assert case.said in "\n".join(lines)
+            for line in lines:
+                assert not [mark for mark in ("\n", "Traceback", "Error(") if mark in line]
