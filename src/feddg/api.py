@@ -228,7 +228,9 @@ def compare(
         axes, plan = {"methods": plan, **axes}, None
     whole = load_plan(plan or {})
     whole = load_plan(whole.model_dump() | axes) if axes else whole
-    whole = plan_with_weights_at_hand(whole.fixed(merge(expand(given), expand(overrides or {}))))
+    whole = plan_with_weights_at_hand(
+        whole.fixed(merge(expand(given), expand(dict(overrides or {}))))
+    )
     folder = Path(out or Path("comparisons") / whole.name)
     cached = cache_folder(cache)
     files = results_files(results)  # a fault in them is not to be found after tuning
