@@ -32,6 +32,11 @@ VARIANTS = {
     "ccst as PARDON has it": ("ccst", {"variant": "pardon"}),
     "ccst, copies of each batch": ("ccst", {"variant": "pardon", "stylized": "on_the_fly"}),
     "pardon+mixstyle": ("pardon+mixstyle", {"mix_probability": 1.0}),
+    "vrex, within domains": ("vrex", {"vrex_anneal": 0, "vrex_variance": "within"}),
+    "mmd, pairs repeated": ("mmd", {"mmd_pairs": "repeated"}),
+    "coral, as its benchmark": ("coral", {"coral_form": "benchmark"}),
+    "group_dro, the federation's weights": ("group_dro", {"dro_weights": "federation"}),
+    "afl, over domains": ("afl", {"afl_over": "domains"}),
 }
 ALL = {name: (name, {}) for name in sorted(methods())} | VARIANTS
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
