@@ -32,7 +32,7 @@ def _overview() -> str:
         cells = (
             f"[`{one.name}`](#{one.name})",
             str(len(one.domains) or "by its files"),
-            str(one.number_of_classes or "by its files"),
+            str(one.class_count or len(one.classes) or "by its files"),
             f"{images:,}" if images else "by its files",
             one.clients or "-",
             _had(one),

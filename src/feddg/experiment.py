@@ -86,7 +86,7 @@ class Experiment(ExperimentSettings):
         ExperimentError: a field is unknown, out of range or contradicts another one.
     """
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, **fields: object) -> None:
         try:
             super().__init__(**fields)
         except ValidationError as error:
@@ -268,7 +268,7 @@ def _without_other_method(fields: Fields, over: Fields, named: str) -> Fields:
     return {**fields, "method": {"name": own.get("name", "fedavg")}}
 
 
-def expand(fields: Fields) -> Fields:
+def expand(fields: Mapping[str, Any]) -> Fields:
     """Expands shorthands: ``data="digits"`` becomes ``data={"source": "digits"}``, and so on.
 
     An empty part (``data:`` alone) is removed. ``rounds=20`` and the other
@@ -312,7 +312,7 @@ def expand(fields: Fields) -> Fields:
     return plain
 
 
-def _choice(given: Any) -> Any:
+def _choice(given: object) -> object:
     """Expands a method or defence whose settings are beside its name."""
     if isinstance(given, str):
         return {"name": given}
@@ -328,7 +328,7 @@ def _choice(given: Any) -> Any:
     return merge(rest, {"settings": settings}) if settings else rest
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> object:
     return value.model_dump() if isinstance(value, Settings) else value
 
 
@@ -526,7 +526,7 @@ def explain(
     }
 
 
-def _source(path: str, value: object, source: str, wanted: Any) -> str:
+def _source(path: str, value: object, source: str, wanted: object) -> str:
     """Returns the corrected source of values that completion sets itself."""
     if path == "clients.per_round" and value is None and wanted is not None:
         return f"fewer clients than the {wanted} of {source}, so all take part"

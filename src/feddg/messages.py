@@ -438,13 +438,13 @@ class EntrySchema:
         shown = f"{value:g}" if abs(value) < 1e300 else "enormous"
         return None if low <= value <= high else f"is {shown}, outside {low:g} .. {high:g}"
 
-    def _shape(self, method: Any, context: SchemaContext, name: str) -> Shape | None:
+    def _shape(self, method: object, context: SchemaContext, name: str) -> Shape | None:
         if self.entry_of is not None:
             shape = (context.shapes or {}).get(name.removeprefix(self.entry_of))
             return None if shape is None else tuple(shape)
         return self.shape(method, context) if callable(self.shape) else self.shape
 
-    def _range(self, method: Any, context: SchemaContext, name: str) -> Range:
+    def _range(self, method: object, context: SchemaContext, name: str) -> Range:
         if self.within is not None:
             return self.within(method, context, name)
         return self.low, _dimension(context, self.high) - 1 if isinstance(

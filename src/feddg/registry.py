@@ -48,7 +48,7 @@ class Registry(Mapping[str, T], Generic[T]):
         where: str | None = None,
         named: Callable[[T], Sequence[str]] | None = None,
         order: Callable[[T], Any] | None = None,
-        adopt: Callable[[str, Any], T] | None = None,
+        adopt: Callable[[str, object], T] | None = None,
         made_of: type | None = None,
     ) -> None:
         self.kind, self._package, self._group = kind, package, group

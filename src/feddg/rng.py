@@ -73,9 +73,9 @@ class DrawnFrom(TorchDispatchMode):
         self,
         func: Any,
         types: Any,
-        args: Sequence[Any] = (),
+        args: Sequence[object] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> object:
         """Gives an operation that draws the block's generator, unless it was given another."""
         given = dict(kwargs or {})
         tensors = (one.device for one in args if isinstance(one, Tensor))
@@ -123,7 +123,7 @@ class Ahead:
         self._images: int = before._images if before else 0
         self._waiting: deque[tuple[tuple[Any, ...], Any, list[Tensor]]] = deque()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         return self  # a copy of the network goes on with its stream
 
     def prepare(self, images: int) -> dict[str, Tensor]:
@@ -150,7 +150,7 @@ class Ahead:
         """The passes that are drawn for and have not come."""
         return tuple(key for key, _, _ in self._waiting)
 
-    def mark(self) -> tuple[list[Any], list[Any]]:
+    def mark(self) -> tuple[list[object], list[object]]:
         """Returns which passes came and which are to come, for :meth:`rewind`."""
         return list(self._seen), list(self._waiting)
 
@@ -158,7 +158,7 @@ class Ahead:
         """Goes back, or on, to where :meth:`mark` was called."""
         self._seen, self._waiting = list(mark[0]), deque(mark[1])
 
-    def take(self, device: torch.device, shape: Sequence[int], *rest: Any) -> list[Tensor]:
+    def take(self, device: torch.device, shape: Sequence[int], *rest: object) -> list[Tensor]:
         """Returns the tensors of a pass.
 
         Args:
@@ -185,7 +185,7 @@ class Ahead:
             self._waiting.clear()
 
 
-def _state(generator: Generator) -> Any:
+def _state(generator: Generator) -> object:
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     return generator.bit_generator.state

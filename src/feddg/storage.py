@@ -367,7 +367,7 @@ _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 class _Loader(_Base):  # type: ignore[misc]
     """Loads plain values only; a duplicate field is an error."""
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+    def construct_mapping(self, node: object, deep: bool = False) -> object:
         seen = {"<<"}
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if key.value in seen and key.value != "<<":
@@ -397,7 +397,7 @@ def read_fields_of(path: Path, what: str, fault: type[FeddgError]) -> dict[str, 
         raise fault(f"{what} {path} {error}") from None
 
 
-def parse_fields(text: str) -> dict[str, Any]:
+def parse_fields(text: str) -> dict[str, object]:
     """Parses fields; returns none for an empty text.
 
     Raises:
@@ -431,7 +431,7 @@ def _check_depth(text: str) -> None:
             raise ValueError(f"it is nested more than {DEEPEST} levels deep")
 
 
-def _keys(content: Any) -> Iterator[Any]:
+def _keys(content: object) -> Iterator[object]:
     """Yields the field of each value; never ends for a value that contains itself."""
     pending = [("", content)]
     while pending:

@@ -270,7 +270,7 @@ def read_all(path: Path) -> None:
     """Reads every part of a run folder."""
     run = read_run(path)
     assert run.settings
-    for part in ("environment", "clients", "metrics", "ledger", "summary"):
+    for part in ("environment", "clients", "table", "rounds", "ledger", "summary"):
         getattr(run, part)
     run.pictures()
     read_adapted(path)

@@ -237,7 +237,7 @@ class Worker:
     augmentation: AugmentSettings
     device: torch.device
     seed: int
-    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
     freeze: bool = False
     cache: Path | None = None
     threads: int | None = None

@@ -81,7 +81,7 @@ class _Absent:
     @classmethod
     def __torch_function__(
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    ) -> None:
         """Raises :class:`HostValue`."""
         given = _leaves([args, kwargs or {}])
         next(one for one in given if isinstance(one, cls))._raise()
@@ -96,7 +96,7 @@ class _Guarded:
     def __init__(self, client: "Client", asked: list[str] | None) -> None:
         self.__dict__.update(client=client, asked=asked)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name in OF_THE_HOST:
             if self.__dict__["asked"] is None:
                 raise HostValue(f"reads client.{name}")
@@ -117,7 +117,7 @@ def _span(tensor: Tensor) -> tuple[Any, ...]:
     return start, start + tensor.nbytes, str(tensor.dtype), tensor.shape, tensor.stride()
 
 
-def _leaves(value: object) -> Iterator[Any]:
+def _leaves(value: object) -> Iterator[object]:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple, set, deque)):
@@ -146,7 +146,7 @@ class Trace(TorchDispatchMode):
         self.steps: list[Any] = []
         self.outside: dict[int, list[Tensor]] = {}
         self.fault: str | None = None
-        self._known: dict[int, Any] = {_place(t): f"input {n}" for n, t in enumerate(inputs)}
+        self._known: dict[int, object] = {_place(t): f"input {n}" for n, t in enumerate(inputs)}
         self._made = 0
 
     def __torch_dispatch__(
@@ -172,10 +172,10 @@ class Trace(TorchDispatchMode):
         self.steps.append((str(operation), tuple(noted)))
         return result
 
-    def _refuse(self, operation: Any, why: str) -> None:
+    def _refuse(self, operation: object, why: str) -> None:
         self.fault = self.fault or f"{operation} {why}"
 
-    def _noted(self, operation: Any, value: object) -> Any:
+    def _noted(self, operation: object, value: object) -> object:
         if not isinstance(value, Tensor):
             return value if isinstance(value, (int, float, bool, str)) else repr(value)
         if value.device.type == "cpu" and value.dim() == 0:
@@ -266,8 +266,8 @@ class Graphs:
         self.never: set[str] = set()
         self.refused: dict[str, str] = {}
         self.replayed = 0
-        self.records: OrderedDict[Any, Record] = OrderedDict()
-        self.kinds: dict[Any, int] = {}
+        self.records: OrderedDict[object, Record] = OrderedDict()
+        self.kinds: dict[object, int] = {}
         self.lasting: dict[Any, Tensor] = {}
         self._pool: Any = None
         self._stream: Any = None
@@ -282,7 +282,7 @@ class Graphs:
             self.lasting[key] = made.zero_()
         return self.lasting[key]
 
-    def record(self, key: Any) -> Record:
+    def record(self, key: object) -> Record:
         """Returns the record of a shape; the longest unused ones are given up."""
         found = self.records.setdefault(key, Record())
         self.records.move_to_end(key)
@@ -340,9 +340,9 @@ class Turn:
         network = client.network
         self._state = [*network.parameters(), *network.buffers()]
         self._own = {_place(tensor) for tensor in self._state}
-        self._layout: list[Any] = []
+        self._layout: list[object] = []
         self._began = False
-        self._alike: dict[Any, Tensor] = {}
+        self._alike: dict[object, Tensor] = {}
         self._filled: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
         zeros = [tensor for key, tensor in self.graphs.lasting.items() if key[0] == "term"]
         spans = sorted({_span(tensor) for tensor in _tensors(client.scratch) if tensor.numel()})
@@ -558,14 +558,14 @@ class Turn:
         client.terms |= record.terms
         self.graphs.replayed += 1
 
-    def _scratch(self) -> list[Any]:
+    def _scratch(self) -> list[object]:
         return [id(leaf) for leaf in _leaves(self.client.scratch)]
 
     def _saved(self, tensors: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
         with torch.no_grad():
             return [(tensor, tensor.detach().clone()) for tensor in tensors]
 
-    def _host(self) -> tuple[tuple[int, int], list[Any]]:
+    def _host(self) -> tuple[tuple[int, int], list[object]]:
         client = self.client
         return (client.steps, client.forwards), [one.mark() for one in self.ahead]
 
@@ -583,7 +583,7 @@ class Turn:
             parameter.grad = None
 
 
-def _global_numbers() -> Any:
+def _global_numbers() -> object:
     drawn = numpy.random.get_state()  # noqa: NPY002 - what a step may use
     there = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     states = [state.tolist() for state in (torch.get_rng_state(), *there)]

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from feddg.comparison.plan import Cell, Plan, distinct, expand_plan, load_plan
 from feddg.comparison.pool import LAUNCHERS, LOG_FOLDER, Outcome, Watcher, run_here
@@ -172,7 +172,7 @@ class Comparison(Shown):
 
 
 def prepare_comparison(
-    plan: Plan | Path | str | Mapping[str, Any],
+    plan: Plan | Path | str | Mapping[str, object],
     out: Path | str,
     *,
     again: bool = False,

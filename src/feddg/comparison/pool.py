@@ -122,7 +122,7 @@ class Reporter(Observer):
         held = [score for score in scores if score.split in ("test", "val")]
         self.say(scores="  ".join(f"{score.domain} {score.accuracy:.1%}" for score in held))
 
-    def say(self, **news: Any) -> None:
+    def say(self, **news: object) -> None:
         """Sends a message."""
         self._tell(news)
 
@@ -456,7 +456,7 @@ class _Job:
     def __call__(self, line: str) -> dict[str, str]:
         return answer_to(line)
 
-    def checkpoint(self, line: str) -> Any:
+    def checkpoint(self, line: str) -> object:
         """Returns the next submission: the same job, which continues after the last round."""
         from submitit.helpers import DelayedSubmission
 

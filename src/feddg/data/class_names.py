@@ -20,7 +20,7 @@ Numbered = Mapping[int, str]
 REMEDY = "give class_names=[...], all classes in the order of the model's logits"
 
 
-def own_names(dataset: Any) -> Numbered | None:
+def own_names(dataset: object) -> Numbered | None:
     """Returns what a data set itself says in ``class_to_idx`` or ``classes``, or None."""
     numbers, names = (getattr(dataset, name, None) for name in ("class_to_idx", "classes"))
     if isinstance(numbers, Mapping) and numbers:
@@ -31,7 +31,7 @@ def own_names(dataset: Any) -> Numbered | None:
     return dict(enumerate(names)) or None
 
 
-def tables_of(dataset: Any, labels: numpy.ndarray) -> list[Numbered | None]:
+def tables_of(dataset: object, labels: numpy.ndarray) -> list[Numbered | None]:
     """Returns for each label ``(n,)`` of a data set the names by which it is to be read, or None.
 
     They may stand in a data set inside: of ``Subset``, ``ConcatDataset``, or another one that holds
@@ -40,7 +40,7 @@ def tables_of(dataset: Any, labels: numpy.ndarray) -> list[Numbered | None]:
     """
     known: dict[int, Numbered | None] = {}
 
-    def names_in(part: Any) -> Numbered | None:
+    def names_in(part: object) -> Numbered | None:
         if id(part) not in known:
             known[id(part)] = own_names(part)
         return known[id(part)]
@@ -67,7 +67,7 @@ def _label_in(named: Any, place: int, outer: Any, label: int) -> int | None:
 
 def _named(
     dataset: Any, index: int, names_in: Callable[[Any], Numbered | None]
-) -> tuple[Any, int] | None:
+) -> tuple[object, int] | None:
     """Returns the data set inside that names an image's class, and the image's number there."""
     if isinstance(dataset, Subset):
         return _named(dataset.dataset, int(dataset.indices[index]), names_in)
@@ -78,7 +78,7 @@ def _named(
     if names_in(dataset) is not None:
         return dataset, index
     attributes = getattr(dataset, "__dict__", {}).values()
-    inner: list[Any] = [value for value in attributes if isinstance(value, Dataset)]
+    inner: list[object] = [value for value in attributes if isinstance(value, Dataset)]
     alike = len(inner) == 1 and hasattr(inner[0], "__len__") and len(inner[0]) == len(dataset)
     return _named(inner[0], index, names_in) if alike else None
 

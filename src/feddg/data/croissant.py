@@ -8,7 +8,6 @@ them.
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 from feddg.data.data_set import DataSet
 from feddg.data.images import ImageTable
@@ -54,7 +53,7 @@ def write_croissant(table: ImageTable, definition: DataSet, file: Path) -> tuple
 
 def croissant(
     table: ImageTable, definition: DataSet, listing: str, checksum: str
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Returns the metadata, ready for JSON.
 
     Args:
@@ -64,7 +63,7 @@ def croissant(
         checksum: SHA-256 of that table.
     """
     about = definition.publication
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         **json.loads(FRAME.read_text(encoding="utf-8")),
         "name": definition.name,
         "description": f"{definition.summary}. {len(table)} images of {len(table.class_names)} "
@@ -88,8 +87,8 @@ def croissant(
     return found
 
 
-def _images(table: ImageTable) -> dict[str, Any]:
-    def named(kind: str, id: str, about: str) -> dict[str, Any]:
+def _images(table: ImageTable) -> dict[str, object]:
+    def named(kind: str, id: str, about: str) -> dict[str, object]:
         return {"@type": kind, "@id": id, "name": id.rpartition("/")[2], "description": about}
 
     fields = [

@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import numpy as np
 from PIL import UnidentifiedImageError
@@ -473,7 +472,7 @@ def _files_text(paths: Sequence[str]) -> str:
     return f"{counted(len(paths), 'file')} ({first_names(paths, SHOWN)})"
 
 
-def inspect(table: ImageTable) -> dict[str, Any]:
+def inspect(table: ImageTable) -> dict[str, object]:
     """Returns a summary that can be written as JSON.
 
     Returns:
@@ -679,7 +678,7 @@ def _half_transparent(alpha: np.ndarray) -> bool:
     return bool(((alpha > 0) & (alpha < most)).mean() > _SEE_THROUGH)
 
 
-def stored_images(table: ImageTable) -> dict[str, dict[str, Any]]:
+def stored_images(table: ImageTable) -> dict[str, dict[str, object]]:
     """Reads the header of every file, and the values of up to ``SAMPLE`` files of each domain.
 
     Args:
@@ -708,7 +707,7 @@ def stored_images(table: ImageTable) -> dict[str, dict[str, Any]]:
 def _stored(
     heads: Sequence[tuple[int, int, str] | None],
     values: Sequence[tuple[int, float, float, float] | None],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     opened = sorted((head for head in heads if head), key=lambda head: (head[0] * head[1], head))
     sizes = [(width, height) for width, height, _ in opened] or [(0, 0)]
     modes = dict(Counter(mode for _, _, mode in opened).most_common())

@@ -277,7 +277,7 @@ class PartitionRule:
     number: Callable[[Dealing], int] | None = None
 
     @property
-    def defined_by(self) -> Callable[..., Any]:
+    def defined_by(self) -> Callable[..., object]:
         """The function that tells this rule from another of the same name."""
         return self.decide
 
@@ -299,17 +299,17 @@ register_partition = PARTITIONS.register
 
 def _rule(
     name: str, kind: Kind, summary: str, **more: Any
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[Callable[..., object]], Callable[..., object]]:
     """Registers the decorated function as the ``decide`` of a rule."""
 
-    def register(decide: Callable[..., Any]) -> Callable[..., Any]:
+    def register(decide: Callable[..., object]) -> Callable[..., object]:
         rule = PartitionRule(name=name, kind=kind, summary=summary, decide=decide, **more)
         return register_partition(rule).decide
 
     return register
 
 
-def rules_of(names: str, settings: Mapping[str, Any]) -> list[PartitionRule]:
+def rules_of(names: str, settings: Mapping[str, object]) -> list[PartitionRule]:
     """Returns the rules of a partition: domains, sizes and labels; or a single ``whole`` one.
 
     Args:

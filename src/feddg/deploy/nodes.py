@@ -29,7 +29,7 @@ class NodesHere(Grid):
 
     def __init__(
         self,
-        sites: Mapping[str, Mapping[str, Any]],
+        sites: Mapping[str, Mapping[str, object]],
         app: ClientApp = app,
         run_config: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
@@ -80,14 +80,14 @@ class NodesHere(Grid):
 
     # What a transport does not need.
 
-    def set_run(self, run: Any) -> None:
+    def set_run(self, run: object) -> None:
         """Not needed."""
 
     @property
     def run(self) -> Any:
         """Not needed."""
 
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+    def create_message(self, *args: object, **kwargs: object) -> Message:
         """Not needed."""
         raise NotImplementedError
 

@@ -60,7 +60,7 @@ MOST_SHARE = 0.8
 """A site with more than this share of all images is reported as dominant."""
 
 
-def _split(names: Any) -> Any:
+def _split(names: object) -> object:
     """Splits names at commas, because Flower's config has no lists."""
     if not isinstance(names, str):
         return names
@@ -91,7 +91,7 @@ class Deployment(Settings):
     )
 
     @classmethod
-    def read(cls, run_config: Mapping[str, Any]) -> "Deployment":
+    def read(cls, run_config: Mapping[str, object]) -> "Deployment":
         """Reads the run config; keys may be spelled with ``-``.
 
         Raises:
@@ -296,7 +296,7 @@ def main(grid: Grid, context: Context) -> None:
         log.removeHandler(handler)
 
 
-def coordinate(grid: Grid, run_config: Mapping[str, Any]) -> Run:
+def coordinate(grid: Grid, run_config: Mapping[str, object]) -> Run:
     """Runs a deployment's experiment over a grid, continues it, or takes a site out of its model.
 
     Raises:

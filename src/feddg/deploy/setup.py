@@ -6,7 +6,6 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -169,7 +168,7 @@ def require_width(experiment: Experiment) -> None:
         )
 
 
-def deployment_fields(sites: Sequence[str]) -> dict[str, Any]:
+def deployment_fields(sites: Sequence[str]) -> dict[str, object]:
     """Returns the deployment's experiment fields: its sites, which train on all their images."""
     return {
         "data": {"id_val": 0.0, "id_test": 0.0, "root": None},

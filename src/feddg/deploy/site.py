@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy
 import torch
@@ -336,7 +335,7 @@ class SiteConfig(Settings):
     )
 
     @classmethod
-    def read(cls, node_config: Mapping[str, Any]) -> "SiteConfig":
+    def read(cls, node_config: Mapping[str, object]) -> "SiteConfig":
         """Reads the node config; keys that Flower adds are ignored.
 
         Raises:
@@ -355,7 +354,7 @@ class SiteConfig(Settings):
         return cache_folder(self.cache).expanduser()
 
 
-def read_experiment(run_config: Mapping[str, Any]) -> Experiment:
+def read_experiment(run_config: Mapping[str, object]) -> Experiment:
     """Returns the experiment in a deployment's run config.
 
     Raises:
@@ -397,7 +396,7 @@ class Site:
         FeddgError: the config, the experiment or the images cannot be used.
     """
 
-    def __init__(self, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> None:
+    def __init__(self, node_config: Mapping[str, object], run_config: Mapping[str, object]) -> None:
         self.config = SiteConfig.read(node_config)
         if not re.fullmatch(SITE_NAME, self.config.site):
             raise FeddgError(f"site {self.config.site!r}: use letters, digits, - and _ only")
@@ -632,7 +631,7 @@ class ProgramSite(Site):
         return [names.get(number) or self.config.site for number in numbers]
 
 
-def site_of(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Site:
+def site_of(node_config: Mapping[str, object], run_config: Mapping[str, object]) -> Site:
     """Returns the site that a node is, by its config.
 
     Raises:

@@ -168,7 +168,7 @@ def _require_short_names(records: RecordDict) -> None:
     Raises:
         ValueError: there are too many names, or they are too long.
     """
-    held: list[Mapping[str, Any]] = [
+    held: list[Mapping[str, object]] = [
         *records.array_records.values(),
         *records.config_records.values(),
     ]

@@ -202,7 +202,7 @@ class Evaluation:
     classes: int
     batch_size: int
     device: torch.device
-    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
     paths: Sequence[str] = ()
     task: Task = CLASSIFICATION
     groups: numpy.ndarray | None = None

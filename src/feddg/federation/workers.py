@@ -185,7 +185,7 @@ class Channel:
             raise WorkerLost(f"worker {source}: {message.scalars[FAILED]}")
         return message
 
-    def _arrived(self, start: Callable[[Tensor], Any], source: int | None) -> Message:
+    def _arrived(self, start: Callable[[Tensor], object], source: int | None) -> Message:
         def arrived(count: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
             tensor = torch.empty(count, dtype=dtype, device=device)
             with self._connected(source):

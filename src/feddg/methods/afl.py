@@ -53,7 +53,7 @@ NEGLIGIBLE = 1e-12
 MOST_DOMAINS = 100_000
 
 
-def _counts(method: Any, context: SchemaContext, name: str) -> Range:
+def _counts(method: object, context: SchemaContext, name: str) -> Range:
     return 1, context.images or MOST_ROWS
 
 

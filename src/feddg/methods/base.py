@@ -162,7 +162,7 @@ class Method:
         if "name" in vars(cls) and "title" not in vars(cls):
             cls.title = cls.name
 
-    def __init__(self, settings: MethodSettings | None = None, **fields: Any) -> None:
+    def __init__(self, settings: MethodSettings | None = None, **fields: object) -> None:
         """Takes the hyper-parameters, as keywords or as an object.
 
         Raises:

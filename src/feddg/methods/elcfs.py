@@ -181,11 +181,11 @@ class Elcfs(Method):
 class _Episode(nn.Module):
     """A loss as a module, so that it can be computed under other parameters of its network."""
 
-    def __init__(self, network: nn.Module, loss: Callable[[Client, Batch], Any]) -> None:
+    def __init__(self, network: nn.Module, loss: Callable[[Client, Batch], object]) -> None:
         super().__init__()
         self.network, self.loss = network, loss
 
-    def forward(self, client: Client, batch: Batch) -> Any:
+    def forward(self, client: Client, batch: Batch) -> object:
         return self.loss(client, batch)
 
 

@@ -27,7 +27,7 @@ Decisions:
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy
 import torch
@@ -79,7 +79,7 @@ class StyleMixer(nn.Module):
         shares = rng.beta(self.alpha, self.alpha, shape[0])
         return [torch.from_numpy(drawn) for drawn in (rng.permutation(shape[0]), shares)]
 
-    def after_stage(self, stage: nn.Module, inputs: Any, maps: Tensor) -> Tensor | None:
+    def after_stage(self, stage: nn.Module, inputs: object, maps: Tensor) -> Tensor | None:
         """Forward hook: returns the replacement of a stage's output ``(B, C, h, w)``."""
         if not self.training or self.ahead is None or len(maps) < 2:
             return None

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -45,7 +44,7 @@ def has_fast_bfloat16(device: torch.device) -> bool:
 
 def _has_float16_vectors() -> bool:
     """Returns whether the CPU has AVX512-FP16; False if this PyTorch cannot tell."""
-    facts: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    facts: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(facts.get("avx512_fp16", False))
 
 
@@ -80,7 +79,7 @@ def as_usual() -> Iterator[None]:
         yield
 
 
-def autocast(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+def autocast(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
     """Returns a function that opens the precision's context; weights and optimizer stay float32.
 
     Autocast's cache is off: it would keep a weight's first bfloat16 copy until the context closes,

@@ -5,7 +5,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy
 import torch
@@ -204,7 +203,7 @@ def _metadata(file: Path, texts: dict[str, str]) -> ModelDescription:
         ) from None
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     """Returns the value of a text: parsed JSON if possible, else the text."""
     try:
         found = from_json(text)

@@ -308,7 +308,7 @@ def write_image_results(
                 shares = logits.double().softmax(1).float().numpy()
                 files = [evaluation.paths[row] for row in rows.tolist()]
                 found = (hashes.get(file_of(file)) for file in files)
-                columns: list[Any] = [
+                columns: list[object] = [
                     files,
                     ["" if entry is None else entry[1] for entry in found],
                     [split] * len(rows),

@@ -102,7 +102,7 @@ class Exported:
 
     path: Path
     card: Path
-    metadata: dict[str, Any]
+    metadata: dict[str, object]
     checked: int
     difference: float
     diagnostics: tuple[Diagnostic, ...] = ()
@@ -175,7 +175,7 @@ def _description(
     ``colours`` are the mean and standard deviation that its network expects.
     """
     shape = f"(batch, 3, {about.image_size}, {about.image_size})"
-    changes: dict[str, Any] = {"format": format}
+    changes: dict[str, object] = {"format": format}
     if format == "safetensors":
         mean, std = (", ".join(f"{value:g}" for value in values) for values in colours)
         if about.features is None:

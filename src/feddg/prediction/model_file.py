@@ -59,7 +59,7 @@ class ImagePreparation:
     resize: Resize = "squash"
     reading: Reading = AS_IT_IS
     bits: int = 0
-    columns: Mapping[str, Any] | None = None
+    columns: Mapping[str, object] | None = None
     feature_names: tuple[str, ...] = ()
 
     def decode(self, source: ImageSource, most: int = MOST_PIXELS) -> numpy.ndarray:
@@ -130,7 +130,7 @@ class ModelDescription(ModelIdentity):
     tile: int | None = None
     bits: int = Field(0, ge=0, le=32)
     features: int | None = Field(None, ge=1)
-    columns: dict[str, Any] = Field(default_factory=dict)
+    columns: dict[str, object] = Field(default_factory=dict)
     feature_names: tuple[str, ...] = ()
     energy_threshold: float | None = None
     diagnostics: tuple[Diagnostic, ...] = ()
@@ -151,7 +151,7 @@ class ModelDescription(ModelIdentity):
         names = self.feature_names
         return ImagePreparation(self.image_size, self.resize, reading, self.bits, columns, names)
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         """Returns the known fields, ready for JSON."""
         return self.model_dump(mode="json", exclude_unset=True)
 
@@ -204,7 +204,7 @@ def example(size: int, count: int, seed: int = 0) -> Tensor:
     return torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
 
 
-def traced(graph: DeployedClassifier, size: int, adaptation: str | None = None) -> Any:
+def traced(graph: DeployedClassifier, size: int, adaptation: str | None = None) -> object:
     """Returns the graph as a ``torch.export`` program for any number of images.
 
     Raises:
@@ -368,7 +368,7 @@ def write_weights(aside: Path, model: nn.Module, about: ModelDescription) -> Non
         raise RunError(f"{aside} does not hold the weights that were written; check the disk")
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -288,7 +288,9 @@ def columns(class_names: Sequence[str], probabilities: bool, cut: Cut | None = N
     return names + [f"probability: {name}" for name in class_names if probabilities]
 
 
-def cells(row: Prediction, classes: int, probabilities: bool, cut: Cut | None = None) -> list[Any]:
+def cells(
+    row: Prediction, classes: int, probabilities: bool, cut: Cut | None = None
+) -> list[object]:
     """Returns a prediction's values, column by column; None for missing ones."""
     unlike = None if row.unlike_training is None else ("yes" if row.unlike_training else "no")
     found = [row.file, row.label, rounded(row.confidence), rounded(row.energy), unlike, row.reason]
@@ -304,7 +306,7 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 6)
 
 
-Rows = Iterable[Sequence[Any]]
+Rows = Iterable[Sequence[object]]
 
 
 def _write_csv(out: Path, names: Sequence[str], rows: Rows) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy
 import torch
@@ -563,7 +563,7 @@ class Travel:
         """What to do, in one sentence."""
         return self.diagnostics[0]
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, object]:
         """Returns the result ready for JSON."""
         nothing = dict.fromkeys(Estimate._fields)
         without = self.without_labels

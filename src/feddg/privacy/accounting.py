@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 from feddg.diagnostics import warn
 from feddg.errors import BudgetSpent, ExperimentError, RunError
@@ -121,7 +121,7 @@ def _by_distributions(
 
     accountant = pld.PLDAccountant(value_discretization_interval=interval)
     for (noise, rate), times in Counter(releases).items():
-        event: Any = dp_accounting.GaussianDpEvent(noise)
+        event: object = dp_accounting.GaussianDpEvent(noise)
         if rate < 1:
             event = dp_accounting.PoissonSampledDpEvent(rate, event)
         accountant.compose(event, times)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 from torch import nn
@@ -239,7 +239,7 @@ def defence_of(choice: DefenceChoice) -> Defence:
         return defence(defence.Settings(**choice.settings))
 
 
-def resolved_choice(written: Any) -> dict[str, Any]:
+def resolved_choice(written: object) -> dict[str, object]:
     """Returns a defence's name and all settings, from its entry in an experiment.
 
     Raises:

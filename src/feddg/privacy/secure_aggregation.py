@@ -360,7 +360,7 @@ class SecureAggregation(Defence):
 
     # At the server
 
-    def carrier(self, transport: Any, fewest: int) -> "MaskedRounds":
+    def carrier(self, transport: object, fewest: int) -> "MaskedRounds":
         """Returns the rounds whose updates arrive as one sum."""
         return MaskedRounds(transport, self, fewest)
 

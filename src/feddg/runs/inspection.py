@@ -105,7 +105,7 @@ def inspect_data(
     return found
 
 
-def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, Any]:
+def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, object]:
     """Decodes the experiment's images and returns the findings, ready for JSON.
 
     Args:

@@ -14,6 +14,7 @@ from feddg.records import (
     LAST,
     PER_ROUND,
     RISING,
+    SPLITS,
     SWA,
     TEST,
     MessageRow,
@@ -105,7 +106,8 @@ def numbers_by_rule(run: Run, *, domains: bool = False, costs: bool = True) -> l
         for row in table.rows[:1]:
             about = {"rule": rule.name, "round": row.round, "weights": rule.weights}
             about |= {name: getattr(row, name) for name in spent}
-            own = [row for row in table if math.isfinite(row.value)] if domains else []
+            rows_of = (row for split in SPLITS for row in table.where(split=split))
+            own = [row for row in rows_of if math.isfinite(row.value)] if domains else []
             parts = itertools.chain(table.summed_up(), own, _flags(run, rule, table))
             of = ("split", "domain", "over", "metric", "value")
             rows += [NumberRow(**about, **{n: getattr(one, n) for n in of}) for one in parts]

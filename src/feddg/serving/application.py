@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from importlib.resources import files
-from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 import numpy
@@ -389,7 +388,7 @@ class ModelAnswer(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    identity: dict[str, Any]
+    identity: dict[str, object]
     classes: tuple[str, ...]
     image_size: int
     resize: str

@@ -109,7 +109,7 @@ def serve(
     which: str | None = None,
     device: str = "auto",
     precision: str = "float32",
-    limits: ServeLimits | Mapping[str, Any] | None = None,
+    limits: ServeLimits | Mapping[str, object] | None = None,
     known_as: Sequence[str] = (),
     allow_network: bool = False,
     strict: bool = False,

@@ -9,7 +9,7 @@ from feddg.data.published import load_published, needs_root
 
 
 def list_folder(root: Path | None) -> ImageTable:
-    """Any folder laid out as ``root/domain/class/image``.
+    """Object folder laid out as ``root/domain/class/image``.
 
     Raises:
         DataError: the folder is missing or empty.

@@ -87,7 +87,7 @@ def list_hugging_face(root: Path | None, options: HuggingFaceOptions) -> ImageTa
     )
 
 
-def _read(root: Path | None, options: HuggingFaceOptions) -> Any:
+def _read(root: Path | None, options: HuggingFaceOptions) -> object:
     need("huggingface", "the data source 'huggingface'")
     import datasets
 
