@@ -166,7 +166,7 @@ def test_a_vgg19_decoder_can_be_trained(folders, judging_network: Path, tmp_path
     chosen = recipe(1, codec="vgg19")
     decoder = train_codec(**folders, out=tmp_path, recipe=chosen, encoder=judging_network)
     assert load_codec("vgg19", encoder=judging_network, decoder=decoder).channels == 10
-    with pytest.raises(WeightsError, match="needs an encoder and a decoder file"):
+    with pytest.raises(WeightsError, match="needs a weights file"):
         train_codec(**folders, out=tmp_path, recipe=chosen)
 
 

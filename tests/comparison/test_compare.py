@@ -130,10 +130,10 @@ def test_a_failing_run_stops_nobody_and_is_tried_again(run_plan, changes, reason
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"data": {"source": "folder", "root": "/nowhere"}}, "folder /nowhere does not exist"),
+        ({"data": {"source": "folder", "root": "/nowhere"}}, "/nowhere does not exist"),
         ({"model": {"backbone": "resnet18", "weights": "/nowhere.pth"}}, "nowhere.pth does not"),
         ({"hold_out": ["scetch", "inc"]}, "no domain 'scetch'"),
-        ({"methods": [{"name": "pardon", "codec": "vgg19"}]}, "'vgg19' needs an encoder"),
+        ({"methods": [{"name": "pardon", "codec": "vgg19"}]}, "codec 'vgg19' needs"),
     ],
 )
 def test_what_would_end_every_run_is_said_once_and_nothing_is_begun(

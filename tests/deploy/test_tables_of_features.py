@@ -81,9 +81,10 @@ def test_tables_of_features_over_flower_have_the_bits_of_one_process(tables, met
     assert same(weights(done.folder), weights(expected.folder))
     last = done.rounds_done
     ours, theirs = (
-        one.table.where(round=last, split="test", domain="rome") for one in (done, expected)
+        [(row.metric, row.value) for row in one.table.where(round=last, domain="rome")]
+        for one in (done, expected)
     )
-    assert ours == theirs
+    assert ours == theirs != []
     assert read_run(done.folder).settings["data"]["features"] == WIDTH
 
 
