@@ -144,6 +144,7 @@ def test_several_labels_an_image():
     present = (torch.rand(20, 3, generator=rng) > 0.5).float()
     images = torch.rand(20, 3, 8, 8, generator=rng) / 2 + present[..., None, None] / 2
     site = TensorDataset(images, present)
+    torch.manual_seed(0)
     model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3))
     task = feddg.Task(
         functional.binary_cross_entropy_with_logits,
@@ -156,6 +157,7 @@ def test_several_labels_an_image():
 def test_one_number_an_image():
     images = torch.rand(20, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     site = TensorDataset(images, images.mean((1, 2, 3)))
+    torch.manual_seed(0)
     model = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1), nn.Flatten(0))
     task = feddg.Task(functional.mse_loss, lambda outputs, targets: -(outputs - targets).abs())
     fed = feddg.Federation([site, site], model, task=task, lr=0.05).fit(30)
