@@ -313,9 +313,9 @@ def _split_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     names = Plan.model_fields.keys() - whole_clients - one_data_set
     axes = {name: value for name, value in fields.items() if name in names}
     given = {name: value for name, value in fields.items() if name not in names}
-    held = axes.get("hold_out")
-    if isinstance(held, str) and held not in PROTOCOLS:
-        axes["hold_out"] = [held]
+    hold_out = axes.get("hold_out")
+    if isinstance(hold_out, str) and hold_out not in PROTOCOLS:
+        axes["hold_out"] = [hold_out]
     return ({"seeds": (given.pop("seed"),)} if "seed" in given else {}) | axes, given
 
 
@@ -345,7 +345,7 @@ def report(
         write_tables,
     )
 
-    paths = [Path(one) for one in ([folders] if isinstance(folders, str | Path) else folders)]
+    paths = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
     in_html = out is not None and out.suffix == ".html"
     as_text = len(paths) == 1 and paths[0].is_file() and not in_html
     if as_text and tables is not None:

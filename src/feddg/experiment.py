@@ -139,7 +139,7 @@ class Experiment(ExperimentSettings):
         method = build_method(self.method.name, self.method.settings)
         content["method"] = self.method.name, _changed(method.settings)
         content["defences"] = [
-            (one.name, _changed(defence_of(one).settings)) for one in self.defences
+            (defence.name, _changed(defence_of(defence).settings)) for defence in self.defences
         ]
         definition = DATA_SETS.get(self.data.source)
         if definition is not None and definition.options is not None:
@@ -152,8 +152,8 @@ class Experiment(ExperimentSettings):
     @property
     def label(self) -> str:
         """The run folder's name: readable, and ends in :attr:`id`."""
-        held = "-".join((*self.hold_out.val, *self.hold_out.test)) or "none"
-        words = self.name or f"{self.method.name}-{self.data.source}-{held}-s{self.seed}"
+        domains = "-".join((*self.hold_out.val, *self.hold_out.test)) or "none"
+        words = self.name or f"{self.method.name}-{self.data.source}-{domains}-s{self.seed}"
         words = re.sub(r"[^A-Za-z0-9._+-]+", "_", words)[:200]  # file systems take 255 characters
         return f"{words}-{self.id}"
 
@@ -181,7 +181,7 @@ def _check_selection(evaluate: EvaluateSettings) -> None:
     except FeddgError as error:
         raise ExperimentError(f"evaluate.select_by: {error}") from None
     if metric.higher_is_better is None:
-        able = [name for name, one in METRICS.items() if one.higher_is_better is not None]
+        able = [name for name, other in METRICS.items() if other.higher_is_better is not None]
         raise ExperimentError(
             f"evaluate.select_by: {evaluate.select_by} says how images are, not how good a model "
             f"is; choose by one of {', '.join(able)}"
@@ -288,9 +288,9 @@ def expand(fields: Mapping[str, Any]) -> Fields:
             out[key] = {inner: out[key]}
     if isinstance(out.get("clients"), int):
         out["clients"] = {"number": out["clients"]}
-    held = out.get("hold_out")
-    if isinstance(held, str | list | tuple):
-        out["hold_out"] = {"test": held}
+    hold_out = out.get("hold_out")
+    if isinstance(hold_out, str | list | tuple):
+        out["hold_out"] = {"test": hold_out}
     if isinstance(out.get("method"), dict):
         out["method"] = _choice(out["method"])
     defences = out.get("defences")
@@ -345,9 +345,9 @@ def complete(fields: Mapping[str, object]) -> Fields:
             clients than there are.
     """
     given = expand(dict(fields))
-    preset, found = layers(given)
+    preset, named_layers = layers(given)
     full: Fields = {}
-    for _, layer in found:
+    for _, layer in named_layers:
         full = merge(full, layer)
     if method_class(str(full.get("method", {}).get("name", "fedavg")).lower()).one_round:
         full = merge(full, ONE_ROUND)
@@ -574,11 +574,11 @@ def command_words(fields: Fields, unflagged: Collection[str] = ()) -> list[str]:
             words += [f"--{flags[path].replace('_', '-')}", str(value)]
         else:
             words += ["--set", f"{path.replace('method.settings.', 'method.')}={_as_yaml(value)}"]
-    held = {role: list(fields.get("hold_out", {}).get(role) or ()) for role in ("val", "test")}
-    if any(re.search("[,;=]|^ | $|^$", name) for names in held.values() for name in names):
-        odd = [("--set", f"hold_out.{role}={_as_yaml(names)}") for role, names in held.items()]
+    hold_out = {role: list(fields.get("hold_out", {}).get(role) or ()) for role in ("val", "test")}
+    if any(re.search("[,;=]|^ | $|^$", name) for names in hold_out.values() for name in names):
+        odd = [("--set", f"hold_out.{role}={_as_yaml(names)}") for role, names in hold_out.items()]
         return [*words, *chain(*odd)]
-    roles = [f"{role}={','.join(names)}" for role, names in held.items() if names]
+    roles = [f"{role}={','.join(names)}" for role, names in hold_out.items() if names]
     return [*words, "--hold-out", ",".join(roles)] if roles else words
 
 

@@ -94,7 +94,7 @@ def sent_together(groups: Sequence[Weights], device: torch.device) -> list[Weigh
     """Returns groups of named tensors on ``device``, sent in one copy (:func:`on_device`)."""
     named = {f"{place}/{n}": t for place, group in enumerate(groups) for n, t in group.items()}
     sent = on_device(named, device)
-    return [{name: sent[f"{place}/{name}"] for name in own} for place, own in enumerate(groups)]
+    return [{name: sent[f"{place}/{name}"] for name in names} for place, names in enumerate(groups)]
 
 
 def on_host(figures: Sequence[Tensor | float]) -> list[float]:

@@ -42,15 +42,15 @@ def held_out(text: str) -> dict[str, list[str]]:
     Raises:
         ExperimentError: a role is neither val nor test.
     """
-    held: dict[str, list[str]] = {"test": [], "val": []}
+    domains: dict[str, list[str]] = {"test": [], "val": []}
     role = "test"
     for part in filter(None, text.split(",")):
         before, equals, after = part.strip().partition("=")
-        if equals and before not in held:
+        if equals and before not in domains:
             raise ExperimentError(f"--hold-out {text}: {before!r} is neither val nor test")
         role = before if equals else role
-        held[role].append(after if equals else before)
-    return held
+        domains[role].append(after if equals else before)
+    return domains
 
 
 def hold_outs(text: str) -> Any:
@@ -122,8 +122,8 @@ def seeds(text: str) -> int | list[int]:
     """
     numbers, comma, rest = text.rpartition(",")
     one_alone = bool(comma) and not rest.strip() and "," not in numbers
-    found = whole_numbers("--seeds", numbers if one_alone else text)
-    return found if len(found) > 1 or one_alone else found[0]
+    values = whole_numbers("--seeds", numbers if one_alone else text)
+    return values if len(values) > 1 or one_alone else values[0]
 
 
 def assigned(pairs: Iterable[str], flag: str = "--set") -> dict[str, Any]:
@@ -306,9 +306,9 @@ def options_of(
     listed = {name: flag or name for name, _, flag in (n.partition("=") for n in names.split())}
 
     def flags() -> list[click.Parameter]:
-        found = _declared(target)
+        declared = _declared(target)
         return [
-            _parameter_option(name, flag, *found[name], bounds.get(name, (None, None)))
+            _parameter_option(name, flag, *declared[name], bounds.get(name, (None, None)))
             for name, flag in listed.items()
         ]
 
@@ -329,9 +329,9 @@ def _with_flags(
 ) -> Callable[..., None]:
     """Returns a wrapped command with more flags in place of some of its own parameters."""
     signature = inspect.signature(command)
-    own = {k: p for k, p in signature.parameters.items() if k not in instead_of}
-    called.__signature__ = signature.replace(parameters=[*own.values()])
-    called.__annotations__ = {name: command.__annotations__[name] for name in own}
+    parameters = {k: p for k, p in signature.parameters.items() if k not in instead_of}
+    called.__signature__ = signature.replace(parameters=[*parameters.values()])
+    called.__annotations__ = {name: command.__annotations__[name] for name in parameters}
     before = getattr(command, "flags", list)
     called.flags = lambda: [*flags(), *before()]
     return called  # type: ignore[no-any-return]
@@ -345,16 +345,16 @@ def _declared(target: str) -> dict[str, tuple[str, Any, str]]:
     node: Any = next(node for node in body if getattr(node, "name", "") == name)
     if isinstance(node, ast.ClassDef):
         fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
-        found = [(ast.unparse(one.target), one.annotation, one.value) for one in fields]
+        entries = [(ast.unparse(field.target), field.annotation, field.value) for field in fields]
     else:
         listed = [*node.args.args, *node.args.kwonlyargs]
         defaults = [*node.args.defaults, *node.args.kw_defaults]
         defaults = [None] * (len(listed) - len(defaults)) + defaults
-        found = [(one.arg, one.annotation, value) for one, value in zip(listed, defaults)]
+        entries = [(arg.arg, arg.annotation, value) for arg, value in zip(listed, defaults)]
     doc = re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", ast.get_docstring(node) or "", re.M)
     meaning = {name: re.sub(r":\w+:`([^`]+)`|``", r"\1", text) for name, text in doc}
     declared = {}
-    for name, kind, value in found:
+    for name, kind, value in entries:
         text = " ".join(meaning.get(name, "").split()).rstrip(".").removeprefix("whether to ")
         if isinstance(value, ast.Call):  # pydantic's Field
             described = [key.value for key in value.keywords if key.arg == "description"]
@@ -380,7 +380,7 @@ def _parameter_option(
     }
     return TyperOption(
         param_decls=[f"option_{name}", f"--{flag.replace('_', '-')}"],
-        type=next(found for word, found in types.items() if word in kind),
+        type=next(click_type for word, click_type in types.items() if word in kind),
         is_flag=kind == "bool",
         multiple="Sequence" in kind or kind.startswith("tuple"),
         default=default,
@@ -394,9 +394,9 @@ class OptionsCommand(TyperCommand):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Returns the command's own parameters and the generated ones."""
-        own = super().get_params(ctx)
-        arguments = [parameter for parameter in own if isinstance(parameter, click.Argument)]
-        options = [parameter for parameter in own if not isinstance(parameter, click.Argument)]
+        params = super().get_params(ctx)
+        arguments = [parameter for parameter in params if isinstance(parameter, click.Argument)]
+        options = [parameter for parameter in params if not isinstance(parameter, click.Argument)]
         return [*arguments, *self._generated, *options]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -492,8 +492,8 @@ def takes(*paths: str, several: bool = False) -> Callable[[Any], Any]:
             texts = {field: given.pop(f"field_{field}", None) for field in flags()}
             texts = {field: text for field, text in texts.items() if text is not None}
             if several:
-                found = [(SEVERAL[name], texts.pop(name)) for name in [*texts] if name in SEVERAL]
-                given["axes"] = {one.key: one.read(text) for one, text in found}
+                axes = [(SEVERAL[name], texts.pop(name)) for name in [*texts] if name in SEVERAL]
+                given["axes"] = {axis.key: axis.read(text) for axis, text in axes}
             settings = assigned(given.pop(SET_KEY, None) or ())
             for field, text in texts.items():
                 value = READERS[field](text) if field in READERS else text
@@ -555,10 +555,10 @@ def _fields_called(name: str) -> list[str]:
         for part, field in ExperimentSettings.model_fields.items()
         if isinstance(field.default, Settings)
     }
-    found = [f"{part}.{name}" for part, settings in parts.items() if name in settings.model_fields]
+    paths = [f"{part}.{name}" for part, settings in parts.items() if name in settings.model_fields]
     if any(name in method.Settings.model_fields for method in METHODS.values()):
-        found.append(f"method.{name}")
-    return found
+        paths.append(f"method.{name}")
+    return paths
 
 
 def _option(name: str, several: bool) -> TyperOption:
@@ -575,8 +575,8 @@ def _option(name: str, several: bool) -> TyperOption:
 
 
 def _default_text(path: str, field: Any) -> str | bool:
-    own = field.get_default(call_default_factory=True, validated_data={})
-    text = "" if own is None or not isinstance(own, str | int | float) else str(own)
+    default = field.get_default(call_default_factory=True, validated_data={})
+    text = "" if default is None or not isinstance(default, str | int | float) else str(default)
     if path.partition(".")[0] in PRESET_PARTS and path not in NOT_PRESET:
         of_folders = _folder_preset().get(path)
         if of_folders is not None:

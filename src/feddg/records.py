@@ -350,8 +350,8 @@ class NumberRow(Row):
     @model_validator(mode="after")
     def _possible(self) -> Self:
         most = 1.0 if self.metric in ("accuracy", CONSTANT, RISING) else math.inf
-        own = (*PER_ROUND, FLUCTUATION, "accuracy", CONSTANT, RISING)
-        least = 0.0 if self.metric in own else -math.inf
+        shares = (*PER_ROUND, FLUCTUATION, "accuracy", CONSTANT, RISING)
+        least = 0.0 if self.metric in shares else -math.inf
         slack = 1e-6  # means are rounded
         if not least - slack <= self.value <= most + slack or math.isinf(self.value):
             raise ValueError(f"{self.metric} cannot be {self.value:g}")
@@ -908,7 +908,7 @@ class SummaryFile(JsonFile):
     def to_text(self) -> str:
         """Returns the content of the file, a line for each number."""
         text = self.model_dump_json(indent=1, exclude={"numbers"}).removesuffix("\n}")
-        lines = ",\n  ".join(one.model_dump_json(exclude_defaults=True) for one in self.numbers)
+        lines = ",\n  ".join(row.model_dump_json(exclude_defaults=True) for row in self.numbers)
         return f'{text},\n "numbers": [\n  {lines}\n ]\n}}\n'
 
 

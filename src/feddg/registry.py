@@ -83,9 +83,9 @@ class Registry(Mapping[str, T], Generic[T]):
         Raises:
             FeddgError: another definition has the name or an alias.
         """
-        own: Any = definition
-        name, *aliases = self._named(own) if self._named else (own.name,)
-        self.add(name, own, tuple(aliases))
+        entry: Any = definition
+        name, *aliases = self._named(entry) if self._named else (entry.name,)
+        self.add(name, entry, tuple(aliases))
         return definition
 
     def find(self, name: str) -> T:

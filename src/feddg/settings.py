@@ -665,10 +665,10 @@ class ExperimentSettings(Settings):
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     """Returns the values of each key, both in the order of the pairs."""
-    found: dict[K, list[V]] = {}
+    groups: dict[K, list[V]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def merge(base: Fields, over: Mapping[str, object]) -> Fields:
@@ -690,10 +690,10 @@ def nested(path: str, value: object) -> Fields:
 
 def leaves(fields: Mapping[str, object], prefix: str = "") -> Fields:
     """Returns nested fields by dotted path; an empty mapping is a value."""
-    found: Fields = {}
+    values: Fields = {}
     for key, value in fields.items():
         path = f"{prefix}{key}"
-        found |= (
+        values |= (
             leaves(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value}
         )
-    return found
+    return values

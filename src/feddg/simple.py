@@ -134,18 +134,18 @@ class Federation(federation.Federation):
             raise ExperimentError(f"{method.name} trains where all images are: it has no clients")
         if not clients:
             raise ExperimentError("a federation needs clients: a data set each")
-        held = []
+        arrays = []
         for id, dataset in enumerate(clients):
-            held.append(read_images(dataset, f"client {id}", image_size, task))
-            image_size = held[0][0].shape[1]
+            arrays.append(read_images(dataset, f"client {id}", image_size, task))
+            image_size = arrays[0][0].shape[1]
         number = number or len(clients if transport is None else transport.clients)
         settings = _settings(method, fields, number, cast(int, image_size))
-        shape, side = held[0][1].shape[1:], held[0][0].shape[1]
+        shape, side = arrays[0][1].shape[1:], arrays[0][0].shape[1]
         check_task(type(method), task, shows_pixels(shape, side))
         augmentation = find_augmentation(settings.train.augmentation)
         if augmentation.moves and shows_pixels(shape, side) and not can_move(shape, side):
             raise ExperimentError(f"client 0 {cannot_move(shape, side)}")
-        start = _network_of(model, method, held[0][0], settings.seed, normalize, task)
+        start = _network_of(model, method, arrays[0][0], settings.seed, normalize, task)
         if class_names and task.has_classes and len(class_names) != start.classes:
             raise ExperimentError(
                 f"class_names has {counted(len(class_names), 'name')}, but the model gives "
@@ -153,26 +153,26 @@ class Federation(federation.Federation):
             )
         self.names = tuple(class_names or ())
         if task.has_classes:
-            tables = [tables_of(dataset, labels) for dataset, (_, labels) in zip(clients, held)]
+            tables = [tables_of(dataset, labels) for dataset, (_, labels) in zip(clients, arrays)]
             self.names = self.names or _all_names(tables, transport, start.classes)
-            for id, (images, labels) in enumerate(held):
-                held[id] = images, renumbered(labels, tables[id], self.names, f"client {id}")
-        for id, (_, targets) in enumerate(held):
-            _check_targets(targets, f"client {id}", task, start.classes, held[0][1])
-        _try_task(task, start, *held[0])
+            for id, (images, labels) in enumerate(arrays):
+                arrays[id] = images, renumbered(labels, tables[id], self.names, f"client {id}")
+        for id, (_, targets) in enumerate(arrays):
+            _check_targets(targets, f"client {id}", task, start.classes, arrays[0][1])
+        _try_task(task, start, *arrays[0])
         method.check(settings)
         method.read_files()
-        numbers, self.domain_names = _domains(clients, [len(targets) for _, targets in held])
+        numbers, self.domain_names = _domains(clients, [len(targets) for _, targets in arrays])
         if transport is None:
             emit(*idle_clients(method, (len(domains.unique()) for domains in numbers)))
 
         def another() -> Network:
             network = prepared_network(copy.deepcopy(start), method, settings)
-            check_convolutions(network, _look(held[0][0]))
+            check_convolutions(network, _look(arrays[0][0]))
             return network
 
         super().__init__(
-            _examples(held, numbers, start.classes),
+            _examples(arrays, numbers, start.classes),
             another(),
             method,
             settings,
@@ -252,8 +252,8 @@ class Federation(federation.Federation):
         images, targets = read_images(dataset, name, self.image_size, task)
         if task.has_classes:
             targets = self._renumbered(dataset, targets, name)
-        held = self.clients[0].labels[:1].numpy()
-        _check_targets(targets, name, task, self.classes, held)
+        example = self.clients[0].labels[:1].numpy()
+        _check_targets(targets, name, task, self.classes, example)
         rows = numpy.arange(len(targets))
         evaluation = self._evaluation(images, targets, {"test": rows}, name)
         if groups is not None:
@@ -364,7 +364,7 @@ def _settings(method: Method, fields: Fields, clients: int, image_size: int) -> 
             f"a Federation has no field {strange[0]!r}{nearest(strange[0], SHORTHANDS)}: its "
             f"images and network are those it is given; there are: {', '.join((*PARTS, *FIELDS))}"
         )
-    own = {
+    defaults = {
         "clients": {"number": clients},
         "data": {"image_size": image_size},
         "model": {"normalization": "train"},
@@ -372,7 +372,7 @@ def _settings(method: Method, fields: Fields, clients: int, image_size: int) -> 
     }
     preset = {name: part for name, part in method.presets.get("*", {}).items() if name != "method"}
     one_round = ONE_ROUND if method.one_round else {}
-    return checked_settings(merge(merge(merge(own, expand(preset)), given), one_round))
+    return checked_settings(merge(merge(merge(defaults, expand(preset)), given), one_round))
 
 
 def _all_names(
@@ -383,14 +383,14 @@ def _all_names(
     Raises:
         ExperimentError: they cannot be joined, or are more than the model's logits.
     """
-    found: list[tuple[str, Numbered | None]] = [
+    sources: list[tuple[str, Numbered | None]] = [
         (f"client {number}", table)
-        for number, own in enumerate(tables)
-        for table in {id(table): table for table in own}.values()
+        for number, of_client in enumerate(tables)
+        for table in {id(table): table for table in of_client}.values()
     ]
     elsewhere = transport.class_names if transport is not None else ()
-    found += [("a site", dict(enumerate(elsewhere)))] if elsewhere else []
-    names = joined(found, classes)
+    sources += [("a site", dict(enumerate(elsewhere)))] if elsewhere else []
+    names = joined(sources, classes)
     if len(names) > classes:
         raise ExperimentError(
             f"the data sets name {counted(len(names), 'class', 'classes')} "
@@ -429,24 +429,24 @@ def read_images(
         if task is not None and not (several and len(item) == 2):
             raise ExperimentError(f"{where} is no pair of image and label")
         image, target = item if task is not None else (item[0] if several else item, 0)
-        found = _pixels(image, where)
-        size = size or found.shape[0]
+        array = _pixels(image, where)
+        size = size or array.shape[0]
         target = _target(target, where, task)
-        if found.shape[:2] != (size, size):
-            if not index and found.shape[0] == size:
+        if array.shape[:2] != (size, size):
+            if not index and array.shape[0] == size:
                 raise ExperimentError(f"{where} is not square; give image_size=")
-            if target.shape[-2:] == found.shape[:2]:
+            if target.shape[-2:] == array.shape[:2]:
                 raise ExperimentError(
-                    f"{where} has {found.shape[0]} x {found.shape[1]} pixels, as its target has, "
+                    f"{where} has {array.shape[0]} x {array.shape[1]} pixels, as its target has, "
                     f"and must be {size} x {size}: resize both in the data set"
                 )
-            found = make_square(Image.fromarray(found), size)
+            array = make_square(Image.fromarray(array), size)
         if targets and target.shape != targets[0].shape:
             raise ExperimentError(
                 f"{where} has a target {target.shape}, but the first is {targets[0].shape}; all "
                 "targets must have one shape"
             )
-        pixels.append(found)
+        pixels.append(array)
         targets.append(target)
     if not pixels:
         raise ExperimentError(f"{name} has no images")
@@ -458,23 +458,23 @@ def _target(target: Any, where: str, task: Task | None) -> numpy.ndarray:
     if task is None:
         return numpy.zeros((), dtype=numpy.int64)
     try:
-        found = torch.as_tensor(numpy.array(target) if isinstance(target, Image.Image) else target)
+        tensor = torch.as_tensor(numpy.array(target) if isinstance(target, Image.Image) else target)
     except (TypeError, ValueError, RuntimeError):
         kind = type(target).__name__
         raise ExperimentError(
             f"{where} has a {kind} for a target; give a number or tensor"
         ) from None
     if not task.has_classes:
-        if found.is_floating_point() and not bool(found.isfinite().all()):
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise ExperimentError(f"{where} has a target with NaN or infinite values")
-        return found.cpu().numpy()
-    if found.numel() != 1 or found.item() % 1:
-        label = f"{found.item():g}" if found.numel() == 1 else f"of shape {tuple(found.shape)}"
+        return tensor.cpu().numpy()
+    if tensor.numel() != 1 or tensor.item() % 1:
+        label = f"{tensor.item():g}" if tensor.numel() == 1 else f"of shape {tuple(tensor.shape)}"
         raise ExperimentError(
             f"{where} has a label {label}; a label is the number of a class. For masks, several "
             "labels an image or numbers give task=feddg.Task(loss=..., score=...)"
         )
-    return numpy.array(int(found), dtype=numpy.int64)
+    return numpy.array(int(tensor), dtype=numpy.int64)
 
 
 def _check_targets(
@@ -543,7 +543,7 @@ def _domains(
         ExperimentError: a data set has another number of domains than of images.
     """
     known: dict[str | int, int] = {}
-    found = []
+    domains = []
     for id, (dataset, count) in enumerate(zip(datasets, counts)):
         given = getattr(dataset, "domains", None)
         names: list[str | int] = [id] * count if given is None else list(map(str, given))
@@ -551,19 +551,19 @@ def _domains(
             raise ExperimentError(
                 f"client {id} names {len(names)} domains for {count} images: give one an image"
             )
-        found.append(torch.tensor([known.setdefault(name, len(known)) for name in names]))
-    return found, tuple(name if isinstance(name, str) else "" for name in known)
+        domains.append(torch.tensor([known.setdefault(name, len(known)) for name in names]))
+    return domains, tuple(name if isinstance(name, str) else "" for name in known)
 
 
 def _examples(
-    held: Sequence[tuple[numpy.ndarray, numpy.ndarray]], domains: Sequence[Tensor], classes: int
+    arrays: Sequence[tuple[numpy.ndarray, numpy.ndarray]], domains: Sequence[Tensor], classes: int
 ) -> list[Examples]:
-    found = []
-    for (images, labels), own in zip(held, domains):
+    examples = []
+    for (images, labels), numbers in zip(arrays, domains):
         rows, key = torch.arange(len(labels)), hash_of(images.shape, images)
         store = ArrayPixels(images, fingerprint=key)
-        found.append(Examples(store, rows, torch.from_numpy(labels), own, classes, key[:24]))
-    return found
+        examples.append(Examples(store, rows, torch.from_numpy(labels), numbers, classes, key[:24]))
+    return examples
 
 
 def _network_of(

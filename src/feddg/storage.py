@@ -240,11 +240,11 @@ def checksum(path: Path) -> int:
     Raises:
         OSError: it cannot be read.
     """
-    found = 0
+    crc = 0
     with open_file(path) as file:
         while chunk := file.read(_CHUNK):
-            found = zlib.crc32(chunk, found)
-    return found
+            crc = zlib.crc32(chunk, crc)
+    return crc
 
 
 def digest(path: Path, kind: str = "sha256") -> str:
@@ -285,8 +285,8 @@ def entries(folder: Path, fault: type[FeddgError]) -> Collection[os.DirEntry[str
     Raises:
         fault: it cannot be read.
     """
-    with file_faults(fault, f"Cannot read the folder {folder}"), os.scandir(folder) as found:
-        return sorted(found, key=lambda entry: entry.name)
+    with file_faults(fault, f"Cannot read the folder {folder}"), os.scandir(folder) as listing:
+        return sorted(listing, key=lambda entry: entry.name)
 
 
 _unwritable: set[Path] = set()

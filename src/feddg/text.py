@@ -107,7 +107,7 @@ def command(*words: str) -> str:
 
 def printable(text: str) -> str:
     r"""Returns a text on one line that a terminal shows safely: ESC becomes ``\x1b``."""
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def print_line(console: Any, text: str) -> None:

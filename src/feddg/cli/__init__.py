@@ -39,8 +39,8 @@ class _Grouped(TyperGroup):
         return {entry.name: entry for entry in entry_points(group="feddg.commands")}
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        found = super().get_command(ctx, name)
-        return found if found or name not in self.others else _loaded(self.others[name])
+        command = super().get_command(ctx, name)
+        return command if command or name not in self.others else _loaded(self.others[name])
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*dict.fromkeys([*self.commands, *self.others])]

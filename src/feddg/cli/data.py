@@ -63,8 +63,8 @@ def get_data(
         raise typer.Exit(1)
     with working(quiet) as progress:
         received = get_data_set(definition, root.expanduser(), progress, **options)
-    for file, found in received.items():
-        typer.echo(f"sha256 {found}  {file}")
+    for file, digest in received.items():
+        typer.echo(f"sha256 {digest}  {file}")
     typer.echo(f"Now: feddg data inspect --data {name} --root {shlex.quote(str(root))}")
 
 
@@ -85,12 +85,12 @@ def inspect_data(
     from feddg.runs import inspection
 
     with working(quiet) as progress:
-        found = inspection.inspect_data(progress=progress, **options, **overrides)
+        survey = inspection.inspect_data(progress=progress, **options, **overrides)
     if as_json:
-        print_json(found)
+        print_json(survey)
     else:
-        inspection.print_inspection(found)
+        inspection.print_inspection(survey)
     if (croissant := options.get("croissant")) is not None:
         typer.echo(f"written: {croissant}, {croissant.with_suffix('.csv')}", err=as_json)
-    if any(one["severity"] == "error" for one in found["diagnostics"]):
+    if any(diagnostic["severity"] == "error" for diagnostic in survey["diagnostics"]):
         raise typer.Exit(1)

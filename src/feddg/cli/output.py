@@ -36,24 +36,24 @@ def show_preview(found: Preview) -> None:
     _print_forecast(console, found.forecast)
 
 
-def _settings_table(found: Mapping[str, Origin]) -> Table:
+def _settings_table(settings: Mapping[str, Origin]) -> Table:
     table = Table("setting", "value", "where from", box=None, pad_edge=False)
-    for path, setting in found.items():
+    for path, setting in settings.items():
         style = "dim" if setting.source == DEFAULT else None
         table.add_row(path, escape(value_text(setting.value)), escape(setting.source), style=style)
     return table
 
 
-def _print_forecast(console: Console, found: Forecast) -> None:
-    roles = ", ".join(f"{role} {count}" for role, count in found.splits.items() if count)
+def _print_forecast(console: Console, figures: Forecast) -> None:
+    roles = ", ".join(f"{role} {count}" for role, count in figures.splits.items() if count)
     print_line(console, f"images: {roles}")
-    console.print(client_data_table(found.clients))
-    for line in in_words(skew_between(found.clients)):
+    console.print(client_data_table(figures.clients))
+    for line in in_words(skew_between(figures.clients)):
         print_line(console, line)
-    for one in found.diagnostics:
-        print_diagnostic(console, one)
+    for diagnostic in figures.diagnostics:
+        print_diagnostic(console, diagnostic)
     print_line(
         console,
-        f"memory: {found.weights:,} weights, {decimal(found.weight_bytes)} with gradients and "
-        f"optimizer; {decimal(found.pixel_bytes)} of decoded images in the cache",
+        f"memory: {figures.weights:,} weights, {decimal(figures.weight_bytes)} with gradients and "
+        f"optimizer; {decimal(figures.pixel_bytes)} of decoded images in the cache",
     )

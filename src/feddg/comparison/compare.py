@@ -83,7 +83,7 @@ class Comparison(Shown):
     def diagnostics(self) -> list[Diagnostic]:
         """Warnings about failed runs, one for each reason."""
         failed = self.failures
-        reasons = grouped((one.error or one.status, one.cell.folder.name) for one in failed)
+        reasons = grouped((run.error or run.status, run.cell.folder.name) for run in failed)
         of = len(self.folders)
         return [
             warning(
@@ -125,12 +125,12 @@ class Comparison(Shown):
 
     def rows_of(self, cell: Cell) -> list[ResultRow]:
         """Returns a cell's rows, one per budget, from a results file or from its run."""
-        if (found := self.rows.get(cell.id)) is not None:
+        if (rows := self.rows.get(cell.id)) is not None:
             names = ("machine", "version", "hashes", "numbers")
             return [
-                ResultRow.of(cell, budget=budget, **{n: getattr(found[budget], n) for n in names})
+                ResultRow.of(cell, budget=budget, **{n: getattr(rows[budget], n) for n in names})
                 for budget in cell.budgets or (None,)
-                if budget in found
+                if budget in rows
             ]
         return rows_of(cell, read_run(cell.folder)) if is_complete(cell.folder) else []
 
@@ -159,8 +159,8 @@ class Comparison(Shown):
         rows = []
         for cell in self.cells:
             there = self.rows_of(cell) if cell.id in self.rows else []
-            found = {row.place: row for row in [*ResultRow.all_of(cell), *there]}
-            rows += [row.model_copy(update={"folder": cell.folder.name}) for row in found.values()]
+            placed = {row.place: row for row in [*ResultRow.all_of(cell), *there]}
+            rows += [row.model_copy(update={"folder": cell.folder.name}) for row in placed.values()]
         rules = {rules_asked(dict(cell.experiment.server))[0].name for cell in self.cells}
         content = ComparisonFile.of(self.plan, rows)
         if len(rules) == 1:
@@ -206,8 +206,8 @@ def prepare_comparison(
     rows: dict[str, dict[int | None, ResultRow]] = {}
     outdated: list[ResultRow] = []
     for file in results:
-        found, changed = find_rows(file, cells, now, own=file == results[0], again=again)
-        rows, outdated = found | rows, outdated + changed
+        kept, changed = find_rows(file, cells, now, own=file == results[0], again=again)
+        rows, outdated = kept | rows, outdated + changed
     runs = {
         cell.id: find_folder(cell.experiment, folder, now, again=again, begun=present.get(cell.id))
         for cell in distinct(cells)
@@ -215,8 +215,8 @@ def prepare_comparison(
     for cell in cells:
         cell.folder = runs[cell.id]
     missing = [c for c in distinct(cells) if c.id not in rows and not is_complete(c.folder)]
-    own = results[0] if results else None
-    return Comparison(plan, folder, cells, missing, own, rows, outdated, drop_weights)
+    target = results[0] if results else None
+    return Comparison(plan, folder, cells, missing, target, rows, outdated, drop_weights)
 
 
 def _present(out: Path) -> dict[str, Path]:

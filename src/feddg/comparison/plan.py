@@ -82,8 +82,8 @@ class Variant(Settings):
         if not isinstance(entry, Mapping):
             return entry
         fields = {"method" if key == "name" else key: value for key, value in entry.items()}
-        own = [key for key in fields if key not in cls.model_fields]
-        settings = {key: fields.pop(key) for key in own}
+        names = [key for key in fields if key not in cls.model_fields]
+        settings = {key: fields.pop(key) for key in names}
         return merge(fields, {"settings": settings}) if settings else fields
 
 
@@ -117,10 +117,10 @@ class Collection(Settings):
 
     def within(self, root: str | None) -> "Collection":
         """Returns it with its folder inside ``root``; as it is if it names none."""
-        own = leaves(self.experiment).get("data.root")
-        if root is None or own is None:
+        folder = leaves(self.experiment).get("data.root")
+        if root is None or folder is None:
             return self
-        fields = merge(self.experiment, {"data": {"root": str(Path(root) / own)}})
+        fields = merge(self.experiment, {"data": {"root": str(Path(root) / folder)}})
         return self.model_copy(update={"experiment": fields})
 
 
@@ -248,7 +248,7 @@ class Plan(Settings):
     budgets: Annotated[
         tuple[Budget, ...],
         _alone(str, int),
-        AfterValidator(lambda found: tuple(sorted(set(found)))),
+        AfterValidator(lambda values: tuple(sorted(set(values)))),
     ] = ()
     tune: Tune | None = None
     notes: Fields = Field(default_factory=dict)
@@ -298,11 +298,11 @@ class Plan(Settings):
                 for entry in self.data
             ]
         paths, clients = leaves(over), over.get("clients", {})
-        own = over.get("method", {}).get("settings", {})
+        settings = over.get("method", {}).get("settings", {})
         variants = [
             variant.model_dump()
             | {
-                "settings": _replaced(variant.settings, own),
+                "settings": _replaced(variant.settings, settings),
                 "experiment": _replaced(expand(variant.experiment), over),
             }
             for variant in self.methods
@@ -378,9 +378,9 @@ def _read_plan(path: Path, above: tuple[Path, ...] = ()) -> Fields:
         fields["base"] = merge(expand(base.get("base", {})), expand(fields.get("base", {})))
     if all(isinstance(part.get("notes", {}), Mapping) for part in (base, fields)):
         notes = dict(base.get("notes", {}))
-        for name, own in fields.get("notes", {}).items():
-            both = isinstance(own, list) and isinstance(notes.get(name), list)
-            notes[name] = [*notes[name], *own] if both else own
+        for name, note in fields.get("notes", {}).items():
+            both = isinstance(note, list) and isinstance(notes.get(name), list)
+            notes[name] = [*notes[name], *note] if both else note
         fields["notes"] = notes
     return base | fields
 
@@ -435,12 +435,12 @@ def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
                 update={
                     "experiment": {
                         **entry.experiment,
-                        "model": one.base.get("model", {}),
-                        "data": one.base["data"],
+                        "model": single.base.get("model", {}),
+                        "data": single.base["data"],
                     }
                 }
             )
-            for entry, one in zip(plan.data, alone)
+            for entry, single in zip(plan.data, alone)
         ]
         return plan.model_copy(update={DATA: tuple(entries)})
     try:
@@ -451,11 +451,11 @@ def plan_with_weights_at_hand(plan: "Plan") -> "Plan":
         return plan  # an axis may complete it; else its runs say what is wrong
     if "paper" in plan.notes and "weights" not in base.get("model", {}):
         return plan
-    found = with_weights_at_hand(chosen)
-    if found is chosen:
+    experiment = with_weights_at_hand(chosen)
+    if experiment is chosen:
         return plan
-    learnt = {"data": {"features": found.data.features}, "model": {"weights": None}}
-    if found.data.features is None:
+    learnt = {"data": {"features": experiment.data.features}, "model": {"weights": None}}
+    if experiment.data.features is None:
         del learnt["data"]
     return plan.model_copy(update={"base": merge(plan.base, learnt)})
 
@@ -529,9 +529,9 @@ def expand_plan(plan: Plan) -> list[Cell]:
             if cell.seed == seed
         ]
     _check_fields(plan)
-    held: dict[str, Sequence[int] | None] = {}
+    known: dict[str, Sequence[int] | None] = {}
     return [
-        _cell(plan, variant, scenario, heading, points, seed, held)
+        _cell(plan, variant, scenario, heading, points, seed, known)
         for seed, (scenario, heading), points, variant in itertools.product(
             plan.seeds, _scenarios(plan), itertools.product(*_axes(plan)), plan.methods
         )
@@ -590,12 +590,12 @@ def _cell(
     heading: str,
     points: Sequence[Point | None],
     seed: int,
-    held: dict[str, Sequence[int] | None],
+    known: dict[str, Sequence[int] | None],
 ) -> Cell:
-    own = method_class(variant.method).Settings.model_fields
+    declared = method_class(variant.method).Settings.model_fields
     fields = expand(plan.base)
     shared = fields.get("method", {}).get("settings", {})
-    settings = {name: value for name, value in shared.items() if name in own}
+    settings = {name: value for name, value in shared.items() if name in declared}
     method = {"name": variant.method, "settings": merge(settings, variant.settings)}
     fields["method"] = method
     if scenario is not None:
@@ -603,7 +603,7 @@ def _cell(
     used = [point for point in points if point is not None]
     for _, change, _ in used:
         settings = change.get("method", {}).get("settings", {})
-        if all(name in own for name in settings):
+        if all(name in declared for name in settings):
             fields = merge(fields, change)
     fields = merge(fields, expand(variant.experiment))
     fields = merge(fields, variant.tuned.get(heading, {}))
@@ -611,14 +611,14 @@ def _cell(
     fields = {**fields, "seed": seed, "name": None}
     experiment = Experiment(**fields)
     if plan.budgets and not method_class(variant.method).one_round:
-        rounds = _rounds_for(plan.budgets[-1], experiment, held)
+        rounds = _rounds_for(plan.budgets[-1], experiment, known)
         budgets = {"train": {"rounds": rounds}, "evaluate": {"budgets": plan.budgets}}
         experiment = Experiment(**merge(fields, budgets))
     build_method(experiment.method.name, experiment.method.settings).check(experiment)
     return Cell(variant.name, heading, conditions, seed, experiment, plan.budgets)
 
 
-def _rounds_for(images: int, experiment: Experiment, held: dict[str, Sequence[int] | None]) -> int:
+def _rounds_for(images: int, experiment: Experiment, known: dict[str, Sequence[int] | None]) -> int:
     """Returns the round by which a run has used so many images in training.
 
     Computed from each client's number of images, if the images are available; otherwise from
@@ -627,7 +627,7 @@ def _rounds_for(images: int, experiment: Experiment, held: dict[str, Sequence[in
     Args:
         images: number of images.
         experiment: the run's experiment.
-        held: cache of images per client, by the settings they depend on; None if images are not
+        known: cache of images per client, by the settings they depend on; None if images are not
             available.
 
     Raises:
@@ -640,19 +640,19 @@ def _rounds_for(images: int, experiment: Experiment, held: dict[str, Sequence[in
             "its clients in secret; leave budgets out and set train.rounds"
         )
     dealt = experiment.model_dump_json(include={"data", "hold_out", "clients", "seed"})
-    if dealt not in held:
+    if dealt not in known:
         alone = experiment.model_copy(update={"method": MethodChoice()})  # no images gathered
         try:
             share = deal(alone, load_undecoded(experiment, cache_folder())).partition
-            held[dealt] = share.sizes.tolist()
+            known[dealt] = share.sizes.tolist()
         except DataError as error:
             if not train.local_steps or counts_clients(clients.partition):
                 raise ExperimentError(
                     "budgets: how many images a round sees is not known without the images "
                     f"({error}); set train.local_steps, with which it is known beforehand"
                 ) from None
-            held[dealt] = None
-    sizes = held[dealt]
+            known[dealt] = None
+    sizes = known[dealt]
     if sizes is None:
         taking_part = min(clients.number, clients.per_round or clients.number)
         return math.ceil(images / (taking_part * (train.local_steps or 1) * train.batch_size))
@@ -679,9 +679,9 @@ def setting_point(field: str, value: object) -> Point:
 
 def _check_fields(plan: Plan) -> None:
     """Refuses a method setting that no method of the plan has, and fields that have no effect."""
-    base, own = expand(plan.base), [expand(variant.experiment) for variant in plan.methods]
+    base, variants = expand(plan.base), [expand(variant.experiment) for variant in plan.methods]
     named = base.get("method", {}).get("name")
-    unused = [("seed", [fields["seed"]]) for fields in (base, *own) if "seed" in fields]
+    unused = [("seed", [fields["seed"]]) for fields in (base, *variants) if "seed" in fields]
     unused += [(n, [*plan.settings[n]]) for n in ("seed", "method") if n in plan.settings]
     if named and any(variant.method != named for variant in plan.methods):
         unused.append(("method", [named]))
@@ -706,8 +706,8 @@ def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
     data = base.get("data", {})
     source = str(data.get("source", "folder"))
     if not plan.hold_out:
-        held = _written(expand({"hold_out": base.get("hold_out") or {}})["hold_out"], data)
-        return [(held or None, _heading(held))]
+        hold_out = _written(expand({"hold_out": base.get("hold_out") or {}})["hold_out"], data)
+        return [(hold_out or None, _heading(hold_out))]
     if isinstance(plan.hold_out, str):
         preset = str(base.get("preset") or preset_of(source))
         domains = plan.domains or known_domains(source, preset)
@@ -724,19 +724,19 @@ def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
     return list(zip(listed, headings))
 
 
-def _written(held: Fields, data: Fields) -> Fields:
+def _written(fields: Fields, data: Fields) -> Fields:
     """Returns a hold-out with the names that the data set gives its domains."""
-    said = {role: [own] if isinstance(own, str) else own or () for role, own in held.items()}
+    said = {role: [name] if isinstance(name, str) else name or () for role, name in fields.items()}
     if not all(isinstance(name, str) for names in said.values() for name in names):
-        return held  # which is an error where the experiment is read
+        return fields  # which is an error where the experiment is read
     source, root = str(data.get("source", "folder")), data.get("root")
     return as_written(said, source, root and Path(root), data.get("options") or {})
 
 
-def _heading(held: Fields, with_val: bool = False) -> str:
+def _heading(hold_out: Fields, with_val: bool = False) -> str:
     domains = {
         role: value if isinstance(value, str) else "+".join(value or ())
-        for role, value in held.items()
+        for role, value in hold_out.items()
     }
     text, val = domains.get("test") or "as split", domains.get("val")
     return f"{text}{VALIDATED_ON}{val})" if with_val and val else text
@@ -760,7 +760,7 @@ def trials_of(plan: Plan) -> list[Cell]:
     if tune is None:
         return []
     axes = {variant.name: _axes_of(tune, variant) for variant in plan.methods}
-    used = {name for own in axes.values() for axis in own for name, *_ in axis}
+    used = {name for of_method in axes.values() for axis in of_method for name, *_ in axis}
     for name in tune.settings:
         if name.removeprefix("method.") not in used:
             raise ExperimentError(
@@ -828,8 +828,8 @@ def _axes_of(tune: Tune, variant: Variant) -> list[list[Point]]:
 
 def _trial(cell: Cell, points: Sequence[Point], tune: Tune) -> Cell:
     """Returns a cell with the tried values and without its held-out domains."""
-    held = cell.experiment.hold_out
-    if not held.test and not held.val:
+    hold_out = cell.experiment.hold_out
+    if not hold_out.test and not hold_out.val:
         raise ExperimentError(
             "tune: name the domains that are held out (hold_out), so that no trial opens them; a "
             "split file or a data set's own split does not say which domains they are"
@@ -837,7 +837,7 @@ def _trial(cell: Cell, points: Sequence[Point], tune: Tune) -> Cell:
     changes = (change for _, change, _ in points)
     fields = functools.reduce(merge, changes, cell.experiment.model_dump(mode="json"))
     fields["hold_out"] = {"test": [], "val": []}
-    fields["data"]["leave_out"] = [*held.test, *held.val]
+    fields["data"]["leave_out"] = [*hold_out.test, *hold_out.val]
     if not fields["data"]["id_val"]:
         raise ExperimentError("tune: there is no in-domain validation; set data.id_val above 0")
     if tune.rounds is not None:

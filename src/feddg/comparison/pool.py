@@ -119,8 +119,8 @@ class Reporter(Observer):
 
     def scores(self, round: int, scores: Sequence[Score]) -> None:
         """See :class:`Observer`."""
-        held = [score for score in scores if score.split in ("test", "val")]
-        self.say(scores="  ".join(f"{score.domain} {score.accuracy:.1%}" for score in held))
+        held_out = [score for score in scores if score.split in ("test", "val")]
+        self.say(scores="  ".join(f"{score.domain} {score.accuracy:.1%}" for score in held_out))
 
     def say(self, **news: object) -> None:
         """Sends a message."""
@@ -233,9 +233,9 @@ class Launcher(ABC):
 
     def outcome(self, cell: Cell, answer: Mapping[str, str]) -> Outcome:
         """Returns the outcome in a worker's answer, and tells the watcher."""
-        found = Outcome(cell, answer["ended"], answer.get("error"))
-        self.watcher.ended(found)
-        return found
+        outcome = Outcome(cell, answer["ended"], answer.get("error"))
+        self.watcher.ended(outcome)
+        return outcome
 
 
 LAUNCHERS: Registry[type[Launcher]] = Registry(
@@ -376,15 +376,15 @@ def default_jobs(experiments: Sequence[Experiment]) -> int:
     """Returns how many runs go at once on this machine if nobody says: one, unless it has GPUs."""
     import torch
 
-    gpus, devices = torch.cuda.device_count(), {one.device for one in experiments}
+    gpus, devices = torch.cuda.device_count(), {run.device for run in experiments}
     if not gpus or not devices or not devices <= {"auto", "cuda"}:
         return 1
     needs = dict[str, int]()
-    for one in experiments:
-        size, batch = one.data.image_size, one.train.batch_size
-        if (kind := repr((one.model, size, batch))) not in needs:
+    for experiment in experiments:
+        size, batch = experiment.data.image_size, experiment.train.batch_size
+        if (kind := repr((experiment.model, size, batch))) not in needs:
             try:
-                _, network = build(one, 2)
+                _, network = build(experiment, 2)
                 needs[kind] = training_memory(network, size, batch)
             except (FeddgError, RuntimeError):  # says so when it runs, or reads no images
                 needs[kind] = 0

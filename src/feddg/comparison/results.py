@@ -73,8 +73,8 @@ class ComparisonFile(JsonFile):
 
     def results(self, rows: Sequence[ResultRow], **more: Any) -> "Results":
         """Returns results with these rows in the file's cells; ``more`` are further fields."""
-        own = {name: value for name, value in self if value is not None and name != "cells"}
-        return Results(**{"title": self.name} | own | more, rows=rows, planned=self.cells)
+        fields = {name: value for name, value in self if value is not None and name != "cells"}
+        return Results(**{"title": self.name} | fields | more, rows=rows, planned=self.cells)
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,9 @@ class Results:
             RunError: there are two rows for a place.
             ExperimentError: a cell of the plan is not a valid experiment.
         """
-        found: dict[Place, ResultRow] = {}
+        by_place: dict[Place, ResultRow] = {}
         for row in rows:
-            there = found.setdefault(row.place, row)
+            there = by_place.setdefault(row.place, row)
             if there is not row:
                 raise RunError(
                     f"{name}: {row.method}, {row.heading}, seed {row.seed} is "
@@ -147,7 +147,7 @@ class Results:
             return cls(name, name, rows)
         cells = [row for cell in expand_plan(plan) for row in ResultRow.all_of(cell)]
         content = ComparisonFile.of(plan, cells)
-        placed = [found[cell.place] for cell in content.cells if cell.place in found]
+        placed = [by_place[cell.place] for cell in content.cells if cell.place in by_place]
         return content.results(placed)
 
     @cached_property
@@ -208,8 +208,8 @@ class Results:
 
     def columns_by(self, axis: str) -> dict[str, list[str]]:
         """Returns the columns grouped by their value of an axis."""
-        own = [(place.axes.get(axis), self.column(place)) for place in self._places]
-        groups = grouped((value, column) for value, column in own if value is not None)
+        pairs = [(place.axes.get(axis), self.column(place)) for place in self._places]
+        groups = grouped((value, column) for value, column in pairs if value is not None)
         return {value: list(dict.fromkeys(columns)) for value, columns in groups.items()}
 
     def frame(self) -> "DataFrame":
@@ -254,12 +254,12 @@ class Results:
         """
         name = rule if isinstance(rule, str) else rule.name
         of = {"rule": name, "metric": metric, "split": split, "over": over}
-        found = grouped(
+        values = grouped(
             (row.method, ((self.column(row), row.seed), number.value))
             for row in self.rows
             for number in row.table.where(**of)
         )
-        return {method: dict(found[method]) for method in self.methods if method in found}
+        return {method: dict(values[method]) for method in self.methods if method in values}
 
     @cached_property
     def domains(self) -> dict[str, str]:
@@ -283,8 +283,8 @@ class Results:
         """The method with the best average; None if none has every column, or none is fit."""
         if self.no_method_fit is not None:
             return None
-        found = self.values(self.default_rule)
-        spreads = {m: average_over_columns(own, self.columns) for m, own in found.items()}
+        accuracies = self.values(self.default_rule)
+        spreads = {m: average_over_columns(cells, self.columns) for m, cells in accuracies.items()}
         averages = {method: one.mean for method, one in spreads.items() if one is not None}
         if not averages:
             return None
@@ -311,15 +311,15 @@ class Results:
         domains = list(dict.fromkeys(self.domains.values()))
         rows = []
         for budget in self.budgets or (None,):
-            own = self if budget is None else self.at(budget)
-            for method, one in own.margins(rule, base).items():
-                over, seeds = one.domains, one.seeds
-                ends = (over.low, over.high, one.detectable, over.p, one.p, over.count)
-                also = (seeds.low, seeds.high, seeds.count, *map(one.by_domain.get, domains))
-                sets = one.collections
+            results = self if budget is None else self.at(budget)
+            for method, margin in results.margins(rule, base).items():
+                over, seeds = margin.domains, margin.seeds
+                ends = (over.low, over.high, margin.detectable, over.p, margin.p, over.count)
+                also = (seeds.low, seeds.high, seeds.count, *map(margin.by_domain.get, domains))
+                sets = margin.collections
                 over_sets = (sets.mean, sets.low, sets.high, sets.count)
                 also += over_sets if self.collections else ()
-                rows.append((budget, method, one.other, one.mean, *ends, *also))
+                rows.append((budget, method, margin.other, margin.mean, *ends, *also))
         columns = [*_OF_MARGINS, *(f"difference_{name}" for name in domains)]
         columns += _OVER_DATA_SETS if self.collections else []
         return DataFrame(rows, columns=columns).astype({BUDGET: "Int64"})
@@ -333,12 +333,12 @@ class Results:
         rule = self.default_rule
         for method in self.methods:
             codes = [dict(_found_in(row, rule)) for row in self.of(method)]
-            if codes and 2 * sum(MAJORITY in found for found in codes) <= len(codes):
+            if codes and 2 * sum(MAJORITY in of_run for of_run in codes) <= len(codes):
                 return None
         if not self.values(rule):
             return None
         constants = self.values(rule, "largest_class_share").values()
-        share = max((fmean(own.values()) for own in constants), default=None)
+        share = max((fmean(shares.values()) for shares in constants), default=None)
         right = f" ({100 * share:.1f} % right)" if share is not None else ""
         text = (
             f"No method here is fit to use: none of them beats {CONSTANT_ANSWER}{right} by more "
@@ -401,28 +401,28 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
     Raises:
         RunError: a folder is not a run folder.
     """
-    runs = [read_run(folder) for folder in {one.resolve(): one for one in folders}.values()]
+    runs = [read_run(folder) for folder in {path.resolve(): path for path in folders}.values()]
     complete = [run for run in runs if run.status == "completed"]
     settings = [
         flatten((run.settings.get("method") or {}).get("settings") or {}) for run in complete
     ]
-    of_method = grouped((run.method, own) for run, own in zip(complete, settings))
-    varying = {method: differing(own) for method, own in of_method.items()}
+    of_method = grouped((run.method, fields) for run, fields in zip(complete, settings))
+    varying = {method: differing(of_runs) for method, of_runs in of_method.items()}
     labels = [
-        ", ".join([run.method, *(f"{k} {own[k]}" for k in varying[run.method] if k in own)])
-        for run, own in zip(complete, settings)
+        ", ".join([run.method, *(f"{k} {fields[k]}" for k in varying[run.method] if k in fields)])
+        for run, fields in zip(complete, settings)
     ]
     others = [
         flatten({k: v for k, v in run.settings.items() if k not in _NOT_CONDITIONS})
         for run in complete
     ]
     alike = grouped(zip(labels, others)).values()
-    axes = dict.fromkeys(axis for own in alike for axis in differing(own))
-    conditions = [{axis: own.get(axis, "") for axis in axes} for own in others]
+    axes = dict.fromkeys(axis for group in alike for axis in differing(group))
+    conditions = [{axis: fields.get(axis, "") for axis in axes} for fields in others]
     if len(set(labels)) == 1:
         labels = [
-            ", ".join([label, *(f"{axis} {value}" for axis, value in own.items() if value)])
-            for label, own in zip(labels, conditions)
+            ", ".join([label, *(f"{axis} {value}" for axis, value in condition.items() if value)])
+            for label, condition in zip(labels, conditions)
         ]
         conditions = [{} for _ in complete]
     rows = [
@@ -454,8 +454,8 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
 
 def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
     """Returns the names of the settings that are not the same in all runs."""
-    names = dict.fromkeys(name for own in settings for name in own)
-    return [name for name in names if len({own.get(name) for own in settings}) > 1]
+    names = dict.fromkeys(name for fields in settings for name in fields)
+    return [name for name in names if len({fields.get(name) for fields in settings}) > 1]
 
 
 def _remedy(runs: Sequence[Run]) -> str:
@@ -463,11 +463,11 @@ def _remedy(runs: Sequence[Run]) -> str:
     if not runs:
         return "Train longer, on more images, or from pretrained weights (--weights imagenet)."
     causes = [causes_of_failure(run) for run in runs]
-    likeliest = Counter(own[0].reason for own in causes).most_common(1)[0][0]
-    run, found = next((r, c) for r, c in zip(runs, causes) if c[0].reason == likeliest)
-    first, *others = (cause.text for cause in found)
+    likeliest = Counter(of_run[0].reason for of_run in causes).most_common(1)[0][0]
+    run, explained = next((r, c) for r, c in zip(runs, causes) if c[0].reason == likeliest)
+    first, *others = (cause.text for cause in explained)
     also = f" Next in line: {', then '.join(others)}." if others else ""
-    flags = [*next(cause.flags for cause in found if cause.flags)]
+    flags = [*next(cause.flags for cause in explained if cause.flags)]
     plan, out = run.folder.parent / "plan.yaml", f"{run.folder.parent}-again"
     again = ["run", str(run.folder / EXPERIMENT)]
     if is_file(plan):
@@ -483,14 +483,14 @@ def about_method(results: Results, method: str) -> list[tuple[str, Severity, str
     """
     rows = results.of(method)
     runs = {row.run.folder if row.run else row.folder or row.key: row for row in rows}.values()
-    counts = Counter(found for row in runs for found in _found_in(row, results.default_rule))
-    found = []
+    counts = Counter(pair for row in runs for pair in _found_in(row, results.default_rule))
+    entries = []
     for (code, severity), count in counts.most_common():
         share = f"{count} of {len(runs)}"
         if count == len(runs):
             share = "both" if count == 2 else f"all {count}"
-        found.append((code, severity, f" in {share} runs" if len(runs) > 1 else ""))
-    return sorted(found, key=lambda one: SEVERITIES.index(one[1]))
+        entries.append((code, severity, f" in {share} runs" if len(runs) > 1 else ""))
+    return sorted(entries, key=lambda entry: SEVERITIES.index(entry[1]))
 
 
 def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]:
@@ -503,14 +503,14 @@ def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]
         rules = {CONSTANT: rule.name, RISING: FINAL.name}
         table = row.table
         return [
-            found
-            for name, found in diagnosed.items()
+            pair
+            for name, pair in diagnosed.items()
             if any(number.value for number in table.where(rule=rules[name], metric=name))
         ]
     table = row.run.table
-    found = about_accuracy(table, rule.of(table).round, weights=rule.weights)
+    diagnostics = about_accuracy(table, rule.of(table).round, weights=rule.weights)
     # Of methods beside each other about_lead says how much they fluctuate.
-    return [(one.code, one.severity) for one in found if one.code != UNSTEADY]
+    return [(one.code, one.severity) for one in diagnostics if one.code != UNSTEADY]
 
 
 def about_budgets(results: Results) -> Iterator[Diagnostic]:

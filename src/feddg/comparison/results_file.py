@@ -67,23 +67,23 @@ def hashes_of(run: Run) -> dict[str, str]:
         RunError: a file of the run is damaged.
     """
     images = ImagesFile.read(run.folder / IMAGES)
-    found = {} if images is None else {_IMAGES: images.fingerprint()} | images.files
+    hashes = {} if images is None else {_IMAGES: images.fingerprint()} | images.files
     weights = run.environment.get("weights")
     digest = weights.get("sha256") if isinstance(weights, dict) else None
-    return found | ({_WEIGHTS: str(digest)} if digest else {})
+    return hashes | ({_WEIGHTS: str(digest)} if digest else {})
 
 
 def hashes_now(experiment: Experiment, now: ImagesNow) -> dict[str, str]:
     """Returns the hashes that a run would have if started now; missing files are left out."""
-    found = named_files(experiment)
+    hashes = named_files(experiment)
     with suppress(DataError):  # whoever runs something will say so
-        found[_IMAGES] = now.fingerprint(experiment)
+        hashes[_IMAGES] = now.fingerprint(experiment)
     weights = experiment.model.weights
     if weights == IMAGENET:
-        found[_WEIGHTS] = weights
+        hashes[_WEIGHTS] = weights
     elif weights is not None and (seen := stamp(Path(weights))) is not None:
-        found[_WEIGHTS] = _digest(weights, seen)
-    return found
+        hashes[_WEIGHTS] = _digest(weights, seen)
+    return hashes
 
 
 @lru_cache(maxsize=16)
@@ -172,8 +172,8 @@ class ResultRow(BaseModel):
 
     def heading_of(self, axes: Container[str]) -> str:
         """Returns the values of some axes, each with its name but the held-out domains."""
-        own = {axis: v for axis, v in self.axes.items() if axis in axes and axis != DATA}
-        return ", ".join(v if axis == HELD_OUT else f"{axis} {v}" for axis, v in own.items())
+        values = {axis: v for axis, v in self.axes.items() if axis in axes and axis != DATA}
+        return ", ".join(v if axis == HELD_OUT else f"{axis} {v}" for axis, v in values.items())
 
     @property
     def axes(self) -> dict[str, str]:
@@ -221,22 +221,22 @@ def read_results(path: Path) -> list[ResultRow]:
         raise RunError(f"{path} is damaged: {error}.") from None
     if tuple(heads) != COLUMNS:
         raise RunError(f"{path} is no results file: its columns are not {', '.join(COLUMNS)}.")
-    found: dict[tuple[str, Place], ResultRow] = {}
+    rows: dict[tuple[str, Place], ResultRow] = {}
     numbers: dict[tuple[str, Place], dict[Any, tuple[int, NumberRow | None]]] = {}
     for line, cells in enumerate(lines, start=2):
         if len(cells) != len(heads):
             raise RunError(f"{path}, line {line}: {len(cells)} cells, not {len(heads)}.")
-        own = {name: cell for name, cell in zip(heads, map(from_cell, cells)) if cell}
-        of_run: dict[str, Any] = {n: own.pop(n) for n in (*_OF_PLACE, *MADE_WITH) if n in own}
+        fields = {name: cell for name, cell in zip(heads, map(from_cell, cells)) if cell}
+        of_run: dict[str, Any] = {n: fields.pop(n) for n in (*_OF_PLACE, *MADE_WITH) if n in fields}
         try:
             of_run |= {n: json.loads(of_run[n]) for n in ("conditions", HASHES) if n in of_run}
             row = ResultRow(**{"method": "", "held_out": ""} | of_run)
-            number = NumberRow(**own) if own else None  # type: ignore[arg-type]
+            number = NumberRow(**fields) if fields else None  # type: ignore[arg-type]
         except (ValueError, RecursionError) as error:
             fault = field_fault(error) if isinstance(error, ValidationError) else str(error)
             raise RunError(f"{path}, line {line} is damaged: {fault}.") from None
-        if row.key not in found or any(name in of_run for name in MADE_WITH):
-            found[row.key] = row
+        if row.key not in rows or any(name in of_run for name in MADE_WITH):
+            rows[row.key] = row
         what = number and (*number.of, number.weights)
         first, _ = numbers.setdefault(row.key, {}).setdefault(what, (line, number))
         if first != line:
@@ -245,8 +245,8 @@ def read_results(path: Path) -> list[ResultRow]:
                 f"experiment {row.experiment} is in line {first}, too; keep one"
             )
     return [
-        row.model_copy(update={"numbers": tuple(one for _, one in numbers[key].values() if one)})
-        for key, row in found.items()
+        row.model_copy(update={"numbers": tuple(item for _, item in numbers[key].values() if item)})
+        for key, row in rows.items()
     ]
 
 
@@ -293,12 +293,12 @@ def rows_of(cell: Cell, run: Run) -> list[ResultRow]:
 
     One row per budget of the cell; a method of one round has none for budgets below its images.
     """
-    found = run.environment
-    parts = [found.get(name) for name in ("processor", "device", "precision")]
-    threads = f"{found.get('threads')} threads" if found.get("threads") else None
+    environment = run.environment
+    parts = [environment.get(name) for name in ("processor", "device", "precision")]
+    threads = f"{environment.get('threads')} threads" if environment.get("threads") else None
     made_with = {
         "machine": plain_text(", ".join(str(part) for part in [*parts, threads] if part)),
-        "version": plain_text(found.get("feddg", "")),
+        "version": plain_text(environment.get("feddg", "")),
         "hashes": {plain_text(name): plain_text(v) for name, v in hashes_of(run).items()},
     }
     ended = {
@@ -308,10 +308,10 @@ def rows_of(cell: Cell, run: Run) -> list[ResultRow]:
     chosen_by = (evaluate.select_by, evaluate.select_over)
     return [
         ResultRow.of(
-            cell, budget=budget, numbers=_kept(numbers_by_rule(one), *chosen_by), **made_with
+            cell, budget=budget, numbers=_kept(numbers_by_rule(part), *chosen_by), **made_with
         )
-        for budget, one in ended.items()
-        if one is not None
+        for budget, part in ended.items()
+        if part is not None
     ]
 
 
@@ -323,11 +323,11 @@ def _kept(numbers: Iterable[NumberRow], metric: str, over: str) -> list[NumberRo
     wanted = {("accuracy", split, "domain_mean") for split in SPLITS} | {(metric, ID_VAL, over)}
     wanted |= {(name, TEST, "domain_mean") for name in OF_A_DECISION}
     return [
-        one.model_copy(
-            update={n: float(f"{v:.7g}") for n in _ROUNDED if (v := getattr(one, n)) is not None}
+        row.model_copy(
+            update={n: float(f"{v:.7g}") for n in _ROUNDED if (v := getattr(row, n)) is not None}
         )
-        for one in numbers
-        if not one.over or (one.metric, one.split, one.over) in wanted
+        for row in numbers
+        if not row.over or (row.metric, row.split, row.over) in wanted
     ]
 
 
@@ -382,7 +382,7 @@ def find_rows(
     rows = grouped((row.experiment, row) for row in read_results(path))
     known = (cell for cell in cells if cell.portable_id in rows) if rows else ()
     asked = grouped((cell.id, cell) for cell in known)
-    found: dict[str, dict[int | None, ResultRow]] = {}
+    by_cell: dict[str, dict[int | None, ResultRow]] = {}
     changed: list[tuple[ResultRow, list[str]]] = []
     silent = 0
     for id, own_cells in asked.items():
@@ -402,16 +402,16 @@ def find_rows(
                 silent += not row.hashes
         if own_cells[0].has_one_round and there:
             there = _from_its_images_on(next(iter(there.values())), own_cells[0].budgets)
-            found[id] = there
+            by_cell[id] = there
         elif there.keys() >= set(own_cells[0].budgets or (None,)):
-            found[id] = there
+            by_cell[id] = there
     if silent:
         warn(
             "images-unknown",
             f"{path} does not record for {silent} of its results which images and files they were "
             "made with; they are assumed to be the same.",
         )
-    used = [row.version for own in found.values() for row in own.values()]
+    used = [row.version for of_cell in by_cell.values() for row in of_cell.values()]
     if others := sorted({*used} - {"", feddg.__version__}):
         count = sum(version in others for version in used)
         warn(
@@ -431,7 +431,7 @@ def find_rows(
                 f"{fault}put them back, or use --again to run them anew and replace them"
             )
         warn("other-files", f"{fault}they are not used.")
-    return found, [row for row, _ in changed] if own else []
+    return by_cell, [row for row, _ in changed] if own else []
 
 
 def _from_its_images_on(row: ResultRow, budgets: Sequence[int]) -> dict[int | None, ResultRow]:

@@ -86,8 +86,8 @@ def picked(
     """
     assert plan.tune is not None
     rule = SELECTION_RULES.find(plan.tune.rule)
-    found = [(_tried(cells, trials, rule), cells[0]) for cells in combinations(trials.cells)]
-    groups = grouped(((row.method, row.held_out), (row, cell)) for row, cell in found)
+    pairs = [(_tried(cells, trials, rule), cells[0]) for cells in combinations(trials.cells)]
+    groups = grouped(((row.method, row.held_out), (row, cell)) for row, cell in pairs)
     best = [_best(tried) for tried in groups.values()]
     rows = [
         row.model_copy(update={"picked": cell in best})

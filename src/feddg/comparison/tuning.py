@@ -64,13 +64,13 @@ class TuningFile(JsonFile):
         settings = (self.rule, self.rounds, self.seeds)
         if earlier is None or settings != (earlier.rule, earlier.rounds, earlier.seeds):
             return self
-        own = {(row.method, row.held_out) for row in self.tried}
-        others = [row for row in earlier.tried if (row.method, row.held_out) not in own]
+        chosen = {(row.method, row.held_out) for row in self.tried}
+        others = [row for row in earlier.tried if (row.method, row.held_out) not in chosen]
         return self.model_copy(update={"tried": (*others, *self.tried)})
 
     def diagnostics(self) -> list[Diagnostic]:
         """Returns warnings about the choices: models that learned nothing, end values, ties."""
-        found = []
+        notes = []
         for row in (row for row in self.tried if row.picked):
             group = (row.method, row.held_out)
             rows = [other for other in self.tried if (other.method, other.held_out) == group]
@@ -83,14 +83,14 @@ class TuningFile(JsonFile):
                 advice = (
                     "Give trials more rounds (tune.rounds), pretrained weights, or other values."
                 )
-                found.append(Diagnostic("tuned-on-nothing-learned", "warning", text, advice))
+                notes.append(Diagnostic("tuned-on-nothing-learned", "warning", text, advice))
             for text, advice in _edges(row, rows):
-                found.append(Diagnostic("edge-of-the-grid", "warning", f"{where}: {text}", advice))
+                notes.append(Diagnostic("edge-of-the-grid", "warning", f"{where}: {text}", advice))
             equal = sum(other.score == row.score for other in rows)
             if equal > 1:
                 text = f"{where}: {equal} combinations do equally well; the first is used."
-                found.append(Diagnostic("tuning-tie", "warning", text))
-        return found
+                notes.append(Diagnostic("tuning-tie", "warning", text))
+        return notes
 
 
 def _edges(picked: TriedRow, rows: Sequence[TriedRow]) -> Iterator[tuple[str, str]]:

@@ -361,7 +361,7 @@ class Evaluation:
             features = self.kept.get(key)
             if features is None:
                 features = network.featurizer(network.normalize(images(part)))
-                if sum(one.nbytes for one in self.kept.values()) + features.nbytes <= MOST_KEPT:
+                if sum(kept.nbytes for kept in self.kept.values()) + features.nbytes <= MOST_KEPT:
                     self.kept[key] = features.cpu()
             embeddings = network.embedding(features.to(self.device))
             logits: Tensor = network.classifier(embeddings)
@@ -379,19 +379,19 @@ def about_support(
         parts: split, domain, and images of each class.
         class_names: in the order of class ids.
     """
-    found = []
+    places = []
     for split, domain, counts in parts:
         thin = [index for index, count in enumerate(counts) if count < FEW]
         if thin:
             names = [class_names[i] if i < len(class_names) else f"class {i}" for i in thin]
             counted = [f"{name} ({counts[i]})" for name, i in zip(names, thin)]
-            found.append(f"{split} {domain}: {first_names(counted, 3)}")
-    if found:
-        more = f"; and in {len(found) - 3} more domains" if len(found) > 3 else ""
+            places.append(f"{split} {domain}: {first_names(counted, 3)}")
+    if places:
+        more = f"; and in {len(places) - 3} more domains" if len(places) > 3 else ""
         yield Diagnostic(
             FEW_IMAGES,
             "warning",
-            f"Some classes have fewer than {FEW} images, or none: {'; '.join(found[:3])}{more}. "
+            f"Some classes have fewer than {FEW} images, or none: {'; '.join(places[:3])}{more}. "
             "Balanced accuracy, macro-F1 and AUROC are uncertain there, and leave out classes "
             "without images.",
         )

@@ -482,21 +482,21 @@ class MixNorm(Predictor):
         def rule(layer: _BatchNorm, inputs: Tensor) -> Tensor:
             if not has_map(inputs):
                 return normalize_stored(layer, inputs, stored(layer))
-            own = pooled(inputs, views)
-            kept = self._followed(layer, own)
-            mean, variance = (k + chosen.share * (o - k) for k, o in zip(kept, own))
+            batch = pooled(inputs, views)
+            kept = self._followed(layer, batch)
+            mean, variance = (k + chosen.share * (o - k) for k, o in zip(kept, batch))
             moments = Stored(mean.repeat(views, 1), variance.repeat(views, 1)).moments(layer.eps)
             return normalize(layer, inputs, moments)
 
         return rule
 
-    def _followed(self, layer: _BatchNorm, own: Stored) -> Stored:
+    def _followed(self, layer: _BatchNorm, batch: Stored) -> Stored:
         """Returns the running moments after each image, ``(B, C)``."""
         tau, kept = self.settings.tau, self._kept.get(layer, stored(layer))
         if not tau:
-            return Stored(*(part.expand_as(mine) for part, mine in zip(kept, own)))
+            return Stored(*(part.expand_as(mine) for part, mine in zip(kept, batch)))
         followed = []
-        for mean, variance in zip(*own):
+        for mean, variance in zip(*batch):
             moved = (part + tau * (new - part) for part, new in zip(kept, (mean, variance)))
             kept = Stored(*moved)
             followed.append(kept)
@@ -635,8 +635,8 @@ class TsmoBN(Predictor):
             if moves:
                 axes = [axis for axis in range(inputs.dim()) if axis != 1]
                 # What is kept from batch to batch is no part of any batch's graph.
-                own = inputs.detach().float()
-                variance, mean = torch.var_mean(own, dim=axes, correction=1)
+                values = inputs.detach().float()
+                variance, mean = torch.var_mean(values, dim=axes, correction=1)
                 kept = Stored(
                     mean + keep * (kept.mean - mean), variance + keep * (kept.variance - variance)
                 )

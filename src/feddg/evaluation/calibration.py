@@ -92,17 +92,17 @@ def calibrated(
         correct: whether sites correct the estimate. Those of another model do not: they say how far
             estimates are off, not in which direction.
     """
-    own, true = numpy.array(signals, float), numpy.array(truths, float)
-    middle = _on(_line(own, true, correct), signal)
+    measured, true = numpy.array(signals, float), numpy.array(truths, float)
+    middle = _on(_line(measured, true, correct), signal)
     errors = numpy.abs(errors_at_sites(signals, truths, correct=correct))
-    if len(own) >= ENOUGH_SITES:
-        lines = _lines_without_a_site(own, true, correct)
+    if len(measured) >= ENOUGH_SITES:
+        lines = _lines_without_a_site(measured, true, correct)
         there = numpy.array([_on(line, signal) for line in lines])
-        rank = math.ceil(LEVEL * (len(own) + 1) - 1e-9)
-        low = float(numpy.sort(there - errors)[len(own) - rank])
+        rank = math.ceil(LEVEL * (len(measured) + 1) - 1e-9)
+        low = float(numpy.sort(there - errors)[len(measured) - rank])
         high = float(numpy.sort(there + errors)[rank - 1])
     else:
-        weight = AS_IF + len(own)
+        weight = AS_IF + len(measured)
         deviation = math.sqrt((AS_IF * ERROR**2 + (errors**2).sum()) / weight)
         low, high = middle - quantile(weight) * deviation, middle + quantile(weight) * deviation
     least = quantile(math.inf) * math.sqrt((middle * (1 - middle) + 0.25 / images) / images)
@@ -136,9 +136,9 @@ def errors_at_sites(
 
     The arguments are those of :func:`calibrated`; each estimate is corrected by the other sites.
     """
-    own, true = numpy.array(signals, float), numpy.array(truths, float)
-    lines = _lines_without_a_site(own, true, correct)
-    return [float(_on(line, own[i]) - true[i]) for i, line in enumerate(lines)]
+    measured, true = numpy.array(signals, float), numpy.array(truths, float)
+    lines = _lines_without_a_site(measured, true, correct)
+    return [float(_on(line, measured[i]) - true[i]) for i, line in enumerate(lines)]
 
 
 def apart(clients: ClientsTable | None, partition: str | None) -> set[int]:
@@ -165,10 +165,10 @@ def at_a_new_site(accuracies: Sequence[float]) -> Estimate:
     Args:
         accuracies: at left-out sites, at least one.
     """
-    own = numpy.array(accuracies, float)
-    mean, freedom = float(own.mean()), AS_IF + len(own) - 1
-    variance = (AS_IF * ERROR**2 + ((own - mean) ** 2).sum()) / freedom
-    reach = quantile(freedom) * math.sqrt(variance * (1 + 1 / len(own)))
+    shares = numpy.array(accuracies, float)
+    mean, freedom = float(shares.mean()), AS_IF + len(shares) - 1
+    variance = (AS_IF * ERROR**2 + ((shares - mean) ** 2).sum()) / freedom
+    reach = quantile(freedom) * math.sqrt(variance * (1 + 1 / len(shares)))
     return within(mean, mean - reach, mean + reach)
 
 

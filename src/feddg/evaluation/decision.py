@@ -273,15 +273,15 @@ def threshold_on(parts: Sequence[Part], decision: Decision) -> float | None:
 
 def decision_metrics(part: Part, threshold: float | None) -> dict[str, float]:
     """Returns what is defined of a decision, by the names of :mod:`feddg.evaluation.metrics`."""
-    positive, scores, found = part.positive, part.scores, dict[str, float]()
+    positive, scores, values = part.positive, part.scores, dict[str, float]()
     if positive.any() and not positive.all():
-        found["decision_auroc"] = area_under_roc(positive, scores)
-        found["decision_ap"] = average_precision(positive, scores)
+        values["decision_auroc"] = area_under_roc(positive, scores)
+        values["decision_ap"] = average_precision(positive, scores)
     if threshold is not None:
         hits = (scores >= threshold) == positive
         sides = {"sensitivity": hits[positive], "specificity": hits[~positive]}
-        found |= {name: float(side.mean()) for name, side in sides.items() if len(side)}
-    return found
+        values |= {name: float(side.mean()) for name, side in sides.items() if len(side)}
+    return values
 
 
 def decide(parts: Sequence[Part], decision: Decision) -> DecisionTable:
@@ -311,8 +311,8 @@ def decision_row(
     sensitivity = specificity = ppv = npv = None
     if threshold is not None:
         called = scores >= threshold
-        own, others = (None if groups is None else groups[side] for side in (positive, ~positive))
-        sensitivity = share_interval(called[positive], own)
+        cases, others = (None if groups is None else groups[side] for side in (positive, ~positive))
+        sensitivity = share_interval(called[positive], cases)
         specificity = share_interval(~called[~positive], others)
     if sensitivity is not None and specificity is not None and 0 < share < 1:
         ppv, npv = predictive_values(sensitivity, specificity, share)

@@ -195,11 +195,11 @@ def _auroc(predictions: Predictions) -> float | None:
     assert predictions.logits is not None
     assert predictions.labels is not None
     scores = predictions.logits.double().softmax(1).numpy()
-    own = predictions.labels.numpy()[:, None] == numpy.arange(scores.shape[1])
-    defined = own.any(axis=0) & ~own.all(axis=0)
+    one_hot = predictions.labels.numpy()[:, None] == numpy.arange(scores.shape[1])
+    defined = one_hot.any(axis=0) & ~one_hot.all(axis=0)
     if not defined.any():
         return None
-    pairs = zip(own[:, defined].T, scores[:, defined].T)
+    pairs = zip(one_hot[:, defined].T, scores[:, defined].T)
     return float(numpy.mean([area_under_roc(*pair) for pair in pairs]))
 
 

@@ -42,15 +42,15 @@ def model_card(run: Path | str, about: ModelDescription) -> str:
     weights = str((record.settings.get("model") or {}).get("weights") or "none")
     license = weights_license(about.backbone) if weights == IMAGENET else None
     clients = record.clients
-    held = clients.clients if clients else ()
-    domains = [sum(counts) for counts in zip(*(client.domains for client in held))]
-    classes = [sum(counts) for counts in zip(*(client.classes for client in held))]
+    rows = clients.clients if clients else ()
+    domains = [sum(counts) for counts in zip(*(client.domains for client in rows))]
+    classes = [sum(counts) for counts in zip(*(client.classes for client in rows))]
     return _template().render(
         record=record,
         about=about,
         front_matter=_front_matter(record, about, tested, license),
         own_way=OWN_WAY,
-        clients=held,
+        clients=rows,
         domains=list(zip(clients.domains if clients else (), domains)),
         classes=list(zip(clients.classes if clients else (), classes)),
         tested=tested,

@@ -206,10 +206,10 @@ def _metadata(file: Path, texts: dict[str, str]) -> ModelDescription:
 def _value(text: str) -> object:
     """Returns the value of a text: parsed JSON if possible, else the text."""
     try:
-        found = from_json(text)
+        value = from_json(text)
     except ValueError:
         return text
-    return text if isinstance(found, int | float) and not isinstance(found, bool) else found
+    return text if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def load_classifier(

@@ -102,19 +102,19 @@ def travel(
     from feddg.progress import working
 
     with working(quiet or as_json) as progress:
-        found = estimates.travel(run, images, progress=progress, **options)
+        result = estimates.travel(run, images, progress=progress, **options)
     if as_json:
-        print_json(found.fields())
+        print_json(result.fields())
         return
     from feddg.report.terminal import print_travel
 
-    print_travel(found)
+    print_travel(result)
     if options["choose"]:
         labels = options["labels"]
         typer.echo(f"images to label: {labels}; fill in its column, then leave out --choose")
     if "html" in options:
         typer.echo(f"page, the riskiest images first: {options['html']}")
-    show_warnings(found.model.diagnostics)
+    show_warnings(result.model.diagnostics)
 
 
 @app.command(cls=OptionsCommand, rich_help_panel=PANEL)
@@ -202,15 +202,15 @@ def evaluate(
         typer.echo(f"predictions: {written.resolve()}", err=as_json)
         if adapt is None and not options["personal"]:
             return
-    found = (measured.evaluate_run if as_json else measured.evaluate)(folder, adapt, **options)
+    result = (measured.evaluate_run if as_json else measured.evaluate)(folder, adapt, **options)
     if as_json:
-        print_json([score.model_dump() for score in found.scores])
+        print_json([score.model_dump() for score in result.scores])
         return
-    if found.scores:
+    if result.scores:
         from feddg.report.run_page import adaptation_table
         from feddg.report.terminal import print_tables
 
-        print_tables(adaptation_table(found.scores))
-    for reason in found.refused.values():
+        print_tables(adaptation_table(result.scores))
+    for reason in result.refused.values():
         typer.echo(reason)
     typer.echo(f"report: {(folder / 'report.html').resolve()}")

@@ -230,9 +230,9 @@ class Span(NamedTuple):
 
     def outside(self, maps: Tensor) -> Tensor:
         """Returns the squared length of images ``(n, m)`` outside of the span, ``(n,)``."""
-        own = maps / self.scale - self.centre
-        inside = own @ self.basis
-        return (own.square().sum(1) - inside.square().sum(1)).clamp(min=0) / self.variance
+        centred = maps / self.scale - self.centre
+        inside = centred @ self.basis
+        return (centred.square().sum(1) - inside.square().sum(1)).clamp(min=0) / self.variance
 
 
 @dataclass(frozen=True)
@@ -254,16 +254,16 @@ class Familiar:
     @classmethod
     def of(cls, maps: numpy.ndarray, sites: numpy.ndarray, labels: numpy.ndarray) -> "Familiar":
         """Measures images ``(n, m)`` with their sites and classes ``(n,)``."""
-        own = torch.from_numpy(maps).double()
+        values = torch.from_numpy(maps).double()
         numbers, places = numpy.unique(sites, return_inverse=True)
-        spans = [Span.of(own[torch.from_numpy(places == site)]) for site in range(len(numbers))]
-        outside = torch.stack([span.outside(own) for span in spans], 1)
+        spans = [Span.of(values[torch.from_numpy(places == site)]) for site in range(len(numbers))]
+        outside = torch.stack([span.outside(values) for span in spans], 1)
         return cls(spans, outside.numpy(), places, labels)
 
     def novelty(self, maps: numpy.ndarray) -> float:
         """Returns the logarithm of how far images ``(n, m)`` are outside of the nearest span."""
-        own = torch.from_numpy(maps).double()
-        return novelty_of(numpy.stack([span.outside(own).numpy() for span in self.spans], 1))
+        values = torch.from_numpy(maps).double()
+        return novelty_of(numpy.stack([span.outside(values).numpy() for span in self.spans], 1))
 
     def limit(self, images: int) -> float:
         """Returns the largest novelty of a folder of so many images of the same classes.
@@ -272,17 +272,17 @@ class Familiar:
         images and of single classes, and 95 % of them are below. The mean over sites counts,
         because the farthest of few is an accident. Infinite with fewer than two sites.
         """
-        random, found = numpy_stream(0, "folders", str(images)), list[float]()
+        random, limits = numpy_stream(0, "folders", str(images)), list[float]()
         for site in range(len(self.spans)) if len(self.spans) > 1 else ():
             rows = numpy.flatnonzero(self.sites == site)
             others = numpy.delete(self.outside, site, axis=1)
             of_class = [rows[self.labels[rows] == label] for label in numpy.unique(self.labels)]
-            kinds = [rows, *(own for own in of_class if len(own) >= LEAST_OF_A_FOLDER)]
+            kinds = [rows, *(part for part in of_class if len(part) >= LEAST_OF_A_FOLDER)]
             # As many folders of all images as of single classes.
             chosen = [*[rows] * DRAWS, *(kinds[1:] or kinds) * math.ceil(DRAWS / len(kinds))]
-            drawn = [novelty_of(others[random.choice(own, images)]) for own in chosen]
-            found.append(float(numpy.quantile(drawn, INSIDE)))
-        return math.fsum(found) / len(found) if found else math.inf
+            drawn = [novelty_of(others[random.choice(kind, images)]) for kind in chosen]
+            limits.append(float(numpy.quantile(drawn, INSIDE)))
+        return math.fsum(limits) / len(limits) if limits else math.inf
 
 
 def novelty_of(outside: numpy.ndarray) -> float:
@@ -308,11 +308,11 @@ class Signals(Row):
         cls, reference: Reference, outputs: Outputs, familiar: Familiar | None = None
     ) -> "Signals":
         """Asks every estimator."""
-        found = estimates_of(reference, outputs)
+        estimates = estimates_of(reference, outputs)
         if familiar is None or outputs.maps is None:
-            return cls(estimates=found)
+            return cls(estimates=estimates)
         novelty, limit = familiar.novelty(outputs.maps), familiar.limit(len(outputs.maps))
-        return cls(estimates=found, novelty=novelty, limit=None if math.isinf(limit) else limit)
+        return cls(estimates=estimates, novelty=novelty, limit=None if math.isinf(limit) else limit)
 
     @property
     def foreign(self) -> bool:
@@ -327,8 +327,8 @@ class Signals(Row):
 
 def estimates_of(reference: Reference, outputs: Outputs) -> dict[str, float]:
     """Returns all available estimates, by the estimator's name."""
-    found = {name: one.estimate(reference, outputs) for name, one in ESTIMATORS.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    estimates = {name: one.estimate(reference, outputs) for name, one in ESTIMATORS.items()}
+    return {name: value for name, value in estimates.items() if value is not None}
 
 
 def combined(estimates: Mapping[str, float], names: Sequence[str]) -> float:
@@ -459,16 +459,16 @@ def left_out_sites(
     for site in sites if len(sites) > 1 else ():
         seen = validation.of(validation.sites != site)
         parts = [part.of(part.sites == site) for part in (train, validation)]
-        own = Part(*(torch.cat(columns) for columns in zip(*parts)))
+        left_out = Part(*(torch.cat(columns) for columns in zip(*parts)))
         if not len(seen.labels):
             continue
         head, others = sums.head(site), sums.others(site) if agree else []
-        before, outputs = outputs_of(seen, head, others), outputs_of(own, head, others)
+        before, outputs = outputs_of(seen, head, others), outputs_of(left_out, head, others)
         reference = Reference.of(before, seen.labels.numpy())
         yield LeftOutSite(
             site=names[site],
-            images=len(own.labels),
-            accuracy=float((outputs.predicted == own.labels.numpy()).mean()),
+            images=len(left_out.labels),
+            accuracy=float((outputs.predicted == left_out.labels.numpy()).mean()),
             signals=Signals.of(reference, outputs),
         )
 
@@ -540,10 +540,10 @@ def with_labels(
         labelled: ``(m,)`` indices of the labelled images.
         right: ``(m,)`` whether the model is right there.
     """
-    found = labels_estimate(chances, labelled, right)
-    if found is None:
+    estimate = labels_estimate(chances, labelled, right)
+    if estimate is None:
         return without
-    value, deviation = found
+    value, deviation = estimate
     before = _believed(without)
     before = max(before, math.sqrt(max(0.0, (value - without.value) ** 2 - deviation**2)))
     weights = numpy.array([before**-2, deviation**-2])
@@ -570,8 +570,8 @@ def labels_estimate(
         return None
     value = variance = 0.0
     for inside in _strata(chances, count):
-        own, share = numpy.isin(labelled, inside), len(inside) / len(chances)
-        errors = right[own] - chances[labelled[own]]
+        in_stratum, share = numpy.isin(labelled, inside), len(inside) / len(chances)
+        errors = right[in_stratum] - chances[labelled[in_stratum]]
         wrong = errors.mean() if len(errors) else (right - chances[labelled]).mean()
         mean = chances[inside].mean()
         value += share * (mean + wrong)
@@ -593,7 +593,7 @@ def labels_needed(without: Estimate, chances: numpy.ndarray, reach: float = 0.05
         return 0
     missing = (quantile(math.inf) / reach) ** 2 - _believed(without) ** -2
     # Of n images without replacement the variance is spread (1 / labels - 1 / n).
-    own = chances * (1 - chances)
-    spread = float((IN_A_STRATUM * own + 1 - 2 * own).mean()) / (IN_A_STRATUM + 2)
+    variances = chances * (1 - chances)
+    spread = float((IN_A_STRATUM * variances + 1 - 2 * variances).mean()) / (IN_A_STRATUM + 2)
     count = math.ceil(1 / (1 / max(spread * missing, 1e-9) + 1 / len(chances)))
     return min(len(chances), max(IN_A_STRATUM, count))

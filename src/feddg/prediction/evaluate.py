@@ -108,8 +108,8 @@ def evaluate_run(
             if name == OWN
             else ((None, score) for score in evaluation.scores(trained.predictor(name)))
         )
-        found = list(scores)
-        for _, score in found:
+        pairs = list(scores)
+        for _, score in pairs:
             if not math.isfinite(score.loss):
                 raise RunError(NOT_FINITE.format(f"images of {score.domain}"))
         measured[name] = [
@@ -124,7 +124,7 @@ def evaluate_run(
                 examples=score.examples,
                 client=client,
             )
-            for client, score in found
+            for client, score in pairs
         ]
     new = {(name, *key) for name in measured}
     others = [row for row in read_adapted(path) if row.key not in new]
@@ -225,11 +225,11 @@ def _personal_scores(
             for name, rows in evaluation.splits.items()
             if name.startswith("id_")
         }
-        own = replace(evaluation, splits={n: rows for n, rows in splits.items() if len(rows)})
-        if part is None or not own.splits:
+        of_client = replace(evaluation, splits={n: rows for n, rows in splits.items() if len(rows)})
+        if part is None or not of_client.splits:
             continue
         parts = Parts({client.id: part}, trained.parts.seed)
-        for score in own.scores(ClientEnsemble(trained.network, NoSettings(), parts)):
+        for score in of_client.scores(ClientEnsemble(trained.network, NoSettings(), parts)):
             yield client.id, score
 
 
@@ -307,10 +307,10 @@ def write_image_results(
                     raise RunError(NOT_FINITE.format(f"images of {name}"))
                 shares = logits.double().softmax(1).float().numpy()
                 files = [evaluation.paths[row] for row in rows.tolist()]
-                found = (hashes.get(file_of(file)) for file in files)
+                entries = (hashes.get(file_of(file)) for file in files)
                 columns: list[object] = [
                     files,
-                    ["" if entry is None else entry[1] for entry in found],
+                    ["" if entry is None else entry[1] for entry in entries],
                     [split] * len(rows),
                     [evaluation.domain_names[domain]] * len(rows),
                     [names[label] for label in evaluation.labels[rows].tolist()],

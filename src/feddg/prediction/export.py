@@ -75,15 +75,15 @@ def _real_images(experiment: Experiment) -> list[numpy.ndarray]:
         shown = (Image.fromarray(table.images[row]).convert("RGB") for row in rows)
         return [make_square(image, data.image_size, data.resize) for image in shown]
     assert table.root is not None
-    found = []
+    images = []
     with quiet_pillow():
         for row in rows:
             try:
                 file = table.root / table.paths[row]
-                found.append(decode_image(file, data.image_size, data.resize))
+                images.append(decode_image(file, data.image_size, data.resize))
             except UnusableImageError:
                 continue
-    return found
+    return images
 
 
 @dataclass(frozen=True)
@@ -266,10 +266,10 @@ def one_format(chosen: Sequence[tuple[str, Path | None]]) -> tuple[Any, Path]:
     Raises:
         RunError: none or several were requested.
     """
-    found = [(format, path) for format, path in chosen if path is not None]
-    if len(found) != 1:
+    targets = [(format, path) for format, path in chosen if path is not None]
+    if len(targets) != 1:
         raise RunError("name one: --onnx FILE, --torch FILE, --safetensors FILE or --hub FOLDER")
-    return found[0]
+    return targets[0]
 
 
 def ensure_card(run: Path) -> Path | None:

@@ -193,9 +193,9 @@ def deployed(model: nn.Module) -> DeployedClassifier:
             f"({model.changes}), and a graph keeps no state; use it with `feddg predict --adapt`"
         )
     traceable = getattr(model, "traceable", None)
-    own = copy.deepcopy(traceable() if traceable else model).cpu().eval()
-    use_plain_convolutions(own)
-    return DeployedClassifier(own).eval()
+    network = copy.deepcopy(traceable() if traceable else model).cpu().eval()
+    use_plain_convolutions(network)
+    return DeployedClassifier(network).eval()
 
 
 def example(size: int, count: int, seed: int = 0) -> Tensor:
@@ -328,8 +328,8 @@ def _write_onnx(aside: Path, program: Any, about: ModelDescription) -> Callable[
     session = onnx_session(aside, 0)
 
     def answer(images: Tensor) -> Outputs:
-        found = session.run(list(OUTPUTS[:2]), {"images": images.numpy()})
-        return found[0], found[1]
+        outputs = session.run(list(OUTPUTS[:2]), {"images": images.numpy()})
+        return outputs[0], outputs[1]
 
     return answer
 

@@ -129,23 +129,23 @@ class BatchPredictor:
 
     def __call__(self, files: Sequence[Path], decoded: Sequence[Decoded]) -> Batch:
         """Returns the predictions of each decoded file; for bad files the reason."""
-        images = [image for found in decoded if not isinstance(found, str) for image in found]
+        images = [image for part in decoded if not isinstance(part, str) for image in part]
         good = iter(self._predictions(images))
         return [
             (
                 file,
-                [Prediction(_written(file), reason=found)]
-                if isinstance(found, str)
-                else list(islice(good, len(found))),
+                [Prediction(_written(file), reason=part)]
+                if isinstance(part, str)
+                else list(islice(good, len(part))),
             )
-            for file, found in zip(files, decoded)
+            for file, part in zip(files, decoded)
         ]
 
     def _predictions(self, images: Sequence[tuple[str, numpy.ndarray]]) -> Iterator[Prediction]:
         for start in range(0, len(images), self.batch_size):
             part = images[start : start + self.batch_size]
-            found = self.classifier.answer(numpy.stack([pixels for _, pixels in part]))
-            for (name, _), shares, energy in zip(part, *found):
+            answers = self.classifier.answer(numpy.stack([pixels for _, pixels in part]))
+            for (name, _), shares, energy in zip(part, *answers):
                 yield prediction_of(self.classifier, name, shares, float(energy))
 
 
@@ -226,14 +226,14 @@ def predict_batches(predictor: BatchPredictor, files: Iterable[Path]) -> Iterato
         # the caller works on what it was given.
         with quiet_pillow(tiled=tiled):
             current = begin()
-            decoded = [found.result() for _, found in current]
+            decoded = [future.result() for _, future in current]
         while current:
             with quiet_pillow(tiled=tiled):
                 following = begin()
-                found = predictor([file for file, _ in current], decoded)
+                predicted = predictor([file for file, _ in current], decoded)
                 decoded = [pixels.result() for _, pixels in following]
             current = following
-            yield found
+            yield predicted
 
 
 def _written(file: Path) -> str:
@@ -293,12 +293,12 @@ def cells(
 ) -> list[object]:
     """Returns a prediction's values, column by column; None for missing ones."""
     unlike = None if row.unlike_training is None else ("yes" if row.unlike_training else "no")
-    found = [row.file, row.label, rounded(row.confidence), rounded(row.energy), unlike, row.reason]
+    values = [row.file, row.label, rounded(row.confidence), rounded(row.energy), unlike, row.reason]
     shares = row.probabilities or (None,) * classes
     if cut is not None:
         share = shares[cut.place]
-        found.append(None if share is None else "yes" if share >= cut.threshold else "no")
-    return [*found, *(rounded(share) for share in shares if probabilities)]
+        values.append(None if share is None else "yes" if share >= cut.threshold else "no")
+    return [*values, *(rounded(share) for share in shares if probabilities)]
 
 
 def rounded(value: float | None) -> float | None:
@@ -451,8 +451,8 @@ def predict_files(
             for file, rows in batch:
                 if rows[0].reason is not None:
                     on_bad(f"{rows[0].file}: {rows[0].reason}")
-                found = [cells(row, classes, probabilities, cut) for row in rows]
-                yield _line([_written(file), found, stamps.popleft()])
+                written = [cells(row, classes, probabilities, cut) for row in rows]
+                yield _line([_written(file), written, stamps.popleft()])
             done += len(batch)
             progress("predicting images", done, total)
 
@@ -468,7 +468,7 @@ def predict_files(
                     table.truncate(length)
                     table.seek(length)
                     table.writelines(chain(() if done else [_line(work)], lines(done)))
-                found = _put_in_place(part, out, names, done, classifier)
+                predicted = _put_in_place(part, out, names, done, classifier)
             except KeyboardInterrupt:
                 how = "begins anew" if classifier.keeps_state else "goes on where it stopped"
                 raise KeyboardInterrupt(f"the same command {how}") from None
@@ -476,8 +476,8 @@ def predict_files(
                 if classifier.keeps_state:
                     part.unlink(missing_ok=True)
     if html is not None:
-        function("write_predictions_page")(found, html, run, images)
-    return found
+        function("write_predictions_page")(predicted, html, run, images)
+    return predicted
 
 
 def check_page(html: Path | None, table: Path | str | None) -> None:

@@ -130,7 +130,7 @@ def _without_paths(value: object) -> Any:
     if isinstance(value, Mapping):
         return {k: _without_paths(v) for k, v in value.items() if not isinstance(v, Path)}
     if isinstance(value, list | tuple):
-        return [_without_paths(one) for one in value if not isinstance(one, Path)]
+        return [_without_paths(item) for item in value if not isinstance(item, Path)]
     return value
 
 
@@ -175,10 +175,10 @@ def load_shared(folder: Path) -> tuple[SharedModel, Experiment, Method, Network]
     """
     config, path = read_shared(folder), folder / WEIGHTS
     with file_faults(RunError, f"Cannot read {path}"):
-        found = digest(path)
-    if found != config.weights_sha256:
+        sha256 = digest(path)
+    if sha256 != config.weights_sha256:
         raise RunError(
-            f"{path} is not the file that {CONFIG} speaks of: its SHA-256 is {found}, not "
+            f"{path} is not the file that {CONFIG} speaks of: its SHA-256 is {sha256}, not "
             f"{config.weights_sha256}; get both again"
         )
     with file_faults(RunError, f"{path} cannot be read as safetensors", SafetensorError):

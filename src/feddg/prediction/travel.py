@@ -123,8 +123,8 @@ class TravelFile(JsonFile):
     def _comparable(self, signals: Signals) -> tuple[float, list[float]]:
         """Returns the mean estimate at a new site and at the others, from those that all have."""
         known = [signals.estimates, *(site.signals.estimates for site in self.sites)]
-        names = [name for name in ESTIMATORS if all(name in own for own in known)]
-        at, *sites = (combined(own, names) for own in known)
+        names = [name for name in ESTIMATORS if all(name in estimates for estimates in known)]
+        at, *sites = (combined(estimates, names) for estimates in known)
         return at, sites
 
 
@@ -166,8 +166,8 @@ class Recorder(RunClassifier):
         with torch.inference_mode():
             features = network.features(images).float()
             middle = features if self._middle is None else self._middle
-            own = network.classifier(features) if self._own is network else self._own(images)
-            logits: Tensor = own.float().cpu()
+            outputs = network.classifier(features) if self._own is network else self._own(images)
+            logits: Tensor = outputs.float().cpu()
         if not bool(logits.isfinite().all()):
             raise DataError(NOT_FINITE.format("some images"))
         features = features.cpu()
@@ -231,19 +231,19 @@ def calibrate(
     """
     cache = cache_folder(cache)
     images = _images(run, model.trained, cache, progress)
-    own, sums = not trains_features(model.trained), None
+    fixed_features, sums = not trains_features(model.trained), None
     models: Literal["features", "first features", "runs", "none"] = "none"
     kind, names, numbers = _sites(images, model.trained)
     sites: tuple[LeftOutSite, ...] = ()
     if beside:
         models, kind = "runs", "domain"
-        found = (_held_out(Path(p), model, cache, batch_size, progress) for p in beside)
-        sites = tuple(site for of_run in found for site in of_run)
+        left_out = (_held_out(Path(p), model, cache, batch_size, progress) for p in beside)
+        sites = tuple(site for of_run in left_out for site in of_run)
         twice = [name for name, count in Counter(s.site for s in sites).items() if count > 1]
         if twice:
             raise RunError(f"several runs beside hold {twice[0]} out; name one for each domain")
-    elif own or model.trained.experiment.model.weights is not None:
-        models = "features" if own else "first features"
+    elif fixed_features or model.trained.experiment.model.weights is not None:
+        models = "features" if fixed_features else "first features"
         rows = numpy.concatenate([images.splits.train, images.splits.id_val])
         count, seed = len(images.splits.train), model.trained.experiment.seed
         chosen = some_of_each(numbers, numpy.arange(count), MOST_OF_A_SITE, seed, "travel")
@@ -252,8 +252,8 @@ def calibrate(
             for own_rows in (chosen, numpy.arange(count, len(rows)))
         )
         sums = Sums(train, len(images.table.class_names))
-        sites = tuple(left_out_sites(sums, train, validation, names, agree=own))
-    model.others = sums.others() if own and sums is not None else []
+        sites = tuple(left_out_sites(sums, train, validation, names, agree=fixed_features))
+    model.others = sums.others() if fixed_features and sums is not None else []
     reference = _reference(model, images, batch_size)
     model.familiar = _familiar(model, images, numbers, batch_size)
     models = models if sites else "none"
@@ -333,13 +333,13 @@ def _held_out(
     if not len(rows):
         raise RunError(f"{run} holds no domain out; name runs that did")
     for domain in numpy.unique(table.domains[rows]).tolist():
-        own = rows[table.domains[rows] == domain]
-        progress(f"looking at {table.domain_names[domain]}", 0, len(own))
-        outputs = _seen(model, images, own, batch_size)
+        of_domain = rows[table.domains[rows] == domain]
+        progress(f"looking at {table.domain_names[domain]}", 0, len(of_domain))
+        outputs = _seen(model, images, of_domain, batch_size)
         yield LeftOutSite(
             site=table.domain_names[domain],
-            images=len(own),
-            accuracy=float((outputs.predicted == table.labels[own]).mean()),
+            images=len(of_domain),
+            accuracy=float((outputs.predicted == table.labels[of_domain]).mean()),
             signals=Signals.of(reference, outputs),
         )
 
@@ -356,8 +356,8 @@ def _sites(
     place = {row: number for number, row in enumerate(splits.id_val.tolist())}
     validation = numpy.full(len(splits.id_val), -1)
     for client in range(len(images.partition)):
-        own = images.examples(client).validation
-        rows = [] if own is None else own.rows.tolist()
+        examples = images.examples(client).validation
+        rows = [] if examples is None else examples.rows.tolist()
         validation[[place[row] for row in rows]] = client
     names = [client_name(client) for client in range(len(images.partition))]
     return "client", names, numpy.concatenate([images.partition.owners, validation])
@@ -370,18 +370,18 @@ def trains_features(trained: Trained) -> bool:
     return not features <= trained.network.frozen
 
 
-def _write(run: Path, found: TravelFile, model: Recorder) -> None:
+def _write(run: Path, calibration: TravelFile, model: Recorder) -> None:
     weights: dict[str, Tensor] = {}
     for number, (weight, bias) in enumerate(model.others):
         weights |= {f"{number}.weight": weight.contiguous(), f"{number}.bias": bias.contiguous()}
     if model.familiar is not None:
-        arrays = {name: own for name, own in vars(model.familiar).items() if name != "spans"}
-        weights |= {f"{FAMILIAR}{name}": torch.from_numpy(own) for name, own in arrays.items()}
+        arrays = {name: array for name, array in vars(model.familiar).items() if name != "spans"}
+        weights |= {f"{FAMILIAR}{name}": torch.from_numpy(array) for name, array in arrays.items()}
         for number, span in enumerate(model.familiar.spans):
-            weights |= {f"{SPAN}{name}.{number}": own for name, own in span._asdict().items()}
+            weights |= {f"{SPAN}{name}.{number}": tensor for name, tensor in span._asdict().items()}
     try:
         replace_file(run / HEADS, lambda aside: save_file(weights, aside))
-        replace_text(run / TRAVEL, found.to_text())
+        replace_text(run / TRAVEL, calibration.to_text())
     except OSError as error:
         raise RunError(f"Cannot write {run / TRAVEL}: {why(error)}.") from None
 
@@ -430,13 +430,13 @@ def new_site(run: Run, model: NumberTable | None = None) -> NewSite | None:
     """
     kept = TravelFile.read(run.folder / TRAVEL)
     sites = kept.sites if kept is not None and kept.models != STAND_IN else ()
-    found = {site.site: site.accuracy for site in sites}
-    if not found:
+    accuracies = {site.site: site.accuracy for site in sites}
+    if not accuracies:
         measured = [row.left_out for row in run.rounds if row.left_out]
-        own, left_out = clients_apart(run), (measured or [{}])[-1]
-        found |= {run.client_name(id): share for id, share in left_out.items() if id in own}
-    found |= (run.result if model is None else model).where(split=TEST).values()
-    return NewSite(found) if found else None
+        ids, left_out = clients_apart(run), (measured or [{}])[-1]
+        accuracies |= {run.client_name(id): share for id, share in left_out.items() if id in ids}
+    accuracies |= (run.result if model is None else model).where(split=TEST).values()
+    return NewSite(accuracies) if accuracies else None
 
 
 def clients_apart(run: Run) -> set[int]:
@@ -456,11 +456,11 @@ def read_calibration(run: Path, model: Recorder) -> TravelFile | None:
     Raises:
         RunError: it is damaged.
     """
-    found = TravelFile.read(run / TRAVEL)
-    if found is None or found.weights != model.weights or not (run / HEADS).is_file():
+    calibration = TravelFile.read(run / TRAVEL)
+    if calibration is None or calibration.weights != model.weights or not (run / HEADS).is_file():
         return None
     model.familiar, model.others = _kept_arrays(run)
-    return found
+    return calibration
 
 
 def _kept_arrays(run: Path) -> tuple[Familiar | None, list[Head]]:
@@ -468,7 +468,7 @@ def _kept_arrays(run: Path) -> tuple[Familiar | None, list[Head]]:
         weights = load_file(run / HEADS)
     except Exception as error:  # safetensors' own errors have no common base
         raise RunError(f"{run / HEADS} is damaged: {error}. Delete it.") from None
-    own = {
+    arrays = {
         name.removeprefix(FAMILIAR): weights.pop(name).numpy()
         for name in list(weights)
         if name.startswith(FAMILIAR)
@@ -481,7 +481,7 @@ def _kept_arrays(run: Path) -> tuple[Familiar | None, list[Head]]:
         (weights[f"{number}.weight"], weights[f"{number}.bias"])
         for number in range(len(weights) // 2)
     ]
-    return (Familiar(spans, **own) if own else None), others
+    return (Familiar(spans, **arrays) if arrays else None), others
 
 
 # The answer.
@@ -576,10 +576,10 @@ class Travel:
             "needed": self.needed,
             "sites": [site.model_dump() for site in self.calibration.sites],
             "signals": self.signals.model_dump(),
-            "classes": [asdict(one) for one in self.classes],
-            "images": [asdict(one) for one in self.images],
+            "classes": [asdict(row) for row in self.classes],
+            "images": [asdict(image) for image in self.images],
             "failed": self.failed,
-            "diagnostics": [asdict(one) for one in self.diagnostics],
+            "diagnostics": [asdict(diagnostic) for diagnostic in self.diagnostics],
         }
 
     @property
@@ -652,15 +652,15 @@ def travel(
     count_files(named)  # raises where there are none, before anything that takes time
     model = Recorder(path, device, which)
     emit(*about_links(named))
-    found = None if beside else read_calibration(path, model)
-    found = found or calibrate(
+    kept = None if beside else read_calibration(path, model)
+    kept = kept or calibrate(
         path, model, beside=beside, cache=cache, batch_size=batch_size, progress=progress
     )
     rows, failed = _answers(model, named, batch_size, progress)
     outputs, files = model.taken(), [row.file for row in rows]
-    signals = Signals.of(found.reference, outputs, model.familiar)
-    without = found.at(signals, len(files))
-    confidence = outputs.confidence(found.reference.temperature)
+    signals = Signals.of(kept.reference, outputs, model.familiar)
+    without = kept.at(signals, len(files))
+    confidence = outputs.confidence(kept.reference.temperature)
     chances = right_chances(confidence, without.value)
     expected, labelled, needed = without, 0, labels_needed(without, chances)
     chosen = images_to_label(confidence, choose)
@@ -672,18 +672,18 @@ def travel(
         expected = with_labels(without, chances, places, right)
         labelled = len(places) if len(places) > 1 else 0  # a single one is not used
         chances = right_chances(confidence, expected.value)
-    useless = bool(LEARNED_NOTHING & {one.code for one in model.diagnostics})
-    advice = list(_diagnostics(found, signals, expected, labelled, needed, len(files), useless))
+    useless = bool(LEARNED_NOTHING & {diagnostic.code for diagnostic in model.diagnostics})
+    advice = list(_diagnostics(kept, signals, expected, labelled, needed, len(files), useless))
     refused = advice[0].code == FOREIGN or (useless and not labelled)
     known = None if refused else chances
     order = numpy.argsort(confidence if refused else chances, kind="stable")
-    unlike = outputs.energy > found.reference.unlike
+    unlike = outputs.energy > kept.reference.unlike
     answer = Travel(
         None if refused else expected,
         None if refused else without,
         labelled,
         needed,
-        found,
+        kept,
         signals,
         list(_classes(model.class_names, outputs.predicted, places, right)),
         [_risk(rows, known, unlike, chosen, place) for place in order.tolist()],
@@ -730,10 +730,10 @@ def _classes(
 ) -> Iterator[ClassExpectation]:
     counts = numpy.bincount(predicted, minlength=len(names))
     for number in numpy.argsort(-counts, kind="stable").tolist():
-        own = right[predicted[labelled] == number]
-        known = wilson(float(own.mean()), len(own)) if len(own) else ()
+        correct = right[predicted[labelled] == number]
+        known = wilson(float(correct.mean()), len(correct)) if len(correct) else ()
         if counts[number]:
-            yield ClassExpectation(names[number], int(counts[number]), len(own), *known)
+            yield ClassExpectation(names[number], int(counts[number]), len(correct), *known)
 
 
 def _error_in_words(errors: Sequence[float]) -> str:
@@ -760,7 +760,7 @@ COLLECTIONS: Final = 3
 
 
 def _diagnostics(
-    found: TravelFile,
+    calibration: TravelFile,
     signals: Signals,
     expected: Estimate,
     labels: int,
@@ -785,11 +785,11 @@ def _diagnostics(
             "draws them at random.",
         )
         return
-    reference, sites = found.reference, counted(len(found.sites), found.kind)
-    enough = len(found.sites) >= LEAST_SITES
-    tests = TUNED if found.models == STAND_IN else HELD
-    held = " and ".join(f"{held} of {of} tests at {where}" for where, (held, of) in tests.items())
-    held += f", on {COLLECTIONS} collections of images"
+    reference, sites = calibration.reference, counted(len(calibration.sites), calibration.kind)
+    enough = len(calibration.sites) >= LEAST_SITES
+    tests = TUNED if calibration.models == STAND_IN else HELD
+    counts = " and ".join(f"{hit} of {of} tests at {where}" for where, (hit, of) in tests.items())
+    counts += f", on {COLLECTIONS} collections of images"
     such = "Without labels such" if labels else "Such"
     if useless:
         text = "The model failed where it was tested"
@@ -814,14 +814,14 @@ def _diagnostics(
     yield Diagnostic(
         "travel-rests-on",
         "note",
-        f"It rests on {_LEFT_OUT[found.models].format(sites=sites)}, and on "
+        f"It rests on {_LEFT_OUT[calibration.models].format(sites=sites)}, and on "
         f"{counted(reference.images, 'in-domain validation image')}, of which the model labels "
         f"{reference.accuracy:.0%} correctly"
         + (f", and on {counted(labels, 'label')}." if labels else ".")
-        + (f" {such} intervals held the truth in {held}." if enough else ""),
+        + (f" {such} intervals held the truth in {counts}." if enough else ""),
     )
     if not enough:
-        what = f"Only {sites} left out" if found.sites else "Nothing"
+        what = f"Only {sites} left out" if calibration.sites else "Nothing"
         yield Diagnostic(
             "travel-no-sites",
             "warning",

@@ -216,7 +216,7 @@ def validate(
     table = _table(images, domain)
     unknown_classes(classifier, table.class_names)
     depths = survey(table, classifier.preparation.reading).depths
-    found = [
+    domains = [
         _domain(classifier, table, name, depths.get(name, 0), hide_below, batch_size)
         for name in table.domain_names
     ]
@@ -226,7 +226,7 @@ def validate(
         classes=classifier.class_names,
         hidden_below=hide_below,
         diagnostics=classifier.diagnostics,
-        domains=found,
+        domains=domains,
     )
     if out is not None:
         replace_text(out, measured.to_text())
@@ -291,8 +291,8 @@ def _answers(
     labels = [place[table.class_names[table.labels[row]]] for row in rows]
     files = [table.root / Tile.named(table.paths[row]).file for row in rows]
     batches = predict_batches(BatchPredictor(classifier, bits, batch_size), files)
-    found = (predictions for batch in batches for _, predictions in batch)
-    for label, predictions in zip(labels, found):
+    answers = (predictions for batch in batches for _, predictions in batch)
+    for label, predictions in zip(labels, answers):
         for prediction in predictions:
             yield label, prediction
 

@@ -186,8 +186,8 @@ class Section:
 
 def section_of(title: str, *blocks: Block | None, folded: bool = False) -> Section | None:
     """Returns a section of the blocks that are not None; None if there are none."""
-    found = [block for block in blocks if block is not None]
-    return Section(title, found, folded) if found else None
+    present = [block for block in blocks if block is not None]
+    return Section(title, present, folded) if present else None
 
 
 @dataclass(frozen=True)

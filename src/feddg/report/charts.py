@@ -251,10 +251,10 @@ def client_heat_map(clients: ClientsTable, by: str) -> Chart:
         by: ``domains`` or ``classes``.
     """
     counts = np.array([getattr(client, by) for client in clients.clients], dtype=np.float64)
-    held = np.flatnonzero(counts.sum(axis=0)) if by == "domains" else np.arange(counts.shape[1])
-    names = [getattr(clients, by)[index] for index in held]
+    indices = np.flatnonzero(counts.sum(axis=0)) if by == "domains" else np.arange(counts.shape[1])
+    names = [getattr(clients, by)[index] for index in indices]
     groups = client_groups(np.array([client.domains for client in clients.clients]))
-    columns = np.stack([counts[group][:, held].sum(axis=0) for group in groups])
+    columns = np.stack([counts[group][:, indices].sum(axis=0) for group in groups])
     titles = [
         f"{len(group)} clients together"
         if len(group) > 1
@@ -312,8 +312,8 @@ def accuracy_curves(run: Run) -> Chart:
             palette = HELD_OUT_COLOURS if split in (TEST, VAL) else TRAINING_COLOURS
             lines.append(_split_line(of_last.curve(split), split, name, palette[split == VAL]))
             continue
-        for domain, own in domains.items():
-            accuracies = own.curve(split)
+        for domain, numbers in domains.items():
+            accuracies = numbers.curve(split)
             name = f"{label_of(domain)} · {SPLIT_WORDS[split]}"
             lines.append(_split_line(accuracies, split, name, colours[domain]))
     caption = sentence("accuracy_curves", averaged=run.default_rule is not FINAL)
@@ -367,12 +367,12 @@ def _over_rounds(lines: Sequence[Trace], caption: str, y: Axis) -> Chart:
 
 def roc_chart(rows: Sequence[MembershipRow]) -> Chart | None:
     """Returns the ROC curves of membership attacks, with the line of chance; None without any."""
-    found = [row for row in rows if row.curve]
-    if not found:
+    drawn = [row for row in rows if row.curve]
+    if not drawn:
         return None
     lines = [
         line_of(row.curve, f"{row.entry}, {row.attack}", colour)
-        for row, colour in zip(found, cycle(COLOURS[1:]))
+        for row, colour in zip(drawn, cycle(COLOURS[1:]))
     ]
     lines.append(line_of(((0, 0), (1, 1)), "chance", "#888888", width=1))
     x = axis("others taken for members", range=[0, 1])
@@ -415,17 +415,17 @@ def accuracy_against(results: Results, spent: str) -> Chart | None:
     along, rule = SPENT[spent], results.default_rule
     # What is measured in every evaluated round: the exponential mean where all runs serve it.
     weights = EMA if rule.weights == EMA else LAST
-    found = {m: _mean_curve(results, m, spent, weights) for m in results.methods}
-    ends = [x for points in found.values() for x, _ in points]
+    measured = {m: _mean_curve(results, m, spent, weights) for m in results.methods}
+    ends = [x for points in measured.values() for x, _ in points]
     curves, bands = {}, {}
-    for method, points in found.items():
+    for method, points in measured.items():
         if points and all(run.has_one_round for run in results.runs(method)):
             points = [points[-1], (max(ends), points[-1][1])]
-        curves[method] = [(x / along.unit, own.mean) for x, own in points]
+        curves[method] = [(x / along.unit, accuracy.mean) for x, accuracy in points]
         bands[method] = [
-            (x / along.unit, own.low, own.high)
-            for x, own in points
-            if own.low is not None and own.high is not None
+            (x / along.unit, accuracy.low, accuracy.high)
+            for x, accuracy in points
+            if accuracy.low is not None and accuracy.high is not None
         ]
     lines = _method_lines(results, curves)
     if not lines:
@@ -459,18 +459,18 @@ def axis_curves(results: Results, name: str) -> Chart | None:
     if name == HELD_OUT or len(numbers) < max(2, len(texts)):
         return None
     columns = results.columns_by(name)
-    found = {
+    measured = {
         method: [
-            (numbers[text], one)
+            (numbers[text], mean)
             for text in sorted(numbers, key=numbers.__getitem__)
-            if (one := spread(v for (c, _), v in own.items() if c in columns[text])) is not None
+            if (mean := spread(v for (c, _), v in cells.items() if c in columns[text])) is not None
         ]
-        for method, own in results.values(results.default_rule).items()
+        for method, cells in results.values(results.default_rule).items()
     }
-    curves = {method: [(x, one.mean) for x, one in own] for method, own in found.items()}
+    curves = {method: [(x, share.mean) for x, share in curve] for method, curve in measured.items()}
     lines = _method_lines(results, curves)
-    for line, own in zip(lines, filter(None, found.values())):
-        deviations = [100 * (one.deviation or 0.0) for _, one in own]
+    for line, values in zip(lines, filter(None, measured.values())):
+        deviations = [100 * (share.deviation or 0.0) for _, share in values]
         line["error_y"] = {"type": "data", "array": deviations, "thickness": 1}
     caption = sentence("axis_curves", when=results.default_rule.when, name=name)
     x = axis(label_of(name), **scale_for(min(numbers.values()), max(numbers.values()), WIDE_RANGE))
@@ -503,11 +503,11 @@ def _mean_curve(
     Over the seeds that have every column, if there are any.
     """
     runs = {(results.column(r), r.seed): r.run for r in results.of(method) if r.run is not None}
-    own = {key: run.table.where(weights=weights) for key, run in runs.items()}
-    curves = {key: table.curve(TEST) for key, table in own.items()}
+    tables = {key: run.table.where(weights=weights) for key, run in runs.items()}
+    curves = {key: table.curve(TEST) for key, table in tables.items()}
     points = []
     for round_ in sorted(set.intersection(*map(set, curves.values()))) if curves else ():
-        rows = (table.where(round=round_).rows[0] for table in own.values())
+        rows = (table.where(round=round_).rows[0] for table in tables.values())
         costs = [getattr(row, spent or "round") for row in rows]
         at = {key: curve[round_] for key, curve in curves.items()}
         seeds = by_seed(at, results.columns) or at
@@ -559,14 +559,14 @@ def margin_plot(results: Results, base: str) -> Chart | None:
     if not margins:
         return None
     order = sorted(margins, key=lambda name: -margins[name].mean)
-    found = [margins[name] for name in order]
+    ordered = [margins[name] for name in order]
     dots = markers_of(
-        [(round(100 * one.mean, 4), row) for row, one in enumerate(found)],
-        {"size": 10, "color": [DARK if one.decided else "#9fb0b8" for one in found]},
+        [(round(100 * margin.mean, 4), row) for row, margin in enumerate(ordered)],
+        {"size": 10, "color": [DARK if margin.decided else "#9fb0b8" for margin in ordered]},
         "%{x:+.1f} points<extra></extra>",
         error_x={
             "type": "data",
-            "array": [100 * (one.domains.reach or 0.0) for one in found],
+            "array": [100 * (margin.domains.reach or 0.0) for margin in ordered],
             "thickness": 2,
             "color": "#6f7f8f",
         },
@@ -595,7 +595,7 @@ def forest_plot(results: Results, method: str, base: str) -> Chart | None:
     first, rows = len(rows), [*rows, ("<b>all domains</b>", margin.domains)]
     rows.append(("<b>all data sets</b>", margin.collections))
     dots = markers_of(
-        [(round(100 * one.mean, 4), row) for row, (_, one) in enumerate(rows)],
+        [(round(100 * interval.mean, 4), row) for row, (_, interval) in enumerate(rows)],
         {
             "size": [9] * first + [13, 13],
             "symbol": ["circle"] * first + ["diamond"] * 2,
@@ -604,7 +604,7 @@ def forest_plot(results: Results, method: str, base: str) -> Chart | None:
         "%{x:+.1f} points<extra></extra>",
         error_x={
             "type": "data",
-            "array": [100 * (one.reach or 0.0) for _, one in rows],
+            "array": [100 * (interval.reach or 0.0) for _, interval in rows],
             "thickness": 2,
             "color": DARK,
         },

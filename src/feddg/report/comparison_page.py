@@ -102,7 +102,7 @@ def comparison_page(results: Results) -> Page:
     known = tables.about_results(results)
     notices = notices_of(known)
     if not is_fit:
-        also = [Fold("Also to know", [Prose(str(one)) for one in known])] if known else []
+        also = [Fold("Also to know", [Prose(str(note)) for note in known])] if known else []
         notices = [Prose(verdict.advice, notice=True), *also]
     runs = counted(len({row.run.folder if row.run else row.key for row in results.rows}), "run")
     return Page(
@@ -122,14 +122,14 @@ def comparison_page(results: Results) -> Page:
 
 def _title(results: Results) -> str:
     """Returns the title of the plan, or the methods, with data set and test domain if missing."""
-    own = results.title != results.name
+    has_title = results.title != results.name
     methods = [spelled(method) for method in results.methods]
     who = listed(methods) if len(methods) <= MOST_NAMED else counted(len(methods), "method")
-    title = results.title if own else who
+    title = results.title if has_title else who
     where = on_data(results.runs())
     title += "" if where.removeprefix(" on ").lower() in title.lower() else where
     held_out = {row.held_out for row in results.rows}
-    if own or len(held_out) != 1:
+    if has_title or len(held_out) != 1:
         return title
     return f"{title}, tested on {readable(listed(held_out.pop().split('+')))}"
 
@@ -140,11 +140,11 @@ def _facts(results: Results) -> list[Facts]:
     facts = [
         Fact(
             spelled(method),
-            tables.spread_text(average_over_columns(own, results.columns)),
+            tables.spread_text(average_over_columns(shares, results.columns)),
             tables.method_warnings(results, method) or "held-out test, %",
             accent=method == winner,
         )
-        for method, own in accuracies.items()
+        for method, shares in accuracies.items()
     ]
     return [Facts(facts)] if len(facts) <= MOST_FACTS else []
 
@@ -181,11 +181,11 @@ def _budget_section(results: Results) -> Section | None:
     """Returns accuracy by training images, and the leader at every budget, of a plan with some."""
     folds = []
     for budget in results.budgets:
-        own = replace(results.at(budget), question="")
+        part = replace(results.at(budget), question="")
         blocks = [
-            Prose(tables.conclusion(own).text),
-            tables.accuracy_table(own, results.default_rule) if len(own.columns) > 1 else None,
-            tables.margin_table(own, results.default_rule),
+            Prose(tables.conclusion(part).text),
+            tables.accuracy_table(part, results.default_rule) if len(part.columns) > 1 else None,
+            tables.margin_table(part, results.default_rule),
         ]
         folds.append(Fold(f"{short(budget)} images", [one for one in blocks if one is not None]))
     picture = charts.accuracy_against(results.at_largest, "images")
@@ -194,8 +194,8 @@ def _budget_section(results: Results) -> Section | None:
 
 def _decision_table(results: Results) -> Table | None:
     """Returns the decision's metrics on held-out domains, with paired differences to FedAvg."""
-    found = {name: results.values(results.default_rule, name) for name in OF_A_DECISION}
-    measured = {name: methods for name, methods in found.items() if methods}
+    values = {name: results.values(results.default_rule, name) for name in OF_A_DECISION}
+    measured = {name: methods for name, methods in values.items() if methods}
     if not measured:
         return None
     base = "fedavg" if "fedavg" in results.methods else results.methods[0]
@@ -252,10 +252,10 @@ def _rules_section(results: Results) -> Section:
 
 def _differing_settings(results: Results) -> Block | None:
     """Returns the settings in which runs differ; None if there are too many runs for a table."""
-    found = {row.run.folder: (spelled(row.method), row.run) for row in results.rows if row.run}
-    if not 1 < len(found) <= MOST_COLUMNS:
+    named = {row.run.folder: (spelled(row.method), row.run) for row in results.rows if row.run}
+    if not 1 < len(named) <= MOST_COLUMNS:
         return None
-    labels, runs = zip(*found.values())
+    labels, runs = zip(*named.values())
     if len(set(labels)) < len(labels):
         labels = tuple(run.folder.name for run in runs)
     flat = [flatten(run.settings) for run in runs]
@@ -278,13 +278,13 @@ _Amount = tuple[str, str, Callable[[float], str]]
 
 def _cost_table(results: Results) -> Table | None:
     """Returns the mean cost of each method's runs; None without runs."""
-    costs = {m: [_taken(run) for run in own] for m in results.methods if (own := results.runs(m))}
+    costs = {m: [_taken(run) for run in runs] for m in results.methods if (runs := results.runs(m))}
     if not costs:
         return None
 
     def mean(what: _Amount) -> MadeColumn[str]:
         heading, note, shown = what
-        return column(heading, lambda m: shown(fmean(one[what] or 0.0 for one in costs[m])), note)
+        return column(heading, lambda m: shown(fmean(cost[what] or 0.0 for cost in costs[m])), note)
 
     columns = [mean(what) for what in next(iter(costs.values()))[0]]
     return tables.by_method(costs, columns, "Mean over the runs of a method.")

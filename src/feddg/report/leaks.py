@@ -94,13 +94,13 @@ def leaks_section(run: Run) -> Section | None:
         _entries_table(run, entries),
         Prose(_for_the_officer(run, entries), notice=True),
     ]
-    if found := attack_tables(attacks):
+    if tables := attack_tables(attacks):
         roc = roc_chart([row for row in attacks if isinstance(row, MembershipRow)])
         charts = [] if roc is None else [roc]
-        blocks.append(Fold("What the attacks found, in numbers", [*found, *charts]))
+        blocks.append(Fold("What the attacks found, in numbers", [*tables, *charts]))
     else:
-        described = [one for one in entries if one.purpose == "statistics"]
-        shares = any(one.name not in {*OWN_NAMES, COUNTS} for one in described)
+        described = [entry for entry in entries if entry.purpose == "statistics"]
+        shares = any(entry.name not in {*OWN_NAMES, COUNTS} for entry in described)
         kind = ("server", "--public", "FOLDER_OF_PHOTOGRAPHS") if shares else ("membership",)
         blocks.append(Prose("No attack has been tried on this run. To try one:"))
         blocks.append(Code(command("privacy", "attack", str(run.folder), "--kind", *kind)))
@@ -109,7 +109,7 @@ def leaks_section(run: Run) -> Section | None:
 
 def _entries(ledger: LedgerRecord) -> list[_Entry]:
     """Returns everything that left a site, in order of first appearance."""
-    found: dict[tuple[str, str], _Entry] = {}
+    entries: dict[tuple[str, str], _Entry] = {}
     passed_on = {("statistics", name) for name in _passed_on(ledger)}
     for message in ledger.messages:
         layout = ledger.layouts.get(message.layout)
@@ -117,10 +117,10 @@ def _entries(ledger: LedgerRecord) -> list[_Entry]:
             continue
         for name, count in _content(layout).items():
             key = _purpose(message), name
-            entry = found.setdefault(key, _Entry(*key, passed_on=key in passed_on))
+            entry = entries.setdefault(key, _Entry(*key, passed_on=key in passed_on))
             entry.numbers = max(entry.numbers, count)
             entry.sent[message.client] = entry.sent.get(message.client, 0) + 1
-    return list(found.values())[:MOST_KINDS]
+    return list(entries.values())[:MOST_KINDS]
 
 
 def _content(layout: LayoutRow) -> dict[str, int]:
@@ -129,8 +129,8 @@ def _content(layout: LayoutRow) -> dict[str, int]:
     for tensor in layout.tensors:
         name = tensor.name
         if name.startswith("weights/"):
-            own = {"statistics": STATISTICS, "sums": SUMS}
-            name = next((kind for kind, ends in own.items() if name.endswith(ends)), WEIGHTS)
+            kinds = {"statistics": STATISTICS, "sums": SUMS}
+            name = next((kind for kind, ends in kinds.items() if name.endswith(ends)), WEIGHTS)
         counts[name] = counts.get(name, 0) + math.prod(tensor.shape)
     if any(name == "examples" or not name.startswith(LOGS) for name in layout.scalars):
         counts[COUNTS] = len(layout.scalars)
@@ -159,18 +159,18 @@ def _entries_table(run: Run, entries: Sequence[_Entry]) -> Table:
         return "the server; sites see only the aggregate"
 
     columns: list[MadeColumn[_Entry]] = [
-        text_column("What", lambda one: OWN_NAMES.get(one.name, one.name)),
+        text_column("What", lambda entry: OWN_NAMES.get(entry.name, entry.name)),
         text_column(
             "Message", lambda o: "before training" if o.purpose == "statistics" else o.purpose
         ),
-        column("Numbers from one site", lambda one: one.numbers, "at most, each time"),
-        column("Times", lambda one: one.times, "at most"),
-        column("Sites", lambda one: len(one.sent)),
+        column("Numbers from one site", lambda entry: entry.numbers, "at most, each time"),
+        column("Times", lambda entry: entry.times, "at most"),
+        column("Sites", lambda entry: len(entry.sent)),
         text_column("Who saw it", readers),
-        column("Epsilon", lambda one: _epsilon(run, one.purpose) or "none", "for delta"),
+        column("Epsilon", lambda entry: _epsilon(run, entry.purpose) or "none", "for delta"),
         text_column(
             "What an attack learned",
-            lambda one: "; ".join(_findings(run.attacks, one.key)) or "not tried",
+            lambda entry: "; ".join(_findings(run.attacks, entry.key)) or "not tried",
         ),
     ]
     return table_of(entries, columns, sentence("entries_caption"))
@@ -194,10 +194,10 @@ def _for_the_officer(run: Run, entries: Sequence[_Entry]) -> str:
     things = [phrase(entry) for entry in entries if entry.name != COUNTS]
     return sentence(
         "for_the_record",
-        sites=max((len(one.sent) for one in entries), default=0),
+        sites=max((len(entry.sent) for entry in entries), default=0),
         sent=listed(things) or "counts",
         tried=_tried(run.attacks),
-        bounded=any(_epsilon(run, one.purpose) for one in entries),
+        bounded=any(_epsilon(run, entry.purpose) for entry in entries),
     )
 
 
@@ -359,8 +359,8 @@ def _ledger_sentences(ledger: LedgerRecord) -> str:
     if not sent:
         return "No site has sent anything yet."
     kinds = [
-        sentence("kind_sent", purpose=purpose, least=size(min(own)), most=size(max(own)))
-        for purpose, own in sizes.items()
+        sentence("kind_sent", purpose=purpose, least=size(min(values)), most=size(max(values)))
+        for purpose, values in sizes.items()
     ]
     return sentence(
         "sent",

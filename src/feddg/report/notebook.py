@@ -68,7 +68,7 @@ def _run(run: Run) -> str:
     return _page(
         title=_title_of(run),
         lead=_lead_of(run),
-        notices=[str(one) for one in about_run(run)] if evaluated else [],
+        notices=[str(diagnostic) for diagnostic in about_run(run)] if evaluated else [],
         tables=[final_table(run)] if evaluated else [],
         curves=accuracy_curves(run) if len(run.table.rounds) > 1 else None,
         report=run.folder / "report.html",
@@ -77,7 +77,7 @@ def _run(run: Run) -> str:
 
 def _comparison(comparison: Comparison) -> str:
     results = comparison.results.at_largest
-    failed = [f"{one.cell.folder.name}: {one.error or one.status}" for one in comparison.failures]
+    failed = [f"{run.cell.folder.name}: {run.error or run.status}" for run in comparison.failures]
     return _page(
         title=_title_of(comparison),
         lead=_lead_of(comparison),
@@ -96,7 +96,7 @@ def _predictions(predictions: PredictedImages) -> str:
         lead="A preview of the next images; your loop will still receive them."
         if shown
         else "There are no more.",
-        pictures=[(_thumbnail(one), *_answer(one)) for one in shown],
+        pictures=[(_thumbnail(prediction), *_answer(prediction)) for prediction in shown],
         more=more,
     )
 
@@ -162,19 +162,19 @@ def _ticks(low: float, high: float) -> list[float]:
     return [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _thumbnail(one: Prediction) -> str:
+def _thumbnail(prediction: Prediction) -> str:
     """Returns the file as a thumbnail; empty if it cannot be read any more."""
     try:
         with quiet_pillow():
-            pixels = decode_image(Path(one.file), THUMBNAIL, "squash")
+            pixels = decode_image(Path(prediction.file), THUMBNAIL, "squash")
     except (UnusableImageError, OSError, ValueError):
         return ""
     return thumbnail(pixels)
 
 
-def _answer(one: Prediction) -> tuple[str, str]:
-    name = shortened(readable(Path(one.file).name))
-    if one.label is None:
-        return name, f"unusable: {one.reason}"
-    light = ", unlike anything seen in training" if one.unlike_training else ""
-    return name, f"{readable(one.label)}, {percent_sign(one.confidence)}{light}"
+def _answer(prediction: Prediction) -> tuple[str, str]:
+    name = shortened(readable(Path(prediction.file).name))
+    if prediction.label is None:
+        return name, f"unusable: {prediction.reason}"
+    light = ", unlike anything seen in training" if prediction.unlike_training else ""
+    return name, f"{readable(prediction.label)}, {percent_sign(prediction.confidence)}{light}"

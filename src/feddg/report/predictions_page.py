@@ -76,8 +76,8 @@ def write_predictions_page(
     """
     model, usable = found.classifier, found.labels.total()
     rows = [
-        (one.file, one.label or "", one.confidence or 0.0, one.unlike_training)
-        for one in found.doubtful
+        (image.file, image.label or "", image.confidence or 0.0, image.unlike_training)
+        for image in found.doubtful
     ]
     tags = [f"{counted(usable, 'image')} labelled"]
     tags += [f"{number(found.failed)} could not be used"] if found.failed else []
@@ -118,7 +118,7 @@ def write_travel_page(
         RunError: it cannot be written.
     """
     shown = found.images[:MOST_SHOWN]
-    rows = [(one.file, one.label, one.risk or 0.0, one.unlike_training) for one in shown]
+    rows = [(image.file, image.label, image.risk or 0.0, image.unlike_training) for image in shown]
     tags = [counted(len(found.images), "image")]
     tags += [f"{number(found.labels)} with a label"] if found.labels else []
     tags += [f"{number(found.failed)} could not be used"] if found.failed else []
@@ -171,17 +171,17 @@ def estimates_table(found: Travel) -> Table:
 def classes_table(found: Travel) -> Table:
     """Returns the number of answers of each class, and how many of those with labels are right."""
     columns: list[MadeColumn[ClassExpectation]] = [
-        text_column("answer", lambda one: one.name),
-        column("images", lambda one: one.answers),
+        text_column("answer", lambda row: row.name),
+        column("images", lambda row: row.answers),
     ]
     caption = "The images by the class that the model gave them."
     if found.labels:
         columns += [
-            column("with a label", lambda one: one.labels),
-            column("correct", lambda one: percent(one.right)),
+            column("with a label", lambda row: row.labels),
+            column("correct", lambda row: percent(row.right)),
             column(
                 "95 % interval",
-                lambda one: f"{percent(one.low)} to {percent(one.high)}" if one.labels else MISSING,
+                lambda row: f"{percent(row.low)} to {percent(row.high)}" if row.labels else MISSING,
             ),
         ]
         caption += " The percentage correct is that of those with a label."

@@ -129,7 +129,7 @@ def run_page(run: Run) -> Page:
         run_steps(run),
     ]
     # Of few images the metrics' own section speaks.
-    notices = notices_of([one for one in about_run(run) if one.code != FEW_IMAGES])
+    notices = notices_of([notice for notice in about_run(run) if notice.code != FEW_IMAGES])
     model, answers = model_sentence(run), verdict(run)
     return Page(
         title=f"{spelled(run.method)}{on_data([run])}{tested_on(run)}",
@@ -150,8 +150,8 @@ def run_page(run: Run) -> Page:
 
 def notices_of(found: Sequence[Diagnostic]) -> list[Block]:
     """The gravest in a box, the others folded."""
-    boxes: list[Block] = [Prose(str(one), notice=True) for one in found[:1]]
-    more = [Prose(str(one)) for one in found[1:]]
+    boxes: list[Block] = [Prose(str(diagnostic), notice=True) for diagnostic in found[:1]]
+    more = [Prose(str(diagnostic)) for diagnostic in found[1:]]
     return [*boxes, Fold(f"{counted(len(more), 'further note')}", more)] if more else boxes
 
 
@@ -183,7 +183,7 @@ def _data_name(run: Run) -> str:
 def data_tags(runs: Sequence[Run]) -> list[str]:
     """The size of the images and the day of the runs, if recorded."""
     data = [run.settings.get("data") or {} for run in runs]
-    sizes = {own.get("image_size") for own in data if not own.get("features")} - {None}
+    sizes = {fields.get("image_size") for fields in data if not fields.get("features")} - {None}
     tags = [f"{sizes.pop()} pixels a side"] if len(sizes) == 1 else []
     days = sorted(day for run in runs if (day := _day(run)) is not None)
     if days:
@@ -206,7 +206,7 @@ def model_sentence(run: Run) -> str:
         return ""
     server = run.settings.get("server") or {}
     asked = [f"server.{name}: {server.get(name) or 'none'}" for name in ("wise_ft", "averaging")]
-    setting = next((one for one in asked if not one.endswith(": none")), "")
+    setting = next((text for text in asked if not text.endswith(": none")), "")
     title, measured = rule.title.lower(), rule is not FINAL
     return sentence("model", rule=title, round=chosen, setting=setting, measured=measured)
 
@@ -240,27 +240,27 @@ def verdict(run: Run) -> list[tuple[str, str]]:
     Whether the federation was worth it, if the reference lines were run beside it; what to expect
     at a new site; the worst class; what would help most.
     """
-    found: list[tuple[str, str]] = []
+    rows: list[tuple[str, str]] = []
     accuracy = run.accuracy
     lines = [(REFERENCES[m], v) for m, v in reference_lines(run).items()]
     if accuracy is not None and lines:
-        found.append(("Worth it?", sentence("worth", accuracy=accuracy, others=lines)))
+        rows.append(("Worth it?", sentence("worth", accuracy=accuracy, others=lines)))
     expected = new_site(run)
     if expected is not None:
-        found.append(("At a new site", str(expected)))
+        rows.append(("At a new site", str(expected)))
     measured = run.result.where(split=TEST).domains
     for row in expected_elsewhere(run):
         if row.site not in measured:
             text = f"{Estimate(row.value, row.low, row.high)}, if its "
             text += f"{counted(row.images, 'image')} without labels show the model's classes."
-            found.append((f"At {readable(row.site)}", text))
+            rows.append((f"At {readable(row.site)}", text))
     worst = _worst_class(run)
     if worst is not None:
-        found.append(("Worst class", worst.text))
-    if found and not {one.code for one in about_result(run)} & LEARNED_NOTHING:
+        rows.append(("Worst class", worst.text))
+    if rows and not {diagnostic.code for diagnostic in about_result(run)} & LEARNED_NOTHING:
         help = _what_helps(run, worst, len(expected.accuracies) if expected else 0)
-        found.append(("What would help most", help))
-    return found
+        rows.append(("What would help most", help))
+    return rows
 
 
 def reference_lines(run: Run) -> dict[str, float]:
@@ -268,7 +268,7 @@ def reference_lines(run: Run) -> dict[str, float]:
 
     Only from runs with the same images, sites, model, rounds and seed.
     """
-    found = {}
+    accuracies = {}
     for method in REFERENCES:
         for folder in sorted(run.folder.parent.glob(f"{method}-*")):
             if method == run.method or not is_run(folder):
@@ -276,8 +276,8 @@ def reference_lines(run: Run) -> dict[str, float]:
             other = read_run(folder)
             value = other.accuracy
             if value is not None and other.status == "completed" and _alike(run, other):
-                found[method] = value
-    return found
+                accuracies[method] = value
+    return accuracies
 
 
 _SAME = re.compile(
@@ -331,13 +331,13 @@ def _worst_class(run: Run) -> _WorstClass | None:
 
 def _what_helps(run: Run, worst: _WorstClass | None, sites: int) -> str:
     """What would help most: images of a rare class, more sites, or labels at the new site."""
-    held = [client.classes for client in run.clients.clients] if run.clients else []
-    images = [sum(own) for own in zip(*held)]
+    counts = [client.classes for client in run.clients.clients] if run.clients else []
+    images = [sum(of_class) for of_class in zip(*counts)]
     if worst is not None and worst.behind > FAR_BELOW and worst.number < len(images):
-        own, total = images[worst.number], sum(images)
-        if own < SCARCE * total / len(images):
+        count, total = images[worst.number], sum(images)
+        if count < SCARCE * total / len(images):
             name = _class_names(run)[worst.number]
-            return sentence("more_images", name=name, own=own, total=total)
+            return sentence("more_images", name=name, own=count, total=total)
     return sentence("more_sites" if 0 < sites < FEW_SITES else "label_images", sites=sites)
 
 
@@ -430,18 +430,18 @@ def _parts(run: Run, aggregates: Sequence[str], every_domain: bool = False) -> I
     Of very many domains, only those with the lowest and the highest accuracy are listed separately.
     """
     for split in SPLITS:
-        own = run.result.where(split=split)
+        numbers = run.result.where(split=split)
         names = {domain: readable(domain) for domain in run.table.where(split=split).domains}
         for aggregate in aggregates if len(names) > 1 else ():
             label = f"{AGGREGATE_WORDS[aggregate]} ({len(names)})"
-            yield _Part(split, label, own, None, aggregate)
+            yield _Part(split, label, numbers, None, aggregate)
         if len(names) > MOST_DOMAINS and not every_domain:
-            accuracies = own.values()
+            accuracies = numbers.values()
             order = sorted(accuracies, key=accuracies.__getitem__)
             lowest, highest = order[0], order[-1]
             names = {lowest: f"lowest: {names[lowest]}", highest: f"highest: {names[highest]}"}
         for domain, name in names.items():
-            yield _Part(split, name, own.where(domain=domain), domain)
+            yield _Part(split, name, numbers.where(domain=domain), domain)
 
 
 PART_COLUMNS: Sequence[MadeColumn[_Part]] = (
@@ -523,7 +523,7 @@ def _rule_column(
 def metrics_section(run: Run) -> Section | None:
     """Every metric of the page's model; None if only accuracies were written."""
     names, classes = run.table.metrics, _class_names(run)
-    own = run.table.where(weights=run.default_rule.weights)
+    numbers = run.table.where(weights=run.default_rule.weights)
     if len(names) < 2:
         return None
 
@@ -539,7 +539,7 @@ def metrics_section(run: Run) -> Section | None:
     def smallest(part: _Part) -> str:
         if part.domain is None:
             return ""
-        return _smallest(own.support(part.split, part.domain), classes)
+        return _smallest(numbers.support(part.split, part.domain), classes)
 
     columns = [
         *PART_COLUMNS,
@@ -547,8 +547,8 @@ def metrics_section(run: Run) -> Section | None:
         text_column("Smallest class", smallest, "images"),
     ]
     tested = run.result.where(split=TEST).domains
-    support = [(TEST, name, own.support(TEST, name) or []) for name in tested]
-    notices = [Prose(str(one), notice=True) for one in about_support(support, classes)]
+    support = [(TEST, name, numbers.support(TEST, name) or []) for name in tested]
+    notices = [Prose(str(notice), notice=True) for notice in about_support(support, classes)]
     parts = _parts(run, list(AGGREGATE_WORDS))
     table = table_of(parts, columns, sentence("metrics_caption"), grouped=True)
     return Section("Metrics", [*notices, table], folded=True)
@@ -577,10 +577,10 @@ def _mistakes_section(run: Run) -> Section | None:
         name = f"all {len(counts)} held-out test domains"
         counts = {name: np.sum(list(counts.values()), axis=0)}
     blocks: list[Block] = []
-    for name, found in counts.items():
+    for name, confusion in counts.items():
         caption = sentence("confusion_caption", name=name)
-        matrix = charts.confusion_matrix(found, classes, caption)
-        blocks += [matrix, _class_table(found, classes, name)]
+        matrix = charts.confusion_matrix(confusion, classes, caption)
+        blocks += [matrix, _class_table(confusion, classes, name)]
     return Section("Mistakes by class", blocks)
 
 
@@ -617,8 +617,8 @@ def _class_table(counts: charts.Counts, classes: Sequence[str], name: str) -> Fo
 
 def _pictures_section(run: Run) -> Section | None:
     pictures = run.pictures()
-    mistakes = [one for one in pictures if one[0].name.startswith(MISTAKE)]
-    others = [one for one in pictures if one not in mistakes]
+    mistakes = [picture for picture in pictures if picture[0].name.startswith(MISTAKE)]
+    others = [picture for picture in pictures if picture not in mistakes]
     return section_of(
         "Pictures",
         Gallery(others) if others else None,
@@ -644,17 +644,17 @@ def _adaptation_section(run: Run) -> Section | None:
 def adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
     """Accuracy of the model measured last, a row per adaptation, by domain."""
     newest = max(enumerate(scores), key=lambda item: (item[1].round, item[0]))[1]
-    own = [one for one in scores if (one.round, one.which) == (newest.round, newest.which)]
-    found = grouped(
-        ((one.adaptation, one.batch_size, one.split, one.domain), one.accuracy) for one in own
+    latest = [row for row in scores if (row.round, row.which) == (newest.round, newest.which)]
+    accuracies = grouped(
+        ((row.adaptation, row.batch_size, row.split, row.domain), row.accuracy) for row in latest
     )
-    places = sorted({key[2:] for key in found}, key=lambda key: (SPLITS.index(key[0]), key[1]))
-    rows = dict.fromkeys(key[:2] for key in found)
+    places = sorted({key[2:] for key in accuracies}, key=lambda key: (SPLITS.index(key[0]), key[1]))
+    rows = dict.fromkeys(key[:2] for key in accuracies)
     names = [name for name, _ in rows]
 
     def accuracy(place: tuple[str, str]) -> MadeColumn[tuple[str, int]]:
         def mean(key: tuple[str, int]) -> Cell:
-            values = found.get((*key, *place))
+            values = accuracies.get((*key, *place))
             return Cell(percent(sum(values) / len(values)) if values else "", place[0] == TEST)
 
         return column(readable(place[1]), mean, SHORT_SPLITS[place[0]])
@@ -688,7 +688,7 @@ def _clients_section(run: Run) -> Section | None:
     if bad := clients.bad_images:
         table = table_of(
             bad[:MOST_LISTED],
-            [text_column("File", lambda one: one.path), text_column("Reason", lambda o: o.reason)],
+            [text_column("File", lambda row: row.path), text_column("Reason", lambda o: o.reason)],
             _cut_note(len(bad)),
         )
         blocks.append(Fold(f"{counted(len(bad), 'image')} could not be used", [table]))
@@ -842,7 +842,7 @@ def _estimates_table(run: Run, estimates: Sequence[EstimateRow]) -> Table:
 
 def _groups_table(run: Run, setup: SetupRow) -> Table | None:
     """How many clients each group has, and which; None if the method made no groups."""
-    found = [
+    rows = [
         (what, place, [run.client_name(id) for id in members])
         for what, groups in setup.groups.items()
         for place, members in enumerate(groups, start=1)
@@ -859,7 +859,7 @@ def _groups_table(run: Run, setup: SetupRow) -> Table | None:
         column("Clients", lambda group: len(group[2])),
         text_column("Which", lambda group: members(group[2])),
     ]
-    return table_of(found, columns, grouped=True) if found else None
+    return table_of(rows, columns, grouped=True) if rows else None
 
 
 # What to do next: commands that fit what was found.
@@ -885,14 +885,14 @@ def run_steps(run: Run) -> Section | None:
 
 def _steps(run: Run) -> Iterator[Step]:
     # A rate that failed would fail again.
-    again = run.status == "failed" and DIVERGED in {one.code for one in about_run(run)}
+    again = run.status == "failed" and DIVERGED in {notice.code for notice in about_run(run)}
     if run.status not in ("completed", "damaged") and not again:
         yield "Go on from the last completed round:", command("resume", str(run.folder))
     try:
         experiment = load_experiment(run.folder / EXPERIMENT)
     except FeddgError:
         return  # of another version, or of a package that is not here: it cannot be changed
-    codes = {one.code for one in about_result(run)}
+    codes = {diagnostic.code for diagnostic in about_result(run)}
     if again:
         lower = f"{lower_rate(run):g}"
         yield from _again(run, "A lower learning rate may help:", "--lr", lower)

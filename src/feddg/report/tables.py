@@ -104,12 +104,12 @@ def accuracy_columns(
         groups: by heading, what is averaged over; a seed counts when it has all of them. Each
             column by itself and their average, if None.
     """
-    found = results.values(rule, split=split)
+    values = results.values(rule, split=split)
     is_fit = results.no_method_fit is None
 
     def accuracy_column(heading: str, columns: Sequence[str]) -> MethodColumn:
-        spreads = {method: average_over_columns(own, columns) for method, own in found.items()}
-        best = max((one.mean for one in spreads.values() if one), default=None)
+        spreads = {method: average_over_columns(part, columns) for method, part in values.items()}
+        best = max((average.mean for average in spreads.values() if average), default=None)
 
         def accuracy(method: str) -> Cell:
             one = spreads.get(method)
@@ -173,8 +173,8 @@ def accuracy_table(
 
 def mean_percent(shares: Mapping[str, Accuracies], method: str) -> str:
     """The mean of a method's shares, in percent."""
-    found = spread(shares.get(method, {}).values())
-    return percent(found.mean if found else None)
+    average = spread(shares.get(method, {}).values())
+    return percent(average.mean if average else None)
 
 
 def method_warnings(results: Results, method: str) -> str:
@@ -182,8 +182,8 @@ def method_warnings(results: Results, method: str) -> str:
 
     If no method is fit to use, a general statement already covers all.
     """
-    found = about_method(results, method) if results.no_method_fit is None else ()
-    warnings = [(code, where) for code, severity, where in found if severity == "warning"]
+    diagnostics = about_method(results, method) if results.no_method_fit is None else ()
+    warnings = [(code, where) for code, severity, where in diagnostics if severity == "warning"]
     return "; ".join(f"{code.replace('-', ' ')}{where}" for code, where in warnings)
 
 
@@ -198,10 +198,10 @@ def spread_text(found: Spread | None) -> str:
 def rules_table(results: Results) -> Table:
     """Average test accuracy of every method under every selection rule."""
     columns = [
-        one
+        made
         for rule in SELECTION_RULES.values()
         if not rule.optional or results.values(rule)
-        for one in accuracy_columns(results, rule, groups={rule.title: results.columns})
+        for made in accuracy_columns(results, rule, groups={rule.title: results.columns})
     ]
     return by_method(results.methods, columns, sentence("rules_caption"))
 
@@ -229,12 +229,12 @@ def main_tables(every: Results, *, brief: bool = False) -> list[Table]:
         brief: whether to leave out what stands beside accuracies and margins.
     """
     results, rule = every.at_largest, every.at_largest.default_rule
-    found = [budget_table(every)]
+    tables = [budget_table(every)]
     if results.rows:
         axis = DATA if brief and results.collections else None
-        found.append(accuracy_table(results, rule, axis=axis, brief=brief))
-        found.append(margin_table(results, rule, brief=brief))
-    return [table for table in found if table is not None]
+        tables.append(accuracy_table(results, rule, axis=axis, brief=brief))
+        tables.append(margin_table(results, rule, brief=brief))
+    return [table for table in tables if table is not None]
 
 
 def margin_table(
@@ -273,26 +273,26 @@ def margin_table(
         return named(margins[method].other) if method in margins else MISSING
 
     def mean_rank(method: str) -> str:
-        found = spread(places[method].values())
-        return f"{found.mean:.2f}" if found else MISSING
+        rank = spread(places[method].values())
+        return f"{rank.mean:.2f}" if rank else MISSING
 
     note = "95 % interval"
     columns: list[MethodColumn] = [
         *([] if base else [text_column("Best other method", other)]),
         column(f"Minus {spelled(base)}" if base else "Margin", difference, "points"),
-        of_margin("Over domains", lambda one: interval_text(one.domains, "domain"), note),
+        of_margin("Over domains", lambda margin: interval_text(margin.domains, "domain"), note),
         *([of_margin("Over data sets", over_data_sets, note)] if results.collections else []),
-        of_margin("Over seeds", lambda one: interval_text(one.seeds, "seed"), note),
+        of_margin("Over seeds", lambda margin: interval_text(margin.seeds, "seed"), note),
     ]
     names = domains_of(results, margins.values())
     if len(names) > 1:
         note = " / ".join(map(readable, names)) if len(names) <= MOST_DOMAINS else ""
-        columns.append(of_margin("By domain", lambda one: by_domain(one, names), note))
+        columns.append(of_margin("By domain", lambda margin: by_domain(margin, names), note))
     if not brief:
         columns += [
             of_margin("Detectable", detectable_text, "points"),
-            of_margin("Domains", lambda one: str(one.domains.count)),
-            of_margin("Seeds", lambda one: str(one.seeds.count)),
+            of_margin("Domains", lambda margin: str(margin.domains.count)),
+            of_margin("Seeds", lambda margin: str(margin.seeds.count)),
             column("Mean rank", mean_rank),
         ]
     caption = sentence("margins_caption", when=rule.when, base=base, brief=brief, few=LEAST)
@@ -313,16 +313,16 @@ def by_domain(margin: Margin, names: Sequence[str]) -> Cell:
     differences = [points(margin.by_domain.get(name)) for name in names]
     if len(names) <= MOST_DOMAINS:
         return Cell(" / ".join(differences))
-    own = margin.by_domain.values()
-    above = f"{sum(value > 0 for value in own)} of {len(own)} above 0"
+    values = margin.by_domain.values()
+    above = f"{sum(value > 0 for value in values)} of {len(values)} above 0"
     items = tuple(f"{readable(name)} {text}" for name, text in zip(names, differences))
-    return Cell(f"{points(min(own))} to {points(max(own))}, {above}", items=items)
+    return Cell(f"{points(min(values))} to {points(max(values))}, {above}", items=items)
 
 
 def over_data_sets(margin: Margin) -> str:
     """``+1.2 (-0.4 to +2.8)``: the mean over data sets, each the mean of its domains."""
-    one = margin.collections
-    return f"{points(one.mean)} ({interval_text(one, 'data set')})"
+    interval = margin.collections
+    return f"{points(interval.mean)} ({interval_text(interval, 'data set')})"
 
 
 def unseen(margins: Iterable[Margin]) -> str:
@@ -442,13 +442,13 @@ def conclusion(results: Results) -> Diagnostic:
     more = "more" if margin.mean >= 0 else "less"
     text += f", {percent(abs(margin.mean))} points {more} than {spelled(other)}{but(other)}"
     known = [
-        f"{interval_text(one, unit)} {over}"
-        for one, unit, over in (
+        f"{interval_text(interval, unit)} {over}"
+        for interval, unit, over in (
             (margin.domains, "domain", "over domains"),
             (margin.collections, "data set", "over data sets, each the mean of its domains"),
             (margin.seeds, "seed", "over seeds on these domains"),
         )
-        if one.reach is not None
+        if interval.reach is not None
     ]
     if known:
         text += f" (95 % {'intervals' if len(known) > 1 else 'interval'} {', '.join(known)})"
@@ -471,10 +471,10 @@ def about_results(results: Results) -> list[Diagnostic]:
         # Where no method is fit, that says the gravest of all of them.
         if results.no_method_fit is None or severity != "warning"
     )
-    found = []
+    diagnostics = []
     for (code, severity), places in findings.items():
         often = grouped(places)
-        where = ", ".join(f"{listed(own)}{in_runs}" for in_runs, own in often.items())
+        where = ", ".join(f"{listed(names)}{in_runs}" for in_runs, names in often.items())
         words = IN_WORDS.get(code, code.replace("-", " "))
         words = words[0].upper() + words[1:]
         (in_runs, alike), *others = often.items()
@@ -482,13 +482,13 @@ def about_results(results: Results) -> list[Diagnostic]:
             text = f"{words}{in_runs} of every method."
         else:
             text = f"{words}: {where}."
-        found.append(Diagnostic(code, severity, text, ADVICE.get(code, "")))
-    found += about_budgets(results)
-    found += about_lead(results)
+        diagnostics.append(Diagnostic(code, severity, text, ADVICE.get(code, "")))
+    diagnostics += about_budgets(results)
+    diagnostics += about_lead(results)
     if len({row.seed for row in results.rows}) == 1 and len(results.methods) > 1:
         text = "One seed only: what another would give is not known."
-        found.append(Diagnostic("one-seed", "note", text, "Run more seeds."))
-    return [*_left_out(results), *gravest_first(found)]
+        diagnostics.append(Diagnostic("one-seed", "note", text, "Run more seeds."))
+    return [*_left_out(results), *gravest_first(diagnostics)]
 
 
 def model_sentence(results: Results) -> str:

@@ -67,11 +67,11 @@ def print_comparison(done: Comparison, *, explained: bool = False) -> None:
         print_table(console, table)
     if results.rows:
         print_line(console, lead_of(done.results))
-    if explained and (found := about_best(results)):
-        print_line(console, ": ".join(found))
+    if explained and (best := about_best(results)):
+        print_line(console, ": ".join(best))
     known = about_results(results)
-    for one in known[:MOST_NOTES]:
-        print_diagnostic(console, one)
+    for diagnostic in known[:MOST_NOTES]:
+        print_diagnostic(console, diagnostic)
     if (further := len(known) - MOST_NOTES) > 0:
         print_line(console, f"{counted(further, 'more note')} in the report")
     for outcome in done.failures:
@@ -91,8 +91,8 @@ def print_results(done: Run) -> None:
         print_table(console, final_table(done, brief=True))
     else:
         typer.echo("no accuracy: every image trained, and none was kept aside")
-    for one in about_result(done):
-        print_diagnostic(console, one)
+    for diagnostic in about_result(done):
+        print_diagnostic(console, diagnostic)
     typer.echo(f"run folder: {done.folder}")
     typer.echo(f"report: {done.report.resolve()}")
 
@@ -121,5 +121,5 @@ def print_travel(found: Travel) -> None:
         if found.calibration.sites:
             print_table(console, sites_table(found))
         print_line(console, found.expectation)
-    for one in found.diagnostics:
-        print_line(console, str(one))
+    for diagnostic in found.diagnostics:
+        print_line(console, str(diagnostic))

@@ -76,4 +76,4 @@ def interval_words(interval: ShareInterval | None) -> str:
 
 def warning_words(found: Sequence[Diagnostic]) -> str:
     """Returns the warnings in short, for a heading or a table; empty without warnings."""
-    return "; ".join(one.short for one in found if one.severity == "warning")
+    return "; ".join(diagnostic.short for diagnostic in found if diagnostic.severity == "warning")

@@ -93,8 +93,8 @@ def with_weights_at_hand(experiment: Experiment) -> Experiment:
     if not named and not _can_be_had(experiment.model):
         written = merge(written, {"model": {"weights": None}})
         experiment = Experiment(**written)
-    found = explain(written)
-    if any(setting.source.startswith(f"preset {SCRATCH}") for setting in found.values()):
+    origins = explain(written)
+    if any(setting.source.startswith(f"preset {SCRATCH}") for setting in origins.values()):
         train = experiment.train
         warn(
             "learns-from-scratch",
@@ -149,9 +149,9 @@ def forecast(experiment: Experiment) -> Forecast:
     loaded = load_undecoded(experiment, cache_folder())
     table, size = loaded.table, experiment.data.image_size
     images = deal(experiment, loaded)
-    found = [*about_labels(table), *split_diagnostics(experiment, loaded, images.splits)]
-    found += client_diagnostics(images)
-    emit(*(one for one in found if one.severity == "error"))
+    diagnostics = [*about_labels(table), *split_diagnostics(experiment, loaded, images.splits)]
+    diagnostics += client_diagnostics(images)
+    emit(*(diagnostic for diagnostic in diagnostics if diagnostic.severity == "error"))
     method, network = build(experiment, len(table.class_names))
     method.read_files()
     defences = defences_for(images.trained_by(experiment), method, network)
@@ -166,7 +166,7 @@ def forecast(experiment: Experiment) -> Forecast:
         len(table) * size * size * 3,
         weights,
         weights * 4 * copies,
-        (*found, *defences.diagnostics),
+        (*diagnostics, *defences.diagnostics),
     )
 
 

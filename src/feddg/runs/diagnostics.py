@@ -125,12 +125,12 @@ def measured(table: NumberTable, name: str) -> dict[str, float]:
         table: numbers of one round, split and kind of weights.
         name: the metric.
     """
-    found = dict(table.values(name))
+    values = dict(table.values(name))
     for row in table.where(metric="accuracy"):
-        if row.domain not in found and row.confusion is not None:
+        if row.domain not in values and row.confusion is not None:
             counts = measure(Predictions(numpy.array(row.confusion)))
-            found |= {row.domain: counts[name]} if name in counts else {}
-    return found
+            values |= {row.domain: counts[name]} if name in counts else {}
+    return values
 
 
 def mean_measured(table: NumberTable, name: str) -> float | None:
@@ -175,7 +175,7 @@ def split_accuracy(table: NumberTable, split: str = TEST) -> SplitAccuracy | Non
 
 def _balanced_interval(confusions: Sequence[numpy.ndarray]) -> ShareInterval:
     """Returns the mean over domains of mean recall, with recalls as independent shares."""
-    found = []
+    intervals = []
     for counts in confusions:
         support = counts.sum(axis=1)
         parts = [
@@ -183,8 +183,8 @@ def _balanced_interval(confusions: Sequence[numpy.ndarray]) -> ShareInterval:
             for index, total in enumerate(support)
             if total > 0
         ]
-        found.append(mean_of_shares(parts))
-    return mean_of_intervals(found)
+        intervals.append(mean_of_shares(parts))
+    return mean_of_intervals(intervals)
 
 
 def about_accuracy(
@@ -206,26 +206,26 @@ def about_accuracy(
         classes: names of the classes, if known.
         trains: whether the method trains; one in closed form has no learning rate.
     """
-    own, of_last = table.where(weights=weights), table.where(weights=LAST)
-    at_round = own.where(round=round_)
-    found = split_accuracy(at_round, split)
-    if found is None:
+    numbers, of_last = table.where(weights=weights), table.where(weights=LAST)
+    at_round = numbers.where(round=round_)
+    result = split_accuracy(at_round, split)
+    if result is None:
         return []
     after: list[Diagnostic] = []
-    if found.round > 0:
-        worse = list(_untrained(of_last.where(round=0), found, split))
+    if result.round > 0:
+        worse = list(_untrained(of_last.where(round=0), result, split))
         # More of what made it worse is no advice, even where it has begun to recover.
-        rising = () if worse else [*_rising(of_last, found, split)]
-        rising = rising or [*_unsteady(own, found, split)]
+        rising = () if worse else [*_rising(of_last, result, split)]
+        rising = rising or [*_unsteady(numbers, result, split)]
         change = "train longer or with another learning rate, and "
         if worse:
             change = ""  # it has its own advice
         elif not trains:
             change = "try other pretrained weights, and "
         # Averages may be measured in the last round alone.
-        falls = () if worse else _falls(own if len(own.rounds) > 1 else of_last)
-        after = [*_majority(found, change), *_one_class(found, classes), *worse, *falls, *rising]
-    return gravest_first([*after, *_gap(at_round, found, split)])
+        falls = () if worse else _falls(numbers if len(numbers.rounds) > 1 else of_last)
+        after = [*_majority(result, change), *_one_class(result, classes), *worse, *falls, *rising]
+    return gravest_first([*after, *_gap(at_round, result, split)])
 
 
 def learned_from(chance: float) -> float:
@@ -233,28 +233,28 @@ def learned_from(chance: float) -> float:
     return chance + (1 - chance) / 6
 
 
-def _majority(found: SplitAccuracy, change: str = "") -> Iterator[Diagnostic]:
+def _majority(result: SplitAccuracy, change: str = "") -> Iterator[Diagnostic]:
     """Warns if accuracy is no better than the most frequent class, by images and by class mean."""
-    if found.constant is None or found.accuracy.low > found.constant:
+    if result.constant is None or result.accuracy.low > result.constant:
         return
-    balanced = found.balanced_interval
-    if balanced is None or balanced.low < learned_from(found.guessing or 0.0):
-        chance = found.accuracy.high >= found.constant
+    balanced = result.balanced_interval
+    if balanced is None or balanced.low < learned_from(result.guessing or 0.0):
+        chance = result.accuracy.high >= result.constant
         yield Diagnostic(
             MAJORITY,
             "warning",
-            f"The model is {IN_WORDS[MAJORITY]}: that is right for {found.constant:.1%} of the "
-            f"held-out images, the model for {found.accuracy.share:.1%}"
+            f"The model is {IN_WORDS[MAJORITY]}: that is right for {result.constant:.1%} of the "
+            f"held-out images, the model for {result.accuracy.share:.1%}"
             f"{'; the difference is within chance' if chance else ''}.",
             f"Its labels mean nothing: {change}look at the images.",
         )
 
 
-def _one_class(found: SplitAccuracy, classes: Sequence[str]) -> Iterator[Diagnostic]:
-    if found.most_predicted is None or found.true is None:
+def _one_class(result: SplitAccuracy, classes: Sequence[str]) -> Iterator[Diagnostic]:
+    if result.most_predicted is None or result.true is None:
         return
-    index, share = found.most_predicted
-    true = found.true[index]
+    index, share = result.most_predicted
+    true = result.true[index]
     if share >= NEARLY_ALL and share - true >= TOO_OFTEN:
         name = f"the class '{classes[index]}'" if index < len(classes) else "one class"
         yield Diagnostic(
@@ -264,9 +264,9 @@ def _one_class(found: SplitAccuracy, classes: Sequence[str]) -> Iterator[Diagnos
         )
 
 
-def _untrained(untrained: NumberTable, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
+def _untrained(untrained: NumberTable, result: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
     start = untrained.value(split)
-    if start is not None and found.accuracy.high < start:  # by more than chance
+    if start is not None and result.accuracy.high < start:  # by more than chance
         before = split_accuracy(untrained, split)
         knew = before is not None and not any(_majority(before))
         keep = ", or keep the closed form (--method ridge)" if knew else ""
@@ -274,33 +274,33 @@ def _untrained(untrained: NumberTable, found: SplitAccuracy, split: str) -> Iter
             UNTRAINED,
             "warning",
             f"The model is worse than before its training: then it was right for {start:.1%} of "
-            f"the held-out images, now for {found.accuracy.share:.1%}.",
+            f"the held-out images, now for {result.accuracy.share:.1%}.",
             f"Training hurts: lower the learning rate{keep}.",
         )
 
 
-def _gap(table: NumberTable, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
+def _gap(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
     """Warns if accuracy on training domains is far better than on unseen ones."""
     if split not in (TEST, VAL):
         return
     accuracies = (table.value(part) for part in (ID_TEST, ID_VAL))
     seen = next((value for value in accuracies if value is not None), 0.0)
-    gap = seen - found.accuracy.share
+    gap = seen - result.accuracy.share
     if round(gap, 6) >= LEAST_GAP:
         yield Diagnostic(
             FAR_BELOW_SEEN,
             "note",
-            f"On unseen domains the model is right for {found.accuracy.share:.1%} of the images, "
+            f"On unseen domains the model is right for {result.accuracy.share:.1%} of the images, "
             f"on domains of the training for {seen:.1%}: {100 * gap:.1f} points more. What it "
             "learned there hardly carries over.",
             "Images of more, and more different, domains help most; then another method.",
         )
 
 
-def _rising(table: NumberTable, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
+def _rising(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
     """Warns if accuracy moves almost only upwards at the end of the run, and still rises."""
     steps = _end_steps(table, split)
-    if found.round != table.round or len(steps) < LEAST_STEPS:
+    if result.round != table.round or len(steps) < LEAST_STEPS:
         return
     rise, path = math.fsum(steps), math.fsum(map(abs, steps))
     latest = steps[-max(1, len(steps) // 3) :]
@@ -317,13 +317,13 @@ def _rising(table: NumberTable, found: SplitAccuracy, split: str) -> Iterator[Di
     )
 
 
-def _unsteady(table: NumberTable, found: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
+def _unsteady(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
     """Notes that accuracy goes up and down at the end, by more than the choice of images does."""
     steps = _end_steps(table, split)
-    if found.round != table.round or len(steps) < LEAST_STEPS:
+    if result.round != table.round or len(steps) < LEAST_STEPS:
         return
     back = min(max(steps), -min(steps))
-    if back > max(UP_AND_DOWN, found.accuracy.high - found.accuracy.low):
+    if back > max(UP_AND_DOWN, result.accuracy.high - result.accuracy.low):
         yield Diagnostic(
             UNSTEADY,
             "note",
@@ -341,11 +341,11 @@ def _falls(table: NumberTable) -> Sequence[Diagnostic]:
     would change is much the same at both ends.
     """
     rounds = sorted(table.where(split=ID_VAL).by("round").items())
-    found = [(round_, accuracy_interval(own)) for round_, own in rounds if round_ > 0]
-    curve = [(round_, one) for round_, one in found if one is not None]
+    accuracies = [(round_, accuracy_interval(numbers)) for round_, numbers in rounds if round_ > 0]
+    curve = [(round_, interval) for round_, interval in accuracies if interval is not None]
     if len(curve) < 2:
         return []
-    values, width = numpy.array([one.share for _, one in curve]), max(1, len(curve) // 3)
+    values, width = numpy.array([interval.share for _, interval in curve]), max(1, len(curve) // 3)
     means = numpy.convolve(values, numpy.full(width, 1 / width), "valid")
     best, fall = int(means.argmax()), float(means.max() - means[-1])
     # The interval is of 95 %; bends between three neighbours have six times the variance of one.
@@ -382,20 +382,20 @@ def about_domains(table: NumberTable) -> dict[str, Diagnostic]:
     """
     at_chance: dict[str, Diagnostic] = {}
     trained = [table.where(weights=LAST, split=split) for split in (ID_VAL, ID_TEST)]
-    own = grouped((row.domain, row) for part in trained for row in part.where(metric="accuracy"))
-    for domain, parts in own.items() if table.round else ():
-        rest = [row for name, others in own.items() if name != domain for row in others]
-        found, others = _pooled(parts), _pooled(rest)
+    rows = grouped((row.domain, row) for part in trained for row in part.where(metric="accuracy"))
+    for domain, parts in rows.items() if table.round else ():
+        rest = [row for name, others in rows.items() if name != domain for row in others]
+        result, others = _pooled(parts), _pooled(rest)
         chance = _largest_share(parts, trained)
-        if found is None or others is None or chance is None or found.low > chance:
+        if result is None or others is None or chance is None or result.low > chance:
             continue
         learned = others.low >= learned_from(chance)
-        if learned and found.high < (chance + others.low) / 2:
+        if learned and result.high < (chance + others.low) / 2:
             at_chance[domain] = Diagnostic(
                 DOMAIN_AT_CHANCE,
                 "warning",
                 f"The training domain '{domain}' is not learned: after round {parts[0].round} the "
-                f"model is right for {found.share:.1%} of its images that were set aside, no more "
+                f"model is right for {result.share:.1%} of its images that were set aside, no more "
                 f"than chance, and for {others.share:.1%} of the other training domains'.",
                 "Look at its labels (exchanged classes?) and its images (inverted, dark, empty?).",
             )
@@ -404,10 +404,10 @@ def about_domains(table: NumberTable) -> dict[str, Diagnostic]:
 
 def about_training(table: NumberTable) -> list[Diagnostic]:
     """Returns each domain's first such warning over all rounds."""
-    found: dict[str, Diagnostic] = {}
-    for _, own in sorted(table.by("round").items()):
-        found = about_domains(own) | found
-    return list(found.values())
+    warnings: dict[str, Diagnostic] = {}
+    for _, numbers in sorted(table.by("round").items()):
+        warnings = about_domains(numbers) | warnings
+    return list(warnings.values())
 
 
 def _pooled(rows: Sequence[NumberRow]) -> ShareInterval | None:
@@ -559,38 +559,38 @@ def causes_of_failure(run: Run) -> list[Cause]:
         return [Cause("training that hurts", fall, lower), keep]
     model = run.settings.get("model") or {}
     backbone, rounds = str(model.get("backbone") or ""), run.rounds_done
-    own = backbone if backbone.startswith("resnet") else "resnet18"
-    pretrained = ("--backbone", own, "--weights", IMAGENET)
+    network = backbone if backbone.startswith("resnet") else "resnet18"
+    pretrained = ("--backbone", network, "--weights", IMAGENET)
     lacks_weights = not model.get("weights")
     losses = [math.fsum(row.terms.values()) for row in run.rounds if row.terms]
-    found = []
+    causes = []
     if trains and rounds <= FEW_ROUNDS and _still_falls(losses):
         evidence = f"the training loss was still falling after {counted(rounds, 'round')}"
-        found.append(Cause("too few rounds", evidence, ("--rounds", str(max(10, 4 * rounds)))))
+        causes.append(Cause("too few rounds", evidence, ("--rounds", str(max(10, 4 * rounds)))))
     counts = [client.classes for client in run.clients.clients] if run.clients else []
     images = float(numpy.median(numpy.sum(counts, axis=0))) if counts else math.inf
     if images < FEW_TO_LEARN_FROM:
         evidence = f"{images:.0f} training images per class, over all clients"
-        found.append(Cause("too few images", evidence, pretrained if lacks_weights else ()))
+        causes.append(Cause("too few images", evidence, pretrained if lacks_weights else ()))
     if lacks_weights:
-        found.append(Cause("no pretrained weights", "", pretrained))
+        causes.append(Cause("no pretrained weights", "", pretrained))
     if not trains:
         train = ("--method", "fedavg", "--rounds", str(FEW_ROUNDS))
-        return [*found, Cause("features that do not tell these classes apart", "", train)]
+        return [*causes, Cause("features that do not tell these classes apart", "", train)]
     rate = _rate(run)
     ends = len(losses) > 1 and losses[-1] < losses[0]
     word, factor = ("low", 10.0) if ends else ("high", 0.1)
     flags = ("--lr", f"{factor * rate:g}")
-    found.append(Cause(f"too {word} a learning rate", f"{rate:g}", flags))
-    return found
+    causes.append(Cause(f"too {word} a learning rate", f"{rate:g}", flags))
+    return causes
 
 
 def _fall(run: Run) -> str:
     """Returns how held-out accuracy fell from a round that was no guess; empty if it did not."""
-    own = run.table.where(weights=run.default_rule.weights)
-    curve = own.curve(TEST)
+    numbers = run.table.where(weights=run.default_rule.weights)
+    curve = numbers.curve(TEST)
     best = max(curve, key=lambda round_: curve[round_], default=None)
-    start, after = (split_accuracy(table) for table in (own.where(round=best), run.result))
+    start, after = (split_accuracy(table) for table in (numbers.where(round=best), run.result))
     if start is None or after is None or after.accuracy.high >= start.accuracy.low:
         return ""
     if any(_majority(start)):
@@ -614,12 +614,12 @@ def _still_falls(losses: Sequence[float]) -> bool:
 def about_sites(run: Run) -> Iterator[Diagnostic]:
     """Names clients at which the closed form of the others does far worse than at the others."""
     rows = [run.setup, *run.rounds]
-    found = next((row.left_out for row in reversed(rows) if row and row.left_out), {})
+    accuracies = next((row.left_out for row in reversed(rows) if row and row.left_out), {})
     images = {
         client.id: sum(client.domains) for client in (run.clients.clients if run.clients else ())
     }
-    for id, share in found.items() if len(found) > 2 else ():
-        others = statistics.median(value for other, value in found.items() if other != id)
+    for id, share in accuracies.items() if len(accuracies) > 2 else ():
+        others = statistics.median(value for other, value in accuracies.items() if other != id)
         if images.get(id) and wilson(share, images[id]).high < others / 2:
             yield Diagnostic(
                 SITE_FAR_BELOW,
@@ -634,13 +634,13 @@ def about_result(run: Run) -> list[Diagnostic]:
     """Returns warnings about the accuracy of the run's default model."""
     weights, classes = run.default_rule.weights, run.clients.classes if run.clients else ()
     trains = not run.has_one_round
-    found = about_accuracy(
+    diagnostics = about_accuracy(
         run.table, run.result.round, weights=weights, classes=classes, trains=trains
     )
-    astray = LEARNED_NOTHING & {one.code for one in found}
-    gained = () if UNTRAINED in {one.code for one in found} else _nothing_gained(run)
-    found = gravest_first([*found, *gained])
-    return [*(about_rate(run) if astray else ()), *found, *about_sites(run)]
+    astray = LEARNED_NOTHING & {one.code for one in diagnostics}
+    gained = () if UNTRAINED in {one.code for one in diagnostics} else _nothing_gained(run)
+    diagnostics = gravest_first([*diagnostics, *gained])
+    return [*(about_rate(run) if astray else ()), *diagnostics, *about_sites(run)]
 
 
 def _nothing_gained(run: Run) -> Iterator[Diagnostic]:
@@ -663,8 +663,8 @@ def about_run(run: Run) -> list[Diagnostic]:
     """Returns all diagnostics of a run: its end, its result, and those it recorded."""
     result = about_result(run)
     recorded = run.summary.diagnostics if run.summary else []
-    codes = {one.code for one in result}
-    others = [one for one in recorded if one.code not in codes]
+    codes = {diagnostic.code for diagnostic in result}
+    others = [diagnostic for diagnostic in recorded if diagnostic.code not in codes]
     return [*about_end(run), *gravest_first([*result, *others])]
 
 
@@ -729,8 +729,8 @@ def about_model(run: Path | str, which: str, round_: int) -> tuple[Diagnostic, .
     weights, record = SELECTION_RULES.find(which).weights, read_run(Path(run))
     split = _held_out(record.table.where(weights=weights, round=round_))
     trains = not record.has_one_round
-    found = about_accuracy(record.table, round_, split, weights, trains=trains)
-    return (*about_end(record), *(one for one in found if one.severity == "warning"))
+    diagnostics = about_accuracy(record.table, round_, split, weights, trains=trains)
+    return (*about_end(record), *(one for one in diagnostics if one.severity == "warning"))
 
 
 def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
@@ -742,11 +742,11 @@ def result_sentence_of(run: Path | str, which: str, round_: int) -> str:
     weights = SELECTION_RULES.find(which).weights
     table = read_run(Path(run)).table.where(weights=weights, round=round_)
     split = _held_out(table)
-    found = split_accuracy(table, split)
-    if found is None:
+    result = split_accuracy(table, split)
+    if result is None:
         return "It was not measured on any domain held out of its training."
     rows = table.where(split=split, metric="accuracy").rows
-    share, domains = found.accuracy, ", ".join(row.domain for row in rows)
+    share, domains = result.accuracy, ", ".join(row.domain for row in rows)
     images = sum(row.examples for row in rows)
     right = f"right for {share.share:.1%} (95 %: {share.low:.1%} to {share.high:.1%})"
     if len(rows) > 1:

@@ -130,9 +130,9 @@ class Evaluate(RoundHook):
             due = evaluate.after(state.round, state.rounds)
         if due or self._federation.server.is_last(state):
             round.evaluations, round.estimates = self.rows(state), self._estimates
-            found = about_domains(NumberTable(round.evaluations))
-            emit(*(one for name, one in found.items() if name not in self._at_chance))
-            self._at_chance |= found
+            warnings = about_domains(NumberTable(round.evaluations))
+            emit(*(warning for name, warning in warnings.items() if name not in self._at_chance))
+            self._at_chance |= warnings
         round.evaluating = time.perf_counter() - started
         return state
 
@@ -184,16 +184,16 @@ class Evaluate(RoundHook):
         known = [both for id, both in left_out.items() if id in sites]
         if len(known) < LEAST_SITES:
             return
-        true, own = zip(*known)
+        true, signals = zip(*known)
         for score in scores:
             if score.split in (TEST, UNLABELLED) and math.isfinite(score.confidence):
-                found = calibrated(score.confidence, own, true, score.examples)
+                estimate = calibrated(score.confidence, signals, true, score.examples)
                 yield EstimateRow(
                     round=state.round,
                     site=score.domain,
                     images=score.examples,
                     confidence=score.confidence,
-                    **found._asdict(),
+                    **estimate._asdict(),
                     sites=len(known),
                 )
 
@@ -203,13 +203,13 @@ class Evaluate(RoundHook):
         evaluate = settings.evaluate
         every = evaluate.averages == "every" or bool(evaluate.budgets)
         due = evaluate.averages != "never" and (last or every)
-        found = {LAST: state.weights}
+        weights = {LAST: state.weights}
         if not has_global_model(self._federation.method, self._federation.network):
-            return found
+            return weights
         for mean in MEANS:
             wanted = due or mean == settings.server.averaging
             if wanted and rounds_in(state, mean):
-                found[mean] = averaged(state, mean)
+                weights[mean] = averaged(state, mean)
         if last and self._wise_ft is not None:
-            found[WISE_FT] = self._wise_ft.finish(state)
-        return found
+            weights[WISE_FT] = self._wise_ft.finish(state)
+        return weights

@@ -201,9 +201,9 @@ def write_energy_threshold(folder: RunFolder, model: nn.Module, logits: Tensor) 
     threshold = energy_threshold(energies)
     if threshold is None:
         return
-    found = EnergyThresholds.read(folder.path / OOD_SCORE) or EnergyThresholds()
+    thresholds = EnergyThresholds.read(folder.path / OOD_SCORE) or EnergyThresholds()
     row = EnergyThreshold(threshold=threshold, inside=INSIDE_SHARE, images=len(logits))
-    lights = EnergyThresholds(models=found.models | {fingerprint(model): row})
+    lights = EnergyThresholds(models=thresholds.models | {fingerprint(model): row})
     folder.write_json(OOD_SCORE, lights)
 
 
@@ -213,8 +213,8 @@ def read_energy_threshold(folder: Path, model: nn.Module) -> EnergyThreshold | N
     Raises:
         RunError: the file is damaged.
     """
-    found = EnergyThresholds.read(folder / OOD_SCORE)
-    return None if found is None else found.models.get(fingerprint(model))
+    thresholds = EnergyThresholds.read(folder / OOD_SCORE)
+    return None if thresholds is None else thresholds.models.get(fingerprint(model))
 
 
 def resume(
@@ -251,8 +251,8 @@ def load_finished_run(folder: Path, cache: Path, progress: Progress) -> Federati
     if checkpoint is None:
         raise RunError(f"{folder} has no completed round to look into")
     check_images(folder, experiment, cache)
-    found = federation_of(experiment, load_images(experiment, cache, progress), cache)
-    return found.resume(checkpoint.state, checkpoint.memories)
+    federation = federation_of(experiment, load_images(experiment, cache, progress), cache)
+    return federation.resume(checkpoint.state, checkpoint.memories)
 
 
 def carry_out(
@@ -430,8 +430,8 @@ def _run(
         # Whoever resumes a run was told when it began.
         emit(*thin) if checkpoint is None else noted(*thin)
     noted(*defences.diagnostics)
-    for one in defences.diagnostics:
-        observer.diagnostic(one)
+    for diagnostic in defences.diagnostics:
+        observer.diagnostic(diagnostic)
     observer.optional |= {name: made(folder.path) for name, made in chosen_trackers().items()}
     observer.start(experiment, done + 1)
     wise_ft = None
@@ -479,11 +479,11 @@ def _last_figures(
     if not outputs:
         evaluation.scores(model, outputs)
 
-    seen, found = (numpy.concatenate(parts) for parts in zip(*outputs))
+    seen, values = (numpy.concatenate(parts) for parts in zip(*outputs))
     order = numpy.argsort(seen)
 
     def logits(rows: numpy.ndarray) -> Tensor:
-        return torch.from_numpy(found[order[numpy.searchsorted(seen, rows, sorter=order)]])
+        return torch.from_numpy(values[order[numpy.searchsorted(seen, rows, sorter=order)]])
 
     write_details(folder, evaluation, outputs)
     inside = evaluation.splits.get(ID_VAL, numpy.empty(0, numpy.int64))

@@ -80,9 +80,9 @@ def some_of_each(
     """
     drawn = []
     for domain in numpy.unique(domains[rows]):
-        own = rows[domains[rows] == domain]
-        order = torch.randperm(len(own), generator=stream(seed, purpose, int(domain)))
-        drawn.append(own[order[:most].numpy()])
+        part = rows[domains[rows] == domain]
+        order = torch.randperm(len(part), generator=stream(seed, purpose, int(domain)))
+        drawn.append(part[order[:most].numpy()])
     return numpy.concatenate(drawn)
 
 

@@ -275,11 +275,11 @@ class RunFolder:
         file = self.path / EXPERIMENT
         self._experiment = experiment.id
         if is_file(file):
-            found = load_stored(file)
-            if found.id != experiment.id:
+            stored = load_stored(file)
+            if stored.id != experiment.id:
                 raise RunError(
                     f"{self.path} already holds a different experiment "
-                    f"({found.id}, not {experiment.id}); choose another --out or --name, "
+                    f"({stored.id}, not {experiment.id}); choose another --out or --name, "
                     "or delete the folder"
                 )
             return
@@ -318,9 +318,9 @@ class RunFolder:
         self, name: str, tensors: Weights, metadata: dict[str, str] | None = None
     ) -> None:
         """Replaces a safetensors file."""
-        own = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+        copies = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
         with self.writing(name) as path:
-            replace_file(path, lambda aside: save_file(own, aside, metadata))
+            replace_file(path, lambda aside: save_file(copies, aside, metadata))
 
     # Records
 
@@ -350,8 +350,8 @@ class RunFolder:
             rows = [row for row in rows if _round_of(row, self.path / name) <= last]
             layouts |= {str(row.get("id")) for row in rows if row.get("kind") == "layout"}
             if name == ROUNDS_FILE:
-                found = [row for row in rows if row.get("kind") == "round"]
-                sent = [(r["round"], r.get("bytes_up", 0) + r.get("bytes_down", 0)) for r in found]
+                rounds = [row for row in rows if row.get("kind") == "round"]
+                sent = [(r["round"], r.get("bytes_up", 0) + r.get("bytes_down", 0)) for r in rounds]
             self._warn_of_missing(name, rows, last_round, sent)
             lines = (to_json(row, inf_nan_mode="null").decode() + "\n" for row in rows)
             self.replace(name, "".join(lines))
@@ -410,9 +410,9 @@ class RunFolder:
             beside: whether the run continues meanwhile, see :meth:`finish_writing`.
         """
         self.finish_writing()
-        held = replace(state, weights=dict(state.weights), extras=dict(state.extras))
-        own = {id: dict(memories[id]) for id in sorted(changed)}
-        work = partial(self._write_checkpoint, held, own, dict(models))
+        snapshot = replace(state, weights=dict(state.weights), extras=dict(state.extras))
+        parts = {id: dict(memories[id]) for id in sorted(changed)}
+        work = partial(self._write_checkpoint, snapshot, parts, dict(models))
         if beside:
             self._being_written = self._writer.submit(work)
         else:

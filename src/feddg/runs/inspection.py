@@ -59,13 +59,13 @@ def client_data_table(clients: ClientsTable) -> Table:
     title = f"{count} clients{some}: darker marks for larger shares of a client"
     table = Table(*heads, *(Column(name, no_wrap=True) for name in marks), title=title)
     for index in chosen.tolist():
-        own, size = domains[index], int(domains[index].sum())
-        main = int(own.argmax())
+        counts, size = domains[index], int(domains[index].sum())
+        main = int(counts.argmax())
         table.add_row(
             escape(clients.clients[index].name),
             f"{size:,}",
-            escape(f"{names[main]} {own[main] / size:.0%}") if size else "-",
-            _marks(own),
+            escape(f"{names[main]} {counts[main] / size:.0%}") if size else "-",
+            _marks(counts),
             _marks(classes[index]),
         )
     return table
@@ -96,13 +96,13 @@ def inspect_data(
         **fields: fields of the experiment.
     """
     experiment = Experiment(**merge({"model": {"weights": None}}, expand(fields)))
-    found = inspect_experiment(experiment, progress)
+    survey = inspect_experiment(experiment, progress)
     if croissant is not None:
         from feddg.data.croissant import write_croissant
 
         definition = DATA_SETS.find(experiment.data.source)
         write_croissant(load_images_of(experiment.data), definition, croissant)
-    return found
+    return survey
 
 
 def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, object]:
@@ -125,30 +125,30 @@ def inspect_experiment(experiment: Experiment, progress: Progress) -> dict[str, 
     """
     loaded = load_table(experiment, cache_folder(), progress)
     table, bad = loaded.table, loaded.bad
-    found = inspect(table)
+    survey = inspect(table)
     data = experiment.data
     whole = load_images_of(data)
-    found["stored"] = stored_images(whole)
-    found["ignored"] = {kind: len(paths) for kind, paths in loaded.ignored.items()}
+    survey["stored"] = stored_images(whole)
+    survey["ignored"] = {kind: len(paths) for kind, paths in loaded.ignored.items()}
     diagnostics = table_diagnostics(loaded)
-    found["bad_images"] = [{"path": image.path, "reason": image.reason} for image in bad]
-    stopped = any(one.severity == "error" for one in diagnostics)
+    survey["bad_images"] = [{"path": image.path, "reason": image.reason} for image in bad]
+    stopped = any(diagnostic.severity == "error" for diagnostic in diagnostics)
     if is_split(experiment, table) and not stopped:
         images = deal(experiment, loaded)
         splits = images.splits
         roles = ("train", "id_val", "id_test", "val", "test")
-        found["splits"] = {role: len(getattr(splits, role)) for role in roles}
+        survey["splits"] = {role: len(getattr(splits, role)) for role in roles}
         who = clients_table(images)
-        found["clients"] = [_held(who.domains, client.domains) for client in who.clients]
-        found["clients_by_class"] = [_held(who.classes, client.classes) for client in who.clients]
-        found["skew"] = asdict(skew_between(who))
+        survey["clients"] = [_held(who.domains, client.domains) for client in who.clients]
+        survey["clients_by_class"] = [_held(who.classes, client.classes) for client in who.clients]
+        survey["skew"] = asdict(skew_between(who))
         diagnostics += split_diagnostics(experiment, loaded, splits)
         diagnostics += near_copy_diagnostics(experiment, images)
         diagnostics += client_diagnostics(images)
     else:
         diagnostics += split_diagnostics(experiment, loaded, None)
-    found["diagnostics"] = [asdict(one) for one in diagnostics]
-    return found
+    survey["diagnostics"] = [asdict(diagnostic) for diagnostic in diagnostics]
+    return survey
 
 
 def _held(names: Sequence[str], counts: Sequence[int]) -> dict[str, int]:
@@ -166,8 +166,8 @@ def print_inspection(found: dict[str, Any]) -> None:
     _print_bad(console, found["bad_images"])
     if "clients" in found:
         _print_clients(console, found)
-    for one in found["diagnostics"]:
-        print_diagnostic(console, Diagnostic(**one))
+    for fields in found["diagnostics"]:
+        print_diagnostic(console, Diagnostic(**fields))
 
 
 def print_diagnostic(console: Console, one: Diagnostic) -> None:
@@ -177,17 +177,17 @@ def print_diagnostic(console: Console, one: Diagnostic) -> None:
 
 
 def _print_stored(console: Console, stored: dict[str, dict[str, Any]]) -> None:
-    looked = sum(one["sampled"] for one in stored.values())
+    looked = sum(counts["sampled"] for counts in stored.values())
     title = f"how they are stored (values: of {looked} images, at most {SAMPLE} a domain)"
     table = Table("domain", "sizes", "kinds", "bits", "values", "mean", title=title)
-    for domain, one in stored.items():
+    for domain, row in stored.items():
         sizes = dict.fromkeys(
-            "{} x {}".format(*one[size]) for size in ("smallest", "middle", "largest")
+            "{} x {}".format(*row[size]) for size in ("smallest", "middle", "largest")
         )
-        kinds = ", ".join(f"{mode} {count}" for mode, count in one["modes"].items())
-        values = f"{one['low']:g} to {one['high']:g}"
-        bits = str(one["bits"]) if one["bits"] else "float"
-        table.add_row(domain, ", ".join(sizes), kinds, bits, values, f"{one['mean']:.1f}")
+        kinds = ", ".join(f"{mode} {count}" for mode, count in row["modes"].items())
+        values = f"{row['low']:g} to {row['high']:g}"
+        bits = str(row["bits"]) if row["bits"] else "float"
+        table.add_row(domain, ", ".join(sizes), kinds, bits, values, f"{row['mean']:.1f}")
     console.print(table)
 
 
@@ -202,48 +202,48 @@ def _print_bad(console: Console, bad: list[dict[str, str]]) -> None:
         console.print(f"  ... and {len(bad) - SHOWN_FILES} more")
 
 
-def _classes_table(found: dict[str, Any]) -> Table:
+def _classes_table(survey: dict[str, Any]) -> Table:
     """Returns a table of images per class and domain."""
-    table = Table("class", *map(escape, found["domains"]), title=f"{found['images']} images")
-    for name in found["classes"]:
-        counts = [found["counts"][domain][name] for domain in found["domains"]]
+    table = Table("class", *map(escape, survey["domains"]), title=f"{survey['images']} images")
+    for name in survey["classes"]:
+        counts = [survey["counts"][domain][name] for domain in survey["domains"]]
         table.add_row(escape(name), *(str(count) if count else "[red]0[/]" for count in counts))
     table.add_section()
-    table.add_row("all", *(str(found["totals"][domain]) for domain in found["domains"]))
+    table.add_row("all", *(str(survey["totals"][domain]) for domain in survey["domains"]))
     return table
 
 
-def _domains_table(found: dict[str, Any]) -> Table:
+def _domains_table(survey: dict[str, Any]) -> Table:
     """Returns a table of the largest and smallest domains, if there are many."""
-    totals = sorted(found["totals"].items(), key=lambda one: -one[1])
+    totals = sorted(survey["totals"].items(), key=lambda item: -item[1])
     half = SHOWN_DOMAINS // 2
-    title = f"{found['images']} images in {len(totals)} domains: the largest and the smallest"
+    title = f"{survey['images']} images in {len(totals)} domains: the largest and the smallest"
     table = Table("domain", "images", "classes it has", "its smallest class", title=title)
     for shown in (totals[:half], totals[-half:]):
         for domain, total in shown:
-            counts = {name: n for name, n in found["counts"][domain].items() if n}
+            counts = {name: n for name, n in survey["counts"][domain].items() if n}
             least = min(counts, key=lambda name: counts[name], default=None)
             table.add_row(
                 escape(domain),
                 str(total),
-                f"{len(counts)} of {len(found['classes'])}",
+                f"{len(counts)} of {len(survey['classes'])}",
                 "-" if least is None else escape(f"{least} ({counts[least]})"),
             )
         table.add_section()
     return table
 
 
-def _print_clients(console: Console, found: dict[str, Any]) -> None:
-    console.print("  ".join(f"{role} {count}" for role, count in found["splits"].items()))
+def _print_clients(console: Console, survey: dict[str, Any]) -> None:
+    console.print("  ".join(f"{role} {count}" for role, count in survey["splits"].items()))
     rows = [
         ClientRow(
             id=id,
-            domains=[domains.get(name, 0) for name in found["domains"]],
-            classes=[classes.get(name, 0) for name in found["classes"]],
+            domains=[domains.get(name, 0) for name in survey["domains"]],
+            classes=[classes.get(name, 0) for name in survey["classes"]],
         )
-        for id, (domains, classes) in enumerate(zip(found["clients"], found["clients_by_class"]))
+        for id, (domains, classes) in enumerate(zip(survey["clients"], survey["clients_by_class"]))
     ]
-    who = ClientsTable(domains=found["domains"], classes=found["classes"], clients=rows)
+    who = ClientsTable(domains=survey["domains"], classes=survey["classes"], clients=rows)
     console.print(client_data_table(who))
     for line in in_words(skew_between(who)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

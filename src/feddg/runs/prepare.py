@@ -87,14 +87,14 @@ class Loaded(NamedTuple):
     reading: Reading
 
 
-def _hashes(table: ImageTable, found: ImagesFile, data: DataSettings) -> list[str]:
+def _hashes(table: ImageTable, images: ImagesFile, data: DataSettings) -> list[str]:
     """Returns a hash of each row's file, or of the row itself; empty if unknown.
 
     What a published data set draws is as it is.
     """
     if table.images is not None and DATA_SETS.find(data.source).publication is None:
         return contents_of_rows(table)
-    contents = found.contents()
+    contents = images.contents()
     files = (file_of(path) for path in table.paths)
     return [contents[file][1] if file in contents else "" for file in files]
 
@@ -114,12 +114,12 @@ def methods_files(experiment: Experiment) -> dict[str, str]:
 
 
 def _of_files(values: Mapping[str, object]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for field, path in values.items():
         if isinstance(path, Path) and (now := stamp(path)) is not None:
             with suppress(OSError):
-                found[field] = _hash(path, now)
-    return found
+                hashes[field] = _hash(path, now)
+    return hashes
 
 
 @lru_cache(maxsize=64)
@@ -188,22 +188,22 @@ def split_diagnostics(
     experiment: Experiment, loaded: Loaded, splits: Splits | None
 ) -> list[Diagnostic]:
     """Returns warnings about the split of an experiment's images, and about copies."""
-    data, held = experiment.data, experiment.hold_out
-    found: list[Diagnostic] = []
+    data, roles = experiment.data, experiment.hold_out
+    diagnostics: list[Diagnostic] = []
     table = loaded.table
     if splits is not None:
         rounds, evaluate = experiment.train.rounds, experiment.evaluate
         evaluated = sum(evaluate.after(round, rounds) for round in range(1, rounds + 1))
         picks = evaluated > 1 or experiment.server.wise_ft == "auto"
-        chosen = bool(held.test or held.val)
-        found += about_splits(table, splits, chosen=chosen, picks=picks)
-        found += about_columns(table, splits)
+        chosen = bool(roles.test or roles.val)
+        diagnostics += about_splits(table, splits, chosen=chosen, picks=picks)
+        diagnostics += about_columns(table, splits)
     if data.duplicates != "ignore":
         files = list(table.paths if table.root is None else map(file_of, table.paths))
         refuse, hides_images = _refuses_copies(data), experiment.privacy.hides_images
         hashes = _hashes(table, loaded.contents, data)
-        found += about_copies(table, files, hashes, splits, refuse, hides_images)
-    return found
+        diagnostics += about_copies(table, files, hashes, splits, refuse, hides_images)
+    return diagnostics
 
 
 def near_copy_diagnostics(experiment: Experiment, images: "Images") -> Iterator[Diagnostic]:
@@ -286,8 +286,8 @@ class Images(Clients):
 
     def __getitem__(self, client: int) -> Examples:
         """Returns the images of a client."""
-        own = self._held(self.splits.train[self.partition.rows[client]])
-        return replace(own, validation=self._held(self.splits.id_val[self._validation[client]]))
+        train = self._held(self.splits.train[self.partition.rows[client]])
+        return replace(train, validation=self._held(self.splits.id_val[self._validation[client]]))
 
     examples = __getitem__
 
@@ -395,8 +395,8 @@ def _steps_of_a_round(experiment: Experiment, share: Partition) -> int:
 
 
 def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits:
-    data, held = experiment.data, experiment.hold_out
-    held_out = [*held.test, *held.val]
+    data, unseen = experiment.data, experiment.hold_out
+    held_out = [*unseen.test, *unseen.val]
     if data.split_file is not None:
         if held_out:
             raise ExperimentError(
@@ -429,8 +429,8 @@ def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits
         roles = roles_of_units(table, units, data.id_val, data.id_test, experiment.seed)
     return hold_out(
         table,
-        list(held.test),
-        list(held.val),
+        list(unseen.test),
+        list(unseen.val),
         id_val=data.id_val,
         id_test=data.id_test,
         seed=experiment.seed,
@@ -450,8 +450,8 @@ def is_split(experiment: Experiment, table: ImageTable) -> bool:
     If the domains of a data set are known by name, one of them should be held out, and a split
     within domains is not enough.
     """
-    data, held = experiment.data, experiment.hold_out
-    if held.test or held.val or data.split_file is not None:
+    data, roles = experiment.data, experiment.hold_out
+    if roles.test or roles.val or data.split_file is not None:
         return True
     named = DATA_SETS.find(data.source).domains
     return table.split is not None and not (named and _in_domain(table))
@@ -506,14 +506,14 @@ def federation_of(
     """Returns an experiment's federation, of its images; see :func:`in_process`."""
     method, network = build(experiment, len(images.table.class_names))
     emit(*method.diagnostics(experiment))
-    held = images.table.domains[images.splits.train]
-    emit(*idle_clients(method, (len(set(held[rows])) for rows in images.partition.rows)))
+    domains = images.table.domains[images.splits.train]
+    emit(*idle_clients(method, (len(set(domains[rows])) for rows in images.partition.rows)))
     settings = images.trained_by(experiment)
     chosen = find_augmentation(settings.train.augmentation)
     parts = (images, network, method, settings)
-    found = make(*parts, augmentation=chosen, cache=cache, in_process=transport)
-    found.evaluation = build_evaluation(settings, images, found.worker)
-    return found
+    federation = make(*parts, augmentation=chosen, cache=cache, in_process=transport)
+    federation.evaluation = build_evaluation(settings, images, federation.worker)
+    return federation
 
 
 def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> Evaluation:
@@ -600,9 +600,9 @@ def clients_table(images: Images) -> ClientsTable:
     classes, domains = len(table.class_names), len(table.domain_names)
     clients = []
     for id, positions in enumerate(images.partition.rows):
-        own = rows[positions]
-        by_domain = torch.bincount(torch.from_numpy(table.domains[own]), minlength=domains)
-        by_class = torch.bincount(torch.from_numpy(table.labels[own]), minlength=classes)
+        dealt = rows[positions]
+        by_domain = torch.bincount(torch.from_numpy(table.domains[dealt]), minlength=domains)
+        by_class = torch.bincount(torch.from_numpy(table.labels[dealt]), minlength=classes)
         clients.append(ClientRow(id=id, domains=by_domain.tolist(), classes=by_class.tolist()))
     return ClientsTable(
         domains=list(table.domain_names),
@@ -617,10 +617,10 @@ def free_memory() -> int | None:
     """Returns the memory available to programs in bytes; None if unknown."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
-            found = next((line for line in file if line.startswith("MemAvailable")), None)
+            available = next((line for line in file if line.startswith("MemAvailable")), None)
     except OSError:
         return None
-    return None if found is None else int(found.split()[1]) * 1024
+    return None if available is None else int(available.split()[1]) * 1024
 
 
 def give_memory_back() -> bool:

@@ -46,15 +46,15 @@ def child(
 def end(children: Iterable[Child], seconds: float) -> None:
     """Ends processes: closes their input, and kills those that are still there after a while."""
     ending = list(children)
-    for one in ending:
+    for process in ending:
         with suppress(OSError, ValueError):  # it is dead, or was told before
-            one.stdin.close()  # type: ignore[union-attr]
-    for one in ending:
+            process.stdin.close()  # type: ignore[union-attr]
+    for process in ending:
         try:
-            one.wait(seconds)
+            process.wait(seconds)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            one.kill()
-        with suppress(OSError, ValueError), one:  # what it wrote is read
+            process.kill()
+        with suppress(OSError, ValueError), process:  # what it wrote is read
             pass
 
 
@@ -65,8 +65,8 @@ def with_parent(end: Callable[[], object], line: Callable[[str], None] = lambda 
     """
 
     def listen() -> None:
-        with open(0, encoding="utf-8", closefd=False) as own:  # Python may end while it waits
-            for each in own:
+        with open(0, encoding="utf-8", closefd=False) as pipe:  # Python may end while it waits
+            for each in pipe:
                 line(each)
         end()
 

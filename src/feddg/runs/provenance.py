@@ -91,9 +91,9 @@ def find_folder(
         return folders[-1]
     images = now(experiment)
     for folder in reversed(begun_folders):
-        found = _changes(folder, images)
-        if (found is None and not again) or found == Difference():
-            if found is None:
+        since = _changes(folder, images)
+        if (since is None and not again) or since == Difference():
+            if since is None:
                 _warn(folder)
             return folder
     if not has_begun(folders[-1]):
@@ -178,8 +178,8 @@ def check_identity(folder: Path, experiment: Experiment) -> None:
     index = None
     with suppress(RunError):  # it is damaged; that is said when it is loaded
         index = CheckpointIndex.read(folder / CHECKPOINTS / NEWEST)
-    found = {"name": named and named[1], "checkpoint": index and index.experiment}
-    for where, id in found.items():
+    ids = {"name": named and named[1], "checkpoint": index and index.experiment}
+    for where, id in ids.items():
         if id and id != experiment.id:
             raise RunError(
                 f"{folder / EXPERIMENT} says experiment {experiment.id}, but the folder's {where} "

@@ -83,12 +83,12 @@ def short_rounds(sent: Iterable[tuple[int, int]], messages: Iterable[tuple[int, 
         sent: the bytes of each round, as counted then.
         messages: round and bytes of every message in the ledger.
     """
-    held, more, short = Counter[int](), 0, list[int]()
+    sizes, more, short = Counter[int](), 0, list[int]()
     for round, size in messages:
-        held[round] += size
+        sizes[round] += size
     for round, size in sorted(sent):
         # What a failed attempt sent, or came late, is entered and not counted in its round.
-        more += held[round] - size
+        more += sizes[round] - size
         if more < 0:
             short.append(round)
             more = 0
@@ -98,8 +98,8 @@ def short_rounds(sent: Iterable[tuple[int, int]], messages: Iterable[tuple[int, 
 def in_spans(rounds: list[int]) -> str:
     """Returns ascending rounds as text: ``1-3, 7``."""
     spans = groupby(enumerate(rounds), lambda at: at[1] - at[0])  # which is the same in a span
-    ends = [[round for _, round in own] for _, own in spans]
-    return ", ".join("-".join(map(str, dict.fromkeys((own[0], own[-1])))) for own in ends)
+    ends = [[round for _, round in span] for _, span in spans]
+    return ", ".join("-".join(map(str, dict.fromkeys((span[0], span[-1])))) for span in ends)
 
 
 @dataclass(frozen=True, repr=False)
@@ -231,13 +231,13 @@ class Run(Shown):
     @cached_property
     def ledger(self) -> LedgerRecord:
         """Everything in ``ledger.jsonl``; warns of rounds that lack messages."""
-        found = LedgerRecord(LEDGER_ROWS.read(self.folder / LEDGER))
+        ledger = LedgerRecord(LEDGER_ROWS.read(self.folder / LEDGER))
         sent = ((row.round, row.bytes_up + row.bytes_down) for row in self.rounds)
-        short = short_rounds(sent, ((row.round, row.bytes) for row in found.messages))
+        short = short_rounds(sent, ((row.round, row.bytes) for row in ledger.messages))
         if short and self.summary:  # while a run goes on, its last round may be under way
             text = f"{self.folder / LEDGER} lacks messages of rounds {in_spans(short)}."
             emit(Diagnostic("messages-missing", "warning", text))
-        return found
+        return ledger
 
     @cached_property
     def privacy(self) -> dict[tuple[Any, ...], PrivacyRow]:
@@ -338,7 +338,7 @@ class Run(Shown):
                 file.seek(max(0, size - 1))
                 if size and file.read() != b"\n":
                     return f"the last row of {name} is cut off"
-        codes = {one.code for one in self.summary.diagnostics} & _FEWER_ROUNDS
+        codes = {diagnostic.code for diagnostic in self.summary.diagnostics} & _FEWER_ROUNDS
         wanted = self.summary.rounds if codes else self.rounds_planned or 0
         if self.rounds_done < wanted:
             return f"{ROUNDS_FILE} has {self.rounds_done} of {wanted} rounds"

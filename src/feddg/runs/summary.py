@@ -107,10 +107,10 @@ def numbers_by_rule(run: Run, *, domains: bool = False, costs: bool = True) -> l
             about = {"rule": rule.name, "round": row.round, "weights": rule.weights}
             about |= {name: getattr(row, name) for name in spent}
             rows_of = (row for split in SPLITS for row in table.where(split=split))
-            own = [row for row in rows_of if math.isfinite(row.value)] if domains else []
-            parts = itertools.chain(table.summed_up(), own, _flags(run, rule, table))
+            of_domains = [row for row in rows_of if math.isfinite(row.value)] if domains else []
+            parts = itertools.chain(table.summed_up(), of_domains, _flags(run, rule, table))
             of = ("split", "domain", "over", "metric", "value")
-            rows += [NumberRow(**about, **{n: getattr(one, n) for n in of}) for one in parts]
+            rows += [NumberRow(**about, **{n: getattr(part, n) for n in of}) for part in parts]
     return [*rows, *_of_all_rounds(run)]
 
 

@@ -83,19 +83,19 @@ class NumberTable:
         """
         parts = {
             weights: {
-                round: {(row.split, row.domain) for row in own.where(metric="accuracy")}
-                for round, own in sorted(of.by("round").items())
+                round: {(row.split, row.domain) for row in numbers.where(metric="accuracy")}
+                for round, numbers in sorted(of.by("round").items())
             }
             for weights, of in self.by("weights").items()
         }
-        for own in parts.values():
-            if len(own) > 1 and not [*own.values()][-2] <= [*own.values()][-1]:
-                own.popitem()
+        for rounds in parts.values():
+            if len(rounds) > 1 and not [*rounds.values()][-2] <= [*rounds.values()][-1]:
+                rounds.popitem()
         of_last = parts.get(LAST, {})
         whole = {
             (weights, round)
-            for weights, own in parts.items()
-            for round, measured in own.items()
+            for weights, by_round in parts.items()
+            for round, measured in by_round.items()
             if weights == LAST or of_last.get(round, {None}) <= measured
         }
         return self._with(row for row in self.rows if (row.weights, row.round) in whole)
@@ -148,7 +148,7 @@ class NumberTable:
     def curve(self, split: str) -> dict[int, float]:
         """Returns the mean accuracy over a split's domains after each round that has one."""
         parts = sorted(self.where(split=split).by("round").items())
-        return {round: v for round, own in parts if (v := own.value()) is not None}
+        return {round: v for round, numbers in parts if (v := numbers.value()) is not None}
 
     def support(self, split: str, domain: str) -> list[int] | None:
         """Returns the number of images per class in a domain; None before it was recorded."""
@@ -227,8 +227,8 @@ def preferred(value: float, metric: str) -> float:
 
 def in_order(metrics: Iterable[str]) -> list[str]:
     """Returns the names of metrics, each once, in the order of tables."""
-    found = set(metrics)
-    return [name for name in METRICS if name in found] + sorted(found - METRICS.keys())
+    names = set(metrics)
+    return [name for name in METRICS if name in names] + sorted(names - METRICS.keys())
 
 
 # The rules that choose the model that counts; none of them looks at the test split.
@@ -264,8 +264,8 @@ class SelectionRule:
 
     def of(self, table: NumberTable) -> NumberTable:
         """Returns the numbers of the model that it chooses; none if there is none to choose."""
-        own = table.where(weights=self.weights)
-        return own.where(round=self.choose(own))
+        numbers = table.where(weights=self.weights)
+        return numbers.where(round=self.choose(numbers))
 
 
 SELECTION_RULES: Final = Registry[SelectionRule](
@@ -291,7 +291,7 @@ def preferences(table: NumberTable, split: str) -> dict[int, float]:
     """
     by, over = table.select_by, table.select_over
     rounds = sorted(table.where(split=split).by("round").items())
-    values = {round: own.value(metric=by, over=over) for round, own in rounds}
+    values = {round: numbers.value(metric=by, over=over) for round, numbers in rounds}
     return {r: preferred(v, by) for r, v in values.items() if v is not None and not math.isnan(v)}
 
 

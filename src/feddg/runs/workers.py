@@ -113,10 +113,10 @@ def _launch() -> tuple[int, int, int, int] | None:
     else:
         tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in given else "SLURM_NTASKS"
         names = {"SLURM_PROCID": "0", tasks: "1", "SLURM_LOCALID": "0", "SLURM_TASKS_PER_NODE": "1"}
-    found = [re.sub(r"\(.*|,.*", "", given.get(name, by)) for name, by in names.items()]  # 4(x2)
-    if not all(number.isdecimal() for number in found):
-        raise ExperimentError(f"{', '.join(names)} must be numbers; they are {', '.join(found)}")
-    rank, size, local, here = map(int, found)
+    numbers = [re.sub(r"\(.*|,.*", "", given.get(name, by)) for name, by in names.items()]  # 4(x2)
+    if not all(number.isdecimal() for number in numbers):
+        raise ExperimentError(f"{', '.join(names)} must be numbers; they are {', '.join(numbers)}")
+    rank, size, local, here = map(int, numbers)
     return (rank, size, local, here) if size > 1 else None
 
 
@@ -187,8 +187,8 @@ def _meeting(channel: Channel, rank: int, size: int, local: int) -> dict[str, ob
     late = timedelta(minutes=MINUTES_TO_JOIN)
     channel.store, _, _ = next(rendezvous("env://", rank, size, timeout=late))
     count = torch.cuda.device_count()
-    own = str(torch.cuda.get_device_properties(local % count).uuid) if count else ""
-    channel.store.set(f"feddg/gpu/{rank}", own)
+    gpu = str(torch.cuda.get_device_properties(local % count).uuid) if count else ""
+    channel.store.set(f"feddg/gpu/{rank}", gpu)
     gpus = {channel.store.get(f"feddg/gpu/{number}") for number in range(size)}
     options = {"store": channel.store, "rank": rank, "world_size": size, "timeout": PATIENCE}
     return options | {"backend": _backend(apart=len(gpus - {b""}) == size)}
@@ -222,9 +222,9 @@ def started(workers: int, cache: Path, backend: str = "gloo") -> Iterator[Channe
     children = dict[int, Child]()
 
     def watch() -> None:
-        ended = {rank: one.poll() for rank, one in children.items()}
+        ended = {rank: worker.poll() for rank, worker in children.items()}
         # Those whose connection broke end, too, with status 0: the one that broke it is named.
-        for rank, status in sorted(ended.items(), key=lambda one: one[1] in (None, 0)):
+        for rank, status in sorted(ended.items(), key=lambda item: item[1] in (None, 0)):
             if status is not None:
                 raise WorkerLost(f"worker {rank} is lost: {death(status)}")
 
@@ -238,8 +238,8 @@ def started(workers: int, cache: Path, backend: str = "gloo") -> Iterator[Channe
             yield channel
             channel.tell(Message({}, {"job": END}))
     finally:
-        for one in children.values():  # they keep nothing that could be lost
-            one.kill()
+        for process in children.values():  # they keep nothing that could be lost
+            process.kill()
         end(children.values(), 0)
         channel.leave()
         shutil.rmtree(folder, ignore_errors=True)
@@ -278,21 +278,21 @@ def prepared_by(
     channel: Channel, experiment: Experiment, cache: Path, progress: Progress
 ) -> Federation:
     """Prepares a run at process 0, then at the workers, so that images are decoded once."""
-    own, clients = _on_device(channel, experiment), partial(WorkerTransport, channel)
-    found = in_process(own, cache, progress, transport=clients)
+    on_device, clients = _on_device(channel, experiment), partial(WorkerTransport, channel)
+    federation = in_process(on_device, cache, progress, transport=clients)
     settings = json.dumps(experiment.model_dump(mode="json"))
     channel.tell(Message({}, {"job": RUN, "experiment": settings}))
     ready = {rank: channel.receive(rank).scalars for rank in range(1, channel.size)}
     for rank, about in ready.items():
-        _require_alike(rank, about, _about(found))
-    assert found.evaluation is not None
+        _require_alike(rank, about, _about(federation))
+    assert federation.evaluation is not None
     given = {
-        field.name: getattr(found.evaluation, field.name)
+        field.name: getattr(federation.evaluation, field.name)
         for field in fields(Evaluation)
         if field.init
     }
-    found.evaluation = WorkerEvaluation(**given, channel=channel, network=found.network)
-    return found
+    federation.evaluation = WorkerEvaluation(**given, channel=channel, network=federation.network)
+    return federation
 
 
 def _on_device(channel: Channel, experiment: Experiment) -> Experiment:
@@ -305,11 +305,11 @@ def _on_device(channel: Channel, experiment: Experiment) -> Experiment:
     return experiment.model_copy(update={"device": str(channel.device)})
 
 
-def _about(found: Federation) -> dict[str, str]:
+def _about(federation: Federation) -> dict[str, str]:
     """What must be equal in all processes to get the same numbers as with one."""
-    images = images_of(found)
+    images = images_of(federation)
     contents = images.contents
-    worker, on_gpu = found.worker, found.worker.device.type == "cuda"
+    worker, on_gpu = federation.worker, federation.worker.device.type == "cuda"
     computing = worker.threads or torch.get_num_threads()
     return {
         "device": torch.cuda.get_device_name(worker.device) if on_gpu else worker.device.type,
@@ -321,8 +321,8 @@ def _about(found: Federation) -> dict[str, str]:
     }
 
 
-def _require_alike(rank: int, theirs: Mapping[str, object], own: dict[str, str]) -> None:
-    for what, value in own.items():
+def _require_alike(rank: int, theirs: Mapping[str, object], ours: dict[str, str]) -> None:
+    for what, value in ours.items():
         if theirs[what] != value:
             raise RunError(
                 f"worker {rank} has another {what} ({theirs[what]}) than process 0 ({value}): bits "
@@ -333,15 +333,15 @@ def _require_alike(rank: int, theirs: Mapping[str, object], own: dict[str, str])
 def serve(channel: Channel, cache: Path) -> bool:
     """Carries out process 0's jobs until it ends; returns whether it said so."""
     log.setLevel(logging.ERROR)  # process 0 says it all
-    found: Federation | None = None
+    federation: Federation | None = None
     ended = False
     try:
         while (job := channel.hear()).scalars["job"] != END:
             try:
                 if job.scalars["job"] == RUN:
-                    found = _prepared(channel, job, cache)
-                elif found is not None:
-                    _work(channel, found, job)
+                    federation = _prepared(channel, job, cache)
+                elif federation is not None:
+                    _work(channel, federation, job)
             except WorkerLost:
                 raise
             except Exception as error:
@@ -363,10 +363,10 @@ def _prepared(channel: Channel, job: Message, cache: Path) -> Federation:
     experiment = _on_device(channel, experiment)
     with _in_turn(channel, hash_of([str(job.scalars["experiment"])])):
         images = load_images(experiment, cache, silent)
-    found = federation_of(experiment, images, cache)
-    channel.send(0, Message({}, dict(_about(found))))
+    federation = federation_of(experiment, images, cache)
+    channel.send(0, Message({}, dict(_about(federation))))
     channel.flush()
-    return found
+    return federation
 
 
 @contextmanager
@@ -382,16 +382,16 @@ def _in_turn(channel: Channel, run: str) -> Iterator[None]:
     channel.store.set(f"{here}/done", "")
 
 
-def _work(channel: Channel, found: Federation, job: Message) -> None:
-    assert isinstance(found.transport, InProcess)
+def _work(channel: Channel, federation: Federation, job: Message) -> None:
+    assert isinstance(federation.transport, InProcess)
     if job.scalars["job"] != PREDICT:
-        work_on(job, found.transport, channel)
+        work_on(job, federation.transport, channel)
         return
-    assert found.evaluation is not None
+    assert federation.evaluation is not None
     named = json.loads(str(job.scalars["splits"]))
-    splits = {name: found.evaluation.splits[name] for name in named}
-    model = found.predictor(under("weights/", job).tensors)
-    evaluation = replace(found.evaluation, splits=splits)
+    splits = {name: federation.evaluation.splits[name] for name in named}
+    model = federation.predictor(under("weights/", job).tensors)
+    evaluation = replace(federation.evaluation, splits=splits)
     logits = [torch.empty(0, evaluation.classes)]
     logits += share_of_batches(evaluation, model, channel.rank, channel.size)
     channel.send(0, Message({"logits": torch.cat(logits)}))

@@ -96,8 +96,8 @@ HEADERS = {
 def _split(address: str) -> SplitResult:
     """Returns the parts of an address; empty parts if it is invalid."""
     try:
-        found = urlsplit(address)
-        return found if found.hostname else urlsplit("")
+        parts = urlsplit(address)
+        return parts if parts.hostname else urlsplit("")
     except ValueError:
         return urlsplit("")
 
@@ -307,7 +307,7 @@ class Answerer:
             part, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
             pixels = numpy.stack([image for image, _ in part])
             try:
-                found = await loop.run_in_executor(self._model, self._classifier.answer, pixels)
+                answers = await loop.run_in_executor(self._model, self._classifier.answer, pixels)
             except Exception:  # out of memory, say; whoever waits must be told
                 log.exception("the model failed")
                 for _, answer in part:
@@ -315,7 +315,7 @@ class Answerer:
                         fault = HTTPException(HTTPStatus.INTERNAL_SERVER_ERROR, FAILED)
                         answer.set_exception(fault)
                 continue
-            for (_, answer), shares, energy in zip(part, *found):
+            for (_, answer), shares, energy in zip(part, *answers):
                 if not answer.done():  # its request may have gone away
                     answer.set_result((shares, float(energy)))
 
@@ -423,18 +423,18 @@ def answer_about(classifier: ImageClassifier, found: Sequence[Answered]) -> JSON
     """
     images = [
         ImageAnswer(
-            name=one.file,
-            label=one.label,
-            confidence=rounded(one.confidence),
+            name=image.file,
+            label=image.label,
+            confidence=rounded(image.confidence),
             probabilities={
                 name: round(share, 6)
-                for name, share in zip(classifier.class_names, one.probabilities)
+                for name, share in zip(classifier.class_names, image.probabilities)
             },
-            energy=rounded(one.energy),
-            unlike_training=one.unlike_training,
-            reason=one.reason,
+            energy=rounded(image.energy),
+            unlike_training=image.unlike_training,
+            reason=image.reason,
         )
-        for one, _ in found
+        for image, _ in found
     ]
     usable = any(status == HTTPStatus.OK for _, status in found)
     detail = None if usable else images[0].reason

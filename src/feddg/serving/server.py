@@ -54,13 +54,13 @@ class PromptProtocol(H11Protocol):
         if self.limit_concurrency is None or len(self.connections) < self.limit_concurrency:
             return
         waiting = [
-            one
-            for one in self.connections
-            if isinstance(one, PromptProtocol) and one is not self
-            if one.conn.their_state is h11.IDLE and not one.transport.is_closing()
+            connection
+            for connection in self.connections
+            if isinstance(connection, PromptProtocol) and connection is not self
+            if connection.conn.their_state is h11.IDLE and not connection.transport.is_closing()
         ]
         if waiting:
-            longest = min(waiting, key=lambda one: one._since)
+            longest = min(waiting, key=lambda connection: connection._since)
             longest.transport.abort()
             self.connections.discard(longest)  # its place is free before the next bytes are read
 
@@ -194,8 +194,8 @@ def is_loopback(host: str) -> bool:
 
 def hosts_of(host: str, known_as: Sequence[str]) -> Collection[str]:
     """Returns the names that requests may use for a server."""
-    own = () if host in ("0.0.0.0", "::") else (host,)
-    return {*LOOPBACK_NAMES, *own, *known_as}
+    names = () if host in ("0.0.0.0", "::") else (host,)
+    return {*LOOPBACK_NAMES, *names, *known_as}
 
 
 def _listen(host: str, port: int) -> socket.socket:

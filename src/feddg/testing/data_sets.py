@@ -93,10 +93,10 @@ def _about_images(table: ImageTable, again: ImageTable) -> Iterator[Fault]:
         if not pixels and not (features and numpy.isfinite(table.images).all()):
             what = f"{kind} {shape}, not uint8 (n, height, width, 3) or finite float32 (n, d)"
             yield Fault("images are pixels or features", what, UNUSABLE)
-    found = [*about_labels(table), *about_copies(table, files, contents, splits, refuse=True)]
-    for one in found:
-        if one.severity != "note" and one.code != "missing-classes":
-            yield Fault("images show what they should", one.text.rstrip("."), MISLEADING)
+    warnings = [*about_labels(table), *about_copies(table, files, contents, splits, refuse=True)]
+    for warning in warnings:
+        if warning.severity != "note" and warning.code != "missing-classes":
+            yield Fault("images show what they should", warning.text.rstrip("."), MISLEADING)
 
 
 def _about_errors(

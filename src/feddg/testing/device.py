@@ -123,9 +123,9 @@ def _sent(tensor: Tensor, non_blocking: bool = False) -> None:
         _waited("copy from memory that is not pinned")
 
 
-def _put(held: Tensor) -> OnDevice:
+def _put(tensor: Tensor) -> OnDevice:
     # A lazy conjugate would be lost: operations below this one do not see its mark.
-    return OnDevice(held.resolve_conj().resolve_neg())
+    return OnDevice(tensor.resolve_conj().resolve_neg())
 
 
 def _taken(value: Any) -> Any:
@@ -137,15 +137,15 @@ def _taken(value: Any) -> Any:
 def _leaves(value: Any) -> Iterator[Any]:
     """Yields what lists hold; PyTorch's own trees would take half of all time."""
     if isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _leaves(one)
+        for item in value:
+            yield from _leaves(item)
     else:
         yield value
 
 
 def _changed(change: Callable[[Any], Any], value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return type(value)([_changed(change, one) for one in value])
+        return type(value)([_changed(change, item) for item in value])
     return change(value)
 
 
@@ -176,8 +176,8 @@ def _carry_out(operation: Any, args: Any, kwargs: Any) -> Any:
     _count(operation, args, kwargs, tensors)
     if operation is aten._to_copy.default:
         device = kwargs.get("device")
-        own = {n: value for n, value in kwargs.items() if n not in ("device", "pin_memory")}
-        moved = operation(*_changed(_taken, args), **own)
+        rest = {n: value for n, value in kwargs.items() if n not in ("device", "pin_memory")}
+        moved = operation(*_changed(_taken, args), **rest)
         return moved if device is not None and device.type == "cpu" else _put(moved)
     if operation is aten.copy_.default:
         operation(*_changed(_taken, args), **kwargs)

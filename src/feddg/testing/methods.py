@@ -209,10 +209,10 @@ class _Watched:
 
 def _kept(small: _Small) -> dict[str, object]:
     """Returns the attributes of the method and its class."""
-    own: dict[str, object] = {}
-    for one in (*reversed(type(small.method).__mro__[:-1]), small.method):
-        own |= vars(one)
-    return {n: content(v) for n, v in own.items() if not n.startswith("__") and n != "settings"}
+    values: dict[str, object] = {}
+    for part in (*reversed(type(small.method).__mro__[:-1]), small.method):
+        values |= vars(part)
+    return {n: content(v) for n, v in values.items() if not n.startswith("__") and n != "settings"}
 
 
 @lru_cache(maxsize=1)
@@ -225,8 +225,8 @@ def _trained(make: Make) -> _Watched:
             small.trained()
         except Exception as raised:
             error = raised
-        found = changed(kept, _kept(small)), changed(shared, global_numbers())
-    return _Watched(small, *found, errors, error)
+        changes = changed(kept, _kept(small)), changed(shared, global_numbers())
+    return _Watched(small, *changes, errors, error)
 
 
 @_check("runs")
@@ -290,12 +290,12 @@ def what_is_sent_stays(make: Make) -> Found:
     """Weights, extras, context and labels are not changed in place by whoever is given them."""
     seen = _trained(make)
     watch = seen.small.watch
-    found = watch.found or watch.changed()
-    if found is None:
+    fault = watch.found or watch.changed()
+    if fault is None:
         return None
     place = seen.line(make, lambda small: small.watch.changed())
     return (
-        f"{found}{place}",
+        f"{fault}{place}",
         "A round may fail half-way and be done again, and other clients get the same tensors: put "
         "new ones into the state, and give what is sent the type of the network",
     )
@@ -324,8 +324,8 @@ def every_update_counts_once(make: Make) -> Found:
                     if spoilt and tensor.is_floating_point():
                         tensor.fill_(math.nan)
 
-        own = {name: tensor.clone() for name, tensor in state.weights.items()}
-        return method.aggregate(replace(state.next(), weights=own), stream()).weights
+        weights = {name: tensor.clone() for name, tensor in state.weights.items()}
+        return method.aggregate(replace(state.next(), weights=weights), stream()).weights
 
     where, why = _line_of(method, "aggregate"), "Every client has its share in the model, once"
     expected = aggregated(updates)
@@ -561,9 +561,9 @@ def settings_are_checked(make: Make) -> Found:
 @_check("further")
 def others_may_join_in(make: Make) -> Found:
     """It composes with another method, or says why not."""
-    own = type(make())
+    kind = type(make())
     try:
-        both = compose((own, FedProx)) if not issubclass(own, FedProx) else own
+        both = compose((kind, FedProx)) if not issubclass(kind, FedProx) else kind
     except ExperimentError:
         return None  # one clear line
     try:
@@ -609,11 +609,11 @@ def check_method(
                 waiting += 1
                 continue
             try:
-                found = check(method)
+                fault = check(method)
             except Exception as error:
-                found = _said(error, method), "It cannot be trained"
-            if found is not None:
-                faults.append(Fault(check.__name__.replace("_", " "), *found))
+                fault = _said(error, method), "It cannot be trained"
+            if fault is not None:
+                faults.append(Fault(check.__name__.replace("_", " "), *fault))
                 broken.add(kind)
     if faults:
         name = getattr(method, "name", "") or getattr(method, "__qualname__", repr(method))

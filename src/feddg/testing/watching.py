@@ -27,11 +27,11 @@ _LIBRARIES = (_OURS, *(sysconfig.get_paths()[name] for name in ("stdlib", "purel
 
 def files_of(method: object) -> frozenset[str]:
     """Returns the files of a method's class and its bases, of ours only the class's own."""
-    files, own = set[str](), method if isinstance(method, type) else type(method)
-    for one in own.__mro__[:-1]:
-        members = [getattr(member, "fget", member) for member in vars(one).values()]
+    files, kind = set[str](), method if isinstance(method, type) else type(method)
+    for base in kind.__mro__[:-1]:
+        members = [getattr(member, "fget", member) for member in vars(base).values()]
         names = {m.__code__.co_filename for m in members if isinstance(m, FunctionType)}
-        files |= {n for n in names if one is own or not n.startswith(_OURS)}
+        files |= {n for n in names if base is kind or not n.startswith(_OURS)}
     return frozenset(files - {"<string>"})
 
 
@@ -176,9 +176,9 @@ class Watch(RoundHook):
     def broadcast(self, broadcast: Broadcast, round: Round) -> Broadcast:
         """See :class:`RoundHook`."""
         for name, tensor in broadcast.weights.items():
-            held = round.state.weights.get(name)
-            if held is not None and held.dtype != tensor.dtype and self.found is None:
-                self.found = f"the broadcast holds {name!r} as {tensor.dtype}, not {held.dtype}"
+            kept = round.state.weights.get(name)
+            if kept is not None and kept.dtype != tensor.dtype and self.found is None:
+                self.found = f"the broadcast holds {name!r} as {tensor.dtype}, not {kept.dtype}"
         self.give(sent=broadcast.weights, added=broadcast.extras.tensors)
         return broadcast
 
