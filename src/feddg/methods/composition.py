@@ -135,8 +135,8 @@ def _silenced(parts: tuple[type[Method], ...]) -> str | None:
 
 
 def _calls_super(part: type[Method], hook: str) -> bool:
-    found = getattr(part, hook)
-    code = inspect.unwrap(getattr(found, "fget", found)).__code__
+    member = getattr(part, hook)
+    code = inspect.unwrap(getattr(member, "fget", member)).__code__
     return "super" in code.co_names or "__class__" in code.co_freevars  # of a nested function, too
 
 
