@@ -97,8 +97,8 @@ class Inverted:
         # Another update's images, which are matched with these as those of the update itself are.
         others = self.drawn.roll(self.batch_size, 0)
         unrelated = [
-            psnr(*_assigned(one, other)).mean()
-            for one, other in zip(others.split(self.batch_size), true.split(self.batch_size))
+            psnr(*_assigned(drawn, other)).mean()
+            for drawn, other in zip(others.split(self.batch_size), true.split(self.batch_size))
         ]
         return InversionRow(
             optimizer=self.optimizer,

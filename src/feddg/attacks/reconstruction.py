@@ -470,12 +470,12 @@ def _of_client(
 class _Measured:
     """Computes the measurements of a reconstruction."""
 
-    def __init__(self, found: Reconstruction) -> None:
-        self._found = found
-        self._true = found.targets.images.float() / 255
+    def __init__(self, reconstruction: Reconstruction) -> None:
+        self._found = reconstruction
+        self._true = reconstruction.targets.images.float() / 255
         self._true_points = perceptual_points(self._true)
-        self._points = {fed: perceptual_points(part) for fed, part in found.drawn.items()}
-        self._pairwise = {fed: self._of_pairs(fed) for fed in found.drawn}
+        self._points = {fed: perceptual_points(part) for fed, part in reconstruction.drawn.items()}
+        self._pairwise = {fed: self._of_pairs(fed) for fed in reconstruction.drawn}
 
     def _of_pairs(self, fed: str) -> dict[str, Tensor]:
         drawn, points = self._found.drawn[fed], self._points[fed]

@@ -155,9 +155,9 @@ def checks_table(found: "Sequence[Diagnostic]") -> "Table":
     from feddg.runs.inspection import STYLES
 
     table = Table("", "check", "found", "what to do")
-    for one in found:
-        passed = one.severity == "note"
-        style, word = ("green", "ok") if passed else (STYLES[one.severity], one.severity)
-        texts = (escape(text) for text in (one.short, one.text, one.advice))
+    for check in found:
+        passed = check.severity == "note"
+        style, word = ("green", "ok") if passed else (STYLES[check.severity], check.severity)
+        texts = (escape(text) for text in (check.short, check.text, check.advice))
         table.add_row(f"[{style}]{word}[/]", *texts)
     return table
