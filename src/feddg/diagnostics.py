@@ -63,7 +63,7 @@ def warning(code: str, text: str, advice: str = "") -> Diagnostic:
 
 def gravest_first(found: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Returns errors, then warnings, then notes, otherwise in the given order."""
-    return sorted(found, key=lambda one: SEVERITIES.index(one.severity))
+    return sorted(found, key=lambda diagnostic: SEVERITIES.index(diagnostic.severity))
 
 
 def emit(*found: Diagnostic) -> None:
@@ -72,11 +72,11 @@ def emit(*found: Diagnostic) -> None:
     Raises:
         DataError: there are errors: the first, with the number of others.
     """
-    for one in found:
-        if one.severity != "error":
-            log.log(logging.INFO if one.severity == "note" else logging.WARNING, "%s", one)
+    for message in found:
+        if message.severity != "error":
+            log.log(logging.INFO if message.severity == "note" else logging.WARNING, "%s", message)
     noted(*found)
-    errors = [one for one in found if one.severity == "error"]
+    errors = [error for error in found if error.severity == "error"]
     if errors:
         more = f" ({len(errors) - 1} more: `feddg data inspect` lists them)" if errors[1:] else ""
         raise DataError(f"{errors[0]}{more}")
@@ -90,10 +90,10 @@ def warn(code: str, text: str, advice: str = "") -> None:
 @contextmanager
 def collected() -> Iterator[list[Diagnostic]]:
     """Collects the diagnostics emitted in its block; enclosing blocks get them too."""
-    found = list(_heard.get() or ())
-    token = _heard.set(found)
+    diagnostics = list(_heard.get() or ())
+    token = _heard.set(diagnostics)
     try:
-        yield found
+        yield diagnostics
     finally:
         _heard.reset(token)
 

@@ -129,11 +129,11 @@ def in_words(error: BaseException) -> str:
     from importlib.metadata import distributions  # slow, and help does without
 
     entries = (entry for package in distributions() for entry in package.entry_points)
-    plugins = {one.module.split(".")[0] for one in entries if one.group.startswith("feddg.")}
-    found = [at for at in traceback.walk_tb(error.__traceback__) if _is_own(at[0], plugins)]
-    if not found:
+    plugins = {entry.module.split(".")[0] for entry in entries if entry.group.startswith("feddg.")}
+    frames = [at for at in traceback.walk_tb(error.__traceback__) if _is_own(at[0], plugins)]
+    if not frames:
         return text
-    code, line = found[-1][0].f_code, found[-1][1]
+    code, line = frames[-1][0].f_code, frames[-1][1]
     return f"{text} ({code.co_filename}, line {line}, in {code.co_name})"
 
 
@@ -154,8 +154,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Returns ``" (did you mean 'x'?)"`` for the closest known word, or an empty text."""
     names = list(known)
     initials = "".join(part[:1] for part in re.split(r"[_\W]", word.lower()))  # learning_rate: lr
-    found = [name for name in names if len(initials) > 1 and name.lower() == initials]
-    matches = found or difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    alike = [name for name in names if len(initials) > 1 and name.lower() == initials]
+    matches = alike or difflib.get_close_matches(word, names, n=1, cutoff=0.5)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 

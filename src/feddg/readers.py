@@ -35,10 +35,10 @@ def function(name: str) -> Any:
     Raises:
         MissingPackage: none does, or it takes an extra that is not installed.
     """
-    found = find(name)
-    if found is None:
+    member = find(name)
+    if member is None:
         raise MissingPackage(f"this copy of feddg lacks the package that brings `{name}`")
-    return found
+    return member
 
 
 def find(name: str) -> Any:

@@ -78,7 +78,7 @@ class DrawnFrom(TorchDispatchMode):
     ) -> object:
         """Gives an operation that draws the block's generator, unless it was given another."""
         given = dict(kwargs or {})
-        tensors = (one.device for one in args if isinstance(one, Tensor))
+        tensors = (tensor.device for tensor in args if isinstance(tensor, Tensor))
         device = torch.device(next(tensors, None) or given.get("device") or "cpu")
         if torch.Tag.nondeterministic_seeded in func.tags and device.type != "meta":
             if not _takes_generator(func):

@@ -236,10 +236,10 @@ class _Work:
     def _entries(self) -> list[SentEntry]:
         method, network = self._loaded.method, self._loaded.network
         ledger = read_run(self._path).ledger
-        found = chosen_entries(method, network, self._settings.entry)
-        for entry in found.values():
+        entries = chosen_entries(method, network, self._settings.entry)
+        for entry in entries.values():
             _require_sent(ledger, entry, self._path)
-        return list(found.values())
+        return list(entries.values())
 
     def _reconstructions(self, attacker: int | None) -> list[AttackRow]:
         entries, chosen = self._entries(), self._settings
@@ -248,7 +248,7 @@ class _Work:
         names = images_of(self._loaded).table.domain_names
         rows: list[AttackRow] = []
         for entry in entries:
-            found = reconstruct(
+            reconstruction = reconstruct(
                 self._senders,
                 entry,
                 images,
@@ -258,29 +258,29 @@ class _Work:
                 attacker=attacker,
                 progress=self._progress,
             )
-            rows += found.rows(names)
-            self.pictures |= picture_of(found, names)
+            rows += reconstruction.rows(names)
+            self.pictures |= picture_of(reconstruction, names)
         return rows
 
     def _known_images(self, attacker: int | None) -> tuple[Tensor, Tensor]:
         """Returns the images that the attacker trains on, and their labels."""
         most, size = self._settings.most_public, self._loaded.settings.data.image_size
         if attacker is not None:
-            own = self._loaded.clients[attacker]
-            if len(own) < FEWEST:
+            client = self._loaded.clients[attacker]
+            if len(client) < FEWEST:
                 raise DataError(
-                    f"client {attacker} holds {len(own)} images, fewer than the {FEWEST} that a "
+                    f"client {attacker} holds {len(client)} images, fewer than the {FEWEST} that a "
                     "generator needs; choose another with --client"
                 )
-            return own.images()[:most].contiguous(), own.labels[:most]
+            return client.images()[:most].contiguous(), client.labels[:most]
         if not self._settings.public:
             raise DataError(
                 "the server's attack learns on public images: name a folder of them, --public "
                 "FOLDER (any photographs; none of the run's)"
             )
-        found = load_public(self._settings.public, size)
-        every = max(1, len(found) // most)
-        images = found[::every][:most].contiguous()
+        public = load_public(self._settings.public, size)
+        every = max(1, len(public) // most)
+        images = public[::every][:most].contiguous()
         return images, self._senders.labels(images)
 
     def _malicious(self) -> int:
@@ -301,7 +301,7 @@ class _Work:
                 "the server of this run saw sums of updates alone (secure aggregation): there is "
                 "no single update to invert"
             )
-        found = [
+        inversions = [
             invert_updates(
                 self._senders,
                 size,
@@ -312,9 +312,9 @@ class _Work:
             )
             for size in chosen.batch_sizes
         ]
-        for one in found:
-            self.pictures |= picture_of_inverted(one)
-        return [one.row() for one in found]
+        for inverted in inversions:
+            self.pictures |= picture_of_inverted(inverted)
+        return [inversion.row() for inversion in inversions]
 
     def membership(self) -> list[AttackRow]:
         """Asks which images were a client's own."""

@@ -42,19 +42,19 @@ def psnr(one: Tensor, other: Tensor) -> Tensor:
     """Returns PSNR in dB, pair by pair, ``(n,)``; images ``(n, 3, H, W)`` in [0, 1]."""
     from torchmetrics.functional.image import peak_signal_noise_ratio
 
-    found: Tensor = peak_signal_noise_ratio(
+    ratios: Tensor = peak_signal_noise_ratio(
         one, other, data_range=1.0, reduction="none", dim=(1, 2, 3)
     )
-    return found.clamp(max=100.0)
+    return ratios.clamp(max=100.0)
 
 
 def ssim(one: Tensor, other: Tensor) -> Tensor:
     """Returns SSIM pair by pair, ``(n,)``; images ``(n, 3, H, W)`` in [0, 1], 12 pixels or more."""
     from torchmetrics.functional.image import structural_similarity_index_measure
 
-    found = structural_similarity_index_measure(one, other, data_range=1.0, reduction="none")
-    assert isinstance(found, Tensor)
-    return found.reshape(-1)
+    similarity = structural_similarity_index_measure(one, other, data_range=1.0, reduction="none")
+    assert isinstance(similarity, Tensor)
+    return similarity.reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,16 @@ def retrieval(drawn: Tensor, true: Tensor, groups: Tensor) -> Retrieval:
         groups: ``(n,)`` the group of each, for example its domain.
     """
     distances = torch.cdist(drawn, true)
-    own = distances.diagonal()[:, None]
+    matched = distances.diagonal()[:, None]
     others = (groups[:, None] == groups[None, :]).fill_diagonal_(False)
-    nearer = ((distances < own).double() + 0.5 * (distances == own).double()) * others
+    nearer = ((distances < matched).double() + 0.5 * (distances == matched).double()) * others
     counts = others.sum(1)
     ranks = torch.where(counts > 0, nearer.sum(1) / counts.clamp(min=1), torch.nan)
     comparable = counts > 0
     if not comparable.any():
         return Retrieval(ranks, math.nan, math.nan)
     # With k others no nearer, the true one is first with a chance of 1 / (1 + ties).
-    ties = (others & (distances == own)).sum(1)
+    ties = (others & (distances == matched)).sum(1)
     firsts = ((nearer.sum(1) - 0.5 * ties) == 0).double() / (1 + ties)
     chance = (1.0 / (1 + counts))[comparable].mean()
     return Retrieval(ranks, float(firsts[comparable].mean()), float(chance))

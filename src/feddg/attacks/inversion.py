@@ -92,13 +92,13 @@ class Inverted:
         true = self.targets.images.float() / 255
         updates = torch.arange(len(true)) // self.batch_size
         points = [perceptual_points(part) for part in (self.drawn, true)]
-        found = retrieval(points[0], points[1], torch.zeros(len(true)))
-        rank = clustered_mean(found.ranks, updates).within(0, 1)
+        retrieved = retrieval(points[0], points[1], torch.zeros(len(true)))
+        rank = clustered_mean(retrieved.ranks, updates).within(0, 1)
         # Another update's images, which are matched with these as those of the update itself are.
         others = self.drawn.roll(self.batch_size, 0)
         unrelated = [
-            psnr(*_assigned(one, other)).mean()
-            for one, other in zip(others.split(self.batch_size), true.split(self.batch_size))
+            psnr(*_assigned(drawn, other)).mean()
+            for drawn, other in zip(others.split(self.batch_size), true.split(self.batch_size))
         ]
         return InversionRow(
             optimizer=self.optimizer,
@@ -256,9 +256,9 @@ def _softly_signed(gradient: Tensor) -> Tensor:
     return gradient / (gradient.square() + softness.square()).sqrt()
 
 
-def _cosine(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
-    product = torch.stack([(a * b).sum() for a, b in zip(found, wanted)]).sum()
-    lengths = [torch.stack([t.square().sum() for t in part]).sum() for part in (found, wanted)]
+def _cosine(gradients: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
+    product = torch.stack([(a * b).sum() for a, b in zip(gradients, wanted)]).sum()
+    lengths = [torch.stack([t.square().sum() for t in part]).sum() for part in (gradients, wanted)]
     return product / (lengths[0] * lengths[1]).clamp(min=1e-24).sqrt()
 
 

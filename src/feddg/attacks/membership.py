@@ -99,14 +99,14 @@ def membership(
 def _attacks(
     key: str, look: Evidence, victims: Sequence[Victim], seed: int
 ) -> Iterator[MembershipRow]:
-    found = look([victim.case for victim in victims], [victim.client for victim in victims])
+    evidence = look([victim.case for victim in victims], [victim.client for victim in victims])
     shadows = [case for victim in victims for case in victim.shadows]
     of_shadows = iter(look(shadows, None)) if shadows else iter(())
     scores: dict[Literal["threshold", "shadow"], list[numpy.ndarray]] = {
-        "threshold": [features[:, 0] for features in found],
+        "threshold": [features[:, 0] for features in evidence],
         "shadow": [],
     }
-    for victim, features in zip(victims, found):
+    for victim, features in zip(victims, evidence):
         known = [(next(of_shadows), case.members) for case in victim.shadows]
         if known:
             scores["shadow"].append(_learnt(known, features))
@@ -206,10 +206,10 @@ def _distances(senders: Senders, entry: SentEntry, case: Case, sent: Tensor) -> 
     """Returns features ``(n, 3)``: minus the distance to the nearest row, best cosine, norm."""
     classes = senders.loaded.network.classes
     client_data = one_each(case.asked.images(), case.asked.labels, classes)
-    own = torch.cat([rows[:1] for rows in senders.pretended(entry, client_data)]).double()
-    centre, scale = own.mean(0), own.std(0).clamp(min=1e-8)
-    own, rows = (own - centre) / scale, (sent.double() - centre) / scale
-    distances = torch.cdist(own, rows).amin(1)
-    unit = [torch.nn.functional.normalize(part, dim=1) for part in (own, rows)]
+    pretended = torch.cat([rows[:1] for rows in senders.pretended(entry, client_data)]).double()
+    centre, scale = pretended.mean(0), pretended.std(0).clamp(min=1e-8)
+    pretended, rows = (pretended - centre) / scale, (sent.double() - centre) / scale
+    distances = torch.cdist(pretended, rows).amin(1)
+    unit = [torch.nn.functional.normalize(part, dim=1) for part in (pretended, rows)]
     cosines = (unit[0] @ unit[1].T).amax(1)
-    return torch.stack([-distances, cosines, own.norm(dim=1)], 1).numpy()
+    return torch.stack([-distances, cosines, pretended.norm(dim=1)], 1).numpy()

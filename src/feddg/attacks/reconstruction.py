@@ -184,8 +184,8 @@ def train_generator(
             f"{len(rows)} images are too few to train a generator on; give at least {FEWEST}"
         )
     order = torch.randperm(len(rows), generator=stream(training.seed, "validation"))
-    held = max(2, round(training.validation * len(rows)))
-    chosen, validation = order[held:], order[:held]
+    count = max(2, round(training.validation * len(rows)))
+    chosen, validation = order[count:], order[:count]
     generator = _linear(rows, images, chosen, validation)
     if training.steps:
         _train_network(generator, rows, images, chosen, validation, training, progress)
@@ -221,7 +221,7 @@ def _ridges(scores: Tensor, targets: Tensor) -> list[Tensor]:
     aim = targets if wide else scores.T @ targets
     eye = torch.eye(len(gram), dtype=torch.float64)
     solved = [torch.linalg.solve(gram + share * count * eye, aim) for share in RIDGES]
-    return [(scores.T @ one if wide else one).float() for one in solved]
+    return [(scores.T @ solution if wide else solution).float() for solution in solved]
 
 
 def _train_network(
@@ -419,8 +419,8 @@ def _received(
             f"clients receive nothing of what is sent as {entry.key}: there is nothing that a "
             "malicious client could draw from; `--kind server` attacks what the server sees"
         )
-    own = senders.real(entry, [attacker]).get(attacker)
-    theirs = received if own is None else received[~_among(received, own)]
+    real = senders.real(entry, [attacker]).get(attacker)
+    theirs = received if real is None else received[~_among(received, real)]
     if not len(theirs):
         raise RunError(f"all that client {attacker} receives as {entry.key} is its own")
     owned = {client: theirs[_among(theirs, rows)] for client, rows in sent.items()}
@@ -470,19 +470,19 @@ def _of_client(
 class _Measured:
     """Computes the measurements of a reconstruction."""
 
-    def __init__(self, found: Reconstruction) -> None:
-        self._found = found
-        self._true = found.targets.images.float() / 255
+    def __init__(self, reconstruction: Reconstruction) -> None:
+        self._found = reconstruction
+        self._true = reconstruction.targets.images.float() / 255
         self._true_points = perceptual_points(self._true)
-        self._points = {fed: perceptual_points(part) for fed, part in found.drawn.items()}
-        self._pairwise = {fed: self._of_pairs(fed) for fed in found.drawn}
+        self._points = {fed: perceptual_points(part) for fed, part in reconstruction.drawn.items()}
+        self._pairwise = {fed: self._of_pairs(fed) for fed in reconstruction.drawn}
 
     def _of_pairs(self, fed: str) -> dict[str, Tensor]:
         drawn, points = self._found.drawn[fed], self._points[fed]
         scores = {name: work(drawn, self._true) for name, work in PAIRWISE.items()}
         scores[PERCEPTUAL] = (points - self._true_points).square().sum(1)
-        found = retrieval(points, self._true_points, self._found.targets.domains)
-        return scores | {"rank": found.ranks}
+        retrieved = retrieval(points, self._true_points, self._found.targets.domains)
+        return scores | {"rank": retrieved.ranks}
 
     def rows(self, domain_names: Sequence[str]) -> Iterator[ReconstructionRow | DifferenceRow]:
         domains = self._found.targets.domains
@@ -496,18 +496,18 @@ class _Measured:
     def _row(
         self, fed: Literal["sent", "sample", "unrelated"], domain: str, chosen: Tensor
     ) -> ReconstructionRow:
-        found = self._found
+        reconstruction = self._found
         pairwise = {name: values[chosen] for name, values in self._pairwise[fed].items()}
         points = self._points[fed][chosen], self._true_points[chosen]
-        among = retrieval(*points, found.targets.domains[chosen])
-        rank = clustered_mean(pairwise["rank"], found.targets.clients[chosen]).within(0, 1)
+        among = retrieval(*points, reconstruction.targets.domains[chosen])
+        rank = clustered_mean(pairwise["rank"], reconstruction.targets.clients[chosen]).within(0, 1)
         return ReconstructionRow(
-            attacker=found.attacker,
-            entry=found.entry.key,
+            attacker=reconstruction.attacker,
+            entry=reconstruction.entry.key,
             fed=fed,
             domain=domain,
             images=len(chosen),
-            clients=len(found.targets.clients[chosen].unique()),
+            clients=len(reconstruction.targets.clients[chosen].unique()),
             psnr=float(pairwise["psnr"].mean()),
             ssim=float(pairwise["ssim"].mean()),
             scores={PERCEPTUAL: float(pairwise[PERCEPTUAL].mean())},
@@ -516,8 +516,8 @@ class _Measured:
             rank_high=rank.high,
             first=among.first,
             first_chance=among.first_chance,
-            public=found.public,
-            seed=found.seed,
+            public=reconstruction.public,
+            seed=reconstruction.seed,
         )
 
     def _difference(self, metric: str) -> DifferenceRow:

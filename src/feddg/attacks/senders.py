@@ -81,15 +81,15 @@ class SentEntry:
         Args:
             tensors: tensors of the message by name; for statistics, the weights.
         """
-        found = [
+        sent = [
             tensors[name]
             for name in (self.names or sorted(n for n in tensors if fnmatchcase(n, self.name)))
             if name in tensors
         ]
-        if not found:
+        if not sent:
             return None
         vectors = [
-            tensor.detach().float().cpu().flatten(1 if self.has_rows else 0) for tensor in found
+            tensor.detach().float().cpu().flatten(1 if self.has_rows else 0) for tensor in sent
         ]
         joined = torch.cat(vectors, dim=-1)
         return hashed(joined if self.has_rows else joined[None]).clone()
@@ -133,13 +133,13 @@ def entries_of(method: Method, network: Network) -> dict[str, SentEntry]:
     them separately (FedBN, SiloBN, FedIG).
     """
     context = SchemaContext(network.classes, 0, network.features_dimension)
-    found = {
+    entries = {
         key: SentEntry(key, schema.what, _has_rows(schema, method, context))
         for key, schema in method.sends.items()
         if key not in Method.sends and _is_attackable(key, schema, method, context)
     }
     statistics = local_names(method, network) & statistics_names(network)
-    return found | (_statistics(network) if statistics else {})
+    return entries | (_statistics(network) if statistics else {})
 
 
 def chosen_entries(method: Method, network: Network, wanted: str | None) -> dict[str, SentEntry]:
@@ -169,13 +169,13 @@ def chosen_entries(method: Method, network: Network, wanted: str | None) -> dict
         )
     if wanted is None:
         return entries
-    found = {key: entry for key, entry in entries.items() if wanted in (key, entry.name)}
-    if not found:
+    chosen = {key: entry for key, entry in entries.items() if wanted in (key, entry.name)}
+    if not chosen:
         raise ExperimentError(
             f"{method.name} sends no {wanted!r}{nearest(wanted, entries)}; it sends: "
             f"{', '.join(entries)}"
         )
-    return found
+    return chosen
 
 
 def _statistics(network: Network) -> dict[str, SentEntry]:
@@ -300,10 +300,10 @@ def matched(rows: Tensor, samples: Tensor, count: int, rng: torch.Generator) -> 
 def _image_of(
     row: int, distances: Tensor, nearest: Tensor, taken: set[int], rng: torch.Generator
 ) -> int | None:
-    found = distances[row].sort()
-    if len(found.values) > 1 and found.values[0] < CLOSE * found.values[1]:
-        own = int(found.indices[0])
-        return None if own in taken else own
+    ordered = distances[row].sort()
+    if len(ordered.values) > 1 and ordered.values[0] < CLOSE * ordered.values[1]:
+        closest = int(ordered.indices[0])
+        return None if closest in taken else closest
     spoken_of = (nearest == row).nonzero().flatten().tolist()
     left = [image for image in spoken_of if image not in taken]
     return left[int(torch.randint(len(left), (), generator=rng))] if left else None
@@ -504,21 +504,21 @@ def victims_of(senders: Senders, effort: MembershipEffort) -> Iterator[Victim]:
     aside = numpy.concatenate([images.splits.id_test, images.splits.id_val])
     clients = chosen_clients(loaded, effort.clients, effort.seed)
     for client in clients:
-        own = images.examples(client)
-        domains = own.domains.unique().numpy()
+        holding = images.examples(client)
+        domains = holding.domains.unique().numpy()
         generator = stream(effort.seed, "membership", client)
-        elsewhere = numpy.setdiff1d(images.splits.train, own.rows.numpy())
+        elsewhere = numpy.setdiff1d(images.splits.train, holding.rows.numpy())
         elsewhere = elsewhere[numpy.isin(table.domains[elsewhere], domains)]
         unused = aside[numpy.isin(table.domains[aside], domains)]
         from_aside = len(unused) >= FEWEST
         others = _drawn(unused if from_aside else elsewhere, effort.images, generator)
         rest = numpy.setdiff1d(elsewhere, others)
-        members = _drawn(own.rows.numpy(), effort.images, generator)
+        members = _drawn(holding.rows.numpy(), effort.images, generator)
         count = min(len(members), len(others))
-        if count < FEWEST or len(own) < 2 * FEWEST:
+        if count < FEWEST or len(holding) < 2 * FEWEST:
             continue
-        case = _case(own, members[:count], others[:count], table)
-        shadows = list(_shadows(own, rest, effort, generator, table))
+        case = _case(holding, members[:count], others[:count], table)
+        shadows = list(_shadows(holding, rest, effort, generator, table))
         others_from = "validation and test images" if from_aside else "other clients"
         yield Victim(client, case, shadows, others_from)
 
@@ -550,8 +550,8 @@ def _case(
 
 def _held_rows(like: Examples, rows: numpy.ndarray, table: ImageTable) -> Examples:
     columns = (rows, table.labels[rows], table.domains[rows])
-    own, of_class, of_domain = map(torch.from_numpy, columns)
-    return Examples(like.pixels, own, of_class, of_domain, like.classes)
+    positions, of_class, of_domain = map(torch.from_numpy, columns)
+    return Examples(like.pixels, positions, of_class, of_domain, like.classes)
 
 
 def _drawn(rows: numpy.ndarray, count: int, generator: torch.Generator) -> numpy.ndarray:

@@ -325,16 +325,16 @@ class Client:
     @contextmanager
     def held_still(self) -> Iterator[None]:
         """Fixes the featurizer inside the block, in a round that trains only heads."""
-        held: list[nn.Parameter] = []
+        fixed: list[nn.Parameter] = []
         if self.trains_heads_only:
-            held = [p for p in self.network.featurizer.parameters() if p.requires_grad]
+            fixed = [p for p in self.network.featurizer.parameters() if p.requires_grad]
         try:
-            for parameter in held:
+            for parameter in fixed:
                 parameter.requires_grad_(False)
                 parameter.grad = None
             yield
         finally:
-            for parameter in held:
+            for parameter in fixed:
                 parameter.requires_grad_(True)
 
     def task_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -356,8 +356,8 @@ class Client:
             self._balanced = labels, {}
         kept = self._balanced[1]
         if dtype not in kept:  # counted and sent once
-            own = {"weights": balanced(labels, classes, dtype)}
-            kept[dtype] = on_device(own, outputs.device)["weights"]
+            counted = {"weights": balanced(labels, classes, dtype)}
+            kept[dtype] = on_device(counted, outputs.device)["weights"]
         return kept[dtype]
 
     def stream(self, *names: str | int) -> torch.Generator:
@@ -468,21 +468,21 @@ class Client:
         }
         ahead: list[Ahead] = []
         if choices is not None and device.type != "cpu":
-            ahead = list({id(one): one for one in self.ahead}.values())
+            ahead = list({id(source): source for source in self.ahead}.values())
         chosen = {} if choices is None else choices.tensors
         groups = [{"labels": labels}, needed, chosen, copies, drawn]
-        groups += [one.prepare(len(positions)) for one in ahead]
+        groups += [source.prepare(len(positions)) for source in ahead]
 
         def arrive(groups: list[Weights]) -> None:
-            for one, tensors in zip(ahead, groups[5:]):
-                one.arrived(tensors)
+            for source, tensors in zip(ahead, groups[5:]):
+                source.arrived(tensors)
             for name, view in views.items():
                 if view.device.type != "cpu":
                     groups[3][name] = view.index_select(0, groups[3][name])
 
         def make(groups: list[Weights]) -> Batch:
-            own, needed, chosen, copies, drawn = groups[:5]
-            targets, features = own["labels"], needed.get("features")
+            arrived, needed, chosen, copies, drawn = groups[:5]
+            targets, features = arrived["labels"], needed.get("features")
             batch = Batch(targets, targets, positions, {}, {}, labels, features, drawn)
             batch.images = images(needed) if images is not None else targets.new_empty(0)
             if choices is not None:
@@ -503,8 +503,8 @@ class Client:
         """What layers of the network draw in every pass."""
         if self.turn is not None:
             return iter(self.turn.ahead)
-        found = (getattr(layer, "ahead", None) for layer in self.network.modules())
-        return (one for one in found if isinstance(one, Ahead))
+        candidates = (getattr(layer, "ahead", None) for layer in self.network.modules())
+        return (source for source in candidates if isinstance(source, Ahead))
 
     def plain_batches(
         self, batch_size: int = 64, examples: Examples | None = None
@@ -519,8 +519,8 @@ class Client:
         for positions in torch.split(torch.arange(len(chosen)), batch_size):
             needed, images = chosen.parcel(positions, self.device)
             labels = chosen.labels[positions]
-            own, needed = sent_together([{"labels": labels}, needed], self.device)
-            yield Batch(as_unit(images(needed)), own["labels"], positions, host_labels=labels)
+            sent, needed = sent_together([{"labels": labels}, needed], self.device)
+            yield Batch(as_unit(images(needed)), sent["labels"], positions, host_labels=labels)
 
     def embeddings(self, batch: Batch) -> Tensor:
         """Returns a batch's embeddings ``(B, d)``, from cached features if there are any."""
@@ -564,7 +564,7 @@ class Client:
 
         def compute() -> Tensor:
             parts = [seen(batch.images) for batch in self.plain_batches()]
-            versions = [torch.cat([part.float().cpu() for part in own]) for own in zip(*parts)]
+            versions = [torch.cat([part.float().cpu() for part in each]) for each in zip(*parts)]
             return torch.cat(versions)
 
         return self.cached(f"features-{digest}", compute)
@@ -581,9 +581,9 @@ class Client:
         shape = self.examples.images(torch.arange(1)).shape
         ramp = torch.linspace(0, 1, shape.numel(), device=self.device).view(shape)
         forwards = self.forwards
-        found = [features.float() for features in seen(ramp)]
+        outputs = [features.float() for features in seen(ramp)]
         self.forwards = forwards  # a ramp is no image of the client
-        return digest_of(self.network, names, *found)
+        return digest_of(self.network, names, *outputs)
 
     def descend(self, terms: dict[str, Tensor]) -> None:
         """Takes one optimizer step on the sum of ``terms`` and logs them.

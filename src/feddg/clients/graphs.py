@@ -84,7 +84,7 @@ class _Absent:
     ) -> None:
         """Raises :class:`HostValue`."""
         given = _leaves([args, kwargs or {}])
-        next(one for one in given if isinstance(one, cls))._raise()
+        next(leaf for leaf in given if isinstance(leaf, cls))._raise()
 
 
 class _Guarded:
@@ -121,8 +121,8 @@ def _leaves(value: object) -> Iterator[object]:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (list, tuple, set, deque)):
-        for one in value:
-            yield from _leaves(one)
+        for item in value:
+            yield from _leaves(item)
     else:
         yield value
 
@@ -195,14 +195,14 @@ class Trace(TorchDispatchMode):
 
     def difference(self, other: "Trace") -> str | None:
         """Returns where another step is not like this one, or None."""
-        for one, two in zip(self.steps, other.steps):
-            if one[0] != two[0]:
-                return f"launches {one[0]}, then {two[0]}"
-            for a, b in zip(one[1], two[1]):
+        for ours, theirs in zip(self.steps, other.steps):
+            if ours[0] != theirs[0]:
+                return f"launches {ours[0]}, then {theirs[0]}"
+            for a, b in zip(ours[1], theirs[1]):
                 if isinstance(a, tuple) and isinstance(b, tuple) and a != b and a[1:] == b[1:]:
-                    return f"has {one[0]} work on a tensor of its own turn"
+                    return f"has {ours[0]} work on a tensor of its own turn"
                 if a != b:
-                    return f"launches {one[0]} with {a}, then {b}"
+                    return f"launches {ours[0]} with {a}, then {b}"
         counts = len(self.steps), len(other.steps)
         return None if counts[0] == counts[1] else "launches {} operations, then {}".format(*counts)
 
@@ -284,11 +284,11 @@ class Graphs:
 
     def record(self, key: object) -> Record:
         """Returns the record of a shape; the longest unused ones are given up."""
-        found = self.records.setdefault(key, Record())
+        record = self.records.setdefault(key, Record())
         self.records.move_to_end(key)
         while len(self.records) > MOST_RECORDS:
             self.records.popitem(last=False)
-        return found
+        return record
 
     @contextmanager
     def aside(self, device: torch.device) -> Iterator[None]:
@@ -336,7 +336,7 @@ class Turn:
     def __init__(self, client: "Client", method: Any) -> None:
         self.client, self.method, self.name = client, method, str(method.name)
         self.graphs, self.device = client.worker.graphs, client.device
-        self.ahead = list({id(one): one for one in client.ahead}.values())
+        self.ahead = list({id(source): source for source in client.ahead}.values())
         network = client.network
         self._state = [*network.parameters(), *network.buffers()]
         self._own = {_place(tensor) for tensor in self._state}
@@ -346,7 +346,7 @@ class Turn:
         self._filled: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
         zeros = [tensor for key, tensor in self.graphs.lasting.items() if key[0] == "term"]
         spans = sorted({_span(tensor) for tensor in _tensors(client.scratch) if tensor.numel()})
-        if all(one[1] <= other[0] for one, other in pairwise(spans)):  # no part of another
+        if all(span[1] <= other[0] for span, other in pairwise(spans)):  # no part of another
             client.scratch = self._fix("scratch", client.scratch, zeros)
         client.optimizer = self._fix("optimizer", client.optimizer, zeros)
         with torch.no_grad():
@@ -405,7 +405,7 @@ class Turn:
         named = {f"{n}/{k}": t for n, group in enumerate(prepared.groups) for k, t in group.items()}
         packed = Packed(named)
         there = {n: _place(t) for n, t in named.items() if t.device.type != "cpu"}
-        expected = tuple(one.expected for one in self.ahead)
+        expected = tuple(source.expected for source in self.ahead)
         record = graphs.record((self.kind, packed.layout, *there.items(), *expected))
         record.met += 1
         clients, rounds = record.known(first)
@@ -445,7 +445,7 @@ class Turn:
             buffer = record.buffer.copy_(pinned, non_blocking=True)
             parts = record.parts
         there = named | parts
-        groups = [{k: there[f"{n}/{k}"] for k in own} for n, own in enumerate(prepared.groups)]
+        groups = [{k: there[f"{n}/{k}"] for k in keys} for n, keys in enumerate(prepared.groups)]
         prepared.arrive(groups)
         made = [
             (group, key)
@@ -491,7 +491,7 @@ class Turn:
             fault = "draws from a global generator"
         elif self._scratch() != scratch:
             fault = "keeps something new in client.scratch"
-        elif any(one.expected for one in self.ahead):
+        elif any(source.expected for source in self.ahead):
             fault = "leaves out passes that were drawn for"
         differs = None if record.trace is None else record.trace.difference(trace)
         if fault or differs:
@@ -519,9 +519,9 @@ class Turn:
             for _ in range(2):
                 self._restore([], host)
                 once()
-            found = [t.detach().clone() for t in changed]
+            left = [t.detach().clone() for t in changed]
             self._restore(before, host)
-            return found
+            return left
 
         try:
             with self.graphs.aside(self.device):
@@ -529,7 +529,7 @@ class Turn:
                 step()
                 client, (steps, forwards) = self.client, host[0]
                 record.counted = client.steps - steps, client.forwards - forwards
-                record.terms, record.passes = client.terms, [one.mark() for one in self.ahead]
+                record.terms, record.passes = client.terms, [source.mark() for source in self.ahead]
                 self._restore(before, host)
                 expected, again = twice(step), twice(step)
                 self._restore([], host)
@@ -553,8 +553,8 @@ class Turn:
         assert record.replay is not None
         record.replay()
         client.steps, client.forwards = steps + record.counted[0], forwards + record.counted[1]
-        for one, passes in zip(self.ahead, record.passes):
-            one.rewind(passes)
+        for source, passes in zip(self.ahead, record.passes):
+            source.rewind(passes)
         client.terms |= record.terms
         self.graphs.replayed += 1
 
@@ -567,15 +567,15 @@ class Turn:
 
     def _host(self) -> tuple[tuple[int, int], list[object]]:
         client = self.client
-        return (client.steps, client.forwards), [one.mark() for one in self.ahead]
+        return (client.steps, client.forwards), [source.mark() for source in self.ahead]
 
     def _restore(
         self, saved: list[tuple[Tensor, Tensor]], host: tuple[tuple[int, int], list[Any]]
     ) -> None:
         client = self.client
         (client.steps, client.forwards), marks = host
-        for one, mark in zip(self.ahead, marks):
-            one.rewind(mark)
+        for source, mark in zip(self.ahead, marks):
+            source.rewind(mark)
         with torch.no_grad():
             for tensor, kept in saved:
                 tensor.copy_(kept)

@@ -72,8 +72,8 @@ class MemoryOrder(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         """Adds parameters, with what is said of them beside the defaults."""
-        own = {"params": list(param_group["params"])}
-        self.param_groups.append({**self.defaults, **param_group, **own})
+        group = {"params": list(param_group["params"])}
+        self.param_groups.append({**self.defaults, **param_group, **group})
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients."""
@@ -142,15 +142,15 @@ class MemoryOrder(torch.optim.Optimizer):
             kinds = self.moments if group.get("momentum", True) else ()
             for place, parameter in enumerate(group["params"]):
                 number_of_steps = torch.empty((), device=parameter.device)
-                own = {
+                moments = {
                     kind: lasting(
                         f"{number}/{place}/{kind}",
                         number_of_steps if kind == "step" else parameter.detach(),
                     )
                     for kind in kinds
                 }
-                self.state[parameter] = own
-                zeros += own.values()
+                self.state[parameter] = moments
+                zeros += moments.values()
             for parameter in group["params"][:1]:
                 # CUDA's kernels read a float32; others, a double as without a tensor.
                 kind = torch.float32 if parameter.device.type == "cuda" else torch.float64
@@ -405,8 +405,8 @@ def take_up(
         entry, _, name = key.removeprefix(_KEPT).partition("/")
         if key.startswith(_KEPT) and name in parameters:
             like = parameters[name] if value.shape == parameters[name].shape else value
-            own = torch.empty_like(like, dtype=value.dtype, device=parameters[name].device)
-            optimizer.state[parameters[name]][entry] = own.copy_(value)
+            fresh = torch.empty_like(like, dtype=value.dtype, device=parameters[name].device)
+            optimizer.state[parameters[name]][entry] = fresh.copy_(value)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:

@@ -33,13 +33,13 @@ SHARE_OF_MEMORY = 0.5
 def machine_memory() -> int | None:
     """Returns the memory of this machine or container in bytes; None if unknown."""
     try:
-        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # Windows
         return None
     for file in LIMITS:
         with suppress(OSError, ValueError):  # no such file, or "max"
-            found = min(found, int(file.read_text(encoding="ascii")))
-    return found if found > 0 else None
+            memory = min(memory, int(file.read_text(encoding="ascii")))
+    return memory if memory > 0 else None
 
 
 def keep_memory() -> bool:
@@ -67,12 +67,12 @@ def training_memory(network: Network, side: int, batch_size: int) -> int:
         batch_size: images per batch.
     """
     parameters = list(network.parameters())
-    own = {p.untyped_storage().data_ptr() for p in [*parameters, *network.buffers()]}
+    known = {p.untyped_storage().data_ptr() for p in [*parameters, *network.buffers()]}
     maps: dict[int, int] = {}
 
     def note(saved: Tensor) -> Tensor:
         storage = saved.untyped_storage()
-        if storage.data_ptr() not in own:
+        if storage.data_ptr() not in known:
             maps[storage.data_ptr()] = storage.nbytes()
         return saved
 

@@ -98,23 +98,23 @@ def read_columns(
                 f"{file} has no column {name!r}{nearest(name, names)}; it has: "
                 f"{', '.join(names) or 'none'}.{' ' if remedy else ''}{remedy}"
             )
-    found = Columns(file, columns)
-    if not len(found):
+    table = Columns(file, columns)
+    if not len(table):
         raise DataError(f"{file} has no rows.")
     for name, values in columns.items():
         odd = next((index for index, text in enumerate(values) if _CONTROL.search(text)), None)
         if odd is not None:
             raise DataError(
-                f"{found.row(odd)} has {values[odd][:80]!r} as {name}, with a control character; "
+                f"{table.row(odd)} has {values[odd][:80]!r} as {name}, with a control character; "
                 "take it out."
             )
-    return found
+    return table
 
 
 def _csv(file: Path, wanted: set[str]) -> tuple[list[str], dict[str, list[str]]]:
     text = read_text(file, DataError, errors="strict")
     first = text.split("\n", 1)[0]
-    separator = next((one for one in ",;\t" if one in first), ",")  # semicolons in some locales
+    separator = next((mark for mark in ",;\t" if mark in first), ",")  # semicolons in some locales
     try:
         rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True))
     except csv.Error as error:

@@ -63,7 +63,7 @@ def croissant(
         checksum: SHA-256 of that table.
     """
     about = definition.publication
-    found: dict[str, object] = {
+    description: dict[str, object] = {
         **json.loads(FRAME.read_text(encoding="utf-8")),
         "name": definition.name,
         "description": f"{definition.summary}. {len(table)} images of {len(table.class_names)} "
@@ -71,8 +71,8 @@ def croissant(
     }
     if about is not None:
         texts = {"citeAs": about.citation, "license": about.licence, "url": about.address}
-        found |= {name: text for name, text in texts.items() if text}
-    found["distribution"] = [
+        description |= {name: text for name, text in texts.items() if text}
+    description["distribution"] = [
         {
             "@type": "cr:FileObject",
             "@id": "images-table",
@@ -83,8 +83,8 @@ def croissant(
             "sha256": checksum,
         }
     ]
-    found["recordSet"] = [_images(table)]
-    return found
+    description["recordSet"] = [_images(table)]
+    return description
 
 
 def _images(table: ImageTable) -> dict[str, object]:

@@ -222,7 +222,7 @@ def from_loader(name: str, load: Loader) -> DataSet:
 
 def presets() -> dict[str, Mapping[str, Any]]:
     """Returns the presets: experiment values by the name of their data set or protocol."""
-    return {name: one.preset for name, one in DATA_SETS.items() if one.preset is not None}
+    return {name: entry.preset for name, entry in DATA_SETS.items() if entry.preset is not None}
 
 
 def expects_weights(preset: str) -> bool:
@@ -241,13 +241,13 @@ def augmentations() -> dict[str, AugmentSettings]:
     Raises:
         ExperimentError: an augmentation of a data set has the name of a general one.
     """
-    own = {name: one.augmentation for name, one in DATA_SETS.items() if one.augmentation}
-    for name in own.keys() & GENERAL_AUGMENTATIONS.keys():
+    added = {name: entry.augmentation for name, entry in DATA_SETS.items() if entry.augmentation}
+    for name in added.keys() & GENERAL_AUGMENTATIONS.keys():
         raise ExperimentError(
             f"the data set {name!r} has an augmentation, and a general one is called the same; "
             "rename one"
         )
-    return {**GENERAL_AUGMENTATIONS, **own}
+    return {**GENERAL_AUGMENTATIONS, **added}
 
 
 def find_augmentation(name: str | Mapping[str, Any]) -> AugmentSettings:
@@ -260,12 +260,12 @@ def find_augmentation(name: str | Mapping[str, Any]) -> AugmentSettings:
     if isinstance(name, Mapping):
         with schema_faults(ExperimentError, "train.augmentation: ", AugmentSettings.model_fields):
             return AugmentSettings(**name)
-    found = augmentations()
-    if name not in found:
+    known = augmentations()
+    if name not in known:
         raise ExperimentError(
-            f"unknown augmentation {name!r}{nearest(name, found)}; there are: {', '.join(found)}"
+            f"unknown augmentation {name!r}{nearest(name, known)}; there are: {', '.join(known)}"
         )
-    return found[name]
+    return known[name]
 
 
 # Where images come from: a data set's own function, found by name, gives an ``ImageTable``.
@@ -322,10 +322,10 @@ def load_images_of(data: DataSettings) -> ImageTable:
         DataError: see there; or rows have another number of features than the experiment says.
     """
     table = load_source(data.source, data.root, **data.all_options).without(data.leave_out)
-    found = 0 if table.images is None else table.images.shape[1]
-    if data.features not in (None, found):
+    width = 0 if table.images is None else table.images.shape[1]
+    if data.features not in (None, width):
         raise DataError(
-            f"{data.root}: a row has {found} features, and data.features is {data.features}; "
+            f"{data.root}: a row has {width} features, and data.features is {data.features}; "
             "leave it out."
         )
     return with_groups(table, data.group_by)

@@ -80,11 +80,11 @@ class Tile:
     @classmethod
     def named(cls, path: str) -> "Tile":
         """Parses a row's path: ``field/corn/7.tif#x512y0w512h512``, or the path of a whole file."""
-        found = _NAME.fullmatch(path)
-        if found is None:
+        match = _NAME.fullmatch(path)
+        if match is None:
             return cls(path)
-        left, top, width, height = map(int, found.groups()[1:])
-        return cls(found[1], (left, top, left + width, top + height))
+        left, top, width, height = map(int, match.groups()[1:])
+        return cls(match[1], (left, top, left + width, top + height))
 
 
 def tile_names(path: str, width: int, height: int, side: int) -> list[str]:
@@ -181,7 +181,7 @@ def require_own_names(table: ImageTable, source: str) -> ImageTable:
         other = sibling if same == row else same
         if same != row or table.domains[sibling] != table.domains[row]:
             number = range(1, len(table) + 1) if table.listed_rows is None else table.listed_rows
-            before, domain = (table.domain_names[table.domains[one]] for one in (other, row))
+            before, domain = (table.domain_names[table.domains[index]] for index in (other, row))
             raise DataError(
                 f"{source}: row {number[other]} (domain {before!r}) and row {number[row]} (domain "
                 f"{domain!r}) have the same path {path if same != row else file!r}. Give every row "
@@ -690,10 +690,10 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 def _orientation(source: Image.Image) -> int:
     try:
-        found: int = source.getexif().get(_ORIENTATION_TAG, 1)
+        orientation: int = source.getexif().get(_ORIENTATION_TAG, 1)
     except Exception:  # a damaged tag block says nothing about the pixels
         return 1
-    return found
+    return orientation
 
 
 def _unusable(path: ImageSource, error: Exception) -> UnusableImageError:

@@ -96,8 +96,8 @@ def download(file: PublishedFile, folder: Path, progress: Progress) -> tuple[Pat
 def _differs(path: Path, file: PublishedFile) -> str:
     """Returns how a file's checksum differs from the published one; empty if it does not."""
     kind, _, published = file.checksum.partition(":")
-    found = digest(path, kind) if published else ""
-    return f"its {kind} is {found}, not {published}" if found != published.lower() else ""
+    actual = digest(path, kind) if published else ""
+    return f"its {kind} is {actual}, not {published}" if actual != published.lower() else ""
 
 
 def _version_of(part: Path) -> Path:
@@ -192,10 +192,10 @@ class _Session(requests.Session):
 
 def _range(answer: requests.Response) -> tuple[int, int]:
     """Returns the first byte of a partial answer and the total length; 0 if unknown."""
-    found = _RANGE.fullmatch(answer.headers.get("Content-Range", "").strip())
-    if found is None:
+    match = _RANGE.fullmatch(answer.headers.get("Content-Range", "").strip())
+    if match is None:
         return -1, 0
-    return int(found[1] or -1), 0 if found[3] == "*" else int(found[3])
+    return int(match[1] or -1), 0 if match[3] == "*" else int(match[3])
 
 
 def _write(
@@ -515,9 +515,9 @@ def _get_mirrored(
         wanted = (received.commit if same else "") or asked or mirror.revision
         commit, published = mirrored_files(definition, mirror, wanted)
         replace_text(record, Received(revision=asked, commit=commit).to_text())
-        found = [download(file, root, progress) for file in published]
-        paths = [path for path, _ in found]
-        files = {path.name: checksum for path, checksum in found}
+        downloaded = [download(file, root, progress) for file in published]
+        paths = [path for path, _ in downloaded]
+        files = {path.name: checksum for path, checksum in downloaded}
     size = sum(path.stat().st_size for path in paths)
     _put(mirrored_images(definition, mirror, paths), Path(mirror.name), size, root, progress)
     received = Received(files=files, revision=asked, commit=commit, complete=True)

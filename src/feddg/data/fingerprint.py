@@ -138,20 +138,20 @@ def difference(before: ImagesFile, now: ImagesFile) -> Difference:
     files = tuple(field for field in both if before.files[field] != now.files[field])
     old, new = before.contents(), now.contents()
     if not old and not new:
-        parts = [(one.rendered, one.labels, one.count) for one in (before, now)]
+        parts = [(table.rendered, table.labels, table.count) for table in (before, now)]
         return Difference(rendered=parts[0] != parts[1], files=files)
     gone = {content for path, (_, content) in old.items() if path not in new and content}
     fresh = sorted(new.keys() - old.keys())
     moved = tuple(path for path in fresh if new[path][1] in gone)
     arrived = {new[path][1] for path in moved}
     missing = sorted(old.keys() - new.keys())
-    found = Difference(
+    differences = Difference(
         added=tuple(path for path in fresh if new[path][1] not in gone),
         removed=tuple(path for path in missing if old[path][1] not in arrived),
         moved=moved,
         changed=tuple(sorted(path for path in old.keys() & new.keys() if old[path] != new[path])),
     )
-    return replace(found, labels=not found and before.labels != now.labels, files=files)
+    return replace(differences, labels=not differences and before.labels != now.labels, files=files)
 
 
 class ContentHashes:
@@ -204,15 +204,15 @@ class ContentHashes:
         Raises:
             DataError: the cache cannot be written.
         """
-        found = {path: self._remembered(path) for path in sorted(set(paths))}
-        new = [path for path, content in found.items() if content is None]
+        known = {path: self._remembered(path) for path in sorted(set(paths))}
+        new = [path for path, content in known.items() if content is None]
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             read = dict(zip(new, pool.map(self._read, new)))
         if self._fresh and self._file is not None:
             with file_faults(DataError, f"Cannot write the cache {self._file}"):
                 replace_bytes(self._file, _HASHES.dump_json(self._hashes))
             self._fresh = False
-        return {path: content or read[path] for path, content in found.items()}
+        return {path: content or read[path] for path, content in known.items()}
 
 
 def images_file(table: ImageTable, hashes: ContentHashes | None) -> ImagesFile:

@@ -79,14 +79,14 @@ def dicom_is_known() -> bool:
 
 def usable_formats() -> dict[str, str]:
     """Returns the formats that can be decoded here: Pillow's name by suffix."""
-    found = dict(_ALWAYS)
+    formats = dict(_ALWAYS)
     supported = features.get_supported()
     if "jpg_2000" in supported:
-        found |= _JPEG2000
+        formats |= _JPEG2000
     if "avif" in supported:
-        found |= _AVIF
-    found |= _HEIF if heif_is_known() else {}
-    return found | _DICOM if dicom_is_known() else found
+        formats |= _AVIF
+    formats |= _HEIF if heif_is_known() else {}
+    return formats | _DICOM if dicom_is_known() else formats
 
 
 FORMATS = tuple(dict.fromkeys(f for f in usable_formats().values() if f not in ("HEIF", "DICOM")))
@@ -321,14 +321,14 @@ def from_folder(root: Path | str) -> ImageTable:
     """
     root = Path(root).expanduser()
     check_folder(root)
-    found = [
+    rows = [
         (domain, label, f"{domain}/{path}")
         for domain in folder_names(root)
         for label, path in _class_images(root / domain)
     ]
-    if not found:
+    if not rows:
         raise _no_images(root, LAYOUT)
-    domains, labels, paths = zip(*found)
+    domains, labels, paths = zip(*rows)
     table = listed_images(root, paths, labels, domains)
     classes = set(table.class_names)
     for domain in folder_names(root):
@@ -358,10 +358,10 @@ def from_class_folders(root: Path | str, domain: str) -> ImageTable:
     """
     root = Path(root).expanduser()
     check_folder(root)
-    found = list(_class_images(root))
-    if not found:
+    rows = list(_class_images(root))
+    if not rows:
         raise _no_images(root, "<root>/<class>/<image>")
-    labels, paths = zip(*found)
+    labels, paths = zip(*rows)
     return listed_images(root, paths, labels, [domain] * len(paths))
 
 

@@ -192,16 +192,16 @@ def about_splits(
         unseen = np.flatnonzero((trained == 0) & (counts > 0))
         if len(unseen):
             names = [table.class_names[i] for i in unseen]
-            held = [table.domain_names[i] for i in np.unique(table.domains[rows])]
-            domains = "domain" if len(held) == 1 else "domains"
+            homes = [table.domain_names[i] for i in np.unique(table.domains[rows])]
+            domains = "domain" if len(homes) == 1 else "domains"
             images = counted(int(counts[unseen].sum()), "image")
-            has = f"{'has' if len(held) == 1 else 'have'} {images}"
+            has = f"{'has' if len(homes) == 1 else 'have'} {images}"
             stops: Severity = "error" if chosen and role == "test" else "warning"
             yield Diagnostic(
                 "class-not-trained",
                 stops,
                 f"No client trains on {_classes(names)}, of which the held-out {role} {domains} "
-                f"{_quoted(held)} {has}: they cannot be recognised.",
+                f"{_quoted(homes)} {has}: they cannot be recognised.",
                 "Add images of other domains, or take the folders out.",
             )
     present, largest = int(np.count_nonzero(trained)), int(trained.argmax())
@@ -262,7 +262,7 @@ def about_columns(table: ImageTable, splits: Splits) -> Iterator[Diagnostic]:
         values, truth = table.images[rows[order], place].astype(np.float64), labels[order]
         gaps = np.concatenate([[np.inf], np.diff(values), [np.inf]])
         guess = truth[np.arange(len(rows)) + np.where(gaps[:-1] <= gaps[1:], -1, 1)]
-        if min((guess == truth)[truth == one].mean() for one in classes) >= TELLS_ALONE:
+        if min((guess == truth)[truth == label].mean() for label in classes) >= TELLS_ALONE:
             names = table.feature_names
             telling.append(repr(names[place]) if len(names) > 1 else f"number {place + 1}")
     if telling:
@@ -305,10 +305,10 @@ def about_copies(
         labels, domains = np.unique(table.labels[rows]), np.unique(table.domains[rows])
         where = "classes" if len(labels) > 1 else "domains" if len(domains) > 1 else "one-class"
         kinds[where].append(rows)
-    for where, found in kinds.items():
-        if found:
+    for where, alike in kinds.items():
+        if alike:
             severity, text = COPIES[where]
-            text = f"{_contents(found, what)}, in {text} ({_pair(files, found)})."
+            text = f"{_contents(alike, what)}, in {text} ({_pair(files, alike)})."
             yield Diagnostic(f"copies-in-{where}", severity, text)
     if splits is None:
         return
@@ -318,7 +318,7 @@ def about_copies(
     leaked = dict(_leaks(groups, training, splits))
     if leaked:
         images = ", ".join(
-            f"{sum(len(rows) - 1 for rows in found)} of {role}" for role, found in leaked.items()
+            f"{sum(len(rows) - 1 for rows in copied)} of {role}" for role, copied in leaked.items()
         )
         example = _pair(files, next(iter(leaked.values())))
         yield Diagnostic(
@@ -328,13 +328,13 @@ def about_copies(
             "accuracies are too high.",
             remedy,
         )
-    held = [own for rows in groups if len(own := [row for row in rows if row in training]) > 1]
-    if held and hides_images:
+    copies = [used for rows in groups if len(used := [row for row in rows if row in training]) > 1]
+    if copies and hides_images:
         yield Diagnostic(
             "copies-weaken-epsilon",
             stops,
-            f"{hides_images} is for one {what.rstrip('s')}, and {_contents(held, what)} "
-            f"({_pair(files, held)}): of an image with copies more is revealed than that epsilon "
+            f"{hides_images} is for one {what.rstrip('s')}, and {_contents(copies, what)} "
+            f"({_pair(files, copies)}): of an image with copies more is revealed than that epsilon "
             "says.",
             remedy,
         )
@@ -358,13 +358,13 @@ def _leaks(
     """Yields, for each validation or test role, training images with their copies in it."""
     for role in ("id_val", "id_test", "val", "test"):
         measured = set(getattr(splits, role).tolist())
-        found = [
+        leaked = [
             [next(row for row in rows if row in training), *copies]
             for rows in groups
             if not training.isdisjoint(rows) and (copies := [r for r in rows if r in measured])
         ]
-        if found:
-            yield role, found
+        if leaked:
+            yield role, leaked
 
 
 def similar(names: Sequence[str]) -> list[list[str]]:
@@ -394,8 +394,8 @@ def _contents(groups: list[list[int]], what: str) -> str:
 
 
 def _pair(files: Sequence[str], groups: list[list[int]]) -> str:
-    one, other, *_ = groups[0]
-    return f"{files[one]} = {files[other]}"
+    first, other, *_ = groups[0]
+    return f"{files[first]} = {files[other]}"
 
 
 def ignored_files(table: ImageTable) -> dict[str, list[str]]:
@@ -409,9 +409,9 @@ def ignored_files(table: ImageTable) -> dict[str, list[str]]:
     Returns:
         Their paths by kind: the place of an unused image, or the suffix of another file.
     """
-    found: dict[str, list[str]] = {}
+    ignored: dict[str, list[str]] = {}
     if table.root is None:
-        return found
+        return ignored
     used = set(map(file_of, table.paths))
     folders = [PurePosixPath()] if table.listed_rows is None else _topmost(used)
     for path in (path for folder in folders for path in _files(table.root, folder)):
@@ -425,8 +425,8 @@ def ignored_files(table: ImageTable) -> dict[str, list[str]]:
             kind = DEEPER if deeper > 0 else OUTSIDE if deeper < 0 else LEFT_OUT
         elif re.fullmatch(r"\.\d+|without a suffix", kind) and is_dicom(table.root / path):
             kind = UNNAMED_DICOM
-        found.setdefault(kind, []).append(path)
-    return found
+        ignored.setdefault(kind, []).append(path)
+    return ignored
 
 
 def about_ignored(found: Mapping[str, Sequence[str]]) -> Iterator[Diagnostic]:
@@ -452,11 +452,11 @@ def about_ignored(found: Mapping[str, Sequence[str]]) -> Iterator[Diagnostic]:
 
 def _topmost(files: Iterable[str]) -> list[PurePosixPath]:
     """Returns the folders of files, without those that lie in another of them."""
-    found: list[PurePosixPath] = []
+    topmost: list[PurePosixPath] = []
     for folder in sorted(map(PurePosixPath, {os.path.dirname(file) for file in files})):
-        if not (found and folder.is_relative_to(found[-1])):
-            found.append(folder)
-    return found
+        if not (topmost and folder.is_relative_to(topmost[-1])):
+            topmost.append(folder)
+    return topmost
 
 
 def _files(root: Path, below: PurePosixPath) -> Iterator[str]:
@@ -530,10 +530,10 @@ def survey(table: ImageTable, reading: Reading = AS_IT_IS) -> Survey:
     for domain, files in files_by_domain(table).items():
         chosen = evenly([file for file in files if file.lower().endswith(_MAYBE_DEEP)], SAMPLE)
         with quiet_pillow(tiled=tiled), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            found = list(pool.map(lambda file: _look(root / file, tiled), chosen))
-        if bits := max((bits for bits, _ in found), default=0):
+            looks = list(pool.map(lambda file: _look(root / file, tiled), chosen))
+        if bits := max((bits for bits, _ in looks), default=0):
             depths[domain] = bits
-        for file, (_, veil) in zip(chosen, found):
+        for file, (_, veil) in zip(chosen, looks):
             if veil:
                 veiled.setdefault(domain, file)
     return Survey(depths, veiled)
@@ -619,10 +619,10 @@ def about_survey(found: Survey, reading: Reading) -> Iterator[Diagnostic]:
 
 def files_by_domain(table: ImageTable) -> dict[str, list[str]]:
     """Returns the distinct files of each domain, in the table's order."""
-    found: dict[str, dict[str, None]] = {name: {} for name in table.domain_names}
+    by_domain: dict[str, dict[str, None]] = {name: {} for name in table.domain_names}
     for path, domain in zip(table.paths, table.domains.tolist()):
-        found[table.domain_names[domain]][Tile.named(path).file] = None
-    return {domain: list(files) for domain, files in found.items()}
+        by_domain[table.domain_names[domain]][Tile.named(path).file] = None
+    return {domain: list(files) for domain, files in by_domain.items()}
 
 
 def evenly(items: Sequence[str], count: int) -> list[str]:
@@ -713,7 +713,7 @@ def _stored(
     modes = dict(Counter(mode for _, _, mode in opened).most_common())
     if len(opened) < len(heads):
         modes["cannot be opened"] = len(heads) - len(opened)
-    sample = [found for found in values if found]
+    sample = [value for value in values if value]
     bits, low, high, mean = zip(*sample) if sample else ((0,), (0.0,), (0.0,), (0.0,))
     return {
         "files": len(heads),

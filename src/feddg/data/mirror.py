@@ -58,13 +58,13 @@ def mirrored_files(
 
     hub = HfApi()
     try:
-        found = hub.dataset_info(mirror.name, revision=revision, files_metadata=True)
+        info = hub.dataset_info(mirror.name, revision=revision, files_metadata=True)
     except Exception as error:  # it raises what its many parts raise
         raise DataError(
             f"Cannot read {mirror.name} at {revision!r} on {hub.endpoint}: {hub_fault(error)}."
         ) from None
-    commit, siblings = found.sha or revision, found.siblings or []
-    names = [one.rfilename for one in siblings]
+    commit, siblings = info.sha or revision, info.siblings or []
+    names = [sibling.rfilename for sibling in siblings]
     wanted = set(_wanted(definition, names))
     if not wanted:
         raise DataError(
@@ -74,17 +74,17 @@ def mirrored_files(
         PublishedFile(
             address=hf_hub_url(
                 mirror.name,
-                one.rfilename,
+                sibling.rfilename,
                 repo_type="dataset",
                 revision=commit,
                 endpoint=hub.endpoint,
             ),
-            name=re.sub(r"[/\\]", "--", one.rfilename),
-            bytes=one.size or 0,
-            checksum=f"sha256:{one.lfs.sha256}" if one.lfs else "",
+            name=re.sub(r"[/\\]", "--", sibling.rfilename),
+            bytes=sibling.size or 0,
+            checksum=f"sha256:{sibling.lfs.sha256}" if sibling.lfs else "",
         )
-        for one in siblings
-        if one.rfilename in wanted
+        for sibling in siblings
+        if sibling.rfilename in wanted
     ]
     return commit, files
 
@@ -196,9 +196,9 @@ def _namer(
         text = str(int(value) if isinstance(value, bool) else "" if value is None else value)
         if not (text := text.strip()):
             raise ValueError(f"has no {column}")
-        found = meant(definition, text)
-        if found in names:
-            return str(found)
+        meaning = meant(definition, text)
+        if meaning in names:
+            return str(meaning)
         if names and text.isdecimal() and int(text) < len(names):
             return names[int(text)]
         if names or not _PLAIN.fullmatch(text):

@@ -49,23 +49,23 @@ def about_near_copies(
     measured = np.concatenate([splits.id_val, splits.id_test, splits.val, splits.test])
     search = near_rows if isinstance(pixels, Vectors) else near_copies
     pairs = [
-        (own, other)
-        for own, other in search(pixels, splits.train, measured)
-        if not contents[own] or contents[own] != contents[other]
+        (row, other)
+        for row, other in search(pixels, splits.train, measured)
+        if not contents[row] or contents[row] != contents[other]
     ]
     if pairs:
         images = len({other for _, other in pairs})
-        named = first_names([f"{paths[own]} and {paths[other]}" for own, other in pairs], 3)
-        found = (
+        named = first_names([f"{paths[row]} and {paths[other]}" for row, other in pairs], 3)
+        text = (
             f"{number(images)} of {number(len(measured))} images that measure look like images of "
             f"training ({named})."
         )
         if alike:
-            yield note("near-copies", found, alike)
+            yield note("near-copies", text, alike)
         else:
             yield warning(
                 "near-copies",
-                f"{found} Where they are copies, saved again, accuracies are too high.",
+                f"{text} Where they are copies, saved again, accuracies are too high.",
                 "Look at them, and remove the copies.",
             )
 
@@ -78,10 +78,10 @@ def near_copies(
     Their hashes differ in few bits, and their grey values correlate. Hashes alone would confuse
     simple line drawings.
     """
-    own, theirs = perceptual_hashes(pixels, rows), perceptual_hashes(pixels, others)
-    chunk = max(1, _PAIRS // max(1, len(own)))
+    ours, theirs = perceptual_hashes(pixels, rows), perceptual_hashes(pixels, others)
+    chunk = max(1, _PAIRS // max(1, len(ours)))
     for start in range(0, len(theirs), chunk):
-        shared = (theirs[start : start + chunk] @ own.T + _BITS) / 2
+        shared = (theirs[start : start + chunk] @ ours.T + _BITS) / 2
         place, match = np.nonzero(_BITS - shared <= MOST_BITS)
         if not len(place):
             continue
@@ -105,17 +105,17 @@ def near_rows(
     """
     from scipy.spatial import cKDTree  # as slow to import as it is rarely needed
 
-    own, theirs = (pixels.gather(some).numpy() for some in (rows, others))
-    if own.shape[1] < FEWEST_FEATURES or not len(theirs):
+    ours, theirs = (pixels.gather(some).numpy() for some in (rows, others))
+    if ours.shape[1] < FEWEST_FEATURES or not len(theirs):
         return
-    mean, spread = own.mean(0, dtype=np.float64), own.std(0, dtype=np.float64)
-    own, theirs = ((some - mean) / np.where(spread > 0, spread, 1) for some in (own, theirs))
-    directions = numpy_stream(0, "near copies").standard_normal((own.shape[1], 4))
-    looks, sought = (some @ directions / own.shape[1] ** 0.5 for some in (own, theirs))
+    mean, spread = ours.mean(0, dtype=np.float64), ours.std(0, dtype=np.float64)
+    ours, theirs = ((some - mean) / np.where(spread > 0, spread, 1) for some in (ours, theirs))
+    directions = numpy_stream(0, "near copies").standard_normal((ours.shape[1], 4))
+    looks, sought = (some @ directions / ours.shape[1] ** 0.5 for some in (ours, theirs))
     tree = cKDTree(looks)
     for place, look in enumerate(sought):
         near = np.array(tree.query_ball_point(look, 5 * FARTHEST, p=np.inf), np.int64)
-        apart = ((own[near] - theirs[place]) ** 2).mean(1) ** 0.5
+        apart = ((ours[near] - theirs[place]) ** 2).mean(1) ** 0.5
         yield from ((int(rows[row]), int(others[place])) for row in near[apart <= FARTHEST])
 
 
@@ -127,8 +127,8 @@ def _normalized(grey: np.ndarray) -> np.ndarray:
     """Returns images with mean 0 and norm 1, so that their dot products are correlations."""
     flat = grey.reshape(len(grey), -1)
     flat = flat - flat.mean(axis=1, keepdims=True)
-    found: np.ndarray = flat / np.linalg.norm(flat, axis=1, keepdims=True).clip(1e-6)
-    return found
+    normalized: np.ndarray = flat / np.linalg.norm(flat, axis=1, keepdims=True).clip(1e-6)
+    return normalized
 
 
 def perceptual_hashes(pixels: PixelStore, rows: np.ndarray) -> np.ndarray:
@@ -147,15 +147,15 @@ def perceptual_hashes(pixels: PixelStore, rows: np.ndarray) -> np.ndarray:
         ``(len(rows), 64)`` float32, the bits as -1 and 1, so that dot products count equal bits;
         zeros for a blank image, which then has half its bits in common with any other.
     """
-    found = np.empty((len(rows), _BITS), np.float32)
+    hashes = np.empty((len(rows), _BITS), np.float32)
     for start in range(0, len(rows), _BATCH):
         chosen = rows[start : start + _BATCH]
         every = max(1, pixels.size // _LINES)
         coefficients = _transformed(pixels, chosen, _cosines, every).reshape(len(chosen), -1)
         above = coefficients > np.median(coefficients, axis=1, keepdims=True)
         blank = abs(coefficients).max(axis=1, keepdims=True) < _LEAST_CONTRAST
-        found[start : start + _BATCH] = np.where(above, 1, -1) * ~blank
-    return found
+        hashes[start : start + _BATCH] = np.where(above, 1, -1) * ~blank
+    return hashes
 
 
 def _transformed(
@@ -173,8 +173,8 @@ def _transformed(
     images = pixels.gather(rows).permute(0, 2, 3, 1).numpy()[:, ::every]
     lines = images.reshape(*images.shape[:2], -1).astype(np.float32)
     halfway = lines @ np.repeat(across, 3, axis=1).T  # the sum of the colours, in one product
-    found: np.ndarray = across[:, ::every] @ halfway
-    return found
+    transformed: np.ndarray = across[:, ::every] @ halfway
+    return transformed
 
 
 @cache

@@ -136,14 +136,14 @@ def partition(
         raise DataError(f"There must be at least one client, not {clients}.")
     if clients > len(domains):
         raise DataError(f"{clients} clients cannot share {len(domains)} {of}. Use fewer clients.")
-    found = Partition(_owners(rules, dealing), dealing.domains, clients)
-    if not found.sizes.all():
-        empty = int(np.argmin(found.sizes))
+    parts = Partition(_owners(rules, dealing), dealing.domains, clients)
+    if not parts.sizes.all():
+        empty = int(np.argmin(parts.sizes))
         raise DataError(
             f"Client {empty} would hold no images: {len(domains)} {of} are too few for {clients} "
             "clients with rounding 'official'. Use rounding 'strict' or fewer clients."
         )
-    return found
+    return parts
 
 
 def partitioned_alike(found: Partition, domains: np.ndarray, seed: int) -> list[np.ndarray]:
@@ -163,8 +163,8 @@ def partitioned_alike(found: Partition, domains: np.ndarray, seed: int) -> list[
     for domain, counts in zip(found.domain_ids, found.counts.T):
         rows = random.permutation(np.flatnonzero(domains == domain))
         bounds = np.round(np.cumsum(counts) / counts.sum() * len(rows)).astype(np.int64)
-        for own, part in zip(partitioned, np.split(rows, bounds[:-1])):
-            own.append(part)
+        for client_rows, part in zip(partitioned, np.split(rows, bounds[:-1])):
+            client_rows.append(part)
     return [np.sort(np.concatenate(parts)) for parts in partitioned]
 
 
@@ -219,8 +219,8 @@ class Dealing:
     @cached_property
     def columns(self) -> np.ndarray:
         """``(n,)`` int64: the index of each image's domain among those that occur, ascending."""
-        found: np.ndarray = np.unique(self.domains, return_inverse=True)[1]
-        return found
+        columns: np.ndarray = np.unique(self.domains, return_inverse=True)[1]
+        return columns
 
     @cached_property
     def totals(self) -> np.ndarray:
@@ -230,8 +230,8 @@ class Dealing:
     @cached_property
     def classes(self) -> np.ndarray:
         """``(n,)`` int64: the index of each image's label among those that occur, ascending."""
-        found: np.ndarray = np.unique(self.labels, return_inverse=True)[1]
-        return found
+        classes: np.ndarray = np.unique(self.labels, return_inverse=True)[1]
+        return classes
 
     @cached_property
     def rows_by_domain(self) -> list[np.ndarray]:
@@ -380,10 +380,10 @@ def _one_each(owners: np.ndarray, dealing: Dealing, targets: np.ndarray) -> np.n
     sizes = np.bincount(owners, minlength=dealing.clients)
     for client in np.flatnonzero(sizes == 0).tolist():
         rows = dealing.rows_by_domain[int(targets[client].argmax())]
-        held = np.bincount(owners[rows], minlength=dealing.clients)
+        counts = np.bincount(owners[rows], minlength=dealing.clients)
         can_give = sizes > 1
-        giver = int(np.where(can_give & (held > 0), held, 0).argmax())
-        if not held[giver] or not can_give[giver]:
+        giver = int(np.where(can_give & (counts > 0), counts, 0).argmax())
+        if not counts[giver] or not can_give[giver]:
             rows, giver = np.arange(len(owners)), int(sizes.argmax())
         owners[rows[owners[rows] == giver][-1]] = client
         sizes[client] += 1
@@ -413,12 +413,12 @@ class Mix:
             clients: number of clients, C.
             weights: ``(C,)`` positive: relative sizes of clients; None for equal sizes.
         """
-        shared, own = self.heterogeneity, 1 - self.heterogeneity
+        shared, unshared = self.heterogeneity, 1 - self.heterogeneity
         weights = np.ones(clients) if weights is None else weights
         columns = []
         for total, home in zip(totals.tolist(), self.homes):
             target = shared * total * weights / weights.sum()
-            target[home] += own * total * weights[home] / weights[home].sum()
+            target[home] += unshared * total * weights[home] / weights[home].sum()
             columns.append(target)
         return np.stack(columns, axis=1)
 
@@ -664,11 +664,11 @@ def _choose(
     upto = np.cumsum(tastes[clients] * available, axis=1)
     # One search for all: client k's cumulative shares lie in the interval (k, k + 1].
     upto = upto / upto[:, -1:] + np.arange(len(clients))[:, None]
-    found: np.ndarray = np.searchsorted(
+    drawn: np.ndarray = np.searchsorted(
         upto.ravel(), client + random.random(len(places)), side="right"
     )
     classes = tastes.shape[1]
-    chosen: np.ndarray = np.clip(found - client * classes, 0, classes - 1)
+    chosen: np.ndarray = np.clip(drawn - client * classes, 0, classes - 1)
     return chosen
 
 
@@ -706,10 +706,10 @@ def _class_dirichlet_owners(
         if small:  # the largest of those with a target becomes 1
             taken = np.exp(np.minimum(drawn - drawn[target > 0].max(axis=0), 0))
         for of_class in range(classes):
-            own = random.permutation(rows[dealing.classes[rows] == of_class])
+            members = random.permutation(rows[dealing.classes[rows] == of_class])
             weight = target * taken[:, of_class]
-            bounds = np.round(np.cumsum(weight) / weight.sum() * len(own)).astype(np.int64)
-            owners[own] = np.repeat(np.arange(dealing.clients), np.diff(bounds, prepend=0))
+            bounds = np.round(np.cumsum(weight) / weight.sum() * len(members)).astype(np.int64)
+            owners[members] = np.repeat(np.arange(dealing.clients), np.diff(bounds, prepend=0))
     return owners
 
 
@@ -751,9 +751,9 @@ def _shard_owners(dealing: Dealing, shares: np.ndarray, targets: np.ndarray) -> 
     order = random.permutation(dealing.clients * each)
 
     def arrange(places: np.ndarray, classes: np.ndarray) -> np.ndarray:
-        held = np.bincount(places, minlength=dealing.clients)
+        counts = np.bincount(places, minlength=dealing.clients)
         client, number = np.divmod(order, each)
-        sizes = held[client] // each + (number < held[client] % each)
+        sizes = counts[client] // each + (number < counts[client] % each)
         return np.repeat(client, sizes)
 
     return deal_by_shares(dealing.rows_by_domain, shares, random, dealing.classes, arrange)
@@ -866,11 +866,11 @@ def total_variation(counts: np.ndarray) -> float:
         counts: ``(C, K)`` images per client and kind.
     """
     sizes = counts.sum(axis=1)
-    held = counts[sizes > 0] / sizes[sizes > 0, None]
-    if not len(held):
+    shares = counts[sizes > 0] / sizes[sizes > 0, None]
+    if not len(shares):
         return 0.0
     pooled = counts.sum(axis=0) / counts.sum()
-    return float(np.abs(held - pooled).sum(axis=1).mean() / 2)
+    return float(np.abs(shares - pooled).sum(axis=1).mean() / 2)
 
 
 def gini(sizes: np.ndarray) -> float:
@@ -910,12 +910,12 @@ def _by_chance(counts: np.ndarray) -> float:
 
 def in_words(skew: Skew) -> Iterator[str]:
     """Yields a line for each kind of skew: its value, and how to read it."""
-    for kind, found, of in (
+    for kind, value, of in (
         ("Feature skew", skew.domains, "domains"),
         ("Label skew", skew.labels, "classes"),
     ):
         yield (
-            f"{kind}: {found.mean:.2f} (by chance alone {found.by_chance:.2f}): mean distance of a "
+            f"{kind}: {value.mean:.2f} (by chance alone {value.by_chance:.2f}): mean distance of a "
             f"client's {of} from all clients', 0 for none, below 1."
         )
     yield (

@@ -82,11 +82,11 @@ BUDGET_BYTES = 16 * 2**30
 @cache
 def installed_decoders() -> dict[str, str]:
     """Returns the versions of the installed ``DECODERS``."""
-    found = {}
+    versions = {}
     for name in DECODERS:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,8 @@ class DecodedFiles:
         files = list(self.by_file.items())
         wave = _WAVE if self.reading.tile is None else _WAVE_OF_TILES
         for start in range(0, len(files), wave):
-            for found in pool.map(lambda item: self.decode(*item), files[start : start + wave]):
-                yield from found
+            for decoded in pool.map(lambda item: self.decode(*item), files[start : start + wave]):
+                yield from decoded
 
     def decode(self, file: str, paths: Sequence[str]) -> Sequence[np.ndarray | BadImageRow]:
         """Decodes the rows of one file: the whole image, or its tiles.
@@ -373,11 +373,11 @@ class ArrayPixels(PixelStore):
                 with torch.inference_mode(False):  # who evaluates first is not the only writer
                     pixels = torch.empty(self._pixels.shape, dtype=torch.uint8, device=device)
                 self._on_device[device] = pixels, np.zeros(len(pixels), dtype=bool)
-        held = self._on_device.get(device)
-        if held is None:
+        parcel = self._on_device.get(device)
+        if parcel is None:
             taken = _channels_last(np.take(self._pixels, places, axis=0))
             return {"images": taken}, lambda sent: sent["images"]
-        pixels, known = held
+        pixels, known = parcel
         new = np.unique(places[~known[places]])
         if len(new):
             first = {"rows": new, "pixels": np.take(self._pixels, new, axis=0)}
@@ -440,12 +440,12 @@ class StreamingPixels(PixelStore):
         return _channels_last(batch).to(device)
 
     def _decode(self, path: str) -> np.ndarray:
-        (found,) = self._files.decode(Tile.named(path).file, [path])
-        if isinstance(found, BadImageRow):
+        (image,) = self._files.decode(Tile.named(path).file, [path])
+        if isinstance(image, BadImageRow):
             raise DataError(
-                f"{self._files.root / path} was readable before and is not any more: {found.reason}"
+                f"{self._files.root / path} was readable before and is not any more: {image.reason}"
             )
-        return found
+        return image
 
 
 def open_pixels(

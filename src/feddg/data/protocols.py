@@ -36,10 +36,10 @@ def from_csv(table: ImageTable, csv_path: Path | str, skipped: Iterable[str] = (
             the table's do not match one to one.
     """
     csv_path = Path(csv_path).expanduser()
-    found = read_columns(
+    columns = read_columns(
         csv_path, ("split", "path"), remedy="A split file says both of each image."
     )
-    role_of = _unique(csv_path, zip(found["path"], found["split"]))
+    role_of = _unique(csv_path, zip(columns["path"], columns["split"]))
     paths, left_out = list(table.paths), set(skipped)
     if not role_of.keys() >= set(paths):
         # Copies spell folders differently (Real World, real_world): compare plain names.
@@ -95,9 +95,9 @@ def official_roles(table: ImageTable, definition: DataSet) -> ImageTable:
     return replace(table, split=np.array(roles))
 
 
-def _unique(csv_path: Path, found: Iterable[tuple[str, str]]) -> dict[str, str]:
+def _unique(csv_path: Path, pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     role_of: dict[str, str] = {}
-    for path, role in found:
+    for path, role in pairs:
         if path in role_of:
             raise DataError(f"Split file {csv_path} lists {path} twice.")
         role_of[path] = role
@@ -126,8 +126,8 @@ def known_domains(*data_sets: str) -> tuple[str, ...]:
 
     So a benchmark can be planned without its images.
     """
-    found = (DATA_SETS[name].domains for name in data_sets if name in DATA_SETS)
-    return next(filter(None, found), ())
+    domains = (DATA_SETS[name].domains for name in data_sets if name in DATA_SETS)
+    return next(filter(None, domains), ())
 
 
 def scenarios(protocol: str, domains: Sequence[str], preset: str = "") -> list[Scenario]:

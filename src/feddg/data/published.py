@@ -76,8 +76,8 @@ def published_root(definition: DataSet, root: Path | None) -> Path:
     """
     folder = needs_root(definition.name, root)
     check_folder(folder)
-    own = _LAYOUT_FOLDERS | {plain_name(name) for name in definition.domains}
-    while len(inside := _names(folder)) == 1 and plain_name(inside[0]) not in own:
+    expected = _LAYOUT_FOLDERS | {plain_name(name) for name in definition.domains}
+    while len(inside := _names(folder)) == 1 and plain_name(inside[0]) not in expected:
         only = folder / inside[0]
         if not only.is_dir() or all(map(is_image, _names(only))):
             break
@@ -86,8 +86,8 @@ def published_root(definition: DataSet, root: Path | None) -> Path:
 
 
 def _names(folder: Path) -> list[str]:
-    found = (entry.name for entry in entries(folder, DataError))
-    return [name for name in found if name[0] != "." and name not in _LITTER]
+    names = (entry.name for entry in entries(folder, DataError))
+    return [name for name in names if name[0] != "." and name not in _LITTER]
 
 
 def folder_of(definition: DataSet, root: Path | None, holds: Callable[[Path], bool]) -> Path | None:
@@ -128,9 +128,9 @@ def load_published(definition: DataSet, root: Path | None) -> ImageTable:
         DataError: no root, a domain is missing, or a class folder is not in the definition.
     """
     folder = domains_folder(definition, root)
-    found = [name for name in folder_names(folder) if meant(definition, name)]
-    inside = {plain_name(part) for name in found for part in folder_names(folder / name)}
-    listed = _from_parts(folder, found, definition) if inside & set(definition.parts) else None
+    folders = [name for name in folder_names(folder) if meant(definition, name)]
+    inside = {plain_name(part) for name in folders for part in folder_names(folder / name)}
+    listed = _from_parts(folder, folders, definition) if inside & set(definition.parts) else None
     table = rename(listed or from_folder(folder), definition)
     compare_counts(definition, table)
     return table
@@ -164,9 +164,9 @@ def compare_counts(
         table: its images.
         *alternatives: other valid counts by domain.
     """
-    found = dict(zip(table.domain_names, table.counts().sum(axis=1).tolist()))
-    published = {} if found in map(dict, alternatives) else definition.counts
-    differences = [(name, published[name], found[name]) for name in found if name in published]
+    counts = dict(zip(table.domain_names, table.counts().sum(axis=1).tolist()))
+    published = {} if counts in map(dict, alternatives) else definition.counts
+    differences = [(name, published[name], counts[name]) for name in counts if name in published]
     if table.split is not None:
         split = table.split.tolist()
         differences += [
@@ -264,11 +264,11 @@ def rename(table: ImageTable, definition: DataSet) -> ImageTable:
     )
 
 
-def _places(definition: DataSet, found: Sequence[str], names: Sequence[str]) -> np.ndarray:
+def _places(definition: DataSet, folders: Sequence[str], names: Sequence[str]) -> np.ndarray:
     """Returns the position of each found name among the definition's names; -1 if it has none."""
     place = {name: i for i, name in enumerate(names)}
     return np.array(
-        [place.get(meant(definition, name) or name, -1) for name in found], dtype=np.int64
+        [place.get(meant(definition, name) or name, -1) for name in folders], dtype=np.int64
     )
 
 

@@ -87,12 +87,12 @@ def hold_out(
         roles[new] = "id_test"
     for role, names in (("test", test), ("val", val)):
         for name in names:
-            held = table.domains == table.domain_id(name)
-            if not held.any():
+            chosen = table.domains == table.domain_id(name)
+            if not chosen.any():
                 raise DataError(f"Domain '{name}' is to be held out but has no images.")
-            if role == "val" and (roles[held] == "test").all():
+            if role == "val" and (roles[chosen] == "test").all():
                 raise DataError(f"Domain '{name}' is held out for both validation and test.")
-            roles[held] = role
+            roles[chosen] = role
     splits = from_roles(roles)
     if new is None:
         return splits
@@ -153,10 +153,10 @@ def _keep_copies_together(roles: np.ndarray, table: ImageTable, contents: Sequen
     groups = grouped((key, row) for row, key in enumerate(keys) if key[0])
     training = table.take(np.flatnonzero(roles == "train")).counts()
     for (_, domain, label), rows in groups.items():
-        own = roles[rows]
-        if (own != own[0]).any():
-            others = training[domain, label] - np.count_nonzero(own == "train")
-            roles[rows] = own[0] if others else "train"
+        group_roles = roles[rows]
+        if (group_roles != group_roles[0]).any():
+            others = training[domain, label] - np.count_nonzero(group_roles == "train")
+            roles[rows] = group_roles[0] if others else "train"
             training[domain, label] = others + len(rows) * (roles[rows[0]] == "train")
 
 

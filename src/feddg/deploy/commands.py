@@ -107,12 +107,12 @@ def deploy_check(
     """
     from rich.console import Console
 
-    site, found = function("check_site")(folder, images, **options)
+    site, checks = function("check_site")(folder, images, **options)
     if json:
-        print_json([asdict(one) for one in found])
+        print_json([asdict(check) for check in checks])
     else:
-        Console().print(checks_table(found))
-    if any(one.severity == "error" for one in found):
+        Console().print(checks_table(checks))
+    if any(check.severity == "error" for check in checks):
         typer.echo(f"error: {site} should not join yet", err=True)
         raise typer.Exit(1)
     if not json:
@@ -136,9 +136,9 @@ def deploy_validate(
     """
     from feddg.prediction import validation
 
-    found = validation.validate(model, images, out=out, **options)
-    show_warnings(found.diagnostics)
-    for row in found.domains:
+    validated = validation.validate(model, images, out=out, **options)
+    show_warnings(validated.diagnostics)
+    for row in validated.domains:
         share = "hidden" if row.accuracy is None else f"{row.accuracy:.1%}"
         between = "" if row.interval is None else " (95 %: {:.1%} to {:.1%})".format(*row.interval)
         typer.echo(f"{row.domain}: {share}{between} of {row.images} images right")
@@ -155,9 +155,9 @@ def checks_table(found: "Sequence[Diagnostic]") -> "Table":
     from feddg.runs.inspection import STYLES
 
     table = Table("", "check", "found", "what to do")
-    for one in found:
-        passed = one.severity == "note"
-        style, word = ("green", "ok") if passed else (STYLES[one.severity], one.severity)
-        texts = (escape(text) for text in (one.short, one.text, one.advice))
+    for check in found:
+        passed = check.severity == "note"
+        style, word = ("green", "ok") if passed else (STYLES[check.severity], check.severity)
+        texts = (escape(text) for text in (check.short, check.text, check.advice))
         table.add_row(f"[{style}]{word}[/]", *texts)
     return table

@@ -97,8 +97,8 @@ def sign_app(folder: Path, key: Path | None = None) -> SignedApp:
     """
     private = _private_key(key or folder / KEY)
     trusted = _trusted(folder / TRUSTED)
-    own = private.public_key().public_bytes_raw()
-    id = next((id for id, public in trusted.items() if public.public_bytes_raw() == own), None)
+    signer = private.public_key().public_bytes_raw()
+    id = next((id for id, public in trusted.items() if public.public_bytes_raw() == signer), None)
     if id is None:
         raise FeddgError(f"sites would not run it: {folder / TRUSTED} does not hold this key")
     content, now = _bundle(folder), int(time.time())

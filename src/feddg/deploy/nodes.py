@@ -45,9 +45,9 @@ class NodesHere(Grid):
     def connect(self, name: str, config: Mapping[str, Any]) -> int:
         """Adds a node; returns its id."""
         id = 100 + len(self.contexts)  # no place in a list
-        own = {"site": name, **config}
+        node_config = {"site": name, **config}
         self.nodes[id] = name
-        self.contexts[id] = Context(1, id, own, RecordDict(), dict(self.run_config))
+        self.contexts[id] = Context(1, id, node_config, RecordDict(), dict(self.run_config))
         return id
 
     def get_node_ids(self) -> Iterable[int]:

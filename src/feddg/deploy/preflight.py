@@ -106,8 +106,8 @@ def check_site(
     """
     join = read_join(folder)
     place = cache_folder(cache).expanduser()
-    own = check_images(join, images, domain, place, device)
-    return join.site, [*(() if offline else check_connection(folder, join)), *own]
+    about_images = check_images(join, images, domain, place, device)
+    return join.site, [*(() if offline else check_connection(folder, join)), *about_images]
 
 
 def check_images(
@@ -136,8 +136,8 @@ def check_images(
         yield failed("images", str(error), remedy)
         return
     if join.features and (fault := columns_fault(table.feature_names, join.features)):
-        found = f"{images} {fault} of the coordinator's."
-        yield failed("features", found, "Rename them, or take them out.")
+        text = f"{images} {fault} of the coordinator's."
+        yield failed("features", text, "Rename them, or take them out.")
     yield check_decoding(table, experiment)
     yield check_classes(table, join.classes)
     yield check_domains(table, experiment, trains=join.trains)
@@ -163,16 +163,16 @@ def check_decoding(table: ImageTable, experiment: Experiment) -> Diagnostic:
     with quiet_pillow(tiled=data.tile is not None):
         bad = files.decode_all(lambda pixels: None, silent)
     count = len(bad)
-    found = (
+    text = (
         f"{len(sample) - count} of {len(sample)} images tried can be read, of {len(table)} in all."
     )
     if not count:
-        return note(code, found)
+        return note(code, text)
     reason, times = Counter(image.reason for image in bad).most_common(1)[0]
-    found += f" Most often: {reason} ({times})."
+    text += f" Most often: {reason} ({times})."
     if data.on_bad_image == "fail" or count > WORST_SHARE * len(sample):
-        return failed(code, found, "Repair or remove these files: `feddg data inspect` names them.")
-    return warning(code, found, "They will be left out; `feddg data inspect` names them.")
+        return failed(code, text, "Repair or remove these files: `feddg data inspect` names them.")
+    return warning(code, text, "They will be left out; `feddg data inspect` names them.")
 
 
 def check_classes(table: ImageTable, expected: tuple[str, ...]) -> Diagnostic:
@@ -203,15 +203,15 @@ def check_domains(table: ImageTable, experiment: Experiment, *, trains: bool) ->
     """Checks whether the site would train on a held-out domain; the run would exclude it."""
     code, held_out = "domains", experiment.hold_out
     mine = [table.domain_names[domain] for domain in numpy.unique(table.domains)]
-    held = held_out_among(mine, (*held_out.test, *held_out.val))
-    if not held:
+    excluded = held_out_among(mine, (*held_out.test, *held_out.val))
+    if not excluded:
         return note(code, f"Not held out: {first_names(mine, 8)}.")
-    found = f"Held out in this experiment: {first_names(held, 8)}"
+    text = f"Held out in this experiment: {first_names(excluded, 8)}"
     if not trains:
-        return note(code, f"{found}; this site only evaluates.")
+        return note(code, f"{text}; this site only evaluates.")
     return failed(
         code,
-        f"{found}; this site takes no part in training.",
+        f"{text}; this site takes no part in training.",
         "Name a folder without these images, or ask the coordinator to name this site in "
         "--evaluation-site.",
     )
@@ -228,9 +228,9 @@ def check_disk(table: ImageTable, experiment: Experiment, cache: Path) -> Diagno
         free = shutil.disk_usage(cache).free
     except OSError as error:
         return failed(code, f"{cache}: {why(error)}.", "Choose another folder with --cache.")
-    found = f"{size(free)} are free in {cache}, about {size(needed)} are needed."
+    text = f"{size(free)} are free in {cache}, about {size(needed)} are needed."
     more = "Free some space, or choose another folder with --cache."
-    return compared(code, found, needed, (free / 2, "It will be tight."), (free, more))
+    return compared(code, text, needed, (free / 2, "It will be tight."), (free, more))
 
 
 def check_named_files(experiment: Experiment) -> Diagnostic:
@@ -256,19 +256,19 @@ def check_machine(
     yield note("device", f"Training is on {where}.")
     chosen = experiment.model_copy(update={"device": device})
     try:
-        one = seconds_per_image(chosen, max(2, len(table.class_names)))
+        seconds_each = seconds_per_image(chosen, max(2, len(table.class_names)))
     except (FeddgError, RuntimeError) as error:
-        found = f"A step of training failed: {str(error).splitlines()[0]}"
-        yield failed("speed", found, "Run the experiment here by itself to see why.")
+        text = f"A step of training failed: {str(error).splitlines()[0]}"
+        yield failed("speed", text, "Run the experiment here by itself to see why.")
         return
     train, count = experiment.train, len(table)
     passes = train.local_steps * train.batch_size if train.local_steps else 0
     # Who only evaluates takes no longer than if it trained once on each image.
-    seconds = one * ((passes or count * train.local_epochs) if trains else count)
-    found = f"{1 / one:,.0f} images a second; a round takes about {seconds:,.0f} s."
+    seconds = seconds_each * ((passes or count * train.local_epochs) if trains else count)
+    text = f"{1 / seconds_each:,.0f} images a second; a round takes about {seconds:,.0f} s."
     close = ROUND_DEADLINE / 2, "It is close to the deadline of an hour a round."
     less = "Use fewer local steps, or a larger round-deadline at the coordinator."
-    yield compared("speed", found, seconds, close, (ROUND_DEADLINE, less))
+    yield compared("speed", text, seconds, close, (ROUND_DEADLINE, less))
     yield _memory_for(peak_memory())
 
 
@@ -282,15 +282,15 @@ def seconds_per_image(experiment: Experiment, classes: int) -> float:
     model = experiment.model.model_copy(update={"weights": None})
     train = experiment.train.model_copy(update={"local_steps": STEPS})
     bare = experiment.model_copy(update={"model": model, "train": train})
-    size, own = bare.data.image_size, STEPS * train.batch_size
-    noise = numpy.random.default_rng(0).integers(0, 256, (own, size, size, 3), numpy.uint8)
+    size, images = bare.data.image_size, STEPS * train.batch_size
+    noise = numpy.random.default_rng(0).integers(0, 256, (images, size, size, 3), numpy.uint8)
     pixels: PixelStore = ArrayPixels(noise)
     if (width := bare.data.features) is not None:
-        pixels = Vectors(numpy.zeros((own, width), numpy.float32))
-    rows = torch.arange(own)
+        pixels = Vectors(numpy.zeros((images, width), numpy.float32))
+    rows = torch.arange(images)
 
     pair = [
-        Examples(pixels, rows, rows % classes, torch.full((own,), client), classes)
+        Examples(pixels, rows, rows % classes, torch.full((images,), client), classes)
         for client in range(2)
     ]
     number = experiment.clients.model_copy(update={"number": len(pair), "per_round": None})
@@ -313,12 +313,12 @@ def _memory_for(needed: int) -> Diagnostic:
         return warning(
             "memory", f"A few batches took {size(needed)}.", "Compare with what is free."
         )
-    found = f"A few batches took {size(needed)}; {size(free)} are free beside that."
+    text = f"A few batches took {size(needed)}; {size(free)} are free beside that."
     end, less = (
         "End other programs before a run.",
         "End other programs, or train with smaller batches.",
     )
-    return compared("memory", found, needed, (2 * free, end), (8 * free, less))
+    return compared("memory", text, needed, (2 * free, end), (8 * free, less))
 
 
 def _weight_bytes(experiment: Experiment, classes: int) -> int:
@@ -341,8 +341,8 @@ def check_connection(folder: Path, join: JoinFile) -> Iterator[Diagnostic]:
         context = ssl.create_default_context(cafile=str(folder / "ca.crt"))
         context.minimum_version = ssl.TLSVersion.TLSv1_3
     except OSError as error:
-        found = f"{folder / 'ca.crt'}: {why(error)}."
-        yield failed("certificate", found, "The coordinator sends keys/ca.crt: put it here.")
+        text = f"{folder / 'ca.crt'}: {why(error)}."
+        yield failed("certificate", text, "The coordinator sends keys/ca.crt: put it here.")
         return
     yield from check_proxy(join.address, context, folder / f"{join.site}.pub")
 
@@ -351,14 +351,14 @@ def check_versions(join: JoinFile) -> Iterator[Diagnostic]:
     """Compares the installed packages with the coordinator's."""
     for name, wanted, parts in (("feddg", join.feddg, 3), ("flwr", join.flwr, 2)):
         try:
-            own = version(name)
+            installed = version(name)
         except PackageNotFoundError:
-            own = "not installed"
-        if own.split(".")[:parts] == wanted.split(".")[:parts]:
-            yield note(name, f"{own}.")
+            installed = "not installed"
+        if installed.split(".")[:parts] == wanted.split(".")[:parts]:
+            yield note(name, f"{installed}.")
         else:
             remedy = f"pip install 'feddg[flower]=={join.feddg}' 'flwr=={join.flwr}'"
-            yield failed(name, f"{own}; the coordinator has {wanted}.", remedy)
+            yield failed(name, f"{installed}; the coordinator has {wanted}.", remedy)
 
 
 def check_key(key: Path) -> Diagnostic:
@@ -368,8 +368,8 @@ def check_key(key: Path) -> Diagnostic:
         return failed(code, f"{key} and {public.name} are not there.", "sh make_key.sh")
     mode = key.stat().st_mode & 0o777
     if os.name == "posix" and mode & 0o077:
-        found = f"{key} may be read by others (mode {mode:o})."
-        return failed(code, found, f"chmod 600 {key}; if others could read it, make a new one.")
+        text = f"{key} may be read by others (mode {mode:o})."
+        return failed(code, text, f"chmod 600 {key}; if others could read it, make a new one.")
     if not public.read_text("utf-8", "replace").startswith("ecdsa-sha2-nistp"):
         return failed(
             code, f"{public} is no key of type ecdsa.", "sh make_key.sh in another folder"
@@ -381,13 +381,13 @@ def check_trusted(file: Path) -> Diagnostic:
     """Checks that the site has the keys of trusted apps."""
     code = "trusted-apps"
     try:
-        found = parse_fields(file.read_text("utf-8"))
+        trusted = parse_fields(file.read_text("utf-8"))
     except OSError as error:
         remedy = "The coordinator sends keys/trusted.yaml: put it here."
         return failed(code, f"{file}: {why(error)}.", remedy)
     except ValueError as error:
         return failed(code, f"{file} {error}.", "Ask the coordinator for it again.")
-    keys = [name for name in found if str(name).startswith("fpk_")]
+    keys = [name for name in trusted if str(name).startswith("fpk_")]
     if not keys:
         return failed(code, f"{file} names no key.", "Ask the coordinator for it again.")
     return note(code, f"The site runs apps signed by {', '.join(keys)}.")
@@ -409,15 +409,15 @@ def check_proxy(address: str, context: ssl.SSLContext, public: Path) -> Iterator
         now = time.time()
     except (OSError, http.client.HTTPException) as error:
         if isinstance(error, ssl.SSLCertVerificationError):
-            found = f"ca.crt does not vouch for its certificate: {error.verify_message}"
+            fault = f"ca.crt does not vouch for its certificate: {error.verify_message}"
         elif isinstance(error, TimeoutError):
-            found = f"no answer within {SECONDS:g} s"
+            fault = f"no answer within {SECONDS:g} s"
         elif isinstance(error, socket.gaierror):
-            found = f"the name {host!r} is not known here"
+            fault = f"the name {host!r} is not known here"
         else:
-            found = f"cannot be reached: {why(error)}"
+            fault = f"cannot be reached: {why(error)}"
         remedy = "Check address, firewall and ca.crt with the coordinator."
-        yield failed("proxy", f"{address}: {found}.", remedy)
+        yield failed("proxy", f"{address}: {fault}.", remedy)
         return
     finally:
         connection.close()
@@ -447,8 +447,8 @@ def _clock(date: str | None, now: float) -> Diagnostic:
     except ValueError:
         return warning(code, "The proxy does not say its time.", "Compare the clocks by hand.")
     ahead = now - theirs  # the proxy's is of whole seconds
-    found = f"{abs(ahead):.0f} s {'ahead of' if ahead >= 0 else 'behind'} the coordinator's."
+    text = f"{abs(ahead):.0f} s {'ahead of' if ahead >= 0 else 'behind'} the coordinator's."
     most, soon = (MOST_AHEAD, MOST_AHEAD / 2 + 1) if ahead > 0 else (MOST_BEHIND, MOST_BEHIND / 5)
     refused = "Set the clock (NTP): calls signed at another time are refused."
     drifts = "Set the clock (NTP) before it drifts further."
-    return compared(code, found, abs(ahead), (soon, drifts), (most, refused))
+    return compared(code, text, abs(ahead), (soon, drifts), (most, refused))

@@ -180,13 +180,13 @@ def read_scores(
     return scores
 
 
-def _score(row: DomainScore, classes: int, held: Mapping[str, int]) -> Score:
+def _score(row: DomainScore, classes: int, images_of: Mapping[str, int]) -> Score:
     table = row.confusion
     if len(table) != classes or any(len(line) != classes for line in table):
         raise ValueError(f"its table is not one of {classes} classes")
     if any(not 0 <= count <= MOST_IMAGES for line in table for count in line):
         raise ValueError("its counts are no numbers of images")
-    examples, registered = sum(map(sum, table)), held.get(row.domain, 0)
+    examples, registered = sum(map(sum, table)), images_of.get(row.domain, 0)
     if examples != registered or not examples:
         shown = plain_text(row.domain, 40)
         raise ValueError(
@@ -223,7 +223,7 @@ class Sites(Clients):
         A site that fails is logged and left out. If a domain was also measured elsewhere, the
         site's name is added.
         """
-        transport, found = self._transport, list[Score]()
+        transport, gathered = self._transport, list[Score]()
         taken = {score.domain for score in scores}
         for id, reply in transport.evaluate(broadcast) if transport.evaluation_sites else ():
             new: list[Score] = []
@@ -238,9 +238,9 @@ class Sites(Clients):
                 log.warning("round %d: no evaluation by %s", broadcast.round, reply.reason)
             for score in new:
                 named = replace(score, domain=f"{score.domain} at {transport.sites[id]}")
-                found.append(named if score.domain in taken else score)
-            taken |= {score.domain for score in found}
-        return found
+                gathered.append(named if score.domain in taken else score)
+            taken |= {score.domain for score in gathered}
+        return gathered
 
     def _read(self, reply: Message, id: int) -> list[Score]:
         registration = self._transport.registry.registrations.get(id)
@@ -271,11 +271,11 @@ def transport_to_programs(
     """
     transport = FlowerTransport(grid, sites, run, policy or Policy(len(sites)), **options)
     registered = transport.gather(len(sites))
-    found = {sites[id]: [*one.classes] for id, one in registered.items()}
-    tables = [(n, None if own == [TARGETS] else dict(enumerate(own))) for n, own in found.items()]
+    known = {sites[id]: [*registration.classes] for id, registration in registered.items()}
+    tables = [(n, None if own == [TARGETS] else dict(enumerate(own))) for n, own in known.items()]
     names = joined([(f"site {name!r}", table) for name, table in tables]) or (TARGETS,)
-    held = (registered[id].domains for id in range(len(sites)))
-    domains = list(dict.fromkeys(itertools.chain.from_iterable(held)))
+    held_domains = (registered[id].domains for id in range(len(sites)))
+    domains = list(dict.fromkeys(itertools.chain.from_iterable(held_domains)))
     transport.fields = {"classes": json.dumps(names), "domains": json.dumps(domains)}
     return transport
 
@@ -358,9 +358,9 @@ def _prepared(
         held_out=(*experiment.hold_out.test, *experiment.hold_out.val),
     )
     transport.registry.features = before.features if before else []
-    found = transport.gather(deployment.minimum)
-    _warn_of_dominance({names[id]: registration.images for id, registration in found.items()})
-    classes = before.classes if before else _classes(names, found)
+    registered = transport.gather(deployment.minimum)
+    _warn_of_dominance({names[id]: registration.images for id, registration in registered.items()})
+    classes = before.classes if before else _classes(names, registered)
     domains = list(before.domains) if before else []
 
     def join(id: int, registration: Registration) -> None:
@@ -380,18 +380,18 @@ def _prepared(
         replace_text(file, now.to_text())
         transport.fields = {"classes": json.dumps(classes), "domains": json.dumps(domains)}
 
-    for id, registration in found.items():
+    for id, registration in registered.items():
         join(id, registration)
     transport.registry.on_registration = join
     method, network = build(experiment, len(classes))
     emit(*method.diagnostics(experiment))
-    held = _clients_table(names, found, classes, domains)
-    held = held.model_copy(update={"features": transport.registry.features})
-    trainers = (id for id in sorted(found) if id < len(names))
-    emit(*idle_clients(method, (len(found[id].domains) for id in trainers)))
-    sites = Sites(transport, held)
+    table = _clients_table(names, registered, classes, domains)
+    table = table.model_copy(update={"features": transport.registry.features})
+    trainers = (id for id in sorted(registered) if id < len(names))
+    emit(*idle_clients(method, (len(registered[id].domains) for id in trainers)))
+    sites = Sites(transport, table)
     federation = Federation(sites, network, method, experiment, transport=transport, cache=cache)
-    federation.evaluation = _evaluation(deployment, experiment, held, federation.worker, cache)
+    federation.evaluation = _evaluation(deployment, experiment, table, federation.worker, cache)
     return federation
 
 
@@ -408,11 +408,11 @@ def _warn_of_dominance(images: Mapping[str, int]) -> None:
         )
 
 
-def _classes(names: Sequence[str], found: Mapping[int, Registration]) -> list[str]:
+def _classes(names: Sequence[str], registered: Mapping[int, Registration]) -> list[str]:
     """Returns the federation's classes, sorted; warns of classes that only one site has."""
-    holders = grouped((name, names[id]) for id, own in found.items() for name in own.classes)
-    alone = [f"{name!r} ({held[0]})" for name, held in sorted(holders.items()) if len(held) == 1]
-    if len(found) > 1 and alone:
+    holders = grouped((name, names[id]) for id, site in registered.items() for name in site.classes)
+    alone = [f"{name!r} ({sites[0]})" for name, sites in sorted(holders.items()) if len(sites) == 1]
+    if len(registered) > 1 and alone:
         warn(
             "class-at-one-site",
             f"Classes that one site alone has: {first_names(alone)}.",
@@ -423,35 +423,35 @@ def _classes(names: Sequence[str], found: Mapping[int, Registration]) -> list[st
 
 def _clients_table(
     names: Sequence[str],
-    found: Mapping[int, Registration],
+    sites: Mapping[int, Registration],
     classes: Sequence[str],
     domains: Sequence[str],
 ) -> ClientsTable:
     rows = []
     for id, name in enumerate(names):
-        by_domain, by_class = (found[id].domains, found[id].classes) if id in found else ({}, {})
-        held = [by_domain.get(domain, 0) for domain in domains]
+        by_domain, by_class = (sites[id].domains, sites[id].classes) if id in sites else ({}, {})
+        images = [by_domain.get(domain, 0) for domain in domains]
         labels = [by_class.get(name, 0) for name in classes]
-        rows.append(ClientRow(id=id, name=name, domains=held, classes=labels))
+        rows.append(ClientRow(id=id, name=name, domains=images, classes=labels))
     return ClientsTable(domains=list(domains), classes=list(classes), clients=rows)
 
 
 def _evaluation(
-    deployment: Deployment, experiment: Experiment, held: ClientsTable, worker: Worker, cache: Path
+    deployment: Deployment, experiment: Experiment, sites: ClientsTable, worker: Worker, cache: Path
 ) -> Evaluation | None:
     """Returns the coordinator's own evaluation, if it has a test folder."""
     if not deployment.test:
         return None
     table, pixels = load_pixels(deployment.test, deployment.test_domain or None, experiment, cache)
-    unknown = sorted(set(table.class_names) - set(held.classes))
+    unknown = sorted(set(table.class_names) - set(sites.classes))
     if unknown:
         raise ExperimentError(
             f"class {unknown[0]!r} of the test folder {deployment.test} is at no site; "
-            f"sites have: {', '.join(held.classes)}"
+            f"sites have: {', '.join(sites.classes)}"
         )
-    if fault := columns_fault(table.feature_names, held.features):
+    if fault := columns_fault(table.feature_names, sites.features):
         raise ExperimentError(f"{deployment.test} {fault} of the sites; rename or take them out")
-    table = positions(table, held.classes, list(table.domain_names))
+    table = positions(table, sites.classes, list(table.domain_names))
     return test_images(table, pixels, experiment, worker)
 
 

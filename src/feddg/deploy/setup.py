@@ -103,12 +103,12 @@ def read_join(folder: Path) -> JoinFile:
     Raises:
         FeddgError: it does not exist, or is damaged.
     """
-    found = JoinFile.read(folder / JOIN)
-    if found is None:
+    join = JoinFile.read(folder / JOIN)
+    if join is None:
         raise FeddgError(
             f"{folder} holds no {JOIN}: name the folder sites/NAME that the coordinator sent"
         )
-    return found
+    return join
 
 
 def held_out_among(domains: Iterable[str], held_out: Collection[str]) -> list[str]:
@@ -117,8 +117,8 @@ def held_out_among(domains: Iterable[str], held_out: Collection[str]) -> list[st
     def plain(name: str) -> str:
         return " ".join(name.replace("_", " ").split()).casefold()
 
-    held = {plain(name) for name in held_out}
-    return [name for name in domains if plain(name) in held]
+    excluded = {plain(name) for name in held_out}
+    return [name for name in domains if plain(name) in excluded]
 
 
 def public_key(file: Path) -> bytes:
@@ -310,10 +310,10 @@ def _checked(sites: Sequence[str], address: str, superlink_port: int) -> tuple[s
 def _certificate_names(host: str) -> str:
     """Returns the alternative names of the proxy's certificate."""
     try:
-        own = f"IP:{ipaddress.ip_address(host)}"
+        subject = f"IP:{ipaddress.ip_address(host)}"
     except ValueError:
-        own = f"DNS:{host}"
-    return ",".join(dict.fromkeys(("DNS:localhost", "IP:127.0.0.1", own)))
+        subject = f"DNS:{host}"
+    return ",".join(dict.fromkeys(("DNS:localhost", "IP:127.0.0.1", subject)))
 
 
 def _basic(text: str) -> str:

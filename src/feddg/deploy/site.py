@@ -105,8 +105,8 @@ class SiteMemory:
 
     def keep(self, round: int, memory: Weights) -> None:
         """Stores ``memory`` for ``round``; only the newest of the older ones is kept."""
-        own = {name: tensor.detach().cpu().contiguous() for name, tensor in memory.items()}
-        _write_checked(self._memory(round), save(own))
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in memory.items()}
+        _write_checked(self._memory(round), save(tensors))
         earlier = sorted(number for number in self._rounds() if number < round)
         for number in earlier[:-1]:
             self._memory(number).unlink(missing_ok=True)
@@ -115,8 +115,8 @@ class SiteMemory:
         return self.folder / f"memory-{round}.bin"
 
     def _rounds(self) -> list[int]:
-        found = entries(self.folder, RunError) if self.folder.is_dir() else []
-        return [int(match[1]) for entry in found if (match := _MEMORY.fullmatch(entry.name))]
+        files = entries(self.folder, RunError) if self.folder.is_dir() else []
+        return [int(match[1]) for entry in files if (match := _MEMORY.fullmatch(entry.name))]
 
     def secrets(self, round: int) -> Weights:
         """Returns the defences' secrets at the site: of this round, and lasting ones.
@@ -135,12 +135,12 @@ class SiteMemory:
 
     def keep_secrets(self, round: int, secrets: Weights) -> None:
         """Stores the defences' secrets: lasting ones first, so that they exist when needed."""
-        own = {name: tensor.cpu().contiguous() for name, tensor in secrets.items()}
-        opened_sums = {name: own.pop(name) for name in list(own) if name.startswith(KNOWN)}
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in secrets.items()}
+        opened_sums = {name: tensors.pop(name) for name in list(tensors) if name.startswith(KNOWN)}
         if opened_sums:
             replace_bytes(self._opened_sums, save(opened_sums))
-        if own:
-            replace_bytes(self._secrets, save(own))
+        if tensors:
+            replace_bytes(self._secrets, save(tensors))
         else:
             self._secrets.unlink(missing_ok=True)
 
@@ -268,8 +268,8 @@ def copies_in(table: ImageTable, experiment: Experiment, cache: Path) -> str:
     else:
         return ""
     splits = Splits(numpy.arange(len(files)), none, none, none, none)
-    found = about_copies(table, files, contents, splits, refuse=True, hides_images=hides)
-    return next((one.text for one in found if one.severity == "error"), "")
+    faults = about_copies(table, files, contents, splits, refuse=True, hides_images=hides)
+    return next((fault.text for fault in faults if fault.severity == "error"), "")
 
 
 def positions(table: ImageTable, classes: list[str], domains: list[str]) -> ImageTable:
@@ -341,12 +341,12 @@ class SiteConfig(Settings):
         Raises:
             FeddgError: a key is missing or wrong.
         """
-        own = {key: value for key, value in node_config.items() if key in cls.model_fields}
+        settings = {key: value for key, value in node_config.items() if key in cls.model_fields}
         with schema_faults(FeddgError, "--node-config of this SuperNode: ", cls.model_fields):
-            found = cls(**own)
-        if bool(found.images) == bool(found.program):
+            config = cls(**settings)
+        if bool(config.images) == bool(config.program):
             raise FeddgError("--node-config of this SuperNode: give either images or program")
-        return found
+        return config
 
     @property
     def cache_folder(self) -> Path:
@@ -455,8 +455,8 @@ class Site:
         evaluation = test_images(table, self.pixels, self.experiment, worker)
         scores = evaluation.scores(method.predictor(worker.network))
         rows = [
-            DomainScore(domain=one.domain, loss=one.loss, confusion=one.confusion.tolist())
-            for one in scores
+            DomainScore(domain=result.domain, loss=result.loss, confusion=result.confusion.tolist())
+            for result in scores
         ]
         return Payload(parts={"scores": Message({}, {"scores": DOMAIN_SCORES.to_text(rows)})})
 
@@ -605,8 +605,8 @@ class ProgramSite(Site):
         labels, domains = self.federation.clients[0].labels, Counter(self._domain_names())
         counts = {TARGETS: len(labels)}
         if self.names:
-            found = zip(self.names, labels.bincount(minlength=len(self.names)).tolist())
-            counts = {name: n for name, n in found if n or name in self.federation.names}
+            counted = zip(self.names, labels.bincount(minlength=len(self.names)).tolist())
+            counts = {name: n for name, n in counted if n or name in self.federation.names}
         return Registration(classes=counts, domains=dict(domains))
 
     def _memory(self, request: Request) -> SiteMemory:
@@ -615,14 +615,14 @@ class ProgramSite(Site):
         return SiteMemory(self.config.cache_folder, request.run, self.config.site, seed)
 
     def _examples(self, classes: list[str], domains: list[str]) -> Examples:
-        own = self.federation.clients[0]
-        labels = own.labels
+        examples = self.federation.clients[0]
+        labels = examples.labels
         if self.names and classes != [TARGETS]:
             tables = [dict(enumerate(self.names))] * len(labels)
             labels = torch.from_numpy(renumbered(labels.numpy(), tables, classes, "its program"))
         places = {name: place for place, name in enumerate(domains)}
         numbers = [places[name] for name in self._domain_names()]
-        return replace(own, labels=labels, domains=torch.tensor(numbers))
+        return replace(examples, labels=labels, domains=torch.tensor(numbers))
 
     def _domain_names(self) -> list[str]:
         """Returns the domain of each image: as its data set says, or the site."""

@@ -281,13 +281,13 @@ class Mailbox:
                 self.limits[sent.client] = self.policy.prompt
 
     def _enter(
-        self, round: int, direction: Direction, client: int, purpose: str, held: RecordDict
+        self, round: int, direction: Direction, client: int, purpose: str, records: RecordDict
     ) -> None:
         """Records a message in the ledger; an unreadable one by its size."""
         size: int | None = None
         try:
-            size = flower_bytes(held)
-            shapes, scalars = contents(held)
+            size = flower_bytes(records)
+            shapes, scalars = contents(records)
         except Exception:
             shapes, scalars, purpose = [], {}, f"{purpose}, unreadable"
         entry = (round, direction, client, purpose, shapes, scalars, size)
@@ -421,7 +421,7 @@ class NodeRegistry:
         for info in sorted(infos, key=lambda info: (info.registered_at, info.node_id)):
             node = info.node_id
             name = f"node {node}" + (f", registered as {info.name!r}" if info.name else "")
-            id = next((id for id, own in self.node_of.items() if own == node), NOBODY)
+            id = next((id for id, number in self.node_of.items() if number == node), NOBODY)
             purposes = ("register", "register")
             sent = self._mailbox.send(question, node, name, id, REGISTER, round, purposes)
             self.strangers.pop(node, None)
@@ -492,10 +492,10 @@ class NodeRegistry:
         before, first = self.registrations.get(id), self.counts.get(id)
         remedy = "a run's images stay the same: start a new run for others"
         others = {k: v for k, v in self.registrations.items() if k < self._trainers and k != id}
-        held = held_out_among(new.domains, self._held_out)
-        if held and id < self._trainers:
+        barred = held_out_among(new.domains, self._held_out)
+        if barred and id < self._trainers:
             return (
-                f"would train on {first_names([repr(name) for name in held], 3)}, which this run "
+                f"would train on {first_names([repr(name) for name in barred], 3)}, which this run "
                 f"holds out; give {self._sites[id]!r} images of other domains, name it in "
                 "evaluation-sites, or take the domain out of hold_out"
             )
@@ -707,9 +707,9 @@ class FlowerTransport:
 
         def send(id: int) -> PendingRequest:
             tell = needed and self._context is not None and id not in self._has_context
-            own = self._addressed(records, id, self._context if tell else None)
+            addressed = self._addressed(records, id, self._context if tell else None)
             node, round = self.registry.node_of[id], broadcast.round
-            return self._mailbox.send(own, node, self.sites[id], id, kind, round, purposes)
+            return self._mailbox.send(addressed, node, self.sites[id], id, kind, round, purposes)
 
         def tell_again(sent: PendingRequest) -> PendingRequest:
             self._has_context.discard(sent.client)
@@ -739,12 +739,12 @@ class FlowerTransport:
         """
         policy, began, registry = self._policy, time.monotonic(), self.registry
         while True:
-            found = registry.online(round) & set(clients)
-            self._missing -= found
+            connected = registry.online(round) & set(clients)
+            self._missing -= connected
             waited = time.monotonic() - began
             # Without any site there is no round, and nobody whom waiting would hold up.
             hoped_for = max(1, len(set(clients) - self._missing))
-            enough = len(found) >= min(minimum, hoped_for)
+            enough = len(connected) >= min(minimum, hoped_for)
             silent = {stranger.name for stranger in registry.strangers.values()} - self._waited_for
             if waited >= policy.wait or (enough and (not silent or waited >= policy.prompt)):
                 break
@@ -757,23 +757,23 @@ class FlowerTransport:
             )
         self._waited_for |= silent
         if not enough:
-            gone = sorted(set(clients) - found - self._missing)
+            gone = sorted(set(clients) - connected - self._missing)
             self._missing |= set(gone)
             log.warning(
                 "round %d goes on without the sites that were not connected within %g s: %s; they "
                 "take part once they are there",
                 *(round, policy.wait, registry.names_of(gone)),
             )
-        return found
+        return connected
 
     def _addressed(self, records: RecordDict, id: int, context: Message | None) -> RecordDict:
         """Returns a site's own copy of records, with the shared context if it is due."""
         fields = dict(records.config_records[FIELDS]) | {"client": id}
-        own = RecordDict(dict(records))
+        addressed = RecordDict(dict(records))
         if context is not None:
             fields["parts"] = ",".join(filter(None, (str(fields["parts"]), CONTEXT)))
             fields |= {f"{CONTEXT}/{name}": scalar for name, scalar in context.scalars.items()}
             if self._context_arrays is not None:
-                own[CONTEXT] = self._context_arrays
-        own[FIELDS] = ConfigRecord(fields)
-        return own
+                addressed[CONTEXT] = self._context_arrays
+        addressed[FIELDS] = ConfigRecord(fields)
+        return addressed

@@ -168,13 +168,13 @@ def _require_short_names(records: RecordDict) -> None:
     Raises:
         ValueError: there are too many names, or they are too long.
     """
-    held: list[Mapping[str, object]] = [
+    groups: list[Mapping[str, object]] = [
         *records.array_records.values(),
         *records.config_records.values(),
     ]
-    if sum(map(len, held)) > MOST_ENTRIES:
+    if sum(map(len, groups)) > MOST_ENTRIES:
         raise ValueError(f"it has more than {MOST_ENTRIES} entries")
-    for name in chain(records, *held):
+    for name in chain(records, *groups):
         if len(name) > LONGEST_NAME:
             shown = plain_text(name, 40)
             raise ValueError(f"its entry {shown!r} has a name of {len(name)} characters")
@@ -197,10 +197,10 @@ def arrays(weights: Weights) -> ArrayRecord:
 
 
 def _array(tensor: Tensor) -> Array:
-    own = tensor.detach().cpu().contiguous()
-    if own.dtype != torch.bfloat16:
-        return Array(numpy.asarray(own.numpy()))
-    bits = Array(numpy.asarray(own.view(torch.int16).numpy()))
+    plain = tensor.detach().cpu().contiguous()
+    if plain.dtype != torch.bfloat16:
+        return Array(numpy.asarray(plain.numpy()))
+    bits = Array(numpy.asarray(plain.view(torch.int16).numpy()))
     return Array(_BFLOAT16, bits.shape, bits.stype, bits.data)
 
 
@@ -225,9 +225,9 @@ def _tensor(array: Array) -> Tensor:
     start = stream.tell()
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(array.data) - start:
         raise ValueError("an array is not of the size its header says")
-    found = torch.from_numpy(numpy.frombuffer(array.data, dtype, offset=start).copy())
-    found = found.reshape(shape)
-    return found.view(torch.bfloat16) if array.dtype == _BFLOAT16 else found
+    tensor = torch.from_numpy(numpy.frombuffer(array.data, dtype, offset=start).copy())
+    tensor = tensor.reshape(shape)
+    return tensor.view(torch.bfloat16) if array.dtype == _BFLOAT16 else tensor
 
 
 # The schemas of requests and replies. They take nothing that they do not know, and convert nothing
@@ -293,8 +293,8 @@ class Registration(_Schema):
     @property
     def message(self) -> Message:
         """The registration as a message."""
-        held = {name: counts for name, counts in self if counts}
-        return Message({}, {name: json.dumps(counts) for name, counts in held.items()})
+        given = {name: counts for name, counts in self if counts}
+        return Message({}, {name: json.dumps(counts) for name, counts in given.items()})
 
 
 class Reply(_Schema):

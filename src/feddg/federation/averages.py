@@ -86,7 +86,7 @@ def averaged(state: State, which: str) -> Weights:
     if not rounds_in(state, which):
         return state.weights
     extras, prefix = state.extras, prefix_of(which)
-    return {name: extras.get(prefix + name, own) for name, own in state.weights.items()}
+    return {name: extras.get(prefix + name, weight) for name, weight in state.weights.items()}
 
 
 def wise_ft(start: Weights, end: Weights, share: float, local: Collection[str]) -> Weights:

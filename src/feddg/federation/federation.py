@@ -277,14 +277,14 @@ class Federation:
         memories, ids = self.transport.memories, self.transport.clients
         local = local_names(self.method, self.network)
         waiting = sum(id not in memories for id in ids)
-        found: list[list[Score]] = []
+        by_client: list[list[Score]] = []
         if waiting:
-            found += [evaluation.scores(self.predictor(weights))] * waiting
+            by_client += [evaluation.scores(self.predictor(weights))] * waiting
         for id in ids:
             if id in memories:
-                own = {name: tensor for name, tensor in memories[id].items() if name in local}
-                found.append(evaluation.scores(self.predictor(own)))
-        return [mean_score(scores) for scores in zip(*found, strict=True)]
+                personal = {name: tensor for name, tensor in memories[id].items() if name in local}
+                by_client.append(evaluation.scores(self.predictor(personal)))
+        return [mean_score(scores) for scores in zip(*by_client, strict=True)]
 
     def others(
         self,

@@ -184,7 +184,7 @@ def widened(message: Message, method: Method, purpose: str) -> Message:
 
     def undeclared(name: str, dtype: torch.dtype) -> bool:
         fitting = (
-            own for key, own in method.sends.items() if fnmatchcase(f"{purpose}/{name}", key)
+            schema for key, schema in method.sends.items() if fnmatchcase(f"{purpose}/{name}", key)
         )
         return not any(schema.dtype == dtype for schema in fitting)
 
@@ -284,9 +284,9 @@ def answer(
 
     Questions of a defence need no weights.
     """
-    own = defences.answer(client.id, client.round, name, question, client.secrets)
-    if own is not None:
-        return own
+    answered = defences.answer(client.id, client.round, name, question, client.secrets)
+    if answered is not None:
+        return answered
     with _at_rest(client):
         if (head := _head_start(client, method)) is not None:
             return head.answer(client, name, question)

@@ -107,8 +107,8 @@ class FrozenWeights(RoundHook):
             raise ClientError(f"holds {strange[0]!r}, which is not trained")
         if not update.weights:
             return update
-        own = {name: old for name, old in round.state.weights.items() if name in self.names}
-        return replace(update, weights=own | update.weights)
+        frozen = {name: old for name, old in round.state.weights.items() if name in self.names}
+        return replace(update, weights=frozen | update.weights)
 
     def trained(self, weights: Weights) -> Weights:
         """Returns the trained entries of the weights."""
@@ -268,12 +268,12 @@ class Server:
         self.defences.describing(ids)
         replies = self.transport.client_statistics(ids, Broadcast(0, {}))
         replies = arriving(replies, progress, "setup", len(ids))
-        found = list(self.checked(replies, 0, "statistics"))
-        if not found:
+        statistics = list(self.checked(replies, 0, "statistics"))
+        if not statistics:
             raise RunError("setup: no client could send its statistics; see the warnings above")
-        self.state.context = self.method.aggregate_statistics(found) or Message()
-        round.groups = self.method.groups(found)
-        round.statistics = _stacked([message for _, message in found])
+        self.state.context = self.method.aggregate_statistics(statistics) or Message()
+        round.groups = self.method.groups(statistics)
+        round.statistics = _stacked([message for _, message in statistics])
 
     def checked(
         self, replies: Iterator[Reply], round: int, purpose: str
@@ -402,7 +402,7 @@ def _stacked(messages: list[Message]) -> Weights:
     """Stacks the tensors that have the same shape in every message."""
     stacked = {}
     for name, first in messages[0].tensors.items():
-        held = [m.tensors[name].cpu() for m in messages if name in m.tensors]
-        if len(held) == len(messages) and all(t.shape == first.shape for t in held):
-            stacked[name] = torch.stack(held)
+        tensors = [m.tensors[name].cpu() for m in messages if name in m.tensors]
+        if len(tensors) == len(messages) and all(t.shape == first.shape for t in tensors):
+            stacked[name] = torch.stack(tensors)
     return stacked

@@ -94,12 +94,12 @@ class Ledger:
         if key not in self._layouts:
             new = _new_layout(*key)
             self._layouts[key] = new, sum(tensor.bytes for tensor in new.tensors)
-        layout, held = self._layouts[key]
+        layout, total = self._layouts[key]
         if layout.id not in self._written:
             self._written.add(layout.id)
             self._write(layout)
         if size is None:
-            size = held
+            size = total
             for scalar in scalars.values():
                 size += scalar_bytes(scalar)
         self.bytes[direction] += size

@@ -94,12 +94,12 @@ class ChangeSizes(RoundHook):
             limit = times * statistics.median(medians)
             beside = f"{times:g} times the median change of the last rounds"
         elif self._times is not None:
-            own = round.scratch[ChangeSizes].get("sent")
-            if own is None:  # the same for every update of the round
-                own = length(sent, [n for n, t in sent.items() if t.is_floating_point()])
-                round.scratch[ChangeSizes]["sent"] = own
+            size = round.scratch[ChangeSizes].get("sent")
+            if size is None:  # the same for every update of the round
+                size = length(sent, [n for n, t in sent.items() if t.is_floating_point()])
+                round.scratch[ChangeSizes]["sent"] = size
             scale = LARGEST_FIRST_MEAN if update.members else LARGEST_FIRST
-            limit, beside = scale * (own + 1), "training can"
+            limit, beside = scale * (size + 1), "training can"
         else:
             limit, beside = math.inf, ""
         summed = self._sums and math.isfinite(far)
@@ -125,7 +125,7 @@ class ChangeSizes(RoundHook):
         if self._times is None or _medians(round.state) or len(lengths) < 3:
             return
         limit = self._times * statistics.median(lengths.values())
-        found = [
+        refusals = [
             Refusal(
                 int(client),
                 f"update refused: it moved the weights by {moved:.3g}, more than {self._times:g} "
@@ -134,8 +134,8 @@ class ChangeSizes(RoundHook):
             for client, moved in lengths.items()
             if moved > limit > 0
         ]
-        if found:
-            raise FoundOut(found)
+        if refusals:
+            raise FoundOut(refusals)
 
     def completed(self, state: State, round: Round) -> State:
         """Stores the median of the used changes.
@@ -193,8 +193,8 @@ class MessageChecks(RoundHook):
         dimensions = (network.classes, clients, network.features_dimension)
         self._context = SchemaContext(*dimensions, image_size, shapes, noise=style_noise)
         self._never_negative = sorted(never_negative_names(network) & self._weights.keys())
-        own = {key: schema for key, schema in method.sends.items() if key not in Method.sends}
-        declared = {**own, **(also or {})}
+        added = {key: schema for key, schema in method.sends.items() if key not in Method.sends}
+        declared = {**added, **(also or {})}
         self._schemas: dict[str, dict[str, EntrySchema]] = {}
         for key, schema in declared.items():
             if not schema.when or schema.when(method):
@@ -276,10 +276,10 @@ class MessageChecks(RoundHook):
         would be refused.
         """
         lowest = -LARGEST_ROUNDING if update.members else 0.0
-        held = {name: update.weights[name].detach() for name in self._never_negative}
-        counts = {name: t for name, t in held.items() if not t.is_floating_point() and t.numel()}
+        values = {name: update.weights[name].detach() for name in self._never_negative}
+        counts = {name: t for name, t in values.items() if not t.is_floating_point() and t.numel()}
         figures = []  # of all layers together: a device waits for each launch
-        if variances := [t.flatten() for n, t in held.items() if n not in counts and t.numel()]:
+        if variances := [t.flatten() for n, t in values.items() if n not in counts and t.numel()]:
             figures.append(torch.cat(variances).amin())
         if counts:
             now = torch.cat([tensor.flatten() for tensor in counts.values()])
@@ -290,12 +290,12 @@ class MessageChecks(RoundHook):
         def judge(numbers: list[float]) -> str | None:
             if all(number >= lowest or number != number for number in numbers):
                 return None
-            return first_fault(self._by_layer(held, sent, lowest))
+            return first_fault(self._by_layer(values, sent, lowest))
 
         yield figures, judge
 
-    def _by_layer(self, held: Weights, sent: Weights, lowest: float) -> Iterator[Check]:
-        for name, tensor in held.items():
+    def _by_layer(self, values: Weights, sent: Weights, lowest: float) -> Iterator[Check]:
+        for name, tensor in values.items():
             if tensor.numel():
                 counts = not tensor.is_floating_point()
                 before = [sent[name].max()] if counts and name in sent else []

@@ -307,13 +307,13 @@ class WorkerTransport(InProcess):
         for id in remembering:
             channel.send(homes[id], Message(self.memories[id]))
         channel.flush()
-        own, waiting = super().results(shares[0], broadcast, purpose), deque[Result]()
+        here, waiting = super().results(shares[0], broadcast, purpose), deque[Result]()
         room = AHEAD // max(1, Message(broadcast.weights).size)
         for id in clients:
             if not homes[id]:
-                reply, memory = waiting.popleft() if waiting else next(own)
+                reply, memory = waiting.popleft() if waiting else next(here)
             else:
-                while len(waiting) < room and (result := next(own, None)) is not None:
+                while len(waiting) < room and (result := next(here, None)) is not None:
                     reply, memory = result
                     waiting.append((reply.keep() if isinstance(reply, Update) else reply, memory))
                 reply, memory = _result(id, purpose, channel.receive(expected.popleft()))
@@ -341,14 +341,14 @@ def dealt(batches: Mapping[int, int], size: int, homes: Mapping[int, int]) -> di
         size: number of processes.
         homes: processes of clients that already have one.
     """
-    loads, found = [0.0] * size, {id: homes[id] for id in batches if id in homes}
+    loads, home_of = [0.0] * size, {id: homes[id] for id in batches if id in homes}
     loads[0] = SERVER * len(batches)
-    for id, home in found.items():
+    for id, home in home_of.items():
         loads[home] += batches[id]
     for id in sorted(batches.keys() - homes.keys(), key=lambda id: (-batches[id], id)):
-        found[id] = min(range(size), key=loads.__getitem__)
-        loads[found[id]] += batches[id]
-    return found
+        home_of[id] = min(range(size), key=loads.__getitem__)
+        loads[home_of[id]] += batches[id]
+    return home_of
 
 
 def work_on(job: Message, clients: InProcess, channel: Channel) -> None:
@@ -431,16 +431,16 @@ class WorkerEvaluation(Evaluation):
         size = self.channel.size
         self.channel.tell(job)
         self.channel.expected = deque(range(1, size))
-        found = [iter(share_of_batches(self, predictor, 0, size))]
+        parts = [iter(share_of_batches(self, predictor, 0, size))]
         for rank in range(1, size):
             self.channel.expected.popleft()
             logits = self.channel.receive(rank).tensors["logits"]
             lengths = [len(rows) for rows in batches_of(self)[rank::size]]
-            found.append(iter(logits.split(lengths)))
+            parts.append(iter(logits.split(lengths)))
         number = 0
         for _, _, rows in self.parts():
             count = -(-len(rows) // self.batch_size)
-            yield torch.cat([next(found[n % size]) for n in range(number, number + count)])
+            yield torch.cat([next(parts[n % size]) for n in range(number, number + count)])
             number += count
 
 

@@ -118,20 +118,20 @@ class WeighedByLoss(Method):
         self, client_statistics: Iterable[tuple[int, Message]]
     ) -> Message | None:
         """Adds the number of the federation's images of each domain."""
-        held = list(client_statistics)
-        others = super().aggregate_statistics(held)
+        statistics = list(client_statistics)
+        others = super().aggregate_statistics(statistics)
         if not _over_domains(self):
             return others
-        parts = [(m.tensors["domains"].cpu(), m.tensors["images"].cpu()) for _, m in held]
+        parts = [(m.tensors["domains"].cpu(), m.tensors["images"].cpu()) for _, m in statistics]
         images = torch.zeros(1 + max(int(domains.max()) for domains, _ in parts))
-        for domains, own in parts:
-            images.index_add_(0, domains, own)
+        for domains, counts in parts:
+            images.index_add_(0, domains, counts)
         return joined(others, Message({IMAGES: images}))
 
     def initial_extras(self, network: Network, clients: int) -> Weights:
         """Returns equal weights, of clients; those of domains follow from the statistics."""
-        own = {WEIGHTS: torch.full((clients,), 1 / clients)} if self.weighs == "clients" else {}
-        return super().initial_extras(network, clients) | own
+        extras = {WEIGHTS: torch.full((clients,), 1 / clients)} if self.weighs == "clients" else {}
+        return super().initial_extras(network, clients) | extras
 
     def weights(self, state: State) -> Tensor:
         """Returns the weights ``(G,)``, at first equal ones of all that have images."""
@@ -163,14 +163,14 @@ class WeighedByLoss(Method):
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds the images' domains."""
-        own = {WEIGHTS: client.training.domains[positions]} if _over_domains(self) else {}
-        return super().draws(client, positions, labels) | own
+        drawn = {WEIGHTS: client.training.domains[positions]} if _over_domains(self) else {}
+        return super().draws(client, positions, labels) | drawn
 
     def weighed_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> Tensor:
         """Returns the mean over images of what their domain counts times their loss."""
         logits = client.network.classifier(embeddings).float()
-        own, train = client.class_weights(logits), client.worker.train
-        losses, weights = losses_by_image(logits, batch.labels, own, train)
+        by_class, train = client.class_weights(logits), client.worker.train
+        losses, weights = losses_by_image(logits, batch.labels, by_class, train)
         factors = client.scratch[WEIGHTS][self.drawn(client, batch)[WEIGHTS]]
         loss: Tensor = (factors * weights * losses).sum() / weights.sum()
         return loss
@@ -184,11 +184,11 @@ class WeighedByLoss(Method):
             cross_entropy(client.network(batch.images).float(), batch.labels, reduction="none")
             for batch in client.plain_batches()
         ]
-        held = client.examples.domains
-        held = held if _over_domains(self) else torch.full_like(held, client.id)
-        domains, own, images = held.unique(return_inverse=True, return_counts=True)
+        ids = client.examples.domains
+        ids = ids if _over_domains(self) else torch.full_like(ids, client.id)
+        domains, place, images = ids.unique(return_inverse=True, return_counts=True)
         total = (
-            torch.zeros(len(domains)).double().index_add_(0, own, torch.cat(parts).cpu().double())
+            torch.zeros(len(domains)).double().index_add_(0, place, torch.cat(parts).cpu().double())
         )
         means = (total / images).float()
         return Message({"domains": domains, "images": images.float(), "losses": means})
@@ -201,12 +201,12 @@ class WeighedByLoss(Method):
         before = self.weights(state)
         total, images = torch.zeros(2, len(before), dtype=torch.double)
         for id, reply in ask(QUESTION, Message()):
-            own = {name: tensor.cpu() for name, tensor in reply.tensors.items()}
-            domains, counts = own["domains"], own["images"].double()
+            tensors = {name: tensor.cpu() for name, tensor in reply.tensors.items()}
+            domains, counts = tensors["domains"], tensors["images"].double()
             if not _over_domains(self):
                 domains = torch.full_like(domains, id)  # whatever it says
             known = domains < len(before)
-            total.index_add_(0, domains[known], (counts * own["losses"].double())[known])
+            total.index_add_(0, domains[known], (counts * tensors["losses"].double())[known])
             images.index_add_(0, domains[known], counts[known])
         moved = self.moved(before.cpu().double(), total / images.clamp_min(1))
         state.extras[WEIGHTS] = moved.float().to(before.device)

@@ -37,8 +37,8 @@ log = logging.getLogger("feddg")
 
 def description_of(method: type) -> str:
     """Returns a method's description: the docstring with equations, of its class or its module."""
-    own = inspect.getdoc(method) or ""
-    return own if "\nEquations:" in own else inspect.getdoc(sys.modules[method.__module__]) or ""
+    text = inspect.getdoc(method) or ""
+    return text if "\nEquations:" in text else inspect.getdoc(sys.modules[method.__module__]) or ""
 
 
 def idea_of(method: type) -> str:
@@ -236,8 +236,8 @@ class Method:
     def drawn(self, client: Client, batch: Batch) -> Weights:
         """Returns what :meth:`draws` gave for a batch, on its device."""
         if not batch.drawn:  # a batch made by hand, or a part of one
-            own = self.draws(client, batch.positions, batch.labels_here)
-            batch.drawn = on_device(own, batch.labels.device)
+            drawn = self.draws(client, batch.positions, batch.labels_here)
+            batch.drawn = on_device(drawn, batch.labels.device)
         return batch.drawn
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
@@ -255,8 +255,8 @@ class Method:
 
     def trains_on_features(self, client: Client) -> bool:
         """Whether batches may consist of cached features instead of images."""
-        own = type(self).loss, type(self).head_loss, type(self).step
-        plain = own == (Method.loss, Method.head_loss, Method.step)
+        hooks = type(self).loss, type(self).head_loss, type(self).step
+        plain = hooks == (Method.loss, Method.head_loss, Method.step)
         return plain and client.has_fixed_features and client.worker.record_noise is None
 
     def optimizer(self, client: Client) -> torch.optim.Optimizer:

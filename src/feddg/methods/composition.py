@@ -64,8 +64,8 @@ def compose(parts: tuple[type[Method], ...]) -> type[Method]:
 
 
 def _settings(parts: tuple[type[Method], ...]) -> tuple[type[MethodSettings], ...]:
-    own = [part.Settings for part in parts if part.Settings is not MethodSettings]
-    return (*own, MethodSettings)
+    settings = [part.Settings for part in parts if part.Settings is not MethodSettings]
+    return (*settings, MethodSettings)
 
 
 def _presets(parts: tuple[type[Method], ...]) -> Fields:
@@ -110,16 +110,16 @@ def _refuse_impossible(parts: tuple[type[Method], ...]) -> None:
         raise ExperimentError(f"{name}: every method contains fedavg; leave it out")
     if len(set(parts)) < len(parts):
         raise ExperimentError(f"{name}: a method cannot be combined with itself")
-    for one, other in itertools.permutations(parts, 2):
-        reason = one.excludes.get(other.name) or other.excludes.get(one.name)
+    for part, other in itertools.permutations(parts, 2):
+        reason = part.excludes.get(other.name) or other.excludes.get(part.name)
         if reason is not None:
             raise ExperimentError(f"{name}: {reason}")
-        if issubclass(one, other):
-            raise ExperimentError(f"{name}: {one.name} already contains {other.name}")
-        shared = sorted(one.Settings.model_fields.keys() & other.Settings.model_fields.keys())
+        if issubclass(part, other):
+            raise ExperimentError(f"{name}: {part.name} already contains {other.name}")
+        shared = sorted(part.Settings.model_fields.keys() & other.Settings.model_fields.keys())
         if shared:
             raise ExperimentError(
-                f"{name}: {one.name} and {other.name} both have a setting called {shared[0]!r}"
+                f"{name}: {part.name} and {other.name} both have a setting called {shared[0]!r}"
             )
 
 
@@ -135,8 +135,8 @@ def _silenced(parts: tuple[type[Method], ...]) -> str | None:
 
 
 def _calls_super(part: type[Method], hook: str) -> bool:
-    found = getattr(part, hook)
-    code = inspect.unwrap(getattr(found, "fget", found)).__code__
+    member = getattr(part, hook)
+    code = inspect.unwrap(getattr(member, "fget", member)).__code__
     return "super" in code.co_names or "__class__" in code.co_freevars  # of a nested function, too
 
 

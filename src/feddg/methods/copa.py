@@ -131,8 +131,8 @@ class COPA(Method):
         head, heads = self.head(client), heads_of(client.network)
         trained = heads.trained.cpu().clone()
         if trained[head]:
-            own = {"weight": heads.weight[head], "bias": heads.bias[head]}
-            client.network.classifier.load_state_dict(own)
+            head_weights = {"weight": heads.weight[head], "bias": heads.bias[head]}
+            client.network.classifier.load_state_dict(head_weights)
         trained[head] = False
         others = {HEAD: trained.nonzero().squeeze(1)}
         client.scratch |= on_device(others, client.device)
@@ -161,18 +161,18 @@ class COPA(Method):
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
         """Averages all weights, the classifiers within each domain."""
         before = state.weights
-        own: dict[int, list[tuple[Weights, float]]] = {}
+        classifiers: dict[int, list[tuple[Weights, float]]] = {}
 
         def grouped() -> Iterator[Update]:
             for update in updates:
                 head = int(update.extras.scalars[HEAD])
                 tensors = {n: update.weights[f"classifier.{n}"].clone() for n in ("weight", "bias")}
-                own.setdefault(head, []).append((tensors, self.share(state, update)))
+                classifiers.setdefault(head, []).append((tensors, self.share(state, update)))
                 yield update
 
         state = super().aggregate(state, grouped())
         heads = {n: before[PREFIX + n].clone() for n in ("weight", "bias", "trained")}
-        for head, items in own.items():
+        for head, items in classifiers.items():
             mean = weighted_mean(items)
             heads["weight"][head], heads["bias"][head] = mean["weight"], mean["bias"]
             heads["trained"][head] = True

@@ -81,12 +81,12 @@ class Dart(Method):
         """Adds which images take the client's form, and what the form draws."""
         rng = client.stream("half", client.steps)
         form = self.form(client)
-        own = {FORM + form: some(len(labels), self.settings.form_probability, rng)}
+        drawn = {FORM + form: some(len(labels), self.settings.form_probability, rng)}
         if form == "convolved":
             size = KERNELS[int(torch.randint(len(KERNELS), (), generator=rng))]
             share = torch.rand((), generator=rng)
-            own |= {"dart/share": share, "dart/kernel": random_kernel(size, rng, client)}
-        return super().draws(client, positions, labels) | own
+            drawn |= {"dart/share": share, "dart/kernel": random_kernel(size, rng, client)}
+        return super().draws(client, positions, labels) | drawn
 
     def form(self, client: Client) -> Form:
         """Returns the form of a client's turn."""
@@ -98,7 +98,7 @@ class Dart(Method):
         drawn = self.drawn(client, batch)
         (name,) = (name for name in drawn if name.startswith(FORM))
         form = FORMS[name.removeprefix(FORM)]  # type: ignore[index]
-        images = partly(batch.images, drawn[name], lambda own: form(own, client.network, drawn))
+        images = partly(batch.images, drawn[name], lambda part: form(part, client.network, drawn))
         return self.head_loss(client, batch, client.network.features(images))
 
 

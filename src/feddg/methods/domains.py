@@ -34,10 +34,10 @@ def spread(order: Tensor, numbers: Tensor) -> Tensor:
         order: ``(n,)``, random.
         numbers: ``(n,)`` domains of the images, from 0.
     """
-    own = numbers[order]
-    member = one_hot(own)
+    ordered = numbers[order]
+    member = one_hot(ordered)
     rank = (member.cumsum(0) * member).sum(1)
-    place = (rank - 0.5) / member.sum(0)[own]
+    place = (rank - 0.5) / member.sum(0)[ordered]
     return order[place.argsort(stable=True)]
 
 
@@ -61,8 +61,8 @@ def mean_over(values: Tensor, present: Tensor) -> Tensor:
 
 def squared_distances(products: Tensor) -> Tensor:
     """Returns ``||a_g - a_h||^2``, ``(G, G)``, from the inner products ``<a_g, a_h>``."""
-    own = products.diagonal()
-    return own[:, None] + own[None, :] - 2 * products
+    norms = products.diagonal()
+    return norms[:, None] + norms[None, :] - 2 * products
 
 
 def pairs_of(present: Tensor) -> Tensor:
@@ -108,8 +108,8 @@ class DomainMethod(Method):
     def losses(self, client: Client, batch: Batch, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the losses ``(B,)``, and what each counts in its domain's mean, ``(B, G)``."""
         logits, train = logits.float(), client.worker.train
-        own = client.class_weights(logits)
-        losses, weights = losses_by_image(logits, batch.labels, own, train)
+        by_class = client.class_weights(logits)
+        losses, weights = losses_by_image(logits, batch.labels, by_class, train)
         return losses, self.member(client, batch)[0] * weights[:, None]
 
     def compared(

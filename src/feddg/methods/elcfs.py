@@ -143,8 +143,8 @@ class Elcfs(Method):
         shares = torch.rand(len(labels), generator=rng)
         if self.settings.mixing == "full":
             shares = torch.ones_like(shares)
-        own = {"elcfs/amplitudes": bank[others[drawn]], "elcfs/shares": shares}
-        return super().draws(client, positions, labels) | own
+        exchanged = {"elcfs/amplitudes": bank[others[drawn]], "elcfs/shares": shares}
+        return super().draws(client, positions, labels) | exchanged
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Returns the loss of the batch, and the loss of its mixed images after a trial step."""
@@ -220,8 +220,8 @@ def mix_amplitudes(images: Tensor, foreign: Tensor, shares: Tensor) -> Tensor:
     """
     values = spectrum(images)
     place = _window(values, (foreign.shape[-1] - 1) // 2)
-    own = values[place]
-    amplitudes = torch.lerp(own.abs(), foreign.float(), shares.float()[:, None, None, None])
-    values[place] = torch.polar(amplitudes, own.angle())
+    chosen = values[place]
+    amplitudes = torch.lerp(chosen.abs(), foreign.float(), shares.float()[:, None, None, None])
+    values[place] = torch.polar(amplitudes, chosen.angle())
     mixed: Tensor = torch.fft.ifft2(values, norm="forward").real.clamp(0, 1)
     return mixed.to(images).contiguous(memory_format=torch.channels_last)

@@ -112,5 +112,5 @@ class SiloBN(Method):
 
     def is_local(self, name: str, module: nn.Module) -> bool:
         """Returns whether the entry is a running mean, variance or counter."""
-        own = isinstance(module, _BatchNorm) and name in dict(module.named_buffers(recurse=False))
-        return own or super().is_local(name, module)
+        local = isinstance(module, _BatchNorm) and name in dict(module.named_buffers(recurse=False))
+        return local or super().is_local(name, module)

@@ -84,8 +84,8 @@ class FedDGGA(Method):
 
     def initial_extras(self, network: Network, clients: int) -> Weights:
         """Returns the initial weights a_k = 1/N."""
-        own = {WEIGHTS: torch.full((clients,), 1 / clients)}
-        return super().initial_extras(network, clients) | own
+        extras = {WEIGHTS: torch.full((clients,), 1 / clients)}
+        return super().initial_extras(network, clients) | extras
 
     def report(self, client: Client) -> Message:
         """Adds the loss under the client's own weights."""
@@ -130,11 +130,11 @@ class FedDGGA(Method):
     def after_round(self, state: State, ask: Ask) -> State:
         """Asks for the losses under the average, and adjusts the weights by the gaps."""
         state = super().after_round(state, ask)
-        own, weights = state.extras.pop(OWN), state.extras[WEIGHTS].clone()
+        losses, weights = state.extras.pop(OWN), state.extras[WEIGHTS].clone()
         answers = {id: reply.tensors[AVERAGED] for id, reply in ask(QUESTION, Message())}
         if answers:
             ids = torch.tensor(list(answers), device=weights.device)
-            gaps = torch.stack(list(answers.values())).to(own) - own[ids]
+            gaps = torch.stack(list(answers.values())).to(losses) - losses[ids]
             weights[ids] = self.adjusted(weights[ids], gaps, self._step(state))
         state.extras[WEIGHTS] = weights
         return state

@@ -158,8 +158,8 @@ class FedIG(SiloBN):
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds u for every channel of every layer that may ask for it."""
         channels = sum(layer.num_features for layer in client.scratch[GLOBAL])
-        own = torch.rand(channels, generator=client.stream("fedig", client.steps))
-        return super().draws(client, positions, labels) | {"fedig": own}
+        drawn = torch.rand(channels, generator=client.stream("fedig", client.steps))
+        return super().draws(client, positions, labels) | {"fedig": drawn}
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Adds the two client-agnostic terms."""

@@ -107,9 +107,9 @@ class FedIGA(FedIG):
         """Excludes the adapters, which have their own optimizer."""
         optimizer = super().optimizer(client)
         chosen, parameters = self.settings, list(self.adapter(client.network).parameters())
-        own = {id(parameter) for parameter in parameters}
+        ids = {id(parameter) for parameter in parameters}
         for group in optimizer.param_groups:
-            group["params"] = [p for p in group["params"] if id(p) not in own]
+            group["params"] = [p for p in group["params"] if id(p) not in ids]
         share = rate_share(client.worker.train, client.round)
         own_lr = chosen.adapter_lr * share if chosen.adapter_lr else client.train.lr
         client.scratch[OPTIMIZER] = MemoryOrderSGD(parameters, own_lr, chosen.adapter_momentum)

@@ -115,8 +115,8 @@ class FedSR(Method):
 
     def is_local(self, name: str, module: nn.Module) -> bool:
         """Returns whether the entry is a class reference that is not shared."""
-        own = isinstance(module, GaussianReference) and self.settings.reference == "local"
-        return own or super().is_local(name, module)
+        local = isinstance(module, GaussianReference) and self.settings.reference == "local"
+        return local or super().is_local(name, module)
 
     def begin(self, client: Client) -> None:
         """Sets the client's random stream for the noise."""

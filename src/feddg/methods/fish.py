@@ -49,9 +49,9 @@ class Fish(DomainMethod):
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds the rows of each domain in the batch, in the order of their steps."""
-        own = numbers_of(client)[positions]
+        numbers = numbers_of(client)[positions]
         order = torch.randperm(self.domains(client), generator=client.stream("fish", client.steps))
-        rows = [part for g in order if len(part := (own == g).nonzero().squeeze(1))]
+        rows = [part for g in order if len(part := (numbers == g).nonzero().squeeze(1))]
         client.scratch["fish"] = rows  # where the step finds them without asking the device
         parts = {f"{PART}{place}": part for place, part in enumerate(rows)}
         return super().draws(client, positions, labels) | parts

@@ -93,8 +93,8 @@ class FPL(Method):
     def broadcast(self, state: State) -> Broadcast:
         """Adds the cluster prototypes to the broadcast."""
         broadcast = super().broadcast(state)
-        own = {name: state.extras[name] for name in (PROTOTYPES, CLASSES) if name in state.extras}
-        broadcast.extras = joined(broadcast.extras, Message(own))
+        added = {name: state.extras[name] for name in (PROTOTYPES, CLASSES) if name in state.extras}
+        broadcast.extras = joined(broadcast.extras, Message(added))
         return broadcast
 
     def begin(self, client: Client) -> None:
@@ -107,21 +107,21 @@ class FPL(Method):
             prototypes, classes = (client.extras.tensors[n] for n in (PROTOTYPES, CLASSES))
             more = room(client, len(classes)) - len(classes)
             classes = nn.functional.pad(classes.cpu(), (0, more), value=NO_CLASS)
-            own = {PROTOTYPES: nn.functional.pad(prototypes, (0, 0, 0, more))}
+            padded = {PROTOTYPES: nn.functional.pad(prototypes, (0, 0, 0, more))}
             if more:
-                own[ROOM] = classes == NO_CLASS
-            client.scratch |= {CLASSES: classes} | on_device(own, client.device)
+                padded[ROOM] = classes == NO_CLASS
+            client.scratch |= {CLASSES: classes} | on_device(padded, client.device)
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds the images' positions, and which prototypes are of their classes."""
-        own = {"fpl/positions": positions}
+        drawn = {"fpl/positions": positions}
         client.scratch[SEEN][positions] = True
         if PROTOTYPES in client.scratch:
             known, of_class = met(labels, client.scratch[CLASSES])
-            own |= {"fpl/known": known, "fpl/own": of_class}
+            drawn |= {"fpl/known": known, "fpl/own": of_class}
             if self.settings.contrast_over == "batch":
-                own["fpl/share"] = torch.isin(labels, client.scratch[CLASSES]).float().mean()
-        return super().draws(client, positions, labels) | own
+                drawn["fpl/share"] = torch.isin(labels, client.scratch[CLASSES]).float().mean()
+        return super().draws(client, positions, labels) | drawn
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Adds the contrast with all prototypes, and the distance to the mean of its class."""
@@ -130,7 +130,7 @@ class FPL(Method):
         client.scratch[EMBEDDINGS][drawn["fpl/positions"]] = embeddings.detach().float()
         if PROTOTYPES not in client.scratch:
             return terms
-        own = prototype_terms(
+        added = prototype_terms(
             embeddings.float(),
             drawn["fpl/known"],
             drawn["fpl/own"],
@@ -139,8 +139,8 @@ class FPL(Method):
             client.scratch.get(ROOM),
         )
         if self.settings.contrast_over == "batch":
-            own = {name: term * drawn["fpl/share"] for name, term in own.items()}
-        return terms | own
+            added = {name: term * drawn["fpl/share"] for name, term in added.items()}
+        return terms | added
 
     def report(self, client: Client) -> Message:
         """Adds the client's prototypes."""
@@ -148,23 +148,23 @@ class FPL(Method):
         seen = client.scratch[SEEN]
         classes = torch.unique(labels[seen])
         rows = {str(c): (seen & (labels == c)).nonzero().squeeze(1) for c in classes.tolist()}
-        means = [embeddings[own].mean(0) for own in on_device(rows, client.device).values()]
-        own = {PROTOTYPES: torch.stack(means), CLASSES: classes}
-        return joined(super().report(client), Message(own))
+        means = [embeddings[places].mean(0) for places in on_device(rows, client.device).values()]
+        reported = {PROTOTYPES: torch.stack(means), CLASSES: classes}
+        return joined(super().report(client), Message(reported))
 
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
         """Averages the weights and clusters the received prototypes."""
-        own: dict[int, tuple[Tensor, Tensor]] = {}
+        reported: dict[int, tuple[Tensor, Tensor]] = {}
 
         def collected() -> Iterator[Update]:
             for update in updates:
                 tensors = update.extras.tensors
                 prototypes = tensors[PROTOTYPES].clone()
-                own[update.client] = prototypes, tensors[CLASSES].to(prototypes.device)
+                reported[update.client] = prototypes, tensors[CLASSES].to(prototypes.device)
                 yield update
 
         state = super().aggregate(state, collected())
-        used = of_like_size(own)
+        used = of_like_size(reported)
         vectors, labels = clustered(*(torch.cat(parts) for parts in zip(*used)))
         if self.settings.absent_classes == "keep" and PROTOTYPES in state.extras:
             absent = ~torch.isin(state.extras[CLASSES], labels)
@@ -192,7 +192,7 @@ def of_like_size(own: dict[int, tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Te
             "its round (%.3g)",
             *(client, sizes[client], LARGEST, limit),
         )
-    return [found for client, found in own.items() if client not in large]
+    return [pair for client, pair in own.items() if client not in large]
 
 
 def clustered(prototypes: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,9 +205,9 @@ def clustered(prototypes: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     means: list[Tensor] = []
     labels: list[int] = []
     for c in torch.unique(classes).tolist():
-        own = prototypes[classes == c]
-        groups = torch.from_numpy(finch(own.cpu().numpy())[-1]).to(own.device)
-        means += [own[groups == group].mean(0) for group in range(int(groups.max()) + 1)]
+        members = prototypes[classes == c]
+        groups = torch.from_numpy(finch(members.cpu().numpy())[-1]).to(members.device)
+        means += [members[groups == group].mean(0) for group in range(int(groups.max()) + 1)]
         labels += [c] * (len(means) - len(labels))
     return torch.stack(means), torch.tensor(labels, device=classes.device)
 
@@ -227,9 +227,9 @@ def met(labels: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         ``(K,)`` rows of images, and ``(K, P)`` bool.
     """
-    own = labels[:, None] == classes[None, :]
-    known = own.any(1).nonzero().squeeze(1)
-    return known, own[known]
+    matches = labels[:, None] == classes[None, :]
+    known = matches.any(1).nonzero().squeeze(1)
+    return known, matches[known]
 
 
 def prototype_terms(

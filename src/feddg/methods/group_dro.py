@@ -82,8 +82,8 @@ class GroupDRO(DomainMethod, WeighedByLoss):
         """Loads the client's weights."""
         super().begin(client)
         count, before = self.domains(client), client.memory.get(OWN, torch.empty(0))
-        own = torch.full((count,), 1 / count, device=client.device)
-        client.scratch[OWN] = own.copy_(before) if len(before) == count else own
+        weights = torch.full((count,), 1 / count, device=client.device)
+        client.scratch[OWN] = weights.copy_(before) if len(before) == count else weights
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Returns the weighted loss, after a step of the weights if they are the client's."""

@@ -111,8 +111,8 @@ class Jigen(Method):
         whole = torch.rand(len(labels), generator=rng) < self.settings.whole_share
         puzzles = torch.randint(count + 1, (len(labels),), generator=rng).masked_fill(whole, 0)
         orders = distant_permutations(count)[puzzles]
-        own = {"jigsaw/puzzles": puzzles, "jigsaw/orders": orders}
-        return super().draws(client, positions, labels) | own
+        drawn = {"jigsaw/puzzles": puzzles, "jigsaw/orders": orders}
+        return super().draws(client, positions, labels) | drawn
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Shuffles some images, and their views in the same way."""

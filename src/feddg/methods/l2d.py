@@ -178,8 +178,8 @@ class L2d(Method):
             rng = client.stream("l2d", "augmenter")
         augmenter = Augmenter(size, rng)
         kept = {n.removeprefix(_KEPT): t for n, t in client.memory.items() if n.startswith(_KEPT)}
-        own = {name: tensor.clone() for name, tensor in (kept or augmenter.state_dict()).items()}
-        augmenter.load_state_dict(on_device(own, client.device), assign=True)
+        state = {name: tensor.clone() for name, tensor in (kept or augmenter.state_dict()).items()}
+        augmenter.load_state_dict(on_device(state, client.device), assign=True)
         client.scratch["l2d"] = augmenter
 
     def report(self, client: Client) -> Message:
@@ -194,17 +194,17 @@ class L2d(Method):
         count, side = len(labels), client.training.pixels.size
         shape, augmenter = (2 * count, client.network.features_dimension), client.scratch["l2d"]
         rng = client.stream("l2d", client.steps)
-        own = prefixed("task/", Message(augmenter.draws(count, side, rng, random_mixture=True)))
-        own.tensors["task/embedding"] = torch.randn(shape, generator=rng)
+        added = prefixed("task/", Message(augmenter.draws(count, side, rng, random_mixture=True)))
+        added.tensors["task/embedding"] = torch.randn(shape, generator=rng)
         rng = client.stream("l2d", "augmenter", client.steps + 1)  # after the task's step
         fixed = client.lasting_stream("l2d", "convolutions")
         drawn = Message(augmenter.draws(count, side, fixed, random_mixture=False))
-        own = joined(own, prefixed("augmenter/", drawn))
-        own.tensors["augmenter/embedding"] = torch.randn(shape, generator=rng)
-        own.tensors["others"] = torch.randperm(count, generator=rng)
+        added = joined(added, prefixed("augmenter/", drawn))
+        added.tensors["augmenter/embedding"] = torch.randn(shape, generator=rng)
+        added.tensors["others"] = torch.randperm(count, generator=rng)
         for c in torch.unique(labels).tolist():
-            own.tensors[f"class/{c}"] = (labels == c).nonzero().squeeze(1)
-        return super().draws(client, positions, labels) | prefixed("l2d/", own).tensors
+            added.tensors[f"class/{c}"] = (labels == c).nonzero().squeeze(1)
+        return super().draws(client, positions, labels) | prefixed("l2d/", added).tensors
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Returns the task's loss on the images and their augmented versions."""
@@ -355,7 +355,7 @@ def class_discrepancy(z: Tensor, stylized: Tensor, rows: Sequence[Tensor]) -> Te
         stylized: ``(B, d)``.
         rows: of the images of each class.
     """
-    return torch.stack([discrepancy(z[own], stylized[own]) for own in rows]).mean()
+    return torch.stack([discrepancy(z[members], stylized[members]) for members in rows]).mean()
 
 
 def discrepancy(one: Tensor, other: Tensor) -> Tensor:

@@ -52,11 +52,11 @@ class Mixup(DomainMethod):
         alpha = self.settings.mixup_alpha
         share = float(client.numpy_stream("mixup", client.steps).beta(alpha, alpha))
         rng = client.stream("mixup", client.steps)
-        own = {
+        drawn = {
             "mixup/partners": partners_of(numbers_of(client)[positions], rng),
             "mixup/share": torch.tensor(share),
         }
-        return super().draws(client, positions, labels) | own
+        return super().draws(client, positions, labels) | drawn
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Returns the loss of mixed images under both images' labels."""
@@ -80,10 +80,10 @@ def partners_of(numbers: Tensor, rng: torch.Generator) -> Tensor:
         rng: CPU generator.
     """
     partners = torch.arange(len(numbers))
-    held = numbers.unique()
-    held = held[torch.randperm(len(held), generator=rng)]
-    for own, other in zip(held, held.roll(-1)):
-        rows, others = ((numbers == g).nonzero().squeeze(1) for g in (own, other))
+    domains = numbers.unique()
+    domains = domains[torch.randperm(len(domains), generator=rng)]
+    for domain, other in zip(domains, domains.roll(-1)):
+        rows, others = ((numbers == g).nonzero().squeeze(1) for g in (domain, other))
         drawn = others[torch.randperm(len(others), generator=rng)]
-        partners[rows] = drawn[torch.arange(len(rows)) % len(drawn)] if own != other else rows
+        partners[rows] = drawn[torch.arange(len(rows)) % len(drawn)] if domain != other else rows
     return partners

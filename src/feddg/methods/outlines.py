@@ -73,8 +73,8 @@ class Outlines(Method):
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds which images become outlines."""
         rng, share = client.stream("outlines", client.steps), self.settings.outline_probability
-        own = {"outlines": some(len(labels), share, rng)}
-        return super().draws(client, positions, labels) | own
+        drawn = {"outlines": some(len(labels), share, rng)}
+        return super().draws(client, positions, labels) | drawn
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """The loss of a batch of which some images are outlines."""

@@ -234,14 +234,14 @@ class Pardon(OneStyleEach):
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds each anchor's negative, and for ordinary triplets who may be whose positive."""
-        own, chosen, partner = {}, self.settings.contrastive, None
+        drawn, chosen, partner = {}, self.settings.contrastive, None
         if chosen == "ordinary":
-            partner = own["pardon/partner"] = partners(labels)
+            partner = drawn["pardon/partner"] = partners(labels)
         if chosen == "ordinary" or (chosen == "transferred" and self.exchanges):
             rng = client.stream("negatives", client.steps)
             anchored = None if partner is None else partner.any(1)
-            own["pardon/rows"], own["pardon/negatives"] = negatives(labels, rng, anchored)
-        return super().draws(client, positions, labels) | own
+            drawn["pardon/rows"], drawn["pardon/negatives"] = negatives(labels, rng, anchored)
+        return super().draws(client, positions, labels) | drawn
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Returns cross-entropy, triplet loss and regulariser (Eq. 7-9) of images and copies."""
@@ -350,8 +350,8 @@ def nearest_of_class(embeddings: Tensor, partner: Tensor) -> Tensor:
     """
     unit = _unit(embeddings.detach())
     similarity = (unit @ unit.T).masked_fill(~partner, -torch.inf)
-    own = torch.arange(len(unit), device=unit.device)
-    return embeddings[torch.where(partner.any(1), similarity.argmax(1), own)]
+    anchors = torch.arange(len(unit), device=unit.device)
+    return embeddings[torch.where(partner.any(1), similarity.argmax(1), anchors)]
 
 
 def regularizer(

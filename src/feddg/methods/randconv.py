@@ -70,16 +70,16 @@ class RandConv(Method):
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds the kernel of each version, and its share."""
-        rng, own = client.stream("randconv", client.steps), {}
+        rng, drawn = client.stream("randconv", client.steps), {}
         for version in range(self.versions):
             share, size, still = torch.rand(3, generator=rng)
-            own[f"randconv/{version}"] = random_kernel(
+            drawn[f"randconv/{version}"] = random_kernel(
                 KERNELS[int(size * len(KERNELS))], rng, client
             )
             if self.settings.convolution == "image":
                 share = (still >= self.settings.identity_probability).float()
-            own[f"randconv/{version}/share"] = share
-        return super().draws(client, positions, labels) | own
+            drawn[f"randconv/{version}/share"] = share
+        return super().draws(client, positions, labels) | drawn
 
     @property
     def versions(self) -> int:

@@ -356,8 +356,8 @@ class Ridge(Method):
     def initial_extras(self, network: Network, clients: int) -> Weights:
         """Nobody was left out yet."""
         nothing = torch.full((clients,), -1.0, dtype=torch.float64)
-        own = {LEFT_OUT: nothing, CONFIDENCE: nothing.clone()}
-        return super().initial_extras(network, clients) | own
+        extras = {LEFT_OUT: nothing, CONFIDENCE: nothing.clone()}
+        return super().initial_extras(network, clients) | extras
 
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
         """Takes the mean of the sums, and notes of how many images it is."""
@@ -390,8 +390,8 @@ class Ridge(Method):
                     squares[update.client] = gram.diagonal()[:-1].sum()
                 examples += update.examples
                 yield update
-            if found := outliers(squares):
-                raise FoundOut([Refusal(c, f"update refused: {why}") for c, why in found.items()])
+            if reasons := outliers(squares):
+                raise FoundOut([Refusal(c, f"update refused: {why}") for c, why in reasons.items()])
 
         state = super().aggregate(state, counted())
         state.extras[IMAGES] = torch.tensor(examples)
@@ -441,10 +441,10 @@ class Ridge(Method):
                 "the sums of this run were not kept (they were noised, estimated, or another "
                 "version's), so that no client can be taken out of them"
             )
-        total, own = int(state.extras[TOTAL_IMAGES]), update.examples
-        rest = total - own
+        total, count = int(state.extras[TOTAL_IMAGES]), update.examples
+        rest = total - count
         gram, cross = (
-            (total * state.extras[kept] - own * update.weights[name].to(state.extras[kept]))
+            (total * state.extras[kept] - count * update.weights[name].to(state.extras[kept]))
             / max(rest, 1)
             for kept, name in ((TOTAL_GRAM, GRAM), (TOTAL_CROSS, CROSS))
         )

@@ -95,15 +95,15 @@ class Rsc(Method):
         mask: Tensor | None = None
         probing = False
 
-        def muted(own: Tensor) -> Tensor | None:
+        def muted(maps: Tensor) -> Tensor | None:
             nonlocal mask, probing
             if probing:  # what finds the mask is not masked itself
                 return None
             if mask is None:
                 probing = True
-                mask = self._map_mask(client, batch, own)
+                mask = self._map_mask(client, batch, maps)
                 probing = False
-            return own * mask.to(own)
+            return maps * mask.to(maps)
 
         with _after(client.network.stages[-1], muted):
             return plain(client, batch)
@@ -113,7 +113,7 @@ class Rsc(Method):
         network, stage = client.network, client.network.stages[-1]
 
         def head(probe: Tensor) -> Tensor:
-            with _after(stage, lambda own: probe):
+            with _after(stage, lambda output: probe):
                 logits: Tensor = network(batch.images)
             return logits
 

@@ -119,8 +119,8 @@ class Scaffold(Method):
         """Returns SGD that adds c - c_k to every gradient."""
         optimizer = super().optimizer(client)
         client.scratch["scaffold"] = corrections = [
-            (parameter, c if own is None else c - own)
-            for _, parameter, c, own in self._client_controls(client)
+            (parameter, c if control is None else c - control)
+            for _, parameter, c, control in self._client_controls(client)
         ]
         optimizer.register_step_pre_hook(lambda *_: _correct(corrections))
         return optimizer
@@ -129,11 +129,11 @@ class Scaffold(Method):
         """Updates c_k (option II) and reports its change."""
         message = super().report(client)
         length = client.steps * client.train.lr
-        for name, parameter, c, own in self._client_controls(client):
+        for name, parameter, c, control in self._client_controls(client):
             received = client.received[name].to(parameter)
             change = (received - parameter.detach()) / length - c
             message.tensors[CONTROL + name] = change
-            client.memory[CONTROL + name] = change if own is None else own + change
+            client.memory[CONTROL + name] = change if control is None else control + change
         return message
 
     def _client_controls(
@@ -141,9 +141,9 @@ class Scaffold(Method):
     ) -> Iterator[tuple[str, torch.nn.Parameter, Tensor, Tensor | None]]:
         """Yields name, parameter, c and c_k (None before the client's first round)."""
         for name, parameter in shared_parameters(self, client.network).items():
-            own = client.memory.get(CONTROL + name)
-            own = None if own is None else own.to(parameter)
-            yield name, parameter, client.extras.tensors[CONTROL + name].to(parameter), own
+            control = client.memory.get(CONTROL + name)
+            control = None if control is None else control.to(parameter)
+            yield name, parameter, client.extras.tensors[CONTROL + name].to(parameter), control
 
     def share(self, state: State, update: Update) -> float:
         """Returns equal weights, or FedAvg's if the settings ask for them."""

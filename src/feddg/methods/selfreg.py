@@ -64,8 +64,8 @@ class SelfReg(Method):
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds two partners of each image's class."""
         rng = client.stream("selfreg", client.steps)
-        own = {f"selfreg/{place}": same_class_partners(labels, rng) for place in range(2)}
-        return super().draws(client, positions, labels) | own
+        drawn = {f"selfreg/{place}": same_class_partners(labels, rng) for place in range(2)}
+        return super().draws(client, positions, labels) | drawn
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Adds the individual and the mixed term, for logits and for features."""
@@ -80,9 +80,9 @@ class SelfReg(Method):
         projected = client.network.heads["projector"](embeddings)
         scale = self.settings.regularization * _total(terms).clamp(max=1)
 
-        def drawn_together(own: Tensor, others: Tensor) -> Tensor:
+        def drawn_together(ours: Tensor, others: Tensor) -> Tensor:
             mixture = torch.lerp(others[first], others[second], 1 - share)
-            return share * mse_loss(own, others[first]) + (1 - share) * mse_loss(own, mixture)
+            return share * mse_loss(ours, others[first]) + (1 - share) * mse_loss(ours, mixture)
 
         features = self.settings.feature_weight * drawn_together(embeddings, projected)
         return terms | {

@@ -60,8 +60,8 @@ class Sfa(Method):
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds the noise that scales and the noise that shifts each embedding."""
         shape = 2, len(labels), client.network.features_dimension
-        own = {"sfa": torch.randn(shape, generator=client.stream("sfa", client.steps))}
-        return super().draws(client, positions, labels) | own
+        drawn = {"sfa": torch.randn(shape, generator=client.stream("sfa", client.steps))}
+        return super().draws(client, positions, labels) | drawn
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Returns half the loss of the clean embeddings plus half that of noisy ones."""

@@ -118,7 +118,7 @@ def members(ids: Iterable[int], groups: Tensor) -> tuple[tuple[int, ...], ...]:
     """
     of = list(zip(ids, groups.tolist(), strict=True))
     count = 1 + max((group for _, group in of), default=-1)
-    return tuple(tuple(id for id, own in of if own == group) for group in range(count))
+    return tuple(tuple(id for id, number in of if number == group) for group in range(count))
 
 
 class StyleExchange:
@@ -132,11 +132,11 @@ class StyleExchange:
         Args:
             device: the target device; the CPU by default.
         """
-        own, elsewhere = self.settings.loaded_codec, self.settings.codecs_elsewhere
-        if device is None or device == own.unit.device:
-            return own
+        loaded, elsewhere = self.settings.loaded_codec, self.settings.codecs_elsewhere
+        if device is None or device == loaded.unit.device:
+            return loaded
         if device not in elsewhere:
-            elsewhere[device] = deepcopy(own).to(device)
+            elsewhere[device] = deepcopy(loaded).to(device)
         return elsewhere[device]
 
     def read_files(self) -> None:
@@ -150,13 +150,13 @@ class StyleExchange:
         places = -(-size // self.codec().stride)
         if places >= ENOUGH_PLACES or not chosen.strength:
             return others
-        found = warning(
+        diagnostic = warning(
             "codec-too-coarse",
             f"The codec {chosen.codec} sees an image of {size} pixels as {places} x {places} "
             "places: a stylized copy keeps little of what is in it.",
             "Try --set method.codec=colors, which loses nothing, or a larger --image-size.",
         )
-        return (*others, found)
+        return (*others, diagnostic)
 
     def style_images(self, client: Client) -> Tensor:
         """Returns the images whose style a client measures: all of its own, as they are.

@@ -124,7 +124,7 @@ class Vista(OneStyleEach):
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds what makes each version: styles, how far to go to them, a kernel, its share."""
-        own: Weights = {}
+        new: Weights = {}
         chosen = self.settings
         rng = client.stream("vista", client.steps)
         for version in range(chosen.versions):
@@ -137,11 +137,11 @@ class Vista(OneStyleEach):
                 if is_styled:  # otherwise the version stays as it is
                     drawn = torch.randint(len(styles), (count,), generator=rng)
                     far = torch.rand(count, 1, 1, 1, generator=rng)
-                own |= {name + "styles": styles[drawn], name + "far": far}
+                new |= {name + "styles": styles[drawn], name + "far": far}
             if filtered < chosen.convolution_probability:
-                own[name + "kernel"] = random_kernel(KERNELS[int(size * len(KERNELS))], rng, client)
-                own[name + "share"] = share
-        return super().draws(client, positions, labels) | own
+                new[name + "kernel"] = random_kernel(KERNELS[int(size * len(KERNELS))], rng, client)
+                new[name + "share"] = share
+        return super().draws(client, positions, labels) | new
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Returns the cross-entropy of all versions and their divergence (Eq. 5)."""
@@ -161,11 +161,11 @@ class Vista(OneStyleEach):
 
     def _version(self, client: Client, batch: Batch, version: int) -> Tensor:
         images, drawn = batch.images, self.drawn(client, batch)
-        own = {n: drawn.get(f"vista/{version}/{n}") for n in ("styles", "far", "kernel", "share")}
-        if own["styles"] is not None and own["far"] is not None:
-            images = self._restyled(images, own["styles"], own["far"])
-        if own["kernel"] is not None and own["share"] is not None:
-            images = convolved(client.network, images, own["kernel"], own["share"])
+        parts = {n: drawn.get(f"vista/{version}/{n}") for n in ("styles", "far", "kernel", "share")}
+        if parts["styles"] is not None and parts["far"] is not None:
+            images = self._restyled(images, parts["styles"], parts["far"])
+        if parts["kernel"] is not None and parts["share"] is not None:
+            images = convolved(client.network, images, parts["kernel"], parts["share"])
         return images
 
     def _restyled(self, images: Tensor, styles: Tensor, far: Tensor) -> Tensor:

@@ -442,8 +442,8 @@ def weights_license(backbone: str) -> str | None:
         return None
     from timm.models import get_pretrained_cfg
 
-    found = get_pretrained_cfg(name)
-    return None if found is None else found.license or None
+    config = get_pretrained_cfg(name)
+    return None if config is None else config.license or None
 
 
 def _featurizer(backbone: str, image_size: int | None) -> nn.Module:
@@ -594,8 +594,8 @@ class Packaged(NamedTuple):
 
     def file(self) -> Path | None:
         """Returns the file; None if the package is not installed."""
-        found = importlib.util.find_spec(self.package)
-        folders = (found.submodule_search_locations if found else None) or []
+        spec = importlib.util.find_spec(self.package)
+        folders = (spec.submodule_search_locations if spec else None) or []
         files = [file for folder in folders for file in Path(folder).glob("models/*.pth")]
         return files[0] if files else None
 

@@ -71,14 +71,14 @@ def gram_of_means(sums: Sequence[Tensor], *, published: bool = False) -> Tensor:
     """
     total = sums[0].new_zeros(len(sums[0]), len(sums[0]))
     for of_class in range(sums[0].shape[1]):
-        held = [each[:, of_class] for each in sums if each[-1, of_class] > 0]
-        if not held:
+        present = [each[:, of_class] for each in sums if each[-1, of_class] > 0]
+        if not present:
             continue
-        own = torch.stack(held)
-        count, all = own[:, -1:].sqrt(), own.sum(0)
-        if len(own) > 1:
-            spread = own / count - count * all / all[-1]
-            total += spread.T @ spread * ((all[-1] - 1).clamp(min=0) / (len(own) - 1))
+        stacked = torch.stack(present)
+        count, all = stacked[:, -1:].sqrt(), stacked.sum(0)
+        if len(stacked) > 1:
+            spread = stacked / count - count * all / all[-1]
+            total += spread.T @ spread * ((all[-1] - 1).clamp(min=0) / (len(stacked) - 1))
         if published:
             total.diagonal()[:-1].add_((all[-1] - 1).clamp(min=0))
         else:
@@ -133,13 +133,13 @@ def solved(gram: Tensor, cross: Tensor, penalties: Sequence[float]) -> Iterator[
         cross: ``(d + 1, classes)`` float64, the mean of z y^T.
         penalties: lambdas, at least 0; without one the shortest solution is taken.
     """
-    one = gram[-1, -1].clamp(min=1e-3)  # 1, or a half where features are clipped; noised, maybe
-    mean, share = gram[:-1, -1] / one, cross[-1] / one
-    centred = gram[:-1, :-1] - one * torch.outer(mean, mean)
-    target = cross[:-1] - one * torch.outer(mean, share)
+    total = gram[-1, -1].clamp(min=1e-3)  # 1, or a half where features are clipped; noised, maybe
+    mean, share = gram[:-1, -1] / total, cross[-1] / total
+    centred = gram[:-1, :-1] - total * torch.outer(mean, mean)
+    target = cross[:-1] - total * torch.outer(mean, share)
     scale = centred.diagonal().mean().clamp(min=torch.finfo(centred.dtype).tiny)
     unit = torch.eye(len(centred), dtype=centred.dtype, device=centred.device)
-    tried, root = (ROUNDING, *penalties), one.sqrt()
+    tried, root = (ROUNDING, *penalties), total.sqrt()
     fits: Iterator[tuple[Any, Any]]
     together, weights = centred.device.type != "cpu", list[Tensor]()
     if not together:
@@ -158,8 +158,8 @@ def solved(gram: Tensor, cross: Tensor, penalties: Sequence[float]) -> Iterator[
                 values, vectors = torch.linalg.eigh(centred)
                 least = len(values) * torch.finfo(values.dtype).eps * values.abs().max()
                 values = values.clamp(min=0)
-            held = values + penalty * values.mean()
-            inverse = torch.where(held > least, 1 / held, 0.0)
+            shifted = values + penalty * values.mean()
+            inverse = torch.where(shifted > least, 1 / shifted, 0.0)
             weight = vectors @ (inverse[:, None] * (vectors.T @ target))
         weights.append(weight)
         if not together:
@@ -182,8 +182,8 @@ def solved_as_published(gram: Tensor, cross: Tensor, penalty: float) -> tuple[Te
         cross: ``(d + 1, classes)`` float64, the sum of z y^T.
         penalty: what is added to the sum's diagonal.
     """
-    held = gram[:-1, :-1] + penalty * torch.eye(len(gram) - 1).to(gram)
-    weight = torch.linalg.lstsq(held, cross[:-1], driver="gelsd").solution.T
+    shifted = gram[:-1, :-1] + penalty * torch.eye(len(gram) - 1).to(gram)
+    weight = torch.linalg.lstsq(shifted, cross[:-1], driver="gelsd").solution.T
     return normalize(weight), weight.new_zeros(len(weight))
 
 
@@ -231,10 +231,10 @@ def outliers(squares: Mapping[int, Tensor]) -> dict[int, str]:
     features = dict(zip(squares, on_host(list(squares.values()))))
     limit = LARGEST_FEATURES * statistics.median(features.values())
     return {
-        id: f"its mean squared features are {found:.3g}, more than {LARGEST_FEATURES:g} times "
+        id: f"its mean squared features are {mean:.3g}, more than {LARGEST_FEATURES:g} times "
         f"the median of all clients ({limit:.3g})"
-        for id, found in features.items()
-        if found > limit
+        for id, mean in features.items()
+        if mean > limit
     }
 
 
@@ -295,8 +295,8 @@ def left_out_answer(
         scores = features @ weight.T + bias
         correct.append((scores.argmax(1) == labels).sum())
         scaled = [scale * scores for scale in SCALES]
-        losses.append(torch.stack([cross_entropy(own, labels) for own in scaled]))
-        confidences.append(torch.stack([own.softmax(1).amax(1).mean() for own in scaled]))
+        losses.append(torch.stack([cross_entropy(logits, labels) for logits in scaled]))
+        confidences.append(torch.stack([logits.softmax(1).amax(1).mean() for logits in scaled]))
     answer = {
         CORRECT: torch.stack(correct),
         # Of a few clients with a few images each, a classifier of the others may be far off.

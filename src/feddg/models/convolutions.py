@@ -73,8 +73,8 @@ def check_convolutions(network: nn.Module, images: Tensor) -> None:
         norm.get_buffer("running_var").fill_(0.5)
     plain = copy.deepcopy(fast)
     use_plain_convolutions(plain)
-    one, other = tried(fast, images), tried(plain, images)
-    if (one - other).abs().max() > 0.01 * other.abs().max():
+    first, other = tried(fast, images), tried(plain, images)
+    if (first - other).abs().max() > 0.01 * other.abs().max():
         use_plain_convolutions(network)
 
 

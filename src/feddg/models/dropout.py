@@ -76,7 +76,7 @@ def draw_dropout_from(network: nn.Module, generator: torch.Generator) -> None:
 
     Layers with rate 0 are not changed, and neither are calls of the dropout function.
     """
-    before = next((one.ahead for one in network.modules() if isinstance(one, Drawn)), None)
+    before = next((module.ahead for module in network.modules() if isinstance(module, Drawn)), None)
     ahead: Ahead | None = None
     for layer in network.modules():
         if (type(layer) in _AXES or type(layer).__name__ in _PATHS) and _rate(layer) > 0:

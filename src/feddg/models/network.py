@@ -256,8 +256,8 @@ class GaussianEmbedding(nn.Module):
 
     def moments_of(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
         """Returns mean and deviation of its embeddings; of the last pass, if they were changed."""
-        found: tuple[Tensor, Tensor] = getattr(embeddings, "drawn_from", self.last)
-        return found
+        moments: tuple[Tensor, Tensor] = getattr(embeddings, "drawn_from", self.last)
+        return moments
 
     def draw_from(self, generator: torch.Generator | None) -> None:
         """Draws the training samples from a generator; None returns the mean from now on."""

@@ -85,7 +85,7 @@ class Moments(NamedTuple):
             other: moments of the same or a broadcastable shape.
             share: broadcastable to them; values outside [0, 1] extrapolate.
         """
-        mean, deviation = (own + share * (new - own) for own, new in zip(self, other))
+        mean, deviation = (old + share * (new - old) for old, new in zip(self, other))
         return Moments(mean, deviation)
 
 
@@ -403,8 +403,8 @@ def add_adapter(network: Network, reduction: int, alpha: float, spread: float) -
 
 def adapter_of(network: nn.Module) -> ZeroShotAdapter | None:
     """Returns the network's adapter, or None if it was trained without one."""
-    found = [layer for layer in network.modules() if isinstance(layer, ZeroShotAdapter)]
-    return found[0] if found else None
+    adapters = [layer for layer in network.modules() if isinstance(layer, ZeroShotAdapter)]
+    return adapters[0] if adapters else None
 
 
 def interpolated(

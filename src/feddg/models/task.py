@@ -142,8 +142,8 @@ class Classification(Task):
         if weights is not None and train.label_smoothing:
             # PyTorch would weigh the smoothing of each class by the class's weight, so that one
             # which the client lacks would count the most.
-            losses, own = losses_by_image(outputs, targets, weights, train)
-            return (own * losses).sum() / own.sum()
+            losses, by_image = losses_by_image(outputs, targets, weights, train)
+            return (by_image * losses).sum() / by_image.sum()
         return cross_entropy(outputs, targets, weights, label_smoothing=train.label_smoothing)
 
     def total(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -97,8 +97,8 @@ def digest_of_fixed_features(model: nn.Module) -> str:
     """
     if not isinstance(model, Network) or model.training or "forward" in vars(model):
         return ""
-    own = type(model)
-    if own.forward is not Network.forward or own.features is not Network.features:
+    kind = type(model)
+    if kind.forward is not Network.forward or kind.features is not Network.features:
         return ""
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     if hooked or any(parameter.requires_grad for parameter in model.featurizer.parameters()):

@@ -80,10 +80,10 @@ def sampled_epsilon(releases: tuple[tuple[float, float], ...], delta: float) -> 
     # epsilon found on it, how fine it must be.
     bound = gaussian_epsilon(together([noise for noise, _ in releases]), delta)
     while 0 < bound < math.inf:
-        found = _by_distributions(releases, delta, max(_FINEST, _RELATIVE * bound))
-        if found > bound / 4 or _RELATIVE * bound <= _FINEST:
-            return found
-        bound = found
+        epsilon = _by_distributions(releases, delta, max(_FINEST, _RELATIVE * bound))
+        if epsilon > bound / 4 or _RELATIVE * bound <= _FINEST:
+            return epsilon
+        bound = epsilon
     return bound
 
 
@@ -96,8 +96,8 @@ def sampled_noise(epsilon: float, delta: float, rate: float, rounds: int) -> flo
     from scipy.optimize import brentq
 
     def excess(logarithm: float) -> float:
-        found = sampled_epsilon(((math.exp(logarithm), rate),) * rounds, delta)
-        return math.log(min(max(found, 1e-9), 1e9) / epsilon)
+        reached = sampled_epsilon(((math.exp(logarithm), rate),) * rounds, delta)
+        return math.log(min(max(reached, 1e-9), 1e9) / epsilon)
 
     # All clients in every round need no less.
     low = math.log(gaussian_noise(epsilon, delta) * math.sqrt(rounds) * 1.01)

@@ -215,8 +215,8 @@ class Defence(RoundHook):
 
     def tell(self, broadcast: Broadcast, **scalars: int | float | str) -> Broadcast:
         """Returns a broadcast with values for the clients, under the defence's prefix."""
-        own = Message({}, {f"{self.name}/{name}": value for name, value in scalars.items()})
-        return replace(broadcast, extras=joined(broadcast.extras, own))
+        told = Message({}, {f"{self.name}/{name}": value for name, value in scalars.items()})
+        return replace(broadcast, extras=joined(broadcast.extras, told))
 
     def protect(self, update: Update, received: Weights, message: Message) -> Update:
         """At the client: returns the update as it is sent.
@@ -284,7 +284,7 @@ def traits_of(
         head: how the classifier is initialised.
     """
     kind = type(method)
-    found: dict[str, str | None] = dict.fromkeys(TRAITS)
+    facts: dict[str, str | None] = dict.fromkeys(TRAITS)
 
     owners = [c for c in kind.__mro__ if c not in (Method, object) and not vars(c).get("one_round")]
 
@@ -301,21 +301,21 @@ def traits_of(
     for entry in sorted(kind.sends.keys() - Method.sends.keys() - about_sums, reverse=True):
         trait = EXTRAS if entry.startswith("update/") else CLIENT_STATISTICS
         if trait == EXTRAS or entry not in covered:
-            found[trait] = f"{entry} ({kind.sends[entry]}) leaves the client as well"
+            facts[trait] = f"{entry} ({kind.sends[entry]}) leaves the client as well"
     if head != "random":
-        found[CLIENT_STATISTICS] = f"train.head is {head}, whose sums leave the client as well"
+        facts[CLIENT_STATISTICS] = f"train.head is {head}, whose sums leave the client as well"
     local = sorted(local_names(method, network))
     if local:
-        found[LOCAL] = f"{local[0]!r} and {len(local) - 1} more stay with each client"
+        facts[LOCAL] = f"{local[0]!r} and {len(local) - 1} more stay with each client"
     hook = first_own("aggregate", "share", "after_round")
     if hook is not None:
-        found[AGGREGATION] = f"it has its own {hook!r}, which is made for every client's own update"
+        facts[AGGREGATION] = f"it has its own {hook!r}, which is made for every client's own update"
     hook = first_own("network", "begin", "loss", "head_loss", "step", "optimizer")
     if hook is not None:
-        found[TRAINING] = f"it trains in its own way ({hook!r})"
+        facts[TRAINING] = f"it trains in its own way ({hook!r})"
     if trains_statistics and statistics_names(network) - getattr(network, "frozen", frozenset()):
-        found[STATISTICS] = "it trains running statistics of batch normalisation"
-    return found
+        facts[STATISTICS] = "it trains running statistics of batch normalisation"
+    return facts
 
 
 def require_compatible(
@@ -329,8 +329,8 @@ def require_compatible(
         method: the method whose updates are protected.
         updates: number of clients in a round.
     """
-    for one, other in itertools.combinations(defences, 2):
-        fault = _conflict(one, other) or _conflict(other, one)
+    for first, other in itertools.combinations(defences, 2):
+        fault = _conflict(first, other) or _conflict(other, first)
         if fault is not None:
             raise ExperimentError(fault)
     for defence in defences:
@@ -352,26 +352,26 @@ def require_compatible(
             )
 
 
-def _conflict(one: Defence, other: Defence) -> str | None:
-    if one.name == other.name:
-        return f"defence {one.name} is named twice; once is enough"
-    if one.aggregates and other.aggregates:
-        return f"defences {one.name} and {other.name} each replace the mean; choose one"
-    if one.sums and (other.aggregates or other.sees_updates):
+def _conflict(first: Defence, other: Defence) -> str | None:
+    if first.name == other.name:
+        return f"defence {first.name} is named twice; once is enough"
+    if first.aggregates and other.aggregates:
+        return f"defences {first.name} and {other.name} each replace the mean; choose one"
+    if first.sums and (other.aggregates or other.sees_updates):
         return (
-            f"{one.name} and {other.name} exclude each other: {other.name} looks at single "
+            f"{first.name} and {other.name} exclude each other: {other.name} looks at single "
             "updates, and the server sees nothing but their sum"
         )
-    if one.sums and other.secret_rate is not None:
+    if first.sums and other.secret_rate is not None:
         return (
-            f"{one.name} and sampling: secret exclude each other: a draw of too few fails, which "
+            f"{first.name} and sampling: secret exclude each other: a draw of too few fails, which "
             "tells who was drawn; set privacy.sampling to public"
         )
-    if one.sums and other.sends:
+    if first.sums and other.sends:
         return (
-            f"{one.name} and adaptive clipping exclude each other: the server would see which "
+            f"{first.name} and adaptive clipping exclude each other: the server would see which "
             "client's update was clipped; set privacy.clipping to fixed"
         )
-    if one.plain_mean is not None and (other.aggregates or other.sees_updates):
-        return f"{one.name} and {other.name} exclude each other: {one.plain_mean}"
+    if first.plain_mean is not None and (other.aggregates or other.sees_updates):
+        return f"{first.name} and {other.name} exclude each other: {first.plain_mean}"
     return None

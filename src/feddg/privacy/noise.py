@@ -98,15 +98,15 @@ class Clipping(_Charged):
     ) -> Sequence[Defence]:
         """Returns the noise of images, of styles, and clipping, in the order of a message's way."""
         require_meaning(privacy, schedule.clients)
-        found: list[Defence] = []
+        defences: list[Defence] = []
         if privacy.clipping != "none":
-            found.append(cls(privacy, schedule))
+            defences.append(cls(privacy, schedule))
         if privacy.style_epsilon is not None:
             require_styles(privacy, method)
-            found.insert(0, NoisedStyles(privacy))
+            defences.insert(0, NoisedStyles(privacy))
         if privacy.record_epsilon is not None:
-            found.insert(0, NoisedRecords(privacy, schedule, epochs))
-        return found
+            defences.insert(0, NoisedRecords(privacy, schedule, epochs))
+        return defences
 
     @property
     def breaks(self) -> dict[str, str]:  # type: ignore[override]
@@ -252,12 +252,12 @@ class Clipping(_Charged):
         if self.at_clients:
             return update
         norm, sent, scratch = self._norm(round), round.state.weights, round.scratch[self]
-        found = distance(update.weights, sent, self.facts.aggregated)
+        moved = distance(update.weights, sent, self.facts.aggregated)
         # x + D is rounded once more at the client: by half a unit in the last place of each entry.
         if _ROUNDING not in scratch:
             scratch[_ROUNDING] = 2**-23 * length(sent, self.facts.aggregated)
-        if not found <= norm * (1 + 1e-6) + scratch[_ROUNDING]:
-            raise ClientError(f"its change is {found:.6g} long; the norm is {norm:.6g}")
+        if not moved <= norm * (1 + 1e-6) + scratch[_ROUNDING]:
+            raise ClientError(f"its change is {moved:.6g} long; the norm is {norm:.6g}")
         return update
 
     def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:

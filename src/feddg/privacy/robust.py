@@ -75,16 +75,16 @@ def shrunk(trained: Weights, sent: Weights, names: Iterable[str], norm: float) -
         norm: above 0.
     """
     names = sorted(names)
-    found = distance(trained, sent, names)
-    if not math.isfinite(found):
+    change = distance(trained, sent, names)
+    if not math.isfinite(change):
         log.warning(
             "a change became infinite or NaN in training and counts as none: lower train.lr"
         )
         return trained | {name: sent[name].to(trained[name]) for name in names}
-    if not found > norm:
+    if not change > norm:
         return None
     moved = {n: sent[n].to(trained[n]) for n in names}
-    return trained | {n: x + (trained[n].detach() - x) * (norm / found) for n, x in moved.items()}
+    return trained | {n: x + (trained[n].detach() - x) * (norm / change) for n, x in moved.items()}
 
 
 # What defences share that wait for all updates of a round: keep them, and aggregate them by rank.
@@ -180,8 +180,8 @@ class Krum(Defence):
     def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
         """Yields the chosen updates, in client order."""
         copies = kept(self, updates)
-        found = squared_distances(copies, round.state.weights, sorted(self.facts.aggregated))
-        order = torch.argsort(scores(found, self.settings.bad_clients), stable=True)
+        distances = squared_distances(copies, round.state.weights, sorted(self.facts.aggregated))
+        order = torch.argsort(scores(distances, self.settings.bad_clients), stable=True)
         chosen = [copies[k] for k in sorted(order[: self.settings.selected].tolist())]
         log.info("krum uses the updates of clients %s", [update.client for update in chosen])
         for update in chosen:
@@ -211,8 +211,8 @@ def squared_distances(updates: Sequence[Update], sent: Weights, names: Sequence[
             piece = torch.stack([row[at : at + width] for row in rows]).double()
             changes = piece - start[at : at + width].to(piece)
             products += (changes @ changes.T).cpu()
-    own = products.diagonal()
-    return (own[:, None] + own[None, :] - 2 * products).clamp_min(0)
+    norms = products.diagonal()
+    return (norms[:, None] + norms[None, :] - 2 * products).clamp_min(0)
 
 
 # Coordinate-wise median: every weight takes the middle of the clients' values.

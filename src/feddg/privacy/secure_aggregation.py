@@ -207,8 +207,8 @@ def encoded(update: Update, received: Weights, count: int, clients: int) -> nump
             "table's features by one number, the same at all sites"
         )
     values = torch.cat([flat.to(torch.int64) * count, torch.tensor([count])])
-    found: numpy.ndarray = values.numpy().view(numpy.uint64)
-    return found
+    words: numpy.ndarray = values.numpy().view(numpy.uint64)
+    return words
 
 
 def decoded(total: numpy.ndarray, received: Weights) -> tuple[Weights, int]:
@@ -415,9 +415,9 @@ class SecureAggregation(Defence):
                 "seed"
             )
         _forget(secrets)  # a round that begins again has keys of its own
-        own = [new_secret() for _ in range(2)]
-        secrets |= {"own": _rows(own), "round": torch.tensor(round)}
-        return Message({"keys": _rows([public_key(key) for key in own])})
+        keys = [new_secret() for _ in range(2)]
+        secrets |= {"own": _rows(keys), "round": torch.tensor(round)}
+        return Message({"keys": _rows([public_key(key) for key in keys])})
 
     def _shares(self, id: int, round: int, question: Message, secrets: Weights) -> Message:
         if "ids" in secrets:
@@ -428,19 +428,19 @@ class SecureAggregation(Defence):
             raise ClientError(f"masks with at least {FEWEST} clients, itself among them, each once")
         place = listed.index(id)
         self._require_one_sum(round, set(listed), secrets)
-        own = _bytes(secrets["own"])
+        mine = _bytes(secrets["own"])
         public = [_bytes(pair) for pair in keys]
-        if public[place] != [public_key(key) for key in own]:
+        if public[place] != [public_key(key) for key in mine]:
             raise ClientError("was told another key than its own")
         if len({key for pair in public for key in pair}) < 2 * len(public):
             raise ClientError("was told the same key twice")
         needed, seed = self.needed(len(ids)), new_secret()
-        of_key, of_seed = (split(s, needed, len(ids)) for s in (own[0], seed))
+        of_key, of_seed = (split(s, needed, len(ids)) for s in (mine[0], seed))
         pairs = [one + other for one, other in zip(of_key, of_seed)]
         rows = [bytes(SEALED)] * len(ids)
         for other, to in enumerate(listed):
             if other != place:
-                key = shared_key(own[1], public[other][1], "shares")
+                key = shared_key(mine[1], public[other][1], "shares")
                 rows[other] = sealed(key, pairs[other], (round, id, to))
         secrets |= {"ids": ids.clone(), "keys": keys.clone(), "seed": _row(seed)}
         secrets["kept"] = _row(pairs[place])
@@ -465,18 +465,18 @@ class SecureAggregation(Defence):
         members = question.tensors["members"].cpu()
         table, proofs = (question.tensors[n].cpu() for n in ("shares", "commitments"))
         self._require_members(id, members, ids, self.needed(len(ids)))
-        own, me = _bytes(secrets["own"]), ids.index(id)
-        pairs, held = [], []
+        mine, me = _bytes(secrets["own"]), ids.index(id)
+        pairs, valid = [], []
         for row, other in enumerate(members.tolist()):
             pair = bytes(secrets["kept"].tolist())
             if other != id:
-                key = shared_key(own[1], keys[ids.index(other)][1], "shares")
+                key = shared_key(mine[1], keys[ids.index(other)][1], "shares")
                 content = bytes(table[row, me].tolist())
                 pair = opened(key, content, (round, other, id)) or bytes(2 * SECRET)
             pairs.append(pair)
-            held.append(bool(torch.equal(_commitments(pair), proofs[row, me])))
+            valid.append(bool(torch.equal(_commitments(pair), proofs[row, me])))
         secrets |= {"checked": members.clone(), "pairs": _rows(pairs)}
-        return Message({"held": torch.tensor(held)})
+        return Message({"held": torch.tensor(valid)})
 
     def mask(self, update: Update, received: Weights, message: Message, secrets: Weights) -> Update:
         """Returns the update as the server may see it: one vector of masked numbers.
@@ -491,12 +491,12 @@ class SecureAggregation(Defence):
         places = {id: place for place, id in enumerate(ids.tolist())}
         checked = secrets["checked"].tolist()
         self._require_members(update.client, members, checked, self.needed(len(ids)))
-        own = _bytes(secrets["own"])
+        mine = _bytes(secrets["own"])
         values = encoded(update, received, 1 if self.alike else update.examples, len(members))
         values = values + mask(bytes(secrets["seed"].tolist()), len(values))
         for id in members.tolist():
             if id != update.client:
-                more = mask(shared_key(own[0], keys[places[id]][0], "mask"), len(values))
+                more = mask(shared_key(mine[0], keys[places[id]][0], "mask"), len(values))
                 values = values + more if update.client < id else values - more
         secrets |= {"members": members.clone(), KNOWN + "id": torch.tensor(update.client)}
         tried = _tried(int(secrets["round"]))
@@ -695,13 +695,13 @@ class _Round:
         }
         schemas: dict[str, _Schema] = {"held": ((len(members),), torch.bool)}
         replies = self._asked(members, CHECK, Message(question), schemas)
-        held = {
+        right = {
             id: dict(zip(members, reply.tensors["held"].tolist())) for id, reply in replies.items()
         }
-        self._held, left = held, set(held)
+        self._held, left = right, set(right)
         while self._enough(left):
             at_odds = {
-                id: [k for k in sorted(left) if k != id and not (held[id][k] and held[k][id])]
+                id: [k for k in sorted(left) if k != id and not (right[id][k] and right[k][id])]
                 for id in sorted(left)
             }
             most = max(map(len, at_odds.values()))
@@ -746,11 +746,11 @@ class _Round:
                     wrong.append(other)
             if wrong:
                 self._refuse(id, f"opened other shares of {name_clients(wrong)} than it was given")
-        for id, found in shares.items():
-            if len(found) < self._needed:
+        for id, left in shares.items():
+            if len(left) < self._needed:
                 raise _NoSum(
                     f"secure aggregation needs {self._needed} shares of client {id}'s secret, and "
-                    f"{len(found)} are left"
+                    f"{len(left)} are left"
                 )
         return shares
 

@@ -78,8 +78,8 @@ def _annotated(file: Path) -> Iterator[tuple[str, str, str]]:
     """Yields file name, place and class of every annotation."""
     try:
         content: Any = json.loads(read_text(file, DataError))
-        classes = {one["id"]: str(one["name"]) for one in content["categories"]}
-        shown = {one["id"]: one for one in content["images"]}
+        classes = {category["id"]: str(category["name"]) for category in content["categories"]}
+        shown = {record["id"]: record for record in content["images"]}
         for annotation in content["annotations"]:
             image = shown[annotation["image_id"]]
             name = str(image["file_name"])
@@ -105,22 +105,22 @@ def list_camelyon17(root: Path | None) -> ImageTable:
         table = load_published(CAMELYON17, root)
         return replace(table, clients=np.array(table.domain_names)[table.domains])
     key = ("patient", "node", "x_coord", "y_coord")
-    found = read_metadata(CAMELYON17, root, (*key, "tumor", "center", "split"))
-    tumors, centers = found.check("tumor", "01"), found.check("center", "01234")
+    cells = read_metadata(CAMELYON17, root, (*key, "tumor", "center", "split"))
+    tumors, centers = cells.check("tumor", "01"), cells.check("center", "01234")
     hospitals = [f"hospital_{center}" for center in centers]
     table = listed_images(
-        found.file.parent,
+        cells.file.parent,
         [
             f"patches/patient_{patient}_node_{node}/"
             f"patch_patient_{patient}_node_{node}_x_{x}_y_{y}.png"
-            for patient, node, x, y in zip(*(found[name] for name in key))
+            for patient, node, x, y in zip(*(cells[name] for name in key))
         ],
         [CAMELYON17.classes[int(tumor)] for tumor in tumors],
         hospitals,
         listed_in=METADATA,
         split=[
             HELD_OUT.get(center, IN_DOMAIN[split])
-            for center, split in zip(centers, found.check("split", "01"))
+            for center, split in zip(centers, cells.check("split", "01"))
         ],
         clients=hospitals,
         class_names=CAMELYON17.classes,
@@ -141,19 +141,19 @@ def list_iwildcam(root: Path | None) -> ImageTable:
     Raises:
         DataError: ``metadata.csv`` or the images do not exist, or a row has another format.
     """
-    found = read_metadata(IWILDCAM, root, ("split", "location_remapped", "y", "filename"))
-    labels, places = found.numbers("y"), found.numbers("location_remapped")
-    split = found.check("split", ROLES)
-    for index, name in enumerate(found["filename"]):
+    cells = read_metadata(IWILDCAM, root, ("split", "location_remapped", "y", "filename"))
+    labels, places = cells.numbers("y"), cells.numbers("location_remapped")
+    split = cells.check("split", ROLES)
+    for index, name in enumerate(cells["filename"]):
         if not name or "/" in name or "\\" in name:
-            raise DataError(f"{found.row(index)} has {name!r} as filename; expected a file's name.")
-    names = _class_names(found.file.parent, max(labels) + 1)
+            raise DataError(f"{cells.row(index)} has {name!r} as filename; expected a file's name.")
+    names = _class_names(cells.file.parent, max(labels) + 1)
     training = {place for place, role in zip(places, split) if role == "train"}
     order = sorted(set(places), key=lambda place: (place not in training, place))
     locations = [f"location_{place}" for place in places]
     table = listed_images(
-        found.file.parent,
-        [f"train/{name}" for name in found["filename"]],
+        cells.file.parent,
+        [f"train/{name}" for name in cells["filename"]],
         [names[label] for label in labels],
         locations,
         listed_in=METADATA,
@@ -171,8 +171,8 @@ def _class_names(folder: Path, count: int) -> list[str]:
     file = folder / CATEGORIES
     name_of: dict[int, str] = {}
     if file.is_file():
-        found = read_columns(file, ("y", "name"))
-        name_of = {y: name for y, name in zip(found.numbers("y"), found["name"]) if y != UNUSED}
+        table = read_columns(file, ("y", "name"))
+        name_of = {y: name for y, name in zip(table.numbers("y"), table["name"]) if y != UNUSED}
         count = max(count, max(name_of, default=-1) + 1)
     names = [name_of.get(label) or f"class_{label}" for label in range(count)]
     return [name if names.count(name) == 1 else f"{name}_{y}" for y, name in enumerate(names)]

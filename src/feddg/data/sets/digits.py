@@ -70,10 +70,10 @@ def mnist_files(root: Path) -> list[tuple[Path, Path]]:
 def _find(root: Path, stem: str, kind: str) -> Path:
     names = [f"{stem}{dot}{kind}-ubyte{packed}" for dot in "-." for packed in ("", ".gz")]
     places = (root / place / name for place in _PLACES for name in names)
-    found = next((file for file in places if file.is_file()), None)
-    if found is None:
+    path = next((file for file in places if file.is_file()), None)
+    if path is None:
         raise DataError(f"{root} lacks {names[0]} or {names[1]}, which MNIST has.")
-    return found
+    return path
 
 
 def turned_digits(files: Sequence[tuple[Path, Path]], angles: Sequence[float]) -> Drawn:

@@ -122,10 +122,10 @@ def read_rows(
     assert isinstance(checked, FeaturesOptions)
     frame = _frame(file, checked)
     rows = _texts(frame, file, checked, ["path"]).get("path")
-    names, found = _features(frame, file, checked)
+    names, vectors = _features(frame, file, checked)
     if features and (fault := columns_fault(names, features)):
         raise DataError(f"{file} {fault} that the model was trained on; rename or take them out.")
-    return list(zip(rows or [f"{file}#{row}" for row in range(1, len(frame) + 1)], found))
+    return list(zip(rows or [f"{file}#{row}" for row in range(1, len(frame) + 1)], vectors))
 
 
 def columns_fault(names: Sequence[str], expected: Sequence[str]) -> str | None:
@@ -188,12 +188,12 @@ def _texts(
     frame: "DataFrame", file: Path, options: FeaturesOptions, wanted: Sequence[str] = ()
 ) -> dict[str, list[str]]:
     """Returns the cells of all columns that are no features, or of those wanted, by option."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for option, column in options.columns.items():
         if column not in frame or (wanted and option not in wanted):
             continue
         cells = zip(frame[column], frame[column].isna())
-        texts = found[option] = ["" if missing else str(value).strip() for value, missing in cells]
+        texts = result[option] = ["" if missing else str(value).strip() for value, missing in cells]
         for row, text in enumerate(texts, start=1):
             if not text:
                 raise DataError(f"row {row} of {file.name} has no {column}; fill it in.")
@@ -202,7 +202,7 @@ def _texts(
                     f"row {row} of {file.name} has {text[:80]!r} as {column}, with a character "
                     "that cannot be printed; take it out."
                 )
-    return found
+    return result
 
 
 def _features(
@@ -223,7 +223,7 @@ def _features(
     if not rest:
         raise DataError(f"{file} has no column of features besides {', '.join(map(str, frame))}.")
     if len(rest) == 1 and frame[rest[0]].dtype == object:
-        lists = [np.asarray(one) for one in frame[rest[0]]]
+        lists = [np.asarray(vector) for vector in frame[rest[0]]]
         odd = [row for row, one in enumerate(lists) if one.shape != lists[0].shape or one.ndim != 1]
         if odd or not np.issubdtype(np.result_type(*lists), np.number):
             row = odd[0] if odd else 0

@@ -30,17 +30,17 @@ def list_femnist(root: Path | None) -> ImageTable:
 
 def _listed(root: Path | None) -> ImageTable:
     wanted, optional = ("path", "split", "y", "domain_remapped"), ("domain",)
-    found = read_metadata(FEMNIST, root, wanted, optional, TABLES)
-    numbers = found.numbers("domain_remapped")
-    writers = found["domain"] if "domain" in found else [f"writer_{number}" for number in numbers]
+    table = read_metadata(FEMNIST, root, wanted, optional, TABLES)
+    numbers = table.numbers("domain_remapped")
+    writers = table["domain"] if "domain" in table else [f"writer_{number}" for number in numbers]
     by_number = dict(sorted(zip(numbers, writers)))
     return listed_images(
-        found.file.parent,
-        found["path"],
-        [FEMNIST.classes[label] for label in found.numbers("y", len(FEMNIST.classes))],
+        table.file.parent,
+        table["path"],
+        [FEMNIST.classes[label] for label in table.numbers("y", len(FEMNIST.classes))],
         writers,
-        listed_in=found.file.name,
-        split=found.check("split", ROLES),
+        listed_in=table.file.name,
+        split=table.check("split", ROLES),
         clients=writers,
         class_names=FEMNIST.classes,
         domain_names=list(dict.fromkeys([*by_number.values(), *writers])),

@@ -53,27 +53,27 @@ def list_hugging_face(root: Path | None, options: HuggingFaceOptions) -> ImageTa
     column_of = {"image": options.image, "label": options.label, "domain": options.domain}
     if options.client:
         column_of["client"] = options.client
-    for part, found in parts.items():
+    for part, part_rows in parts.items():
         for use, column in column_of.items():
-            if column not in found.column_names:
+            if column not in part_rows.column_names:
                 raise DataError(
                     f"The split {part} has no column {column!r}"
-                    f"{nearest(column, found.column_names)}; it has: "
-                    f"{', '.join(found.column_names)}. Say what it is called: --set "
+                    f"{nearest(column, part_rows.column_names)}; it has: "
+                    f"{', '.join(part_rows.column_names)}. Say what it is called: --set "
                     f"data.options.{use}=NAME."
                 )
-    fingerprints = [f"{part} {found._fingerprint}" for part, found in parts.items()]
+    fingerprints = [f"{part} {rows._fingerprint}" for part, rows in parts.items()]
     folder, paths = taken_images(
         ["huggingface 1", options.image, *fingerprints], lambda: _contents(parts, options.image)
     )
     columns = {
-        use: [text for part, found in parts.items() for text in _texts(part, found, column)]
+        use: [text for part, rows in parts.items() for text in _texts(part, rows, column)]
         for use, column in column_of.items()
         if use != "image"
     }
     split = None
     if len(parts) > 1:
-        roles = [ROLES[part] for part, found in parts.items() for _ in range(len(found))]
+        roles = [ROLES[part] for part, rows in parts.items() for _ in range(len(rows))]
         split = roles_of_domains(roles, columns["domain"])
     return listed_images(
         folder,
@@ -102,9 +102,9 @@ def _read(root: Path | None, options: HuggingFaceOptions) -> object:
         ) from None
 
 
-def _chosen(found: Any, split: str | None) -> dict[str, Any]:
+def _chosen(data_set: Any, split: str | None) -> dict[str, Any]:
     """Returns the splits to use, by name."""
-    parts = dict(found) if isinstance(found, dict) else {"train": found}
+    parts = dict(data_set) if isinstance(data_set, dict) else {"train": data_set}
     if split is not None:
         if split not in parts:
             raise DataError(
@@ -124,10 +124,10 @@ def _chosen(found: Any, split: str | None) -> dict[str, Any]:
 def _contents(parts: dict[str, Any], image: str) -> Iterator[tuple[str, bytes]]:
     import datasets
 
-    for part, found in parts.items():
-        if isinstance(found.features[image], datasets.Image):
-            found = found.cast_column(image, datasets.Image(decode=False))
-        for number, value in enumerate(found.select_columns([image])):
+    for part, rows in parts.items():
+        if isinstance(rows.features[image], datasets.Image):
+            rows = rows.cast_column(image, datasets.Image(decode=False))
+        for number, value in enumerate(rows.select_columns([image])):
             cell = value[image]
             content = cell.get("bytes") if isinstance(cell, dict) else cell
             if content is None and isinstance(cell, dict) and cell.get("path"):
@@ -140,12 +140,12 @@ def _contents(parts: dict[str, Any], image: str) -> Iterator[tuple[str, bytes]]:
             yield f"{part}/{number:07}", content
 
 
-def _texts(part: str, found: Any, column: str) -> list[str]:
+def _texts(part: str, rows: Any, column: str) -> list[str]:
     """Returns a column as texts; labels become class names if the data set has them."""
     import datasets
 
-    feature = found.features[column]
-    values = found.with_format(None)[column][:]
+    feature = rows.features[column]
+    values = rows.with_format(None)[column][:]
     texts = []
     for number, value in enumerate(values):
         unlabelled = value == -1 and isinstance(feature, datasets.ClassLabel)
@@ -156,9 +156,9 @@ def _texts(part: str, found: Any, column: str) -> list[str]:
     return texts
 
 
-def _class_names(found: Any, label: str, labels: Sequence[str]) -> list[str]:
+def _class_names(rows: Any, label: str, labels: Sequence[str]) -> list[str]:
     """Returns the classes in the order of labels: the data set's own order, else sorted."""
-    names = getattr(found.features[label], "names", None)
+    names = getattr(rows.features[label], "names", None)
     if names:  # of its first split; others may have more
         return [*names, *sorted(set(labels) - set(names))]
     present = sorted(set(labels))

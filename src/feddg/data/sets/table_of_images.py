@@ -68,7 +68,7 @@ def list_table(root: Path | None, options: TableOptions) -> ImageTable:
     file = _table(needs_root("table", root))
     path, label, domain = options.path, options.label, options.domain
     given = [name for name in (options.client, options.group, options.split) if name is not None]
-    found = read_columns(
+    table = read_columns(
         file,
         [path, label, domain, *given, *options.subgroups],
         ("client", "group", "split"),
@@ -77,32 +77,32 @@ def list_table(root: Path | None, options: TableOptions) -> ImageTable:
     )
     client, split = options.client or "client", options.split or "split"
     group = options.group or "group"
-    named = [name for name in (client, group, split, *options.subgroups) if name in found]
+    named = [name for name in (client, group, split, *options.subgroups) if name in table]
     folder = options.images or file.parent
     if not folder.is_dir():
         raise DataError(f"The folder of the images, {folder}, does not exist.")
     for name in (path, label, domain, *named):
-        empty = next((index for index, text in enumerate(found[name]) if not text), None)
+        empty = next((index for index, text in enumerate(table[name]) if not text), None)
         if empty is not None:
-            raise DataError(f"{found.row(empty)} has no {name}; fill it in, or take the row out.")
-    paths = [_inside(found, index, text, folder) for index, text in enumerate(found[path])]
-    rows = _once(found, paths, [label, domain, *named])
-    domains = [found[domain][row] for row in rows]
+            raise DataError(f"{table.row(empty)} has no {name}; fill it in, or take the row out.")
+    paths = [_inside(table, index, text, folder) for index, text in enumerate(table[path])]
+    rows = _once(table, paths, [label, domain, *named])
+    domains = [table[domain][row] for row in rows]
     roles = named_roles(
-        [found[split][row] for row in rows] if split in found else [],
+        [table[split][row] for row in rows] if split in table else [],
         domains,
-        lambda place: found.row(rows[place]),
+        lambda place: table.row(rows[place]),
     )
     return listed_images(
         folder,
         [paths[row] for row in rows],
-        [found[label][row] for row in rows],
+        [table[label][row] for row in rows],
         domains,
         listed_in=file.name,
-        split=roles if split in found else None,
-        clients=[found[client][row] for row in rows] if client in found else None,
-        groups=[found[group][row] for row in rows] if group in found else None,
-        subgroups={name: [found[name][row] for row in rows] for name in options.subgroups},
+        split=roles if split in table else None,
+        clients=[table[client][row] for row in rows] if client in table else None,
+        groups=[table[group][row] for row in rows] if group in table else None,
+        subgroups={name: [table[name][row] for row in rows] for name in options.subgroups},
         listed_rows=[row + FIRST for row in rows],
     )
 
@@ -120,7 +120,7 @@ def _table(root: Path) -> Path:
     return root
 
 
-def _inside(found: Columns, index: int, text: str, folder: Path) -> str:
+def _inside(table: Columns, index: int, text: str, folder: Path) -> str:
     """Returns a path relative to the folder of the images, without ``.`` and ``..``."""
     path = PurePosixPath(text)
     if "\\" in text and stamp(folder / path) is None:
@@ -142,20 +142,20 @@ def _inside(found: Columns, index: int, text: str, folder: Path) -> str:
     if PureWindowsPath(text).drive:  # of no use where there are no drives
         advice = "write it relative to that folder"
     raise DataError(
-        f"{found.row(index)} has the path {text!r}, which is not inside {folder}; {advice}."
+        f"{table.row(index)} has the path {text!r}, which is not inside {folder}; {advice}."
     )
 
 
-def _once(found: Columns, paths: Sequence[str], names: Sequence[str]) -> list[int]:
+def _once(table: Columns, paths: Sequence[str], names: Sequence[str]) -> list[int]:
     """Returns the rows to use: the first of several identical rows of a file."""
     first: dict[str, int] = {}
     for index, path in enumerate(paths):
         before = first.setdefault(path, index)
         for name in names:
-            if found[name][before] != found[name][index]:
+            if table[name][before] != table[name][index]:
                 raise DataError(
-                    f"{found.row(index)} gives {path} the {name} {found[name][index]!r}, and row "
-                    f"{before + FIRST} {found[name][before]!r}; one of them is wrong."
+                    f"{table.row(index)} gives {path} the {name} {table[name][index]!r}, and row "
+                    f"{before + FIRST} {table[name][before]!r}; one of them is wrong."
                 )
     return list(first.values())
 
