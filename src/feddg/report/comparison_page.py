@@ -153,7 +153,8 @@ def _accuracy_section(results: Results) -> Section | None:
     rule = results.default_rule
     blocks: list[Block] = [tables.accuracy_table(results, rule)]
     if len(results.columns) > MOST_COLUMNS and len(results.axes) > 1:
-        by_axis = [tables.accuracy_table(results, rule, axis=axis) for axis in results.axes]
+        axes = [a for a in results.axes if len(results.columns_by(a)) < len(results.columns)]
+        by_axis = [tables.accuracy_table(results, rule, axis=axis) for axis in axes]
         blocks = [*by_axis, Fold("Every column", blocks)]
     others = [
         Fold(f"{split_heading(s)}, {rule.title.lower()}", [tables.accuracy_table(results, rule, s)])
