@@ -34,6 +34,7 @@ BOTH = (
     "federation/test_second_device.py",
     "methods/test_baselines.py",
     "methods/test_ccst.py",
+    "methods/test_fedig_a.py",
     "models/test_backbones.py",
     "styles/test_codec.py",
     "styles/test_codecs.py",
