@@ -147,7 +147,7 @@ def test_domains_of_several_data_sets_stand_below_their_names(tmp_path):
     assert margin.domains.mean == pytest.approx(0.225)
     assert margin.domains.count == 4
     assert margin.collections.mean == pytest.approx((0.1 + 0.4 + 0.3) / 3)
-    figure = forest_plot(results, "pardon", "fedavg").figure
+    figure = forest_plot(results, "pardon", "fedavg", margin).figure
     rows = dict(zip(figure["layout"]["yaxis"]["ticktext"], figure["data"][0]["x"]))
     names = ["<b>a</b>", "ink", "sketch", "<b>b</b>", "<b>c</b>"]
     assert list(rows)[:5] == names

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from feddg.comparison.results import Results
 from feddg.comparison.results_file import HELD_OUT
-from feddg.comparison.statistics import Accuracies, Interval, by_seed, ranks, spread
+from feddg.comparison.statistics import Accuracies, Interval, Margin, by_seed, ranks, spread
 from feddg.methods.base import METHODS
 from feddg.records import (
     EMA,
@@ -576,15 +576,11 @@ def margin_plot(results: Results, base: str) -> Chart | None:
     return _rows_chart([dots], order, caption, x, 36, (0.5, 0.5), shapes=[marker_line(0)])
 
 
-def forest_plot(results: Results, method: str, base: str) -> Chart | None:
+def forest_plot(results: Results, method: str, base: str, margin: Margin) -> Chart:
     """Returns a method's margin over ``base``, a row for each domain, below its data set's name.
 
     The last rows are the means over all domains and over data sets, each with its interval.
     """
-    rule = results.default_rule
-    margin = results.margins(rule, base).get(method)
-    if margin is None or not results.collections:
-        return None
     rows: list[tuple[str, Interval]] = []
     groups = grouped((name, domain) for domain, name in results.collections.items())
     for name, domains in groups.items():
@@ -619,7 +615,11 @@ def forest_plot(results: Results, method: str, base: str) -> Chart | None:
     )
     x = axis(f"points above {spelled(base)}")
     caption = sentence(
-        "forest_plot", method=spelled(method), base=spelled(base), when=rule.when, margin=margin
+        "forest_plot",
+        method=spelled(method),
+        base=spelled(base),
+        when=results.default_rule.when,
+        margin=margin,
     )
     return chart_of(
         [dots],

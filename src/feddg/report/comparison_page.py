@@ -166,13 +166,11 @@ def _accuracy_section(results: Results) -> Section | None:
 
 def _forest_section(results: Results, base: str) -> Section | None:
     """Returns each method's margin by domain, of a plan over several data sets; the best open."""
-    margins = results.margins(results.default_rule, base)
-    order = sorted(margins, key=lambda name: -margins[name].mean)
-    plots = [
-        (method, plot) for method in order if (plot := charts.forest_plot(results, method, base))
-    ]
-    if not plots:
+    margins = results.margins(results.default_rule, base) if results.collections else {}
+    if not margins:
         return None
+    order = sorted(margins, key=lambda name: -margins[name].mean)
+    plots = [(name, charts.forest_plot(results, name, base, margins[name])) for name in order]
     (_, first), *others = plots
     folds = [Fold(f"{spelled(method)} beside {spelled(base)}", [plot]) for method, plot in others]
     return Section("By domain", [first, *folds])
