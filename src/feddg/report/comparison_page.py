@@ -1,9 +1,7 @@
 """The page of a comparison: tables of means, margins and ranks, and curves of many runs."""
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -17,15 +15,11 @@ from feddg.report.blocks import (
     Fact,
     Facts,
     Fold,
-    MadeColumn,
     Page,
     Prose,
     Section,
     Table,
-    column,
     section_of,
-    table_of,
-    text_column,
 )
 from feddg.report.run_page import (
     TRAIN_LONGER,
@@ -38,8 +32,6 @@ from feddg.report.run_page import (
 )
 from feddg.report.text import (
     AGGREGATE_WORDS,
-    metric_title,
-    sentence,
     spelled,
     split_heading,
     table_from,
@@ -48,7 +40,6 @@ from feddg.runs.diagnostics import STILL_RISING
 from feddg.runs.reading import Run, flatten
 from feddg.runs.table import SELECTION_RULES, in_order
 from feddg.text import (
-    MISSING,
     command,
     counted,
     listed,
@@ -201,24 +192,19 @@ def _decision_table(results: Results) -> Table | None:
     if not measured:
         return None
     base = "fedavg" if "fedavg" in results.methods else results.methods[0]
-
-    def columns(name: str) -> Iterator[MadeColumn[str]]:
-        methods = measured[name]
-        margins = leads(methods, results.domains, base) if base in methods else {}
-
-        def difference(method: str) -> str:
-            if method not in margins:
-                return MISSING
-            margin = margins[method]
-            interval = tables.interval_text(margin.domains, "domain")
-            return f"{tables.points(margin.mean)} ({interval})"
-
-        yield column(metric_title(name), partial(tables.mean_percent, methods))
-        yield column(f"minus {spelled(base)}", difference, "points, over domains")
-
-    every = itertools.chain.from_iterable(map(columns, measured))
-    first = text_column("Method", spelled)
-    return table_of(results.methods, [first, *every], sentence("decision_caption"))
+    margins = {
+        name: leads(methods, results.domains, base) if base in methods else {}
+        for name, methods in measured.items()
+    }
+    return table_from(
+        "decisions",
+        methods=results.methods,
+        measured=measured,
+        mean=tables.mean_percent,
+        base=base,
+        margins=margins,
+        interval=tables.interval_text,
+    )
 
 
 def _metrics_table(results: Results) -> Table | None:

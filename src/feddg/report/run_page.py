@@ -95,7 +95,6 @@ from feddg.text import (
 MOST_DOMAINS = 12
 MOST_CONFUSIONS = 3
 MOST_LISTED = 50
-MOST_NAMED = 8
 
 
 def run_page(run: Run) -> Page:
@@ -642,7 +641,6 @@ def left_out_section(run: Run) -> Section | None:
     text = sentence("left_out", mean=mean, clients=len(accuracies), apart=apart)
     table = run.clients
     holds = {client.id: client.domains for client in table.clients} if table else {}
-
     lowest = sorted(accuracies.items(), key=lambda pair: pair[1])[:MOST_LEFT_OUT]
     domains = table.domains if table else []
     left_out = table_from("left_out", run=run, accuracies=lowest, domains=domains, holds=holds)

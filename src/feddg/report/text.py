@@ -40,12 +40,10 @@ SPLIT_WORDS: Final = {
     ID_VAL: "in-domain validation",
     ID_TEST: "in-domain test",
 }
-
-
 MOST_NAMED: Final = 8
 """Most names that a field of a table lists; more can be unfolded."""
 _STRONG, _CHOSE, _ITEM, *_INNER = "\ue000\ue001\ue002\ue003\ue004\ue005\ue006\ue007"
-"""Marks in a table's text: of a field, and in place of the signs in a value that part fields."""
+"""Marks in a table's text: three of a field, the others for a value's signs that would part it."""
 _HIDDEN: Final = str.maketrans(dict(zip("|[]:\n", _INNER)))
 _SHOWN: Final = str.maketrans(dict(zip(_INNER, "|[]:\n")) | dict.fromkeys(_STRONG + _CHOSE))
 
@@ -93,15 +91,12 @@ def _hidden(value: Any) -> str:
 
 @cache
 def _macros(name: str, **options: Any) -> Any:
-    environment = Environment(
-        undefined=StrictUndefined,
-        autoescape=False,  # pages escape all text
-        trim_blocks=True,
-        **options,
-    )
-    shown = (capital, chose, counted, digits, duration, ends_words, folded, images_words)
-    shown += (interval_words, listed, metric_title, number, percent, percent_sign, points)
-    shown += (readable, shortened, size, spelled, split_heading, strong, within)
+    # Pages escape all text.
+    options |= {"undefined": StrictUndefined, "autoescape": False, "trim_blocks": True}
+    environment = Environment(**options)
+    shown: list[Any] = [capital, chose, counted, digits, duration, ends_words, folded]
+    shown += [images_words, interval_words, listed, metric_title, number, percent, percent_sign]
+    shown += [points, readable, shortened, size, spelled, split_heading, strong, within]
     environment.filters |= {filter.__name__: filter for filter in shown}
     environment.filters["file_name"] = os.path.basename
     source = files("feddg.report").joinpath("templates", name).read_text("utf-8")
