@@ -255,7 +255,7 @@ def test_from_the_folder_to_accuracies(source: str, protocol: str, trees: Path) 
         clients={"number": 3, "per_round": 2, "partition": "heterogeneous"},
         method="pardon",
     )
-    assert experiment.preset == source
+    assert experiment.preset == (definition.default or source)
     run = feddg.run(experiment, trees / "runs", report=False)
     done = read_run(run.folder)
     tested = done.table.where(split="test").domains

@@ -714,7 +714,7 @@ def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
         preset = str(base.get("preset") or preset_of(source))
         domains = plan.domains or known_domains(source, preset)
         domains = domains or load_source(source, data.get("root")).domain_names
-        listed: list[Any] = list(scenarios(plan.hold_out, domains, preset))
+        listed: list[Any] = list(scenarios(plan.hold_out, domains, preset, source))
     elif None in plan.hold_out:
         raise ExperimentError("plan: hold_out has an empty item; name a domain, or remove it")
     else:
