@@ -473,8 +473,7 @@ def _to_bytes(values: np.ndarray, range: ValueRange, bits: int) -> np.ndarray:
     else:
         most = 2**32 - 1
     numbers = values.astype(np.int64).clip(0, most)
-    pixels: np.ndarray = ((numbers * 255 + most // 2) // most).astype(np.uint8)
-    return pixels
+    return ((numbers * 255 + most // 2) // most).astype(np.uint8)
 
 
 def _stretch(values: np.ndarray) -> np.ndarray:
@@ -488,8 +487,7 @@ def _stretch(values: np.ndarray) -> np.ndarray:
     low, high = np.percentile(numbers, PERCENTILES, axis=(0, 1))
     width = np.where(high > low, high - low, 1.0)
     stretched = ((numbers - low) / width).clip(0, 1) * 255
-    pixels: np.ndarray = stretched.round().astype(np.uint8)
-    return pixels
+    return stretched.round().astype(np.uint8)
 
 
 Resize = Literal["squash", "crop", "pad"]

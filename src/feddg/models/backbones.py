@@ -73,8 +73,7 @@ class SmallCNN(nn.Module):
         maps: Tensor = self.blocks(images)
         if maps.shape[-2:] != (4, 4):
             maps = self.pool(maps)
-        features: Tensor = self.linear(maps.flatten(1)).relu()
-        return features
+        return self.linear(maps.flatten(1)).relu()
 
 
 def _block(inputs: int, outputs: int) -> nn.Sequential:
@@ -246,8 +245,7 @@ class TimmTrunk(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps ``(B, 3, H, W)`` to ``(B, out_features)``."""
-        features: Tensor = self.model(images)
-        return features
+        return self.model(images)
 
 
 def _timm_model(name: str, size: int | None, pretrained: bool = False) -> nn.Module:
@@ -293,8 +291,7 @@ class Whole(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps ``(B, 3, H, W)`` to the model's outputs ``(B, ...)``."""
-        outputs: Tensor = self.model(images)
-        return outputs
+        return self.model(images)
 
 
 def split_network(
@@ -390,8 +387,7 @@ def backbone_names() -> list[str]:
 def _torchvision_names() -> list[str]:
     import torchvision  # a second, and the small CNN needs nothing of it
 
-    names: list[str] = torchvision.models.list_models(module=torchvision.models)
-    return names
+    return torchvision.models.list_models(module=torchvision.models)
 
 
 def build_network(

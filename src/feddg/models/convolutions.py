@@ -233,7 +233,7 @@ def _window_gradient(
     gradient: Tensor, input: Tensor, weight: Tensor, stride: int, padding: int
 ) -> Tensor:
     """Returns PyTorch's own gradient with respect to the weight."""
-    result: Tensor = torch.ops.aten.convolution_backward(
+    return torch.ops.aten.convolution_backward(
         gradient,
         input,
         weight,
@@ -246,7 +246,6 @@ def _window_gradient(
         len(weight),
         [False, True, False],
     )[1]
-    return result
 
 
 def _is_depthwise(layer: nn.Module) -> bool:
@@ -306,8 +305,7 @@ class FoldedNorm:
         assert isinstance(self, nn.Module)
         if getattr(input, "normalised_by", None) is self:
             return activated(self, input)
-        result: Tensor = super().forward(input)  # type: ignore[misc]
-        return result
+        return super().forward(input)  # type: ignore[misc]
 
 
 def _folds(layer: nn.Conv2d, norm: nn.BatchNorm2d, input: Tensor) -> bool:

@@ -36,8 +36,7 @@ class Drawn(nn.Module):
         """Sets random parts of the input to zero and scales the others, in training."""
         rate, axes = _rate(self), _drawn_axes(self, input)
         if not self.training or axes is None or not 0 < rate < 1:
-            plain: Tensor = super().forward(input)  # type: ignore[misc]
-            return plain
+            return super().forward(input)  # type: ignore[misc]
         mask: Tensor = _Mask.apply(input.detach(), self.ahead, 1 - rate, axes)  # type: ignore[no-untyped-call]
         if getattr(self, "scale_by_keep", True):
             mask = mask / (1 - rate)

@@ -76,7 +76,6 @@ class ImageClassifier(ABC):
 
     Attributes:
         description: description of the model.
-        preparation: how files become pixels.
         class_names: the classes in the order of the probabilities.
         threshold: images with a higher energy are unlike the training images; None if unknown.
         identity: the origin of the weights, as fields for people and tables.
@@ -87,7 +86,7 @@ class ImageClassifier(ABC):
     """
 
     def __init__(self, description: ModelDescription) -> None:
-        self.description, self.preparation = description, description.preparation
+        self.description = description
         self.class_names, self.threshold = description.class_names, description.energy_threshold
         self.diagnostics, self.result = description.diagnostics, description.result
         self.weights, self.precision = description.weights, "float32"

@@ -215,7 +215,7 @@ def validate(
     classifier = load_classifier(model, None, device, which)
     table = _table(images, domain)
     unknown_classes(classifier, table.class_names)
-    depths = survey(table, classifier.preparation.reading).depths
+    depths = survey(table, classifier.description.reading).depths
     domains = [
         _domain(classifier, table, name, depths.get(name, 0), hide_below, batch_size)
         for name in table.domain_names
