@@ -126,7 +126,7 @@ def names_in(file: ImageSource, path: str, side: int) -> list[str]:
         side: side of a tile in pixels.
     """
     try:
-        with _opened(file) as image:  # as stored: a turned photograph is cut before it is turned
+        with opened(file) as image:  # as stored: a turned photograph is cut before it is turned
             size = _tiff_size(file) if image is None else image.size
             return tile_names(path, *size, side)
     except Exception:  # decoding says what is wrong with it
@@ -560,7 +560,7 @@ def decode_parts(
     """
     most = (most or MOST_PIXELS) if None in boxes else MOST_TILED_PIXELS
     try:
-        with _opened(path) as image:
+        with opened(path) as image:
             width, height = _tiff_size(path) if image is None else image.size
             if width * height > most:
                 remedy = CUT if most == MOST_PIXELS else ""
@@ -587,11 +587,11 @@ def decode_parts(
 
 
 @contextmanager
-def _opened(path: ImageSource) -> Iterator[Image.Image | None]:
+def opened(path: ImageSource) -> Iterator[Image.Image | None]:
     """Opens a file with Pillow; yields None for a TIFF of more bands than Pillow supports."""
-    with ExitStack() as opened:
+    with ExitStack() as stack:
         try:
-            image = opened.enter_context(open_image(path))
+            image = stack.enter_context(open_image(path))
         except UnidentifiedImageError:
             if not is_tiff(path):
                 raise

@@ -19,9 +19,9 @@ import requests
 from pydantic import Field
 
 from feddg.data.data_set import DataSet, Mirror, PublishedFile
-from feddg.data.mirror import local_files, mirrored_files, mirrored_images, require_parquet
+from feddg.data.mirror import local_files, mirrored_files, mirrored_images
 from feddg.diagnostics import Progress
-from feddg.errors import DataError
+from feddg.errors import DataError, need
 from feddg.records import JsonFile
 from feddg.storage import alone, digest, private_folder, read_text, replace_text, sync, why
 
@@ -493,7 +493,7 @@ def _get_mirrored(
     source: Path | None,
 ) -> dict[str, str]:
     """Takes a data set from its mirror; an interrupted download continues at the same commit."""
-    require_parquet()
+    need("parquet", "a mirror")
     record, received = _record(definition, root)
     same = revision is None or revision in (received.revision, received.commit)
     if received.complete and not same:

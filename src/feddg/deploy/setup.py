@@ -14,6 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import Field, ValidationError
 
 from feddg.data.data_set import DATA_SETS, load_source
+from feddg.data.images import plain_name
 from feddg.errors import ExperimentError, FeddgError
 from feddg.experiment import Experiment, load_experiment
 from feddg.methods.base import require_network_fit
@@ -113,12 +114,8 @@ def read_join(folder: Path) -> JoinFile:
 
 def held_out_among(domains: Iterable[str], held_out: Collection[str]) -> list[str]:
     """Returns a site's domains that an experiment holds out, whatever their spelling."""
-
-    def plain(name: str) -> str:
-        return " ".join(name.replace("_", " ").split()).casefold()
-
-    excluded = {plain(name) for name in held_out}
-    return [name for name in domains if plain(name) in excluded]
+    excluded = set(map(plain_name, held_out))
+    return [name for name in domains if plain_name(name) in excluded]
 
 
 def public_key(file: Path) -> bytes:

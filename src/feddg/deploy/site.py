@@ -495,9 +495,7 @@ class Site:
 
     def _build(self, classes: int) -> tuple[Method, Worker, Defences]:
         # All weights come with the message: a site needs no pretrained ones.
-        model = self.experiment.model.model_copy(update={"weights": None})
-        bare = self.experiment.model_copy(update={"model": model})
-        method, network = build(bare, classes)
+        method, network = build(self.experiment.without_weights, classes)
         defences = defences_for(self.experiment, method, network)
         chosen = find_augmentation(self.experiment.train.augmentation)
         cache = self.config.cache_folder

@@ -7,6 +7,7 @@ depthwise convolutions in bfloat16 and to all convolutions before frozen batch n
 import copy
 import itertools
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ def use_fast_convolutions(network: nn.Module) -> None:
             if type(module) is nn.Conv2d and _is_plain(module):
                 module.__class__ = SmallMapConv2d
     for module in filter(loses_bfloat16, network.modules()) if multiplies_tiles() else ():
-        module.__class__ = _mixed(WideConv2d, type(module))
+        module.__class__ = mixed(WideConv2d, type(module))
 
 
 def use_plain_convolutions(network: nn.Module) -> None:
@@ -353,9 +354,9 @@ def _use_separable_convolutions(network: nn.Module) -> None:
             if layer in pairs:
                 vars(layer)["norm"] = (pairs[layer],)
             if layer in pairs or _is_depthwise(layer):
-                layer.__class__ = _mixed(SeparableConv, type(layer))
+                layer.__class__ = mixed(SeparableConv, type(layer))
     for norm in pairs.values():
-        norm.__class__ = _mixed(FoldedNorm, type(norm))
+        norm.__class__ = mixed(FoldedNorm, type(norm))
 
 
 def _normalised(network: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
@@ -370,11 +371,7 @@ def _normalised(network: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
                     yield layer, norm
 
 
-_classes: dict[tuple[type, type[nn.Module]], type[nn.Module]] = {}
-"""Cache of classes, by the mixed-in class and the layer's own class."""
-
-
-def _mixed(before: type, kind: type[nn.Module]) -> type[nn.Module]:
-    name = f"{before.__name__}{kind.__name__}"
-    made = _classes.get((before, kind)) or type(name, (before, kind), {"__module__": __name__})
-    return _classes.setdefault((before, kind), made)
+@cache
+def mixed(before: type, kind: type[nn.Module]) -> type[nn.Module]:
+    """Returns a layer's class with another mixed in before it."""
+    return type(f"{before.__name__}{kind.__name__}", (before, kind), {"__module__": __name__})

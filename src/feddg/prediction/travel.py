@@ -1,6 +1,5 @@
 """Will a run's model travel? Estimates its accuracy on unlabelled images of a new site."""
 
-import csv
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from feddg.data.columns import read_columns
 from feddg.data.inspection import depth_of
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic, Progress, emit, silent
@@ -66,7 +66,7 @@ from feddg.prediction.predict import (
     predict_batches,
 )
 from feddg.readers import function
-from feddg.records import TEST, EstimateRow, JsonFile, as_csv, client_name, from_cell
+from feddg.records import TEST, EstimateRow, JsonFile, as_csv, client_name
 from feddg.runs.diagnostics import LEARNED_NOTHING
 from feddg.runs.figures import some_of_each
 from feddg.runs.prepare import Images, load_images
@@ -845,26 +845,19 @@ def _labelled(
     place = {name: number for number, name in enumerate(files)}
     places: list[int] = []
     right: list[bool] = []
-    with (
-        file_faults(DataError, f"{path} cannot be read", ValueError, csv.Error),
-        path.open(newline="", encoding="utf-8-sig") as content,
-    ):
-        rows = list(csv.DictReader(content))
-    if rows and not {"file", "label"} <= rows[0].keys():
-        raise DataError(f"{path} needs the columns file and label, in its first line")
-    for number, row in enumerate(rows, start=2):
-        name, label = from_cell(row["file"] or ""), (row["label"] or "").strip()
+    table = read_columns(path, ("file", "label"))
+    for index, (name, label) in enumerate(zip(table["file"], table["label"])):
         if not label:
             continue
         if name not in place:
-            raise DataError(f"{path}, line {number}: {name} is not among the named images")
+            raise DataError(f"{table.row(index)}: {name} is not among the named images")
         if label not in class_names:
             raise DataError(
-                f"{path}, line {number}: the model knows no class {label!r}; its classes are "
+                f"{table.row(index)}: the model knows no class {label!r}; its classes are "
                 f"{', '.join(class_names)}"
             )
         if place[name] in places:
-            raise DataError(f"{path}, line {number}: {name} appears twice")
+            raise DataError(f"{table.row(index)}: {name} appears twice")
         places.append(place[name])
         right.append(class_names[predicted[place[name]]] == label)
     return numpy.array(places, int), numpy.array(right, bool)
