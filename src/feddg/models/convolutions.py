@@ -372,6 +372,6 @@ def _normalised(network: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
 
 
 @cache
-def mixed(before: type, kind: type[nn.Module]) -> type[nn.Module]:
+def mixed(before: type, kind: Any) -> type[nn.Module]:
     """Returns a layer's class with another mixed in before it."""
     return type(f"{before.__name__}{kind.__name__}", (before, kind), {"__module__": __name__})
