@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -369,12 +368,8 @@ def _leaks(
 
 def similar(names: Sequence[str]) -> list[list[str]]:
     """Returns groups of names that differ in case, blanks, ``_``, ``-`` or a plural's s only."""
-
-    def plain(name: str) -> str:
-        return plain_name(name).removesuffix("s")
-
-    groups = (list(group) for _, group in groupby(sorted(names, key=plain), key=plain))
-    return [sorted(group) for group in groups if len(group) > 1]
+    groups = grouped((plain_name(name).removesuffix("s"), name) for name in sorted(names))
+    return [group for _, group in sorted(groups.items()) if len(group) > 1]
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """``feddg deploy init``: writes the coordinator's folder and the files for each site."""
 
 import ipaddress
+import json
 import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
@@ -228,7 +229,7 @@ def write_app(
         keep_trailing_newline=True,
         autoescape=False,  # nothing here is a page
     )
-    environment.filters |= {"toml": _basic, "toml_lines": _multiline}
+    environment.filters |= {"toml": json.dumps, "toml_lines": _multiline}
     environment.globals |= {
         **versions,
         "folder": folder,
@@ -311,12 +312,6 @@ def _certificate_names(host: str) -> str:
     except ValueError:
         subject = f"DNS:{host}"
     return ",".join(dict.fromkeys(("DNS:localhost", "IP:127.0.0.1", subject)))
-
-
-def _basic(text: str) -> str:
-    """Returns text as a TOML string."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
 
 
 def _multiline(text: str) -> str:
