@@ -24,40 +24,21 @@ Fields = dict[str, Any]
 """Fields of an experiment by name, nested as in its file."""
 IMAGENET: Final = "imagenet"
 """Value of ``model.weights`` for ImageNet weights from a package, timm or torchvision."""
+_SHORT = {
+    "data": "root split_file group_by subgroups image_size",
+    "clients": "heterogeneity alpha partition shards quantity_alpha",
+    "train": "rounds local_epochs local_steps batch_size optimizer lr schedule augmentation",
+    "model": "backbone weights embedding normalization",
+    "server": "averaging",
+    "evaluate": "decision specificity sensitivity prevalence",
+}
 SHORTHANDS = {
     "method": "method.name",
     "data": "data.source",
     "clients": "clients.number",
-    "root": "data.root",
-    "split_file": "data.split_file",
-    "group_by": "data.group_by",
-    "subgroups": "data.subgroups",
-    "image_size": "data.image_size",
     "clients_per_round": "clients.per_round",
-    "heterogeneity": "clients.heterogeneity",
-    "alpha": "clients.alpha",
-    "partition": "clients.partition",
-    "shards": "clients.shards",
-    "quantity_alpha": "clients.quantity_alpha",
-    "rounds": "train.rounds",
-    "local_epochs": "train.local_epochs",
-    "local_steps": "train.local_steps",
-    "batch_size": "train.batch_size",
-    "optimizer": "train.optimizer",
-    "lr": "train.lr",
-    "schedule": "train.schedule",
-    "augmentation": "train.augmentation",
-    "backbone": "model.backbone",
-    "weights": "model.weights",
-    "embedding": "model.embedding",
-    "normalization": "model.normalization",
-    "averaging": "server.averaging",
     "eval_every": "evaluate.every",
-    "decision": "evaluate.decision",
-    "specificity": "evaluate.specificity",
-    "sensitivity": "evaluate.sensitivity",
-    "prevalence": "evaluate.prevalence",
-}
+} | {name: f"{part}.{name}" for part, names in _SHORT.items() for name in names.split()}
 """Short names of fields, by dotted path: used in Python and files, and as command-line flags. The
 first three are also parts of an experiment, which may be given in full instead.
 """

@@ -52,13 +52,8 @@ def describe_model(run: Path, trained: Trained) -> ModelDescription:
         round=trained.round,
         weights=fingerprint(predictor),
         class_names=trained.class_names,
-        image_size=data.image_size,
-        resize=data.resize,
-        range=data.range,
-        bands=data.bands,
-        tile=data.tile,
+        **data.model_dump(include={"image_size", "resize", "range", "bands", "tile", "features"}),
         bits=training_depth(run),
-        features=data.features,
         columns=data.all_options if data.features else {},
         input=f"features (batch, {data.features})"
         if data.features

@@ -130,15 +130,17 @@ def _frame(file: Path, options: ColumnOptions) -> "DataFrame":
         )
     if ending in PARQUET:
         need("parquet", str(file), otherwise="write it as CSV")
+    headings: list[str] = []
     with file_faults(DataError, f"Cannot read {file}", ValueError, SafetensorError):
         if ending == ".csv":
-            names = pandas.read_csv(file, nrows=0).columns
-            texts = set(options.columns.values()) & set(names)
+            first = pandas.read_csv(file, nrows=1, header=None, dtype=str, keep_default_na=False)
+            headings = first.iloc[0].tolist()  # pandas calls a second f1 f1.1
+            texts = set(options.columns.values()) & set(headings)
             frame = pandas.read_csv(  # names stay as they are written: 007, 1.10, None
                 file,
                 dtype=dict.fromkeys(texts, str),
                 keep_default_na=False,
-                na_values={name: [""] if name in texts else MISSING for name in names},
+                na_values={name: [""] if name in texts else MISSING for name in headings},
             )
         elif ending in PARQUET:
             frame = pandas.read_parquet(file)
@@ -151,10 +153,7 @@ def _frame(file: Path, options: ColumnOptions) -> "DataFrame":
     if not len(frame):
         raise DataError(f"{file} has no rows.")
     frame.columns = pandas.Index(map(str, frame))
-    headings = frame.columns.tolist()
-    if ending == ".csv":  # pandas calls a second f1 f1.1
-        first = pandas.read_csv(file, nrows=1, header=None, dtype=str, keep_default_na=False)
-        headings = first.iloc[0].tolist()
+    headings = headings or frame.columns.tolist()
     if twice := next((name for name, count in Counter(headings).items() if count > 1), None):
         raise DataError(f"{file} has two columns called {twice!r}; rename one.")
     if odd := next((name for name in headings if not is_printable(name)), None):
