@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -229,7 +230,10 @@ def write_app(
         keep_trailing_newline=True,
         autoescape=False,  # nothing here is a page
     )
-    environment.filters |= {"toml": json.dumps, "toml_lines": _multiline}
+    environment.filters |= {
+        "toml": partial(json.dumps, ensure_ascii=False),
+        "toml_lines": _multiline,
+    }
     environment.globals |= {
         **versions,
         "folder": folder,

@@ -416,8 +416,8 @@ class Site:
             registration = self._registration()
         except ValidationError as error:
             raise DataError(
-                f"This site's folder of images {explained(error, Registration)}; rename or empty "
-                "it, as the coordinator would refuse it."
+                "The coordinator would refuse this site's folder of images "
+                f"({explained(error, Registration)}): rename or empty it."
             ) from None
         return Payload({"site": self.config.site}, {"registration": registration.message})
 
