@@ -7,7 +7,6 @@ depthwise convolutions in bfloat16 and to all convolutions before frozen batch n
 import copy
 import itertools
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import torch
@@ -371,7 +370,11 @@ def _normalised(network: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
                     yield layer, norm
 
 
-@cache
-def mixed(before: type, kind: Any) -> type[nn.Module]:
+_classes: dict[tuple[type, type[nn.Module]], type[nn.Module]] = {}
+"""Cache of classes, by the mixed-in class and the layer's own class."""
+
+
+def mixed(before: type, kind: type[nn.Module]) -> type[nn.Module]:
     """Returns a layer's class with another mixed in before it."""
-    return type(f"{before.__name__}{kind.__name__}", (before, kind), {"__module__": __name__})
+    made = type(f"{before.__name__}{kind.__name__}", (before, kind), {"__module__": __name__})
+    return _classes.setdefault((before, kind), made)
