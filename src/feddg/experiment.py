@@ -123,6 +123,12 @@ class Experiment(ExperimentSettings):
         return self._hash(str)
 
     @property
+    def without_weights(self) -> "Experiment":
+        """The same without pretrained weights, for a network that is sent its weights."""
+        model = self.model.model_copy(update={"weights": None})
+        return self.model_copy(update={"model": model})
+
+    @property
     def portable_id(self) -> str:
         """An id that does not depend on where the experiment's files are.
 

@@ -487,10 +487,13 @@ def test_the_command_prints_the_answer_and_its_numbers(ridge, cache, sketches, t
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name,label\na,b\n", "needs the columns file and label"),
-        ("file,label\nabsent.png,3\n", "line 2: absent.png is not among the named images"),
+        ("name,label\na,b\n", "has no column 'file'"),
+        (
+            "file,label\nabsent.png,3\n",
+            "row 2 of labels.csv: absent.png is not among the named images",
+        ),
         ("file,label\n{0},eleven\n", "knows no class 'eleven'"),
-        ("file,label\n{0},3\n{0},3\n", "line 3: .* appears twice"),
+        ("file,label\n{0},3\n{0},3\n", "row 3 of labels.csv: .* appears twice"),
     ],
 )
 def test_labels_that_do_not_fit_are_named(finished, cache, sketches, tmp_path, text, message):

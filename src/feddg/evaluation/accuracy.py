@@ -364,8 +364,7 @@ class Evaluation:
                 if sum(kept.nbytes for kept in self.kept.values()) + features.nbytes <= MOST_KEPT:
                     self.kept[key] = features.cpu()
             embeddings = network.embedding(features.to(self.device))
-            logits: Tensor = network.classifier(embeddings)
-            return logits
+            return network.classifier(embeddings)
 
         return answers
 

@@ -236,5 +236,4 @@ def draw_styles(owners: Tensor, images: int, number: int, rng: torch.Generator) 
     _, counts = torch.unique(owners, return_counts=True)
     sources = torch.rand(images, len(counts), generator=rng).argsort(1)[:, :number].T
     within = (torch.rand(sources.shape, generator=rng) * counts[sources]).long()
-    rows: Tensor = (counts.cumsum(0) - counts)[sources] + within
-    return rows
+    return (counts.cumsum(0) - counts)[sources] + within
