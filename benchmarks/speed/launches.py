@@ -37,7 +37,7 @@ from feddg.methods.base import methods
 from feddg.models.backbones import register_backbone
 from feddg.testing.device import second_device
 
-CLIENTS, FEW, MANY = 2, 2, 10
+CLIENTS, FEW = 2, 2
 WIDTHS = (4, 8, 16, 32)
 
 
@@ -160,10 +160,10 @@ def by_step(
     method: str, device: str, recorded: bool, cache: Path, measure: Callable[[Federation], float]
 ) -> tuple[float, float, bool]:
     """Returns a step's figure, a turn's besides its steps, and whether steps were replayed."""
-    before = 4 if recorded else 1
-    few, many = (rounds(before, method, device, n, recorded, cache) for n in (FEW, MANY))
+    before, most = 4 if recorded else 1, 10 if measure is busy else 4
+    few, many = (rounds(before, method, device, n, recorded, cache) for n in (FEW, most))
     of_few = measure(few)
-    step = (measure(many) - of_few) / ((MANY - FEW) * CLIENTS)
+    step = (measure(many) - of_few) / ((most - FEW) * CLIENTS)
     more = rounds(before, method, device, FEW, recorded, cache, 2 * CLIENTS)
     turn = (measure(more) - of_few) / CLIENTS - FEW * step
     return step, turn, many.worker.graphs.replayed > 0
