@@ -187,7 +187,13 @@ def tiny_pacs(tmp_path_factory):
     return fake_images(tmp_path_factory.mktemp("pacs") / "images", domains)
 
 
-@pytest.mark.parametrize("name", SHORTENED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if place > 1 else ())
+        for place, name in enumerate(SHORTENED)
+    ],
+)
 def test_a_shortened_plan_shows_what_it_would_run(name, tiny_pacs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plan = str(PLANS / "short" / f"{name}.yaml")

@@ -670,7 +670,7 @@ def test_what_was_opened_outlives_a_site_and_its_damage_is_said(tmp_path):
 # Restarts of the coordinator
 
 EXPERIMENT = Experiment(
-    data={"source": "digits", "image_size": 16, "id_val": 0.0, "id_test": 0.0},
+    data={"source": "digits", "image_size": 8, "id_val": 0.0, "id_test": 0.0},
     hold_out="sketch",
     clients={"number": 4, "partition": "iid"},
     model={"backbone": "cnn_gn", "weights": None, "normalization": "frozen"},

@@ -63,14 +63,14 @@ def check_convolutions(network: nn.Module, images: Tensor) -> None:
 
     They do so where layers of a ``Sequential`` are called by hand, with something between them.
     """
-    fast = copy.deepcopy(network)
-    folded = [norm for norm in fast.modules() if isinstance(norm, FoldedNorm)]
-    if not folded:
+    if not any(isinstance(norm, FoldedNorm) for norm in network.modules()):
         return
+    fast = copy.deepcopy(network)
     images = images.to(next(fast.parameters()))
-    for norm in folded:  # the first statistics, 0 and 1, would not show it
-        norm.get_buffer("running_mean").fill_(0.5)
-        norm.get_buffer("running_var").fill_(0.5)
+    for norm in fast.modules():
+        if isinstance(norm, FoldedNorm):  # the first statistics, 0 and 1, would not show it
+            norm.get_buffer("running_mean").fill_(0.5)
+            norm.get_buffer("running_var").fill_(0.5)
     plain = copy.deepcopy(fast)
     use_plain_convolutions(plain)
     first, other = tried(fast, images), tried(plain, images)
