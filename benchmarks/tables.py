@@ -28,11 +28,10 @@ from feddg.report.tables import (
     detectable_text,
     domains_of,
     interval_text,
-    points,
     spread_text,
     unseen,
 )
-from feddg.report.text import spelled
+from feddg.report.text import points, spelled
 from feddg.runs.table import EMA_MEAN, FINAL
 from feddg.text import readable
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import click
 import typer
@@ -22,6 +22,7 @@ from feddg.readers import find
 if TYPE_CHECKING:
     from feddg.diagnostics import Diagnostic
 
+T = TypeVar("T")
 PANELS = {
     "Data": "method data root hold_out split_file group_by subgroups image_size",
     "Clients": "clients clients_per_round heterogeneity alpha partition shards quantity_alpha",
@@ -70,13 +71,19 @@ def client_counts(text: str) -> list[tuple[int, int | None]]:
     Raises:
         ExperimentError: it is written in another way.
     """
-    pairs = [part.partition(":") for part in text.split(",")]
+
+    def pair(part: str) -> tuple[int, int | None]:
+        number, _, per_round = part.partition(":")
+        return int(number), int(per_round) if per_round else None
+
+    return _values(text, pair, f"--clients {text}: write N, or N:K with K per round")
+
+
+def _values(text: str, read: Callable[[str], T], wrong: str) -> list[T]:
     try:
-        return [
-            (int(number), int(per_round) if per_round else None) for number, _, per_round in pairs
-        ]
+        return [read(part) for part in text.split(",")]
     except ValueError:
-        raise ExperimentError(f"--clients {text}: write N, or N:K with K per round") from None
+        raise ExperimentError(wrong) from None
 
 
 def data_sets(text: str) -> str | list[str]:
@@ -96,10 +103,7 @@ def shares(text: str) -> list[float]:
     Raises:
         ExperimentError: one is not a number.
     """
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ExperimentError(f"--heterogeneity {text}: write numbers: 0,0.1,1") from None
+    return _values(text, float, f"--heterogeneity {text}: write numbers: 0,0.1,1")
 
 
 def whole_numbers(flag: str, text: str) -> list[int]:
@@ -108,10 +112,7 @@ def whole_numbers(flag: str, text: str) -> list[int]:
     Raises:
         ExperimentError: one is not a whole number; names the flag.
     """
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ExperimentError(f"{flag} {text}: write one or more numbers: 7,8,9") from None
+    return _values(text, int, f"{flag} {text}: write one or more numbers: 7,8,9")
 
 
 def seeds(text: str) -> int | list[int]:

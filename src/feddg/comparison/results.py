@@ -22,7 +22,7 @@ from feddg.comparison.results_file import (
 )
 from feddg.comparison.statistics import Accuracies, Margin, average_over_columns, leads
 from feddg.comparison.tuning import TUNING, TuningFile
-from feddg.diagnostics import SEVERITIES, Diagnostic, Severity
+from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, warning
 from feddg.errors import RunError
 from feddg.messages import plain_text
 from feddg.records import CONSTANT, LAST, RISING, TEST, JsonFile
@@ -344,7 +344,7 @@ class Results:
             f"No method here is fit to use: none of them beats {CONSTANT_ANSWER}{right} by more "
             "than chance."
         )
-        return Diagnostic("no-method-fit", "warning", text, _remedy(self.runs()))
+        return warning("no-method-fit", text, _remedy(self.runs()))
 
     def of(self, method: str) -> list[ResultRow]:
         """Returns the rows of a method."""
@@ -526,7 +526,7 @@ def about_budgets(results: Results) -> Iterator[Diagnostic]:
             f"{short(images)}, because batches were not full or updates were refused: the last "
             "round is used."
         )
-        yield Diagnostic("budget-not-reached", "warning", text)
+        yield warning("budget-not-reached", text)
 
 
 def about_lead(results: Results) -> Iterator[Diagnostic]:

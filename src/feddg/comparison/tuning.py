@@ -5,7 +5,7 @@ from typing import Final
 
 from pydantic import Field
 
-from feddg.diagnostics import Diagnostic
+from feddg.diagnostics import Diagnostic, warning
 from feddg.records import JsonFile, Number, Row
 from feddg.runs.diagnostics import IN_WORDS, MAJORITY
 
@@ -83,13 +83,13 @@ class TuningFile(JsonFile):
                 advice = (
                     "Give trials more rounds (tune.rounds), pretrained weights, or other values."
                 )
-                notes.append(Diagnostic("tuned-on-nothing-learned", "warning", text, advice))
+                notes.append(warning("tuned-on-nothing-learned", text, advice))
             for text, advice in _edges(row, rows):
-                notes.append(Diagnostic("edge-of-the-grid", "warning", f"{where}: {text}", advice))
+                notes.append(warning("edge-of-the-grid", f"{where}: {text}", advice))
             equal = sum(other.score == row.score for other in rows)
             if equal > 1:
                 text = f"{where}: {equal} combinations do equally well; the first is used."
-                notes.append(Diagnostic("tuning-tie", "warning", text))
+                notes.append(warning("tuning-tie", text))
         return notes
 
 

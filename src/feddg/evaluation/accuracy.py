@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from feddg.data.pixels import Pixels, as_unit
-from feddg.diagnostics import Diagnostic
+from feddg.diagnostics import Diagnostic, warning
 from feddg.errors import ExperimentError, first_names
 from feddg.evaluation.decision import Decision, Part, decide, decision_metrics, threshold_on
 from feddg.evaluation.intervals import effective_number, variance_of_sum
@@ -410,9 +410,8 @@ def about_support(
             places.append(f"{split} {domain}: {first_names(counted, 3)}")
     if places:
         more = f"; and in {len(places) - 3} more domains" if len(places) > 3 else ""
-        yield Diagnostic(
+        yield warning(
             FEW_IMAGES,
-            "warning",
             f"Some classes have fewer than {FEW} images, or none: {'; '.join(places[:3])}{more}. "
             "Balanced accuracy, macro-F1 and AUROC are uncertain there, and leave out classes "
             "without images.",

@@ -14,7 +14,7 @@ from pydantic_core import from_json
 import feddg
 from feddg.data.images import IMAGE_SUFFIXES, endings
 from feddg.data.pixels import as_unit
-from feddg.diagnostics import Diagnostic
+from feddg.diagnostics import Diagnostic, warning
 from feddg.errors import DataError, FeddgError, RunError, field_fault, schema_faults
 from feddg.evaluation.accuracy import energy
 from feddg.evaluation.adaptation import Predictor
@@ -279,9 +279,8 @@ def about_links(named: Sequence[Path | str]) -> Iterator[Diagnostic]:
             pass
     if left_out:
         first, count = printable(str(left_out[0])), len(left_out)
-        yield Diagnostic(
+        yield warning(
             "links-left-out",
-            "warning",
             f"{counted(count, 'link')} out of the named folders left out, the first: {first}.",
             "Name what is meant instead.",
         )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 
 from feddg.data.fingerprint import ImagesFile, file_of
-from feddg.diagnostics import Diagnostic, Progress, silent
+from feddg.diagnostics import Diagnostic, Progress, silent, warning
 from feddg.errors import (
     AdaptationError,
     ExperimentError,
@@ -344,7 +344,7 @@ def write_missing_results(
         try:
             write_image_results(folder, cache=cache)
         except FeddgError as error:
-            yield Diagnostic("no-results-by-image", "warning", f"No results by image: {error}")
+            yield warning("no-results-by-image", f"No results by image: {error}")
 
 
 def _schema(arrow: Any, class_names: tuple[str, ...], about: Mapping[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor
 from feddg.data.columns import read_columns
 from feddg.data.inspection import depth_of
 from feddg.data.pixels import as_unit
-from feddg.diagnostics import Diagnostic, Progress, emit, silent
+from feddg.diagnostics import Diagnostic, Progress, emit, note, silent, warning
 from feddg.errors import DataError, RunError, first_names
 from feddg.evaluation.accuracy import NOT_FINITE, energy
 from feddg.evaluation.calibration import (
@@ -770,9 +770,8 @@ def _diagnostics(
     if signals.foreign and not labels and not useless:
         ratio = math.exp((signals.novelty or 0.0) - (signals.limit or 0.0))
         first = min(50, images)
-        yield Diagnostic(
+        yield warning(
             FOREIGN,
-            "warning",
             f"{UNLIKE}: {ratio:.2f} times the distance within which 95 % of new sites with the "
             "same classes lie. So no accuracy is estimated. Images alone do not tell whether this "
             "is a new style or other objects.",
@@ -790,25 +789,21 @@ def _diagnostics(
         text = "The model failed where it was tested"
         text += "." if labels else ", so no accuracy is estimated elsewhere."
         label = "" if labels else ", or label 50 of these images (--choose 50 --labels FILE)"
-        yield Diagnostic(USELESS, "warning", text, f"Train a better one{label}.")
+        yield warning(USELESS, text, f"Train a better one{label}.")
         if not labels:
             return
     elif labels >= images or expected.reach <= REACH or expected.low >= reference.accuracy - REACH:
-        yield Diagnostic(
-            "travels", "note", f"Use it, if {expected.low:.0%} to {expected.high:.0%} is enough."
-        )
+        yield note("travels", f"Use it, if {expected.low:.0%} to {expected.high:.0%} is enough.")
     else:
         more = max(needed - labels, 10) if labels else needed
         count = counted(min(more, images - labels), "more image" if labels else "image")
-        yield Diagnostic(
+        yield note(
             "label-first",
-            "note",
             f"Label about {count} first: that brings the interval to {100 * REACH:.0f} points on "
             "either side.",
         )
-    yield Diagnostic(
+    yield note(
         "travel-rests-on",
-        "note",
         f"It rests on {_LEFT_OUT[calibration.models].format(sites=sites)}, and on "
         f"{counted(reference.images, 'in-domain validation image')}, of which the model labels "
         f"{reference.accuracy:.0%} correctly"
@@ -817,9 +812,8 @@ def _diagnostics(
     )
     if not enough:
         what = f"Only {sites} left out" if calibration.sites else "Nothing"
-        yield Diagnostic(
+        yield warning(
             "travel-no-sites",
-            "warning",
             f"{what} can tell how the model does at a site it has not seen: such estimates are "
             "assumed to be ten points off.",
             "Name runs that each held another domain out (--beside), or label some images.",

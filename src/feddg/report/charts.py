@@ -142,14 +142,14 @@ def axis(title: str, **settings: Any) -> Axis:
 
 def names_axis(names: Sequence[str], title: str = "", **settings: Any) -> Axis:
     """Returns an axis of names; if there are very many, they are shown on pointing only."""
-    return axis(
-        title,
-        tickmode="array",
-        tickvals=list(range(len(names))),
-        ticktext=[label_of(name) for name in names],
-        showticklabels=len(names) <= MANY_CLASSES,
-        **settings,
-    )
+    shown = {"showticklabels": len(names) <= MANY_CLASSES} | settings
+    return texts_axis([label_of(name) for name in names], title, **shown)
+
+
+def texts_axis(texts: Sequence[str], title: str = "", **settings: Any) -> Axis:
+    """Returns an axis of texts that are safe."""
+    ticks = {"tickmode": "array", "tickvals": list(range(len(texts))), "ticktext": list(texts)}
+    return axis(title, **ticks, **settings)
 
 
 def scale_for(lowest: float, highest: float, ratio: float, **linear: Any) -> Axis:
@@ -560,17 +560,9 @@ def margin_plot(results: Results, base: str) -> Chart | None:
         return None
     order = sorted(margins, key=lambda name: -margins[name].mean)
     ordered = [margins[name] for name in order]
-    dots = markers_of(
-        [(round(100 * margin.mean, 4), row) for row, margin in enumerate(ordered)],
-        {"size": 10, "color": [DARK if margin.decided else "#9fb0b8" for margin in ordered]},
-        "%{x:+.1f} points<extra></extra>",
-        error_x={
-            "type": "data",
-            "array": [100 * (margin.domains.reach or 0.0) for margin in ordered],
-            "thickness": 2,
-            "color": "#6f7f8f",
-        },
-    )
+    colours = [DARK if margin.decided else "#9fb0b8" for margin in ordered]
+    reaches = [(margin.mean, margin.domains.reach) for margin in ordered]
+    dots = _intervals(reaches, {"size": 10, "color": colours}, "#6f7f8f")
     caption = sentence("margin_plot", when=rule.when, base=spelled(base))
     x = axis(f"points above {spelled(base)}")
     return _rows_chart([dots], order, caption, x, 36, (0.5, 0.5), shapes=[marker_line(0)])
@@ -590,29 +582,13 @@ def forest_plot(results: Results, method: str, base: str, margin: Margin) -> Cha
             rows.append((label_of(domain.removeprefix(f"{name}, ")), Interval.of(known)))
     first, rows = len(rows), [*rows, ("<b>all domains</b>", margin.domains)]
     rows.append(("<b>all data sets</b>", margin.collections))
-    dots = markers_of(
-        [(round(100 * interval.mean, 4), row) for row, (_, interval) in enumerate(rows)],
-        {
-            "size": [9] * first + [13, 13],
-            "symbol": ["circle"] * first + ["diamond"] * 2,
-            "color": [MIDDLE] * first + [DARK] * 2,
-        },
-        "%{x:+.1f} points<extra></extra>",
-        error_x={
-            "type": "data",
-            "array": [100 * (interval.reach or 0.0) for _, interval in rows],
-            "thickness": 2,
-            "color": DARK,
-        },
-    )
-    y = axis(
-        "",
-        tickmode="array",
-        tickvals=list(range(len(rows))),
-        ticktext=[text for text, _ in rows],
-        showgrid=False,
-        range=[len(rows) - 0.5, -0.5],
-    )
+    marker = {
+        "size": [9] * first + [13, 13],
+        "symbol": ["circle"] * first + ["diamond"] * 2,
+        "color": [MIDDLE] * first + [DARK] * 2,
+    }
+    dots = _intervals([(interval.mean, interval.reach) for _, interval in rows], marker, DARK)
+    y = texts_axis([text for text, _ in rows], showgrid=False, range=[len(rows) - 0.5, -0.5])
     x = axis(f"points above {spelled(base)}")
     caption = sentence(
         "forest_plot",
@@ -629,6 +605,19 @@ def forest_plot(results: Results, method: str, base: str, margin: Margin) -> Cha
         xaxis=x,
         yaxis=y,
         shapes=[marker_line(0)],
+    )
+
+
+def _intervals(
+    reaches: Sequence[tuple[float, float | None]], marker: dict[str, Any], colour: str
+) -> Trace:
+    """Returns a dot for each mean, one below the other, with its interval's reach; in points."""
+    array = [100 * (reach or 0.0) for _, reach in reaches]
+    return markers_of(
+        [(round(100 * mean, 4), row) for row, (mean, _) in enumerate(reaches)],
+        marker,
+        "%{x:+.1f} points<extra></extra>",
+        error_x={"type": "data", "array": array, "thickness": 2, "color": colour},
     )
 
 

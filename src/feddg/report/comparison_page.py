@@ -1,14 +1,13 @@
 """The page of a comparison: tables of means, margins and ranks, and curves of many runs."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 
 from feddg.comparison.results import Results, about_method, differing
-from feddg.comparison.results_file import ResultRow
 from feddg.comparison.statistics import average_over_columns, leads
 from feddg.evaluation.metrics import OF_A_DECISION
 from feddg.records import ID_TEST, TEST, VAL
@@ -37,7 +36,14 @@ from feddg.report.run_page import (
     on_data,
     steps_section,
 )
-from feddg.report.text import AGGREGATE_WORDS, metric_title, sentence, spelled, split_heading
+from feddg.report.text import (
+    AGGREGATE_WORDS,
+    metric_title,
+    sentence,
+    spelled,
+    split_heading,
+    table_from,
+)
 from feddg.runs.diagnostics import STILL_RISING
 from feddg.runs.reading import Run, flatten
 from feddg.runs.table import SELECTION_RULES, in_order
@@ -45,13 +51,10 @@ from feddg.text import (
     MISSING,
     command,
     counted,
-    duration,
     listed,
     number,
-    percent,
     readable,
     short,
-    size,
 )
 
 MOST_FACTS = 8
@@ -95,7 +98,7 @@ def comparison_page(results: Results) -> Page:
             charts.accuracy_against(results, "seconds"),
             folded=True,
         ),
-        _runs_section(results),
+        Section("Runs", [table_from("runs", results=results)], folded=True),
         steps_section(list(_steps(results))),
     ]
     verdict = tables.conclusion(results)
@@ -223,21 +226,18 @@ def _metrics_table(results: Results) -> Table | None:
     names = in_order(name for run in results.runs() for name in run.table.metrics)
     if len(names) < 2:
         return None
-    rule = results.default_rule
-
-    def metric(name: str) -> MadeColumn[tuple[str, str]]:
-        shares = {over: results.values(rule, name, over=over) for over in AGGREGATE_WORDS}
-        return column(
-            metric_title(name), lambda pair: tables.mean_percent(shares[pair[1]], pair[0])
-        )
-
-    columns: list[MadeColumn[tuple[str, str]]] = [
-        text_column("Method", lambda pair: spelled(pair[0])),
-        text_column("Over domains", lambda pair: AGGREGATE_WORDS[pair[1]]),
-        *map(metric, names),
-    ]
-    pairs = itertools.product(results.methods, AGGREGATE_WORDS)
-    return table_of(pairs, columns, sentence("all_metrics_caption"), grouped=True)
+    shares = {
+        (name, over): results.values(results.default_rule, name, over=over)
+        for name in names
+        for over in AGGREGATE_WORDS
+    }
+    return table_from(
+        "all_metrics",
+        methods=results.methods,
+        names=names,
+        aggregates=AGGREGATE_WORDS,
+        mean=lambda name, over, method: tables.mean_percent(shares[name, over], method),
+    )
 
 
 def _rules_section(results: Results) -> Section:
@@ -262,61 +262,30 @@ def _differing_settings(results: Results) -> Block | None:
     if not names:
         return None
 
-    def setting(label: str, settings: Mapping[str, str]) -> MadeColumn[str]:
-        return text_column(label, lambda key: settings.get(key, MISSING))
-
-    columns = [text_column("Setting", str), *map(setting, labels, flat)]
-    table = table_of(names, columns, "Everything else is the same in all runs.")
+    table = table_from("settings", names=names, runs=list(zip(labels, flat)))
     few = len(names) <= FEW_SETTINGS
     return table if few else Fold(counted(len(names), "setting"), [table])
-
-
-_Amount = tuple[str, str, Callable[[float], str]]
-"""What a run takes: a column's heading and note, and how its numbers are shown."""
 
 
 def _cost_table(results: Results) -> Table | None:
     """Returns the mean cost of each method's runs; None without runs."""
     costs = {m: [_taken(run) for run in runs] for m in results.methods if (runs := results.runs(m))}
-    if not costs:
-        return None
-
-    def mean(what: _Amount) -> MadeColumn[str]:
-        heading, note, shown = what
-        return column(heading, lambda m: shown(fmean(cost[what] or 0.0 for cost in costs[m])), note)
-
-    columns = [mean(what) for what in next(iter(costs.values()))[0]]
-    return tables.by_method(costs, columns, "Mean over the runs of a method.")
+    means = {m: [fmean(part or 0.0 for part in parts) for parts in zip(*costs[m])] for m in costs}
+    return table_from("costs", costs=means) if means else None
 
 
-def _taken(run: Run) -> dict[_Amount, float | None]:
+def _taken(run: Run) -> list[float | None]:
     cost, rounds = cost_of(run), max(1, run.rounds_done)
-    return {
-        ("Time", "a run", duration): cost.seconds["total"],
-        ("Training", "a round", duration): cost.seconds.get("train", 0.0) / rounds,
-        ("Aggregation", "a round", duration): cost.seconds.get("aggregate", 0.0) / rounds,
-        ("Before training", "", duration): cost.seconds.get("setup"),
-        ("Images", "per second", number): cost.images_per_second,
-        ("From a client", "per round", size): cost.bytes.get("up_per_client_round"),
-        ("From a client", "before training", size): cost.bytes.get("setup_up_per_client"),
-        ("Peak memory", "", size): cost.peak_memory_bytes,
-    }
-
-
-def _runs_section(results: Results) -> Section:
-    def test(row: ResultRow) -> float | None:
-        table = row.table.where(rule=results.default_rule.name, over="domain_mean")
-        return table.value(TEST)
-
-    columns: list[MadeColumn[ResultRow]] = [
-        text_column("Method", lambda row: spelled(row.method)),
-        text_column("Column", lambda row: readable(results.column(row))),
-        column("Seed", lambda row: str(row.seed)),
-        column("Test", lambda row: percent(test(row))),
-        text_column("Folder", lambda row: row.folder),
+    return [
+        cost.seconds["total"],
+        cost.seconds.get("train", 0.0) / rounds,
+        cost.seconds.get("aggregate", 0.0) / rounds,
+        cost.seconds.get("setup"),
+        cost.images_per_second,
+        cost.bytes.get("up_per_client_round"),
+        cost.bytes.get("setup_up_per_client"),
+        cost.peak_memory_bytes,
     ]
-    table = table_of(results.rows, columns)
-    return Section("Runs", [table], folded=True)
 
 
 def _steps(results: Results) -> Iterator[Step]:

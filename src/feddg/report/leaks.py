@@ -20,18 +20,14 @@ from feddg.report.blocks import (
     Block,
     Code,
     Fold,
-    MadeColumn,
     Prose,
     Section,
     Table,
-    column,
-    table_of,
-    text_column,
 )
 from feddg.report.charts import roc_chart
-from feddg.report.text import sentence
+from feddg.report.text import sentence, table_from
 from feddg.runs.reading import LEDGER, LedgerRecord, Run
-from feddg.text import MISSING, command, listed, number, size
+from feddg.text import command, listed, number, size
 
 WEIGHTS = "weights"
 STATISTICS = ("running_mean", "running_var")
@@ -44,12 +40,6 @@ OWN_NAMES = {
 }
 LOGS = ("terms/", "examples", "images", "seconds")
 MOST_KINDS = 12
-FED_WORDS = {
-    "sent": "what was sent",
-    "sample": "each image's own",
-    "unrelated": "an unrelated image's (chance)",
-}
-READERS = {"server": "the server", "client": "another client"}
 CHANCE = 0.5
 TOO_WIDE = 0.3
 """Intervals of ranks or AUC wider than this allow no conclusion."""
@@ -91,7 +81,13 @@ def leaks_section(run: Run) -> Section | None:
     attacks, entries = run.attacks, _entries(run.ledger)
     blocks: list[Block] = [
         Prose(_ledger_sentences(run.ledger)),
-        _entries_table(run, entries),
+        table_from(
+            "entries",
+            entries=entries,
+            names=OWN_NAMES,
+            epsilon=lambda entry: _epsilon(run, entry.purpose),
+            found=lambda entry: list(_findings(run.attacks, entry.key)),
+        ),
         Prose(_for_the_officer(run, entries), notice=True),
     ]
     if tables := attack_tables(attacks):
@@ -152,30 +148,6 @@ def _passed_on(ledger: LedgerRecord) -> Iterator[str]:
             yield name
 
 
-def _entries_table(run: Run, entries: Sequence[_Entry]) -> Table:
-    def readers(entry: _Entry) -> str:
-        if entry.passed_on:
-            return "the server, and every site unchanged"
-        return "the server; sites see only the aggregate"
-
-    columns: list[MadeColumn[_Entry]] = [
-        text_column("What", lambda entry: OWN_NAMES.get(entry.name, entry.name)),
-        text_column(
-            "Message", lambda o: "before training" if o.purpose == "statistics" else o.purpose
-        ),
-        column("Numbers from one site", lambda entry: entry.numbers, "at most, each time"),
-        column("Times", lambda entry: entry.times, "at most"),
-        column("Sites", lambda entry: len(entry.sent)),
-        text_column("Who saw it", readers),
-        column("Epsilon", lambda entry: _epsilon(run, entry.purpose) or "none", "for delta"),
-        text_column(
-            "What an attack learned",
-            lambda entry: "; ".join(_findings(run.attacks, entry.key)) or "not tried",
-        ),
-    ]
-    return table_of(entries, columns, sentence("entries_caption"))
-
-
 def _epsilon(run: Run, purpose: str) -> str:
     """Returns the epsilon of a kind of message in the run's account; empty without noise."""
     return "; ".join(
@@ -223,88 +195,18 @@ def _rows(rows: Sequence[AttackRow], kind: type[R]) -> list[R]:
 
 def attack_tables(rows: Sequence[AttackRow]) -> list[Table]:
     """Returns a table for each kind of attack that was run."""
+    drawn, inverted = _rows(rows, ReconstructionRow), _rows(rows, InversionRow)
     tables = [
-        _reconstructions(_rows(rows, ReconstructionRow)),
-        _differences(_rows(rows, DifferenceRow)),
-        _inversions(_rows(rows, InversionRow)),
-        _memberships(_rows(rows, MembershipRow)),
+        table_from("reconstructions", rows=drawn, scores=_scores(drawn)),
+        table_from("differences", rows=_rows(rows, DifferenceRow)),
+        table_from("inversions", rows=inverted, scores=_scores(inverted)),
+        table_from("memberships", rows=_rows(rows, MembershipRow)),
     ]
     return [table for table in tables if table.rows]
 
 
-def _reconstructions(rows: Sequence[ReconstructionRow]) -> Table:
-    columns: list[MadeColumn[ReconstructionRow]] = [
-        text_column("Read", lambda row: row.entry),
-        text_column("By", lambda row: READERS[row.attacker]),
-        text_column("Drawn from", lambda row: FED_WORDS[row.fed]),
-        text_column("Domain", lambda row: row.domain),
-        column("Images", lambda row: row.images),
-        column("PSNR", lambda row: _digits(row.psnr, 1), "dB"),
-        *_similarity_columns(rows),
-        column(
-            "Found first",
-            lambda row: f"{_digits(row.first, 2)} ({_digits(row.first_chance, 2)})",
-            "chance",
-        ),
-    ]
-    return table_of(rows, columns, sentence("reconstructions_caption"))
-
-
-def _similarity_columns(
-    rows: Sequence[ReconstructionRow] | Sequence[InversionRow],
-) -> Iterator[MadeColumn[ReconstructionRow | InversionRow]]:
-    """Yields the columns of SSIM, further scores and rank."""
-    yield column("SSIM", lambda row: _digits(row.ssim, 3))
-    for name in dict.fromkeys(name for row in rows for name in row.scores):
-        yield _score_column(name)
-    yield column(
-        "Rank", lambda row: _with_interval(row.rank, row.rank_low, row.rank_high), "0.5 is chance"
-    )
-
-
-def _score_column(name: str) -> MadeColumn[ReconstructionRow | InversionRow]:
-    return column(name, lambda row: _digits(row.scores.get(name), 3))
-
-
-def _differences(rows: Sequence[DifferenceRow]) -> Table:
-    columns: list[MadeColumn[DifferenceRow]] = [
-        text_column("Read", lambda row: row.entry),
-        text_column("By", lambda row: READERS[row.attacker]),
-        text_column("Metric", lambda row: row.metric),
-        column(
-            "Image's own minus sent", lambda row: _with_interval(row.mean, row.low, row.high, 3)
-        ),
-        column("Images", lambda row: row.images),
-    ]
-    return table_of(rows, columns, sentence("differences_caption"))
-
-
-def _inversions(rows: Sequence[InversionRow]) -> Table:
-    columns: list[MadeColumn[InversionRow]] = [
-        column("Images behind an update", lambda row: row.batch_size),
-        text_column(
-            "Step", lambda row: "the run's optimizer" if row.optimizer == "own" else "plain SGD"
-        ),
-        column("Images", lambda row: row.images),
-        column("PSNR", lambda row: _digits(row.psnr, 1), "dB"),
-        column("of another update", lambda row: _digits(row.unrelated_psnr, 1), "chance"),
-        *_similarity_columns(rows),
-    ]
-    rows = sorted(rows, key=lambda row: (row.optimizer, row.batch_size))
-    return table_of(rows, columns, sentence("inversions_caption"))
-
-
-def _memberships(rows: Sequence[MembershipRow]) -> Table:
-    columns: list[MadeColumn[MembershipRow]] = [
-        text_column("Read", lambda row: row.entry),
-        text_column("Attack", lambda row: row.attack),
-        column("AUC", lambda row: _with_interval(row.auc, row.low, row.high), "0.5 is chance"),
-        column("Found at 1 % false alarms", lambda row: f"{100 * row.early:.1f} %", "chance: 1 %"),
-        column("Clients", lambda row: row.clients),
-        column("Members", lambda row: row.members),
-        column("Others", lambda row: row.others),
-    ]
-    return table_of(rows, columns, sentence("memberships_caption"))
+def _scores(rows: Sequence[ReconstructionRow] | Sequence[InversionRow]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row.scores))
 
 
 def _findings(rows: Sequence[AttackRow], key: str) -> Iterator[str]:
@@ -313,14 +215,11 @@ def _findings(rows: Sequence[AttackRow], key: str) -> Iterator[str]:
         if isinstance(row, ReconstructionRow) and row.entry == key:
             if row.fed == "sent" and row.domain == "all":
                 where = _against_chance(row.rank_low, row.rank_high)
-                rank = _with_interval(row.rank, row.rank_low, row.rank_high)
-                yield sentence("drawn", reader=READERS[row.attacker], where=where, rank=rank)
+                yield sentence("drawn", row=row, where=where)
         elif isinstance(row, InversionRow) and key == f"update/{WEIGHTS}":
-            psnr, chance = _digits(row.psnr, 1), _digits(row.unrelated_psnr, 1)
-            yield sentence("inverted", batch=row.batch_size, psnr=psnr, chance=chance)
+            yield sentence("inverted", row=row)
         elif isinstance(row, MembershipRow) and row.entry == key:
-            auc = _with_interval(row.auc, row.low, row.high)
-            yield sentence("member", told=row.low > CHANCE, attack=row.attack, auc=auc)
+            yield sentence("member", row=row, told=row.low > CHANCE)
 
 
 def _against_chance(low: float, high: float) -> str:
@@ -329,18 +228,6 @@ def _against_chance(low: float, high: float) -> str:
     if not high - low < TOO_WIDE:
         return "nowhere that could be told from so few clients"
     return "to the true ones no better than chance, as far as could be told"
-
-
-def _with_interval(mean: float, low: float, high: float, digits: int = 2) -> str:
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return _digits(mean, digits)
-    return f"{_digits(mean, digits)} [{_digits(low, digits)}, {_digits(high, digits)}]"
-
-
-def _digits(value: float | None, digits: int) -> str:
-    if value is None or not math.isfinite(value):
-        return MISSING
-    return f"{value:.{digits}f}"
 
 
 def _purpose(message: MessageRow) -> str:

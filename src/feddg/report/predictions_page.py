@@ -14,21 +14,17 @@ from feddg.prediction.classifier import ImageClassifier
 from feddg.prediction.estimators import ESTIMATORS
 from feddg.prediction.model_file import ModelDescription
 from feddg.prediction.predict import MOST_SHOWN, PredictedFiles
-from feddg.prediction.travel import ClassExpectation, Travel
+from feddg.prediction.travel import Travel
 from feddg.report.blocks import (
     Block,
-    MadeColumn,
     Prose,
     Table,
-    column,
-    table_of,
     template_named,
-    text_column,
     thumbnail,
     write_file,
 )
-from feddg.report.text import sentence
-from feddg.text import MISSING, counted, number, percent, printable, readable
+from feddg.report.text import table_from
+from feddg.text import counted, number, printable
 
 SIDE = 144
 """Side of a thumbnail in pixels."""
@@ -128,7 +124,11 @@ def write_travel_page(
     blocks: list[Block] = [advice, *sentences]
     if found.expected is not None:
         blocks += [sites_table(found)] if found.calibration.sites else []
-        blocks += [estimates_table(found), classes_table(found)]
+        estimates = found.signals.estimates
+        blocks += [
+            table_from("estimators", estimates=estimates, estimators=ESTIMATORS),
+            table_from("answers", classes=found.classes, labels=found.labels),
+        ]
     return _write(
         out,
         title="Will the model travel?",
@@ -143,49 +143,8 @@ def write_travel_page(
 
 def sites_table(found: Travel) -> Table:
     """Returns the held-out sites: estimated and true accuracy."""
-    return table_of(
-        found.calibration.sites,
-        [
-            text_column("left out", lambda site: readable(site.site)),
-            column("images", lambda site: site.images),
-            column("estimated", lambda site: percent(site.signals.combined)),
-            column("true", lambda site: percent(site.accuracy)),
-        ],
-        sentence("sites_caption", estimate=percent(found.signals.combined)),
-    )
-
-
-def estimates_table(found: Travel) -> Table:
-    """Returns each estimator's value before calibration."""
-    return table_of(
-        found.signals.estimates.items(),
-        [
-            text_column("estimator", lambda pair: ESTIMATORS[pair[0]].title),
-            text_column("source", lambda pair: ESTIMATORS[pair[0]].source),
-            column("accuracy", lambda pair: percent(pair[1])),
-        ],
-        sentence("estimates_caption"),
-    )
-
-
-def classes_table(found: Travel) -> Table:
-    """Returns the number of answers of each class, and how many of those with labels are right."""
-    columns: list[MadeColumn[ClassExpectation]] = [
-        text_column("answer", lambda row: row.name),
-        column("images", lambda row: row.answers),
-    ]
-    caption = "The images by the class that the model gave them."
-    if found.labels:
-        columns += [
-            column("with a label", lambda row: row.labels),
-            column("correct", lambda row: percent(row.right)),
-            column(
-                "95 % interval",
-                lambda row: f"{percent(row.low)} to {percent(row.high)}" if row.labels else MISSING,
-            ),
-        ]
-        caption += " The percentage correct is that of those with a label."
-    return table_of(found.classes, columns, caption)
+    sites, estimate = found.calibration.sites, found.signals.combined
+    return table_from("sites", sites=sites, estimate=estimate)
 
 
 def _origin(

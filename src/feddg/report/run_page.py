@@ -1,7 +1,7 @@
 """The page of one run, section by section."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -14,6 +14,7 @@ from feddg.diagnostics import Diagnostic
 from feddg.errors import FeddgError
 from feddg.evaluation.accuracy import FEW, FEW_IMAGES, about_support
 from feddg.evaluation.calibration import Estimate
+from feddg.evaluation.intervals import ShareInterval
 from feddg.experiment import (
     Experiment,
     command_words,
@@ -28,9 +29,7 @@ from feddg.records import (
     ID_VAL,
     SPLITS,
     TEST,
-    VAL,
     AdaptationRow,
-    EstimateRow,
     SetupRow,
     SummaryFile,
 )
@@ -38,31 +37,25 @@ from feddg.report import charts
 from feddg.report.blocks import (
     Answers,
     Block,
-    Cell,
     Code,
     Fact,
     Facts,
     Fold,
     Gallery,
-    MadeColumn,
     Page,
     Prose,
     Section,
     Table,
-    column,
     section_of,
-    table_of,
-    text_column,
 )
 from feddg.report.details import decision_section, subgroups_section
 from feddg.report.leaks import leaks_section
 from feddg.report.text import (
     AGGREGATE_WORDS,
     interval_words,
-    metric_title,
     sentence,
     spelled,
-    split_heading,
+    table_from,
     warning_words,
 )
 from feddg.runs.diagnostics import (
@@ -88,20 +81,15 @@ from feddg.runs.reading import (
     read_run,
 )
 from feddg.runs.summary import summarize
-from feddg.runs.table import FINAL, SELECTION_RULES, NumberTable, SelectionRule
+from feddg.runs.table import FINAL, SELECTION_RULES, NumberTable
 from feddg.settings import grouped, merge
 from feddg.text import (
     MISSING,
     command,
     counted,
-    duration,
     listed,
     number,
-    percent,
-    percent_sign,
     readable,
-    shortened,
-    size,
 )
 
 MOST_DOMAINS = 12
@@ -353,44 +341,16 @@ def _status_text(run: Run) -> str:
 def _key_facts(run: Run) -> Facts:
     in_domain = {s: run.result.value(s) for s in (ID_TEST, ID_VAL)}
     split = ID_VAL if in_domain[ID_TEST] is None else ID_TEST
-    cost = cost_of(run)
-    speed = number(cost.images_per_second or None)
-    return Facts(
-        [
-            *_accuracy_facts(run),
-            Fact(split_heading(split), percent_sign(in_domain[split]), "correct"),
-            *_federation_facts(run),
-            Fact("Time", duration(cost.seconds["total"]), f"{speed} images/s"),
-            Fact("Sent by a client", size(cost.bytes.get("up_per_client_round")), "per round"),
-        ]
+    facts = table_from(
+        "facts",
+        run=run,
+        at=split_accuracy(run.result),
+        split=split,
+        accuracy=in_domain[split],
+        cost=cost_of(run),
+        classes=_class_names(run),
     )
-
-
-def _accuracy_facts(run: Run) -> Iterator[Fact]:
-    at = split_accuracy(run.result)
-    accuracy = run.accuracy
-    note = f"95 % interval {interval_words(at.accuracy)}" if at else "correct"
-    yield Fact("Held-out test", percent_sign(accuracy), note, accent=True)
-    if at is None:
-        return
-    if at.most_predicted is not None and at.true is not None:
-        class_id, share = at.most_predicted
-        classes = _class_names(run)
-        name = shortened(readable(classes[class_id])) if class_id < len(classes) else "one class"
-        note = f"“{name}”, {percent_sign(at.true[class_id])} of the images"
-        yield Fact("Commonest prediction", percent_sign(share), note)
-
-
-def _federation_facts(run: Run) -> Iterator[Fact]:
-    settings = run.settings.get("clients") or {}
-    total = len(run.clients.clients) if run.clients else settings.get("number")
-    if total is not None:
-        per_round = settings.get("per_round") or total
-        yield Fact("Clients", number(total), f"{number(per_round)} in each round")
-    model = run.settings.get("model") or {}
-    if model.get("backbone"):
-        weights = Path(str(model.get("weights") or "none")).name
-        yield Fact("Model", str(model["backbone"]), f"starting weights: {weights}")
+    return Facts([Fact(name.text, v.text, note.text, v.strong) for name, v, note in facts.rows])
 
 
 def _class_names(run: Run) -> Sequence[str]:
@@ -417,11 +377,26 @@ class _Part(NamedTuple):
     table: NumberTable
     """The numbers of the page's model."""
     domain: str | None
+    whole: bool = True
+    """Whether it is all that was measured of the split."""
     aggregate: str = "domain_mean"
 
     @property
     def images(self) -> int:
         return sum(row.examples for row in self.table.where(metric="accuracy"))
+
+    @property
+    def interval(self) -> ShareInterval | None:
+        return accuracy_interval(self.table)
+
+    def measured(self, metric: str) -> float | None:
+        return mean_measured(self.table, metric)
+
+    def of(self, table: NumberTable, metric: str = "accuracy") -> float | None:
+        numbers = table.where(split=self.split)
+        if self.domain is None:
+            return numbers.value(metric=metric, over=self.aggregate)
+        return numbers.values(metric).get(self.domain)
 
 
 def _parts(run: Run, aggregates: Sequence[str], every_domain: bool = False) -> Iterator[_Part]:
@@ -434,21 +409,15 @@ def _parts(run: Run, aggregates: Sequence[str], every_domain: bool = False) -> I
         names = {domain: readable(domain) for domain in run.table.where(split=split).domains}
         for aggregate in aggregates if len(names) > 1 else ():
             label = f"{AGGREGATE_WORDS[aggregate]} ({len(names)})"
-            yield _Part(split, label, numbers, None, aggregate)
+            yield _Part(split, label, numbers, None, aggregate=aggregate)
+        whole = len(names) == 1
         if len(names) > MOST_DOMAINS and not every_domain:
             accuracies = numbers.values()
             order = sorted(accuracies, key=accuracies.__getitem__)
             lowest, highest = order[0], order[-1]
             names = {lowest: f"lowest: {names[lowest]}", highest: f"highest: {names[highest]}"}
         for domain, name in names.items():
-            yield _Part(split, name, numbers.where(domain=domain), domain)
-
-
-PART_COLUMNS: Sequence[MadeColumn[_Part]] = (
-    text_column("Split", lambda part: split_heading(part.split)),
-    text_column("Domain", lambda part: part.label),
-    column("Images", lambda part: part.images),
-)
+            yield _Part(split, name, numbers.where(domain=domain), domain, whole)
 
 
 def final_table(run: Run, every_domain: bool = False, *, brief: bool = False) -> Table:
@@ -460,61 +429,16 @@ def final_table(run: Run, every_domain: bool = False, *, brief: bool = False) ->
             list is cut to its mean, lowest and highest.
         brief: Show the page's model alone, without a caption.
     """
-
-    def interval(part: _Part) -> str:
-        return interval_words(accuracy_interval(part.table)) or MISSING
-
-    def measured(name: str) -> Callable[[_Part], str]:
-        return lambda part: percent(mean_measured(part.table, name))
-
-    share = measured("largest_class_share")
-    measures = [
-        column("95 %" if brief else "95 % interval", interval, "interval" if brief else ""),
-        column("Balanced", measured("balanced_accuracy")),
-        column(
-            *(("Largest", share, "class") if brief else ("Largest class", share, "of the images"))
-        ),
-    ]
+    default = run.default_rule
     if brief:
-        columns = [*PART_COLUMNS[:2], _rule_column(run, run.default_rule, "Accuracy"), *measures]
-        return table_of(_parts(run, []), columns)
+        return table_from("brief", parts=list(_parts(run, [])), rule=default, chosen=run.result)
     others = [
         rule
         for rule in SELECTION_RULES.values()
-        if rule != run.default_rule and (not rule.optional or rule.of(run.table))
+        if rule != default and (not rule.optional or rule.of(run.table))
     ]
-    columns = [
-        *PART_COLUMNS,
-        _rule_column(run, run.default_rule, about="this page's model, "),
-        *measures,
-        *(_rule_column(run, rule) for rule in others),
-    ]
-    parts = _parts(run, ["domain_mean"], every_domain)
-    return table_of(parts, columns, sentence("final_caption"), grouped=True)
-
-
-def _rule_column(
-    run: Run, rule: SelectionRule, heading: str = "", about: str = ""
-) -> MadeColumn[_Part]:
-    chosen, is_default = rule.of(run.table), rule == run.default_rule
-    note = "no validation domain" if rule.split == VAL else "not evaluated"
-    if chosen.round is not None:
-        note = f"{about}round {chosen.round}"
-
-    def accuracy(part: _Part) -> Cell:
-        if part.domain is None:
-            value = chosen.value(part.split)
-        else:
-            value = chosen.where(split=part.split).values().get(part.domain)
-        domains = run.table.where(split=part.split).domains
-        is_whole = part.domain is None or len(domains) == 1
-        return Cell(
-            percent(value),
-            strong=is_whole and is_default and part.split == TEST,
-            chose=is_whole and part.split == rule.split,
-        )
-
-    return column(heading or rule.title, accuracy, "" if heading else note)
+    rules = [(rule, rule.of(run.table)) for rule in (default, *others)]
+    return table_from("final", parts=list(_parts(run, ["domain_mean"], every_domain)), rules=rules)
 
 
 # Every metric by domain, with the images behind it; and over domains, counted in three ways.
@@ -527,30 +451,16 @@ def metrics_section(run: Run) -> Section | None:
     if len(names) < 2:
         return None
 
-    def metric(name: str) -> MadeColumn[_Part]:
-        def cell(part: _Part) -> Cell:
-            if part.domain is not None:
-                return Cell(percent(part.table.values(name).get(part.domain)))
-            value = part.table.value(metric=name, over=part.aggregate)
-            return Cell(percent(value), strong=part.split == TEST)
-
-        return column(metric_title(name), cell)
-
     def smallest(part: _Part) -> str:
         if part.domain is None:
             return ""
         return _smallest(numbers.support(part.split, part.domain), classes)
 
-    columns = [
-        *PART_COLUMNS,
-        *map(metric, names),
-        text_column("Smallest class", smallest, "images"),
-    ]
     tested = run.result.where(split=TEST).domains
     support = [(TEST, name, numbers.support(TEST, name) or []) for name in tested]
     notices = [Prose(str(notice), notice=True) for notice in about_support(support, classes)]
-    parts = _parts(run, list(AGGREGATE_WORDS))
-    table = table_of(parts, columns, sentence("metrics_caption"), grouped=True)
+    parts = list(_parts(run, list(AGGREGATE_WORDS)))
+    table = table_from("metrics", parts=parts, names=names, smallest=smallest)
     return Section("Metrics", [*notices, table], folded=True)
 
 
@@ -592,27 +502,9 @@ def _class_table(counts: charts.Counts, classes: Sequence[str], name: str) -> Fo
         classes: names of the classes.
         name: whose images they are.
     """
-    right, support, named = np.diagonal(counts), counts.sum(axis=1), counts.sum(axis=0)
-
-    def share(of: charts.Counts, index: int) -> str:
-        return percent(float(right[index] / of[index]) if of[index] else None)
-
-    def mostly(index: int) -> str:
-        others = np.where(np.arange(len(counts)) == index, 0, counts[index])
-        most = int(others.argmax())
-        taken = percent(float(others[most] / support[index])) if others[most] else ""
-        return f"{readable(classes[most])} ({taken})" if taken else MISSING
-
-    columns: list[MadeColumn[int]] = [
-        text_column("Class", lambda index: readable(classes[index])),
-        column("Images", lambda index: float(support[index])),
-        column("Recall", lambda index: share(support, index), "of its images, %"),
-        column("Precision", lambda index: share(named, index), "of its predictions, %"),
-        column("Predicted", lambda index: float(named[index]), "times"),
-        text_column("Mostly taken for", mostly, "its images, %"),
-    ]
-    title = f"{counted(len(classes), 'class', 'classes')} of {name}, one by one"
-    return Fold(title, [table_of(range(len(classes)), columns, sentence("classes_caption"))])
+    others = counts - np.diag(np.diagonal(counts))
+    table = table_from("classes", counts=counts, others=others, classes=classes)
+    return Fold(f"{counted(len(classes), 'class', 'classes')} of {name}, one by one", [table])
 
 
 def _pictures_section(run: Run) -> Section | None:
@@ -629,11 +521,6 @@ def _pictures_section(run: Run) -> Section | None:
 # Test-time adaptation: accuracy under each one that was tried.
 
 
-SHORT_SPLITS = dict(
-    zip(SPLITS, ("held-out test", "held-out val.", "in-domain val.", "in-domain test"))
-)
-
-
 def _adaptation_section(run: Run) -> Section | None:
     """Results of test-time adaptation; None if it was not measured."""
     scores = read_adapted(run.folder)
@@ -645,30 +532,19 @@ def adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
     """Accuracy of the model measured last, a row per adaptation, by domain."""
     newest = max(enumerate(scores), key=lambda item: (item[1].round, item[0]))[1]
     latest = [row for row in scores if (row.round, row.which) == (newest.round, newest.which)]
-    accuracies = grouped(
-        ((row.adaptation, row.batch_size, row.split, row.domain), row.accuracy) for row in latest
+    keyed = grouped(((row.adaptation, row.batch_size), row) for row in latest)
+    accuracies = {
+        key: grouped(((row.split, row.domain), row.accuracy) for row in rows)
+        for key, rows in keyed.items()
+    }
+    places = {place for values in accuracies.values() for place in values}
+    return table_from(
+        "adaptations",
+        accuracies=accuracies,
+        places=sorted(places, key=lambda place: (SPLITS.index(place[0]), place[1])),
+        rule=SELECTION_RULES.find(newest.which).title.lower(),
+        round=newest.round,
     )
-    places = sorted({key[2:] for key in accuracies}, key=lambda key: (SPLITS.index(key[0]), key[1]))
-    rows = dict.fromkeys(key[:2] for key in accuracies)
-    names = [name for name, _ in rows]
-
-    def accuracy(place: tuple[str, str]) -> MadeColumn[tuple[str, int]]:
-        def mean(key: tuple[str, int]) -> Cell:
-            values = accuracies.get((*key, *place))
-            return Cell(percent(sum(values) / len(values)) if values else "", place[0] == TEST)
-
-        return column(readable(place[1]), mean, SHORT_SPLITS[place[0]])
-
-    columns: list[MadeColumn[tuple[str, int]]] = [
-        text_column(
-            "Adaptation",
-            lambda key: f"{key[0]}, batch {key[1]}" if names.count(key[0]) > 1 else key[0],
-        ),
-        *map(accuracy, places),
-    ]
-    rule = SELECTION_RULES.find(newest.which).title.lower()
-    caption = sentence("adaptation_caption", rule=rule, round=newest.round)
-    return table_of(rows, columns, caption)
 
 
 # Who holds what: pictures, and a number for each kind of skew.
@@ -686,31 +562,14 @@ def _clients_section(run: Run) -> Section | None:
         labels = np.array([client.classes for client in clients.clients])
         blocks += [Prose(line) for line in in_words(skew_of(domains, labels))]
     if bad := clients.bad_images:
-        table = table_of(
-            bad[:MOST_LISTED],
-            [text_column("File", lambda row: row.path), text_column("Reason", lambda o: o.reason)],
-            _cut_note(len(bad)),
-        )
+        table = table_from("bad_images", rows=bad[:MOST_LISTED], total=len(bad))
         blocks.append(Fold(f"{counted(len(bad), 'image')} could not be used", [table]))
     return Section("Who holds what", blocks, folded=True)
 
 
-def _cut_note(total: int) -> str:
-    """Says that only the first rows are listed, if rows were cut."""
-    return f"The first {MOST_LISTED} of {number(total)}." if total > MOST_LISTED else ""
-
-
 def _loss_section(run: Run) -> Section | None:
     refused = [(row.round, entry) for row in run.rounds for entry in row.refused]
-    table = table_of(
-        refused[:MOST_LISTED],
-        [
-            text_column("Round", lambda row: row[0]),
-            text_column("Client", lambda row: run.client_name(row[1].client)),
-            text_column("Reason", lambda row: row[1].reason),
-        ],
-        _cut_note(len(refused)),
-    )
+    table = table_from("refused", run=run, rows=refused[:MOST_LISTED], total=len(refused))
     fold = Fold(f"{counted(len(refused), 'update')} refused by the server", [table])
     curves = charts.loss_curves(run.rounds)
     return section_of("Loss", curves, fold if refused else None, folded=True)
@@ -719,21 +578,7 @@ def _loss_section(run: Run) -> Section | None:
 # What a run took: time, memory, bytes.
 
 
-ACTIVITIES = {
-    "prepare": "preparing the images",
-    "setup": "the exchange before training",
-    "train": "training",
-    "aggregate": "aggregation",
-    "evaluate": "evaluation",
-    "other": "everything else",
-}
-SENT = {
-    "down_per_client_round": "To a client, per round",
-    "up_per_client_round": "From a client, per round",
-    "setup_down_per_client": "To a client, before training",
-    "setup_up_per_client": "From a client, before training",
-    "total": "All messages",
-}
+ACTIVITIES = ("prepare", "setup", "train", "aggregate", "evaluate", "other")
 
 
 def cost_of(run: Run) -> SummaryFile:
@@ -759,20 +604,11 @@ def cost_of(run: Run) -> SummaryFile:
 
 def _cost_section(run: Run) -> Section | None:
     cost = cost_of(run)
-    *activities, (_, total) = cost.seconds.items()
-    if not total:
+    if not cost.seconds["total"]:
         return None
     passed = [row for row in run.rounds if row.forwards and row.images]
     passes, images = sum(row.forwards for row in passed), sum(row.images for row in passed)
-    rows: dict[str, Cell | str] = {
-        "Time in all": Cell(duration(total), strong=True),
-        **{f"Time for {ACTIVITIES.get(n, readable(n))}": duration(took) for n, took in activities},
-        "Images per second of training": number(cost.images_per_second or None),
-        "Passes through the network per image": f"{passes / images:.2f}" if images else MISSING,
-        "Peak memory": size(cost.peak_memory_bytes),
-        **{text: size(cost.bytes.get(name)) for name, text in SENT.items()},
-    }
-    table = table_of(rows, [text_column("", str), column("This run", lambda text: rows[text])])
+    table = table_from("cost", cost=cost, passes=passes, images=images)
     return Section("Cost", [table], folded=True)
 
 
@@ -781,10 +617,7 @@ def _cost_section(run: Run) -> Section | None:
 
 def _details_section(run: Run) -> Section | None:
     groups = _groups_table(run, run.setup) if run.setup else None
-    environment = table_of(
-        flatten(run.environment).items(),
-        [text_column("Name", lambda pair: pair[0]), text_column("Value", lambda pair: pair[1])],
-    )
+    environment = table_from("environment", values=flatten(run.environment))
     return section_of(
         "Details",
         Fold("Groups of clients before training", [groups]) if groups else None,
@@ -810,56 +643,23 @@ def left_out_section(run: Run) -> Section | None:
     table = run.clients
     holds = {client.id: client.domains for client in table.clients} if table else {}
 
-    def domain(id: int) -> str:
-        counts = holds.get(id)
-        return table.domains[counts.index(max(counts))] if table and counts else MISSING
-
-    columns: list[MadeColumn[tuple[int, float]]] = [
-        text_column("Client", lambda pair: run.client_name(pair[0])),
-        text_column("Mostly", lambda pair: domain(pair[0])),
-        column("Images", lambda pair: sum(holds.get(pair[0], ())) or MISSING),
-        column("Accuracy without it", lambda pair: percent(pair[1])),
-    ]
     lowest = sorted(accuracies.items(), key=lambda pair: pair[1])[:MOST_LEFT_OUT]
-    blocks: list[Block] = [Prose(text), table_of(lowest, columns)]
+    domains = table.domains if table else []
+    left_out = table_from("left_out", run=run, accuracies=lowest, domains=domains, holds=holds)
+    blocks: list[Block] = [Prose(text), left_out]
     if estimates := expected_elsewhere(run):
-        blocks.append(_estimates_table(run, estimates))
+        measured_there = run.result.where(split=TEST).values()
+        blocks.append(table_from("elsewhere", estimates=estimates, measured=measured_there))
     return Section("Clients left out", blocks, folded=True)
-
-
-def _estimates_table(run: Run, estimates: Sequence[EstimateRow]) -> Table:
-    """The accuracy estimated without labels at unseen sites, beside the measured one."""
-    measured = run.result.where(split=TEST).values()
-    columns: list[MadeColumn[EstimateRow]] = [
-        text_column("Site", lambda row: readable(row.site)),
-        column("Images", lambda row: row.images),
-        column("Expected", lambda row: percent(row.value)),
-        column("90 % interval", lambda row: f"{percent(row.low)} to {percent(row.high)}"),
-        column("Measured", lambda row: percent(measured.get(row.site))),
-    ]
-    return table_of(estimates, columns, sentence("elsewhere_caption"))
 
 
 def _groups_table(run: Run, setup: SetupRow) -> Table | None:
     """How many clients each group has, and which; None if the method made no groups."""
-    rows = [
-        (what, place, [run.client_name(id) for id in members])
+    groups = [
+        (what, [[run.client_name(id) for id in members] for members in groups])
         for what, groups in setup.groups.items()
-        for place, members in enumerate(groups, start=1)
     ]
-
-    def members(names: Sequence[str]) -> Cell:
-        if len(names) <= MOST_NAMED:
-            return Cell(", ".join(names))
-        return Cell(f"{names[0]} and {len(names) - 1} more", items=tuple(names))
-
-    columns: list[MadeColumn[tuple[str, int, list[str]]]] = [
-        text_column("Grouped", lambda group: f"By {readable(group[0]).lower()}"),
-        text_column("Group", lambda group: f"Group {group[1]}"),
-        column("Clients", lambda group: len(group[2])),
-        text_column("Which", lambda group: members(group[2])),
-    ]
-    return table_of(rows, columns, grouped=True) if rows else None
+    return table_from("groups", groups=groups) if groups else None
 
 
 # What to do next: commands that fit what was found.

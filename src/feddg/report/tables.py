@@ -1,6 +1,5 @@
 """Tables of a comparison, its conclusion in words, and tables as Markdown, CSV and LaTeX."""
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -17,8 +16,8 @@ from feddg.comparison.statistics import (
     ranks,
     spread,
 )
-from feddg.comparison.tuning import TriedRow, TuningFile
-from feddg.diagnostics import Diagnostic, gravest_first
+from feddg.comparison.tuning import TuningFile
+from feddg.diagnostics import Diagnostic, gravest_first, note, warning
 from feddg.errors import first_names
 from feddg.methods.base import METHODS, idea_of
 from feddg.records import TEST, as_cell, as_csv
@@ -39,9 +38,11 @@ from feddg.report.blocks import (
 from feddg.report.text import (
     AGGREGATE_WORDS,
     metric_title,
+    points,
     sentence,
     spelled,
     split_heading,
+    table_from,
 )
 from feddg.runs.diagnostics import IN_WORDS, MAJORITY, STILL_RISING
 from feddg.runs.table import FINAL, SELECTION_RULES, SelectionRule
@@ -152,9 +153,9 @@ def accuracy_table(
         ("balanced_accuracy", "Balanced", "mean of all runs"),
         ("largest_class_share", "Largest class", "of the images"),
     )
-    for metric, heading, note in () if brief else beside:
+    for metric, heading, below in () if brief else beside:
         if means := results.values(rule, metric, split):
-            columns.append(column(heading, partial(mean_percent, means), note))
+            columns.append(column(heading, partial(mean_percent, means), below))
     caption = sentence(
         "accuracy_caption",
         split=split_heading(split).lower(),
@@ -338,13 +339,6 @@ def detectable_text(margin: Margin) -> str:
     return MISSING if margin.detectable is None else f"{100 * margin.detectable:.1f}"
 
 
-def points(difference: float | None) -> str:
-    """A difference of accuracies as ``+1.3`` points."""
-    if difference is None or not math.isfinite(difference):
-        return MISSING
-    return f"{100 * difference:+.1f}"
-
-
 def interval_text(interval: Interval, unit: str) -> str:
     """``-0.4 to +2.1``, or why none is claimed.
 
@@ -382,21 +376,7 @@ def about_tuning(tuning: TuningFile) -> list[str]:
 
 def tuning_table(tuning: TuningFile) -> Table:
     """Every combination tried, with its result."""
-
-    def score(row: TriedRow) -> str:
-        if row.score is None:
-            return "no value"
-        return percent(row.score) + (MARK if row.constant else "")
-
-    columns: list[MadeColumn[TriedRow]] = [
-        text_column("Method", lambda row: Cell(spelled(row.method), strong=row.picked)),
-        text_column("Held out", lambda row: readable(row.held_out)),
-        text_column("Values", lambda row: ", ".join(f"{k} {v}" for k, v in row.values.items())),
-        column("In-domain validation", score, "%"),
-        column("Trials", lambda row: row.trials),
-        text_column("", lambda row: Cell("picked" if row.picked else "", strong=row.picked)),
-    ]
-    return table_of(tuning.tried, columns)
+    return table_from("tried", rows=tuning.tried, mark=MARK)
 
 
 def about_best(results: Results) -> tuple[str, str] | None:
@@ -425,7 +405,7 @@ def conclusion(results: Results) -> Diagnostic:
     best = results.leader
     if best is None:
         text = f"{question}No method has a result in every column yet."
-        return Diagnostic("no-result", "note", text)
+        return note("no-result", text)
 
     def but(method: str) -> str:
         warnings = method_warnings(results, method)
@@ -437,7 +417,7 @@ def conclusion(results: Results) -> Diagnostic:
         f"held-out test images {results.default_rule.when}{over}{but(best.method)}"
     )
     if (margin := best.margin) is None:
-        return Diagnostic("one-method", "note", f"{text}.")
+        return note("one-method", f"{text}.")
     other = margin.other
     more = "more" if margin.mean >= 0 else "less"
     text += f", {percent(abs(margin.mean))} points {more} than {spelled(other)}{but(other)}"
@@ -454,7 +434,7 @@ def conclusion(results: Results) -> Diagnostic:
         text += f" (95 % {'intervals' if len(known) > 1 else 'interval'} {', '.join(known)})"
     code = "decided" if margin.decided else "not-decided"
     verdict = sentence("lead", margin=margin, detectable=detectable_text(margin), few=LEAST)
-    return Diagnostic(code, "note", f"{text}. {verdict}")
+    return note(code, f"{text}. {verdict}")
 
 
 def lead_of(every: Results) -> str:
@@ -487,7 +467,7 @@ def about_results(results: Results) -> list[Diagnostic]:
     diagnostics += about_lead(results)
     if len({row.seed for row in results.rows}) == 1 and len(results.methods) > 1:
         text = "One seed only: what another would give is not known."
-        diagnostics.append(Diagnostic("one-seed", "note", text, "Run more seeds."))
+        diagnostics.append(note("one-seed", text, "Run more seeds."))
     return [*_left_out(results), *gravest_first(diagnostics)]
 
 
@@ -502,13 +482,13 @@ def _left_out(results: Results) -> Iterator[Diagnostic]:
     if results.open:
         names = first_names([f"{name} ({state})" for name, state in results.open], 5)
         text = f"Incomplete, and left out: {names}."
-        yield Diagnostic("runs-unfinished", "warning", text)
+        yield warning("runs-unfinished", text)
     if count := len({row.folder or row.key for row in results.rows if row.run is None}):
         text = (
             f"{counted(count, 'run')} known from a results file alone, without a folder here: "
             "tables of accuracy have them; curves, costs and further metrics do not."
         )
-        yield Diagnostic("runs-from-a-file", "note", text)
+        yield note("runs-from-a-file", text)
 
 
 def page_tables(page: Page) -> Iterator[tuple[str, Table]]:

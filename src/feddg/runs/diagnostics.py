@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy
 
-from feddg.diagnostics import Diagnostic, gravest_first
+from feddg.diagnostics import Diagnostic, gravest_first, note, warning
 from feddg.errors import FeddgError, RunError
 from feddg.evaluation.intervals import ShareInterval, mean_of_intervals, mean_of_shares, wilson
 from feddg.evaluation.metrics import Predictions, measure
@@ -240,9 +240,8 @@ def _majority(result: SplitAccuracy, change: str = "") -> Iterator[Diagnostic]:
     balanced = result.balanced_interval
     if balanced is None or balanced.low < learned_from(result.guessing or 0.0):
         chance = result.accuracy.high >= result.constant
-        yield Diagnostic(
+        yield warning(
             MAJORITY,
-            "warning",
             f"The model is {IN_WORDS[MAJORITY]}: that is right for {result.constant:.1%} of the "
             f"held-out images, the model for {result.accuracy.share:.1%}"
             f"{'; the difference is within chance' if chance else ''}.",
@@ -257,9 +256,8 @@ def _one_class(result: SplitAccuracy, classes: Sequence[str]) -> Iterator[Diagno
     true = result.true[index]
     if share >= NEARLY_ALL and share - true >= TOO_OFTEN:
         name = f"the class '{classes[index]}'" if index < len(classes) else "one class"
-        yield Diagnostic(
+        yield note(
             ONE_CLASS,
-            "note",
             f"{share:.1%} of the predictions are {name}, to which {true:.1%} of the images belong.",
         )
 
@@ -270,9 +268,8 @@ def _untrained(untrained: NumberTable, result: SplitAccuracy, split: str) -> Ite
         before = split_accuracy(untrained, split)
         knew = before is not None and not any(_majority(before))
         keep = ", or keep the closed form (--method ridge)" if knew else ""
-        yield Diagnostic(
+        yield warning(
             UNTRAINED,
-            "warning",
             f"The model is worse than before its training: then it was right for {start:.1%} of "
             f"the held-out images, now for {result.accuracy.share:.1%}.",
             f"Training hurts: lower the learning rate{keep}.",
@@ -287,9 +284,8 @@ def _gap(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[Diag
     seen = next((value for value in accuracies if value is not None), 0.0)
     gap = seen - result.accuracy.share
     if round(gap, 6) >= LEAST_GAP:
-        yield Diagnostic(
+        yield note(
             FAR_BELOW_SEEN,
-            "note",
             f"On unseen domains the model is right for {result.accuracy.share:.1%} of the images, "
             f"on domains of the training for {seen:.1%}: {100 * gap:.1f} points more. What it "
             "learned there hardly carries over.",
@@ -308,9 +304,8 @@ def _rising(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator[D
     if rise < LEAST_RISE or rise < ONE_WAY * path or levelled:
         return
     rounds = table.rounds[-1] - table.rounds[-1 - len(steps)]
-    yield Diagnostic(
+    yield note(
         STILL_RISING,
-        "note",
         f"Accuracy was still rising when the run stopped: by {100 * rise:.1f} points over the last "
         f"{rounds} rounds.",
         "Train longer.",
@@ -324,9 +319,8 @@ def _unsteady(table: NumberTable, result: SplitAccuracy, split: str) -> Iterator
         return
     back = min(max(steps), -min(steps))
     if back > max(UP_AND_DOWN, result.accuracy.high - result.accuracy.low):
-        yield Diagnostic(
+        yield note(
             UNSTEADY,
-            "note",
             f"Accuracy goes up and down by {100 * back:.1f} points and more between the last "
             "evaluations: after another round it could be another.",
             "Average the last rounds (--averaging swa), or lower the learning rate.",
@@ -357,9 +351,8 @@ def _falls(table: NumberTable) -> Sequence[Diagnostic]:
         return []
     first, last = (curve[at + width - 1][0] for at in (best, len(means) - 1))
     return [
-        Diagnostic(
+        note(
             FALLS,
-            "note",
             f"In-domain validation fell by {100 * fall:.1f} points from round {first} to round "
             f"{last}{f' (means of {width})' if width > 1 else ''}; its standard error is "
             f"{100 * error:.1f}.",
@@ -391,9 +384,8 @@ def about_domains(table: NumberTable) -> dict[str, Diagnostic]:
             continue
         learned = others.low >= learned_from(chance)
         if learned and result.high < (chance + others.low) / 2:
-            at_chance[domain] = Diagnostic(
+            at_chance[domain] = warning(
                 DOMAIN_AT_CHANCE,
-                "warning",
                 f"The training domain '{domain}' is not learned: after round {parts[0].round} the "
                 f"model is right for {result.share:.1%} of its images that were set aside, no more "
                 f"than chance, and for {others.share:.1%} of the other training domains'.",
@@ -452,9 +444,8 @@ def about_fluctuation(moved: float | None, margin: float) -> Iterator[Diagnostic
         margin: difference of the two accuracies.
     """
     if moved is not None and moved > abs(margin):
-        yield Diagnostic(
+        yield note(
             UNSTEADY,
-            "note",
             f"Accuracy goes up and down by {100 * moved:.1f} points between evaluations, more "
             f"than the {100 * abs(margin):.1f} points between the methods: another round could "
             "reverse their order.",
@@ -540,9 +531,8 @@ def _signs_of_a_large_rate(run: Run) -> str:
 def about_rate(run: Run) -> Iterator[Diagnostic]:
     """Reports the learning rate of a run that learned nothing, if that is the likely reason."""
     if signs := _signs_of_a_large_rate(run):
-        yield Diagnostic(
+        yield warning(
             TOO_LARGE,
-            "warning",
             f"Training diverged, probably because the learning rate is too high: {signs}.",
             f"Lower train.lr: --lr {lower_rate(run):g}.",
         )
@@ -621,9 +611,8 @@ def about_sites(run: Run) -> Iterator[Diagnostic]:
     for id, share in accuracies.items() if len(accuracies) > 2 else ():
         others = statistics.median(value for other, value in accuracies.items() if other != id)
         if images.get(id) and wilson(share, images[id]).high < others / 2:
-            yield Diagnostic(
+            yield warning(
                 SITE_FAR_BELOW,
-                "warning",
                 f"A classifier made without '{run.client_name(id)}' is right for {share:.1%} of "
                 f"its images; at the other sites, left out in turn, the median is {others:.1%}.",
                 "Look at its labels and its images: if they are wrong, leave the site out.",
@@ -649,9 +638,8 @@ def _nothing_gained(run: Run) -> Iterator[Diagnostic]:
     end = split_accuracy(run.result)
     closed = (run.settings.get("train") or {}).get("head") == "ridge"
     if closed and start is not None and end is not None and end.round and end.accuracy.low <= start:
-        yield Diagnostic(
+        yield note(
             NOTHING_GAINED,
-            "note",
             f"{counted(end.round, 'round')} of training gained nothing, but for chance, over the "
             f"closed form that they began with: {start:.1%} before, {end.accuracy.share:.1%} "
             "after.",
@@ -671,9 +659,8 @@ def about_run(run: Run) -> list[Diagnostic]:
 def about_evaluations(run: Run) -> Iterator[Diagnostic]:
     """Warns if evaluations of a round are missing, which is left out then."""
     if run.part_evaluated is not None:
-        yield Diagnostic(
+        yield warning(
             "evaluations-missing",
-            "warning",
             f"{run.folder / METRICS_FILE} lacks some evaluations of round {run.part_evaluated}, "
             "which is left out.",
         )
@@ -685,9 +672,8 @@ def about_end(run: Run) -> Iterator[Diagnostic]:
         yield from about_evaluations(run)
         return
     if run.damage:
-        yield Diagnostic(
+        yield warning(
             "run-damaged",
-            "warning",
             f"The run folder {run.folder} is damaged: {run.damage}.",
             "Put the file back from a copy, or delete the folder to run it again.",
         )
@@ -698,9 +684,8 @@ def about_end(run: Run) -> Iterator[Diagnostic]:
         "failed": f"failed: {run.error or 'no reason was recorded'}",
     }.get(run.status, f"has the status {run.status}")
     of = f" of {run.rounds_planned}" if run.rounds_planned else ""
-    yield Diagnostic(
+    yield warning(
         "run-unfinished",
-        "warning",
         f"The run {how.rstrip('.')}. This is round {run.rounds_done}{of}, not the model that it "
         "will serve.",
         f"`{command('resume', str(run.folder))}` goes on.",
@@ -710,7 +695,7 @@ def about_end(run: Run) -> Iterator[Diagnostic]:
 def about_divergence() -> Diagnostic:
     """Returns the warning about a run that ended because its training ran away."""
     text = "The numbers of the training became infinite, or far too large."
-    return Diagnostic(DIVERGED, "warning", text, "Lower train.lr.")
+    return warning(DIVERGED, text, "Lower train.lr.")
 
 
 def about_model(run: Path | str, which: str, round_: int) -> tuple[Diagnostic, ...]:

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from feddg.diagnostics import Diagnostic, emit
+from feddg.diagnostics import emit, warning
 from feddg.errors import ExperimentError, RunError
 from feddg.experiment import Experiment, load_stored
 from feddg.methods.composition import method_class
@@ -236,7 +236,7 @@ class Run(Shown):
         short = short_rounds(sent, ((row.round, row.bytes) for row in ledger.messages))
         if short and self.summary:  # while a run goes on, its last round may be under way
             text = f"{self.folder / LEDGER} lacks messages of rounds {in_spans(short)}."
-            emit(Diagnostic("messages-missing", "warning", text))
+            emit(warning("messages-missing", text))
         return ledger
 
     @cached_property
