@@ -115,6 +115,7 @@ def test_what_a_module_of_the_core_names_is_found(copied, planted, told):
     assert found == told if told else found
 
 
+@pytest.mark.slow
 def test_a_heavy_package_in_the_core_is_found(copied):
     server = copied / "federation" / "server.py"
     server.write_text(server.read_text("utf-8") + "\n\nimport pandas\n", encoding="utf-8")

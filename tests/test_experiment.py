@@ -43,8 +43,25 @@ def test_every_setting_counts_and_name_and_device_do_not():
         assert Experiment(**{"data": "digits", "hold_out": "sketch", **change}).id != base.id
 
 
-def test_the_papers_protocol_is_the_preset_of_pacs():
-    paper = Experiment(data="pacs", method="pardon", hold_out={"val": "photo", "test": "sketch"})
+def test_without_a_preset_pacs_is_trained_by_the_recipe_and_by_name_as_in_the_paper():
+    recipe = Experiment(data="pacs", hold_out="sketch")
+    assert recipe.preset == "strong"
+    assert (recipe.train.optimizer, recipe.train.schedule, recipe.model.normalization) == (
+        "sgd",
+        "cosine",
+        "frozen",
+    )
+    scratch = Experiment(data="pacs", hold_out="sketch", model={"weights": None})
+    assert (scratch.train.optimizer, scratch.train.schedule, scratch.train.local_steps) == (
+        "adam",
+        "constant",
+        None,
+    )
+
+
+def test_the_papers_protocol_is_the_preset_called_pacs():
+    hold_out = {"val": "photo", "test": "sketch"}
+    paper = Experiment(data="pacs", preset="pacs", method="pardon", hold_out=hold_out)
     assert (paper.clients.number, paper.clients.per_round, paper.clients.heterogeneity) == (
         100,
         20,
@@ -76,7 +93,7 @@ def test_what_the_user_says_wins_over_presets_and_flags_over_the_file(tmp_path):
     assert read.train.lr == 0.2
     assert read.method.settings["gamma1"] == 0.5
     assert read.method.settings["margin"] == 1.0
-    assert read.train.rounds == 50
+    assert read.train.rounds == 20
 
 
 def test_statistics_are_frozen_only_for_pretrained_weights():
@@ -136,11 +153,11 @@ def test_a_label_of_many_domains_is_still_a_file_name(tmp_path):
 
 
 def test_a_presets_share_of_clients_gives_way_to_the_number_that_is_said():
-    few = Experiment(data="pacs", clients=8)
+    few = Experiment(data="office_home", clients=8)
     assert (few.clients.number, few.clients.per_round) == (8, None)
     assert Experiment(**few.model_dump(mode="json")) == few
-    found = explain({"data": "pacs", "clients": 8})["clients.per_round"]
-    assert "the 20 of preset pacs" in found.source
+    found = explain({"data": "office_home", "clients": 8})["clients.per_round"]
+    assert "the 20 of preset office_home" in found.source
 
 
 @pytest.mark.parametrize(
@@ -196,7 +213,7 @@ def test_every_setting_is_explained_and_the_strongest_word_is_named():
     sources = {path: origin.source for path, origin in found.items()}
     assert sources["train.lr"] == sources["data.source"] == "you said"
     assert sources["seed"] == "mine.yaml"
-    assert sources["train.rounds"] == "preset pacs"
+    assert sources["train.rounds"] == "preset strong"
     assert sources["model.normalization"] == "follows from model.weights"
     assert sources["server.attempts"] == "default"
 

@@ -18,16 +18,9 @@ from feddg.runs.reading import read_run
 PACKAGE, TESTS = Path(feddg.__file__).parent, Path(__file__).parent
 OWN = TESTS / "helpers" / "own_command"
 READERS = {Path(str(reader.__file__)).parent.name for reader in readers()}
-QUICK = (
-    "clients/test_sampling.py",
-    "federation/test_server.py",
-    "federation/test_transport.py",
-    "models/test_network.py",
-    "privacy/test_defence.py",
-    "test_messages.py",
-    "test_rng.py",
-)
-WHOLE = ("clients", "evaluation", "federation", "methods", "models", "styles", *QUICK[4:])
+QUICK = ("federation/test_server.py", "federation/test_transport.py", "privacy/test_defence.py")
+WHOLE = ("clients", "evaluation", "federation", "methods", "models", "styles", QUICK[-1])
+WHOLE += ("test_messages.py", "test_rng.py")
 """Files and folders of the tests of the core."""
 BOTH = (
     "federation/test_head_start.py",

@@ -51,6 +51,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "evaluate": {"every": 1000, "pictures": False},
     },
     "pacs": {
+        "preset": "pacs",
         "data": {
             "source": "pacs",
             "image_size": 64,

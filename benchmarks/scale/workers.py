@@ -49,6 +49,7 @@ def jobs(folder: Path, pacs: Path, weights: Path) -> dict[str, dict[str, Any]]:
         "small CNN": data_of(folder / "tree2000")
         | {"model": small, "train": train, "clients": sampled | {"per_round": 20}},
         "ResNet-18": {
+            "preset": "pacs",
             "data": {"source": "pacs", "root": str(pacs), "image_size": 64},
             "hold_out": "photo",
             "precision": "float32",

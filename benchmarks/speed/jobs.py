@@ -67,6 +67,7 @@ class Job:
             given: dict[str, Any] = {"data": data, "preset": "digits", "hold_out": "held"}
         else:
             given = {"data": {"source": "pacs", "root": str(pacs)}, "hold_out": "photo"}
+            given["preset"] = "pacs"
             given["model"] = {"backbone": "resnet18", "weights": str(weights)}
         merged = {**given, "method": method, "precision": precision}
         for name, value in self.fields.items():

@@ -1,12 +1,17 @@
-"""How many operations does a training step launch on a device, and how long is the host busy?
+"""How many operations does a step, or a turn, launch on a device, and how long is the host busy?
 
     python benchmarks/speed/launches.py docs/results/data/speed_launches.csv [METHOD ...]
+    python benchmarks/speed/launches.py --time docs/results/data/speed_host.csv [METHOD ...]
 
 ResNet-18 with a 16th of its channels (its time is the host's), PACS' augmentation, batches of 32 at
 32 pixels, float32. Launches are counted on the pretended device: what makes a tensor or changes
-one, not what only looks at one in another way. The host's time is the process's, on one thread;
-without recording it is that of a step on the CPU, which waits for no device, with recording that
-of a replay which does nothing. Each figure is the slope between turns of few and of many steps.
+one, not what only looks at one in another way. A step's are the slope between turns of few and of
+many steps; a turn's, what one more client adds to a round besides its steps, with the server's work
+on its update. ``recorded``: the same where steps are recorded. Methods of one round have no steps:
+there a turn is all that a client does, its images' features and what it answers included.
+
+With ``--time``, the host's milliseconds, on one thread: of a step on the CPU, which waits for no
+device, and of a recorded one whose replay does nothing.
 """
 
 import argparse
@@ -17,8 +22,10 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
+import jobs
 import torch
 from jobs import Federation
 from torch import Tensor, nn
@@ -30,7 +37,7 @@ from feddg.methods.base import methods
 from feddg.models.backbones import register_backbone
 from feddg.testing.device import second_device
 
-CLIENTS, FEW, MANY = 2, 2, 10
+CLIENTS, FEW = 2, 2
 WIDTHS = (4, 8, 16, 32)
 
 
@@ -97,19 +104,22 @@ class Launches(TorchDispatchMode):
         return result
 
 
-def federation(method: str, device: str, steps: int, recorded: bool, cache: Path) -> Federation:
+def federation(
+    method: str, device: str, steps: int, recorded: bool, cache: Path, clients: int = CLIENTS
+) -> Federation:
     """Returns a federation that is set up."""
-    os.environ["FEDDG_NOISE_IMAGES"] = str(CLIENTS * 32 * 2)
+    os.environ["FEDDG_NOISE_IMAGES"] = str(clients * 32 * 2)
+    jobs._noise.cache_clear()
+    once = methods()[method].one_round
+    train = {"local_steps": steps, "batch_size": 32, "rounds": 40, "graphs": recorded}
+    train |= {"augmentation": "pacs", "head": "random"}
     made = Federation(
         Experiment(
             data={"source": "noise", "image_size": 32, "id_val": 0, "id_test": 0},
             hold_out="held",
-            clients={"number": CLIENTS, "heterogeneity": 1.0},
+            clients={"number": clients, "heterogeneity": 1.0},
             model={"backbone": "narrow", "weights": None},
-            train={
-                **{"local_steps": steps, "batch_size": 32, "rounds": 40, "graphs": recorded},
-                **{"augmentation": "pacs", "head": "random"},
-            },
+            train={} if once else train,
             method=method,
             precision="float32",
             device=device,
@@ -120,21 +130,12 @@ def federation(method: str, device: str, steps: int, recorded: bool, cache: Path
     return made
 
 
-def slopes(
-    method: str,
-    device: str,
-    cache: Path,
-    *measures: Callable[[Federation], float],
-    recorded: bool = False,
-) -> tuple[list[float], bool]:
-    """Returns figures by step, and whether steps were replayed."""
-    few, many = (federation(method, device, n, recorded, cache) for n in (FEW, MANY))
-    for each in (few, many):
-        for _ in range(4 if recorded else 1):
-            each.server.round()
-    steps = (MANY - FEW) * CLIENTS
-    found = [(measure(many) - measure(few)) / steps for measure in measures]
-    return found, many.worker.graphs.replayed > 0
+def rounds(count: int, *given: Any) -> Federation:
+    """Returns a federation after so many rounds."""
+    made = federation(*given)
+    for _ in range(count):
+        made.server.round()
+    return made
 
 
 def launched(each: Federation) -> float:
@@ -155,25 +156,50 @@ def busy(each: Federation) -> float:
     return best * 1000
 
 
-def figures(method: str, cache: Path) -> dict[str, str | float]:
+def by_step(
+    method: str, device: str, recorded: bool, cache: Path, measure: Callable[[Federation], float]
+) -> tuple[float, float, bool]:
+    """Returns a step's figure, a turn's besides its steps, and whether steps were replayed."""
+    before, most = 4 if recorded else 1, 10 if measure is busy else 4
+    few, many = (rounds(before, method, device, n, recorded, cache) for n in (FEW, most))
+    of_few = measure(few)
+    step = (measure(many) - of_few) / ((most - FEW) * CLIENTS)
+    more = rounds(before, method, device, FEW, recorded, cache, 2 * CLIENTS)
+    turn = (measure(more) - of_few) / CLIENTS - FEW * step
+    return step, turn, many.worker.graphs.replayed > 0
+
+
+def figures(method: str, cache: Path, timed: bool) -> dict[str, str | float]:
     """Returns a method's row."""
     with second_device() as device:
-        (launches,), _ = slopes(method, device, cache, launched)
+        if methods()[method].one_round:
+            few, more = (
+                launched(federation(method, device, 1, False, cache / str(n), n * CLIENTS))
+                for n in (1, 2)
+            )
+            turn = round((more - few) / CLIENTS)
+            return {"method": method, "recorded": "False", "turn": turn} if not timed else {}
         with ExitStack() as stack:
-            # Replays that do nothing: what is left is the host's own work.
-            stack.enter_context(patch.object(graphs.Graphs, "recorded", lambda *_: lambda: None))
-            stack.enter_context(patch.object(graphs, "_apart", lambda *_: ""))
-            measures = launched, busy
-            (fewer, shorter), replayed = slopes(method, device, cache, *measures, recorded=True)
-    (milliseconds,), _ = slopes(method, "cpu", cache, busy)
+            if timed:  # replays that do nothing: what is left is the host's own work
+                stack.enter_context(patch.object(graphs.Graphs, "recorded", lambda *_: _nothing))
+                stack.enter_context(patch.object(graphs, "_apart", lambda *_: ""))
+            measure = busy if timed else launched
+            fewer, less, replayed = by_step(method, device, True, cache, measure)
+        place = "cpu" if timed else device
+        step, turn, _ = by_step(method, place, False, cache, measure)
+    digits = 1 if timed else None
     return {
         "method": method,
         "recorded": str(replayed),
-        "launches": round(launches),
-        "launches_recorded": round(fewer),
-        "milliseconds": round(milliseconds, 1),
-        "milliseconds_recorded": round(shorter, 1),
+        "step": round(step, digits),
+        "step_recorded": round(fewer, digits),
+        "turn": round(turn, digits),
+        "turn_recorded": round(less, digits),
     }
+
+
+def _nothing() -> None:
+    pass
 
 
 def main() -> None:
@@ -181,15 +207,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("csv", type=Path, help="where to write")
     parser.add_argument("methods", nargs="*", help="which methods; all by default")
+    parser.add_argument("--time", action="store_true", help="measure the host's time")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    names = ("method", "recorded", "step", "step_recorded", "turn", "turn_recorded")
     with tempfile.TemporaryDirectory() as cache, arguments.csv.open("w", newline="") as file:
-        writer = None
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
         for method in arguments.methods or methods():
-            row = figures(method, Path(cache))
-            writer = writer or csv.DictWriter(file, row, lineterminator="\n")
-            if file.tell() == 0:
-                writer.writeheader()
+            row = figures(method, Path(cache), arguments.time)
             writer.writerow(row)
             file.flush()
             print(*row.values(), flush=True)

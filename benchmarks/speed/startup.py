@@ -67,7 +67,7 @@ def main() -> None:
         if arguments.pacs and arguments.weights:
             pacs = ["--data", "pacs", "--root", str(arguments.pacs), "--hold-out", "photo"]
             pacs += ["--backbone", "resnet18", "--weights", str(arguments.weights)]
-            pacs += ["--image-size", "64", "--out", folder]
+            pacs += ["--image-size", "64", "--preset", "pacs", "--out", folder]
             report("feddg run, PACS at 64 px", [*starting, *pacs], arguments.times, 42)
 
 

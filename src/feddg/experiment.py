@@ -123,6 +123,12 @@ class Experiment(ExperimentSettings):
         return self._hash(str)
 
     @property
+    def without_weights(self) -> "Experiment":
+        """The same without pretrained weights, for a network that is sent its weights."""
+        model = self.model.model_copy(update={"weights": None})
+        return self.model_copy(update={"model": model})
+
+    @property
     def portable_id(self) -> str:
         """An id that does not depend on where the experiment's files are.
 
@@ -401,21 +407,22 @@ def layers(given: Fields) -> tuple[str, list[tuple[str, Fields]]]:
     method = method_class(str(given.get("method", {}).get("name", "fedavg")).lower())
     return preset, [
         (f"preset {preset}", expand(dict(defined[preset]))),
-        *_from_scratch(given, preset),
+        *_from_scratch(given, preset, source),
         (f"preset of {method.name}", expand(method.presets.get("*", {}))),
         (f"preset of {method.name} for {preset}", expand(method.presets.get(preset, {}))),
         ("you said", given),
     ]
 
 
-def _from_scratch(given: Fields, preset: str) -> list[tuple[str, Fields]]:
+def _from_scratch(given: Fields, preset: str, source: str) -> list[tuple[str, Fields]]:
     """Returns the layer over a preset for pretrained networks if there are no weights.
 
-    A preset named by the user is a protocol to follow, and is not changed.
+    A preset that the user names, other than the data set's own, is not changed.
     """
     weights = given.get("model", {}).get("weights", "unsaid")
     without = weights is None or str(weights).lower() == "none"
-    if not without or given.get("preset") or not expects_weights(preset):
+    chosen = given.get("preset") not in (None, source)
+    if not without or chosen or not expects_weights(preset):
         return []
     fields = presets()[SCRATCH]
     return [(f"preset {SCRATCH}, without pretrained weights", expand(dict(fields)))]

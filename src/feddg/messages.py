@@ -107,7 +107,8 @@ def on_host(figures: Sequence[Tensor | float]) -> list[float]:
     if away:  # a launch for each type, not for each number; together they would lose digits
         alike = [torch.stack(list(group.values())).double() for group in away.values()]
         places = [place for group in away.values() for place in group]
-        fetched = dict(zip(places, torch.cat(alike).tolist()))
+        whole = alike[0] if len(alike) == 1 else torch.cat(alike)
+        fetched = dict(zip(places, whole.tolist()))
     return [fetched[n] if n in fetched else float(f) for n, f in enumerate(figures)]
 
 

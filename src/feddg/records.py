@@ -719,7 +719,32 @@ class ClientsTable(JsonFile):
 # attacks.jsonl
 
 
-class ReconstructionRow(Row):
+class _Compared(Row):
+    """Reconstructed images compared with the true ones.
+
+    Attributes:
+        images: number of pairs of a true image and its reconstruction.
+        psnr: mean over pairs, dB.
+        ssim: mean over pairs.
+        scores: further metrics by name, which includes the network used.
+        rank: mean share of the other images, of the domain or of the updates, that are nearer to
+            the reconstruction than the true one; 0.5 is chance, 0 means always found.
+        rank_low: lower end of its 95 % interval, over clients or updates.
+        rank_high: upper end.
+        seed: the attack's.
+    """
+
+    images: int
+    psnr: Number
+    ssim: Number
+    scores: dict[str, Number] = Field(default_factory=dict)
+    rank: Number = math.nan
+    rank_low: Number = math.nan
+    rank_high: Number = math.nan
+    seed: int = 0
+
+
+class ReconstructionRow(_Compared):
     """Reconstructed images compared with the true ones, for one domain.
 
     Attributes:
@@ -729,19 +754,10 @@ class ReconstructionRow(Row):
         fed: input of the generator: the entry as ``sent``; the same entry computed for each image
             (``sample``); or for an ``unrelated`` image, which gives the chance level.
         domain: domain of the true images.
-        images: number of pairs of a true image and its reconstruction.
         clients: number of clients that these images belong to.
-        psnr: mean over pairs, dB.
-        ssim: mean over pairs.
-        scores: further metrics by name, which includes the network used.
-        rank: mean share of the domain's other images that are nearer to the reconstruction than the
-            true one; 0.5 is chance, 0 means always found.
-        rank_low: lower end of its 95 % interval over clients.
-        rank_high: upper end.
         first: share of reconstructions whose true image is nearest of all.
         first_chance: that share by chance.
         public: number of images that the generator was trained on.
-        seed: the attack's.
     """
 
     identity: ClassVar = ("attacker", "entry", "fed", "domain")
@@ -750,18 +766,10 @@ class ReconstructionRow(Row):
     entry: str
     fed: Literal["sent", "sample", "unrelated"]
     domain: str
-    images: int
     clients: int
-    psnr: Number
-    ssim: Number
-    scores: dict[str, Number] = Field(default_factory=dict)
-    rank: Number = math.nan
-    rank_low: Number = math.nan
-    rank_high: Number = math.nan
     first: Number = math.nan
     first_chance: Number = math.nan
     public: int = 0
-    seed: int = 0
 
 
 class DifferenceRow(Row):
@@ -790,42 +798,26 @@ class DifferenceRow(Row):
     images: int
 
 
-class InversionRow(Row):
+class InversionRow(_Compared):
     """Images reconstructed from single clients' updates, by the number of images per update.
 
     Attributes:
         optimizer: optimizer of the client's one step: the run's ``own``, or plain ``sgd``.
         batch_size: images per update.
-        images: number of true images in all updates.
         updates: number of attacked updates.
         iterations: steps of the search.
-        psnr: mean over pairs, dB.
-        ssim: mean over pairs.
-        unrelated_psnr: the same with the images of another update, which gives the chance level.
-        scores: further metrics by name.
-        rank: as in :class:`ReconstructionRow`, among all images of the attack.
-        rank_low: lower end of its 95 % interval over updates.
-        rank_high: upper end.
+        unrelated_psnr: the PSNR with the images of another update, which gives the chance level.
         cosine: mean cosine between the update and that of the images found.
-        seed: the attack's.
     """
 
     identity: ClassVar = ("optimizer", "batch_size")
     kind: Literal["inversion"] = "inversion"
     optimizer: Literal["own", "sgd"]
     batch_size: int
-    images: int
     updates: int
     iterations: int
-    psnr: Number
-    ssim: Number
     unrelated_psnr: Number = math.nan
-    scores: dict[str, Number] = Field(default_factory=dict)
-    rank: Number = math.nan
-    rank_low: Number = math.nan
-    rank_high: Number = math.nan
     cosine: Number = math.nan
-    seed: int = 0
 
 
 class MembershipRow(Row):

@@ -277,8 +277,7 @@ def _candidates(count: int, fineness: int) -> numpy.ndarray:
     size = x * width + y
     accepted = (uniform >> numpy.uint64(11)) * 2.0**-53 < likely
     accepted &= ~(negative & (size == 0))
-    signed: numpy.ndarray = numpy.where(negative, -size, size)[accepted]
-    return signed
+    return numpy.where(negative, -size, size)[accepted]
 
 
 @functools.cache

@@ -17,7 +17,6 @@ from pydantic import (
     model_validator,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -25,40 +24,21 @@ Fields = dict[str, Any]
 """Fields of an experiment by name, nested as in its file."""
 IMAGENET: Final = "imagenet"
 """Value of ``model.weights`` for ImageNet weights from a package, timm or torchvision."""
+_SHORT = {
+    "data": "root split_file group_by subgroups image_size",
+    "clients": "heterogeneity alpha partition shards quantity_alpha",
+    "train": "rounds local_epochs local_steps batch_size optimizer lr schedule augmentation",
+    "model": "backbone weights embedding normalization",
+    "server": "averaging",
+    "evaluate": "decision specificity sensitivity prevalence",
+}
 SHORTHANDS = {
     "method": "method.name",
     "data": "data.source",
     "clients": "clients.number",
-    "root": "data.root",
-    "split_file": "data.split_file",
-    "group_by": "data.group_by",
-    "subgroups": "data.subgroups",
-    "image_size": "data.image_size",
     "clients_per_round": "clients.per_round",
-    "heterogeneity": "clients.heterogeneity",
-    "alpha": "clients.alpha",
-    "partition": "clients.partition",
-    "shards": "clients.shards",
-    "quantity_alpha": "clients.quantity_alpha",
-    "rounds": "train.rounds",
-    "local_epochs": "train.local_epochs",
-    "local_steps": "train.local_steps",
-    "batch_size": "train.batch_size",
-    "optimizer": "train.optimizer",
-    "lr": "train.lr",
-    "schedule": "train.schedule",
-    "augmentation": "train.augmentation",
-    "backbone": "model.backbone",
-    "weights": "model.weights",
-    "embedding": "model.embedding",
-    "normalization": "model.normalization",
-    "averaging": "server.averaging",
     "eval_every": "evaluate.every",
-    "decision": "evaluate.decision",
-    "specificity": "evaluate.specificity",
-    "sensitivity": "evaluate.sensitivity",
-    "prevalence": "evaluate.prevalence",
-}
+} | {name: f"{part}.{name}" for part, names in _SHORT.items() for name in names.split()}
 """Short names of fields, by dotted path: used in Python and files, and as command-line flags. The
 first three are also parts of an experiment, which may be given in full instead.
 """
@@ -112,7 +92,7 @@ class Settings(BaseModel):
     def _no_truth_for_a_number(cls, value: object, field: ValidationInfo) -> Any:
         # YAML reads yes, on and true alike, and pydantic would make 1 of them.
         if isinstance(value, bool) and not _may_be_truth(cls.model_fields[field.field_name or ""]):
-            raise PydanticCustomError("truth", "must not be true or false")
+            raise ValueError("must not be true or false")
         return value
 
 
@@ -214,9 +194,7 @@ class DataSettings(Settings):
             value = value.split(",")
         listed = (value,) if isinstance(value, int) else tuple(value or ())
         if len(listed) not in (0, 1, 3):
-            raise PydanticCustomError(
-                "bands", "name three bands, for red, green and blue, or one for grey"
-            )
+            raise ValueError("name three bands, for red, green and blue, or one for grey")
         return listed
 
     @property
@@ -385,17 +363,11 @@ class TrainSettings(Settings):
     def _trains_in_full(self) -> "TrainSettings":
         for name in ("warmup_rounds", "head_rounds"):
             if getattr(self, name) and getattr(self, name) >= self.rounds:
-                raise PydanticCustomError(
-                    "too_many_rounds",
-                    "{name} must be fewer than all {rounds} rounds",
-                    {"name": name, "rounds": self.rounds},
-                )
+                raise ValueError(f"{name} must be fewer than all {self.rounds} rounds")
         if self.schedule_by == "epoch" and self.local_steps:
-            raise PydanticCustomError(
-                "no_epochs",
-                "schedule_by: epoch needs rounds of epochs, and local_steps is {steps}: leave that "
-                "out, or say schedule_by: step",
-                {"steps": self.local_steps},
+            raise ValueError(
+                "schedule_by: epoch needs rounds of epochs, and local_steps is "
+                f"{self.local_steps}: leave that out, or say schedule_by: step"
             )
         return self
 
@@ -598,26 +570,18 @@ class PrivacySettings(Settings):
     @model_validator(mode="after")
     def _clips_what_it_noises(self) -> "PrivacySettings":
         if self.noised and self.clipping == "none":
-            raise PydanticCustomError(
-                "unclipped", "noise without clipping protects nothing: set clipping, too"
-            )
+            raise ValueError("noise without clipping protects nothing: set clipping, too")
         if self.open_styles and self.style_epsilon is not None:
-            raise PydanticCustomError(
-                "open_styles", "open_styles and style_epsilon exclude each other: choose one"
-            )
+            raise ValueError("open_styles and style_epsilon exclude each other: choose one")
         if self.noised_at == "client" and not self.noised:
-            raise PydanticCustomError(
-                "noiseless", "noised_at: client needs noise: set epsilon, or noise_multiplier"
-            )
+            raise ValueError("noised_at: client needs noise: set epsilon, or noise_multiplier")
         if self.noised_at == "client" and self.clipping == "adaptive":
-            raise PydanticCustomError(
-                "open_bit",
+            raise ValueError(
                 "adaptive clipping and noised_at: client exclude each other: whether an update was "
                 "clipped would leave its client without noise; set clipping to fixed",
             )
         if self.noised_at == "client" and self.sampling == "secret":
-            raise PydanticCustomError(
-                "seen",
+            raise ValueError(
                 "sampling: secret and noised_at: client exclude each other: the server sees whose "
                 "update it is, so that the draw hides nothing from it; set sampling to public",
             )

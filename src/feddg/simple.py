@@ -295,8 +295,7 @@ class Federation(federation.Federation):
             "method": self.method.name,
             "round": self.server.state.round,
         }
-        written: Path = function("write_model")(self.model, Path(path), about)
-        return written
+        return function("write_model")(self.model, Path(path), about)
 
     @property
     def classes(self) -> int:
@@ -528,8 +527,7 @@ def _pixels(image: Any, where: str) -> numpy.ndarray:
         image = (image * 255).round()
     elif image.dtype != torch.uint8:
         raise ExperimentError(f"{where} has values of {image.dtype}; give uint8, or [0, 1]")
-    colours: numpy.ndarray = image.to(torch.uint8).expand(3, -1, -1).permute(1, 2, 0).cpu().numpy()
-    return colours
+    return image.to(torch.uint8).expand(3, -1, -1).permute(1, 2, 0).cpu().numpy()
 
 
 def _domains(

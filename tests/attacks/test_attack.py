@@ -25,10 +25,7 @@ pytestmark = [
 
 @pytest.mark.parametrize(
     ("method", "kind"),
-    [
-        *((method, "server") for method in ("pardon", "ccst", "elcfs", "fpl", "fedbn")),
-        *((method, "client") for method in ("pardon", "ccst", "fpl")),
-    ],
+    [("pardon", "server"), ("elcfs", "server"), ("fpl", "server"), ("pardon", "client")],
 )
 def test_every_kind_of_statistic_is_attacked_by_both(attack, method, kind):
     rows = attack(method, kind)

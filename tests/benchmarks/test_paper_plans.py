@@ -92,7 +92,12 @@ OUR_OWN = {
     "methods/grid": 4 * 4,
     "methods/pacs": 10 * 4,
     "methods/bai_pacs_64": 14 * 4 * 2 * 2,
+    "methods/fourteen_domains_64": 10 * 14 * 2,
+    "methods/fourteen_rates_64": 9 * 2 * 3,
     "baseline/three_clients_64": 16 * 2,
+    "baseline/three_clients_64_further": 7 * 2,
+    "baseline/hundred_clients_64": 6 * 2,
+    "baseline/four_columns_96": 4,
     "own_size/pacs_64": 8 * 4 * 3,
     "own_size/pacs_160": 8 * 2,
     "own_size/pacs_64_default": 8 * 4,
@@ -182,7 +187,13 @@ def tiny_pacs(tmp_path_factory):
     return fake_images(tmp_path_factory.mktemp("pacs") / "images", domains)
 
 
-@pytest.mark.parametrize("name", SHORTENED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if place > 1 else ())
+        for place, name in enumerate(SHORTENED)
+    ],
+)
 def test_a_shortened_plan_shows_what_it_would_run(name, tiny_pacs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plan = str(PLANS / "short" / f"{name}.yaml")

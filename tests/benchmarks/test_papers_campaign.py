@@ -14,7 +14,7 @@ from scripts import load_script
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "papers"
 PLAN = {
     "base": {
-        "data": {"source": "digits", "image_size": 16},
+        "data": {"source": "digits", "image_size": 8},
         "clients": {"number": 2},
         "train": {"rounds": 1, "local_epochs": 1, "batch_size": 256},
     },

@@ -22,7 +22,7 @@ def jobs(monkeypatch):
 
 def test_a_round_of_the_benchmark_gives_the_bits_of_a_run(jobs, tmp_path):
     experiment = feddg.Experiment(
-        data={"source": "digits", "image_size": 16},
+        data={"source": "digits", "image_size": 8},
         hold_out="sketch",
         clients=2,
         train={"rounds": 1, "local_epochs": 1, "batch_size": 256},

@@ -1,10 +1,12 @@
 """Every command that the pages show is carried out on small data, or says here why it is not.
 
 A command in none of the tables below is carried out by this file. Of those that train, the default
-suite reads all settings and deals the images out (``--dry-run``), the slow one trains a step.
+suite reads all settings and deals the images out (``--dry-run``) where a flag or a setting is shown
+for the first time; the slow one does so for all, and trains a step.
 """
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -109,6 +111,19 @@ def said(table: dict, shown: Shown):
 
 HERE = [c for c in COMMANDS if not said(ELSEWHERE, c) and not said(NOT_CARRIED_OUT, c)]
 TRAINING = [shown for shown in HERE if shown.words[1] in FEW]
+
+
+def shown_first(commands: list[Shown]) -> list:
+    """The commands; slow are those of which others before them show every flag and setting."""
+    seen, found = set(), []
+    for shown in commands:
+        fields = [re.split("[ =]", word)[0] for word in shown.words if "." in word and "=" in word]
+        new = {shown.words[1], *fields, *(w for w in shown.words if w.startswith("--"))} - seen
+        seen |= new
+        found.append(pytest.param(shown, id=str(shown), marks=() if new else pytest.mark.slow))
+    return found
+
+
 OTHERS = [
     pytest.param(c, id=str(c), marks=pytest.mark.slow if any(s in str(c) for s in SLOW) else ())
     for c in HERE
@@ -152,7 +167,7 @@ def test_a_command_does_its_work(shown, typed):
     typed(shown)
 
 
-@pytest.mark.parametrize("shown", TRAINING, ids=str)
+@pytest.mark.parametrize("shown", shown_first(TRAINING))
 def test_what_a_command_would_train_is_there(shown, typed):
     typed(shown, *few(shown), "--dry-run")
 

@@ -11,7 +11,7 @@ from PIL import Image
 from feddg.errors import WeightsError
 
 TINY = ["--rounds", "1", "--local-epochs", "1", "--batch-size", "64", "--clients", "3"]
-TINY += ["--image-size", "16", "-q"]
+TINY += ["--image-size", "8", "-q"]
 
 
 def test_the_demo_compares_explains_the_best_and_ends_with_its_page(feddg, runs_here):

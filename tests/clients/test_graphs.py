@@ -3,7 +3,7 @@
 import logging
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,13 @@ VARIANTS = {
     "afl, over domains": ("afl", {"afl_over": "domains"}),
 }
 ALL = {name: (name, {}) for name in sorted(methods())} | VARIANTS
+QUICK = {
+    *("fedavg", "scaffold", "fedbn", "fedsr", "fpl", "mixstyle", "pardon", "fedig-a", "randaug"),
+    "pardon, as the released code",
+}
+"""One of each kind: plain steps, hooks of an optimizer, layers of its own, draws inside the
+network, tensors that grow, layers that are replaced, cached copies, inner steps, none that is
+recorded, and copies of each batch."""
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 
 
@@ -72,7 +79,9 @@ def on_page() -> dict[str, str]:
     return dict(rows)
 
 
-@pytest.mark.parametrize("case", ALL)
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in ALL]
+)
 def test_replayed_steps_have_the_bits_of_ordinary_ones(case: str, device: str) -> None:
     name, settings = ALL[case]
     rounds = {"mixstyle": 8, "dart": 10}.get(name, 4)
@@ -133,10 +142,20 @@ FROM_THE_HOST: dict[str, tuple[Callable[[Client, Batch], Any], str]] = {
 }
 
 
+OTHERS = ("the round", "the client", "positions", "a stream", "a constant", "Python")
+"""Found in the same way as what stands beside them."""
+
+
+@pytest.mark.parametrize(
+    "kinds", [FROM_THE_HOST.keys() - OTHERS, pytest.param(OTHERS, marks=pytest.mark.slow)]
+)
 def test_steps_that_need_the_host_are_ordinary_ones(
-    subtests: pytest.Subtests, device: str, caplog: pytest.LogCaptureFixture
+    kinds: Collection[str],
+    subtests: pytest.Subtests,
+    device: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for what in FROM_THE_HOST:
+    for what in sorted(kinds):
         with subtests.test(what=what):
             caplog.clear()
             value, reason = FROM_THE_HOST[what]
@@ -218,7 +237,7 @@ def test_each_shape_has_a_graph_and_few_are_kept(
     assert kept(recorded) == 2
     assert same(recorded.server.state.weights, expected)
     monkeypatch.setattr(graphs, "MOST_RECORDS", 1)  # each shape drives the other one out
-    recorded, expected = both("fedavg", device, 8, sizes=sizes)
+    recorded, expected = both("fedavg", device, 4, sizes=sizes)
     assert (kept(recorded), len(recorded.worker.graphs.records)) == (0, 1)
     assert same(recorded.server.state.weights, expected)
 

@@ -33,6 +33,7 @@ BASE = {
     "data": {"source": "digits", "image_size": 8},
     "clients": {"number": 3},
     "train": {"rounds": 2, "local_steps": 2, "batch_size": 32},
+    "evaluate": {"averages": "never"},
 }
 BROKEN = {
     "label": "broken",

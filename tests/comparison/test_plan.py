@@ -394,7 +394,7 @@ SEVERAL = {
     "base": {"train": {"rounds": 2}, "model": {"backbone": "cnn", "weights": None}},
     "data": [
         "emoji",
-        {"source": "digits", "hold_out": ["ink", "chalk"], "leave_out": ["sketch"]},
+        {"name": "digits", "hold_out": ["ink", "chalk"], "leave_out": ["sketch"]},
         {"name": "other ink", "source": "digits", "experiment": {"data": {"image_size": 20}}},
     ],
     "methods": ["fedavg", {"name": "fedprox", "mu": 0.5}],

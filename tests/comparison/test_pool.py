@@ -37,6 +37,7 @@ PLAN = {
         "data": {"source": "digits", "image_size": 8},
         "clients": {"number": 2},
         "train": {"rounds": 1, "local_steps": 2, "batch_size": 32},
+        "evaluate": {"averages": "never"},
     },
     "methods": ["fedavg", "fedprox"],
     "hold_out": ["sketch"],

@@ -40,7 +40,7 @@ from feddg.runs.reading import read_run
 from feddg.runs.summary import mean_step
 from feddg.runs.table import FINAL, SWA_MEAN
 from feddg.text import percent
-from run_folders import accuracies, numbers, table_of
+from run_folders import numbers, table_of
 
 PLAN = {
     "name": "mine",
@@ -96,15 +96,6 @@ def results_file(tmp_path, name="kept.csv", text=None):
 def test_what_is_written_comes_back(tmp_path_factory, results):
     path = results_file(tmp_path_factory.mktemp("kept"), text=to_text(results))
     assert read_results(path) == results
-
-
-def test_two_rows_for_one_run_in_one_place_are_refused(tmp_path):
-    """As joining two machines' files by hand may leave them."""
-    row = ResultRow(experiment="0" * 8, method="fedavg", held_out="ink", seed=0)
-    first, other = (row.model_copy(update={"numbers": accuracies(final=v)}) for v in (0.4, 0.5))
-    path = results_file(tmp_path, text=to_text([first, row.model_copy(update={"seed": 1}), other]))
-    with pytest.raises(RunError, match=r"kept\.csv, line 4: fedavg, ink, seed 0 .* line 2, too"):
-        read_results(path)
 
 
 def accuracy_of(row, rule=FINAL):

@@ -214,7 +214,7 @@ def test_a_row_without_a_p_value_is_no_comparison():
 
 
 BETWEEN, WITHIN, LEAD = 0.1, 0.05, 0.05
-TABLES = 3000
+TABLES = 1000
 
 
 def leads(random, domains, seeds, tables=TABLES, lead=LEAD, between=BETWEEN):
@@ -237,7 +237,7 @@ def test_the_interval_over_domains_holds_the_lead_on_other_domains(domains, seed
     drawn = leads(np.random.default_rng(0), domains, seeds)
     nothing = dict.fromkeys(as_accuracies(drawn[0]), 0.0)
     found = [paired_margin(as_accuracies(one), nothing, ITSELF).domains for one in drawn]
-    assert covered(found) >= 0.93  # of 0.95, with a standard error of 0.004
+    assert covered(found) >= 0.93  # of 0.95, with a standard error of 0.007
     if seeds > 1:
         pairs = drawn.reshape(TABLES, -1)
         low, high = stats.ttest_1samp(pairs, 0, axis=1).confidence_interval(0.95)

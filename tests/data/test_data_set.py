@@ -116,7 +116,7 @@ def test_definitions_that_contradict_themselves(subtests: pytest.Subtests) -> No
 def test_builtin_sources_are_known() -> None:
     with_images = {name for name, one in DATA_SETS.items() if one.load is not None}
     assert {"digits", "folder", "office_home", "pacs"} <= with_images
-    assert not {"fedig", "fedig_silos"} & with_images
+    assert not {"fedig", "fedig_silos", "strong"} & with_images
 
 
 def test_unknown_source_suggests_the_nearest() -> None:
@@ -191,6 +191,7 @@ def test_rows_with_one_path_are_refused(paths: tuple[str, ...], words: str) -> N
     [
         ("fedig", r"--data pacs --root FOLDER --preset fedig\."),
         ("fedig_silos", "--preset fedig_silos"),
+        ("strong", "--preset strong"),
     ],
 )
 def test_what_has_no_images_says_what_to_do(tmp_path: Path, name: str, remedy: str) -> None:
@@ -254,7 +255,7 @@ def test_from_the_folder_to_accuracies(source: str, protocol: str, trees: Path) 
         clients={"number": 3, "per_round": 2, "partition": "heterogeneous"},
         method="pardon",
     )
-    assert experiment.preset == source
+    assert experiment.preset == (definition.default or source)
     run = feddg.run(experiment, trees / "runs", report=False)
     done = read_run(run.folder)
     tested = done.table.where(split="test").domains

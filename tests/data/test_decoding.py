@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import numpy
 import numpy as np
 import pytest
 import tifffile
@@ -29,7 +28,6 @@ from feddg.data.decoding import (
     tile_names,
     whole_images,
 )
-from feddg.data.decoding import UnusableImageError as UnusableImageError_of_bands
 from feddg.data.images import (
     IMAGE_SUFFIXES,
     ImageBytes,
@@ -225,21 +223,22 @@ def test_a_large_jpeg_is_decoded_like_a_small_one(tmp_path: Path) -> None:
     assert abs(decode_image(path, 32) - expected).max() <= 3
 
 
-def png_that_claims(width: int, height: int, path: Path) -> Path:
-    """A PNG header without the pixels it promises."""
+def png(path: Path, width: int, height: int, bits: int, colours: int, rows: bytes) -> Path:
+    """Writes what is in the header and what is in the pixels, whether or not they agree."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         checked = kind + content
         return struct.pack(">I", len(content)) + checked + struct.pack(">I", zlib.crc32(checked))
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    path.write_bytes(
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(b""))
-        + chunk(b"IEND", b"")
-    )
+    header = struct.pack(">IIBBBBB", width, height, bits, colours, 0, 0, 0)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + parts)
     return path
+
+
+def png_that_claims(width: int, height: int, path: Path) -> Path:
+    """A PNG header without the pixels it promises."""
+    return png(path, width, height, 8, 2, b"")
 
 
 @pytest.mark.parametrize("side", [9_460, 50_000])
@@ -297,18 +296,9 @@ def tiff(path: Path, values: np.ndarray, **options) -> Path:
 
 def deep_png(path: Path, values: np.ndarray) -> Path:
     """Writes 16-bit colours, which Pillow cannot."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
-
     height, width, bands = values.shape
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
-    header = struct.pack(">IIBBBBB", width, height, 16, {3: 2, 4: 6}[bands], 0, 0, 0)
-    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + parts)
-    return path
+    return png(path, width, height, 16, {3: 2, 4: 6}[bands], rows)
 
 
 def scaled(values: np.ndarray, bits: int) -> np.ndarray:
@@ -332,7 +322,7 @@ def test_deep_pngs_in_colour(tmp_path, bands):
     assert abs(decode_image(path, SIDE).astype(int) - scaled(values[:, :, :3], 12)).max() <= 1
 
 
-@pytest.mark.parametrize("compression", ["lzw", "deflate", "zstd"])
+@pytest.mark.parametrize("compression", ["lzw", "zstd"])
 def test_compressed_tiffs_of_many_bands(tmp_path, compression):
     values = numbers(11, 6)
     options = {"planarconfig": "contig", "compression": compression}
@@ -359,7 +349,7 @@ def test_full_range_is_that_of_the_file(tmp_path):
 def test_percentiles_of_each_band_become_black_and_white(tmp_path):
     values = RANDOM.normal(0, 1, (SIDE, SIDE, 3)).astype(np.float32)
     path = tiff(tmp_path / "a.tif", values)
-    with pytest.raises(UnusableImageError_of_bands, match=r"data\.range: percentile"):
+    with pytest.raises(UnusableImageError, match=r"data\.range: percentile"):
         decode_image(path, SIDE)
     found = decode_image(path, SIDE, reading=Reading("percentile"))
     low, high = np.percentile(values, (1, 99), axis=(0, 1))
@@ -371,7 +361,7 @@ def test_pixels_that_are_no_numbers_are_refused(tmp_path, number):
     values = RANDOM.normal(0, 1, (SIDE, SIDE, 3)).astype(np.float32)
     values[0, :2, 1] = number
     path = tiff(tmp_path / "a.tif", values)
-    with pytest.raises(UnusableImageError_of_bands, match=f"2 of its {SIDE * SIDE:,} pixels are"):
+    with pytest.raises(UnusableImageError, match=f"2 of its {SIDE * SIDE:,} pixels are"):
         decode_image(path, SIDE, reading=Reading("percentile"))
 
 
@@ -447,11 +437,9 @@ def test_near_infrared_in_place_of_transparency(tmp_path):
 def test_more_bands_than_pillow_knows(tmp_path):
     values = numbers(12, 8)
     path = tiff(tmp_path / "eight.tif", values, planarconfig="contig")
-    with pytest.raises(
-        UnusableImageError_of_bands, match=r"8 bands: choose three with data\.bands"
-    ):
+    with pytest.raises(UnusableImageError, match=r"8 bands: choose three with data\.bands"):
         decode_image(path, SIDE)
-    with pytest.raises(UnusableImageError_of_bands, match=r"8 bands, and data\.bands asks for 9"):
+    with pytest.raises(UnusableImageError, match=r"8 bands, and data\.bands asks for 9"):
         decode_image(path, SIDE, reading=Reading(bands=(9, 1, 2)))
     found = decode_image(path, SIDE, reading=Reading(bands=(5, 3, 2)))
     expected = values[:, :, [4, 2, 1]]
@@ -637,7 +625,7 @@ def test_a_small_file_that_claims_to_be_enormous_is_refused(tmp_path):
     """A TIFF of five bands, which Pillow does not know: its header says 40,000 x 40,000."""
     honest = io.BytesIO()
     tifffile.imwrite(
-        honest, numpy.zeros((8, 8, 5), numpy.uint8), photometric="minisblack", planarconfig="contig"
+        honest, np.zeros((8, 8, 5), np.uint8), photometric="minisblack", planarconfig="contig"
     )
     content = honest.getvalue()
     with tifffile.TiffFile(io.BytesIO(content)) as file:

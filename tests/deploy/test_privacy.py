@@ -27,9 +27,7 @@ def extras(path):
 
 
 CASES = {
-    "fixed": {"privacy": {"clipping": "fixed", "clipping_norm": 0.2}},
     "adaptive": {"privacy": {"clipping": "adaptive", "clipping_norm": 0.25}, "method": "fedprox"},
-    "median": {"defences": "median"},
     "bounding": {"defences": "norm_bounding", "server": {"optimizer": "fedavgm"}},
     "centred clipping": {"defences": "centred_clipping"},
 }

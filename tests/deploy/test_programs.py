@@ -28,10 +28,8 @@ SEEDS = {"oslo": 0, "lyon": 1, "graz": 5}
 FIELDS = {"lr": 0.01, "batch_size": 6, "averaging": "none", "precision": "float32", "rounds": 2}
 CASES = [
     ("fedavg", {}),
-    ("elcfs", {}),
     ("ccst", {}),
     ("scaffold", {}),
-    ("fedbn", {}),
     ("fedavg", {"defences": ["median"]}),
     ("fedavg", {"normalization": "frozen", "defences": ["secure_aggregation"]}),
 ]

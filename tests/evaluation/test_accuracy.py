@@ -109,3 +109,42 @@ def test_a_frozen_featurizer_sees_every_image_once(monkeypatch, most):
     assert scores()[0] != changed
     network.featurizer.register_forward_hook(lambda *_: None)
     assert scores()[1] == 10  # whoever watches sees them all
+
+
+def test_on_an_accelerator_batches_go_across_domains(device: str) -> None:
+    import numpy
+
+    from feddg.data.pixels import ArrayPixels
+    from feddg.evaluation.accuracy import Evaluation
+
+    rng = numpy.random.default_rng(0)
+    pixels = ArrayPixels(rng.integers(0, 256, (30, 4, 4, 3), dtype=numpy.uint8))
+    labels, domains = numpy.arange(30) % 2, numpy.arange(30) % 7
+    rows = {"test": numpy.arange(5, 30), "val": numpy.arange(5), "id_test": numpy.arange(0)}
+    seen: list[int] = []
+
+    class Counted(torch.nn.Module):
+        def forward(self, images):
+            seen.append(len(images))
+            bright = images.mean((1, 2, 3))
+            return torch.stack([0.5 - bright, bright - 0.5], 1)
+
+    def scores(place: str, predictor: torch.nn.Module) -> list[Score]:
+        seen.clear()
+        names = tuple("abcdefg")
+        given = (pixels, rows, labels, domains, names, 2, 16, torch.device(place))
+        return Evaluation(*given).scores(predictor)
+
+    class SeesBatches(Counted):
+        needs = "batches"
+
+    there = scores(device, Counted())
+    assert seen == [16, 14]
+    here = scores("cpu", Counted())
+    assert len(seen) == 12  # seven domains, and five
+    assert [(s.domain, s.split, s.correct) for s in there] == [
+        (s.domain, s.split, s.correct) for s in here
+    ]
+    assert all(one.loss == other.loss for one, other in zip(there, here, strict=True))
+    scores(device, SeesBatches())
+    assert len(seen) == 12

@@ -29,6 +29,7 @@ from feddg.records import PRIVACY_ROWS
 from feddg.runs.observer import Observer
 from feddg.settings import TrainSettings
 from feddg.testing import check_method
+from feddg.testing.methods import a_network_changes_nothing, messages_are_declared
 from federations import SmallFederation, federation, same
 
 STEPS = 7
@@ -82,20 +83,15 @@ def test_accuracies_differ_so_that_there_is_a_choice():
     assert len({state_after(steps)[1] for steps in range(1, STEPS + 1)}) > 1
 
 
-def test_without_the_setting_the_last_model_is_sent():
-    small = federation(train=settings())
-    update = train(client_of(small, others), small.method)
-    assert same(dict(update.weights), state_after(STEPS)[0])
+def nothing(small):
+    none = small.examples(1)
+    return replace(none, rows=none.rows[:0], labels=none.labels[:0], domains=none.domains[:0])
 
 
-def test_a_client_with_an_empty_share_sends_its_last_model():
-    small = federation(train=settings(every=2))
-
-    def nothing(small):
-        none = small.examples(1)
-        return replace(none, rows=none.rows[:0], labels=none.labels[:0], domains=none.domains[:0])
-
-    update = train(client_of(small, nothing), small.method)
+@pytest.mark.parametrize(("every", "validation"), [(None, others), (2, nothing)])
+def test_without_the_setting_or_images_for_it_the_last_model_is_sent(every, validation):
+    small = federation(train=settings(every=every))
+    update = train(client_of(small, validation), small.method)
     assert same(dict(update.weights), state_after(STEPS)[0])
 
 
@@ -222,12 +218,9 @@ TEN = {
 @pytest.mark.parametrize(
     "change",
     [
-        {},
         {"clients": {"number": 10, "per_round": 3}},
         {"clients": {"number": 7, "partition": "quantity", "quantity_alpha": 0.3}},
         {"method": "local"},
-        {"method": "centralised"},
-        {"method": "centralised", "train": TEN["train"] | {"local_epochs": 1}},
         {"method": "centralised", "train": {"rounds": 2, "batch_size": 32, "local_steps": 5}},
         {"method": "fedgma+centralised", "clients": {"number": 10, "per_round": 3}},
     ],
@@ -375,4 +368,4 @@ def _crossed(message):
 
 
 def test_numbers_in_16_bits_keep_the_rules_over_every_transport():
-    check_method(Halves)
+    check_method(Halves, [messages_are_declared, a_network_changes_nothing])

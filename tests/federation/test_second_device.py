@@ -97,7 +97,16 @@ every turn only without a cache; which classifiers there are; answers after a ro
 prototypes and their groups; the sums of single images."""
 
 
-@pytest.mark.parametrize("case", ALL)
+QUICK = {
+    *("fedavg", "scaffold", "fedbn", "fpl", "mixstyle", "pardon", "ccst", "fedig-a", "feddg-ga"),
+    *("ridge", "pardon, stylized copies of each batch"),
+}
+"""One of each kind; feddg.testing has every method train on the device."""
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in ALL]
+)
 def test_a_method_does_the_same_on_another_device_and_nothing_waits_for_it(
     case: str, device: str
 ) -> None:

@@ -16,7 +16,7 @@ from feddg.prediction.model import load_trained
 from feddg.runs.execute import resume
 from feddg.runs.folder import RunFolder
 from feddg.runs.reading import read_adapted, read_run
-from odd_inputs import DEEP, NOT_UTF8, cut, flip, folder, loop, pipe, write
+from odd_inputs import DEEP, cut, flip, folder, loop, pipe, write
 
 RESUMED, READ, COMPARED = "A run is continued", "A run is read", "A comparison is read"
 
@@ -106,10 +106,7 @@ CASES: list[Case] = [
             ("the state", LAST, "has a flipped bit", flip, r"state-3\.safetensors is damaged"),
             ("the state", LAST, "is cut short", cut, r"state-3\.safetensors is damaged"),
             ("the state", LAST, "is missing", os.unlink, r"state-3\.safetensors is missing"),
-            ("the state", LAST, "is empty", write(""), r"state-3\.safetensors is damaged"),
             ("the state", LAST, "is a pipe", pipe, "a pipe"),
-            ("the state", LAST, "is a link to itself", loop, "Too many levels"),
-            ("the state", LAST, "is a folder", folder, "it is a folder"),
             ("a client's memory", MEMORY, "has a flipped bit", flip, "memory-0-3.* is damaged"),
             ("a client's memory", MEMORY, "is missing", os.unlink, "memory-0-3.* is missing"),
         )
@@ -118,10 +115,7 @@ CASES: list[Case] = [
         Case(RESUMED, f"the index {how}", damaged(INDEX, damage), error=BAD_INDEX)
         for how, damage in {
             "has a flipped bit": flip,
-            "is cut short": cut,
             "is empty": write(""),
-            "is a list": write("[1, 2]"),
-            "is nested 100,000 levels deep": write(DEEP),
             "says that the round is NaN": lambda p: p.write_text(
                 p.read_text().replace('"round": 3', '"round": NaN')
             ),
@@ -205,24 +199,8 @@ CASES: list[Case] = [
             ("`metrics.jsonl` is a folder", "metrics.jsonl", folder, "it is a folder"),
             ("`ledger.jsonl` is a pipe", "ledger.jsonl", pipe, "a pipe"),
             ("`summary.json` is empty", "summary.json", write(""), r"summary\.json is damaged"),
-            ("`summary.json` is a list", "summary.json", write("[]"), r"summary\.json is damaged"),
-            ("`summary.json` is deep", "summary.json", write(DEEP), r"summary\.json is damaged"),
             ("`summary.json` is a pipe", "summary.json", pipe, "a pipe"),
             ("`experiment.yaml` is gone", "experiment.yaml", os.unlink, "holds no run"),
-            ("`experiment.yaml` is a folder", "experiment.yaml", folder, "it is a folder"),
-            ("`experiment.yaml` is a pipe", "experiment.yaml", pipe, "a pipe"),
-            (
-                "`experiment.yaml` is a link to itself",
-                "experiment.yaml",
-                loop,
-                r"experiment\.yaml: Too many levels",
-            ),
-            (
-                "`experiment.yaml` is binary",
-                "experiment.yaml",
-                lambda p: p.write_bytes(NOT_UTF8),
-                "is not UTF-8",
-            ),
         )
     ),
     Case(
@@ -302,13 +280,6 @@ CASES += [
                 change(classes=3),
                 r"clients\.json is damaged: 'classes'",
             ),
-            ("`clients.json` is a pipe", "clients.json", pipe, "a pipe"),
-            (
-                "`environment.json` is a list",
-                "environment.json",
-                write("[]"),
-                r"environment\.json is damaged",
-            ),
             (
                 "`environment.json` is nested 100,000 levels deep",
                 "environment.json",
@@ -375,7 +346,6 @@ CELL = '{"method": "a", "held_out": "b", "conditions": {}, "seed": 0, "folder": 
 CASES += [
     Case(COMPARED, what, play, error=error)
     for what, play, error in (
-        ("no `comparison.json`", lambda p: read_comparison(p.root), "holds no comparison"),
         ("it has no cells", compared('{"name": "a"}'), "lacks 'cells'"),
         ("its cells are a number", compared('{"name": "a", "cells": 3}'), "'cells'"),
         (

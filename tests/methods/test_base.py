@@ -156,7 +156,7 @@ def test_a_third_party_method_needs_no_edit_of_feddg(
         assert method_class("lazy").__module__ == "lazy_package.lazy"
     assert "'broken'" in caplog.text
     train = {"rounds": 1, "local_epochs": 1, "batch_size": 64}
-    data = {"source": "digits", "image_size": 16}
+    data = {"source": "digits", "image_size": 8}
     experiment = Experiment(data=data, method="lazy", hold_out="sketch", train=train)
     done = run(experiment, tmp_path, cache=cache, report=False)
     weights, start = (

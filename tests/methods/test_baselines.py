@@ -72,20 +72,6 @@ def test_mu_zero_is_fedavg_bit_for_bit():
     assert not same(federation("fedprox").run(), zero.server.state.weights)
 
 
-def test_a_larger_mu_keeps_clients_nearer():
-    start = federation().server.state.weights
-
-    def distance(mu):
-        weights = federation("fedprox", settings={"mu": mu}, train=SGD).run(1)
-        return sum(
-            float((weights[name] - start[name]).square().sum())
-            for name in weights
-            if name.endswith("weight")
-        )
-
-    assert distance(0.0) > distance(0.5) > distance(5.0) > 0
-
-
 def test_what_stays_local_is_not_held():
     small = federation("fedbn+fedprox")
     weights = small.server.state.weights
@@ -104,17 +90,12 @@ def test_a_weight_out_of_range_is_refused(mu):
         build_method("fedprox", {"mu": mu})
 
 
-def test_an_unknown_setting_is_refused_with_the_nearest():
-    with pytest.raises(ExperimentError, match="did you mean 'mu'"):
-        build_method("fedprox", {"nu": 1})
-
-
 # Every client alone, and all images in one place: against plain loops and by hand.
 
 
 TRAIN = TrainSettings(rounds=3, batch_size=4, optimizer="sgd", lr=0.05)
 SMALL = {
-    "data": {"source": "digits", "image_size": 16, "id_val": 0.1, "id_test": 0.1},
+    "data": {"source": "digits", "image_size": 8, "id_val": 0.1, "id_test": 0.1},
     "hold_out": {"val": "chalk", "test": "sketch"},
     "clients": {"number": 3},
     "train": {"rounds": 2, "batch_size": 64},
@@ -146,23 +127,16 @@ def close(one: dict, other: dict) -> bool:
     )
 
 
-def test_each_client_alone_is_a_plain_loop_over_its_own_images():
-    small = federation("local", train=TRAIN)
-    start = {name: tensor.clone() for name, tensor in small.server.state.weights.items()}
-    small.run()
-    for id, memory in small.transport.memories.items():
-        assert close(memory, plain_loop(small, id, [1, 2, 3]).state_dict())
-    assert not close(small.transport.memories[0], small.transport.memories[1])
-    assert same(small.server.state.weights, start)
-
-
 def test_a_client_that_rests_keeps_its_model_and_one_that_comes_late_starts_from_the_first():
     small = federation("local", train=TRAIN)
+    start = {name: tensor.clone() for name, tensor in small.server.state.weights.items()}
     turns = {1: [0, 1], 2: [1], 3: [1, 2]}
     small.server.sample = lambda round, attempt=0: turns[round]
     small.run()
     for id, rounds in {0: [1], 1: [1, 2, 3], 2: [3]}.items():
         assert close(small.transport.memories[id], plain_loop(small, id, rounds).state_dict())
+    assert not close(small.transport.memories[0], small.transport.memories[1])
+    assert same(small.server.state.weights, start)
 
 
 def test_clients_alone_keep_what_a_layer_of_two_names_learns():
@@ -191,7 +165,8 @@ def test_no_weights_leave_a_client_and_the_starting_network_is_sent_while_it_is_
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory, cache):
     """A completed run of clients alone."""
-    return run(Experiment(**SMALL, method="local"), tmp_path_factory.mktemp("runs"), cache=cache)
+    chosen = Experiment(**SMALL, method="local")
+    return run(chosen, tmp_path_factory.mktemp("runs"), cache=cache, report=False)
 
 
 def test_a_domain_has_the_mean_over_all_clients_own_models(alone, cache):
@@ -226,7 +201,7 @@ def test_it_goes_on_where_it_stopped_with_the_same_numbers(alone, cache, tmp_pat
 
     with pytest.raises(KeyboardInterrupt):
         run(alone.experiment, tmp_path, cache=cache, observer=AfterOne())
-    again = run(alone.experiment, tmp_path, cache=cache)
+    again = run(alone.experiment, tmp_path, cache=cache, report=False)
     ours, theirs = (run.frame().drop(columns="seconds") for run in (again, alone))
     assert ours.equals(theirs)
 
@@ -271,11 +246,9 @@ def test_all_images_in_one_place_is_a_plain_loop_over_them():
 
 
 def test_a_centralised_run_says_who_held_what_and_beats_chance(tmp_path, cache):
-    done = run(
-        Experiment(**{**SMALL, "train": {"rounds": 3, "batch_size": 32}}, method="centralised"),
-        tmp_path,
-        cache=cache,
-    )
+    train, data = {"rounds": 3, "batch_size": 32}, SMALL["data"] | {"image_size": 16}
+    chosen = Experiment(**{**SMALL, "train": train, "data": data}, method="centralised")
+    done = run(chosen, tmp_path, cache=cache, report=False)
     held = json.loads((done.folder / "clients.json").read_text())["clients"]
     assert [len(held), sum(held[0]["classes"])] == [1, sum(held[0]["domains"])]
     assert done.result.value("id_test") > 0.3
@@ -305,6 +278,7 @@ def test_what_needs_updates_of_many_is_refused(name, change, words):
 
 def test_thin_classes_are_warned_of_once_in_a_run(tmp_path, cache, caplog):
     with caplog.at_level(logging.WARNING, "feddg"):
-        run(Experiment(**SMALL, method="fedavg"), tmp_path, cache=cache)
+        few = Experiment(**SMALL | {"train": {"rounds": 1, "local_steps": 1}})
+        run(few, tmp_path, cache=cache, report=False)
     said = [r.message for r in caplog.records if "have fewer than 20 images" in r.message]
     assert len(said) == 1

@@ -1,4 +1,4 @@
-"""Every setting of every method, changed from its default, trains a round in bfloat16.
+"""Every setting of a method that is no number above 0, changed, trains in bfloat16.
 
 The defaults do so in test_base.py.
 """
@@ -81,8 +81,9 @@ def trained(method: Method) -> None:
 def test_every_setting_of_a_method_trains_in_bfloat16(method: str) -> None:
     fields = method_class(method).Settings.model_fields
     for name, field in fields.items():
-        if name in FILES:
-            continue
+        number = isinstance(field.default, float | int) and not isinstance(field.default, bool)
+        if name in FILES or (number and field.default):
+            continue  # another number but 0 calculates in the same types
         values = others(name, field.annotation, field.default)
         found = [one for value in values if (one := built(method, name, value)) is not None]
         assert found or not values, (name, values)

@@ -55,13 +55,7 @@ def share_of(chosen, name):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "penalty"),
-    [
-        ((300,), 0.01),
-        ((300,), 1.0),
-        ((40, 3, 57, 20, 60, 30, 25, 15, 35, 15), 0.01),
-        ((40, 3, 57, 20, 60, 30, 25, 15, 35, 15), 1.0),
-    ],
+    ("sizes", "penalty"), [((300,), 1.0), ((40, 3, 57, 20, 60, 30, 25, 15, 35, 15), 0.01)]
 )
 def test_it_is_the_ridge_of_all_images_together(sizes, penalty):
     chosen = federation_of(sizes, [penalty])
@@ -93,13 +87,13 @@ def embedded(request):
     return torch.cat(parts).unflatten(1, (256, -1)).mean(2), table.labels, table.domains
 
 
-def partitioned(embedded, clients, heterogeneity, monkeypatch, defences=()):
-    """A federation whose clients hold these, and both sums before they are wiped."""
+def sums_over(embedded, clients, heterogeneity, monkeypatch):
+    """Both sums of clients who hold these, before they are wiped."""
     features, labels, domains = embedded
     rows = partition(domains, labels, clients, heterogeneity=heterogeneity, seed=0).rows
     order, sizes = torch.from_numpy(numpy.concatenate(rows)), tuple(map(len, rows))
     classes = int(labels.max()) + 1
-    chosen = federation_of(sizes, [0.3], classes=classes, defences=defences)
+    chosen = federation_of(sizes, [0.3], classes=classes)
     chosen.labels, own = torch.from_numpy(labels)[order], features[order]
     monkeypatch.setattr(Client, "frozen_features", lambda client: own[client.examples.rows])
     solve, sums = chosen.method.after_round, {}
@@ -110,35 +104,22 @@ def partitioned(embedded, clients, heterogeneity, monkeypatch, defences=()):
 
     chosen.method.after_round = noted
     chosen.run()
-    return chosen, sums
+    return sums
 
 
 @pytest.mark.parametrize(
     ("clients", "heterogeneity"),
-    [(1, 0.0), (10, 0.0), (10, 0.5), (10, 1.0), (300, 1.0)],
+    [(1, 0.0), (10, 0.5), (300, 1.0)],
 )
 def test_real_features_give_the_ridge_of_all_however_they_are_spread(
     embedded, clients, heterogeneity, monkeypatch
 ):
-    _, sums = partitioned(embedded, clients, heterogeneity, monkeypatch)
+    sums = sums_over(embedded, clients, heterogeneity, monkeypatch)
     weight, bias = next(solved(unpacked(sums[GRAM]), sums[CROSS], [0.3]))
     features, labels, _ = embedded
     expected = ridge_of(features.double().numpy(), labels, 0.3, sums[CROSS].shape[1])
     numpy.testing.assert_allclose(weight.detach(), expected.coef_, rtol=0, atol=1e-6)
     numpy.testing.assert_allclose(bias.detach(), expected.intercept_, rtol=0, atol=1e-6)
-
-
-def test_real_features_under_secure_aggregation_are_off_by_its_rounding_alone(
-    embedded, monkeypatch
-):
-    (_, plain), (chosen, masked) = (
-        partitioned(embedded, 10, 0.5, monkeypatch, defences)
-        for defences in ((), (("secure_aggregation", {}),))
-    )
-    assert chosen.server.defences.masking is not None
-    for name in (GRAM, CROSS):
-        error = float((masked[name] - plain[name]).detach().abs().max())
-        assert 0 < error <= 2.0**-27 * (1 + 1e-6)
 
 
 def test_without_a_penalty_it_is_the_shortest_least_squares_solution():
@@ -200,14 +181,15 @@ def test_secure_aggregation_changes_the_sums_by_its_rounding_alone():
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("change", "reason", "class_means"),
     [
-        (lambda weights: weights["classifier.cross"].fill_(50.0), "no means over images"),
-        (lambda weights: weights["classifier.gram"][:9].fill_(1e3), "no features"),
+        (lambda weights: weights[CROSS].fill_(50.0), "no means over images", False),
+        (lambda weights: weights[GRAM][:9].fill_(1e3), "no features", False),
+        (lambda weights: weights[CROSS][-1].copy_(torch.eye(3)[0]), "no features", True),
     ],
 )
-def test_sums_of_no_images_are_refused_and_the_others_solve_without(change, reason):
-    chosen = federation_of((20, 30, 25))
+def test_sums_of_no_images_are_refused_and_the_others_solve_without(change, reason, class_means):
+    chosen = federation_of((20, 30, 25), settings={"class_means": class_means})
     honest = chosen.transport.train
 
     def lying(clients, broadcast):
@@ -221,7 +203,7 @@ def test_sums_of_no_images_are_refused_and_the_others_solve_without(change, reas
     chosen.server.setup()
     row = chosen.server.round()
     assert [(r.client, reason in r.reason) for r in row.refused] == [(1, True)]
-    assert sorted(row.left_out) == [0, 2]
+    assert class_means or sorted(row.left_out) == [0, 2]
 
 
 def test_a_client_of_far_larger_features_is_named(monkeypatch):
@@ -407,22 +389,6 @@ def test_class_means_are_a_small_message():
     assert small.accuracy() > 0.8
 
 
-def test_a_class_mean_of_no_images_is_refused():
-    chosen = federation_of((20, 30, 25), settings={"class_means": True})
-    honest = chosen.transport.train
-
-    def lying(clients, broadcast):
-        for update in honest(clients, broadcast):
-            if update.client == 1:
-                update.weights[CROSS].data[-1] = torch.tensor([1.0, 0.0, 0.0])
-            yield update
-
-    chosen.transport.train = lying
-    chosen.server.setup()
-    row = chosen.server.round()
-    assert [(r.client, "no features" in r.reason) for r in row.refused] == [(1, True)]
-
-
 # Privacy.
 
 
@@ -452,10 +418,9 @@ def test_the_longest_image_moves_the_sums_by_the_sensitivity():
     assert float(moved) == pytest.approx(SENSITIVITY)
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 2.0])
-def test_who_knows_all_but_one_image_cannot_tell_more_than_epsilon_allows(epsilon):
+def test_who_knows_all_but_one_image_cannot_tell_more_than_epsilon_allows():
     """The best test there is between two neighbours: along the direction in which they differ."""
-    delta, trials = 1e-3, 3000
+    epsilon, delta, trials = 1.0, 1e-3, 2000
     multiplier = gaussian_noise(epsilon, delta)
     method = build_method("ridge", CLIPPED)
     rows, labels = [[9.0, -9.0, 3.0], [1.0, 2.0, -3.0], [0.0, 1.0, 0.5]], [0, 1, 2]

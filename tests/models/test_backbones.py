@@ -381,12 +381,7 @@ def goes_through(backbone, out, cache):
 
 @pytest.mark.parametrize(
     "backbone",
-    [
-        name
-        if name in ("efficientnet_lite0", "test_vit")
-        else pytest.param(name, marks=pytest.mark.slow)
-        for name in SIX
-    ],
+    [name if name == "test_vit" else pytest.param(name, marks=pytest.mark.slow) for name in SIX],
 )
 def test_a_backbone_is_trained_predicts_and_becomes_onnx(backbone, tmp_path):
     pytest.importorskip("onnxscript", reason="needs the extra `export`")

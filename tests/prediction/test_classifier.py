@@ -80,7 +80,7 @@ def test_an_image_by_itself_is_as_deep_as_those_of_training(deep_run):
     dark = numpy.full((16, 16, 4), 500, numpy.uint16)
     stored = io.BytesIO()
     tifffile.imwrite(stored, dark, photometric="minisblack", planarconfig="contig")
-    pixels = RunClassifier(run).preparation.decode(ImageBytes("dark.tif", stored.getvalue()))
+    pixels = RunClassifier(run).description.decode(ImageBytes("dark.tif", stored.getvalue()))
     assert set(pixels.ravel().tolist()) == {round(500 * 255 / 4095)}
 
 

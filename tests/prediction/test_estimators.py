@@ -184,7 +184,7 @@ def familiar_pictures(sites=4):
     return Familiar.of(maps, numpy.repeat(numpy.arange(sites) + 3, 200), labels)
 
 
-@pytest.mark.parametrize("images", [20, 50, 200])
+@pytest.mark.parametrize("images", [20, 200])
 def test_images_that_show_something_else_are_noticed_and_a_new_site_is_not(images):
     """However few they are, and if they are of a single class."""
     familiar = familiar_pictures()
@@ -423,7 +423,7 @@ def made_up(seed, images=400, bias=0.15):
     return confidence, random.random(images) < (confidence - bias).clip(0, 1)
 
 
-@pytest.mark.parametrize("labels", [20, 50, 200])
+@pytest.mark.parametrize("labels", [20, 200])
 def test_labels_bring_the_estimate_to_the_truth_and_the_interval_holds_it(labels):
     hits, errors, alone = 0, [], []
     for seed in range(200):
@@ -449,8 +449,7 @@ def test_all_labels_leave_no_doubt():
     assert found.reach < 1e-3
 
 
-@pytest.mark.parametrize("labels", [10, 20, 50, 100])
-@pytest.mark.parametrize("stated", [0.03, 0.06])
+@pytest.mark.parametrize(("labels", "stated"), [(10, 0.03), (100, 0.06)])
 def test_labels_decide_where_the_estimate_errs_twice_as_much_as_it_says(labels, stated):
     random, hits = numpy_stream(labels, "contradiction", str(stated)), 0
     for seed in range(200):
@@ -463,10 +462,6 @@ def test_labels_decide_where_the_estimate_errs_twice_as_much_as_it_says(labels, 
         found = with_labels(without, right_chances(chances, value), chosen, right[chosen])
         hits += found.low <= right.mean() <= found.high
     assert hits / 200 >= 0.88
-
-
-def test_nine_sites_are_enough():
-    assert ENOUGH_SITES == 9
 
 
 def test_a_few_labels_that_are_all_right_do_not_make_sure():

@@ -177,7 +177,7 @@ def foreign(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("count", [20, 50, 200])
+@pytest.mark.parametrize("count", [20, 200])
 def test_of_images_that_show_something_else_no_accuracy_is_printed(
     finished, cache, foreign, tmp_path, count
 ):
@@ -203,13 +203,10 @@ def test_of_images_that_show_something_else_no_accuracy_is_printed(
     assert "right in" not in words
 
 
-@pytest.mark.parametrize("domain", ["ink", "chalk"])
-def test_few_images_and_single_classes_of_a_site_are_no_false_alarm(
-    finished, cache, tmp_path, domain
-):
-    truths = write_domain(tmp_path / "site", domain, 400)
+def test_few_images_and_single_classes_of_a_site_are_no_false_alarm(finished, cache, tmp_path):
+    truths = write_domain(tmp_path / "site", "ink", 400)
     files, random = sorted(truths), numpy_stream(0, "folders")
-    folders = [random.choice(files, count, replace=False).tolist() for count in (20, 50) * 3]
+    folders = [random.choice(files, count, replace=False).tolist() for count in (20, 50) * 2]
     folders += [[f for f in files if truths[f] == label] for label in sorted({*truths.values()})]
     for own in folders:
         assert travel(finished, own, cache=cache).advice.code in {"travels", "label-first"}
@@ -487,10 +484,13 @@ def test_the_command_prints_the_answer_and_its_numbers(ridge, cache, sketches, t
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name,label\na,b\n", "needs the columns file and label"),
-        ("file,label\nabsent.png,3\n", "line 2: absent.png is not among the named images"),
+        ("name,label\na,b\n", "has no column 'file'"),
+        (
+            "file,label\nabsent.png,3\n",
+            "row 2 of labels.csv: absent.png is not among the named images",
+        ),
         ("file,label\n{0},eleven\n", "knows no class 'eleven'"),
-        ("file,label\n{0},3\n{0},3\n", "line 3: .* appears twice"),
+        ("file,label\n{0},3\n{0},3\n", "row 3 of labels.csv: .* appears twice"),
     ],
 )
 def test_labels_that_do_not_fit_are_named(finished, cache, sketches, tmp_path, text, message):

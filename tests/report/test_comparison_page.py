@@ -17,7 +17,6 @@ from feddg.comparison.results import Results, read_comparison, results_of
 from feddg.comparison.results_file import to_text
 from feddg.comparison.statistics import paired_margin
 from feddg.diagnostics import Diagnostic
-from feddg.errors import RunError
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.records import TEST, VAL
 from feddg.report.blocks import Chart, Code, Facts, Fold, Prose, Table
@@ -41,7 +40,7 @@ from feddg.report.text import spelled
 from feddg.runs.reading import read_run
 from feddg.runs.table import FINAL, SELECTION_RULES, WISE_FT_RULE
 from feddg.text import percent
-from run_folders import FolderMaker, numbers
+from run_folders import ConstantMaker, FolderMaker, RisingMaker, numbers
 
 SCENARIOS = ("photo", "sketch", "art_painting")
 GAINS = {"fedavg": 0.0, "pardon": 0.06, "mixstyle": 0.03}
@@ -401,16 +400,6 @@ def test_a_results_file_gives_the_tables_of_its_run_folders(comparison, tmp_path
     assert conclusion(known).text in page
 
 
-class Nothing(FolderMaker):
-    """Runs of a model that always names the class that 60 % of the images are of."""
-
-    def accuracy(self, split, domain, round_, weights="last"):
-        return 0.6 if round_ else 1 / 3
-
-    def confusion(self):
-        return [[240, 0, 0], [100, 0, 0], [60, 0, 0]]
-
-
 def test_a_constant_model_that_wins_is_never_named_without_the_warning(tmp_path, folder_maker):
     """It is ahead by equal differences: neither a success nor a decision."""
     folders = [
@@ -435,7 +424,7 @@ def test_a_constant_model_that_wins_is_never_named_without_the_warning(tmp_path,
 
 
 def nothing_in(folder):
-    return lambda name, **fields: Nothing(folder / name, **fields)
+    return lambda name, **fields: ConstantMaker(folder / name, **fields)
 
 
 def test_rounds_that_move_more_than_methods_differ_are_named(tmp_path):
@@ -539,11 +528,6 @@ def test_runs_that_nothing_tells_apart_go_by_their_folders(folder_maker):
     assert all(len(found) == 1 for found in results.values(FINAL).values())
 
 
-def test_a_folder_without_a_comparison_is_named(tmp_path):
-    with pytest.raises(RunError, match="holds no comparison"):
-        read_comparison(tmp_path)
-
-
 def test_a_browser_draws_the_page_without_error_or_request(comparison, open_in_browser, tmp_path):
     folder, _ = comparison(values=(0.0, 1.0))
     text = write_comparison(folder).read_text("utf-8")
@@ -586,7 +570,7 @@ def strong_cells(blocks):
 
 def test_useless_methods_have_no_winner_one_box_and_one_command(tmp_path, capsys):
     folders = [
-        Nothing(tmp_path / f"{method}{seed}", method=method, seed=seed).write()
+        ConstantMaker(tmp_path / f"{method}{seed}", method=method, seed=seed).write()
         for method in ("fedavg", "pardon", "mixstyle")
         for seed in range(3)
     ]
@@ -654,12 +638,8 @@ def test_one_fit_method_is_a_comparison_as_ever(tmp_path, folder_maker):
 
 
 def test_a_finding_that_methods_share_is_one_box(tmp_path):
-    class Rising(FolderMaker):
-        def accuracy(self, split, domain, round_, weights="last"):
-            return 0.4 + 0.07 * round_ + self.gain
-
     folders = [
-        Rising(tmp_path / method, method=method, gain=gain).write()
+        RisingMaker(tmp_path / method, method=method, gain=gain).write()
         for method, gain in (("fedavg", 0.0), ("pardon", 0.05))
     ]
     found = [one.text for one in about_results(results_of(folders)) if one.code == "still-rising"]
@@ -734,15 +714,10 @@ def test_a_run_page_is_of_one_model_which_its_top_names(tmp_path):
     assert sections["Accuracy"].blocks[0].caption.startswith("Of each round's own model")
 
 
-class Rising(FolderMaker):
-    def accuracy(self, split, domain, round_, weights="last"):
-        return 0.4 + 0.07 * round_
-
-
 def test_what_is_proposed_keeps_the_plan_and_its_seeds_and_was_not_done(tmp_path):
     folder, cells = tmp_path / "c d", []
     for method, seed in itertools.product(("fedavg", "pardon"), (7, 8)):
-        Rising(folder / f"{method}-{seed}", method=method, seed=seed).write()
+        RisingMaker(folder / f"{method}-{seed}", method=method, seed=seed).write()
         place = {"method": method, "held_out": "photo", "seed": seed}
         cells.append(place | {"folder": f"{method}-{seed}"})
     (folder / "comparison.json").write_text(json.dumps({"name": "plan", "cells": cells}))

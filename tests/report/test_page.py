@@ -21,7 +21,7 @@ from feddg.report.run_page import cost_of, run_steps
 from feddg.runs.reading import read_run
 from feddg.text import size
 from odd_inputs import MARKUP
-from run_folders import FolderMaker
+from run_folders import ConstantMaker, RisingMaker
 
 
 class PageReader(HTMLParser):
@@ -205,16 +205,6 @@ def test_the_groups_of_clients_are_counted_and_named(folder_maker, read_page):
     assert page.row("Group 2")[1:] == ["9", "client-1 and 8 more" + "".join(odd)]
 
 
-class ConstantMaker(FolderMaker):
-    """A run whose model always names the class that is 60 % of the images, from round 1 on."""
-
-    def accuracy(self, split, domain, round_, weights="last"):
-        return 0.6 if round_ else 1 / 3
-
-    def confusion(self):
-        return [[240, 0, 0], [100, 0, 0], [60, 0, 0]]
-
-
 def test_a_model_that_learned_nothing_is_not_headlined_as_a_success(tmp_path, read_page):
     page = read_page(ConstantMaker(tmp_path / "nothing").write())
     text = " ".join("".join(page.text).split())
@@ -240,11 +230,6 @@ def test_a_rising_run_is_told_to_train_longer(tmp_path, folder_maker, read_page)
     assert "still rising when the run stopped: by 21.0 points over the last 3 rounds" in text
     assert "--rounds 12" in text
     assert "still rising" not in "".join(read_page(ConstantMaker(tmp_path / "flat").write()).text)
-
-
-class RisingMaker(FolderMaker):
-    def accuracy(self, split, domain, round_, weights="last"):
-        return 0.4 + 0.07 * round_
 
 
 def test_commands_of_what_to_do_next_are_ones_the_console_takes(tmp_path, folder_maker):

@@ -29,7 +29,7 @@ from image_folders import make_folder
 
 ROUNDS = 4
 SMALL = {
-    "data": {"source": "digits", "image_size": 16},
+    "data": {"source": "digits", "image_size": 8},
     "hold_out": {"val": "chalk", "test": "sketch"},
     "clients": {"number": 6, "per_round": 3},
     "train": {"rounds": ROUNDS, "local_steps": 4, "batch_size": 32, "lr": 3e-3},
@@ -158,7 +158,7 @@ def test_every_rule_is_what_an_independent_calculation_finds(finished, cache):
 
 
 def test_a_model_is_loaded_by_its_rule(finished):
-    images = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     logits = {}
     for which in (*RULES, "wise_ft"):
         trained = load_trained(finished, which=which)

@@ -38,7 +38,8 @@ def done(root, tmp_path):
     """Carries the experiment out, again and again."""
 
     def carry_out(**more):
-        return run(experiment(root), tmp_path / "runs", cache=tmp_path / "cache", **more)
+        where = {"out": tmp_path / "runs", "cache": tmp_path / "cache", "report": False}
+        return run(experiment(root), **where, **more)
 
     return carry_out
 

@@ -164,27 +164,11 @@ def test_a_letter_cut_in_half_at_the_end_is_left_out(folder_maker):
     assert read_run(folder).rounds_done == 6
 
 
-def test_damage_elsewhere_names_the_file_and_the_row(folder_maker):
-    folder = folder_maker().write()
-    path = folder / "metrics.jsonl"
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([*lines[:2], lines[2][:20], *lines[3:]]))
-    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged in row 3"):
-        _ = read_run(folder).table
-
-
 def test_a_row_without_a_needed_field_is_named(folder_maker):
     folder = folder_maker().write()
     append(folder / "metrics.jsonl", '{"round":1}\n')
     with pytest.raises(RunError, match=r"metrics\.jsonl is damaged in row \d+: it lacks 'weights'"):
         _ = read_run(folder).table
-
-
-@pytest.mark.parametrize("content", ["{ not: [closed", "- a\n- list\n"])
-def test_an_unreadable_experiment_is_named(tmp_path, content):
-    (tmp_path / "experiment.yaml").write_text(content)
-    with pytest.raises(RunError, match=r"experiment\.yaml is damaged"):
-        _ = read_run(tmp_path).settings
 
 
 def test_a_run_serves_its_mean_until_wise_ft_has_mixed_it(folder_maker):

@@ -14,10 +14,10 @@ from feddg.runs.reading import read_run
 from feddg.runs.tracking import chosen_trackers
 
 EXPERIMENT = Experiment(
-    data={"source": "digits", "image_size": 16},
+    data={"source": "digits", "image_size": 8},
     hold_out="sketch",
     clients=3,
-    train={"rounds": 2, "local_epochs": 1, "batch_size": 128},
+    train={"rounds": 2, "local_steps": 2, "batch_size": 32},
 )
 
 

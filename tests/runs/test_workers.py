@@ -45,8 +45,6 @@ CASES = {
     "fedbn": {"method": "fedbn"},
     "feddg-ga": {"method": "feddg-ga", "server": {"wise_ft": "auto"}},
     "afl": {"method": {"name": "afl", "settings": {"afl_over": "domains"}}},
-    "group_dro": {"method": "group_dro", "clients": {"partition": "iid"}},
-    "fish": {"method": "fish", "clients": {"partition": "iid"}},
     "ridge": {**NO_STATISTICS, "method": "ridge", "train": {"rounds": 1, "local_steps": None}},
     "ridge head": {**NO_STATISTICS, "train": {"head": "ridge"}},
     "private": {**NO_STATISTICS, "privacy": {"epsilon": 8, "delta": 1e-5}},
@@ -196,7 +194,7 @@ def test_two_processes_of_torchrun_leave_the_bits_of_one(cache, tmp_path):
             assert_alike(one, folder)
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_crash_ends_all_that_srun_started(killed, cache, tmp_path):
     experiment = Experiment(**merge(SETTINGS, {"train": {"rounds": 100_000}}))
     (tmp_path / "long.yaml").write_text(json.dumps(experiment.model_dump(mode="json")))
@@ -235,7 +233,13 @@ def three(cache):
         yield partial(workers.prepared_by, channel)
 
 
-@pytest.mark.parametrize("case", CASES)
+RARE = {"fedbn", "afl", "ridge head"}
+"""What they send a quick case sends, too: memories, answers, sums."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.slow if c in RARE else ()) for c in CASES]
+)
 def test_three_processes_leave_the_bits_of_one(case, three, cache, tmp_path, monkeypatch):
     monkeypatch.setattr(noise, "add_noise", lambda tensor, deviation: tensor + deviation)
     experiment = Experiment(**merge(SETTINGS, CASES[case]))

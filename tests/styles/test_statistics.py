@@ -1,6 +1,5 @@
 """Styles from sums, against numpy on the feature maps themselves."""
 
-import math
 from itertools import pairwise
 
 import numpy
@@ -26,7 +25,6 @@ from feddg.styles.statistics import (
     FeatureMoments,
     PublicReference,
     StyleNoise,
-    client_style,
     clipped_mean,
     finch,
     image_moments,
@@ -39,6 +37,7 @@ from feddg.styles.statistics import (
     style_from_averages,
 )
 from federations import federation
+from style_images import slow_finch
 
 
 def style_by_numpy(maps: Tensor) -> np.ndarray:
@@ -154,52 +153,6 @@ def test_measured_styles_may_enter_training() -> None:
 
 
 # FINCH against a slow version written from the paper, cases by hand, and its promises.
-
-
-def slow_finch(points: list[list[float]]) -> list[list[int]]:
-    """Every level of FINCH in plain Python, with the stopping rules of the authors' release."""
-    partitions: list[list[int]] = []
-    clusters = [[i] for i in range(len(points))]
-    while True:
-        means = [
-            [sum(points[i][k] for i in members) / len(members) for k in range(len(points[0]))]
-            for members in clusters
-        ]
-        merged = join(clusters, [nearest(i, means) for i in range(len(means))])
-        first = not partitions
-        if not first and (len(merged) <= 1 or len(merged) == len(clusters)):
-            return partitions
-        partitions.append([next(c for c, m in enumerate(merged) if i in m) for i in flat(clusters)])
-        if len(merged) <= 1 or (not first and len(clusters) - len(merged) == 1):
-            return partitions
-        clusters = merged
-
-
-def flat(clusters: list[list[int]]) -> list[int]:
-    return sorted(i for members in clusters for i in members)
-
-
-def nearest(i: int, points: list[list[float]]) -> int:
-    def cosine(j: int) -> float:
-        dot = math.fsum(a * b for a, b in zip(points[i], points[j]))
-        return dot / (math.hypot(*points[i]) * math.hypot(*points[j]))
-
-    return max((j for j in range(len(points)) if j != i), key=cosine, default=i)
-
-
-def join(clusters: list[list[int]], neighbor: list[int]) -> list[list[int]]:
-    """Union-find over the links, merged clusters ordered by their first member."""
-    parent = list(range(len(clusters)))
-
-    def root(i: int) -> int:
-        return i if parent[i] == i else root(parent[i])
-
-    for i, j in enumerate(neighbor):
-        parent[root(i)] = root(j)
-    merged: dict[int, list[int]] = {}
-    for i, members in enumerate(clusters):
-        merged.setdefault(root(i), []).extend(members)
-    return sorted(merged.values(), key=min)
 
 
 def on_circle(*degrees: float) -> np.ndarray:
@@ -326,42 +279,6 @@ def test_the_input_is_left_alone() -> None:
 # Client and interpolation styles, against numpy on feature maps and cases by hand.
 
 
-def some_maps(count: int) -> Tensor:
-    generator = torch.Generator().manual_seed(count)
-    offsets = torch.randn((count, 5, 1, 1), generator=generator)
-    return torch.randn((count, 5, 3, 3), generator=generator) + 4 * offsets
-
-
-def samples_of(maps: Tensor) -> np.ndarray:
-    return maps.double().numpy().transpose(1, 0, 2, 3).reshape(maps.shape[1], -1)
-
-
-def test_every_cluster_counts_the_same() -> None:
-    maps, labels = some_maps(6), np.array([0, 1, 1, 0, 1, 2])
-    clusters = [samples_of(maps[labels == label]) for label in range(3)]
-    means = np.mean([cluster.mean(1) for cluster in clusters], axis=0)
-    deviations = np.mean([np.sqrt(cluster.var(1) + 1e-5) for cluster in clusters], axis=0)
-    style = client_style(image_moments(maps), labels)
-    np.testing.assert_allclose(style, [means, deviations], rtol=1e-12)
-
-
-def test_mixture_includes_the_spread_between_clusters() -> None:
-    maps, labels = some_maps(6), torch.tensor([0, 1, 1, 0, 1, 2])
-    clusters = [samples_of(maps[labels == label]) for label in range(3)]
-    # By the law of total variance, with a weight of 1/3 for each cluster.
-    means = np.array([cluster.mean(1) for cluster in clusters])
-    variance = np.mean([cluster.var(1) for cluster in clusters], axis=0) + means.var(0)
-    style = client_style(image_moments(maps), labels, combine="mixture")
-    np.testing.assert_allclose(style, [means.mean(0), np.sqrt(variance + 1e-5)], rtol=1e-12)
-
-
-@pytest.mark.parametrize("combine", ["mean", "mixture"])
-def test_one_cluster_is_the_pooled_style(combine) -> None:
-    moments = image_moments(some_maps(4))
-    style = client_style(moments, torch.zeros(4, dtype=torch.int64), combine)
-    np.testing.assert_allclose(style, moments.pooled().styles()[0], rtol=1e-6)
-
-
 def styles_near(directions: list[int], generator: torch.Generator) -> Tensor:
     """Styles of 8 channels, each close to a unit vector, so that FINCH sees those groups."""
     styles = torch.eye(16)[directions].view(-1, 2, 8) * 5 + 1
@@ -373,21 +290,6 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-@pytest.mark.parametrize("directions", [[0, 3, 0, 3, 9, 9], [0, 0, 3, 3, 9, 9, 12, 12]])
-def test_interpolation_is_the_median_of_group_means(
-    directions: list[int], generator: torch.Generator
-) -> None:
-    styles = styles_near(directions, generator)
-    expected_groups = np.array([list(dict.fromkeys(directions)).index(d) for d in directions])
-    means = np.array([styles.numpy()[expected_groups == g].mean(0) for g in set(expected_groups)])
-    style, groups = interpolation_style(styles)
-    assert groups.tolist() == expected_groups.tolist()
-    assert style.dtype == torch.float32
-    np.testing.assert_allclose(style, np.median(means, axis=0), rtol=1e-6)
-    lower, _ = interpolation_style(styles, median="lower")
-    np.testing.assert_allclose(lower, np.sort(means, axis=0)[(len(means) - 1) // 2], rtol=1e-6)
-
-
 def test_groups_have_one_voice_whatever_their_size(generator: torch.Generator) -> None:
     few = styles_near([0, 0, 9, 9], generator)
     many = torch.cat([few, few[:1].expand(10, 2, 8)])
@@ -395,22 +297,6 @@ def test_groups_have_one_voice_whatever_their_size(generator: torch.Generator) -
     assert groups.max() == 1
     means = torch.stack([many[groups == 0].mean(0), many[groups == 1].mean(0)])
     np.testing.assert_allclose(style, means.mean(0), rtol=1e-6)
-
-
-def test_coarsest_partition() -> None:
-    degrees = torch.tensor([0.0, 1, 90, 91, 5, 6, 95, 96]).deg2rad()
-    styles = torch.stack([degrees.cos(), degrees.sin()], dim=1).view(8, 2, 1)
-    _, groups = interpolation_style(styles, partition="coarsest")
-    assert groups.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
-    _, groups = interpolation_style(styles, partition="finest")
-    assert groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
-
-
-def test_without_clustering_the_plain_mean(generator: torch.Generator) -> None:
-    styles = styles_near([0, 0, 0, 9], generator)
-    style, groups = interpolation_style(styles, clustering=False)
-    np.testing.assert_allclose(style, styles.sum(0) / 4, rtol=1e-6)
-    assert groups.tolist() == [0] * 4
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -558,7 +444,7 @@ def test_what_leaves_a_client_is_noised(method):
 
 
 DIGITS = {
-    "data": {"source": "digits", "image_size": 16},
+    "data": {"source": "digits", "image_size": 8},
     "hold_out": "sketch",
     "clients": 3,
     "model": {"backbone": "cnn_gn", "weights": None, "normalization": "frozen"},

@@ -125,8 +125,7 @@ def _learnt(
     features, members = (numpy.concatenate(part) for part in zip(*shadows))
     scaler = StandardScaler().fit(features)
     model = LogisticRegression(max_iter=1000).fit(scaler.transform(features), members)
-    decided: numpy.ndarray = model.decision_function(scaler.transform(asked))
-    return decided
+    return model.decision_function(scaler.transform(asked))
 
 
 def _row(

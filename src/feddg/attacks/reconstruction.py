@@ -433,8 +433,7 @@ def _among(rows: Tensor, others: Tensor) -> Tensor:
     """Returns which rows occur among others, ``(n,)`` bool."""
     scale = others.abs().mean().clamp(min=1e-12)
     nearest = torch.cdist(rows.double(), others.double()).amin(1) / rows.shape[1] ** 0.5
-    among: Tensor = nearest < 1e-5 * scale
-    return among
+    return nearest < 1e-5 * scale
 
 
 def _of_client(

@@ -556,5 +556,4 @@ def _held_rows(like: Examples, rows: numpy.ndarray, table: ImageTable) -> Exampl
 
 def _drawn(rows: numpy.ndarray, count: int, generator: torch.Generator) -> numpy.ndarray:
     order = torch.randperm(len(rows), generator=generator).numpy()
-    drawn: numpy.ndarray = rows[order[:count]]
-    return drawn
+    return rows[order[:count]]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from feddg.clients.graphs import Graphs, Turn
 from feddg.clients.optim import Optimization, in_round, rate_share
+from feddg.clients.together import Together
 from feddg.data.augment import (
     AugmentSettings,
     Draw,
@@ -36,6 +37,7 @@ from feddg.models.trained import digest_of
 from feddg.rng import Ahead, numpy_stream, stream
 from feddg.settings import TrainSettings
 from feddg.storage import kept_array
+from feddg.styles.codec import images_at_once
 from feddg.styles.statistics import StyleNoise
 
 _NO_OPTIMIZER = "steps are for training; questions have no optimizer"
@@ -277,6 +279,7 @@ class Client:
             consist of these instead of images.
         arrange: changes the random order ``(n,)`` that batches are cut from, if the method sets it.
         turn: replays its steps, where steps are recorded.
+        together: the clients with the same job, whose images may share a batch with its own.
         terms: sums of its loss terms so far.
     """
 
@@ -313,6 +316,7 @@ class Client:
         self.forwards = 0
         self._balanced: tuple[Tensor, dict[torch.dtype, Tensor]] | None = None
         self.turn: Turn | None = None
+        self.together = Together()
         self.terms: dict[str, Tensor] = {}
 
     @property
@@ -561,13 +565,20 @@ class Client:
                 which follow each other: first those of all images' first version.
             digest: see :meth:`features_digest`.
         """
+        key, side = f"features-{digest}", self.examples.pixels.size
+        size = 64 if self.device.type == "cpu" else images_at_once(side, self.device)
 
         def compute() -> Tensor:
-            parts = [seen(batch.images) for batch in self.plain_batches()]
-            versions = [torch.cat([part.float().cpu() for part in each]) for each in zip(*parts)]
+            versions = self.together.by_image(
+                self,
+                lambda client: key,
+                lambda client: ((batch.images,) for batch in client.plain_batches(size)),
+                lambda images: tuple(part.float() for part in seen(images)),
+                lambda client: client.has_cached(key),
+            )
             return torch.cat(versions)
 
-        return self.cached(f"features-{digest}", compute)
+        return self.cached(key, compute)
 
     @torch.no_grad()
     def features_digest(
@@ -648,11 +659,19 @@ class Client:
         The tensor must depend on the client's images and ``key`` only. A damaged file is computed
         again; if no file can be written, the result is used without one. Both are logged.
         """
-        folder = self.worker.cache
-        if folder is None:
+        file = self._cache_file(key)
+        if file is None:
             return compute()
-        file = folder / f"{self.examples.cache_key}-{key}.npy"
         return torch.from_numpy(kept_array(file, lambda: compute().cpu().numpy()))
+
+    def has_cached(self, key: str) -> bool:
+        """Whether :meth:`cached` finds a file."""
+        file = self._cache_file(key)
+        return file is not None and file.exists()
+
+    def _cache_file(self, key: str) -> Path | None:
+        folder = self.worker.cache
+        return None if folder is None else folder / f"{self.examples.cache_key}-{key}.npy"
 
 
 Draws = Callable[[Tensor, Tensor], dict[str, Tensor]]

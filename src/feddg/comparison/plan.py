@@ -21,7 +21,7 @@ from pydantic import (
 from feddg.clients.client import batches_of_pass, steps_of_round
 from feddg.clients.sampling import drawn_clients
 from feddg.clients.threads import available_cores
-from feddg.data.data_set import load_source, preset_of
+from feddg.data.data_set import DATA_SETS, load_source, preset_of
 from feddg.data.partition import counts_clients
 from feddg.data.protocols import known_domains, scenarios
 from feddg.errors import DataError, ExperimentError, RunError, nearest, schema_faults
@@ -112,6 +112,8 @@ class Collection(Settings):
             return entry
         data = {key: value for key, value in entry.items() if key not in cls.model_fields}
         fields = {"name": data.get("source")} | {k: v for k, v in entry.items() if k not in data}
+        if fields["name"] in DATA_SETS:
+            data = {"source": fields["name"]} | data
         experiment = merge(expand(fields.get("experiment") or {}), {"data": data} if data else {})
         return fields | {"experiment": experiment}
 
@@ -712,7 +714,7 @@ def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
         preset = str(base.get("preset") or preset_of(source))
         domains = plan.domains or known_domains(source, preset)
         domains = domains or load_source(source, data.get("root")).domain_names
-        listed: list[Any] = list(scenarios(plan.hold_out, domains, preset))
+        listed: list[Any] = list(scenarios(plan.hold_out, domains, preset, source))
     elif None in plan.hold_out:
         raise ExperimentError("plan: hold_out has an empty item; name a domain, or remove it")
     else:

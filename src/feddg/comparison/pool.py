@@ -534,8 +534,7 @@ def _answer(job: Any) -> dict[str, str]:
     """The answer that a job returned, or why there is none."""
     error = job.exception()
     if error is None:
-        answer: dict[str, str] = job.result()
-        return answer
+        return job.result()
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return {"ended": "failed", "error": f"job {job.job_id} died: {lines[0]}"}
 

@@ -496,16 +496,14 @@ def about_method(results: Results, method: str) -> list[tuple[str, Severity, str
 def _found_in(row: ResultRow, rule: SelectionRule) -> list[tuple[str, Severity]]:
     """Returns the warnings about a run, from the run or its row."""
     if row.run is None:
-        diagnosed: dict[str, tuple[str, Severity]] = {
-            CONSTANT: (MAJORITY, "warning"),
-            RISING: (STILL_RISING, "note"),
-        }
-        rules = {CONSTANT: rule.name, RISING: FINAL.name}
-        table = row.table
+        diagnosed: list[tuple[str, str, str, Severity]] = [
+            (CONSTANT, rule.name, MAJORITY, "warning"),
+            (RISING, FINAL.name, STILL_RISING, "note"),
+        ]
         return [
-            pair
-            for name, pair in diagnosed.items()
-            if any(number.value for number in table.where(rule=rules[name], metric=name))
+            (code, severity)
+            for metric, of_rule, code, severity in diagnosed
+            if any(number.value for number in row.table.where(rule=of_rule, metric=metric))
         ]
     table = row.run.table
     diagnostics = about_accuracy(table, rule.of(table).round, weights=rule.weights)

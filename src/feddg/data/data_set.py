@@ -102,6 +102,7 @@ class DataSet:
         instead: what to do if there is no ``load``, as the end of a sentence.
         preset: values of an experiment's fields; None for those of ``folder``. ``preset`` in an
             experiment selects them whatever the source; methods may add presets of their own.
+        default: the preset of an experiment that names none; its own by default.
         domains: the domains in order, so that a plan can be made without the images.
         validated_by: for each test domain, the domain that validates if two are held out; None for
             the next in the list.
@@ -135,6 +136,7 @@ class DataSet:
     options: type[Settings] | None = None
     instead: str = ""
     preset: Mapping[str, Any] | None = None
+    default: str = ""
     domains: tuple[str, ...] = ()
     validated_by: Mapping[str, str] = field(default_factory=dict)
     augmentation: AugmentSettings | None = None
@@ -232,7 +234,8 @@ def expects_weights(preset: str) -> bool:
 
 def preset_of(source: str) -> str:
     """Returns the preset that a source has by default."""
-    return source if source in presets() else ANY
+    default = DATA_SETS[source].default if source in DATA_SETS else ""
+    return default or (source if source in presets() else ANY)
 
 
 def augmentations() -> dict[str, AugmentSettings]:

@@ -126,7 +126,7 @@ def names_in(file: ImageSource, path: str, side: int) -> list[str]:
         side: side of a tile in pixels.
     """
     try:
-        with _opened(file) as image:  # as stored: a turned photograph is cut before it is turned
+        with opened(file) as image:  # as stored: a turned photograph is cut before it is turned
             size = _tiff_size(file) if image is None else image.size
             return tile_names(path, *size, side)
     except Exception:  # decoding says what is wrong with it
@@ -473,8 +473,7 @@ def _to_bytes(values: np.ndarray, range: ValueRange, bits: int) -> np.ndarray:
     else:
         most = 2**32 - 1
     numbers = values.astype(np.int64).clip(0, most)
-    pixels: np.ndarray = ((numbers * 255 + most // 2) // most).astype(np.uint8)
-    return pixels
+    return ((numbers * 255 + most // 2) // most).astype(np.uint8)
 
 
 def _stretch(values: np.ndarray) -> np.ndarray:
@@ -488,8 +487,7 @@ def _stretch(values: np.ndarray) -> np.ndarray:
     low, high = np.percentile(numbers, PERCENTILES, axis=(0, 1))
     width = np.where(high > low, high - low, 1.0)
     stretched = ((numbers - low) / width).clip(0, 1) * 255
-    pixels: np.ndarray = stretched.round().astype(np.uint8)
-    return pixels
+    return stretched.round().astype(np.uint8)
 
 
 Resize = Literal["squash", "crop", "pad"]
@@ -562,7 +560,7 @@ def decode_parts(
     """
     most = (most or MOST_PIXELS) if None in boxes else MOST_TILED_PIXELS
     try:
-        with _opened(path) as image:
+        with opened(path) as image:
             width, height = _tiff_size(path) if image is None else image.size
             if width * height > most:
                 remedy = CUT if most == MOST_PIXELS else ""
@@ -589,11 +587,11 @@ def decode_parts(
 
 
 @contextmanager
-def _opened(path: ImageSource) -> Iterator[Image.Image | None]:
+def opened(path: ImageSource) -> Iterator[Image.Image | None]:
     """Opens a file with Pillow; yields None for a TIFF of more bands than Pillow supports."""
-    with ExitStack() as opened:
+    with ExitStack() as stack:
         try:
-            image = opened.enter_context(open_image(path))
+            image = stack.enter_context(open_image(path))
         except UnidentifiedImageError:
             if not is_tiff(path):
                 raise

@@ -4,9 +4,9 @@ import re
 import shutil
 import stat
 import tarfile
+import tempfile
 import textwrap
 import time
-import uuid
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -19,9 +19,9 @@ import requests
 from pydantic import Field
 
 from feddg.data.data_set import DataSet, Mirror, PublishedFile
-from feddg.data.mirror import local_files, mirrored_files, mirrored_images, require_parquet
+from feddg.data.mirror import local_files, mirrored_files, mirrored_images
 from feddg.diagnostics import Progress
-from feddg.errors import DataError
+from feddg.errors import DataError, need
 from feddg.records import JsonFile
 from feddg.storage import alone, digest, private_folder, read_text, replace_text, sync, why
 
@@ -260,25 +260,25 @@ def _put(
     members: Iterable[_Member], archive: Path, size: int, folder: Path, progress: Progress
 ) -> None:
     """Writes the files of an archive of ``size`` bytes into a folder, all or none."""
-    aside = private_folder(folder) / f".unpacking-{uuid.uuid4().hex}"
-    private_folder(aside)
+    private_folder(folder)
     try:
-        _write_all(members, archive, size, aside, progress)
-        for entry in sorted(aside.iterdir()):
-            if (folder / entry.name).exists():
-                raise DataError(
-                    f"{folder / entry.name} is there already; take it away, or name another root."
-                )
-        for entry in sorted(aside.iterdir()):
-            entry.rename(folder / entry.name)
+        with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as aside:
+            _write_all(members, archive, size, Path(aside), progress)
+            entries = sorted(Path(aside).iterdir())
+            for entry in entries:
+                if (folder / entry.name).exists():
+                    raise DataError(
+                        f"{folder / entry.name} is there already; take it away, or name another "
+                        "root."
+                    )
+            for entry in entries:
+                entry.rename(folder / entry.name)
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, LZMAError) as error:
         raise DataError(
             f"{archive.name} is damaged ({why(error)}); delete it and download it again."
         ) from None
     except OSError as error:
         raise DataError(f"Cannot unpack {archive} into {folder}: {why(error)}.") from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _write_all(
@@ -493,7 +493,7 @@ def _get_mirrored(
     source: Path | None,
 ) -> dict[str, str]:
     """Takes a data set from its mirror; an interrupted download continues at the same commit."""
-    require_parquet()
+    need("parquet", "a mirror")
     record, received = _record(definition, root)
     same = revision is None or revision in (received.revision, received.commit)
     if received.complete and not same:

@@ -165,8 +165,7 @@ def roles_of_units(
         left = left - here
         if role:
             owed[role - 1] &= ~here
-    of_rows: np.ndarray = np.array(["train", "id_val", "id_test"], dtype="<U7")[roles[units]]
-    return of_rows
+    return np.array(["train", "id_val", "id_test"], dtype="<U7")[roles[units]]
 
 
 def partitioned_units(

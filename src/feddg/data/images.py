@@ -13,11 +13,10 @@ from typing import IO
 from unicodedata import normalize
 
 import numpy as np
-from PIL import Image, ImageFile, features
+from PIL import Image, features
 
 from feddg.diagnostics import warn
 from feddg.errors import DataError, nearest
-from feddg.registry import Registry
 from feddg.storage import entries, file_faults, open_file, stamp
 
 _ALWAYS = {
@@ -96,12 +95,6 @@ must not be named as one of these.
 """
 
 
-FURTHER_FORMATS: Registry[type[ImageFile.ImageFile]] = Registry(
-    "image format", "feddg.data.formats", error=DataError
-)
-"""Readers of formats that Pillow does not know, by Pillow's name for them."""
-
-
 @dataclass(frozen=True)
 class ImageBytes:
     """An image file in memory.
@@ -173,7 +166,9 @@ def register_heif() -> None:
 @cache
 def register_dicom() -> None:
     """Registers DICOM with Pillow; needs the optional package."""
-    Image.register_open("DICOM", FURTHER_FORMATS.find("DICOM"))
+    from feddg.data.formats.dicom import DicomImage
+
+    Image.register_open("DICOM", DicomImage)
 
 
 IMAGE_SUFFIXES = frozenset(usable_formats())

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -26,7 +25,7 @@ from feddg.data.decoding import (
     Tile,
     bits_used,
     is_deep,
-    is_tiff,
+    opened,
     quiet_pillow,
     read_samples,
     read_tiff,
@@ -369,12 +368,8 @@ def _leaks(
 
 def similar(names: Sequence[str]) -> list[list[str]]:
     """Returns groups of names that differ in case, blanks, ``_``, ``-`` or a plural's s only."""
-
-    def plain(name: str) -> str:
-        return plain_name(name).removesuffix("s")
-
-    groups = (list(group) for _, group in groupby(sorted(names, key=plain), key=plain))
-    return [sorted(group) for group in groups if len(group) > 1]
+    groups = grouped((plain_name(name).removesuffix("s"), name) for name in sorted(names))
+    return [group for _, group in sorted(groups.items()) if len(group) > 1]
 
 
 def _quoted(names: Sequence[str]) -> str:
@@ -526,11 +521,9 @@ def survey(table: ImageTable, reading: Reading = AS_IT_IS) -> Survey:
     """
     assert table.root is not None
     root, depths, veiled = table.root, dict[str, int](), dict[str, str]()
-    tiled = reading.tile is not None
     for domain, files in files_by_domain(table).items():
         chosen = evenly([file for file in files if file.lower().endswith(_MAYBE_DEEP)], SAMPLE)
-        with quiet_pillow(tiled=tiled), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            looks = list(pool.map(lambda file: _look(root / file, tiled), chosen))
+        looks = _looks([root / file for file in chosen], reading)
         if bits := max((bits for bits, _ in looks), default=0):
             depths[domain] = bits
         for file, (_, veil) in zip(chosen, looks):
@@ -592,9 +585,7 @@ def depth_of(files: Iterable[Path], reading: Reading = AS_IT_IS) -> int:
             chosen.append(file)
         if len(chosen) > 2 * SAMPLE:  # evenly spaced still, in constant memory
             chosen, step = chosen[::2], 2 * step
-    tiled = reading.tile is not None
-    with quiet_pillow(tiled=tiled), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        return max(pool.map(lambda file: _look(file, tiled)[0], chosen), default=0)
+    return max((bits for bits, _ in _looks(chosen, reading)), default=0)
 
 
 def about_survey(found: Survey, reading: Reading) -> Iterator[Diagnostic]:
@@ -632,13 +623,19 @@ def evenly(items: Sequence[str], count: int) -> list[str]:
     return [items[place * len(items) // count] for place in range(count)]
 
 
-def _look(file: Path, tiled: bool) -> tuple[int, bool]:
-    """Returns a file's bit depth (0 for 8 bits), and whether its fourth band looks odd."""
-    samples = _samples(file, deep_only=True, most=MOST_TILED_PIXELS if tiled else MOST_PIXELS)
-    if samples is None:
-        return 0, False
-    veil = samples.alpha and _half_transparent(samples.values[:, :, -1])
-    return (0 if samples.values.dtype == np.uint8 else bits_used(samples.colours)), veil
+def _looks(files: Sequence[Path], reading: Reading) -> list[tuple[int, bool]]:
+    """Returns files' bit depths (0 for 8 bits), and whether their fourth bands look odd."""
+    tiled = reading.tile is not None
+
+    def look(file: Path) -> tuple[int, bool]:
+        samples = _samples(file, deep_only=True, most=MOST_TILED_PIXELS if tiled else MOST_PIXELS)
+        if samples is None:
+            return 0, False
+        veil = samples.alpha and _half_transparent(samples.values[:, :, -1])
+        return (0 if samples.values.dtype == np.uint8 else bits_used(samples.colours)), veil
+
+    with quiet_pillow(tiled=tiled), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return list(pool.map(look, files))
 
 
 def _samples(path: Path, *, deep_only: bool = False, most: int = MOST_PIXELS) -> Samples | None:
@@ -650,17 +647,16 @@ def _samples(path: Path, *, deep_only: bool = False, most: int = MOST_PIXELS) ->
         most: the largest number of pixels to look at.
     """
     try:
-        try:
-            with open_image(path) as image:
-                pixels = image.size[0] * image.size[1]
-                if pixels > most:
-                    return None
-                if deep_only and not is_deep(image) and image.mode not in ("LA", "RGBA"):
-                    return None
-                with nullcontext() if pixels <= MOST_PIXELS else ONE_HUGE_IMAGE:
-                    return read_samples(path, image)
-        except UnidentifiedImageError:  # it may be a TIFF with more bands than Pillow supports
-            return read_tiff(path) if is_tiff(path) else None
+        with opened(path) as image:
+            if image is None:
+                return read_tiff(path)
+            pixels = image.size[0] * image.size[1]
+            if pixels > most:
+                return None
+            if deep_only and not is_deep(image) and image.mode not in ("LA", "RGBA"):
+                return None
+            with nullcontext() if pixels <= MOST_PIXELS else ONE_HUGE_IMAGE:
+                return read_samples(path, image)
     except MissingPackage:
         raise
     except Exception:  # decoding says what is wrong with it

@@ -12,7 +12,7 @@ from typing import Any
 from feddg.data.data_set import DataSet, Mirror, PublishedFile
 from feddg.data.images import IMAGE_SUFFIXES, plain_name
 from feddg.data.published import image_suffix, meant
-from feddg.errors import DataError, first_names, need
+from feddg.errors import DataError, first_names
 from feddg.storage import why
 
 PARQUET = ".parquet"
@@ -131,7 +131,7 @@ def mirrored_images(
         files: the Parquet files.
 
     Raises:
-        DataError: PyArrow is not installed; a file cannot be read or lacks a column; a row has no
+        DataError: a file cannot be read or lacks a column; a row has no
             image, class or domain, or one that the definition does not know.
     """
     splits = [_split_of(str(file)) for file in files]
@@ -151,7 +151,8 @@ def mirrored_images(
 
 def _rows(definition: DataSet, mirror: Mirror, file: Path) -> Iterator[tuple[str, str, str, bytes]]:
     """Yields domain, class, file name (may be empty) and content of every image."""
-    parquet, arrow_fault = require_parquet()
+    from pyarrow import ArrowException, parquet
+
     columns = [mirror.image, mirror.label, mirror.domain]
     row = 0
     try:
@@ -179,7 +180,7 @@ def _rows(definition: DataSet, mirror: Mirror, file: Path) -> Iterator[tuple[str
                         raise DataError(f"Row {row} of {file.name} {fault}.") from None
                     yield domain, label, name, image
                     row += 1
-    except (OSError, ValueError, arrow_fault) as error:
+    except (OSError, ValueError, ArrowException) as error:
         raise DataError(f"Cannot read {file}: {textwrap.shorten(why(error), 200)}") from None
 
 
@@ -216,15 +217,3 @@ def _class_names(schema: Any, column: str) -> list[str]:
         return [str(name) for name in written["info"]["features"][column]["names"]]
     except (KeyError, TypeError, ValueError):
         return []
-
-
-def require_parquet() -> tuple[Any, type[Exception]]:
-    """Returns PyArrow's Parquet module, and the exception that it raises.
-
-    Raises:
-        MissingPackage: it is not installed.
-    """
-    need("parquet", "a mirror")
-    from pyarrow import ArrowException, parquet
-
-    return parquet, ArrowException

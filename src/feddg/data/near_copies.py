@@ -127,8 +127,7 @@ def _normalized(grey: np.ndarray) -> np.ndarray:
     """Returns images with mean 0 and norm 1, so that their dot products are correlations."""
     flat = grey.reshape(len(grey), -1)
     flat = flat - flat.mean(axis=1, keepdims=True)
-    normalized: np.ndarray = flat / np.linalg.norm(flat, axis=1, keepdims=True).clip(1e-6)
-    return normalized
+    return flat / np.linalg.norm(flat, axis=1, keepdims=True).clip(1e-6)
 
 
 def perceptual_hashes(pixels: PixelStore, rows: np.ndarray) -> np.ndarray:
@@ -173,8 +172,7 @@ def _transformed(
     images = pixels.gather(rows).permute(0, 2, 3, 1).numpy()[:, ::every]
     lines = images.reshape(*images.shape[:2], -1).astype(np.float32)
     halfway = lines @ np.repeat(across, 3, axis=1).T  # the sum of the colours, in one product
-    transformed: np.ndarray = across[:, ::every] @ halfway
-    return transformed
+    return across[:, ::every] @ halfway
 
 
 @cache

@@ -219,8 +219,7 @@ class Dealing:
     @cached_property
     def columns(self) -> np.ndarray:
         """``(n,)`` int64: the index of each image's domain among those that occur, ascending."""
-        columns: np.ndarray = np.unique(self.domains, return_inverse=True)[1]
-        return columns
+        return np.unique(self.domains, return_inverse=True)[1]
 
     @cached_property
     def totals(self) -> np.ndarray:
@@ -230,8 +229,7 @@ class Dealing:
     @cached_property
     def classes(self) -> np.ndarray:
         """``(n,)`` int64: the index of each image's label among those that occur, ascending."""
-        classes: np.ndarray = np.unique(self.labels, return_inverse=True)[1]
-        return classes
+        return np.unique(self.labels, return_inverse=True)[1]
 
     @cached_property
     def rows_by_domain(self) -> list[np.ndarray]:
@@ -359,8 +357,7 @@ def _owners(rules: list[PartitionRule], dealing: Dealing) -> np.ndarray:
     """Returns ``(n,)`` int64: the client of each image, by the rules of :func:`rules_of`."""
     decide = {rule.kind: rule for rule in rules}
     if "whole" in decide:
-        owners: np.ndarray = decide["whole"].decide(dealing)
-        return owners
+        return decide["whole"].decide(dealing)
     mix: Mix = decide["domains"].decide(dealing)
     weights = decide["sizes"].decide(dealing) if "sizes" in decide else None
     targets = mix.targets(dealing.totals, dealing.clients, weights)
@@ -615,10 +612,7 @@ def _tastes(
     _, counts = np.unique(labels, return_counts=True)
     shares = counts / counts.sum()
     # A little of the mean is mixed in, so that a client whose favourites are gone still chooses.
-    tastes: np.ndarray = (
-        random.dirichlet(alpha * len(shares) * shares, size=clients) + 1e-9 * shares
-    )
-    return tastes
+    return random.dirichlet(alpha * len(shares) * shares, size=clients) + 1e-9 * shares
 
 
 def _by_taste(
@@ -668,8 +662,7 @@ def _choose(
         upto.ravel(), client + random.random(len(places)), side="right"
     )
     classes = tastes.shape[1]
-    chosen: np.ndarray = np.clip(drawn - client * classes, 0, classes - 1)
-    return chosen
+    return np.clip(drawn - client * classes, 0, classes - 1)
 
 
 # By label: each class is partitioned by a Dirichlet draw over the clients, sizes following.
@@ -718,8 +711,7 @@ def _log_gammas(
 ) -> np.ndarray:
     """Returns logarithms of gamma variates: G(alpha) is G(alpha + 1) U ** (1 / alpha)."""
     larger = np.log(random.gamma(alpha + 1, size=size))
-    drawn: np.ndarray = larger - random.exponential(1 / alpha, size=size)
-    return drawn
+    return larger - random.exponential(1 / alpha, size=size)
 
 
 # By label: images sorted by class are cut into shards, and each client gets a few of them.
@@ -782,8 +774,7 @@ def _weights(dealing: Dealing) -> np.ndarray:
     else:
         drawn = random.gamma(dealing.quantity_alpha, size=dealing.clients)
     # Nobody is to hold nothing: the least is a thousandth of the mean.
-    weights: np.ndarray = np.maximum(drawn, max(1e-3 * drawn.mean(), 1e-12))
-    return weights
+    return np.maximum(drawn, max(1e-3 * drawn.mean(), 1e-12))
 
 
 def _holders(dealing: Dealing) -> np.ndarray:

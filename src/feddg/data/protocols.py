@@ -130,14 +130,14 @@ def known_domains(*data_sets: str) -> tuple[str, ...]:
     return next(filter(None, domains), ())
 
 
-def scenarios(protocol: str, domains: Sequence[str], preset: str = "") -> list[Scenario]:
+def scenarios(protocol: str, domains: Sequence[str], *data_sets: str) -> list[Scenario]:
     """Returns the scenarios of a protocol.
 
     Args:
         protocol: one of ``PROTOCOLS``.
         domains: the data set's domains.
-        preset: the data set whose ``validated_by`` gives the validation domain for each test
-            domain; without one for these domains, the next in the list validates.
+        data_sets: the first whose ``validated_by`` is of these domains gives the validation domain
+            for each test domain; without one, the next in the list validates.
 
     Raises:
         ExperimentError: unknown protocol, or too few domains for it.
@@ -154,7 +154,7 @@ def scenarios(protocol: str, domains: Sequence[str], preset: str = "") -> list[S
         return [{"test": (name,), "val": ()} for name in domains]
     if protocol == "ltdo-all":
         return [{"test": (test,), "val": (val,)} for val, test in permutations(domains, 2)]
-    validates: Mapping[str, str] = DATA_SETS[preset].validated_by if preset in DATA_SETS else {}
-    if set(validates) != set(domains):
-        validates = dict(zip(domains, (*domains[1:], domains[0])))
+    pairs = (DATA_SETS[name].validated_by for name in data_sets if name in DATA_SETS)
+    next_ones = dict(zip(domains, (*domains[1:], domains[0])))
+    validates = next((named for named in pairs if set(named) == set(domains)), next_ones)
     return [{"test": (name,), "val": (validates[name],)} for name in domains]

@@ -2,12 +2,11 @@
 
 import io
 import json
-import shutil
-import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from PIL import Image
@@ -371,16 +370,15 @@ def taken_images(
     """
     folder = cache_folder() / f"taken-{hash_of(list(key))}"
     if not (folder / LISTING).is_file():
-        aside = cache_folder() / f"partial-{uuid.uuid4().hex}"
-        try:
-            with file_faults(DataError, f"Cannot write images to {folder}"):
-                private_folder(aside)
-                paths = [_write(aside, name, content) for name, content in contents()]
-                replace_text(aside / LISTING, json.dumps(paths))
-                if not folder.is_dir():
-                    aside.rename(folder)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+        with (
+            file_faults(DataError, f"Cannot write images to {folder}"),
+            TemporaryDirectory(prefix="partial-", dir=private_folder(folder.parent)) as name,
+        ):
+            aside = Path(name)
+            paths = [_write(aside, path, content) for path, content in contents()]
+            replace_text(aside / LISTING, json.dumps(paths))
+            if not folder.is_dir():
+                aside.rename(folder)
     try:
         return folder, [str(path) for path in json.loads(read_text(folder / LISTING, DataError))]
     except ValueError:

@@ -279,9 +279,8 @@ def seconds_per_image(experiment: Experiment, classes: int) -> float:
         FeddgError: the experiment cannot be trained here.
         RuntimeError: PyTorch fails, for example for lack of memory.
     """
-    model = experiment.model.model_copy(update={"weights": None})
     train = experiment.train.model_copy(update={"local_steps": STEPS})
-    bare = experiment.model_copy(update={"model": model, "train": train})
+    bare = experiment.without_weights.model_copy(update={"train": train})
     size, images = bare.data.image_size, STEPS * train.batch_size
     noise = numpy.random.default_rng(0).integers(0, 256, (images, size, size, 3), numpy.uint8)
     pixels: PixelStore = ArrayPixels(noise)
@@ -322,8 +321,7 @@ def _memory_for(needed: int) -> Diagnostic:
 
 
 def _weight_bytes(experiment: Experiment, classes: int) -> int:
-    model = experiment.model.model_copy(update={"weights": None})
-    _, network = build(experiment.model_copy(update={"model": model}), max(2, classes))
+    _, network = build(experiment.without_weights, max(2, classes))
     return 4 * sum(parameter.numel() for parameter in network.parameters())
 
 

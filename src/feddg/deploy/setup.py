@@ -1,9 +1,11 @@
 """``feddg deploy init``: writes the coordinator's folder and the files for each site."""
 
 import ipaddress
+import json
 import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import Field, ValidationError
 
 from feddg.data.data_set import DATA_SETS, load_source
+from feddg.data.images import plain_name
 from feddg.errors import ExperimentError, FeddgError
 from feddg.experiment import Experiment, load_experiment
 from feddg.methods.base import require_network_fit
@@ -113,12 +116,8 @@ def read_join(folder: Path) -> JoinFile:
 
 def held_out_among(domains: Iterable[str], held_out: Collection[str]) -> list[str]:
     """Returns a site's domains that an experiment holds out, whatever their spelling."""
-
-    def plain(name: str) -> str:
-        return " ".join(name.replace("_", " ").split()).casefold()
-
-    excluded = {plain(name) for name in held_out}
-    return [name for name in domains if plain(name) in excluded]
+    excluded = set(map(plain_name, held_out))
+    return [name for name in domains if plain_name(name) in excluded]
 
 
 def public_key(file: Path) -> bytes:
@@ -231,7 +230,10 @@ def write_app(
         keep_trailing_newline=True,
         autoescape=False,  # nothing here is a page
     )
-    environment.filters |= {"toml": _basic, "toml_lines": _multiline}
+    environment.filters |= {
+        "toml": partial(json.dumps, ensure_ascii=False),
+        "toml_lines": _multiline,
+    }
     environment.globals |= {
         **versions,
         "folder": folder,
@@ -314,12 +316,6 @@ def _certificate_names(host: str) -> str:
     except ValueError:
         subject = f"DNS:{host}"
     return ",".join(dict.fromkeys(("DNS:localhost", "IP:127.0.0.1", subject)))
-
-
-def _basic(text: str) -> str:
-    """Returns text as a TOML string."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
 
 
 def _multiline(text: str) -> str:

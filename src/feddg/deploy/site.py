@@ -416,8 +416,8 @@ class Site:
             registration = self._registration()
         except ValidationError as error:
             raise DataError(
-                f"This site's folder of images {explained(error, Registration)}; rename or empty "
-                "it, as the coordinator would refuse it."
+                "The coordinator would refuse this site's folder of images "
+                f"({explained(error, Registration)}): rename or empty it."
             ) from None
         return Payload({"site": self.config.site}, {"registration": registration.message})
 
@@ -495,9 +495,7 @@ class Site:
 
     def _build(self, classes: int) -> tuple[Method, Worker, Defences]:
         # All weights come with the message: a site needs no pretrained ones.
-        model = self.experiment.model.model_copy(update={"weights": None})
-        bare = self.experiment.model_copy(update={"model": model})
-        method, network = build(bare, classes)
+        method, network = build(self.experiment.without_weights, classes)
         defences = defences_for(self.experiment, method, network)
         chosen = find_augmentation(self.experiment.train.augmentation)
         cache = self.config.cache_folder

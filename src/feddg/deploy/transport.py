@@ -649,28 +649,28 @@ class FlowerTransport:
 
     def client_statistics(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Reply]:
         """See :class:`feddg.federation.transport.Transport`."""
-        for id, reply in self._exchange(
-            clients, STATISTICS, ("statistics", "statistics"), broadcast
-        ):
-            yield id, reply if isinstance(reply, Refusal) else reply.part("reply")
+        purposes = ("statistics", "statistics")
+        return self._messages("reply", clients, STATISTICS, purposes, broadcast)
 
     def ask(
         self, clients: Sequence[int], broadcast: Broadcast, name: str, question: Message
     ) -> Iterator[Reply]:
         """See :class:`feddg.federation.transport.Transport`."""
         purposes = (f"ask:{name}", f"answer:{name}")
-        for id, reply in self._exchange(clients, ASK, purposes, broadcast, name):
-            yield id, reply if isinstance(reply, Refusal) else reply.part("reply")
+        return self._messages("reply", clients, ASK, purposes, broadcast, name)
 
     def evaluate(self, broadcast: Broadcast) -> Iterator[Reply]:
         """Asks the evaluation sites for the accuracy of the broadcast's weights on their images.
 
         Does not wait: a site that is not connected gives a Refusal.
         """
-        for id, reply in self._exchange(
-            self.evaluation_sites, EVALUATE, ("evaluate", "scores"), broadcast
-        ):
-            yield id, reply if isinstance(reply, Refusal) else reply.part("scores")
+        purposes = ("evaluate", "scores")
+        return self._messages("scores", self.evaluation_sites, EVALUATE, purposes, broadcast)
+
+    def _messages(self, part: str, *asked: Any) -> Iterator[Reply]:
+        """Exchanges messages; yields a part of every reply, or the refusal."""
+        for id, reply in self._exchange(*asked):
+            yield id, reply if isinstance(reply, Refusal) else reply.part(part)
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
         """See :class:`feddg.federation.transport.Transport`."""

@@ -18,8 +18,6 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 from pydantic_core import from_json
@@ -240,6 +238,17 @@ def _one_line(text: str) -> str:
     return text
 
 
+def _named(what: str, most: int) -> AfterValidator:
+    """Returns what refuses more names than ``most``, and such as are not plain."""
+
+    def checked(names: Any) -> Any:
+        if names and (fault := names_fault(list(names), what, most)):
+            raise ValueError(fault)
+        return names
+
+    return AfterValidator(checked)
+
+
 _AsJson = BeforeValidator(lambda text: from_json(text) if isinstance(text, str) else text)
 _Name = Annotated[str, AfterValidator(_one_line)]
 _Count = Annotated[int, Field(ge=0, le=MOST_IMAGES)]
@@ -265,22 +274,15 @@ class Registration(_Schema):
         features: names of the columns of a table of features, in order.
     """
 
-    classes: Annotated[dict[str, _Count], _AsJson]
-    domains: Annotated[dict[str, _Count], _AsJson]
+    classes: Annotated[dict[str, _Count], _AsJson, _named("class", MOST_CLASSES)]
+    domains: Annotated[dict[str, _Count], _AsJson, _named("domain", MOST_DOMAINS)]
     files: Annotated[dict[_SettingName, _ContentHash], _AsJson] = Field(
         default_factory=dict, max_length=MOST_FILES
     )
-    features: Annotated[list[str], _AsJson] = Field(default_factory=list)
+    features: Annotated[list[str], _AsJson, _named("feature", MOST_ENTRIES)] = []
 
     @model_validator(mode="after")
     def _plausible(self) -> "Registration":
-        fault = names_fault(list(self.classes), "class", MOST_CLASSES) or names_fault(
-            list(self.domains), "domain", MOST_DOMAINS
-        )
-        if fault is None and self.features:
-            fault = names_fault(self.features, "feature", MOST_ENTRIES)
-        if fault is not None:
-            raise ValueError(fault)
         if not 1 <= self.images <= MOST_IMAGES or sum(self.domains.values()) != self.images:
             raise ValueError("its counts by class and by domain are not those of the same images")
         return self
@@ -379,21 +381,10 @@ class Request(BaseModel):
     run: RunKey
     round: Annotated[int, Field(ge=0)] = 0
     client: Annotated[int, Field(ge=0)] = 0
-    classes: Annotated[list[str], _AsJson] = Field(default_factory=list)
-    domains: Annotated[list[str], _AsJson] = Field(default_factory=list)
+    classes: Annotated[list[str], _AsJson, _named("class", MOST_CLASSES)] = []
+    domains: Annotated[list[str], _AsJson, _named("domain", MOST_DOMAINS)] = []
     context: Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")] = ""
     question: Annotated[str, Field(max_length=200)] = ""
-
-    @field_validator("classes", "domains")
-    @classmethod
-    def _plain(cls, names: list[str], info: ValidationInfo) -> list[str]:
-        what, most = {"classes": ("class", MOST_CLASSES), "domains": ("domain", MOST_DOMAINS)}[
-            info.field_name or ""
-        ]
-        fault = names_fault(names, what, most) if names else None
-        if fault is not None:
-            raise ValueError(fault)
-        return names
 
     @classmethod
     def read(cls, payload: Payload) -> "Request":

@@ -273,10 +273,33 @@ class Evaluation:
 
     def predictions(self, predictor: nn.Module) -> Iterator[Tensor]:
         """Yields the logits of each part, as :meth:`predict` returns them."""
+        if sees_batches(predictor):
+            for _, _, rows in self.parts():
+                if isinstance(predictor, Resettable):
+                    predictor.reset()
+                yield self.predict(predictor, rows)
+        else:
+            yield from self.by_part(self.predict(predictor, rows) for rows in self.passes())
+
+    def passes(self) -> list[numpy.ndarray]:
+        """Returns the rows of each sequence that is cut into batches: a part's, as a rule.
+
+        On an accelerator, where small batches cost as much as large ones, those of all parts.
+        """
+        parts = [rows for _, _, rows in self.parts()]
+        # What other tasks predict is large.
+        across = parts and self.device.type != "cpu" and self.task.has_classes
+        return [numpy.concatenate(parts)] if across else parts
+
+    def by_part(self, outputs: Iterator[Tensor]) -> Iterator[Tensor]:
+        """Yields the outputs of each part, from those of all rows in their order."""
+        rest: list[Tensor] = []
         for _, _, rows in self.parts():
-            if isinstance(predictor, Resettable):
-                predictor.reset()
-            yield self.predict(predictor, rows)
+            while (missing := len(rows) - sum(map(len, rest))) > 0:
+                rest.append(next(outputs))
+            whole = rest[0] if len(rest) == 1 else torch.cat(rest)
+            yield whole[: len(rows)]
+            rest = [whole[len(rows) :]] if missing else []
 
     def support(self) -> Iterator[tuple[str, str, list[int]]]:
         """Yields each split and domain with its number of images per class."""
@@ -364,8 +387,7 @@ class Evaluation:
                 if sum(kept.nbytes for kept in self.kept.values()) + features.nbytes <= MOST_KEPT:
                     self.kept[key] = features.cpu()
             embeddings = network.embedding(features.to(self.device))
-            logits: Tensor = network.classifier(embeddings)
-            return logits
+            return network.classifier(embeddings)
 
         return answers
 

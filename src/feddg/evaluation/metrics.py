@@ -256,8 +256,7 @@ def ranks(values: numpy.ndarray) -> numpy.ndarray:
     if numpy.isnan(values).any():
         return numpy.full(len(values), numpy.nan)
     _, places, counts = numpy.unique(values, return_inverse=True, return_counts=True)
-    shared: numpy.ndarray = (counts.cumsum() - (counts - 1) / 2)[places]
-    return shared
+    return (counts.cumsum() - (counts - 1) / 2)[places]
 
 
 def student(freedom: float, level: float = 0.95) -> float:

@@ -78,8 +78,11 @@ class HeadStart(Ridge):
             return [network.features(version) for version in versions]
 
         names = [n for n in network.state_dict() if n.startswith(("featurizer.", "embedding."))]
+        shared = client.together.shared  # the network is the same at all of them
+        if "head" not in shared:
+            shared["head"] = client.features_digest(names, seen)
         # First of all images unchanged, then of the next version of all of them.
-        features = client.kept_features(seen, client.features_digest(names, seen))
+        features = client.kept_features(seen, shared["head"])
         features, labels = features.to(client.device).double(), client.examples.labels
         labels = labels.to(client.device)
         again = labels.repeat(len(features) // len(labels))

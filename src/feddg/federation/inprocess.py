@@ -9,6 +9,7 @@ from itertools import islice
 
 from feddg.clients.client import Client, Examples, Worker
 from feddg.clients.threads import share_of_client, share_of_process, side_by_side, threads
+from feddg.clients.together import Together
 from feddg.errors import ClientError, Diverged
 from feddg.federation.local_training import answer, client_statistics, load_weights, train
 from feddg.federation.transport import Ledger, Reply, Transport, without_frozen
@@ -153,11 +154,11 @@ class InProcess(Transport):
                 question=broadcast.extras,
                 defences=self._defences,
             )
-        together = side_by_side(len(clients), len(self.workers), self.workers[0].threads)
-        if together:
-            yield from self._at_once(clients[:together], broadcast, work)
-        for id in clients[together:]:
-            client = self.client(id, broadcast, self.workers[0])
+        first = side_by_side(len(clients), len(self.workers), self.workers[0].threads)
+        others = Together(self.client(id, broadcast, self.workers[0]) for id in clients[first:])
+        if first:
+            yield from self._at_once(clients[:first], broadcast, work, others.shared)
+        for client in others:
             yield self._result(client, partial(work, client))
 
     def _at_once(
@@ -165,6 +166,7 @@ class InProcess(Transport):
         clients: Sequence[int],
         broadcast: Broadcast,
         work: Callable[[Client], Update | Message],
+        shared: dict[str, str],
     ) -> Iterator[Result]:
         """Starts a worker's next client when the answer of its last one was consumed.
 
@@ -180,6 +182,7 @@ class InProcess(Transport):
                 def start_next(worker: Worker) -> None:
                     for id in islice(coming, 1):
                         client = self.client(id, broadcast, worker)
+                        client.together.shared = shared
                         under_way.append((client, pool.submit(work, client).result))
 
                 try:

@@ -437,18 +437,14 @@ class WorkerEvaluation(Evaluation):
             logits = self.channel.receive(rank).tensors["logits"]
             lengths = [len(rows) for rows in batches_of(self)[rank::size]]
             parts.append(iter(logits.split(lengths)))
-        number = 0
-        for _, _, rows in self.parts():
-            count = -(-len(rows) // self.batch_size)
-            yield torch.cat([next(parts[n % size]) for n in range(number, number + count)])
-            number += count
+        yield from self.by_part(next(parts[n % size]) for n in range(len(batches_of(self))))
 
 
 def batches_of(evaluation: Evaluation) -> list[numpy.ndarray]:
     """Returns the rows of every batch of an evaluation, in order."""
     return [
         rows[start : start + evaluation.batch_size]
-        for _, _, rows in evaluation.parts()
+        for rows in evaluation.passes()
         for start in range(0, len(rows), evaluation.batch_size)
     ]
 

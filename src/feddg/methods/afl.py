@@ -172,8 +172,7 @@ class WeighedByLoss(Method):
         by_class, train = client.class_weights(logits), client.worker.train
         losses, weights = losses_by_image(logits, batch.labels, by_class, train)
         factors = client.scratch[WEIGHTS][self.drawn(client, batch)[WEIGHTS]]
-        loss: Tensor = (factors * weights * losses).sum() / weights.sum()
-        return loss
+        return (factors * weights * losses).sum() / weights.sum()
 
     def answer(self, client: Client, name: str, question: Message) -> Message:
         """Returns the client's mean loss, or that of each of its domains, if they have weights."""

@@ -35,6 +35,7 @@ Decisions:
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -43,7 +44,7 @@ from torch import Tensor
 
 from feddg.clients.client import Batch, Client
 from feddg.data.pixels import Pixels
-from feddg.errors import ExperimentError
+from feddg.errors import ClientError, ExperimentError
 from feddg.messages import EntrySchema, Message, SchemaContext, joined, on_device
 from feddg.methods.base import Method, Presets, register
 from feddg.methods.style_exchange import StyleExchange, StyleSettings
@@ -172,10 +173,19 @@ class Ccst(StyleExchange, Method):
         super().begin(client)
 
     def _build_set(self, client: Client, styles: Tensor, owners: Tensor) -> None:
-        examples, views = client.examples, []
-        rng = client.lasting_stream("ccst")
-        for rows in draw_styles(owners, len(examples), self.settings.styles_per_image, rng):
-            self.stylize_all(client, "ccst", styles[rows], keep=owners[rows] == client.id)
+        examples, views, number = client.examples, [], self.settings.styles_per_image
+
+        @cache
+        def rows_of(client: Client) -> Tensor:
+            rng = client.lasting_stream("ccst")
+            return draw_styles(owners, len(client.examples), number, rng)
+
+        def chosen(version: int, client: Client) -> tuple[Tensor, Tensor]:
+            rows = rows_of(client)[version]
+            return styles[rows], owners[rows] == client.id
+
+        for version in range(len(rows_of(client))):  # fewer of few clients
+            self.stylize_all(client, "ccst", partial(chosen, version))
             views.append(client.views.pop("ccst"))
         rows = torch.arange(len(views) * len(examples))
         if self.settings.epoch == "original":
@@ -192,14 +202,19 @@ class Ccst(StyleExchange, Method):
         )
 
     def _draw_one_style(self, client: Client, styles: Tensor, owners: Tensor) -> None:
-        foreign = (owners != client.id).nonzero().squeeze(1)
-        if not len(foreign):
+        if bool((owners == client.id).all()):
             return
-        drawn = torch.randint(len(foreign), (), generator=client.lasting_stream("ccst"))
-        style = styles[foreign[drawn]]
-        client.scratch |= on_device({"style": style}, client.device)
+
+        def chosen(client: Client) -> tuple[Tensor, None]:
+            foreign = (owners != client.id).nonzero().squeeze(1)
+            if not len(foreign):
+                raise ClientError("there is no style of another client")
+            drawn = torch.randint(len(foreign), (), generator=client.lasting_stream("ccst"))
+            return styles[foreign[drawn]], None
+
+        client.scratch |= on_device({"style": chosen(client)[0]}, client.device)
         if self.settings.stylized == "cached":
-            self.stylize_all(client, "ccst", style)
+            self.stylize_all(client, "ccst", chosen)
 
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """Returns the loss of the batch; variant ``pardon`` adds that of its stylized copies."""
@@ -236,5 +251,4 @@ def draw_styles(owners: Tensor, images: int, number: int, rng: torch.Generator) 
     _, counts = torch.unique(owners, return_counts=True)
     sources = torch.rand(images, len(counts), generator=rng).argsort(1)[:, :number].T
     within = (torch.rand(sources.shape, generator=rng) * counts[sources]).long()
-    rows: Tensor = (counts.cumsum(0) - counts)[sources] + within
-    return rows
+    return (counts.cumsum(0) - counts)[sources] + within

@@ -23,8 +23,7 @@ def numbers_of(client: Client) -> Tensor:
         places: dict[int, int] = {}
         each = client.training.domains.tolist()
         client.scratch[NUMBERS] = torch.tensor([places.setdefault(d, len(places)) for d in each])
-    numbers: Tensor = client.scratch[NUMBERS]
-    return numbers
+    return client.scratch[NUMBERS]
 
 
 def spread(order: Tensor, numbers: Tensor) -> Tensor:
@@ -97,8 +96,7 @@ class DomainMethod(Method):
         """Returns the number of a client's domains, G."""
         if COUNT not in client.scratch:
             client.scratch[COUNT] = int(numbers_of(client).max()) + 1
-        count: int = client.scratch[COUNT]
-        return count
+        return client.scratch[COUNT]
 
     def member(self, client: Client, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns which image is of which domain, ``(B, G)``, and which the batch has, ``(G,)``."""

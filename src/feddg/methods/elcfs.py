@@ -191,8 +191,7 @@ class _Episode(nn.Module):
 
 def spectrum(images: Tensor) -> Tensor:
     """Returns the Fourier transform of images ``(B, C, H, W)``, divided by H W."""
-    transformed: Tensor = torch.fft.fft2(images.float(), norm="forward")
-    return transformed
+    return torch.fft.fft2(images.float(), norm="forward")
 
 
 def low_frequencies(values: Tensor, half_width: int) -> Tensor:

@@ -248,8 +248,7 @@ class L2d(Method):
     def _varied(self, client: Client, images: Tensor, drawn: Weights) -> Tensor:
         share, normal = self.settings.augmented_share, client.network.normalize(images)
         made = client.scratch["l2d"](normal, drawn).sigmoid()
-        blend: Tensor = share * made + (1 - share) * images
-        return blend
+        return share * made + (1 - share) * images
 
     def _embedded(
         self, network: Network, images: Tensor, varied: Tensor, noise: Tensor
@@ -290,8 +289,7 @@ def convolution(images: Tensor, kernel: Tensor) -> Tensor:
     """
     side, rest = images.shape[-1], images.shape[-1] - kernel.shape[-1] + 1
     mixed = _mix(_spectrum(images, side), _spectrum(kernel, side).conj())
-    result: Tensor = torch.fft.irfft2(mixed, s=(side, side))[..., :rest, :rest]
-    return result
+    return torch.fft.irfft2(mixed, s=(side, side))[..., :rest, :rest]
 
 
 def transposed_convolution(images: Tensor, kernel: Tensor) -> Tensor:
@@ -306,15 +304,13 @@ def transposed_convolution(images: Tensor, kernel: Tensor) -> Tensor:
     """
     side = images.shape[-1] + kernel.shape[-1] - 1
     mixed = _mix(_spectrum(images, side), _spectrum(kernel, side).transpose(0, 1))
-    result: Tensor = torch.fft.irfft2(mixed, s=(side, side))
-    return result
+    return torch.fft.irfft2(mixed, s=(side, side))
 
 
 def _spectrum(images: Tensor, side: int) -> Tensor:
     # There are no transforms of 16-bit numbers.
     exact = images if images.dtype == torch.float64 else images.float()
-    spectrum: Tensor = torch.fft.rfft2(exact.contiguous(), s=(side, side))
-    return spectrum
+    return torch.fft.rfft2(exact.contiguous(), s=(side, side))
 
 
 def _mix(images: Tensor, kernel: Tensor) -> Tensor:

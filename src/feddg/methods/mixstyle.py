@@ -103,8 +103,7 @@ def mixed(maps: Tensor, partners: Tensor, shares: Tensor) -> Tensor:
     mean, deviation = moments.to(maps)
     foreign = (1 - shares.float())[:, None, None, None]
     new_mean, new_deviation = moments.lerp(moments[:, partners], foreign).to(maps)
-    restyled: Tensor = (maps - mean) / deviation * new_deviation + new_mean
-    return restyled
+    return (maps - mean) / deviation * new_deviation + new_mean
 
 
 def mixers(network: nn.Module) -> Iterator[StyleMixer]:

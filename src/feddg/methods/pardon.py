@@ -219,7 +219,7 @@ class Pardon(OneStyleEach):
         if not self.exchanges:
             return
         if self.settings.stylized == "cached":
-            self.stylize_all(client, "stylized", self._style(client.context))
+            self.stylize_all(client, "stylized", lambda other: (self._style(other.context), None))
         else:
             client.scratch |= on_device({STYLE: self._style(client.context)}, client.device)
 

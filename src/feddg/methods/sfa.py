@@ -83,8 +83,7 @@ class Sfa(Method):
             torch.randn(2, *embeddings.shape, generator=rng)  # drawn before, see `draws`
             along, known = class_noise(batch.labels, seen, classes, chosen.shrinkage, rng)
             shift = torch.where(known[:, None], along.to(shift), shift)
-        perturbed: Tensor = embeddings * (1 + chosen.scale_noise * a) + shift
-        return perturbed
+        return embeddings * (1 + chosen.scale_noise * a) + shift
 
 
 def class_noise(

@@ -1,9 +1,9 @@
 """Common parts of methods that stylize images: settings, codec, cached copies."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -173,7 +173,17 @@ class StyleExchange:
 
     def moments(self, client: Client) -> FeatureMoments:
         """Returns the per-image feature moments of a client's images."""
-        return measure(self.codec(client.device), self.style_images(client))
+        codec = self.codec(client.device)
+
+        def sums(images: Tensor) -> tuple[Tensor, Tensor]:
+            moments = measure(codec, images)
+            return moments.counts, moments.sums
+
+        return FeatureMoments(
+            *client.together.by_image(
+                client, lambda _: "moments", lambda other: [(self.style_images(other),)], sums
+            )
+        )
 
     def noised_style(self, client: Client, moments: FeatureMoments) -> Tensor | None:
         """Returns the client's pooled style with noise, or None if no noise is asked for."""
@@ -192,29 +202,50 @@ class StyleExchange:
         return noised_range(self.codec(), context.noise, context.images or 1)
 
     def stylize_all(
-        self, client: Client, name: str, style: Tensor, keep: Tensor | None = None
+        self, client: Client, name: str, chosen: Callable[[Client], tuple[Tensor, Tensor | None]]
     ) -> None:
-        """Sets ``client.views[name]``: all its images stylized in ``style``, cached on disk.
+        """Sets ``client.views[name]``: all its images stylized, cached on disk.
 
         Args:
             client: the client.
             name: the view's name.
-            style: ``(2, C)`` for all images, or ``(n, 2, C)``, one each.
-            keep: ``(n,)`` bool, images that are not stylized; none by default.
+            chosen: returns a client's style, ``(2, C)`` for all its images, or ``(n, 2, C)``, one
+                each; and ``(n,)`` bool, images that are not stylized, or None if all are. Clients
+                whose turn comes later are asked, too, so that their images can share a batch.
         """
-        key = hashlib.blake2b(style.cpu().contiguous().numpy().tobytes(), digest_size=8)
-        key.update(f"{self.codec().fingerprint()} {self.settings.strength}".encode())
-        key.update(b"" if keep is None else keep.cpu().numpy().tobytes())
-        key.update(b"n-1" if self.settings.correction else b"")
+        chosen = cache(chosen)
+
+        def key(client: Client) -> str:
+            style, keep = chosen(client)
+            digest = hashlib.blake2b(style.cpu().contiguous().numpy().tobytes(), digest_size=8)
+            digest.update(f"{self.codec().fingerprint()} {self.settings.strength}".encode())
+            digest.update(b"" if keep is None else keep.cpu().numpy().tobytes())
+            digest.update(b"n-1" if self.settings.correction else b"")
+            return f"stylized-{digest.hexdigest()}"
+
+        def given(client: Client) -> list[tuple[Tensor, Tensor]]:
+            (style, keep), positions = chosen(client), torch.arange(len(client.examples))
+            styles = style.expand(len(positions), *style.shape[-2:]).cpu()
+            if keep is not None:
+                positions = (~keep.cpu()).nonzero()[:, 0]
+            return [(client.examples.images(positions), styles[positions])]
 
         def draw() -> Tensor:
-            stylized = client.examples.images()
-            chosen = torch.ones(len(stylized), dtype=torch.bool) if keep is None else ~keep.cpu()
-            styles = style if style.ndim == 2 else style[chosen.to(style.device)]
-            stylized[chosen] = self.transferred(stylized[chosen], styles, client.device)
+            (stylized,) = client.together.by_image(
+                client,
+                key,
+                given,
+                lambda images, styles: (self.transferred(images, styles, client.device),),
+                lambda other: other.has_cached(key(other)),
+            )
+            _, keep = chosen(client)
+            if keep is not None:
+                whole = client.examples.images()
+                whole[~keep.cpu()] = stylized
+                stylized = whole
             return stylized.permute(0, 2, 3, 1).contiguous()
 
-        client.views[name] = client.cached(f"stylized-{key.hexdigest()}", draw)
+        client.views[name] = client.cached(key(client), draw)
 
     def stylize(self, batch: Batch, style: Tensor) -> Tensor:
         """Returns a batch's augmented images stylized in ``style``, RGB, without gradients."""

@@ -47,7 +47,27 @@ class Features(nn.Identity):
         self.out_features = out_features
 
 
-class SmallCNN(nn.Module):
+class _Blocks(nn.Module):
+    """Blocks of a convolution each, and a pooling of the last map to 4 x 4 places, flattened."""
+
+    def __init__(self, block: Callable[[int, int], nn.Module], *widths: int) -> None:
+        super().__init__()
+        before = (3, *widths[:-1])
+        self.blocks = nn.Sequential(*(block(a, b) for a, b in zip(before, widths)))
+        self.pool = nn.AdaptiveAvgPool2d(4)
+        self.out_features = 16 * widths[-1]
+
+    @property
+    def stages(self) -> list[nn.Module]:
+        """The blocks."""
+        return list(self.blocks)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Maps ``(B, 3, H, W)`` to ``(B, d)``."""
+        return self.pool(self.blocks(images)).flatten(1)
+
+
+class SmallCNN(_Blocks):
     """Three blocks of convolution, pooling, BatchNorm and ReLU, then a linear layer; for 32 pixels.
 
     The 4 x 4 map is flattened, not averaged, because the place of a stroke distinguishes digits.
@@ -55,26 +75,17 @@ class SmallCNN(nn.Module):
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.out_features, widths = 128, (32, 64, 128)
-        before = (3, *widths[:-1])
-        self.blocks = nn.Sequential(*(_block(a, b) for a, b in zip(before, widths)))
-        self.pool = nn.AdaptiveAvgPool2d(4)
+        super().__init__(_block, 32, 64, 128)
         # Without the LayerNorm, Adam's first steps push most units' inputs below zero for good.
-        self.linear = nn.Sequential(nn.Linear(16 * widths[-1], 128), nn.LayerNorm(128))
-
-    @property
-    def stages(self) -> list[nn.Module]:
-        """The three blocks."""
-        return list(self.blocks)
+        self.linear = nn.Sequential(nn.Linear(self.out_features, 128), nn.LayerNorm(128))
+        self.out_features = 128
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps ``(B, 3, H, W)`` to ``(B, 128)``."""
         maps: Tensor = self.blocks(images)
         if maps.shape[-2:] != (4, 4):
             maps = self.pool(maps)
-        features: Tensor = self.linear(maps.flatten(1)).relu()
-        return features
+        return self.linear(maps.flatten(1)).relu()
 
 
 def _block(inputs: int, outputs: int) -> nn.Sequential:
@@ -86,7 +97,7 @@ def _block(inputs: int, outputs: int) -> nn.Sequential:
 register_backbone("cnn")(SmallCNN)
 
 
-class GroupNormCNN(nn.Module):
+class GroupNormCNN(_Blocks):
     """Three blocks of convolution, GroupNorm, ReLU and pooling; 4 k weights, no batch statistics.
 
     For differentially private training: the noise on each weight does not shrink with their number,
@@ -95,22 +106,7 @@ class GroupNormCNN(nn.Module):
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        widths = (8, 16, 16)
-        self.out_features = 16 * widths[-1]
-        before = (3, *widths[:-1])
-        self.blocks = nn.Sequential(*(_group_block(a, b) for a, b in zip(before, widths)))
-        self.pool = nn.AdaptiveAvgPool2d(4)
-
-    @property
-    def stages(self) -> list[nn.Module]:
-        """The three blocks."""
-        return list(self.blocks)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Maps ``(B, 3, H, W)`` to ``(B, 256)``."""
-        maps: Tensor = self.pool(self.blocks(images))
-        return maps.flatten(1)
+        super().__init__(_group_block, 8, 16, 16)
 
 
 def _group_block(inputs: int, outputs: int) -> nn.Sequential:
@@ -246,8 +242,7 @@ class TimmTrunk(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps ``(B, 3, H, W)`` to ``(B, out_features)``."""
-        features: Tensor = self.model(images)
-        return features
+        return self.model(images)
 
 
 def _timm_model(name: str, size: int | None, pretrained: bool = False) -> nn.Module:
@@ -293,8 +288,7 @@ class Whole(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps ``(B, 3, H, W)`` to the model's outputs ``(B, ...)``."""
-        outputs: Tensor = self.model(images)
-        return outputs
+        return self.model(images)
 
 
 def split_network(
@@ -390,8 +384,7 @@ def backbone_names() -> list[str]:
 def _torchvision_names() -> list[str]:
     import torchvision  # a second, and the small CNN needs nothing of it
 
-    names: list[str] = torchvision.models.list_models(module=torchvision.models)
-    return names
+    return torchvision.models.list_models(module=torchvision.models)
 
 
 def build_network(

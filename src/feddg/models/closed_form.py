@@ -100,29 +100,31 @@ def packed(matrix: Tensor) -> Tensor:
 
     Off-diagonal entries are multiplied by sqrt 2, so the length is the matrix's Frobenius norm.
     """
-    row, column, diagonal = _triangle(len(matrix), matrix.device)
-    half = matrix[row, column] * math.sqrt(2)
-    half[diagonal] /= math.sqrt(2)
-    return half
+    upper, _, _, once = _triangle(len(matrix), matrix.device)
+    return matrix.flatten()[upper] * math.sqrt(2) / once
 
 
 def unpacked(half: Tensor) -> Tensor:
     """Undoes :func:`packed`."""
     rows = (math.isqrt(8 * len(half) + 1) - 1) // 2
-    row, column, diagonal = _triangle(rows, half.device)
-    matrix = half.new_zeros(rows, rows)
-    matrix[row, column] = half / math.sqrt(2)
-    matrix = matrix + matrix.T
-    matrix.diagonal().copy_(half[diagonal])
-    return matrix
+    _, places, twice, _ = _triangle(rows, half.device)
+    return (half / twice)[places]
 
 
 @lru_cache(maxsize=2)
 def _triangle(rows: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Returns rows and columns of the upper half's entries, and which lie on the diagonal."""
+    """Returns how the upper half of a matrix ``(r, r)`` is packed.
+
+    Where its entries lie in the matrix, and where the matrix's lie in it; and two vectors of
+    factors: sqrt 2 for those off the diagonal, and for those on it, 1 for the others.
+    """
     row, column = torch.triu_indices(rows, rows)
-    places = {"row": row, "column": column, "diagonal": (row == column).nonzero()[:, 0]}
-    return tuple(on_device(places, device).values())
+    places, diagonal = torch.empty(rows, rows, dtype=torch.int64), row == column
+    places[row, column] = places[column, row] = torch.arange(len(row))
+    ones = torch.ones(len(row), dtype=torch.float64)
+    twice, once = (ones.where(mask, math.sqrt(2)) for mask in (diagonal, ~diagonal))
+    parts = {"upper": row * rows + column, "places": places, "twice": twice, "once": once}
+    return tuple(on_device(parts, device).values())
 
 
 def solved(gram: Tensor, cross: Tensor, penalties: Sequence[float]) -> Iterator[tuple[Tensor, ...]]:
@@ -141,13 +143,17 @@ def solved(gram: Tensor, cross: Tensor, penalties: Sequence[float]) -> Iterator[
     unit = torch.eye(len(centred), dtype=centred.dtype, device=centred.device)
     tried, root = (ROUNDING, *penalties), total.sqrt()
     fits: Iterator[tuple[Any, Any]]
-    together, weights = centred.device.type != "cpu", list[Tensor]()
-    if not together:
+    if centred.device.type == "cpu":
         fits = (torch.linalg.cholesky_ex(centred + each * scale * unit) for each in tried)
     else:  # all at once: few launches, and the host waits once
-        shifts = _sent(tried, centred)[:, None, None]
+        shifts = _sent(tried, centred.device)[:, None, None]
         factors, faults = torch.linalg.cholesky_ex(centred + shifts * scale * unit)
-        fits = iter(zip(factors, on_host([*faults])))
+        spoiled = on_host([*faults])
+        if not any(spoiled) and min(penalties) > 0:
+            every = torch.cholesky_solve(target.expand(len(penalties), -1, -1), factors[1:])
+            yield from zip(every.mT * root, (share - mean @ every) * root)
+            return
+        fits = iter(zip(factors, spoiled))
     squares = not next(fits)[1]
     values: Tensor | None = None
     for penalty, (factor, fault) in zip(penalties, fits):
@@ -161,17 +167,13 @@ def solved(gram: Tensor, cross: Tensor, penalties: Sequence[float]) -> Iterator[
             shifted = values + penalty * values.mean()
             inverse = torch.where(shifted > least, 1 / shifted, 0.0)
             weight = vectors @ (inverse[:, None] * (vectors.T @ target))
-        weights.append(weight)
-        if not together:
-            yield weight.T * root, (share - mean @ weight) * root
-    if together:
-        every = torch.stack(weights)
-        yield from zip(every.mT * root, (share - mean @ every) * root)
+        yield weight.T * root, (share - mean @ weight) * root
 
 
-def _sent(numbers: Sequence[float], to: Tensor) -> Tensor:
-    """Returns numbers as a tensor of the type and device of another; the host does not wait."""
-    return on_device({"": torch.tensor(numbers, dtype=to.dtype)}, to.device)[""]
+@lru_cache(maxsize=8)
+def _sent(numbers: tuple[float, ...], device: torch.device) -> Tensor:
+    """Returns numbers ``(n,)`` in float64 on a device, where they stay; the host does not wait."""
+    return on_device({"": torch.tensor(numbers, dtype=torch.float64)}, device)[""]
 
 
 def solved_as_published(gram: Tensor, cross: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
@@ -285,25 +287,26 @@ def left_out_answer(
     if features.device.type != "cpu":  # the same in few launches
         weights, biases = map(torch.stack, zip(*classifiers))
         all = features @ weights.mT + biases[:, None]
-        likely = log_softmax(all[:, None] * _sent(SCALES, all)[:, None, None], 3)
+        likely = log_softmax(all[:, None] * _sent(SCALES, all.device)[:, None, None], 3)
         true = labels.expand(likely.shape[:3])[..., None]
-        correct = [*(all.argmax(2) == labels).sum(1)]
-        losses = [*-likely.gather(3, true).mean((2, 3))]
-        confidences = [*likely.amax(3).exp().mean(2)]
-        classifiers = iter(())
+        right = (all.argmax(2) == labels).sum(1)
+        loss, confidence = -likely.gather(3, true).mean((2, 3)), likely.amax(3).exp().mean(2)
+        return _answer(len(labels), right, loss, confidence)
     for weight, bias in classifiers:
         scores = features @ weight.T + bias
         correct.append((scores.argmax(1) == labels).sum())
         scaled = [scale * scores for scale in SCALES]
         losses.append(torch.stack([cross_entropy(logits, labels) for logits in scaled]))
         confidences.append(torch.stack([logits.softmax(1).amax(1).mean() for logits in scaled]))
-    answer = {
-        CORRECT: torch.stack(correct),
-        # Of a few clients with a few images each, a classifier of the others may be far off.
-        LOSSES: torch.stack(losses).clamp(max=LARGEST_LOSS),
-        CONFIDENCES: torch.stack(confidences).clamp(max=1),
-    }
-    return Message(answer, {EXAMPLES: len(labels)})
+    answers = (torch.stack(each) for each in (correct, losses, confidences))
+    return _answer(len(labels), *answers)
+
+
+def _answer(examples: int, correct: Tensor, losses: Tensor, confidences: Tensor) -> Message:
+    # Of a few clients with a few images each, a classifier of the others may be far off.
+    losses, confidences = losses.clamp(max=LARGEST_LOSS), confidences.clamp(max=1)
+    entries = {CORRECT: correct, LOSSES: losses, CONFIDENCES: confidences}
+    return Message(entries, {EXAMPLES: examples})
 
 
 def chosen_by(answers: Sequence[Message], penalties: Sequence[float]) -> Choice:

@@ -44,7 +44,7 @@ def use_fast_convolutions(network: nn.Module) -> None:
             if type(module) is nn.Conv2d and _is_plain(module):
                 module.__class__ = SmallMapConv2d
     for module in filter(loses_bfloat16, network.modules()) if multiplies_tiles() else ():
-        module.__class__ = _mixed(WideConv2d, type(module))
+        module.__class__ = mixed(WideConv2d, type(module))
 
 
 def use_plain_convolutions(network: nn.Module) -> None:
@@ -63,14 +63,14 @@ def check_convolutions(network: nn.Module, images: Tensor) -> None:
 
     They do so where layers of a ``Sequential`` are called by hand, with something between them.
     """
-    fast = copy.deepcopy(network)
-    folded = [norm for norm in fast.modules() if isinstance(norm, FoldedNorm)]
-    if not folded:
+    if not any(isinstance(norm, FoldedNorm) for norm in network.modules()):
         return
+    fast = copy.deepcopy(network)
     images = images.to(next(fast.parameters()))
-    for norm in folded:  # the first statistics, 0 and 1, would not show it
-        norm.get_buffer("running_mean").fill_(0.5)
-        norm.get_buffer("running_var").fill_(0.5)
+    for norm in fast.modules():
+        if isinstance(norm, FoldedNorm):  # the first statistics, 0 and 1, would not show it
+            norm.get_buffer("running_mean").fill_(0.5)
+            norm.get_buffer("running_var").fill_(0.5)
     plain = copy.deepcopy(fast)
     use_plain_convolutions(plain)
     first, other = tried(fast, images), tried(plain, images)
@@ -233,7 +233,7 @@ def _window_gradient(
     gradient: Tensor, input: Tensor, weight: Tensor, stride: int, padding: int
 ) -> Tensor:
     """Returns PyTorch's own gradient with respect to the weight."""
-    result: Tensor = torch.ops.aten.convolution_backward(
+    return torch.ops.aten.convolution_backward(
         gradient,
         input,
         weight,
@@ -246,7 +246,6 @@ def _window_gradient(
         len(weight),
         [False, True, False],
     )[1]
-    return result
 
 
 def _is_depthwise(layer: nn.Module) -> bool:
@@ -306,8 +305,7 @@ class FoldedNorm:
         assert isinstance(self, nn.Module)
         if getattr(input, "normalised_by", None) is self:
             return activated(self, input)
-        result: Tensor = super().forward(input)  # type: ignore[misc]
-        return result
+        return super().forward(input)  # type: ignore[misc]
 
 
 def _folds(layer: nn.Conv2d, norm: nn.BatchNorm2d, input: Tensor) -> bool:
@@ -355,9 +353,9 @@ def _use_separable_convolutions(network: nn.Module) -> None:
             if layer in pairs:
                 vars(layer)["norm"] = (pairs[layer],)
             if layer in pairs or _is_depthwise(layer):
-                layer.__class__ = _mixed(SeparableConv, type(layer))
+                layer.__class__ = mixed(SeparableConv, type(layer))
     for norm in pairs.values():
-        norm.__class__ = _mixed(FoldedNorm, type(norm))
+        norm.__class__ = mixed(FoldedNorm, type(norm))
 
 
 def _normalised(network: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
@@ -376,7 +374,7 @@ _classes: dict[tuple[type, type[nn.Module]], type[nn.Module]] = {}
 """Cache of classes, by the mixed-in class and the layer's own class."""
 
 
-def _mixed(before: type, kind: type[nn.Module]) -> type[nn.Module]:
-    name = f"{before.__name__}{kind.__name__}"
-    made = _classes.get((before, kind)) or type(name, (before, kind), {"__module__": __name__})
+def mixed(before: type, kind: type[nn.Module]) -> type[nn.Module]:
+    """Returns a layer's class with another mixed in before it."""
+    made = type(f"{before.__name__}{kind.__name__}", (before, kind), {"__module__": __name__})
     return _classes.setdefault((before, kind), made)

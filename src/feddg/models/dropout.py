@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from feddg.models.convolutions import mixed
 from feddg.rng import Ahead
 
 _WHOLE = -1
@@ -36,8 +37,7 @@ class Drawn(nn.Module):
         """Sets random parts of the input to zero and scales the others, in training."""
         rate, axes = _rate(self), _drawn_axes(self, input)
         if not self.training or axes is None or not 0 < rate < 1:
-            plain: Tensor = super().forward(input)  # type: ignore[misc]
-            return plain
+            return super().forward(input)  # type: ignore[misc]
         mask: Tensor = _Mask.apply(input.detach(), self.ahead, 1 - rate, axes)  # type: ignore[no-untyped-call]
         if getattr(self, "scale_by_keep", True):
             mask = mask / (1 - rate)
@@ -80,22 +80,13 @@ def draw_dropout_from(network: nn.Module, generator: torch.Generator) -> None:
     ahead: Ahead | None = None
     for layer in network.modules():
         if (type(layer) in _AXES or type(layer).__name__ in _PATHS) and _rate(layer) > 0:
-            layer.__class__ = _drawn_class(type(layer))
+            layer.__class__ = mixed(Drawn, type(layer))
         if isinstance(layer, Drawn):
             layer.ahead = ahead = ahead or Ahead(generator, _mask, before)
 
 
 def _mask(generator: torch.Generator, shape: Sequence[int], keep: float) -> list[Tensor]:
     return [torch.empty(shape).bernoulli_(keep, generator=generator)]
-
-
-_drawn: dict[type[nn.Module], type[nn.Module]] = {}
-"""Cache: for a layer's own class, the one with ``Drawn`` mixed in."""
-
-
-def _drawn_class(kind: type[nn.Module]) -> type[nn.Module]:
-    name = f"Drawn{kind.__name__}"
-    return _drawn.setdefault(kind, type(name, (Drawn, kind), {"__module__": __name__}))
 
 
 def _rate(layer: nn.Module) -> float:

@@ -86,8 +86,7 @@ class Network(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Returns embeddings ``z`` of shape ``(B, d)`` for RGB images in [0, 1]."""
-        embeddings: Tensor = self.embedding(self.featurizer(self.normalize(images)))
-        return embeddings
+        return self.embedding(self.featurizer(self.normalize(images)))
 
     def features_of(self, versions: Sequence[Tensor]) -> list[Tensor]:
         """Returns the embeddings ``(B, d)`` of several versions ``(B, 3, H, W)`` of a batch.
@@ -101,8 +100,7 @@ class Network(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns logits of shape ``(B, classes)`` for RGB images in [0, 1]."""
-        logits: Tensor = self.classifier(self.features(images))
-        return logits
+        return self.classifier(self.features(images))
 
     def initialised(self, name: str, build: Callable[[], Layer]) -> Layer:
         """Returns the layer that ``build`` makes, initialised from its own random stream.
@@ -185,8 +183,7 @@ class MeanOverHeads(nn.Module):
         if not self.heads.trained.any():
             logits: Tensor = self.network(images)
             return logits.float().log_softmax(-1)
-        mean: Tensor = self.traceable()(images)
-        return mean
+        return self.traceable()(images)
 
     def traceable(self) -> nn.Module:
         """Returns the same predictor without a branch, for export as a graph; shares weights."""
@@ -256,8 +253,7 @@ class GaussianEmbedding(nn.Module):
 
     def moments_of(self, embeddings: Tensor) -> tuple[Tensor, Tensor]:
         """Returns mean and deviation of its embeddings; of the last pass, if they were changed."""
-        moments: tuple[Tensor, Tensor] = getattr(embeddings, "drawn_from", self.last)
-        return moments
+        return getattr(embeddings, "drawn_from", self.last)
 
     def draw_from(self, generator: torch.Generator | None) -> None:
         """Draws the training samples from a generator; None returns the mean from now on."""

@@ -384,8 +384,7 @@ class ZeroShotAdapter(nn.ModuleList):
             spread, mean = self[number](ours, image)
             if rows is not None:
                 mean = mean + spread * next(rows)
-            clamped: Tensor = mean.clamp(0, 1)
-            return clamped
+            return mean.clamp(0, 1)
 
         return alpha
 

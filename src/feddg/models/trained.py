@@ -79,13 +79,14 @@ def add_adapters(featurizer: nn.Module, rank: int) -> None:
     inject_adapter_in_model(chosen, featurizer)
 
 
-def digest_of(network: Network, names: Iterable[str], *more: Tensor) -> str:
-    """Returns a digest of some entries of a network's state and more, 16 hexadecimal digits."""
-    digest, state = hashlib.blake2b(digest_size=8), network.state_dict()
+def digest_of(model: nn.Module, names: Iterable[str], *more: Tensor, size: int = 8) -> str:
+    """Returns a digest of some entries of a model's state and more, ``size`` bytes in hex."""
+    digest, state = hashlib.blake2b(digest_size=size), model.state_dict()
     named = [(name, state[name]) for name in sorted(names)]
     for name, tensor in [*named, *(("", tensor) for tensor in more)]:
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        flat = tensor.detach().cpu().contiguous().view(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -103,17 +104,10 @@ def digest_of_fixed_features(model: nn.Module) -> str:
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     if hooked or any(parameter.requires_grad for parameter in model.featurizer.parameters()):
         return ""
-    state = model.featurizer.state_dict()
-    names = [f"featurizer.{name}" for name in state]
-    if not names or any(tensor.dtype == torch.bfloat16 for tensor in state.values()):
-        return ""  # numpy, which digests, has no bfloat16
-    return digest_of(model, names, model.scale, model.shift)
+    names = [f"featurizer.{name}" for name in model.featurizer.state_dict()]
+    return digest_of(model, names, model.scale, model.shift) if names else ""
 
 
 def fingerprint(model: nn.Module) -> str:
     """Returns a hash of a model's state: names and bits."""
-    digest = hashlib.blake2b(digest_size=12)
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    return digest_of(model, model.state_dict(), size=12)

@@ -16,7 +16,7 @@ from feddg.records import TEST, VAL, NumberRow
 from feddg.runs.diagnostics import split_accuracy
 from feddg.runs.reading import LedgerRecord, Run, read_run
 from feddg.runs.table import SELECTION_RULES
-from feddg.settings import IMAGENET
+from feddg.settings import IMAGENET, grouped
 
 TAG, TASK = "federated-learning", "image-classification"
 """The tag and the task of our model cards."""
@@ -91,15 +91,16 @@ def _front_matter(
 
 def _sent(ledger: LedgerRecord) -> list[tuple[str, list[int], list[str]]]:
     """Returns the messages that left the sites: purposes, bytes of each, names of tensors."""
-    sizes: dict[str, list[int]] = {}
-    names: dict[str, set[str]] = {}
-    for message in ledger.messages:
-        if message.direction == "up":
-            sizes.setdefault(message.purpose, []).append(message.bytes)
-            layout = ledger.layouts.get(message.layout)
-            tensors = layout.tensors if layout else ()
-            names.setdefault(message.purpose, set()).update(tensor.name for tensor in tensors)
-    return [(purpose, sizes[purpose], sorted(names[purpose])) for purpose in sizes]
+    sent = grouped((row.purpose, row) for row in ledger.messages if row.direction == "up")
+    layouts = {id: [tensor.name for tensor in row.tensors] for id, row in ledger.layouts.items()}
+    return [
+        (
+            purpose,
+            [row.bytes for row in rows],
+            sorted({name for row in rows for name in layouts.get(row.layout, ())}),
+        )
+        for purpose, rows in sent.items()
+    ]
 
 
 def _cell(text: str) -> str:

@@ -52,13 +52,8 @@ def describe_model(run: Path, trained: Trained) -> ModelDescription:
         round=trained.round,
         weights=fingerprint(predictor),
         class_names=trained.class_names,
-        image_size=data.image_size,
-        resize=data.resize,
-        range=data.range,
-        bands=data.bands,
-        tile=data.tile,
+        **data.model_dump(include={"image_size", "resize", "range", "bands", "tile", "features"}),
         bits=training_depth(run),
-        features=data.features,
         columns=data.all_options if data.features else {},
         input=f"features (batch, {data.features})"
         if data.features
@@ -76,7 +71,6 @@ class ImageClassifier(ABC):
 
     Attributes:
         description: description of the model.
-        preparation: how files become pixels.
         class_names: the classes in the order of the probabilities.
         threshold: images with a higher energy are unlike the training images; None if unknown.
         identity: the origin of the weights, as fields for people and tables.
@@ -87,7 +81,7 @@ class ImageClassifier(ABC):
     """
 
     def __init__(self, description: ModelDescription) -> None:
-        self.description, self.preparation = description, description.preparation
+        self.description = description
         self.class_names, self.threshold = description.class_names, description.energy_threshold
         self.diagnostics, self.result = description.diagnostics, description.result
         self.weights, self.precision = description.weights, "float32"

@@ -43,8 +43,7 @@ class Outputs:
     @property
     def predicted(self) -> numpy.ndarray:
         """The most probable class of each, ``(n,)``."""
-        best: numpy.ndarray = self.logits.argmax(1)
-        return best
+        return self.logits.argmax(1)
 
     @property
     def energy(self) -> numpy.ndarray:
@@ -54,8 +53,7 @@ class Outputs:
 
     def confidence(self, temperature: float) -> numpy.ndarray:
         """Returns the largest probability of each, ``(n,)``."""
-        largest: numpy.ndarray = _shares(self.logits, temperature).max(1)
-        return largest
+        return _shares(self.logits, temperature).max(1)
 
 
 class Reference(Row):
@@ -112,15 +110,13 @@ def fitted_temperature(logits: numpy.ndarray, labels: numpy.ndarray) -> float:
 def _log_sum(logits: numpy.ndarray) -> numpy.ndarray:
     from scipy.special import logsumexp
 
-    total: numpy.ndarray = logsumexp(logits, axis=1)
-    return total
+    return logsumexp(logits, axis=1)
 
 
 def _shares(logits: numpy.ndarray, temperature: float) -> numpy.ndarray:
     from scipy.special import softmax
 
-    shares: numpy.ndarray = softmax(logits / temperature, axis=1)
-    return shares
+    return softmax(logits / temperature, axis=1)
 
 
 def _passed_by_all_but(wrong: int, scores: numpy.ndarray) -> float:
@@ -489,8 +485,7 @@ def right_chances(confidence: numpy.ndarray, accuracy: float) -> numpy.ndarray:
     odds = logit(confidence.clip(1e-6, 1 - 1e-6))
     wanted = min(1 - 1e-6, max(1e-6, accuracy))
     shift = brentq(lambda by: float(expit(odds + by).mean()) - wanted, -40, 40)
-    chances: numpy.ndarray = expit(odds + shift)
-    return chances
+    return expit(odds + shift)
 
 
 IN_A_STRATUM: Final = 10

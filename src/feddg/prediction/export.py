@@ -53,13 +53,10 @@ log = logging.getLogger("feddg")
 def images_to_check(experiment: Experiment) -> tuple[Tensor, int]:
     """Returns uint8 images for the check, random and real ones, and the number of real ones."""
     size = experiment.data.image_size
-    random = example(size, RANDOM_IMAGES, experiment.seed)
-    real = _real_images(experiment)
-    return (
-        torch.cat([random, torch.from_numpy(numpy.stack(real)).permute(0, 3, 1, 2)])
-        if real
-        else random
-    ), len(real)
+    images, real = example(size, RANDOM_IMAGES, experiment.seed), _real_images(experiment)
+    if real:
+        images = torch.cat([images, torch.from_numpy(numpy.stack(real)).permute(0, 3, 1, 2)])
+    return images, len(real)
 
 
 def _real_images(experiment: Experiment) -> list[numpy.ndarray]:

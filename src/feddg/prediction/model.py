@@ -75,9 +75,7 @@ def load_trained(folder: Path | str, device: str = "cpu", which: str | None = No
         raise RunError(f"{path} stopped before training began: there is no model in it")
     experiment = run.experiment
     # The run's own weights replace pretrained ones, so their file need not exist any more.
-    model = experiment.model.model_copy(update={"weights": None})
-    bare = experiment.model_copy(update={"model": model})
-    method, network = build(bare, len(clients.classes))
+    method, network = build(experiment.without_weights, len(clients.classes))
     environment = run.environment
     if environment:  # today's version of the backbone may expect other colours
         earlier = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD}  # of all, before it was written

@@ -4,7 +4,6 @@ import copy
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import feddg
-from feddg.data.decoding import AS_IT_IS, MOST_PIXELS, Reading, Resize, ValueRange, decode_image
+from feddg.data.decoding import MOST_PIXELS, Reading, Resize, ValueRange, decode_image
 from feddg.data.images import ImageSource
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic
@@ -39,36 +38,6 @@ TOLERANCE = 1e-4
 """Largest allowed difference of a probability from the run's."""
 Outputs = tuple[numpy.ndarray, numpy.ndarray]
 """Probabilities ``(B, C)`` and labels ``(B,)``."""
-
-
-@dataclass(frozen=True)
-class ImagePreparation:
-    """How a file becomes the pixels that a model was trained on.
-
-    Attributes:
-        size: side of the square in pixels.
-        resize: how an image becomes square.
-        reading: which bands become colours, which values are black and white, and whether large
-            images are cut into tiles.
-        bits: bits used by the values of the training images; 0 for 8-bit images.
-        columns: options of a table of features, if the model takes these instead of images.
-        feature_names: the columns that are its features, in order; empty if unknown.
-    """
-
-    size: int
-    resize: Resize = "squash"
-    reading: Reading = AS_IT_IS
-    bits: int = 0
-    columns: Mapping[str, object] | None = None
-    feature_names: tuple[str, ...] = ()
-
-    def decode(self, source: ImageSource, most: int = MOST_PIXELS) -> numpy.ndarray:
-        """Returns the pixels of a whole file, ``(size, size, 3)`` uint8.
-
-        Raises:
-            UnusableImageError: the file has no pixels, or more than ``most``.
-        """
-        return decode_image(source, self.size, self.resize, self.reading, self.bits, most)
 
 
 class ModelIdentity(Row):
@@ -144,12 +113,18 @@ class ModelDescription(ModelIdentity):
     checked: dict[str, int] | None = None
 
     @property
-    def preparation(self) -> ImagePreparation:
-        """The preparation of files for the model."""
-        reading = Reading(self.range, self.bands, self.tile)
-        columns = None if self.features is None else self.columns
-        names = self.feature_names
-        return ImagePreparation(self.image_size, self.resize, reading, self.bits, columns, names)
+    def reading(self) -> Reading:
+        """Which bands become colours, which values black and white, and what is cut into tiles."""
+        return Reading(self.range, self.bands, self.tile)
+
+    def decode(self, source: ImageSource, most: int = MOST_PIXELS) -> numpy.ndarray:
+        """Returns the pixels of a whole file, ``(image_size, image_size, 3)`` uint8.
+
+        Raises:
+            UnusableImageError: the file has no pixels, or more than ``most``.
+        """
+        size = self.image_size
+        return decode_image(source, size, self.resize, self.reading, self.bits, most)
 
     def fields(self) -> dict[str, object]:
         """Returns the known fields, ready for JSON."""

@@ -106,21 +106,21 @@ class BatchPredictor:
     @property
     def files_at_once(self) -> int:
         """Number of files in a batch; one for large images that are cut into tiles."""
-        return self.batch_size if self.classifier.preparation.reading.tile is None else 1
+        return self.batch_size if self.classifier.description.tile is None else 1
 
     def decode(self, file: Path) -> Decoded:
         """Returns a file's images, ``(size, size, 3)`` uint8, or the reason why it has none.
 
         Of a table of features, returns the rows.
         """
-        look, name = self.classifier.preparation, _written(file)
-        if look.columns is not None:
-            return read_rows(file, look.columns, look.feature_names)
-        side = look.reading.tile
+        about, name = self.classifier.description, _written(file)
+        if about.features is not None:
+            return read_rows(file, about.columns, about.feature_names)
+        side, size = about.tile, about.image_size
         names = [name] if side is None else names_in(file, name, side)
         boxes = [None] if side is None else [Tile.named(part).box for part in names]
         try:
-            pixels = decode_parts(file, boxes, look.size, look.resize, look.reading, self.bits)
+            pixels = decode_parts(file, boxes, size, about.resize, about.reading, self.bits)
         except UnusableImageError as error:
             return error.reason
         except MissingPackage as error:
@@ -207,7 +207,7 @@ def predict(
     files, classifier = image_files(named), load_classifier(run, adapt, device, which)
     emit(*classifier.diagnostics, *about_links(named))
     predictor = BatchPredictor(
-        classifier, depth_of(image_files(named), classifier.preparation.reading), batch_size
+        classifier, depth_of(image_files(named), classifier.description.reading), batch_size
     )
     batches = predict_batches(predictor, files)
     return PredictedImages(row for batch in batches for _, rows in batch for row in rows)
@@ -215,7 +215,7 @@ def predict(
 
 def predict_batches(predictor: BatchPredictor, files: Iterable[Path]) -> Iterator[Batch]:
     """Yields the predictions batch by batch, while the next files are decoded."""
-    left, tiled = iter(files), predictor.classifier.preparation.reading.tile is not None
+    left, tiled = iter(files), predictor.classifier.description.tile is not None
     with ThreadPoolExecutor(min(MOST_DECODERS, available_cores())) as pool:
 
         def begin() -> list[tuple[Path, Future[Decoded]]]:
@@ -431,7 +431,7 @@ def predict_files(
     emit(*about_links(images))
     refuse_doubtful(classifier.diagnostics, strict)
     predictor = BatchPredictor(
-        classifier, depth_of(image_files(images), classifier.preparation.reading), batch_size
+        classifier, depth_of(image_files(images), classifier.description.reading), batch_size
     )
     classes, part = len(classifier.class_names), part_of(out)
     cut = cut_of(run, classifier.class_names, decision, threshold)

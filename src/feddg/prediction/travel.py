@@ -1,6 +1,5 @@
 """Will a run's model travel? Estimates its accuracy on unlabelled images of a new site."""
 
-import csv
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from feddg.data.columns import read_columns
 from feddg.data.inspection import depth_of
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic, Progress, emit, note, silent, warning
@@ -66,14 +66,14 @@ from feddg.prediction.predict import (
     predict_batches,
 )
 from feddg.readers import function
-from feddg.records import TEST, EstimateRow, JsonFile, as_cell, client_name, from_cell
+from feddg.records import TEST, EstimateRow, JsonFile, as_csv, client_name
 from feddg.runs.diagnostics import LEARNED_NOTHING
 from feddg.runs.figures import some_of_each
 from feddg.runs.prepare import Images, load_images
 from feddg.runs.provenance import check_images
 from feddg.runs.reading import Run, require_run
 from feddg.runs.table import NumberTable
-from feddg.storage import cache_folder, replace_file, replace_text, why
+from feddg.storage import cache_folder, file_faults, replace_file, replace_text
 from feddg.text import counted, listed, percent_sign, printable, readable
 
 TRAVEL, HEADS = "travel.json", "travel.safetensors"
@@ -379,11 +379,9 @@ def _write(run: Path, calibration: TravelFile, model: Recorder) -> None:
         weights |= {f"{FAMILIAR}{name}": torch.from_numpy(array) for name, array in arrays.items()}
         for number, span in enumerate(model.familiar.spans):
             weights |= {f"{SPAN}{name}.{number}": tensor for name, tensor in span._asdict().items()}
-    try:
+    with file_faults(RunError, f"Cannot write {run / TRAVEL}"):
         replace_file(run / HEADS, lambda aside: save_file(weights, aside))
         replace_text(run / TRAVEL, calibration.to_text())
-    except OSError as error:
-        raise RunError(f"Cannot write {run / TRAVEL}: {why(error)}.") from None
 
 
 class NewSite(NamedTuple):
@@ -675,9 +673,17 @@ def travel(
     useless = bool(LEARNED_NOTHING & {diagnostic.code for diagnostic in model.diagnostics})
     advice = list(_diagnostics(kept, signals, expected, labelled, needed, len(files), useless))
     refused = advice[0].code == FOREIGN or (useless and not labelled)
-    known = None if refused else chances
-    order = numpy.argsort(confidence if refused else chances, kind="stable")
     unlike = outputs.energy > kept.reference.unlike
+    risks = [
+        ImageRisk(
+            rows[place].file,
+            rows[place].label or "",
+            None if refused else float(1 - chances[place]),
+            bool(unlike[place]),
+            place in chosen,
+        )
+        for place in numpy.argsort(confidence if refused else chances, kind="stable").tolist()
+    ]
     answer = Travel(
         None if refused else expected,
         None if refused else without,
@@ -686,7 +692,7 @@ def travel(
         kept,
         signals,
         list(_classes(model.class_names, outputs.predicted, places, right)),
-        [_risk(rows, known, unlike, chosen, place) for place in order.tolist()],
+        risks,
         failed,
         advice,
         model,
@@ -703,7 +709,7 @@ def _answers(
     rows: list[Prediction] = []
     failed, done, total = 0, 0, count_files(named)
     predictor = BatchPredictor(
-        model, depth_of(image_files(named), model.preparation.reading), batch_size
+        model, depth_of(image_files(named), model.description.reading), batch_size
     )
     for batch in predict_batches(predictor, dict.fromkeys(image_files(named))):
         for _, predictions in batch:
@@ -712,17 +718,6 @@ def _answers(
         done += len(batch)
         progress("looking at images", done, total)
     return rows, failed
-
-
-def _risk(
-    rows: Sequence[Prediction],
-    chances: numpy.ndarray | None,
-    unlike: numpy.ndarray,
-    chosen: numpy.ndarray,
-    place: int,
-) -> ImageRisk:
-    row, risk = rows[place], None if chances is None else float(1 - chances[place])
-    return ImageRisk(row.file, row.label or "", risk, bool(unlike[place]), place in chosen)
 
 
 def _classes(
@@ -844,39 +839,24 @@ def _labelled(
     place = {name: number for number, name in enumerate(files)}
     places: list[int] = []
     right: list[bool] = []
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as content:
-            rows = list(csv.DictReader(content))
-    except (OSError, ValueError, csv.Error) as error:
-        raise DataError(f"{path} cannot be read: {why(error)}") from None
-    if rows and not {"file", "label"} <= rows[0].keys():
-        raise DataError(f"{path} needs the columns file and label, in its first line")
-    for number, row in enumerate(rows, start=2):
-        name, label = from_cell(row["file"] or ""), (row["label"] or "").strip()
+    table = read_columns(path, ("file", "label"))
+    for index, (name, label) in enumerate(zip(table["file"], table["label"])):
         if not label:
             continue
         if name not in place:
-            raise DataError(f"{path}, line {number}: {name} is not among the named images")
+            raise DataError(f"{table.row(index)}: {name} is not among the named images")
         if label not in class_names:
             raise DataError(
-                f"{path}, line {number}: the model knows no class {label!r}; its classes are "
+                f"{table.row(index)}: the model knows no class {label!r}; its classes are "
                 f"{', '.join(class_names)}"
             )
         if place[name] in places:
-            raise DataError(f"{path}, line {number}: {name} appears twice")
+            raise DataError(f"{table.row(index)}: {name} appears twice")
         places.append(place[name])
         right.append(class_names[predicted[place[name]]] == label)
     return numpy.array(places, int), numpy.array(right, bool)
 
 
 def _write_labels(path: Path, files: Sequence[str]) -> None:
-    def write(aside: Path) -> None:
-        with aside.open("w", newline="", encoding="utf-8") as content:
-            writer = csv.writer(content, lineterminator="\n")
-            writer.writerow(["file", "label"])
-            writer.writerows([[as_cell(file), ""] for file in files])
-
-    try:
-        replace_file(path, write)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {why(error)}") from None
+    with file_faults(DataError, f"cannot write {path}"):
+        replace_text(path, as_csv([["file", "label"], *([file, ""] for file in files)]))

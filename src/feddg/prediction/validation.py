@@ -69,7 +69,9 @@ def release(confusion: numpy.ndarray, smallest: int) -> Released:
         raise DataError(
             f"there are {total} images in all, fewer than the {max(1, smallest)} that may be told"
         )
-    hidden_rows = _hidden_rows(confusion.sum(1), smallest)
+    images = confusion.sum(1)
+    hidden_rows = (images > 0) & (images < smallest)
+    _fill(images, hidden_rows, smallest)
     hidden = (confusion > 0) & (confusion < smallest)
     hidden[hidden_rows] = True
     for row, cells in enumerate(confusion):
@@ -81,17 +83,10 @@ def release(confusion: numpy.ndarray, smallest: int) -> Released:
             [None if hide else int(count) for count, hide in zip(*row)]
             for row in zip(confusion, hidden)
         ],
-        [None if hide else int(count) for count, hide in zip(confusion.sum(1), hidden_rows)],
+        [None if hide else int(count) for count, hide in zip(images, hidden_rows)],
         total,
         int(confusion.trace()) if released else None,
     )
-
-
-def _hidden_rows(images: numpy.ndarray, smallest: int) -> numpy.ndarray:
-    """Returns the classes whose count is hidden: small ones, and others to cover them."""
-    hidden: numpy.ndarray = (images > 0) & (images < smallest)
-    _fill(images, hidden, smallest)
-    return hidden
 
 
 def _fill(counts: numpy.ndarray, hidden: numpy.ndarray, smallest: int) -> None:
@@ -213,9 +208,10 @@ def validate(
     import feddg
 
     classifier = load_classifier(model, None, device, which)
-    table = _table(images, domain)
+    root = Path(images)
+    table = load_source("folder", root) if domain is None else from_class_folders(root, domain)
     unknown_classes(classifier, table.class_names)
-    depths = survey(table, classifier.preparation.reading).depths
+    depths = survey(table, classifier.description.reading).depths
     domains = [
         _domain(classifier, table, name, depths.get(name, 0), hide_below, batch_size)
         for name in table.domain_names
@@ -231,12 +227,6 @@ def validate(
     if out is not None:
         replace_text(out, measured.to_text())
     return measured
-
-
-def _table(images: Path | str, domain: str | None) -> ImageTable:
-    if domain is not None:
-        return from_class_folders(Path(images), domain)
-    return load_source("folder", Path(images))
 
 
 def _domain(

@@ -194,20 +194,11 @@ class Account:
                 f"and the budget is {budget:g} (at delta {delta:g})"
             )
         once = replace(release, times=1)
+        fields = vars(release) | {"clients": list(release.clients), "delta": delta}
         for left in reversed(range(release.times)):
-            row = PrivacyRow(
-                message=release.message,
-                round=release.round,
-                clients=list(release.clients),
-                unit=release.unit,
-                noised_at=release.noised_at,
-                noise=release.noise,
-                rate=release.rate,
-                # Up to the last one the closed form is enough: it is what a resumed run compares.
-                epsilon=gaussian_epsilon(self._least_noise(once), delta) if left else epsilon,
-                delta=delta,
-                budget=budget,
-            )
+            # Up to the last one the closed form is enough: it is what a resumed run compares.
+            now = gaussian_epsilon(self._least_noise(once), delta) if left else epsilon
+            row = PrivacyRow(**fields, epsilon=now, budget=budget)
             self._write(row)
             self.enter(row)
 

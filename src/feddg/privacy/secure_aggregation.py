@@ -207,8 +207,7 @@ def encoded(update: Update, received: Weights, count: int, clients: int) -> nump
             "table's features by one number, the same at all sites"
         )
     values = torch.cat([flat.to(torch.int64) * count, torch.tensor([count])])
-    words: numpy.ndarray = values.numpy().view(numpy.uint64)
-    return words
+    return values.numpy().view(numpy.uint64)
 
 
 def decoded(total: numpy.ndarray, received: Weights) -> tuple[Weights, int]:
@@ -265,33 +264,6 @@ KEYS, SHARES, CHECK, UNMASK = (
 )
 
 
-class OpenedSums:
-    """The clients whose sums were opened, by round; stored before clients are asked to unmask.
-
-    Args:
-        rows: rows from earlier parts of the run.
-        write: stores a row; it is on disk when the call returns.
-    """
-
-    def __init__(
-        self,
-        rows: Iterable[OpenedSumRow] = (),
-        write: Callable[[OpenedSumRow], None] = lambda row: None,
-    ) -> None:
-        self._write = write
-        self._clients = {row.round: row.clients for row in rows}
-
-    def clients(self, round: int) -> list[int] | None:
-        """Returns the clients whose sum in a round may have been opened, ascending, or None."""
-        return self._clients.get(round)
-
-    def keep(self, round: int, clients: list[int]) -> None:
-        """Stores that the sum of these clients is about to be opened."""
-        if round not in self._clients:
-            self._write(OpenedSumRow(round=round, clients=clients))
-            self._clients[round] = clients
-
-
 class SecureAggregationSettings(Settings):
     """Settings of secure aggregation."""
 
@@ -321,7 +293,9 @@ class SecureAggregation(Defence):
         """Whether all clients have the same weight, as with clipping."""
         self.steps = True
         """Whether updates come from training; sums over images may have any size."""
-        self.opened = OpenedSums()
+        self.opened: dict[int, list[int]] = {}
+        """The clients, ascending, whose sum in a round may have been opened, by round."""
+        self._store: Callable[[OpenedSumRow], None] = lambda row: None
 
     @property
     def least(self) -> int:
@@ -352,7 +326,14 @@ class SecureAggregation(Defence):
         rows = OPENED_SUM_ROWS.read(folder.path / OPENED_SUMS)
         if rows:
             folder.replace_rows(OPENED_SUMS, rows)  # without a line that was cut off
-        self.opened = OpenedSums(rows, lambda row: folder.append(OPENED_SUMS, [row]))
+        self.opened = {row.round: row.clients for row in rows}
+        self._store = lambda row: folder.append(OPENED_SUMS, [row])
+
+    def keep_opened(self, round: int, clients: list[int]) -> None:
+        """Stores, before clients are asked to unmask, whose sum is about to be opened."""
+        if round not in self.opened:
+            self._store(OpenedSumRow(round=round, clients=clients))
+            self.opened[round] = clients
 
     def fit(self, privacy: PrivacySettings, method: Method) -> None:
         """See :class:`Defence`."""
@@ -366,7 +347,7 @@ class SecureAggregation(Defence):
 
     def bound_to(self, round: int) -> Sequence[int] | None:
         """A round whose sum was opened is repeated with the same clients."""
-        return self.opened.clients(round)
+        return self.opened.get(round)
 
     def received(self, update: Update, round: Round) -> Update:
         """Refuses a mean with an entry that changed more than training can change it."""
@@ -612,7 +593,7 @@ class _Round:
 
     def __init__(self, rounds: MaskedRounds, broadcast: Broadcast) -> None:
         self._transport, self._defence = rounds.transport, rounds.defence
-        self._opened, self._fewest = rounds.defence.opened, rounds.fewest
+        self._fewest = rounds.fewest
         self._broadcast, self._needed = broadcast, 0
         self._held: Mapping[int, Mapping[int, bool]] = {}
         self.refusals: list[Refusal] = []
@@ -629,8 +610,7 @@ class _Round:
         members = self._checked(sorted(shared), shared, ids)
         updates = self._trained(members)
         survivors = self._enough(updates)
-        before = self._opened.clients(self._broadcast.round)
-        self._opened.keep(self._broadcast.round, before or survivors)
+        self._defence.keep_opened(self._broadcast.round, survivors)
         opened = self._unmasked(members, survivors, shared, ids)
         lost = [id for id in members if id not in updates]
         seeds = [combined(opened[id], self._needed) for id in survivors]
@@ -824,7 +804,7 @@ class _Round:
         ids = sorted(left)
         self._needed = self._needed if needed is None else needed
         least = max(self._needed, self._fewest)
-        before = self._opened.clients(self._broadcast.round)
+        before = self._defence.opened.get(self._broadcast.round)
         if before is not None and ids != before:
             other = sorted(set(before) ^ set(ids))
             raise _NoSum(

@@ -12,7 +12,7 @@ from feddg.errors import first_names
 from feddg.methods.base import title_of
 from feddg.prediction.classifier import ImageClassifier
 from feddg.prediction.estimators import ESTIMATORS
-from feddg.prediction.model_file import ImagePreparation
+from feddg.prediction.model_file import ModelDescription
 from feddg.prediction.predict import MOST_SHOWN, PredictedFiles
 from feddg.prediction.travel import Travel
 from feddg.report.blocks import (
@@ -90,7 +90,7 @@ def write_predictions_page(
         + (more if usable > len(rows) else ""),
         origin=_origin(model, run, images),
         blocks=[Prose(f"Labels: {listed}{others}.")],
-        thumbnails=_thumbnails(rows, model.preparation),
+        thumbnails=_thumbnails(rows, model.description),
         diagnostics=model.diagnostics,
         faults=found.faults,
         failed=found.failed,
@@ -136,7 +136,7 @@ def write_travel_page(
         lead=found.expectation or "Its accuracy cannot be estimated.",
         origin=_origin(found.model, run, images),
         blocks=blocks,
-        thumbnails=_thumbnails(rows, found.model.preparation, words),
+        thumbnails=_thumbnails(rows, found.model.description, words),
         diagnostics=found.model.diagnostics,
     )
 
@@ -166,23 +166,21 @@ def _write(out: Path, **parts: Any) -> Path:
 
 def _thumbnails(
     rows: Sequence[tuple[str, str, float, bool | None]],
-    preparation: ImagePreparation,
+    about: ModelDescription,
     number: str = "{:.1%}",
 ) -> list[Thumbnail]:
-    with quiet_pillow(tiled=preparation.reading.tile is not None):
+    with quiet_pillow(tiled=about.tile is not None):
         return [
-            Thumbnail(file, label, number.format(share), bool(unlike), _picture(file, preparation))
+            Thumbnail(file, label, number.format(share), bool(unlike), _picture(file, about))
             for file, label, share, unlike in rows
         ]
 
 
-def _picture(name: str, preparation: ImagePreparation) -> str | None:
+def _picture(name: str, about: ModelDescription) -> str | None:
     tile = Tile.named(name)
     file = Path(os.fsdecode(tile.file))
     try:
-        (pixels,) = decode_parts(
-            file, [tile.box], SIDE, "pad", preparation.reading, preparation.bits
-        )
+        (pixels,) = decode_parts(file, [tile.box], SIDE, "pad", about.reading, about.bits)
     except UnusableImageError:
         return None
     return thumbnail(pixels)

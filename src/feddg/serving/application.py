@@ -320,14 +320,14 @@ class Answerer:
                     answer.set_result((shares, float(energy)))
 
     def _decode(self, image: ImageBytes) -> numpy.ndarray:
-        preparation = self._classifier.preparation
-        side = preparation.reading.tile
+        about = self._classifier.description
+        side = about.tile
         if side is not None and len(names_in(image, image.name, side)) > 1:
             raise UnusableImageError(
                 f"the model was trained on tiles of {side} x {side} pixels: send tiles, or use "
                 "`feddg predict`, which cuts them"
             )
-        return preparation.decode(image, self._limits.pixels)
+        return about.decode(image, self._limits.pixels)
 
 
 # What a server answers: the schema of every answer, for programs and for the interface's page.
@@ -405,8 +405,8 @@ def about(classifier: ImageClassifier, limits: ServeLimits) -> ModelAnswer:
     return ModelAnswer(
         identity=dict(classifier.identity),
         classes=classifier.class_names,
-        image_size=classifier.preparation.size,
-        resize=classifier.preparation.resize,
+        image_size=classifier.description.image_size,
+        resize=classifier.description.resize,
         energy_threshold=classifier.threshold,
         result=classifier.result,
         diagnostics=classifier.diagnostics,

@@ -29,6 +29,8 @@ VARIANCE_FLOOR = 1e-5
 
 CACHED_PIXELS = 2**15
 """Number of image pixels whose feature maps fit into a CPU's caches: 8 images of 64 x 64."""
+LAUNCHED_PIXELS = 2**23
+"""The same for an accelerator, whose memory must hold the maps: 167 images of 224 x 224."""
 
 StyleLayer = Literal["output", "conv4_1_pre"]
 
@@ -254,14 +256,19 @@ def adain(features: Tensor, style: Tensor, strength: float = 1.0, *, correction:
     return strength * (restyled + style_mean) + (1 - strength) * features
 
 
-def images_at_once(images: Tensor, device: torch.device) -> int:
-    """Returns how many of these images to pass through a codec together on a device.
+def images_at_once(side: int, device: torch.device) -> int:
+    """Returns how many images to pass through a fixed network together on a device.
 
-    On a CPU few enough that the largest maps fit into its caches; a third faster than 64.
+    On a CPU few enough that the largest maps fit into its caches; a third faster than 64. On an
+    accelerator so many that its kernels last longer than their launches.
+
+    Args:
+        side: of the images, pixels.
+        device: where the network is.
     """
     if device.type != "cpu":
-        return 64
-    return max(1, CACHED_PIXELS // images.shape[-2:].numel())
+        return min(256, max(64, LAUNCHED_PIXELS // side**2))
+    return max(1, CACHED_PIXELS // side**2)
 
 
 def transfer(
@@ -287,7 +294,7 @@ def transfer(
         ``(N, 3, H, W)``, uint8 RGB, on the device of ``images``.
     """
     size = (images.shape[-2], images.shape[-1])
-    batch_size = batch_size or images_at_once(images, codec.unit.device)
+    batch_size = batch_size or images_at_once(images.shape[-1], codec.unit.device)
     # All stay there until the end: the host waits for the device once, not for every part.
     stylized = torch.empty(images.shape, dtype=images.dtype, device=codec.unit.device)
     style = on_device({"style": style}, codec.unit.device)["style"]

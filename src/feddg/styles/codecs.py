@@ -127,15 +127,13 @@ class ConvolutionalCodec(Codec):
 
     def encode(self, images: Tensor) -> Tensor:
         """Returns ``(B, C, h, w)``, at least 0, with ``h`` at least 2; see :meth:`Codec.encode`."""
-        features: Tensor = self.encoder(self._padded(images))
-        return features
+        return self.encoder(self._padded(images))
 
     def style_features(self, images: Tensor) -> Tensor:
         """Returns the maps on which styles are measured; see :meth:`Codec.style_features`."""
         if self.style_layer == "output":
             return self.encode(images)
-        features: Tensor = self.encoder[:-1](self._padded(images))
-        return features
+        return self.encoder[:-1](self._padded(images))
 
     def decode(self, features: Tensor, size: tuple[int, int]) -> Tensor:
         """Returns the images that belong to feature maps; see :meth:`Codec.decode`."""

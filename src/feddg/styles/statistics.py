@@ -111,7 +111,7 @@ def measure(codec: Codec, images: Tensor, batch_size: int | None = None) -> Feat
     Returns:
         One row per image, on the CPU.
     """
-    batch_size = batch_size or images_at_once(images, codec.unit.device)
+    batch_size = batch_size or images_at_once(images.shape[-1], codec.unit.device)
     with torch.inference_mode():
         parts = [
             image_moments(codec.style_features(codec.prepared(part)))

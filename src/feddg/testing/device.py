@@ -72,7 +72,7 @@ class OnDevice(Tensor):
     @staticmethod
     def __new__(cls: Any, held: Tensor) -> "OnDevice":
         """Returns a tensor of the device with these numbers."""
-        made: OnDevice = torch.Tensor._make_wrapper_subclass(
+        return torch.Tensor._make_wrapper_subclass(
             cls,
             held.shape,
             strides=held.stride(),
@@ -80,7 +80,6 @@ class OnDevice(Tensor):
             dtype=held.dtype,
             device=torch.device(NAME, 0),
         )
-        return made
 
     def __init__(self, held: Tensor) -> None:
         self.held = held

@@ -148,8 +148,7 @@ class _Small(Federation):
         *_, last = self.transport.train(clients, broadcast)
         if isinstance(last, Refusal):
             raise FeddgError(last.reason)
-        sent: Weights = last.keep().weights | last.extras.tensors
-        return sent
+        return last.keep().weights | last.extras.tensors
 
 
 Make = Callable[[], Method]

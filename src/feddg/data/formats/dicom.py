@@ -10,7 +10,6 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -24,8 +23,6 @@ from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, apply
 from pydicom.pixels.utils import pixel_array
 from pydicom.tag import Tag
 from pydicom.uid import UID, DeflatedExplicitVRLittleEndian
-
-from feddg.data.images import FURTHER_FORMATS
 
 PALETTE = "PALETTE COLOR"
 GREY = ("MONOCHROME1", "MONOCHROME2")
@@ -49,7 +46,6 @@ class DicomError(ValueError):
     """Raised for a DICOM file that cannot be decoded; the message quotes none of its tags."""
 
 
-@partial(FURTHER_FORMATS.add, "DICOM")
 class DicomImage(ImageFile.ImageFile):
     """A DICOM file as Pillow's image of mode ``L`` or ``RGB``, decoded when it is loaded."""
 
@@ -144,8 +140,7 @@ def to_pixels(tags: Dataset) -> np.ndarray:
     if tags.PhotometricInterpretation == PALETTE:
         stored = apply_color_lut(stored, tags)
         bits = int(tags.RedPaletteColorLookupTableDescriptor[2])
-    colours: np.ndarray = (stored >> max(bits - 8, 0)).astype(np.uint8)
-    return colours
+    return (stored >> max(bits - 8, 0)).astype(np.uint8)
 
 
 def _brightness(stored: np.ndarray, tags: Dataset) -> np.ndarray:
@@ -171,8 +166,7 @@ def _brightness(stored: np.ndarray, tags: Dataset) -> np.ndarray:
         low, high = sorted((least * slope + shift, (least + 2**bits - 1) * slope + shift))
     else:
         low, high = float(values.min()), float(values.max())
-    brightness: np.ndarray = (values - low) / ((high - low) or 1.0)
-    return brightness
+    return (values - low) / ((high - low) or 1.0)
 
 
 def _number(tags: Dataset, name: str) -> float | None:

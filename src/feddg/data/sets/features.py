@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from feddg.data.data_set import DATA_SETS, checked_options, define
 from feddg.data.images import ImageTable, is_printable, listed_images
 from feddg.data.published import needs_root
-from feddg.data.sets.table_of_images import named_roles
+from feddg.data.sets.table_of_images import ColumnOptions, named_roles
 from feddg.errors import DataError, first_names, nearest, need
-from feddg.settings import DataSettings, Settings
+from feddg.settings import DataSettings
 from feddg.storage import file_faults, is_file
 
 if TYPE_CHECKING:
@@ -30,27 +29,7 @@ MISSING = ["", "NaN", "nan", "-nan", "NA", "N/A", "#N/A", "NULL", "null", "None"
 """How a CSV file may write a feature that is missing."""
 
 
-class FeaturesOptions(Settings):
-    """The options of a table of features in ``data.options``: names of columns that are none."""
-
-    label: str = Field("label", description="column of the classes")
-    domain: str = Field("domain", description="column of the domains")
-    client: str = Field("client", description="column of who holds them, where there is one")
-    group: str = Field("group", description="column of what is never split, where there is one")
-    split: str = Field("split", description="column of train, val or test, where there is one")
-    path: str = Field("path", description="column of the images' names, where there is one")
-    subgroups: tuple[str, ...] = Field(
-        (), description="further columns whose values results tell apart (scanner, sex, age band)"
-    )
-
-    @property
-    def columns(self) -> dict[str, str]:
-        """The columns that are no features, by option."""
-        named = self.model_dump(exclude={"subgroups"})
-        return named | {f"subgroup {name}": name for name in self.subgroups}
-
-
-def list_features(root: Path | None, options: FeaturesOptions) -> ImageTable:
+def list_features(root: Path | None, options: ColumnOptions) -> ImageTable:
     """Lists the rows of a table of features, each with class and domain.
 
     Args:
@@ -64,9 +43,8 @@ def list_features(root: Path | None, options: FeaturesOptions) -> ImageTable:
     """
     file = needs_root(SOURCE, root)
     frame = _frame(file, options)
-    for option, name in options.columns.items():
-        usual = option not in ("label", "domain") and name == option  # where there is one
-        if not usual and name not in frame:
+    for name in options.required(("label", "domain")):
+        if name not in frame:
             raise DataError(
                 f"{file} has no column {name!r}{nearest(name, [*map(str, frame)])}. Say what it is "
                 "called: --set data.options.label=NAME, and domain, client, group, split, path so."
@@ -101,7 +79,7 @@ def count_features(data: DataSettings) -> int:
     """
     file = needs_root(SOURCE, data.root)
     options = checked_options(DATA_SETS.find(SOURCE), data.all_options)
-    assert isinstance(options, FeaturesOptions)
+    assert isinstance(options, ColumnOptions)
     return int(_features(_frame(file, options), file, options)[1].shape[1])
 
 
@@ -119,7 +97,7 @@ def read_rows(
         DataError: it cannot be read, or has other columns; the message names the row or column.
     """
     checked = checked_options(DATA_SETS.find(SOURCE), options)
-    assert isinstance(checked, FeaturesOptions)
+    assert isinstance(checked, ColumnOptions)
     frame = _frame(file, checked)
     rows = _texts(frame, file, checked, ["path"]).get("path")
     names, vectors = _features(frame, file, checked)
@@ -142,7 +120,7 @@ def columns_fault(names: Sequence[str], expected: Sequence[str]) -> str | None:
     return f"{' and '.join(parts)}: its columns are not those" if parts else None
 
 
-def _frame(file: Path, options: FeaturesOptions) -> "DataFrame":
+def _frame(file: Path, options: ColumnOptions) -> "DataFrame":
     import pandas
 
     ending = file.suffix.lower()
@@ -152,15 +130,17 @@ def _frame(file: Path, options: FeaturesOptions) -> "DataFrame":
         )
     if ending in PARQUET:
         need("parquet", str(file), otherwise="write it as CSV")
+    headings: list[str] = []
     with file_faults(DataError, f"Cannot read {file}", ValueError, SafetensorError):
         if ending == ".csv":
-            names = pandas.read_csv(file, nrows=0).columns
-            texts = set(options.columns.values()) & set(names)
+            first = pandas.read_csv(file, nrows=1, header=None, dtype=str, keep_default_na=False)
+            headings = first.iloc[0].tolist()  # pandas calls a second f1 f1.1
+            texts = set(options.columns.values()) & set(headings)
             frame = pandas.read_csv(  # names stay as they are written: 007, 1.10, None
                 file,
                 dtype=dict.fromkeys(texts, str),
                 keep_default_na=False,
-                na_values={name: [""] if name in texts else MISSING for name in names},
+                na_values={name: [""] if name in texts else MISSING for name in headings},
             )
         elif ending in PARQUET:
             frame = pandas.read_parquet(file)
@@ -173,10 +153,7 @@ def _frame(file: Path, options: FeaturesOptions) -> "DataFrame":
     if not len(frame):
         raise DataError(f"{file} has no rows.")
     frame.columns = pandas.Index(map(str, frame))
-    headings = frame.columns.tolist()
-    if ending == ".csv":  # pandas calls a second f1 f1.1
-        first = pandas.read_csv(file, nrows=1, header=None, dtype=str, keep_default_na=False)
-        headings = first.iloc[0].tolist()
+    headings = headings or frame.columns.tolist()
     if twice := next((name for name, count in Counter(headings).items() if count > 1), None):
         raise DataError(f"{file} has two columns called {twice!r}; rename one.")
     if odd := next((name for name in headings if not is_printable(name)), None):
@@ -185,7 +162,7 @@ def _frame(file: Path, options: FeaturesOptions) -> "DataFrame":
 
 
 def _texts(
-    frame: "DataFrame", file: Path, options: FeaturesOptions, wanted: Sequence[str] = ()
+    frame: "DataFrame", file: Path, options: ColumnOptions, wanted: Sequence[str] = ()
 ) -> dict[str, list[str]]:
     """Returns the cells of all columns that are no features, or of those wanted, by option."""
     result: dict[str, list[str]] = {}
@@ -206,7 +183,7 @@ def _texts(
 
 
 def _features(
-    frame: "DataFrame", file: Path, options: FeaturesOptions
+    frame: "DataFrame", file: Path, options: ColumnOptions
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """Returns the names of the features' columns, in their order, and ``(n, d)`` float32.
 
@@ -253,4 +230,4 @@ def _natural(name: str) -> list[str]:
     return [part.zfill(12) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
-define(SOURCE, list_features, FeaturesOptions)
+define(SOURCE, list_features, ColumnOptions)

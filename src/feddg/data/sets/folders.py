@@ -26,7 +26,7 @@ def _reader_of(name: str) -> Loader:
 
 
 define(ANY, list_folder)
-for _preset in (SCRATCH, "fedig", "fedig_silos"):
+for _preset in (SCRATCH, "strong", "fedig", "fedig_silos"):
     define(_preset)
 for _name in ("pacs", "office_home", "vlcs", "office_caltech", "digits_dg", "fed_isic2019"):
     define(_name, _reader_of(_name))

@@ -1,6 +1,7 @@
 """Hugging Face data sets, from the local disk or the hub."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -131,10 +132,8 @@ def _contents(parts: dict[str, Any], image: str) -> Iterator[tuple[str, bytes]]:
             cell = value[image]
             content = cell.get("bytes") if isinstance(cell, dict) else cell
             if content is None and isinstance(cell, dict) and cell.get("path"):
-                try:
+                with suppress(OSError):
                     content = Path(cell["path"]).read_bytes()
-                except OSError:
-                    content = None
             if not isinstance(content, bytes):
                 raise DataError(f"row {number} of the split {part} has no image in {image!r}.")
             yield f"{part}/{number:07}", content

@@ -1,6 +1,6 @@
 """The user's own table: a CSV file with path, class, domain and client of each image."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from pydantic import Field
@@ -24,32 +24,43 @@ ROLES = {
 }
 
 
-class TableOptions(Settings):
-    """The options of a table in ``data.options``: names of columns, the folder of the images."""
+class ColumnOptions(Settings):
+    """What the columns of a table are called, in ``data.options``."""
 
-    images: FixedPath | None = Field(
-        None, description="folder that paths are relative to; by default that of the table"
-    )
     path: str = Field("path", description="column of the images' files")
     label: str = Field("label", description="column of their classes")
     domain: str = Field("domain", description="column of their domains")
-    client: str | None = Field(
-        None,
-        description="column of who holds them (patient, site, writer); by default client, where "
-        "there is one",
+    client: str = Field(
+        "client",
+        description="column of who holds them (patient, site, writer), where there is one",
     )
-    group: str | None = Field(
-        None,
-        description="column of what is never split (patient, series, slide); by default group, "
-        "where there is one",
+    group: str = Field(
+        "group",
+        description="column of what is never split (patient, series, slide), where there is one",
+    )
+    split: str = Field(
+        "split", description="column of train, val or test (or id_val, id_test), where there is one"
     )
     subgroups: tuple[str, ...] = Field(
         (), description="further columns whose values results tell apart (scanner, sex, age band)"
     )
-    split: str | None = Field(
-        None,
-        description="column of train, val or test (or id_val, id_test); by default split, where "
-        "there is one",
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns by option, subgroups last."""
+        named = self.model_dump(exclude={"subgroups", "images"})
+        return named | {f"subgroup {name}": name for name in self.subgroups}
+
+    def required(self, always: Collection[str]) -> list[str]:
+        """Returns the columns that must exist: those of some options, and those that were named."""
+        return [n for option, n in self.columns.items() if option in always or n != option]
+
+
+class TableOptions(ColumnOptions):
+    """The options of a table of images: names of columns, the folder of the images."""
+
+    images: FixedPath | None = Field(
+        None, description="folder that paths are relative to; by default that of the table"
     )
 
 
@@ -66,43 +77,38 @@ def list_table(root: Path | None, options: TableOptions) -> ImageTable:
         DataError: a column is missing, or a row is wrong; the message names it.
     """
     file = _table(needs_root("table", root))
-    path, label, domain = options.path, options.label, options.domain
-    given = [name for name in (options.client, options.group, options.split) if name is not None]
+    name_of = options.columns
     table = read_columns(
         file,
-        [path, label, domain, *given, *options.subgroups],
-        ("client", "group", "split"),
+        options.required(("path", "label", "domain")),
+        name_of.values(),
         "Say what it is called: --set data.options.path=NAME, and label, domain, client, group, "
         "split so.",
     )
-    client, split = options.client or "client", options.split or "split"
-    group = options.group or "group"
-    named = [name for name in (client, group, split, *options.subgroups) if name in table]
     folder = options.images or file.parent
     if not folder.is_dir():
         raise DataError(f"The folder of the images, {folder}, does not exist.")
-    for name in (path, label, domain, *named):
+    there = {option: name for option, name in name_of.items() if name in table}
+    for name in there.values():
         empty = next((index for index, text in enumerate(table[name]) if not text), None)
         if empty is not None:
             raise DataError(f"{table.row(empty)} has no {name}; fill it in, or take the row out.")
-    paths = [_inside(table, index, text, folder) for index, text in enumerate(table[path])]
-    rows = _once(table, paths, [label, domain, *named])
-    domains = [table[domain][row] for row in rows]
-    roles = named_roles(
-        [table[split][row] for row in rows] if split in table else [],
-        domains,
-        lambda place: table.row(rows[place]),
-    )
+    files = table[there.pop("path")]
+    paths = [_inside(table, index, text, folder) for index, text in enumerate(files)]
+    rows = _once(table, paths, [*there.values()])
+    columns = {option: [table[name][row] for row in rows] for option, name in there.items()}
+    domains = columns["domain"]
+    roles = named_roles(columns.get("split", []), domains, lambda place: table.row(rows[place]))
     return listed_images(
         folder,
         [paths[row] for row in rows],
-        [table[label][row] for row in rows],
+        columns["label"],
         domains,
         listed_in=file.name,
-        split=roles if split in table else None,
-        clients=[table[client][row] for row in rows] if client in table else None,
-        groups=[table[group][row] for row in rows] if group in table else None,
-        subgroups={name: [table[name][row] for row in rows] for name in options.subgroups},
+        split=roles or None,
+        clients=columns.get("client"),
+        groups=columns.get("group"),
+        subgroups={name: columns[f"subgroup {name}"] for name in options.subgroups},
         listed_rows=[row + FIRST for row in rows],
     )
 
