@@ -42,8 +42,9 @@ SPLIT_WORDS: Final = {
 }
 MOST_NAMED: Final = 8
 """Most names that a field of a table lists; more can be unfolded."""
-_STRONG, _CHOSE, _ITEM, *_INNER = "\ue000\ue001\ue002\ue003\ue004\ue005\ue006\ue007"
-"""Marks in a table's text: three of a field, the others for a value's signs that would part it."""
+_STRONG, _CHOSE, _ITEM = "\ue000", "\ue001", "\ue002"
+_INNER: Final = "\ue003\ue004\ue005\ue006\ue007"
+"""In place of the signs in a value that would part fields; before it the marks of a field."""
 _HIDDEN: Final = str.maketrans(dict(zip("|[]:\n", _INNER)))
 _SHOWN: Final = str.maketrans(dict(zip(_INNER, "|[]:\n")) | dict.fromkeys(_STRONG + _CHOSE))
 
