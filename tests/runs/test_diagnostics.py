@@ -524,8 +524,8 @@ class Astray(FolderMaker):
 @pytest.mark.parametrize(
     ("rate", "loss", "said"),
     [
-        (100.0, math.log(3), "it is 100, where the preset has 3e-05."),  # of dead units: at chance
-        (100.0, math.nan, "the preset has 3e-05 and the training loss is not finite."),
+        (100.0, math.log(3), "it is 100, where the preset has 0.001."),  # of dead units: at chance
+        (100.0, math.nan, "the preset has 0.001 and the training loss is not finite."),
         (3e-5, 1e9, "the training loss ended at 1e+09, that of guessing is 1.1."),
         (3e-5, math.log(3), None),
     ],
