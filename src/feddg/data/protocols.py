@@ -1,6 +1,6 @@
 """What benchmarks fix: published split files, and which domains are held out in turn."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import permutations, product
 from pathlib import Path
