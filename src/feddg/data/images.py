@@ -13,10 +13,11 @@ from typing import IO
 from unicodedata import normalize
 
 import numpy as np
-from PIL import Image, features
+from PIL import Image, ImageFile, features
 
 from feddg.diagnostics import warn
 from feddg.errors import DataError, nearest
+from feddg.registry import Registry
 from feddg.storage import entries, file_faults, open_file, stamp
 
 _ALWAYS = {
@@ -95,6 +96,12 @@ must not be named as one of these.
 """
 
 
+FURTHER_FORMATS: Registry[type[ImageFile.ImageFile]] = Registry(
+    "image format", "feddg.data.formats", error=DataError
+)
+"""Readers of formats that Pillow does not know, by Pillow's name for them."""
+
+
 @dataclass(frozen=True)
 class ImageBytes:
     """An image file in memory.
@@ -166,9 +173,7 @@ def register_heif() -> None:
 @cache
 def register_dicom() -> None:
     """Registers DICOM with Pillow; needs the optional package."""
-    from feddg.data.formats.dicom import DicomImage
-
-    Image.register_open("DICOM", DicomImage)
+    Image.register_open("DICOM", FURTHER_FORMATS.find("DICOM"))
 
 
 IMAGE_SUFFIXES = frozenset(usable_formats())

@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -23,6 +24,8 @@ from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, apply
 from pydicom.pixels.utils import pixel_array
 from pydicom.tag import Tag
 from pydicom.uid import UID, DeflatedExplicitVRLittleEndian
+
+from feddg.data.images import FURTHER_FORMATS
 
 PALETTE = "PALETTE COLOR"
 GREY = ("MONOCHROME1", "MONOCHROME2")
@@ -46,6 +49,7 @@ class DicomError(ValueError):
     """Raised for a DICOM file that cannot be decoded; the message quotes none of its tags."""
 
 
+@partial(FURTHER_FORMATS.add, "DICOM")
 class DicomImage(ImageFile.ImageFile):
     """A DICOM file as Pillow's image of mode ``L`` or ``RGB``, decoded when it is loaded."""
 
