@@ -198,6 +198,11 @@ class DataSettings(Settings):
         return listed
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of what the network sees: ``(3, size, size)``, or ``(features,)``."""
+        return (self.features,) if self.features else (3, self.image_size, self.image_size)
+
+    @property
     def all_options(self) -> Fields:
         """The options of the data set's own function, with subgroups if there are any."""
         return self.options | ({"subgroups": self.subgroups} if self.subgroups else {})

@@ -132,7 +132,7 @@ class TwoMaps(nn.Module):
 
 
 def test_weights_and_maps_are_counted():
-    found = training_memory(TwoMaps(), side=8, batch_size=10)
+    found = training_memory(TwoMaps(), (3, 8, 8), batch_size=10)
     weights, maps = 3 * 5 * 4, (3 + 5) * 4
     assert found == COPIES * weights + PASSES * 10 * maps
 
@@ -142,7 +142,8 @@ def test_it_grows_with_images_and_their_size_and_changes_nothing():
     network.train()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     small, more, larger = (
-        training_memory(network, side, batch) for side, batch in ((32, 2), (32, 8), (64, 2))
+        training_memory(network, (3, side, side), batch)
+        for side, batch in ((32, 2), (32, 8), (64, 2))
     )
     weights = COPIES * sum(parameter.nbytes for parameter in network.parameters())
     assert (more - weights) == 4 * (small - weights)

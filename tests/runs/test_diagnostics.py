@@ -540,7 +540,7 @@ def test_a_learning_rate_that_is_too_large_is_named(tmp_path, rate, loss, said):
         return
     assert found[0].code == TOO_LARGE
     assert found[0].text.endswith(said)
-    assert found[0].advice == f"Lower train.lr: --lr {3e-5 if rate > 1 else 3e-6:g}."
+    assert found[0].advice == f"Lower train.lr: --lr {1e-3 if rate > 1 else 3e-6:g}."
 
 
 def test_of_a_model_that_learned_no_rate_is_named(tmp_path):

@@ -44,8 +44,8 @@ def test_what_the_user_says_stays_and_so_does_a_named_protocol() -> None:
         0.01,
         64,
     )
-    named = Experiment(**FOLDER, preset="folder", model={"weights": None})
-    assert (named.model.backbone, named.train.lr) == ("efficientnet_lite0", 1e-4)
+    named = Experiment(**FOLDER, preset="fedig", model={"weights": None})
+    assert (named.model.backbone, named.train.lr) == ("resnet18", 0.01)
     digits = Experiment(data="digits", hold_out="sketch", model={"weights": None})
     assert digits.id == Experiment(data="digits", hold_out="sketch").id
     pretrained = Experiment(**FOLDER)
@@ -73,9 +73,9 @@ def test_a_method_s_own_optimizer_wins_over_the_preset() -> None:
 
 
 def test_a_complete_experiment_is_left_as_it_is() -> None:
-    stored = Experiment(**FOLDER, preset="folder", model={"weights": None}).model_dump(mode="json")
+    stored = Experiment(**FOLDER, preset="fedig", model={"weights": None}).model_dump(mode="json")
     again = Experiment(**stored)
-    assert (again.model.backbone, again.data.image_size) == ("efficientnet_lite0", 160)
+    assert (again.model.backbone, again.data.image_size) == ("resnet18", 224)
 
 
 def domains_in(root, *names):

@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -58,12 +58,12 @@ def keep_memory() -> bool:
     return False
 
 
-def training_memory(network: Network, side: int, batch_size: int) -> int:
+def training_memory(network: Network, shape: Sequence[int], batch_size: int) -> int:
     """Returns an upper estimate of the bytes a client needs to train.
 
     Args:
         network: on its device; not changed.
-        side: side of the square images in pixels.
+        shape: of an image, ``(3, H, W)``, or of a row of features.
         batch_size: images per batch.
     """
     parameters = list(network.parameters())
@@ -77,7 +77,7 @@ def training_memory(network: Network, side: int, batch_size: int) -> int:
         return saved
 
     first, training = parameters[0], network.training
-    images = torch.zeros(MEASURED, 3, side, side, device=first.device, dtype=first.dtype)
+    images = torch.zeros(MEASURED, *shape, device=first.device, dtype=first.dtype)
     network.eval()  # its running statistics stay as they are
     try:
         with (

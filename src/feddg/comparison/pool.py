@@ -381,11 +381,11 @@ def default_jobs(experiments: Sequence[Experiment]) -> int:
         return 1
     needs = dict[str, int]()
     for experiment in experiments:
-        size, batch = experiment.data.image_size, experiment.train.batch_size
-        if (kind := repr((experiment.model, size, batch))) not in needs:
+        shape, batch = experiment.data.shape, experiment.train.batch_size
+        if (kind := repr((experiment.model, shape, batch))) not in needs:
             try:
                 _, network = build(experiment, 2)
-                needs[kind] = training_memory(network, size, batch)
+                needs[kind] = training_memory(network, shape, batch)
             except (FeddgError, RuntimeError):  # says so when it runs, or reads no images
                 needs[kind] = 0
     memory = torch.cuda.get_device_properties(0).total_memory

@@ -447,9 +447,9 @@ def _clients_at_once(worker: Worker, settings: ExperimentSettings) -> int:
     """Returns how many clients train at once in this process."""
     if worker.threads is not None:
         return clients_at_once(worker.threads)
-    side, batch_size = settings.data.image_size, settings.train.batch_size
+    shape, batch_size = settings.data.shape, settings.train.batch_size
     return large_clients_at_once(
         worker.device,
         _schedule(settings).per_round or 1,
-        lambda: training_memory(worker.network, side, batch_size),
+        lambda: training_memory(worker.network, shape, batch_size),
     )

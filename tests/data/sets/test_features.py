@@ -10,6 +10,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_tensors
 
 import feddg
+from feddg.clients.threads import threads
 from feddg.data.data_set import load_source
 from feddg.data.pixels import Vectors
 from feddg.diagnostics import silent
@@ -185,6 +186,8 @@ def test_a_column_that_is_named_and_is_not_there_is_said(table):
     frame_of().assign(patient=1).to_csv(table, index=False)  # it would be a feature
     with pytest.raises(DataError, match=r"no column 'pateint' \(did you mean 'patient'"):
         load_source("features", table, client="pateint")
+    with pytest.raises(DataError, match="no column 'group'"):
+        load_source("features", table, group="group")
 
 
 def test_the_order_of_names_is_the_same_for_all_tables(table):
@@ -326,6 +329,12 @@ def test_a_comparison_and_privacy_and_secure_sums(table):
     private = run(table, privacy={"record_epsilon": 8.0}, name="private")
     assert private.experiment.privacy.record_epsilon == 8.0
     run(table, clients=3, defences=["secure_aggregation"], name="secure")
+
+
+def test_a_wide_network_on_features_trains_on_several_threads(table):
+    few = {"rounds": 1, "local_steps": 1, "evaluate": {"averages": "never"}}
+    with threads(2):
+        assert 0 <= run(table, method="selfreg", **few).accuracy <= 1
 
 
 def test_each_method_runs_on_features_or_says_what_it_lacks(subtests, table):

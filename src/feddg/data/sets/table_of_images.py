@@ -27,19 +27,23 @@ ROLES = {
 class ColumnOptions(Settings):
     """What the columns of a table are called, in ``data.options``."""
 
-    path: str = Field("path", description="column of the images' files")
+    path: str | None = Field(None, description="column of the images' files; by default path")
     label: str = Field("label", description="column of their classes")
     domain: str = Field("domain", description="column of their domains")
-    client: str = Field(
-        "client",
-        description="column of who holds them (patient, site, writer), where there is one",
+    client: str | None = Field(
+        None,
+        description="column of who holds them (patient, site, writer); by default client, where "
+        "there is one",
     )
-    group: str = Field(
-        "group",
-        description="column of what is never split (patient, series, slide), where there is one",
+    group: str | None = Field(
+        None,
+        description="column of what is never split (patient, series, slide); by default group, "
+        "where there is one",
     )
-    split: str = Field(
-        "split", description="column of train, val or test (or id_val, id_test), where there is one"
+    split: str | None = Field(
+        None,
+        description="column of train, val or test (or id_val, id_test); by default split, where "
+        "there is one",
     )
     subgroups: tuple[str, ...] = Field(
         (), description="further columns whose values results tell apart (scanner, sex, age band)"
@@ -49,11 +53,16 @@ class ColumnOptions(Settings):
     def columns(self) -> dict[str, str]:
         """The columns by option, subgroups last."""
         named = self.model_dump(exclude={"subgroups", "images"})
-        return named | {f"subgroup {name}": name for name in self.subgroups}
+        names = {option: name or option for option, name in named.items()}
+        return names | {f"subgroup {name}": name for name in self.subgroups}
 
     def required(self, always: Collection[str]) -> list[str]:
         """Returns the columns that must exist: those of some options, and those that were named."""
-        return [n for option, n in self.columns.items() if option in always or n != option]
+        return [
+            name
+            for option, name in self.columns.items()
+            if option in always or getattr(self, option, name) is not None
+        ]
 
 
 class TableOptions(ColumnOptions):
