@@ -1,5 +1,6 @@
 """Registering sites and running signed apps, up to the SuperLink; beyond it the slow tests go."""
 
+import os
 import subprocess
 import tomllib
 import zipfile
@@ -66,6 +67,9 @@ def test_only_sites_keys_of_this_deployments_sites_are_registered(folder):
         register_site(folder, "ink", folder / "keys" / "signing.pub")
     with pytest.raises(FeddgError, match="is no public key"):
         register_site(folder, "ink", folder / "LICENSE")
+    os.mkfifo(folder / "pipe.pub")
+    with pytest.raises(FeddgError, match="is no public key"):
+        register_site(folder, "ink", folder / "pipe.pub")
 
 
 def test_a_superlink_that_is_not_there_is_said(folder):

@@ -23,7 +23,7 @@ from feddg.methods.base import require_network_fit
 from feddg.methods.composition import method_class
 from feddg.models.backbones import FEATURES
 from feddg.records import JsonFile
-from feddg.storage import parse_fields, private_folder
+from feddg.storage import open_file, parse_fields, private_folder
 
 JOIN = "join.json"
 SITE_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
@@ -130,7 +130,8 @@ def public_key(file: Path) -> bytes:
         FeddgError: it is not the public key of an elliptic curve.
     """
     try:
-        key = load_ssh_public_key(file.read_bytes())
+        with open_file(file) as content:
+            key = load_ssh_public_key(content.read())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise FeddgError(f"{file} is no public key: {error}") from None
     if not isinstance(key, EllipticCurvePublicKey):
