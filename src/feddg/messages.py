@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load as load_tensors
@@ -14,6 +14,7 @@ from torch import Tensor
 
 Scalar = int | float | str | bool
 Weights = dict[str, Tensor]
+T = TypeVar("T")
 
 SCALAR_BYTES = 8
 """Bytes of a number or flag in the ledger; a text counts its UTF-8 length."""
@@ -90,6 +91,41 @@ class Packed:
         }
 
 
+# Whole states at once: on a device that is a launch for each type, not for each tensor.
+
+
+@torch.no_grad()
+def copy_all(places: Iterable[Tensor], tensors: Iterable[Tensor]) -> None:
+    """Copies tensors into others of the same shapes, in place."""
+    alike: dict[tuple[torch.dtype, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
+    for pair in zip(places, tensors, strict=True):
+        alike.setdefault((pair[0].dtype, pair[1].dtype), []).append(pair)
+    for pairs in alike.values():
+        torch._foreach_copy_([place for place, _ in pairs], [tensor for _, tensor in pairs])
+
+
+def copied(tensors: Weights) -> Weights:
+    """Returns copies of named tensors, each in its order in memory."""
+    copies = {name: torch.empty_like(tensor.detach()) for name, tensor in tensors.items()}
+    copy_all(copies.values(), tensors.values())
+    return copies
+
+
+def differences(ones: Weights, others: Weights, names: Iterable[str]) -> Weights:
+    """Returns tensors less others of the same names, in the types and places of the first ones."""
+    names = list(names)
+    first = [ones[name].detach() for name in names]
+    second = [others[name].detach().to(one) for name, one in zip(names, first)]
+    return dict(zip(names, torch._foreach_sub(first, second))) if names else {}
+
+
+def add_to(totals: Weights, tensors: Weights) -> None:
+    """Adds tensors to totals of the same names, in place; the first of a name is copied."""
+    if begun := [name for name in tensors if name in totals]:
+        torch._foreach_add_([totals[name] for name in begun], [tensors[name] for name in begun])
+    totals |= copied({name: tensor for name, tensor in tensors.items() if name not in totals})
+
+
 def sent_together(groups: Sequence[Weights], device: torch.device) -> list[Weights]:
     """Returns groups of named tensors on ``device``, sent in one copy (:func:`on_device`)."""
     named = {f"{place}/{n}": t for place, group in enumerate(groups) for n, t in group.items()}
@@ -150,9 +186,7 @@ class Message:
 
     def keep(self) -> "Message":
         """Returns a copy that stays valid when the sender changes its tensors."""
-        return Message(
-            {name: t.detach().clone() for name, t in self.tensors.items()}, dict(self.scalars)
-        )
+        return Message(copied(self.tensors), dict(self.scalars))
 
 
 def joined(*messages: Message | None) -> Message:
@@ -252,8 +286,7 @@ class Update:
 
         It may be changed, so it does not know how far it moved.
         """
-        weights = {name: tensor.detach().clone() for name, tensor in self.weights.items()}
-        return replace(self, weights=weights, extras=self.extras.keep(), moved=None)
+        return replace(self, weights=copied(self.weights), extras=self.extras.keep(), moved=None)
 
 
 @dataclass(frozen=True)
@@ -270,8 +303,17 @@ def first_not_finite(tensors: Weights) -> str | None:
     return first_fault([not_finite(tensors)])
 
 
-Check = tuple[Sequence[Tensor], Callable[[list[float]], str | None]]
-"""Figures of tensors, of one entry each, and what says by their numbers what is wrong, or None."""
+Read = tuple[Sequence[Tensor], Callable[[list[float]], T]]
+"""Figures of tensors, of one entry each, and what is made of their numbers."""
+Check = Read[str | None]
+"""What says by the numbers what is wrong, or None."""
+
+
+def read(wanted: Iterable[Read[T]]) -> list[T]:
+    """Returns what is made of figures; the host waits for a device once for all."""
+    wanted = list(wanted)
+    numbers = iter(on_host([figure for figures, _ in wanted for figure in figures]))
+    return [make(list(islice(numbers, len(figures)))) for figures, make in wanted]
 
 
 def not_finite(tensors: Weights) -> Check:
@@ -284,15 +326,13 @@ def not_finite(tensors: Weights) -> Check:
         # The norm of finite float32 entries can overflow: a bad one is confirmed entry by entry.
         return next((name for name, tensor in named.items() if not tensor.isfinite().all()), None)
 
-    return [torch.nn.utils.get_total_norm(list(named.values()))] if named else [], first
+    norms = torch._foreach_norm([tensor.detach() for tensor in named.values()]) if named else ()
+    return [torch.linalg.vector_norm(torch.stack(norms))] if norms else [], first
 
 
 def first_fault(checks: Iterable[Check]) -> str | None:
     """Returns the first fault that checks find; the host waits for a device once for all."""
-    checks = list(checks)
-    numbers = iter(on_host([figure for figures, _ in checks for figure in figures]))
-    faults = (judge(list(islice(numbers, len(figures)))) for figures, judge in checks)
-    return next((fault for fault in faults if fault is not None), None)
+    return next((fault for fault in read(checks) if fault is not None), None)
 
 
 def found(fault: str | None) -> Check:
@@ -327,8 +367,8 @@ class SchemaContext:
         server_extras: the server's extras in an update's round.
         whole: whether all that is trained at all is trained in an update's round; not so in head
             rounds.
-        gradients: for an update: returns the largest change of a network entry per step and
-            learning rate; None if unknown.
+        gradients: for an update: returns the largest changes of network entries, by their names,
+            per step and learning rate; None if unknown.
     """
 
     classes: int
@@ -340,7 +380,7 @@ class SchemaContext:
     noise: Any = None
     server_extras: Mapping[str, Tensor] = field(default_factory=dict)
     whole: bool = True
-    gradients: Callable[[str], Tensor] | None = None
+    gradients: Callable[[Iterable[str]], list[Tensor]] | None = None
 
     def dimension(self, name: str) -> int | None:
         """Returns a known dimension by name, or None."""
@@ -370,6 +410,8 @@ class EntrySchema:
         rows: largest length of a dimension that only the sender knows: ``images`` for the sender's
             number of images, or a known dimension.
         entry_of: prefix before the name of a network entry with the same shape.
+        beyond: for all network entries of a message together, in place of a range: returns how far
+            every value lies outside what is possible, at most 0 inside, by the names it knows.
         when: whether a method with its settings sends the entry; by default always.
     """
 
@@ -383,6 +425,7 @@ class EntrySchema:
     within: Callable[[Any, SchemaContext, str], Range] | None = None
     rows: str = "images"
     entry_of: str | None = None
+    beyond: Callable[[Any, SchemaContext, Weights], Weights] | None = None
     when: Callable[[Any], bool] | None = None
 
     def __str__(self) -> str:
@@ -401,7 +444,26 @@ class EntrySchema:
             bound: free dimensions seen so far in this message; extended.
         """
         fault = self._form_fault(method, context, name, tensor, bound)
-        return found(fault) if fault else _range_check(tensor, *self._range(method, context, name))
+        if fault or self.beyond:  # which :meth:`possible` asks for all entries at once
+            return found(fault)
+        return _range_check(tensor, *self._range(method, context, name))
+
+    def possible(self, method: Any, context: SchemaContext, tensors: Weights) -> Check:
+        """Returns a check that says which entries of the right form are impossible."""
+        beyond = self.beyond(method, context, tensors) if self.beyond else {}
+        if unknown := tensors.keys() - beyond.keys():
+            return found(f"has the unknown entry {plain_text(min(unknown), 60)!r}")
+
+        def first(most: list[float]) -> str | None:
+            if all(number <= 0 for number in most):
+                return None
+            name = next(n for n, each in beyond.items() if not (each <= 0).all())
+            value = float(tensors[name][~(beyond[name] <= 0)][0])
+            shown = f"has an impossible value of {value:g}" if math.isfinite(value) else _NOT_FINITE
+            return f"its {plain_text(name, 60)!r} {shown}"
+
+        filled = [tensor for tensor in beyond.values() if tensor.numel()]
+        return [torch.stack(torch._foreach_max(filled)).amax()] if filled else [], first
 
     def _form_fault(
         self, method: Any, context: SchemaContext, name: str, tensor: Tensor, bound: dict[str, int]

@@ -35,7 +35,7 @@ from feddg.data.pixels import as_unit
 from feddg.diagnostics import Progress, silent
 from feddg.errors import RunError
 from feddg.evaluation.metrics import area_under_roc
-from feddg.messages import Weights
+from feddg.messages import Weights, copied
 from feddg.methods.base import has_global_model
 from feddg.records import MembershipRow
 
@@ -170,7 +170,7 @@ def _losses(senders: Senders, cases: Sequence[Case]) -> Iterator[numpy.ndarray]:
         local_steps=senders.loaded.worker.train.local_steps,
     )
     for update in senders.trained([case.holding for case in cases], worker, broadcast):
-        updates.append({name: t.detach().clone() for name, t in update.weights.items()})
+        updates.append(copied(update.weights))
     for case, first, weights in zip(cases, before, updates):
         after = _negative_losses(senders, broadcast.weights | weights, case.asked)
         yield numpy.stack([after, after - first, first], axis=1)

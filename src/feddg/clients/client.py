@@ -29,7 +29,7 @@ from feddg.data.augment import (
 )
 from feddg.data.pixels import Parcel, Pixels, PixelStore, as_unit, fits
 from feddg.errors import ClientError, Diverged
-from feddg.messages import Check, Message, Weights, on_device, on_host, sent_together
+from feddg.messages import Message, Read, Weights, on_device, read, sent_together
 from feddg.models.network import Network
 from feddg.models.normalization import freeze_statistics
 from feddg.models.task import CLASSIFICATION, Task, balanced
@@ -633,25 +633,24 @@ class Client:
             else:
                 self.terms[name] = self.terms[name] + value if name in self.terms else value
 
-    def mean_terms(self, also: Check = ((), lambda _: None)) -> tuple[dict[str, float], str | None]:
-        """Returns the mean of each loss term over the steps taken, and what a check finds.
+    def mean_terms(self, *also: Read[Any]) -> tuple[dict[str, float], list[Any]]:
+        """Returns the mean of each loss term over the steps taken, and what else is to be read.
 
         Args:
-            also: the check; the host waits for the device once for all.
+            also: what that is; the host waits for the device once for all.
 
         Raises:
             ClientError: a term is not finite.
         """
-        figures, judge = also
-        numbers = on_host([*self.terms.values(), *figures])
-        means = {n: total / max(self.steps, 1) for n, total in zip(self.terms, numbers)}
+        totals, *others = read([([*self.terms.values()], list), *also])
+        means = {n: total / max(self.steps, 1) for n, total in zip(self.terms, totals)}
         for name, mean in means.items():
             if not math.isfinite(mean):
                 raise Diverged(
                     f"loss term {name!r} became {mean} in round {self.round}; "
                     f"lower train.lr (now {self.worker.train.lr:g}) or look at the client's images"
                 )
-        return means, judge(numbers[len(means) :])
+        return means, others
 
     def cached(self, key: str, compute: Callable[[], Tensor]) -> Tensor:
         """Returns ``compute()``, cached on disk under ``key`` and the identity of its images.

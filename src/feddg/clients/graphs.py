@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from feddg.clients.optim import MemoryOrder
 from feddg.diagnostics import warn
-from feddg.messages import Packed, Weights
+from feddg.messages import Packed, Weights, copy_all
 
 if TYPE_CHECKING:
     from feddg.clients.client import Client, Prepared
@@ -343,7 +343,7 @@ class Turn:
         self._layout: list[object] = []
         self._began = False
         self._alike: dict[object, Tensor] = {}
-        self._filled: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+        self._filled: list[tuple[Tensor, Tensor]] = []
         zeros = [tensor for key, tensor in self.graphs.lasting.items() if key[0] == "term"]
         spans = sorted({_span(tensor) for tensor in _tensors(client.scratch) if tensor.numel()})
         if all(span[1] <= other[0] for span, other in pairwise(spans)):  # no part of another
@@ -352,8 +352,7 @@ class Turn:
         with torch.no_grad():
             if zeros:
                 torch._foreach_zero_(zeros)
-            for pairs in self._filled.values():
-                torch._foreach_copy_([into for into, _ in pairs], [taken for _, taken in pairs])
+        copy_all((into for into, _ in self._filled), (taken for _, taken in self._filled))
         flags = (client.trains_heads_only, *(module.training for module in network.modules()))
         trained = tuple((_place(p), p.requires_grad) for p in self._state)
         key = (method, network, flags, trained, *self._layout)
@@ -368,7 +367,7 @@ class Turn:
             if value.device.type != "cpu" and not trained and _place(value) not in self._own:
                 if _span(value) not in self._alike:
                     self._alike[_span(value)] = lasting = self._lasting(path, value)
-                    self._filled.setdefault(value.dtype, []).append((lasting, value))
+                    self._filled.append((lasting, value))
                 return self._alike[_span(value)]
         elif isinstance(value, dict):
             for place, (name, part) in enumerate(value.items()):

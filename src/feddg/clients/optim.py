@@ -11,6 +11,7 @@ from torch.optim.optimizer import ParamsT
 from torch.optim.sgd import sgd
 
 from feddg.errors import ClientError, ExperimentError
+from feddg.messages import copied
 from feddg.models.normalization import norms_and_biases
 from feddg.settings import TrainSettings
 
@@ -385,12 +386,13 @@ _KEPT = "optimizer/"
 
 def kept_moments(optimizer: torch.optim.Optimizer, network: nn.Module) -> dict[str, Tensor]:
     """Returns copies of an optimizer's moments of a network's parameters, for client memory."""
-    return {
-        f"{_KEPT}{entry}/{name}": value.detach().clone()
+    moments = {
+        f"{_KEPT}{entry}/{name}": value
         for name, parameter in network.named_parameters()
         for entry, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, Tensor)
     }
+    return copied(moments)
 
 
 def take_up(

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import Tensor
 
-from feddg.messages import Weights
+from feddg.messages import Weights, copied
 from feddg.methods.base import Method, Round, RoundHook, State, local_names, shared_entries
 from feddg.models.network import Network
 from feddg.records import EMA, SWA
@@ -59,9 +59,9 @@ class Means(RoundHook):
                 share = 1 - min(self._settings.ema_decay, begun / (begun + 9))
             if begun:
                 moved = mixed([state.extras[name] for name in names], new, share)
+                state.extras.update(zip(names, moved))
             else:
-                moved = [tensor.detach().clone() for tensor in new]
-            state.extras.update(zip(names, moved))
+                state.extras |= copied(dict(zip(names, new)))
             state.extras[_COUNT + mean] = torch.tensor(begun + 1)
         return state
 

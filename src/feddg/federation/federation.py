@@ -31,7 +31,7 @@ from feddg.federation.inprocess import InProcess
 from feddg.federation.local_training import load_weights
 from feddg.federation.server import Phase, Server
 from feddg.federation.transport import Ledger, Transport
-from feddg.messages import Broadcast, Weights
+from feddg.messages import Broadcast, Weights, copied
 from feddg.methods.base import Method, Round, RoundHook, State, has_global_model, local_names
 from feddg.methods.composition import build_method, method_class
 from feddg.models.backbones import FEATURES, build_network
@@ -174,7 +174,7 @@ class Federation:
 
     def _before_round_1(self) -> State:
         network, settings = self.network, self.settings
-        weights = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+        weights = copied(network.state_dict())
         extras = self.method.initial_extras(network, len(self.transport.clients))
         extras |= averages.initial_extras(settings.server, self.method, network)
         extras |= self.defences.initial_extras()

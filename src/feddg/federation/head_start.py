@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from feddg.clients.client import Client
 from feddg.diagnostics import Progress, arriving
 from feddg.errors import ExperimentError
-from feddg.messages import Message, Update, Weights
+from feddg.messages import Message, Update, Weights, on_device
 from feddg.methods.base import Method, Round, RoundHook, ShowsVersions, State, has_global_model
 from feddg.methods.ridge import BIAS, CROSS, GRAM, WEIGHT, Ridge
 from feddg.models.closed_form import means, packed
@@ -83,8 +83,8 @@ class HeadStart(Ridge):
             shared["head"] = client.features_digest(names, seen)
         # First of all images unchanged, then of the next version of all of them.
         features = client.kept_features(seen, shared["head"])
-        features, labels = features.to(client.device).double(), client.examples.labels
-        labels = labels.to(client.device)
+        sent = on_device({"f": features, "labels": client.examples.labels}, client.device)
+        features, labels = sent["f"].double(), sent["labels"]
         again = labels.repeat(len(features) // len(labels))
         gram, cross = means(features, again, client.examples.classes)
         return (packed(gram), cross), features[: len(labels)], labels

@@ -16,12 +16,12 @@ from feddg.clients.optim import kept_moments, take_up
 from feddg.clients.threads import threads
 from feddg.errors import ClientError, Diverged
 from feddg.federation.head_start import HeadStart
-from feddg.messages import Message, Update, Weights, not_finite
+from feddg.messages import Message, Update, Weights, copied, copy_all, not_finite
 from feddg.methods.base import Method, local_names
 from feddg.models.dropout import draw_dropout_from
 from feddg.models.precision import as_usual
 from feddg.privacy.building import NO_DEFENCES, Defences
-from feddg.privacy.robust import moved
+from feddg.privacy.robust import moved, moving
 from feddg.rng import add_noise
 
 
@@ -92,8 +92,7 @@ class BestOfSteps(Steps):
         score = self._score()
         if score is None or (self._best is not None and score <= self._best[0]):
             return
-        state = self._client.network.state_dict()
-        self._best = score, {name: tensor.detach().clone() for name, tensor in state.items()}
+        self._best = score, copied(self._client.network.state_dict())
 
     def _score(self) -> float | None:
         """Returns the mean score on the validation images, or None if there are none."""
@@ -166,11 +165,8 @@ def private_step(client: Client, batch: Batch, noise: RecordNoise) -> None:
 
 def load_weights(network: nn.Module, weights: Weights) -> None:
     """Copies ``weights`` into the network's state in place; other entries do not change."""
-    if not weights:
-        return
-    state = network.state_dict()
-    with torch.no_grad():  # together: on a device, one launch instead of one for each entry
-        torch._foreach_copy_([state[name] for name in weights], list(weights.values()))
+    state = network.state_dict() if weights else {}
+    copy_all((state[name] for name in weights), weights.values())
 
 
 def widened(message: Message, method: Method, purpose: str) -> Message:
@@ -238,27 +234,31 @@ def train(client: Client, method: Method, defences: Defences = NO_DEFENCES) -> U
     else:
         client.memory = client.turn.released(client.memory)
         extras.tensors = client.turn.released(extras.tensors)
-    client.memory.update({name: state[name].detach().clone() for name in local})
+    client.memory.update(copied({name: state[name] for name in local}))
     strange = [(n, type(v).__name__) for n, v in client.memory.items() if not isinstance(v, Tensor)]
     if strange:
         name, kind = strange[0]
         raise ClientError(f"client.memory[{name!r}] is of type {kind}, and must be a tensor")
-    clipped = any(defence.clips for defence in defences.defences)
-    terms, spoiled = ({}, None) if clipped else client.mean_terms(not_finite(client.memory))
+    state = {n: tensor for n, tensor in state.items() if n not in client.network.frozen}
+    if local >= state.keys():
+        state = {}  # nothing is shared, so nothing leaves
+    terms: dict[str, float] = {}
+    spoiled, far = None, 0.0
+    if not any(defence.clips for defence in defences.defences):
+        change = moving({} if defences.defences else state, client.received)
+        terms, (spoiled, far) = client.mean_terms(not_finite(client.memory), change)
     if spoiled is not None:
         raise Diverged(
             f"{spoiled!r} became infinite or NaN in round {client.round}; "
             f"lower train.lr (now {client.worker.train.lr:g})"
         )
     seconds = time.perf_counter() - started
-    state = {n: tensor for n, tensor in state.items() if n not in client.network.frozen}
-    if local >= state.keys():
-        state = {}  # nothing is shared, so nothing leaves
     update = Update(client.id, len(client.examples), state, extras, terms, seconds, images)
     update.forwards = client.forwards
     if defences.defences:
         update = defences.protect(update, client.received, client.extras, client.secrets)
-    update.moved = moved(update.weights, client.received)  # here: several clients are at work
+        far = moved(update.weights, client.received)
+    update.moved = far  # measured here, where several clients are at work
     return update
 
 

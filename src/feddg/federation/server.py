@@ -14,7 +14,7 @@ from feddg.federation import averages
 from feddg.federation.transport import FROZEN, Ledger, Reply, Transport
 from feddg.federation.validation import ChangeSizes, MessageChecks
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights, joined
-from feddg.methods.base import Forgets, LeavesOut, Method, Round, RoundHook, State, name_clients
+from feddg.methods.base import Forgets, LeavesOut, Method, Round, RoundHook, State
 from feddg.models.network import Network
 from feddg.privacy.building import NO_DEFENCES, Defences
 from feddg.records import RoundRow
@@ -64,11 +64,7 @@ class Hooks:
                         reply = hook.received(reply, round)
                 except ClientError as error:
                     if reply.members:
-                        raise NotEnoughUpdates(
-                            f"round {round.number}: no update is used; the mean of "
-                            f"{name_clients(reply.members)} is refused: {error}; whose update is "
-                            "wrong cannot be told, since only their sum can be read"
-                        ) from None
+                        raise round.mean_refused(str(error)) from None
                     reason = f"update refused: {error}"
                     reply = Refusal(reply.client, reason, isinstance(error, Diverged))
             if isinstance(reply, Refusal):

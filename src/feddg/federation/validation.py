@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -21,6 +21,7 @@ from feddg.messages import (
     SchemaContext,
     Update,
     Weights,
+    differences,
     first_fault,
     first_not_finite,
     found,
@@ -230,7 +231,7 @@ class MessageChecks(RoundHook):
         fault = layout_fault(update.weights, self._weights)
         if fault:
             return fault
-        checks = list(self._statistics_checks(update, state.weights if state else {}))
+        checks = [self._statistics_check(update, state.weights if state else {})]
         if not update.members and ("update" in self._schemas or update.extras):
             context = self._context_of(update, state)
             checks += self._message_checks("update", update.extras, context)
@@ -263,20 +264,23 @@ class MessageChecks(RoundHook):
         train = in_round(self._train.model_copy(update=planned), state.round + 1)
         walked = train.lr * steps_of_round(train, update.examples)  # at least
 
-        def gradients(name: str) -> Tensor:
-            sent = update.weights[name].detach()
-            return (sent - state.weights[name].to(sent)).abs() / walked
+        def gradients(names: Iterable[str]) -> list[Tensor]:
+            moves = [*differences(update.weights, state.weights, names).values()]
+            torch._foreach_abs_(moves)
+            torch._foreach_div_(moves, walked)
+            return moves
 
         return replace(context, gradients=gradients)
 
-    def _statistics_checks(self, update: Update, sent: Weights) -> Iterator[Check]:
-        """Yields what finds an invalid variance or counter.
+    def _statistics_check(self, update: Update, sent: Weights) -> Check:
+        """Returns what finds an invalid variance or counter.
 
         A value below 0 could make the mean unusable for every network, and then honest clients
         would be refused.
         """
         lowest = -LARGEST_ROUNDING if update.members else 0.0
-        values = {name: update.weights[name].detach() for name in self._never_negative}
+        here = {name: update.weights[name] for name in self._never_negative}
+        values = {n: t.detach() for n, t in here.items() if t is not sent.get(n)}  # not frozen
         counts = {name: t for name, t in values.items() if not t.is_floating_point() and t.numel()}
         figures = []  # of all layers together: a device waits for each launch
         if variances := [t.flatten() for n, t in values.items() if n not in counts and t.numel()]:
@@ -290,17 +294,11 @@ class MessageChecks(RoundHook):
         def judge(numbers: list[float]) -> str | None:
             if all(number >= lowest or number != number for number in numbers):
                 return None
-            return first_fault(self._by_layer(values, sent, lowest))
+            layers = ((n, t, sent.get(n)) for n, t in values.items() if t.numel())
+            faults = (_statistics_fault(*layer, lowest) for layer in layers)
+            return next((fault for fault in faults if fault is not None), None)
 
-        yield figures, judge
-
-    def _by_layer(self, values: Weights, sent: Weights, lowest: float) -> Iterator[Check]:
-        for name, tensor in values.items():
-            if tensor.numel():
-                counts = not tensor.is_floating_point()
-                before = [sent[name].max()] if counts and name in sent else []
-                judge = partial(_statistics_fault, name, counts, lowest)
-                yield [*torch.aminmax(tensor), *before], judge
+        return figures, judge
 
     def _message_checks(
         self, purpose: str, message: Message, context: SchemaContext
@@ -308,6 +306,7 @@ class MessageChecks(RoundHook):
         declared = self._schemas.get(purpose, {})
         bound: dict[str, int] = {}
         met: set[str] = set()
+        together: dict[str, Weights] = {}
         # What the server holds under the same name, it must get of every client.
         extras = context.server_extras if context.whole else {}
         expected = {name for name in extras if any(fnmatchcase(name, key) for key in declared)}
@@ -324,6 +323,12 @@ class MessageChecks(RoundHook):
                 figures, judge = found(schema.number_fault(self._method, context, name, value))
             yield figures, partial(_named, plain_text(name, 60), judge)
             expected.discard(name)
+            if schema.beyond and isinstance(value, Tensor):
+                if judge([]) is not None:
+                    return
+                together.setdefault(key, {})[name] = value.detach()
+        for key, tensors in together.items():
+            yield declared[key].possible(self._method, context, tensors)
         missing = sorted((declared.keys() - met) | expected)
         yield found(f"lacks {missing[0]!r}" if missing else None)
 
@@ -335,11 +340,14 @@ def _named(
     return None if fault is None else f"its {name!r} {fault}"
 
 
-def _statistics_fault(name: str, counts: bool, lowest: float, figures: list[float]) -> str | None:
-    least, most, *before = figures
+def _statistics_fault(
+    name: str, tensor: Tensor, before: Tensor | None, lowest: float
+) -> str | None:
+    least, most = (float(end) for end in torch.aminmax(tensor))
     if least < lowest:
         return f"weight {name!r} holds {least:g}; a variance or a counter is never below 0"
-    if counts and most > sum(before) + MOST_BATCHES:
+    known = 0.0 if before is None else float(before.max())
+    if not tensor.is_floating_point() and most > known + MOST_BATCHES:
         return f"weight {name!r} holds {most:g}, more batches than there can have been"
     return None
 

@@ -26,7 +26,16 @@ from feddg.errors import (
     field_fault,
     first_names,
 )
-from feddg.messages import Broadcast, EntrySchema, Message, Refusal, Update, Weights, on_device
+from feddg.messages import (
+    Broadcast,
+    EntrySchema,
+    Message,
+    Refusal,
+    Update,
+    Weights,
+    copied,
+    on_device,
+)
 from feddg.models.network import Network
 from feddg.records import Direction, EstimateRow, Groups, MetricRow, RefusedUpdate, RoundRow
 from feddg.registry import Registry
@@ -417,6 +426,15 @@ class Round:
             f"server.min_updates is {self.fewest}{why}"
         )
 
+    def mean_refused(self, why: str) -> NotEnoughUpdates:
+        """Returns the error to raise if the update, which is the mean of several, is unusable."""
+        assert self.update is not None
+        return NotEnoughUpdates(
+            f"round {self.number}: no update is used; the mean of "
+            f"{name_clients(self.update.members)} is refused: {why}; whose update is wrong cannot "
+            "be told, since only their sum can be read"
+        )
+
     @contextmanager
     def attempted(self) -> Iterator[None]:
         """Stores as ``failure`` why the block failed, if the round can be tried again.
@@ -430,7 +448,9 @@ class Round:
         except NotEnoughUpdates as error:
             self.failure = error
         except FoundOut as error:
-            self.failure = error.refusals
+            mean = self.update is not None and self.update.members
+            reason = error.refusals[0].reason.removeprefix("update refused: ")
+            self.failure = self.mean_refused(reason) if mean else error.refusals
         except FeddgError:
             raise
         except Exception as error:
@@ -581,7 +601,7 @@ def weighted_mean(items: Iterable[tuple[Weights, float]], before: Weights | None
         total += weight
         same = {n for n, old in (before or {}).items() if tensors.get(n) is old}
         if not mean:
-            mean, still = {n: tensor.detach().clone() for n, tensor in tensors.items()}, same
+            mean, still = copied(tensors), same
             # Sixteen bits would round a small share of a small difference away.
             half = {n: t for n, t in mean.items() if t.dtype in (torch.bfloat16, torch.float16)}
             mean |= {n: t.float() for n, t in half.items()}

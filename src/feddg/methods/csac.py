@@ -40,7 +40,7 @@ from torch.nn.functional import adaptive_avg_pool1d, cosine_similarity, normaliz
 
 from feddg.clients.client import Batch, Client
 from feddg.errors import ExperimentError
-from feddg.messages import Message, Update, Weights
+from feddg.messages import Message, Update, Weights, copied
 from feddg.methods.base import Method, MethodSettings, State, register
 from feddg.models.network import Network
 
@@ -127,8 +127,7 @@ class CSAC(Method):
     def report(self, client: Client) -> Message:
         """Stores the trained model for the client's next rounds."""
         if self.settings.private == "last" or not client.scratch[PRIVATE]:
-            state = client.network.state_dict()
-            client.memory |= {PRIVATE + name: t.detach().clone() for name, t in state.items()}
+            client.memory |= copied(client.network.state_dict(prefix=PRIVATE))
         return super().report(client)
 
     def share(self, state: State, update: Update) -> float:

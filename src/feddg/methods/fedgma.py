@@ -24,7 +24,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from feddg.messages import Update, Weights
+from feddg.messages import Update, Weights, add_to, differences
 from feddg.methods.base import Method, MethodSettings, State, register, shared_entries
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
@@ -64,15 +64,17 @@ class FedGMA(Method):
         """Moves the previous weights by the mean change times each coordinate's multiplier."""
         before = state.weights
         masked = [n for n, yes in zip(sorted(before), state.extras[MASKED].tolist()) if yes]
-        signs = {name: torch.zeros_like(before[name]) for name in masked}
+        signs: Weights = {}
         count = 0
 
         def counted() -> Iterator[Update]:
             nonlocal count
             for update in updates:
                 count += 1
-                for name, total in signs.items():
-                    total += torch.sign(update.weights[name] - before[name])
+                changes = differences(update.weights, before, masked)
+                if changes:
+                    torch._foreach_sign_([*changes.values()])
+                add_to(signs, changes)
                 yield update
 
         state = super().aggregate(state, counted())

@@ -34,7 +34,7 @@ Decisions:
     `train.select_every: 20` for its choice of a client's model; with many clients, `fedig_silos`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -230,10 +230,5 @@ def mixed(statistics: dict[_BatchNorm, Stored], mixing: tuple[float, float], dra
 
 def _powered(weights: Weights, power: float) -> Weights:
     """Raises variances to a power, to convert to standard deviations and back."""
-    return dict(_entries(weights, power))
-
-
-def _entries(weights: Weights, power: float) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in weights.items():
-        statistic = name.rpartition(".")[2] == "running_var"
-        yield name, tensor.detach() ** power if statistic else tensor
+    names = [name for name in weights if name.rpartition(".")[2] == "running_var"]
+    return weights | dict(zip(names, torch._foreach_pow([weights[n] for n in names], power)))

@@ -24,7 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from feddg.clients.client import Batch, Client
-from feddg.messages import Weights
+from feddg.messages import Weights, copied
 from feddg.methods.base import MethodSettings, register
 from feddg.methods.domains import DomainMethod, numbers_of
 from feddg.settings import Fraction
@@ -62,8 +62,10 @@ class Fish(DomainMethod):
             super().step(client, batch)
             return
         drawn = self.drawn(client, batch)
-        trained = [p.detach() for p in client.network.parameters() if p.requires_grad]
-        before = [tensor.clone() for tensor in trained]
+        named = client.network.named_parameters()
+        trained = {name: p.detach() for name, p in named if p.requires_grad}
+        before = copied(trained)
         for place, here in enumerate(client.scratch["fish"]):
             super().step(client, batch.rows(drawn[f"{PART}{place}"], here))
-        torch._foreach_lerp_(trained, before, 1 - self.settings.meta_rate)
+        back = 1 - self.settings.meta_rate
+        torch._foreach_lerp_([*trained.values()], [*before.values()], back)

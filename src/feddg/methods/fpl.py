@@ -144,12 +144,12 @@ class FPL(Method):
 
     def report(self, client: Client) -> Message:
         """Adds the client's prototypes."""
-        embeddings, labels = client.scratch[EMBEDDINGS], client.training.labels
-        seen = client.scratch[SEEN]
-        classes = torch.unique(labels[seen])
-        rows = {str(c): (seen & (labels == c)).nonzero().squeeze(1) for c in classes.tolist()}
-        means = [embeddings[places].mean(0) for places in on_device(rows, client.device).values()]
-        reported = {PROTOTYPES: torch.stack(means), CLASSES: classes}
+        labels, rows = client.training.labels, client.scratch[SEEN].nonzero().squeeze(1)
+        rows = rows[labels[rows].argsort(stable=True)]
+        classes, counts = labels[rows].unique(return_counts=True)
+        (places,) = on_device({"": rows}, client.device).values()
+        parts = client.scratch[EMBEDDINGS][places].split(counts.tolist())
+        reported = {PROTOTYPES: torch.stack([part.mean(0) for part in parts]), CLASSES: classes}
         return joined(super().report(client), Message(reported))
 
     def aggregate(self, state: State, updates: Iterable[Update]) -> State:
@@ -183,7 +183,8 @@ def of_like_size(own: dict[int, tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Te
     Args:
         own: for each client ``(n, d)`` prototypes and ``(n,)`` classes.
     """
-    sizes = {client: float(prototypes.abs().max()) for client, (prototypes, _) in own.items()}
+    largest = torch.stack([prototypes.abs().max() for prototypes, _ in own.values()])
+    sizes = dict(zip(own, largest.tolist()))  # the host waits once
     limit = LARGEST * statistics.median(sizes.values())
     large = [client for client, size in sizes.items() if len(own) > 2 and size > limit > 0]
     for client in large:

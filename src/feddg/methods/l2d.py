@@ -40,7 +40,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from feddg.clients.client import Batch, Client
-from feddg.messages import Message, Weights, joined, on_device, prefixed, under
+from feddg.messages import Message, Weights, copied, joined, on_device, prefixed, under
 from feddg.methods.base import Method, MethodSettings, register
 from feddg.models.network import Network
 from feddg.settings import Fraction, Positive
@@ -185,8 +185,7 @@ class L2d(Method):
     def report(self, client: Client) -> Message:
         """Stores the augmenter at the client; it is not sent."""
         if self.settings.augmenter == "kept":
-            state = client.scratch["l2d"].state_dict()
-            client.memory.update({_KEPT + n: t.detach().clone() for n, t in state.items()})
+            client.memory |= copied(client.scratch["l2d"].state_dict(prefix=_KEPT))
         return super().report(client)
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:

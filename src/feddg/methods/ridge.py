@@ -56,7 +56,7 @@ Decisions:
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar, Literal, cast
 
 import torch
@@ -65,7 +65,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from feddg.clients.client import Batch, Client
-from feddg.errors import ClientError, ExperimentError, NotEnoughUpdates, RunError
+from feddg.errors import ClientError, ExperimentError, RunError
 from feddg.messages import EntrySchema, Message, Refusal, Update, Weights, on_device
 from feddg.methods.base import (
     Ask,
@@ -74,7 +74,6 @@ from feddg.methods.base import (
     MethodSettings,
     Presets,
     State,
-    name_clients,
     register,
 )
 from feddg.models.closed_form import (
@@ -93,7 +92,7 @@ from feddg.models.closed_form import (
     packed,
     solved,
     solved_as_published,
-    sums_fault,
+    sums_faults,
     unpacked,
 )
 from feddg.models.network import Network
@@ -107,6 +106,8 @@ IMAGES, LEFT_OUT, CONFIDENCE, PENALTY, SCALE, ESTIMATE = (
 )
 TOTAL_GRAM, TOTAL_CROSS, TOTAL_IMAGES = (f"ridge/total/{n}" for n in ("gram", "cross", "images"))
 """What the server keeps of all sums together, so that a site can be taken out of them."""
+AT_ONCE = 2**25
+"""Bytes of clients' sums that a device judges at once."""
 SENSITIVITY = math.sqrt(2)
 """How far leaving an image out moves both sums together, where features are clipped; replacing one
 by another moves them by up to 1.41 times as much."""
@@ -341,15 +342,14 @@ class Ridge(Method):
         for batch in client.batches():  # its sums again, as it sent them
             self.step(client, batch)
         gram, cross, count = self._sums(client)
-        features = client.features
-        if features is None:
+        known = {} if client.features is None else {"features": client.features}
+        sent = on_device(known | {"labels": client.examples.labels}, client.device)
+        if known:
+            features = client.network.embedding(sent["features"])
+        else:
             batches = client.plain_batches()
             features = torch.cat([client.network.features(batch.images) for batch in batches])
-        else:
-            (features,) = on_device({"": features}, client.device).values()
-            features = client.network.embedding(features)
-        (labels,) = on_device({"": client.examples.labels}, client.device).values()
-        return (gram / count, cross / count), features.to(client.device).double(), labels
+        return (gram / count, cross / count), features.double(), sent["labels"]
 
     # At the server
 
@@ -363,35 +363,14 @@ class Ridge(Method):
         """Takes the mean of the sums, and notes of how many images it is."""
         examples = 0
         means: list[Tensor] = []
-        squares: dict[int, Tensor] = {}
 
         def counted() -> Iterator[Update]:
             nonlocal examples
-            for update in updates:
-                if self.settings.clip is None:  # noised sums may be of no features
-                    cross = update.weights[CROSS].detach()
-                    if self.settings.class_means:
-                        gram = gram_of_means([cross])
-                        means.append(cross * update.examples)
-                    else:
-                        gram = unpacked(update.weights[GRAM].detach())
-                    several = bool(update.members)
-                    once = type(self).loss is Method.loss and not several
-                    images = update.examples if once else None
-                    fault = sums_fault(gram, cross, images, several=several)
-                    if fault is not None and update.members:
-                        raise NotEnoughUpdates(
-                            f"round {state.round}: the mean of {name_clients(update.members)} is "
-                            f"refused: {fault}; whose are wrong cannot be told, since only their "
-                            "sum can be read"
-                        )
-                    if fault is not None:
-                        raise FoundOut([Refusal(update.client, f"update refused: {fault}")])
-                    squares[update.client] = gram.diagonal()[:-1].sum()
+            for update in self._plausible(updates):
+                if self.settings.class_means:
+                    means.append(update.weights[CROSS].detach() * update.examples)
                 examples += update.examples
                 yield update
-            if reasons := outliers(squares):
-                raise FoundOut([Refusal(c, f"update refused: {why}") for c, why in reasons.items()])
 
         state = super().aggregate(state, counted())
         state.extras[IMAGES] = torch.tensor(examples)
@@ -399,6 +378,38 @@ class Ridge(Method):
             published = self.settings.solution == "published"
             state.extras[ESTIMATE] = packed(gram_of_means(means, published=published) / examples)
         return state
+
+    def _plausible(self, updates: Iterable[Update]) -> Iterator[Update]:
+        """Yields updates, and refuses those whose sums cannot come from images.
+
+        A device judges several at once, after they were yielded.
+        """
+        squares: dict[int, Tensor] = {}
+        waiting: dict[int, tuple[Tensor, Tensor, int | None]] = {}
+
+        def judge(several: bool = False) -> None:
+            halves, crosses, images = zip(*waiting.values())
+            grams = unpacked(torch.stack(halves))
+            faults = sums_faults(grams, torch.stack(crosses), images, several=several)
+            _refuse({id: fault for id, fault in zip(waiting, faults) if fault is not None})
+            squares.update(zip(waiting, grams.diagonal(dim1=1, dim2=2)[:, :-1].sum(1)))
+            waiting.clear()
+
+        for update in updates:
+            if self.settings.clip is None:  # noised sums may be of no features
+                cross, several = update.weights[CROSS].detach(), bool(update.members)
+                means = self.settings.class_means
+                half = packed(gram_of_means([cross])) if means else update.weights[GRAM].detach()
+                once = type(self).loss is Method.loss and not several
+                images = update.examples if once else None
+                waiting[update.client] = half.clone(), cross.clone(), images
+                full = len(waiting) * half.nbytes >= AT_ONCE
+                if several or full or half.device.type == "cpu":
+                    judge(several)
+            yield update
+        if waiting:
+            judge()
+        _refuse(outliers(squares))
 
     def after_round(self, state: State, ask: Ask) -> State:
         """Chooses lambda at clients left out, solves, and wipes the sums."""
@@ -450,7 +461,8 @@ class Ridge(Method):
         )
         if rest < 1:
             raise RunError(f"client {update.client} held all images of the model: nothing is left")
-        if fault := sums_fault(unpacked(gram), cross, rest, several=True):
+        (fault,) = sums_faults(unpacked(gram)[None], cross[None], [rest], several=True)
+        if fault:
             raise RunError(
                 f"client {update.client} sent other sums than in training (without them the rest "
                 f"would be impossible: {fault}); its images must be as they were then"
@@ -482,3 +494,8 @@ class Ridge(Method):
         confidence[ids] = confidence.new_tensor(choice.confidences)
         state.extras |= {LEFT_OUT: left_out, CONFIDENCE: confidence}
         return choice
+
+
+def _refuse(reasons: Mapping[int, str]) -> None:
+    if reasons:
+        raise FoundOut([Refusal(c, f"update refused: {why}") for c, why in reasons.items()])

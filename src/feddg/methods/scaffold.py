@@ -24,7 +24,6 @@ Decisions:
     keep the controls of the failed attempt, and c is their mean only approximately.
 """
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import ClassVar, Literal
 
@@ -39,11 +38,15 @@ from feddg.messages import (
     Broadcast,
     EntrySchema,
     Message,
-    Range,
     SchemaContext,
     Update,
     Weights,
+    add_to,
+    copied,
+    differences,
     joined,
+    on_device,
+    prefixed,
 )
 from feddg.methods.base import Method, MethodSettings, Presets, State, register, shared_parameters
 from feddg.models.network import Network
@@ -77,8 +80,8 @@ class Scaffold(Method):
     sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
         "update/scaffold/*": EntrySchema(
             "the change of its control variate, for every shared parameter",
-            within=lambda method, context, name: _possible(context, name),
-            entry_of="scaffold/",
+            entry_of=CONTROL,
+            beyond=lambda method, context, changes: _beyond(context, changes),
         )
     }
 
@@ -118,32 +121,32 @@ class Scaffold(Method):
     def optimizer(self, client: Client) -> torch.optim.Optimizer:
         """Returns SGD that adds c - c_k to every gradient."""
         optimizer = super().optimizer(client)
-        client.scratch["scaffold"] = corrections = [
-            (parameter, c if control is None else c - control)
-            for _, parameter, c, control in self._client_controls(client)
-        ]
+        shared, controls, kept = self._controls(client)
+        controls |= differences(controls, kept, kept)
+        client.scratch["scaffold"] = corrections = [(p, controls[n]) for n, p in shared.items()]
         optimizer.register_step_pre_hook(lambda *_: _correct(corrections))
         return optimizer
 
     def report(self, client: Client) -> Message:
         """Updates c_k (option II) and reports its change."""
-        message = super().report(client)
-        length = client.steps * client.train.lr
-        for name, parameter, c, control in self._client_controls(client):
-            received = client.received[name].to(parameter)
-            change = (received - parameter.detach()) / length - c
-            message.tensors[CONTROL + name] = change
-            client.memory[CONTROL + name] = change if control is None else control + change
-        return message
+        shared, controls, kept = self._controls(client)
+        changes = differences(shared, client.received, shared)
+        if changes:
+            torch._foreach_div_([*changes.values()], -client.steps * client.train.lr)
+            torch._foreach_sub_([*changes.values()], [controls[name] for name in changes])
+        new = copied(kept)
+        add_to(new, changes)
+        client.memory |= prefixed(CONTROL, Message(new)).tensors
+        return joined(super().report(client), prefixed(CONTROL, Message(changes)))
 
-    def _client_controls(
-        self, client: Client
-    ) -> Iterator[tuple[str, torch.nn.Parameter, Tensor, Tensor | None]]:
-        """Yields name, parameter, c and c_k (None before the client's first round)."""
-        for name, parameter in shared_parameters(self, client.network).items():
-            control = client.memory.get(CONTROL + name)
-            control = None if control is None else control.to(parameter)
-            yield name, parameter, client.extras.tensors[CONTROL + name].to(parameter), control
+    def _controls(self, client: Client) -> tuple[Weights, Weights, Weights]:
+        """Returns the shared parameters, c and c_k, which has no entries before they trained."""
+        shared = shared_parameters(self, client.network)
+        c, kept = (
+            on_device({n: held[CONTROL + n] for n in shared if CONTROL + n in held}, client.device)
+            for held in (client.extras.tensors, client.memory)
+        )
+        return {**shared}, c, kept
 
     def share(self, state: State, update: Update) -> float:
         """Returns equal weights, or FedAvg's if the settings ask for them."""
@@ -155,8 +158,7 @@ class Scaffold(Method):
 
         def summed() -> Iterator[Update]:
             for update in updates:
-                for name, change in _controls(update.extras.tensors).items():
-                    totals[name] = totals[name] + change if name in totals else change.clone()
+                add_to(totals, _controls(update.extras.tensors))
                 yield update
 
         state = super().aggregate(state, summed())
@@ -165,20 +167,25 @@ class Scaffold(Method):
         return state
 
 
-def _possible(context: SchemaContext, name: str) -> Range:
-    """Returns the range of control changes that fit how the sender moved the weights.
+def _beyond(context: SchemaContext, changes: Weights) -> Weights:
+    """Returns how far control changes lie beyond what fits how the sender moved the weights.
 
     The change is ``(x - y) / (K lr) - c``. Twice that is allowed, because defences may shorten an
     update. A larger control would make every honest client's next steps too long.
     """
-    if context.server_extras and name not in context.server_extras:
-        return math.inf, -math.inf  # it is no control: nothing will do
     if context.gradients is None:
-        return -LARGEST, LARGEST
-    gradient, control = context.gradients(name.removeprefix(CONTROL)), context.server_extras[name]
-    control = control.to(gradient)
-    reach = 2 * gradient + 1e-3 * control.abs()
-    return -control - reach, reach - control
+        return {name: change.abs() - LARGEST for name, change in changes.items()}
+    names = [name for name in changes if name in context.server_extras]
+    if not names:
+        return {}
+    controls = [context.server_extras[name].to(changes[name]) for name in names]
+    reach = context.gradients(name.removeprefix(CONTROL) for name in names)
+    torch._foreach_mul_(reach, 2.0)
+    torch._foreach_add_(reach, torch._foreach_abs(controls), alpha=1e-3)
+    lengths = torch._foreach_add([changes[name] for name in names], controls)
+    torch._foreach_abs_(lengths)
+    torch._foreach_sub_(lengths, reach)
+    return dict(zip(names, lengths))
 
 
 def _controls(tensors: Weights) -> Weights:
@@ -186,6 +193,6 @@ def _controls(tensors: Weights) -> Weights:
 
 
 def _correct(corrections: list[tuple[torch.nn.Parameter, Tensor]]) -> None:
-    for parameter, correction in corrections:
-        if parameter.grad is not None:
-            parameter.grad += correction
+    pairs = [(p.grad, correction) for p, correction in corrections if p.grad is not None]
+    if pairs:
+        torch._foreach_add_([gradient for gradient, _ in pairs], [added for _, added in pairs])

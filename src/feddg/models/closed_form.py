@@ -105,10 +105,10 @@ def packed(matrix: Tensor) -> Tensor:
 
 
 def unpacked(half: Tensor) -> Tensor:
-    """Undoes :func:`packed`."""
-    rows = (math.isqrt(8 * len(half) + 1) - 1) // 2
+    """Undoes :func:`packed`, of one or several ``(..., r (r + 1) / 2)``."""
+    rows = (math.isqrt(8 * half.shape[-1] + 1) - 1) // 2
     _, places, twice, _ = _triangle(rows, half.device)
-    return (half / twice)[places]
+    return (half / twice)[..., places]
 
 
 @lru_cache(maxsize=2)
@@ -136,9 +136,11 @@ def solved(gram: Tensor, cross: Tensor, penalties: Sequence[float]) -> Iterator[
         penalties: lambdas, at least 0; without one the shortest solution is taken.
     """
     total = gram[-1, -1].clamp(min=1e-3)  # 1, or a half where features are clipped; noised, maybe
-    mean, share = gram[:-1, -1] / total, cross[-1] / total
-    centred = gram[:-1, :-1] - total * torch.outer(mean, mean)
-    target = cross[:-1] - total * torch.outer(mean, share)
+    both = torch.cat([gram, cross], 1)
+    middles = both[-1] / total
+    mean, share = middles[: len(gram) - 1], middles[len(gram) :]
+    both = both[:-1] - total * torch.outer(mean, middles)
+    centred, target = both[:, : len(gram) - 1], both[:, len(gram) :]
     scale = centred.diagonal().mean().clamp(min=torch.finfo(centred.dtype).tiny)
     unit = torch.eye(len(centred), dtype=centred.dtype, device=centred.device)
     tried, root = (ROUNDING, *penalties), total.sqrt()
@@ -189,41 +191,44 @@ def solved_as_published(gram: Tensor, cross: Tensor, penalty: float) -> tuple[Te
     return normalize(weight), weight.new_zeros(len(weight))
 
 
-def sums_fault(
-    gram: Tensor, cross: Tensor, images: int | None = None, *, several: bool = False
-) -> str | None:
-    """Returns why sums cannot come from images, or None.
+def sums_faults(
+    grams: Tensor, crosses: Tensor, images: Sequence[int | None], *, several: bool = False
+) -> list[str | None]:
+    """Returns why clients' sums cannot come from images, or None, of each.
 
     For any features, the means of products of [z, y] are a matrix without negative eigenvalues,
     and the one-hot labels of an image add up to its 1.
 
     Args:
-        gram: ``(d + 1, d + 1)`` float64.
-        cross: ``(d + 1, classes)`` float64.
-        images: their number, if each image is in the sums once.
-        several: whether they are a mean over clients, rounded under masks.
+        grams: ``(K, d + 1, d + 1)`` float64.
+        crosses: ``(K, d + 1, classes)`` float64.
+        images: their numbers, of those in whose sums each image is once.
+        several: whether they are means over clients, rounded under masks.
     """
     rounding = ROUNDING_OF_SEVERAL if several else 0.0
-    shares = cross[-1]
-    counts = shares * (images or 0)
-    ones = torch.stack([gram[-1, -1], shares.sum()])
-    figures = [
-        (counts - counts.round()).abs().max(),
-        (ones - 1).abs().max(),
-        torch.cat([gram.diagonal(), shares]).min(),
-    ]
-    bound = 1e-6 * gram.diagonal().clamp(min=0).sqrt() + len(shares) * rounding
-    matrix = torch.cat([torch.cat([gram, cross], 1), torch.cat([cross.T, shares.diag()], 1)])
+    shares, diagonals = crosses[:, -1], grams.diagonal(dim1=1, dim2=2)
+    counts = shares * _sent(tuple(count or 0.0 for count in images), grams.device)[:, None]
+    ones = torch.stack([diagonals[:, -1], shares.sum(1)])
+    bounds = 1e-6 * diagonals.clamp(min=0).sqrt() + shares.shape[1] * rounding
+    lower = torch.cat([crosses.mT, shares.diag_embed()], 2)
+    matrix = torch.cat([torch.cat([grams, crosses], 2), lower], 1)
     smallest = torch.finfo(matrix.dtype).tiny
-    matrix.diagonal().mul_(1 + ROUNDING).add_(len(matrix) * rounding + smallest)
-    figures.append(((cross.sum(1) - gram[:, -1]).abs() <= bound).all())
-    figures.append(torch.linalg.cholesky_ex(matrix)[1])
-    apart, off, least, labelled, fault = on_host(figures)  # the host waits once
-    if not (apart <= 1e-3 and off <= 1e-6 and least >= -rounding):
-        return "its sums are no means over images"
-    if not labelled or fault:
-        return "its sums are those of no features"
-    return None
+    raised = matrix.diagonal(dim1=1, dim2=2).mul_(1 + ROUNDING)
+    raised.add_(matrix.shape[1] * rounding + smallest)
+    figures = [
+        (counts - counts.round()).abs().amax(1),
+        (ones - 1).abs().amax(0),
+        torch.cat([diagonals, shares], 1).amin(1),
+        ((crosses.sum(2) - grams[:, :, -1]).abs() <= bounds).all(1).to(grams),
+        torch.linalg.cholesky_ex(matrix)[1].to(grams),
+    ]
+    faults: list[str | None] = []
+    for apart, off, least, labelled, fault in torch.stack(figures, 1).tolist():  # one wait
+        if not (apart <= 1e-3 and off <= 1e-6 and least >= -rounding):
+            faults.append("its sums are no means over images")
+        else:
+            faults.append(None if labelled and not fault else "its sums are those of no features")
+    return faults
 
 
 def outliers(squares: Mapping[int, Tensor]) -> dict[int, str]:
@@ -281,7 +286,8 @@ def left_out_answer(
     if not isinstance(examples, int) or examples <= len(labels):
         raise ClientError("was told a total without any images but its own")
     share = len(labels) / examples
-    gram, cross = ((all - share * part) / (1 - share) for all, part in zip(total, own))
+    rest = torch._foreach_sub(total, torch._foreach_mul(own, share))
+    gram, cross = torch._foreach_div(rest, 1 - share)
     correct, losses, confidences = [], [], []
     classifiers = solved(unpacked(gram), cross, penalties)
     if features.device.type != "cpu":  # the same in few launches

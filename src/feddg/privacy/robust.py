@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from feddg.errors import NotEnoughUpdates
-from feddg.messages import Update, Weights
+from feddg.messages import Read, Update, Weights, differences, on_host, read
 from feddg.methods.base import Round
 from feddg.privacy.defence import AGGREGATION, EXTRAS, Defence, register
 from feddg.settings import Positive, Settings
@@ -26,17 +26,21 @@ _NUMBERS_AT_ONCE = 1 << 23
 
 def length(weights: Weights, names: Iterable[str]) -> float:
     """Returns the Euclidean norm of the named entries together."""
-    return _root([weights[name] for name in names])
+    return sum(on_host(_norms(weights[name] for name in names)))
 
 
 def distance(one: Weights, other: Weights, names: Iterable[str]) -> float:
     """Returns the Euclidean distance of two sets of weights over the named entries."""
-    names = list(names)
-    return _root([one[name] for name in names], [other[name] for name in names])
+    return sum(on_host(_norms(differences(one, other, names).values())))
 
 
 def moved(weights: Weights, sent: Weights, sums: Collection[str] = ()) -> float:
-    """Returns how far weights lie from those that were sent, over the float entries of both.
+    """Returns what :func:`moving` reads."""
+    return read([moving(weights, sent, sums)])[0]
+
+
+def moving(weights: Weights, sent: Weights, sums: Collection[str] = ()) -> Read[float]:
+    """Returns what reads how far weights lie from those sent, over the float entries of both.
 
     Nine digits: a float64 sum over another memory order differs in its last bits, and what is
     remembered must not depend on the transport.
@@ -48,18 +52,16 @@ def moved(weights: Weights, sent: Weights, sums: Collection[str] = ()) -> float:
     """
     trained = [n for n, t in sent.items() if t.is_floating_point() and n not in sums]
     shared = [name for name in trained if weights.get(name, sent[name]) is not sent[name]]
-    return float(f"{distance(weights, sent, shared):.9g}")
+    norms = _norms(differences(weights, sent, shared).values())
+    return norms, lambda lengths: float(f"{sum(lengths):.9g}")
 
 
 @torch.no_grad()
-def _root(ones: Sequence[Tensor], others: Sequence[Tensor] | None = None) -> float:
-    """Returns the Euclidean norm of tensors, or of their differences to others, together."""
-    if not ones:
-        return 0.0
-    if others is not None:  # a kernel for many tensors: a device waits for each launch
-        ones = torch._foreach_sub(list(ones), [o.to(t) for t, o in zip(ones, others)])
-    norms = torch.stack(torch._foreach_norm(list(ones), dtype=torch.float64))
-    return float(torch.linalg.vector_norm(norms))
+def _norms(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Returns the Euclidean norm of tensors together; nothing of none."""
+    tensors = list(tensors)
+    norms = torch._foreach_norm(tensors, dtype=torch.float64) if tensors else ()
+    return [torch.linalg.vector_norm(torch.stack(norms))] if norms else []
 
 
 def shrunk(trained: Weights, sent: Weights, names: Iterable[str], norm: float) -> Weights | None:

@@ -25,7 +25,7 @@ from feddg.errors import ExperimentError, FeddgError
 from feddg.federation.federation import Clients
 from feddg.federation.server import Hooks
 from feddg.federation.validation import layout_fault
-from feddg.messages import Message, Refusal, Update, Weights, first_not_finite
+from feddg.messages import Message, Refusal, Update, Weights, copied, first_not_finite
 from feddg.methods.base import Method, has_global_model
 from feddg.methods.baselines import FedProx
 from feddg.methods.composition import compose
@@ -323,8 +323,8 @@ def every_update_counts_once(make: Make) -> Found:
                     if spoilt and tensor.is_floating_point():
                         tensor.fill_(math.nan)
 
-        weights = {name: tensor.clone() for name, tensor in state.weights.items()}
-        return method.aggregate(replace(state.next(), weights=weights), stream()).weights
+        start = replace(state.next(), weights=copied(state.weights))
+        return method.aggregate(start, stream()).weights
 
     where, why = _line_of(method, "aggregate"), "Every client has its share in the model, once"
     expected = aggregated(updates)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import feddg
-from feddg.messages import Broadcast, Refusal, Weights
+from feddg.messages import Broadcast, Refusal, Weights, copied
 from feddg.methods.base import Round, RoundHook, State
 
 SALT = "another process"
@@ -157,7 +157,7 @@ class Watch(RoundHook):
     def give(self, **given: Weights) -> None:
         """Adds tensors that stay as they are until the next round."""
         for name, tensors in given.items():
-            self._given[name] = tensors, {n: t.detach().clone() for n, t in tensors.items()}
+            self._given[name] = tensors, copied(tensors)
 
     def start(self, state: State, labels: Weights) -> None:
         """Begins a round of a state and of clients' labels."""
