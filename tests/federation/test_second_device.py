@@ -6,12 +6,17 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from feddg.clients.client import Batch, Client
 from feddg.data.data_set import find_augmentation
 from feddg.data.pixels import ArrayPixels
+from feddg.federation.local_training import Steps
 from feddg.messages import on_device
 from feddg.methods.base import Method, methods
+from feddg.models.backbones import register_backbone
 from feddg.prediction.predict import predict
 from feddg.settings import TrainSettings
 from feddg.testing.device import Traffic, traffic
@@ -203,3 +208,74 @@ def test_a_run_s_model_predicts_there(device: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"device": device, "train": train, "data": data}
     folder = trained_run(tmp_path / "run", tmp_path / "cache", "fedig", **changes)
     assert len(list(predict(folder, write_images(tmp_path / "new", 3), device=device))) == 3
+
+
+def layers(count: int) -> str:
+    """A backbone with so many layers of normalised convolutions."""
+
+    @register_backbone(name := f"layers-{count}")
+    class Layers(nn.Sequential):
+        out_features = 4
+
+        def __init__(self) -> None:
+            widths = zip((3, *[4] * (count - 1)), [4] * count)
+            super().__init__(
+                *(nn.Sequential(nn.Conv2d(*pair, 3), nn.BatchNorm2d(4)) for pair in widths),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Flatten(),
+            )
+
+    return name
+
+
+NETWORKS = [layers(2), layers(5)]
+
+
+class BesideSteps(TorchDispatchMode):
+    """Counts what is launched on a device, but for steps; a list of tensors is one launch."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.count, self.at_step, take = 0, False, Steps.take
+
+        def uncounted(steps: Steps, prepared: Any) -> None:
+            self.at_step = True
+            take(steps, prepared)
+            self.at_step = False
+
+        monkeypatch.setattr(Steps, "take", uncounted)
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = operation(*args, **(kwargs or {}))
+        there = [t for t in tree_leaves([args, made]) if isinstance(t, torch.Tensor)]
+        looks = any(r.alias_info and not r.alias_info.is_write for r in operation._schema.returns)
+        new = "empty" in operation._schema.name
+        if not (self.at_step or looks or new) and any(t.device.type != "cpu" for t in there):
+            self.count += 1
+        return made
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedbn", "silobn", "fedgma", "scaffold", "fedig"])
+def test_a_turn_launches_as_much_for_many_tensors_as_for_few(
+    name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = BesideSteps(monkeypatch)
+    plain = {"optimizer": "sgd", "lr": 0.05} if name == "scaffold" else {}
+    train = TrainSettings(rounds=2, batch_size=4, local_steps=1, **plain)
+    turns = []
+    for backbone in NETWORKS:
+        rounds = []
+        for clients in (2, 3):
+            small = federation(
+                name, sizes=(4,) * clients, device=device, train=train, backbone=backbone
+            )
+            small.server.setup()
+            small.server.round()
+            before = beside.count
+            with beside:
+                small.server.round()
+            rounds.append(beside.count - before)
+        turns.append(rounds[1] - rounds[0])
+    assert turns[0] == turns[1]

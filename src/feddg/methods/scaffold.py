@@ -192,7 +192,7 @@ def _controls(tensors: Weights) -> Weights:
     return {name: tensor for name, tensor in tensors.items() if name.startswith(CONTROL)}
 
 
-def _correct(corrections: list[tuple[torch.nn.Parameter, Tensor]]) -> None:
+def _correct(corrections: list[tuple[Tensor, Tensor]]) -> None:
     pairs = [(p.grad, correction) for p, correction in corrections if p.grad is not None]
     if pairs:
         torch._foreach_add_([gradient for gradient, _ in pairs], [added for _, added in pairs])
