@@ -40,8 +40,8 @@ DATA = ROOT / "docs" / "results" / "data"
 PAGES = tuple(
     ROOT / name
     for name in (
-        *("README.md", "docs/baseline.md", "docs/benchmarks.md", "docs/segmentation.md"),
-        "docs/which_method.md",
+        *("README.md", "docs/baseline.md", "docs/benchmarks.md", "docs/cluster.md"),
+        *("docs/segmentation.md", "docs/which_method.md"),
     )
 )
 
@@ -409,6 +409,16 @@ def baseline() -> str:
     )
 
 
+def launches() -> str:
+    """Returns what a step and a turn of each method launch, and which steps are recorded."""
+    body = []
+    for row in rows_of("speed_launches"):
+        recorded = "yes" if row["recorded"] == "True" else f"no: {row['why']}"
+        step = " → ".join(filter(None, (row["step"], row["step_recorded"])))
+        body.append([row["method"], recorded, step, row["turn"], row["waits"]])
+    return markdown(["method", "recorded", "a step", "a turn", "its waits"], body)
+
+
 def tables() -> dict[str, str]:
     """Returns every table by its name."""
     return {
@@ -425,6 +435,7 @@ def tables() -> dict[str, str]:
         "robust_updates": robust_updates(),
         "travel_labels": travel_labels(),
         "nuclei": nuclei(),
+        "launches": launches(),
     }
 
 

@@ -4,14 +4,16 @@
     python benchmarks/speed/launches.py --time docs/results/data/speed_host.csv [METHOD ...]
 
 ResNet-18 with a 16th of its channels (its time is the host's), PACS' augmentation, batches of 32 at
-32 pixels, float32. Launches are counted on the pretended device: what makes a tensor or changes
-one, not what only looks at one in another way. A step's are the slope between turns of few and of
-many steps; a turn's, what one more client adds to a round besides its steps, with the server's work
-on its update. ``recorded``: the same where steps are recorded. Methods of one round have no steps:
-there a turn is all that a client does, its images' features and what it answers included.
+32 pixels, float32, clients of two domains. Launches are counted on the pretended device: what makes
+a tensor or changes one, not what only looks at one in another way. A step's are the slope between
+turns of few and of many steps; a turn's, what one more client adds to a round besides its steps,
+with the server's work on its update; ``waits``: how often the host waits for the device there.
+``recorded``: the same where steps are recorded, and ``why`` not. Methods of one round have no
+steps: there a turn is all that a client does, its images' features and what it answers included.
 
-With ``--time``, the host's milliseconds, on one thread: of a step on the CPU, which waits for no
-device, and of a recorded one whose replay does nothing.
+With ``--time``, milliseconds of the processor (not of the clock), on one thread: of a step and a
+turn on the CPU, which waits for no device, and of recorded ones on the pretended device, whose
+replay does nothing.
 """
 
 import argparse
@@ -19,25 +21,36 @@ import csv
 import os
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import jobs
+import numpy
 import torch
 from jobs import Federation
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from feddg.clients import graphs
+from feddg.clients.client import Client, Prepared
+from feddg.data.data_set import register_source
+from feddg.data.images import ImageTable
 from feddg.experiment import Experiment
 from feddg.methods.base import methods
 from feddg.models.backbones import register_backbone
-from feddg.testing.device import second_device
+from feddg.testing.device import second_device, traffic
 
-CLIENTS, FEW = 2, 2
+Figures = numpy.ndarray[Any, Any]
+PREPARE = Client.prepare
+CLIENTS, MOST_ROUNDS = 2, 12
+SETTINGS = {"dart": {"forms": ["outlines"]}, "mixstyle": {"mix_probability": 1.0}}
+"""Methods that draw what a round's or a pass's steps do have one choice, or rounds differ."""
+NO_LAUNCH = ("aten::empty", "aten::new_empty", "aten::_unsafe_view", "profiler")
+NAMES = ("method", "recorded", "why", "step", "step_recorded", "turn", "turn_recorded", "waits")
 WIDTHS = (4, 8, 16, 32)
 
 
@@ -100,10 +113,25 @@ class Launches(TorchDispatchMode):
             return result
         schema = operation._schema
         looks = any(r.alias_info and not r.alias_info.is_write for r in schema.returns)
-        makes_room = schema.name.startswith("aten::empty") or schema.name.startswith("profiler")
         there = any(t.device.type != "cpu" for t in graphs._tensors([args, kwargs or {}, result]))
-        self.count += there and not looks and not makes_room
+        if there and not looks and not schema.name.startswith(NO_LAUNCH):
+            self.count += _kernels(args) if schema.name.startswith("aten::_foreach") else 1
         return result
+
+
+def _kernels(args: tuple[Any, ...]) -> int:
+    """Returns what an operation on lists of tensors launches: one, or one for each if unlike."""
+    lists = [part for part in args if isinstance(part, (list, tuple))]
+    kinds = {tuple(t.dtype for t in part) for part in zip(*lists) if isinstance(part[0], Tensor)}
+    return 1 if len(kinds) < 2 else len(lists[0])
+
+
+@register_source("two_domains")
+def two_domains(root: Path | None) -> ImageTable:
+    """The images of noise, of which a client has two domains."""
+    table = jobs.noise(root)
+    domains = numpy.where(table.domains > 0, 2, numpy.arange(len(table.domains)) // 10 % 2)
+    return replace(table, domains=domains, domain_names=("one", "other", "held"))
 
 
 def federation(
@@ -117,12 +145,12 @@ def federation(
     train |= {"augmentation": "pacs", "head": "random"}
     made = Federation(
         Experiment(
-            data={"source": "noise", "image_size": 32, "id_val": 0, "id_test": 0},
+            data={"source": "two_domains", "image_size": 32, "id_val": 0, "id_test": 0},
             hold_out="held",
             clients={"number": clients, "heterogeneity": 1.0},
             model={"backbone": "narrow", "weights": None},
             train={} if once else train,
-            method=method,
+            method={"name": method} | SETTINGS.get(method, {}),
             precision="float32",
             device=device,
         ),
@@ -132,77 +160,105 @@ def federation(
     return made
 
 
-def rounds(count: int, *given: Any) -> Federation:
-    """Returns a federation after so many rounds."""
+def begun(*given: Any) -> Federation:
+    """Returns a federation after the first rounds, with all recorded that is going to be."""
     made = federation(*given)
-    for _ in range(count):
+    steps, kept = made.experiment.train.local_steps, made.worker.graphs
+    made.server.per_round = CLIENTS
+    for number in range(MOST_ROUNDS if made.experiment.train.graphs else 1):
+        before = kept.replayed
         made.server.round()
+        whole = kept.replayed - before == steps * len(made.server.sample(number + 1))
+        if whole or (kept.refused and not kept.replayed):
+            break
     return made
 
 
-def launched(each: Federation) -> float:
-    """Returns what a round launches."""
-    before = each.worker.graphs.replayed
-    with Launches() as counted:
-        each.server.round()
-    return counted.count + each.worker.graphs.replayed - before
+class Meter:
+    """Reads how much of everything there was so far: launches and waits, or milliseconds."""
 
+    def __init__(self, made: Federation, timed: bool) -> None:
+        self.made, self.timed = made, timed
+        self.marks: list[Figures] = []
 
-def busy(each: Federation) -> float:
-    """Returns the least milliseconds of the processor that a round takes."""
-    best = float("inf")
-    for _ in range(3):
-        started = time.process_time()
-        each.server.round()
-        best = min(best, time.process_time() - started)
-    return best * 1000
+    def __call__(self) -> Figures:
+        """Returns the figures so far."""
+        if self.timed:
+            return numpy.array([1000 * time.process_time()])
+        launches = self.launches.count + self.made.worker.graphs.replayed
+        return numpy.array([launches, self.traffic.waits.total()])
+
+    def round(self, clients: int) -> Figures:
+        """Returns the figures of a round of so many clients, the best of three if it is timed."""
+        self.made.server.per_round = clients
+        taken = []
+        for _ in range(3 if self.timed else 1):
+            with (
+                traffic() as self.traffic,
+                Launches() if not self.timed else nullcontext() as counted,
+            ):
+                self.launches = counted
+                before = self()
+                self.made.server.round()
+                taken.append(self() - before)
+        return numpy.min(taken, 0)
+
+    def prepare(self, client: Client, draws: Any = None) -> Iterator[Prepared]:
+        """Yields a client's batches, and reads the figures before each and after the last."""
+        for prepared in PREPARE(client, draws):
+            self.marks.append(self())
+            yield prepared
+        self.marks.append(self())
 
 
 def by_step(
-    method: str, device: str, recorded: bool, cache: Path, measure: Callable[[Federation], float]
-) -> tuple[float, float, bool]:
-    """Returns a step's figure, a turn's besides its steps, and whether steps were replayed."""
-    before, most = 12 if recorded else 1, 10 if measure is busy else 4
-    few, many = (rounds(before, method, device, n, recorded, cache) for n in (FEW, most))
-    of_few = measure(few)
-    step = (measure(many) - of_few) / ((most - FEW) * CLIENTS)
-    more = rounds(before, method, device, FEW, recorded, cache, 2 * CLIENTS)
-    turn = (measure(more) - of_few) / CLIENTS - FEW * step
-    return step, turn, many.worker.graphs.replayed > 0
+    method: str, device: str, recorded: bool, cache: Path, timed: bool
+) -> tuple[Figures, Figures, Federation]:
+    """Returns a step's figures, a turn's besides its steps, and a federation."""
+    steps = 6 if timed else 2
+    made = begun(method, device, steps, recorded, cache, 2 * CLIENTS)
+    meter = Meter(made, timed)
+    with patch.object(Client, "prepare", lambda *given, **more: meter.prepare(*given, **more)):
+        clients = len(made.transport.clients)
+        few, more = (meter.round(count) for count in (clients // 2, clients))
+    turns = numpy.diff(numpy.reshape(meter.marks, (-1, steps + 1, len(few))), axis=1)
+    step = numpy.median(turns[:, 1:-1] if timed else turns[:, 1:], (0, 1))
+    return step, (more - few) / (clients - clients // 2) - steps * step, made
 
 
-def figures(method: str, cache: Path, timed: bool) -> dict[str, str | float]:
+def figures(method: str, cache: Path, timed: bool) -> dict[str, Any]:
     """Returns a method's row."""
+    digits = 1 if timed else None
+    row: dict[str, Any] = {"method": method}
     with second_device() as device:
+        place = "cpu" if timed else device
         if methods()[method].one_round:
             few, more = (
-                launched(federation(method, device, 1, False, cache / str(n), n * CLIENTS))
-                for n in (1, 2)
+                Meter(federation(method, place, 1, False, cache / str(n), n), timed).round(n)
+                for n in (CLIENTS, 2 * CLIENTS)
             )
-            turn = round((more - few) / CLIENTS)
-            return {"method": method, "recorded": "False", "turn": turn} if not timed else {}
-        with ExitStack() as stack:
-            replay = (lambda *_: _nothing) if timed else (lambda _, step, __: _uncounted(step))
-            stack.enter_context(patch.object(graphs.Graphs, "recorded", replay))
-            if timed:  # replays that do nothing: what is left is the host's own work
-                stack.enter_context(patch.object(graphs, "_apart", lambda *_: ""))
-            measure = busy if timed else launched
-            fewer, less, replayed = by_step(method, device, True, cache, measure)
-        place = "cpu" if timed else device
-        step, turn, _ = by_step(method, place, False, cache, measure)
-    digits = 1 if timed else None
-    return {
-        "method": method,
-        "recorded": str(replayed),
-        "step": round(step, digits),
-        "step_recorded": round(fewer, digits),
-        "turn": round(turn, digits),
-        "turn_recorded": round(less, digits),
-    }
-
-
-def _nothing() -> None:
-    pass
+            row["why"] = "has no steps: a turn is all that a client does"
+            turn = (more - few) / CLIENTS
+        else:
+            with ExitStack() as stack:
+                replay = (
+                    (lambda *_: lambda: None) if timed else (lambda _, step, __: _uncounted(step))
+                )
+                stack.enter_context(patch.object(graphs.Graphs, "recorded", replay))
+                if timed:  # replays that do nothing: what is left is the host's own work
+                    stack.enter_context(patch.object(graphs, "_apart", lambda *_: ""))
+                fewer, less, seen = by_step(method, device, True, cache, timed)
+            step, turn, _ = by_step(method, place, False, cache, timed)
+            row["step"] = round(step[0], digits)
+            if seen.worker.graphs.replayed:
+                row |= {"step_recorded": round(fewer[0], digits)}
+                row |= {"turn_recorded": round(less[0], digits)}
+            else:
+                row["why"] = seen.worker.graphs.refused.get(method, "")
+        if not methods()[method].gathers_images:  # of which there is one turn
+            row["turn"] = round(turn[0], digits)
+            row |= {} if timed else {"waits": round(turn[1], 1)}
+    return row | {"recorded": "step_recorded" in row}
 
 
 def _uncounted(step: Callable[[], None]) -> Callable[[], None]:
@@ -217,22 +273,26 @@ def _uncounted(step: Callable[[], None]) -> Callable[[], None]:
 
 
 def main() -> None:
-    """Writes a row for each method."""
+    """Writes a row for each method, and keeps those of others."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("csv", type=Path, help="where to write")
     parser.add_argument("methods", nargs="*", help="which methods; all by default")
     parser.add_argument("--time", action="store_true", help="measure the host's time")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    names = ("method", "recorded", "step", "step_recorded", "turn", "turn_recorded")
-    with tempfile.TemporaryDirectory() as cache, arguments.csv.open("w", newline="") as file:
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writeheader()
+    names = NAMES[:-1] if arguments.time else NAMES
+    rows = {}
+    if arguments.csv.exists():
+        with arguments.csv.open(newline="") as file:
+            rows = {row["method"]: row for row in csv.DictReader(file)}
+    with tempfile.TemporaryDirectory() as cache:
         for method in arguments.methods or methods():
-            row = figures(method, Path(cache), arguments.time)
-            writer.writerow(row)
-            file.flush()
-            print(*row.values(), flush=True)
+            rows[method] = figures(method, Path(cache), arguments.time)
+            print(*rows[method].values(), flush=True)
+            with arguments.csv.open("w", newline="") as file:
+                writer = csv.DictWriter(file, names, lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(rows[name] for name in sorted(rows))
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ QUICK = {
 """One of each kind: plain steps, hooks of an optimizer, layers of its own, draws inside the
 network, tensors that grow, layers that are replaced, cached copies, inner steps, none that is
 recorded, and copies of each batch."""
+PLAIN_AT_ONE_DOMAIN = {"fish"}
+"""The page counts clients of two domains; those here have one."""
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 
 
@@ -89,7 +91,7 @@ def test_replayed_steps_have_the_bits_of_ordinary_ones(case: str, device: str) -
     assert same(recorded.server.state.weights, expected)
     assert recorded.server.state.round == rounds
     found = recorded.worker.graphs
-    if name in methods():
+    if name in methods() and name not in PLAIN_AT_ONE_DOMAIN:
         assert (on_page()[name] == "yes") == bool(found.replayed), found.refused
     assert found.replayed or found.refused or recorded.method.one_round
 
