@@ -98,6 +98,7 @@ OUR_OWN = {
     "baseline/three_clients_64_further": 7 * 2,
     "baseline/hundred_clients_64": 6 * 2,
     "baseline/four_columns_96": 4,
+    "baseline/curve_96": 2,
     "own_size/pacs_64": 8 * 4 * 3,
     "own_size/pacs_160": 8 * 2,
     "own_size/pacs_64_default": 8 * 4,
