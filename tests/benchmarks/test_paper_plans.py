@@ -93,7 +93,7 @@ OUR_OWN = {
     "methods/pacs": 10 * 4,
     "methods/bai_pacs_64": 14 * 4 * 2 * 2,
     "methods/fourteen_domains_64": 10 * 14,
-    "methods/fourteen_rates_64": 9 * 2 * 3,
+    "methods/fourteen_rates_64": 9 * 3,
     "baseline/three_clients_64": 16 * 2,
     "baseline/three_clients_64_further": 7 * 2,
     "baseline/hundred_clients_64": 6 * 2,
