@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from feddg.comparison.plan import load_plan
 from feddg.comparison.results import Results
 from feddg.comparison.statistics import (
     Accuracies,
@@ -28,6 +29,7 @@ from feddg.report.tables import (
     detectable_text,
     domains_of,
     interval_text,
+    over_data_sets,
     spread_text,
     unseen,
 )
@@ -438,6 +440,19 @@ def recipe_columns() -> str:
     for name, cells in PUBLISHED.items():
         body.append([name, *cells])
     return markdown(["", *map(readable, columns), "mean", "in-domain"], body)
+
+
+def many_domains() -> str:
+    """Returns each method beside FedAvg over the domains of several data sets."""
+    plan = load_plan(ROOT / "benchmarks/methods/fourteen_domains_64.yaml")
+    results = Results.read(DATA / "fourteen_domains_64.csv", plan)
+    body = []
+    for method, margin in results.margins(FINAL, "FedAvg").items():
+        apart = by_domain(margin, list(margin.by_domain)).text
+        cells = [method, str(len(margin.by_domain)), lead(margin), over_data_sets(margin)]
+        body.append([*cells, apart, detectable_text(margin)])
+    head = ["minus FedAvg", "domains", "points, over domains", "over data sets", "by domain"]
+    return markdown([*head, "detectable"], body)
 
 
 def tables() -> dict[str, str]:
