@@ -217,13 +217,14 @@ def by_step(
     """Returns a step's figures, a turn's besides its steps, and a federation."""
     steps = 6 if timed else 2
     made = begun(method, device, steps, recorded, cache, 2 * CLIENTS)
-    meter = Meter(made, timed)
+    made.server.per_round = clients = len(made.transport.clients)
+    made.server.round()  # in which everybody does what is done once
+    half, meter = max(1, clients // 2), Meter(made, timed)
     with patch.object(Client, "prepare", lambda *given, **more: meter.prepare(*given, **more)):
-        clients = len(made.transport.clients)
-        few, more = (meter.round(count) for count in (clients // 2, clients))
+        few, more = (meter.round(count) for count in (half, clients))
     turns = numpy.diff(numpy.reshape(meter.marks, (-1, steps + 1, len(few))), axis=1)
     step = numpy.median(turns[:, 1:-1] if timed else turns[:, 1:], (0, 1))
-    return step, (more - few) / (clients - clients // 2) - steps * step, made
+    return step, (more - few) / max(1, clients - half) - steps * step, made
 
 
 def figures(method: str, cache: Path, timed: bool) -> dict[str, Any]:
@@ -251,12 +252,12 @@ def figures(method: str, cache: Path, timed: bool) -> dict[str, Any]:
             step, turn, _ = by_step(method, place, False, cache, timed)
             row["step"] = round(step[0], digits)
             if seen.worker.graphs.replayed:
-                row |= {"step_recorded": round(fewer[0], digits)}
-                row |= {"turn_recorded": round(less[0], digits)}
+                row["step_recorded"] = round(fewer[0], digits)
             else:
                 row["why"] = seen.worker.graphs.refused.get(method, "")
         if not methods()[method].gathers_images:  # of which there is one turn
             row["turn"] = round(turn[0], digits)
+            row |= {"turn_recorded": round(less[0], digits)} if "step_recorded" in row else {}
             row |= {} if timed else {"waits": round(turn[1], 1)}
     return row | {"recorded": "step_recorded" in row}
 
