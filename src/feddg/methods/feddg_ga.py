@@ -39,6 +39,7 @@ from feddg.messages import (
     Update,
     Weights,
     joined,
+    on_device,
 )
 from feddg.methods.base import Ask, Method, MethodSettings, State, register
 from feddg.models.network import Network
@@ -101,13 +102,14 @@ class FedDGGA(Method):
     def measure(self, client: Client) -> Tensor:
         """Returns the client's mean loss, or minus its accuracy, over its plain images."""
         client.network.eval()
-        total = torch.zeros((), device=client.device)
-        for batch in client.plain_batches():
-            outputs, task = client.network(batch.images).float(), client.worker.task
+        (outputs,) = client.of_images("outputs", lambda images: (client.network(images),))
+        (labels,) = on_device({"": client.examples.labels}, outputs.device).values()
+        total, task = torch.zeros((), device=outputs.device), client.worker.task
+        for part, targets in zip(outputs.split(64), labels.split(64)):
             if self.settings.mode == "paper":
-                total += task.total(outputs, batch.labels)
+                total += task.total(part, targets)
             else:
-                total -= task.score(outputs, batch.labels).sum()
+                total -= task.score(part, targets).sum()
         return total / len(client.examples)
 
     def share(self, state: State, update: Update) -> float:

@@ -341,15 +341,11 @@ class Ridge(Method):
         for batch in client.batches():  # its sums again, as it sent them
             self.step(client, batch)
         gram, cross, count = self._sums(client)
-        features = client.features
-        if features is None:
-            batches = client.plain_batches()
-            features = torch.cat([client.network.features(batch.images) for batch in batches])
-        else:
-            (features,) = on_device({"": features}, client.device).values()
-            features = client.network.embedding(features)
-        (labels,) = on_device({"": client.examples.labels}, client.device).values()
-        return (gram / count, cross / count), features.to(client.device).double(), labels
+        features = client.frozen_features() if client.features is None else client.features
+        features, labels = on_device(
+            {"features": features, "labels": client.examples.labels}, client.device
+        ).values()
+        return (gram / count, cross / count), client.network.embedding(features).double(), labels
 
     # At the server
 
