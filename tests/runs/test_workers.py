@@ -155,6 +155,8 @@ def test_workers_share_the_gpus(monkeypatch):
     assert workers.devices_of(experiment, 3) == [*gpus, gpus[0]]
     single = experiment.model_copy(update={"device": "cuda:1"})
     assert workers.devices_of(single, 2) == [gpus[1]] * 2
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert workers.devices_of(experiment, 2) == [gpus[0]] * 2
 
 
 def test_the_first_of_a_machine_decodes_and_holds_up_the_others_until_it_ends():
