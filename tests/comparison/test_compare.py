@@ -236,6 +236,16 @@ def test_weights_that_are_not_there_are_looked_for_once(tmp_path, monkeypatch):
     assert len(looked) == 3
 
 
+def test_a_plan_with_one_data_set_that_is_not_there_starts_nothing(tmp_path):
+    plan = PLAN | {"data": ["emoji", {"name": "mine", "source": "folder", "root": "nowhere"}]}
+    plan |= {"base": {k: v for k, v in PLAN["base"].items() if k != "data"}, "hold_out": "lodo"}
+    plan["data"][1]["hold_out"] = ["a"]
+    work = prepare_comparison(plan, tmp_path / "out")
+    with pytest.raises(FeddgError, match="nowhere"):
+        compare_module.carry_out_comparison(work)
+    assert not [*(tmp_path / "out").glob("*/metrics.jsonl")]
+
+
 def test_a_run_made_elsewhere_under_another_name_is_found(trained, tmp_path):
     shutil.copytree(trained.folder, tmp_path / "out")
     (folder,) = (tmp_path / "out").glob("fedavg-*")

@@ -231,17 +231,35 @@ def _present(out: Path) -> dict[str, Path]:
 
 
 def why_hopeless(comparison: Comparison) -> FeddgError | None:
-    """Returns the error that would stop every run (missing images, domain, weights), or None.
+    """Returns the error that would stop every run on some data (missing images, domain, weights).
 
-    If one run can start or is complete, returns None; the other runs then fail by themselves.
+    If one run on these data can start or is complete, the others fail by themselves.
+
+    Returns:
+        The error; None if there is no such data.
     """
-    if len(comparison.missing) < len(comparison.folders):
-        return None
-    reasons: dict[str, FeddgError] = {}
+    missing = {cell.id for cell in comparison.missing}
+    on_data: dict[str, list[Cell]] = {}
+    for cell in distinct(comparison.cells):
+        on_data.setdefault(repr(cell.experiment.data), []).append(cell)
     gone: set[str] = set()
-    for cell in comparison.missing:
+    for cells in on_data.values():
+        if all(cell.id in missing for cell in cells) and (reason := _why_none(cells, gone)):
+            return reason
+    return None
+
+
+def _why_none(cells: Sequence[Cell], gone: set[str]) -> FeddgError | None:
+    """Returns the error that would stop all of these runs, or None.
+
+    Args:
+        cells: runs on the same data.
+        gone: networks whose weights are known to be missing; more are added.
+    """
+    reasons: dict[str, FeddgError] = {}
+    for cell in cells:
         one = cell.experiment
-        kind = repr((one.method, one.data, one.hold_out, one.clients, one.model))
+        kind = repr((one.method, one.hold_out, one.clients, one.model))
         network = repr(one.model)
         if kind in reasons or network in gone:
             continue
