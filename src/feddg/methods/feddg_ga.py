@@ -102,15 +102,23 @@ class FedDGGA(Method):
     def measure(self, client: Client) -> Tensor:
         """Returns the client's mean loss, or minus its accuracy, over its plain images."""
         client.network.eval()
+        task, parts = client.worker.task, list[Tensor]()
+        for outputs, targets in self._outputs(client):
+            if self.settings.mode == "paper":
+                parts.append(task.total(outputs, targets).float())
+            else:
+                parts.append(-task.score(outputs, targets).sum().float())
+        return sum(parts, torch.zeros_like(parts[0])) / len(client.examples)
+
+    def _outputs(self, client: Client) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields the outputs of a client's plain images, and their targets."""
+        if not client.worker.task.has_classes:  # what is predicted is large
+            for batch in client.plain_batches():
+                yield client.network(batch.images).float(), batch.labels
+            return
         (outputs,) = client.of_images("outputs", lambda images: (client.network(images),))
         (labels,) = on_device({"": client.examples.labels}, outputs.device).values()
-        total, task = torch.zeros((), device=outputs.device), client.worker.task
-        for part, targets in zip(outputs.split(64), labels.split(64)):
-            if self.settings.mode == "paper":
-                total += task.total(part, targets)
-            else:
-                total -= task.score(part, targets).sum()
-        return total / len(client.examples)
+        yield from zip(outputs.split(64), labels.split(64))
 
     def share(self, state: State, update: Update) -> float:
         """Returns the client's weight a_k."""
