@@ -6,11 +6,13 @@ Two minutes go to ``benchmarks/speed/gpu.py``, unless its file is there. Then co
 ``benchmarks/baseline``, by name, and the stages of ``campaign.py``, in its order: as many runs at
 once as memory and cores allow. A run that ends is a row in its plan's CSV file at once; when time
 is up the others stop, and go on when the command is given again with their folder. So it may end
-after 4 minutes or 12. ``--pretend`` tries it without a GPU, on drawn digits and a small network.
+after 4 minutes or 12. What the project's own CSV files have is copied to ``--results`` and not run
+again. ``--pretend`` tries it without a GPU, on drawn digits and a small network.
 """
 
 import argparse
 import csv
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,10 +21,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
 from campaign import DATA, ROOT, STAGES, plan_of
 
 import feddg
+from feddg.comparison.plan import load_plan
 from feddg.errors import FeddgError
 from feddg.settings import merge
 
@@ -42,7 +44,7 @@ PRETENDED = {
 def plans(pretend: bool) -> list[tuple[str, dict[str, Any]]]:
     """Returns the name of each plan's CSV file, and its fields, the most telling first."""
     found = [
-        (f"baseline_{file.stem}", yaml.safe_load(file.read_text("utf-8")))
+        (f"baseline_{file.stem}", load_plan(file).model_dump(exclude_unset=True))
         for file in sorted(BASELINE.glob("*.yaml"))
     ]
     found += [(f"own_{name}", plan_of(name, methods, seeds)) for name, methods, seeds in STAGES]
@@ -85,11 +87,15 @@ def main() -> None:
     given.results.mkdir(parents=True, exist_ok=True)
     if not (measured := given.results / "gpu.json").exists():
         speed(measured, min(SPEED_MINUTES, given.minutes / 2), given.pretend)
+    whole = plans(given.pretend)
+    for known in () if given.pretend else (DATA / f"{name}.csv" for name, _ in whole):
+        if known.exists() and not (copy := given.results / known.name).exists():
+            shutil.copyfile(known, copy)
     before = rows(given.results)
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, max(1.0, end - time.monotonic()))
     try:
-        for name, fields in plans(given.pretend):
+        for name, fields in whole:
             print(name, flush=True)
             try:
                 feddg.compare(

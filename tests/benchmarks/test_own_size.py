@@ -1,5 +1,6 @@
 """Plans at the papers' own budget: their stages, the mean of ten rounds, the cases of the rule."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,15 @@ def test_the_stages_are_the_plans_and_hold_every_method_and_seed_once(campaign):
         assert set(parts) <= whole
         if path.stem in ("pacs_64", "three_clients_160"):
             assert set(parts) == whole
+
+
+@pytest.mark.parametrize("pretend", [False, True])
+def test_a_gpus_minutes_go_to_plans_that_can_be_run(pretend, campaign, monkeypatch):
+    monkeypatch.setitem(sys.modules, "campaign", campaign)
+    plans = load_script(FOLDER / "gpu.py").plans(pretend)
+    assert {name for name, _ in plans} >= {f"own_{name}" for name, _, _ in campaign.STAGES}
+    for name, fields in plans:
+        assert expand_plan(load_plan(fields)), name
 
 
 def mean_of_last(rounds):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from feddg.clients.graphs import Graphs, Turn
 from feddg.clients.optim import Optimization, in_round, rate_share
-from feddg.clients.together import Together
+from feddg.clients.together import Parts, Together, whole
 from feddg.data.augment import (
     AugmentSettings,
     Draw,
@@ -280,6 +280,7 @@ class Client:
         arrange: changes the random order ``(n,)`` that batches are cut from, if the method sets it.
         turn: replays its steps, where steps are recorded.
         together: the clients with the same job, whose images may share a batch with its own.
+        alike: whether its network is that of all of them.
         terms: sums of its loss terms so far.
     """
 
@@ -316,7 +317,7 @@ class Client:
         self.forwards = 0
         self._balanced: tuple[Tensor, dict[torch.dtype, Tensor]] | None = None
         self.turn: Turn | None = None
-        self.together = Together()
+        self.together, self.alike = Together(), False
         self.terms: dict[str, Tensor] = {}
 
     @property
@@ -565,20 +566,44 @@ class Client:
                 which follow each other: first those of all images' first version.
             digest: see :meth:`features_digest`.
         """
-        key, side = f"features-{digest}", self.examples.pixels.size
+        key = f"features-{digest}"
+        return self.cached(
+            key,
+            lambda: torch.cat(
+                self.of_images(key, seen, lambda other: other.has_cached(key), fixed=True)
+            ),
+        )
+
+    @torch.no_grad()
+    def of_images(
+        self,
+        name: str,
+        function: Callable[[Tensor], Sequence[Tensor]],
+        done: Callable[["Client"], bool] = lambda client: False,
+        *,
+        fixed: bool = False,
+    ) -> Parts:
+        """Returns what a function gives for all its images without augmentation, in float32.
+
+        On the CPU from batches across clients, if all have the function; else on the device.
+
+        Args:
+            name: of the function.
+            function: maps images ``(B, 3, H, W)`` to tensors with a row for each, which depends on
+                this image alone.
+            done: whether another client has its own already.
+            fixed: whether all have the function, even if they are no longer :attr:`alike`.
+        """
+        side = self.examples.pixels.size
         size = 64 if self.device.type == "cpu" else images_at_once(side, self.device)
 
-        def compute() -> Tensor:
-            versions = self.together.by_image(
-                self,
-                lambda client: key,
-                lambda client: ((batch.images,) for batch in client.plain_batches(size)),
-                lambda images: tuple(part.float() for part in seen(images)),
-                lambda client: client.has_cached(key),
-            )
-            return torch.cat(versions)
+        def compute(clients: Sequence["Client"]) -> Parts:
+            given = [function(images) for images in images_of(clients, size)]
+            return tuple(whole([part.float() for part in parts]) for parts in zip(*given))
 
-        return self.cached(key, compute)
+        if not (fixed or self.alike):
+            return compute([self])
+        return self.together.by_image(self, lambda client: name, compute, done)
 
     @torch.no_grad()
     def features_digest(
@@ -671,6 +696,23 @@ class Client:
     def _cache_file(self, key: str) -> Path | None:
         folder = self.worker.cache
         return None if folder is None else folder / f"{self.examples.cache_key}-{key}.npy"
+
+
+def images_of(clients: Sequence[Client], size: int) -> Iterator[Tensor]:
+    """Yields clients' images without augmentation, on their device, ``(B, 3, H, W)`` in [0, 1].
+
+    Args:
+        clients: whose images follow each other; those of several are one batch.
+        size: images per batch of a single client.
+    """
+    stores = itertools.groupby((client.examples for client in clients), lambda x: id(x.pixels))
+    parts = [
+        (examples[0].pixels, rows)
+        for examples in ([*same] for _, same in stores)
+        for rows in whole([each.rows for each in examples]).split(size)
+    ]
+    images = (pixels.gather(rows, clients[0].device) for pixels, rows in parts)
+    yield from map(as_unit, [whole([*images])] if len(clients) > 1 else images)
 
 
 Draws = Callable[[Tensor, Tensor], dict[str, Tensor]]

@@ -41,7 +41,7 @@ CLOSE = 1e-6
 OF_THE_HOST = frozenset(
     {"id", "round", "steps", "train", "examples", "training", "memory", "context", "received"}
     | {"extras", "secrets", "views", "features", "stream", "numpy_stream", "lasting_stream"}
-    | {"cached", "batches", "plain_batches", "kept_features", "frozen_features"}
+    | {"cached", "batches", "plain_batches", "of_images", "kept_features", "frozen_features"}
 )
 """What a recorded step may not ask of its client: at the next one it would be something else."""
 TINY = 1e-30

@@ -1,13 +1,14 @@
 """Batches across clients, of what is the same function of an image at all of them.
 
 On an accelerator a batch of one client's twenty images costs as much as one of 256: the host
-launches its kernels one by one. So where features of a fixed network, styles or stylized copies
-are computed for a client, clients whose turn comes later join its batch, and find their part when
-they ask. On a CPU nobody joins, nor at a site of a deployment, which has no other clients.
+launches its kernels one by one. So where features of a fixed network, outputs of the global model,
+styles or stylized copies are computed for a client, clients whose turn comes later join its batch,
+and find their part when they ask. On a CPU nobody joins, nor at a site of a deployment, which has
+no other clients.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -59,8 +60,7 @@ class Together:
         self,
         client: "Client",
         name: Callable[["Client"], str],
-        batches: Callable[["Client"], Iterable[Parts]],
-        compute: Callable[..., Parts],
+        compute: Callable[[Sequence["Client"]], Parts],
         done: Callable[["Client"], bool] = lambda client: False,
     ) -> Parts:
         """Returns what is computed for a client's images, on the CPU.
@@ -69,42 +69,28 @@ class Together:
             client: whose turn it is.
             name: tells what is computed for a client: equal names mean the same function of the
                 same images.
-            batches: returns a client's images and what else is given for each, in batches.
-            compute: maps a batch, or several clients' batches together, to tensors with a row for
-                each image, each of which depends on this image's row alone.
+            compute: maps the images of clients, which follow each other, to tensors with a row for
+                each image, each of which depends on this image alone.
             done: whether a client has its own already, and need not join.
         """
         known = self._known.pop((client.id, name(client)), None)
         if known is None:
-            before, joining = client.forwards, self._joining(client, name, batches, done)
-            computed: list[Parts]
-            if joining:
-                joining = {client: [*batches(client)]} | joining
-                given = [batch for own in joining.values() for batch in own]
-                computed = [compute(*(torch.cat(parts) for parts in zip(*given)))]
-            else:  # one batch after the other, of however many images
-                computed = [compute(*batch) for batch in batches(client)]
-            whole = [torch.cat(parts).cpu() for parts in zip(*computed)]
+            before, clients = client.forwards, [client, *self._joining(client, name, done)]
+            whole = [part.cpu() for part in compute(clients)]
             # Every image goes through the network equally often.
             passes, client.forwards = (client.forwards - before) // max(1, len(whole[0])), before
-            counts = [sum(len(batch[0]) for batch in own) for own in joining.values()]
-            pieces = zip(*(part.split(counts or [len(part)]) for part in whole))
-            for other, parts in zip(joining or [client], pieces):
-                self._known[other.id, name(other)] = parts, passes
+            counts = [len(each.examples) for each in clients]
+            for each, parts in zip(clients, zip(*(part.split(counts) for part in whole))):
+                self._known[each.id, name(each)] = parts, passes
             known = self._known.pop((client.id, name(client)))
         parts, passes = known
         client.forwards += passes * len(parts[0])
         return parts
 
     def _joining(
-        self,
-        client: "Client",
-        name: Callable[["Client"], str],
-        batches: Callable[["Client"], Iterable[Parts]],
-        done: Callable[["Client"], bool],
-    ) -> dict["Client", list[Parts]]:
-        """Returns the next clients whose images fit into a batch with this client's."""
-        joining: dict[Client, list[Parts]] = {}
+        self, client: "Client", name: Callable[["Client"], str], done: Callable[["Client"], bool]
+    ) -> Iterator["Client"]:
+        """Yields the next clients whose images fit into a batch with this client's."""
         most = images_at_once(client.examples.pixels.size, client.device)
         room = 0 if client.device.type == "cpu" else most - len(client.examples)
         for other in self._coming() if room > 0 else ():
@@ -114,5 +100,9 @@ class Together:
             with suppress(ClientError):  # which it raises itself when its turn comes
                 known = (other.id, name(other)) in self._known
                 if len(other.examples) and not known and not done(other):
-                    joining[other] = [*batches(other)]
-        return joining
+                    yield other
+
+
+def whole(parts: Sequence[Tensor]) -> Tensor:
+    """Returns parts as one tensor, without a copy of a single one."""
+    return parts[0] if len(parts) == 1 else torch.cat([*parts])

@@ -290,7 +290,7 @@ def answer(
     with _at_rest(client):
         if (head := _head_start(client, method)) is not None:
             return head.answer(client, name, question)
-        _start(client, method)
+        client.alike = not _start(client, method)
         return widened(method.answer(client, name, question), method, f"answer:{name}")
 
 

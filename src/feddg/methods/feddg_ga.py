@@ -39,6 +39,7 @@ from feddg.messages import (
     Update,
     Weights,
     joined,
+    on_device,
 )
 from feddg.methods.base import Ask, Method, MethodSettings, State, register
 from feddg.models.network import Network
@@ -101,14 +102,23 @@ class FedDGGA(Method):
     def measure(self, client: Client) -> Tensor:
         """Returns the client's mean loss, or minus its accuracy, over its plain images."""
         client.network.eval()
-        total = torch.zeros((), device=client.device)
-        for batch in client.plain_batches():
-            outputs, task = client.network(batch.images).float(), client.worker.task
+        task, parts = client.worker.task, list[Tensor]()
+        for outputs, targets in self._outputs(client):
             if self.settings.mode == "paper":
-                total += task.total(outputs, batch.labels)
+                parts.append(task.total(outputs, targets).float())
             else:
-                total -= task.score(outputs, batch.labels).sum()
-        return total / len(client.examples)
+                parts.append(-task.score(outputs, targets).sum().float())
+        return sum(parts, torch.zeros_like(parts[0])) / len(client.examples)
+
+    def _outputs(self, client: Client) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields the outputs of a client's plain images, and their targets."""
+        if not client.worker.task.has_classes:  # what is predicted is large
+            for batch in client.plain_batches():
+                yield client.network(batch.images).float(), batch.labels
+            return
+        (outputs,) = client.of_images("outputs", lambda images: (client.network(images),))
+        (labels,) = on_device({"": client.examples.labels}, outputs.device).values()
+        yield from zip(outputs.split(64), labels.split(64))
 
     def share(self, state: State, update: Update) -> float:
         """Returns the client's weight a_k."""

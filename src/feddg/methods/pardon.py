@@ -48,6 +48,7 @@ from feddg.methods.base import Presets, register
 from feddg.methods.style_exchange import OneStyleEach, StyleSettings, members
 from feddg.records import Groups
 from feddg.settings import Fields, Fraction
+from feddg.styles.codec import images_at_once
 from feddg.styles.ranges import DEVIATIONS
 from feddg.styles.statistics import (
     LEVELS,
@@ -180,9 +181,13 @@ class Pardon(OneStyleEach):
             vectors = moments.styles().flatten(1)
         else:
             codec = self.codec(client.device)
-            parts = torch.split(self.style_images(client), 64)
-            maps = [codec.style_features(codec.prepared(part)) for part in parts]
-            vectors = torch.cat(maps).flatten(1).float().cpu()  # NumPy has no bfloat16
+
+            def maps(images: Tensor) -> tuple[Tensor]:
+                parts = images.split(images_at_once(images.shape[-1], client.device))
+                given = [codec.style_features(codec.prepared(part)) for part in parts]
+                return (torch.cat(given).flatten(1).float(),)  # NumPy has no bfloat16
+
+            (vectors,) = self.of_style_images(client, "maps", maps)
         partitions = finch(vectors.numpy())
         return torch.from_numpy(partitions[LEVELS[self.settings.local_partition]])
 

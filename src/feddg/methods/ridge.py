@@ -342,14 +342,11 @@ class Ridge(Method):
         for batch in client.batches():  # its sums again, as it sent them
             self.step(client, batch)
         gram, cross, count = self._sums(client)
-        known = {} if client.features is None else {"features": client.features}
-        sent = on_device(known | {"labels": client.examples.labels}, client.device)
-        if known:
-            features = client.network.embedding(sent["features"])
-        else:
-            batches = client.plain_batches()
-            features = torch.cat([client.network.features(batch.images) for batch in batches])
-        return (gram / count, cross / count), features.double(), sent["labels"]
+        features = client.frozen_features() if client.features is None else client.features
+        features, labels = on_device(
+            {"features": features, "labels": client.examples.labels}, client.device
+        ).values()
+        return (gram / count, cross / count), client.network.embedding(features).double(), labels
 
     # At the server
 

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from feddg.clients.client import Batch, Client
+from feddg.clients.together import Parts, whole
 from feddg.data.augment import apply, draw
 from feddg.diagnostics import Diagnostic, warning
 from feddg.errors import WeightsError
@@ -179,11 +180,23 @@ class StyleExchange:
             moments = measure(codec, images)
             return moments.counts, moments.sums
 
-        return FeatureMoments(
-            *client.together.by_image(
-                client, lambda _: "moments", lambda other: [(self.style_images(other),)], sums
-            )
-        )
+        return FeatureMoments(*self.of_style_images(client, "moments", sums))
+
+    def of_style_images(
+        self, client: Client, name: str, function: Callable[[Tensor], Parts]
+    ) -> Parts:
+        """Returns a function of a client's :meth:`style_images`, on the CPU.
+
+        Args:
+            client: the client; others' images may share a batch with its own.
+            name: of the function.
+            function: maps images to tensors with a row for each, which depends on this image alone.
+        """
+
+        def compute(clients: Sequence[Client]) -> Parts:
+            return function(whole([self.style_images(each) for each in clients]))
+
+        return client.together.by_image(client, lambda _: name, compute)
 
     def noised_style(self, client: Client, moments: FeatureMoments) -> Tensor | None:
         """Returns the client's pooled style with noise, or None if no noise is asked for."""
@@ -223,26 +236,20 @@ class StyleExchange:
             digest.update(b"n-1" if self.settings.correction else b"")
             return f"stylized-{digest.hexdigest()}"
 
-        def given(client: Client) -> list[tuple[Tensor, Tensor]]:
-            (style, keep), positions = chosen(client), torch.arange(len(client.examples))
-            styles = style.expand(len(positions), *style.shape[-2:]).cpu()
-            if keep is not None:
-                positions = (~keep.cpu()).nonzero()[:, 0]
-            return [(client.examples.images(positions), styles[positions])]
+        def drawn(clients: Sequence[Client]) -> Parts:
+            styles, rows, images = [], [], whole([each.examples.images() for each in clients])
+            for (style, keep), count in ((chosen(each), len(each.examples)) for each in clients):
+                styles.append(style.expand(count, *style.shape[-2:]).cpu())
+                rows.append(torch.ones(count, dtype=torch.bool) if keep is None else ~keep.cpu())
+            changed = whole(rows)
+            restyled = images[changed], whole(styles)[changed], client.device
+            images[changed] = self.transferred(*restyled)
+            return (images,)
 
         def draw() -> Tensor:
             (stylized,) = client.together.by_image(
-                client,
-                key,
-                given,
-                lambda images, styles: (self.transferred(images, styles, client.device),),
-                lambda other: other.has_cached(key(other)),
+                client, key, drawn, lambda other: other.has_cached(key(other))
             )
-            _, keep = chosen(client)
-            if keep is not None:
-                whole = client.examples.images()
-                whole[~keep.cpu()] = stylized
-                stylized = whole
             return stylized.permute(0, 2, 3, 1).contiguous()
 
         client.views[name] = client.cached(key(client), draw)

@@ -378,8 +378,10 @@ def _in_turn(channel: Channel, run: str) -> Iterator[None]:
     here = f"feddg/{run}/{platform.node()}"
     if channel.store.add(f"{here}/came", 1) > 1:
         channel.store.wait([f"{here}/done"], PATIENCE)
-    yield
-    channel.store.set(f"{here}/done", "")
+    try:
+        yield
+    finally:  # where it failed, the others say so, too: process 0 hears them one by one
+        channel.store.set(f"{here}/done", "")
 
 
 def _work(channel: Channel, federation: Federation, job: Message) -> None:

@@ -37,11 +37,13 @@ class Traffic:
         waits: how often the host waited for the device, by operation, with the line of ``files``
             that asked for it, if there is one.
         sent: numbers of bytes that were sent to it, one each time.
+        launches: operations on it that make or change a tensor.
         files: the files whose lines are named.
     """
 
     waits: Counter[str] = field(default_factory=Counter)
     sent: list[int] = field(default_factory=list)
+    launches: int = 0
     files: frozenset[str] = frozenset()
 
 
@@ -213,6 +215,8 @@ def _check(operation: Any, args: Any, leaves: list[Any], tensors: list[Tensor]) 
 
 
 def _count(operation: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> None:
+    for seen in _watching:
+        seen.launches += not _gives_a_view(operation)
     if operation in ANSWERS:
         _waited(str(operation))
     elif operation in INDEXED:
