@@ -213,7 +213,7 @@ class Meter:
 
 def by_step(
     method: str, device: str, recorded: bool, cache: Path, timed: bool
-) -> tuple[Figures, Figures, Federation]:
+) -> tuple[Figures, Figures | None, Federation]:
     """Returns a step's figures, a turn's besides its steps, and a federation."""
     steps = 6 if timed else 2
     made = begun(method, device, steps, recorded, cache, 2 * CLIENTS)
@@ -223,8 +223,10 @@ def by_step(
     with patch.object(Client, "prepare", lambda *given, **more: meter.prepare(*given, **more)):
         few, more = (meter.round(count) for count in (half, clients))
     turns = numpy.diff(numpy.reshape(meter.marks, (-1, steps + 1, len(few))), axis=1)
-    step = numpy.median(turns[:, 1:-1] if timed else turns[:, 1:], (0, 1))
-    return step, (more - few) / max(1, clients - half) - steps * step, made
+    apart = turns[:, 1:-1] if timed else turns[:, 1:]
+    step, alike = numpy.median(apart, (0, 1)), timed or not numpy.ptp(apart[..., 0])
+    turn = (more - few) / max(1, clients - half) - steps * step
+    return step, turn if alike else None, made
 
 
 def figures(method: str, cache: Path, timed: bool) -> dict[str, Any]:
@@ -254,10 +256,14 @@ def figures(method: str, cache: Path, timed: bool) -> dict[str, Any]:
             if seen.worker.graphs.replayed:
                 row["step_recorded"] = round(fewer[0], digits)
             else:
-                row["why"] = seen.worker.graphs.refused.get(method, "")
-        if not methods()[method].gathers_images:  # of which there is one turn
+                row["why"] = seen.worker.graphs.refused.get(method, "steps of two clients differ")
+        # There is one turn of gathered images; and none is told apart from steps that differ.
+        if turn is not None and not methods()[method].gathers_images:
             row["turn"] = round(turn[0], digits)
-            row |= {"turn_recorded": round(less[0], digits)} if "step_recorded" in row else {}
+            if (
+                less is not None and "step_recorded" in row and not timed
+            ):  # pretending takes most of a turn's time
+                row["turn_recorded"] = round(less[0], digits)
             row |= {} if timed else {"waits": round(turn[1], 1)}
     return row | {"recorded": "step_recorded" in row}
 
