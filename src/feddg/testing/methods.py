@@ -15,11 +15,13 @@ from functools import lru_cache, partial
 from importlib.util import find_spec
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy
 import torch
 from torch.utils import backend_registration
 
+from feddg.clients import together
 from feddg.diagnostics import emit, note
 from feddg.errors import ExperimentError, FeddgError
 from feddg.federation.federation import Clients
@@ -444,7 +446,9 @@ def _site(make: Make, id: int) -> Federation:
 @lru_cache(maxsize=1)
 def _on_device(make: Make) -> tuple[Weights, Counter[str], Exception | None]:
     """Trains on a device: returns the weights, what a step waits for, and what ended it."""
-    with second_device() as name:
+    # Another number of images in a batch may round an output of the network otherwise.
+    nobody_joins = patch.object(together, "images_at_once", return_value=0)
+    with second_device() as name, nobody_joins:
 
         def seen(steps: int) -> tuple[Weights, Counter[str]]:
             small = _Small(make(), steps=steps, device=name)
