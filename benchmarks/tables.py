@@ -473,6 +473,7 @@ def tables() -> dict[str, str]:
         "converged": converged(),
         "baseline": baseline(),
         "recipe_columns": recipe_columns(),
+        "many_domains": many_domains(),
         "own_size": own_size(),
         "own_sizes": own_sizes(),
         "serving_digits": campaign("serving_digits"),

@@ -30,7 +30,12 @@ def main() -> None:
     domains = list(results.collections)
     rows = [*domains, "all domains", "all data sets"]
     figure, axes = plt.subplots(
-        1, len(order), figsize=(1.7 * len(order) + 1.6, 4.6), sharey=True, squeeze=False
+        1,
+        len(order),
+        figsize=(1.7 * len(order) + 1.6, 4.6),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
     )
     for axis, method in zip(axes[0], order):
         margin = margins[method]
