@@ -81,6 +81,11 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([head_line, f"|{'---|' * len(head)}", *lines])
 
 
+def percent(value: float) -> str:
+    """Returns a number with a digit; nothing of none."""
+    return "" if math.isnan(value) else f"{value:.1f}"
+
+
 def margin_text(margin: Margin) -> str:
     """``+1.3 (-0.4 to +2.1)``, with the interval over domains."""
     return f"{points(margin.mean)} ({interval_text(margin.domains, 'domain')})"
@@ -407,7 +412,7 @@ def baseline() -> str:
                 for rule in ("final", "ema")
             )
             cells.append(f"{last} ({means})")
-        body.append([*cells, "" if math.isnan(mean) else f"{mean:.1f}"])
+        body.append([*cells, percent(mean)])
     cases = of_last.groupby(["held_out", "budget"])
     lost = cases["test"].max() - cases.apply(lambda case: case["test"][case["id_val"].idxmax()])
     head = ["recipe", *(f"{readable(column)} unseen" for column in inside), "in-domain, mean"]
@@ -440,13 +445,9 @@ def recipe_columns() -> str:
             index=["budget", "split"], columns="held_out", values="value"
         ).reindex(columns=columns)
         for budget in by_column.index.unique("budget"):
-            unseen, inside = by_column.loc[budget].loc[["test", "id_val"]].to_numpy()
-            body.append(
-                [f"{size}, {budget // 1000}k images"]
-                + ["" if math.isnan(value) else f"{value:.1f}" for value in unseen]
-                + ["" if math.isnan(unseen.mean()) else f"{unseen.mean():.1f}"]
-                + [f"{statistics.mean(value for value in inside if not math.isnan(value)):.1f}"]
-            )
+            outside, inside = by_column.loc[budget].loc[["test", "id_val"]].to_numpy()
+            numbers = [*outside, outside.mean(), pd.Series(inside).mean()]
+            body.append([f"{size}, {budget // 1000}k images", *map(percent, numbers)])
     for name, cells in PUBLISHED.items():
         body.append([name, *cells])
     return markdown(["FedAvg", *map(readable, columns), "mean", "in-domain"], body)

@@ -260,9 +260,8 @@ def figures(method: str, cache: Path, timed: bool) -> dict[str, Any]:
         # There is one turn of gathered images; and none is told apart from steps that differ.
         if turn is not None and not methods()[method].gathers_images:
             row["turn"] = round(turn[0], digits)
-            if (
-                less is not None and "step_recorded" in row and not timed
-            ):  # pretending takes most of a turn's time
+            # Pretending takes most of a recorded turn's time.
+            if less is not None and "step_recorded" in row and not timed:
                 row["turn_recorded"] = round(less[0], digits)
             row |= {} if timed else {"waits": round(turn[1], 1)}
     return row | {"recorded": "step_recorded" in row}
