@@ -399,10 +399,11 @@ class Ridge(Method):
                 half = packed(gram_of_means([cross])) if means else update.weights[GRAM].detach()
                 once = type(self).loss is Method.loss and not several
                 images = update.examples if once else None
-                waiting[update.client] = half.clone(), cross.clone(), images
-                full = len(waiting) * half.nbytes >= AT_ONCE
-                if several or full or half.device.type == "cpu":
+                waiting[update.client] = half, cross, images
+                if several or half.device.type == "cpu" or len(waiting) * half.nbytes >= AT_ONCE:
                     judge(several)
+                else:  # what it sent may be overwritten before it is judged
+                    waiting[update.client] = half.clone(), cross.clone(), images
             yield update
         if waiting:
             judge()
