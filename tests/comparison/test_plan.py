@@ -433,6 +433,12 @@ def test_what_is_said_on_the_command_line_holds_on_every_data_set():
     assert not Plan(data="digits").data
 
 
+def test_a_folder_that_is_called_like_a_data_set_stays_a_folder():
+    entry = {"name": "pacs", "source": "folder", "root": "pacs"}
+    plan = load_plan(yaml.safe_load(Plan(data=[entry], hold_out=["a"]).to_yaml()))
+    assert plan.data[0].experiment == {"data": {"source": "folder", "root": "pacs"}}
+
+
 def test_a_data_set_twice_needs_names():
     with pytest.raises(ExperimentError, match=r"plan: data.*name what is alike"):
         Plan(data=["emoji", "emoji"])

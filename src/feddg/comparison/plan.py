@@ -112,9 +112,9 @@ class Collection(Settings):
             return entry
         data = {key: value for key, value in entry.items() if key not in cls.model_fields}
         fields = {"name": data.get("source")} | {k: v for k, v in entry.items() if k not in data}
-        if fields["name"] in DATA_SETS:
-            data = {"source": fields["name"]} | data
         experiment = merge(expand(fields.get("experiment") or {}), {"data": data} if data else {})
+        if fields["name"] in DATA_SETS and "data.source" not in leaves(experiment):
+            experiment = merge(experiment, {"data": {"source": fields["name"]}})
         return fields | {"experiment": experiment}
 
     def within(self, root: str | None) -> "Collection":
