@@ -56,7 +56,6 @@ OWN_SIZES = {
     "sketch_224": "224 pixels",
     "pacs_224_resnet50": "224, ResNet-50",
 }
-SEARCH = "baseline_three_clients_64"
 PUBLISHED = {
     "224 pixels, 1.5m images (FedIG-A)": ("90.4", "72.5", "72.6", "73.9", "77.4", ""),
     "224 pixels, some 300k (MCSAD)": ("", "", "", "", "82.8", ""),
@@ -389,17 +388,21 @@ def nuclei() -> str:
     return markdown(["method", *kinds], body)
 
 
-def baseline() -> str:
+def recipes(*names: str) -> str:
     """Returns recipes for FedAvg, best in-domain first: unseen / in-domain validation, in percent.
 
     Below stands how often in-domain validation chose well, over columns and numbers of images.
+
+    Args:
+        names: of the CSV files of one search.
     """
-    rows = pd.concat(pd.read_csv(DATA / f"{SEARCH}{part}.csv") for part in ("", "_further"))
+    rows = pd.concat(pd.read_csv(DATA / f"{name}.csv") for name in names)
     rows = rows.query("metric == 'accuracy' and over == 'domain_mean' and rule in ['final', 'ema']")
+    most = rows["budget"].max()
     keys = ["method", "held_out", "rule", "budget"]
     found = 100 * rows.pivot_table(index=keys, columns="split", values="value")[["test", "id_val"]]
     of_last = found.xs("final", level="rule")
-    inside = of_last["id_val"].unstack(["budget", "held_out"])[60_000]
+    inside = of_last["id_val"].unstack(["budget", "held_out"])[most]
     body = []
     for recipe, mean in inside.mean(axis=1, skipna=False).sort_values(ascending=False).items():
         cells = [recipe]
@@ -408,7 +411,7 @@ def baseline() -> str:
                 cells.append("")
                 continue
             last, means = (
-                " / ".join(f"{value:.1f}" for value in found.loc[recipe, column, rule, 60_000])
+                " / ".join(f"{value:.1f}" for value in found.loc[recipe, column, rule, most])
                 for rule in ("final", "ema")
             )
             cells.append(f"{last} ({means})")
@@ -472,7 +475,8 @@ def tables() -> dict[str, str]:
         "front": front(),
         "advice": advice(),
         "converged": converged(),
-        "baseline": baseline(),
+        "baseline": recipes("baseline_three_clients_64", "baseline_three_clients_64_further"),
+        "baseline_short_turns": recipes("baseline_hundred_clients_64"),
         "recipe_columns": recipe_columns(),
         "many_domains": many_domains(),
         "own_size": own_size(),
