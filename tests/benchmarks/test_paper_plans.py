@@ -94,6 +94,7 @@ OUR_OWN = {
     "methods/bai_pacs_64": 14 * 4 * 2 * 2,
     "methods/fourteen_domains_64": 11 * 14,
     "methods/fourteen_rates_64": 10 * 3,
+    "methods/fourteen_rates_64_lower": 5 * 2,
     "baseline/three_clients_64": 16 * 2,
     "baseline/three_clients_64_further": 7 * 2,
     "baseline/hundred_clients_64": 6 * 2,
