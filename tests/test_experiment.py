@@ -160,6 +160,18 @@ def test_a_presets_share_of_clients_gives_way_to_the_number_that_is_said():
     assert "the 20 of preset office_home" in found.source
 
 
+def test_passes_that_are_asked_for_are_taken_in_place_of_a_presets_steps():
+    asked = {"data": "digits", "preset": "strong", "train": {"local_epochs": 3}}
+    train = Experiment(**asked).train
+    assert (train.local_epochs, train.local_steps, train.lr) == (3, None, 0.001)
+    both = Experiment(**merge(asked, {"train": {"local_steps": 16}}))
+    assert both.train.local_steps == 16
+    for one in (Experiment(**asked), both):
+        assert Experiment(**fewest_fields(one)) == one
+    assert explain(asked)["train.local_steps"].source == "local_epochs"
+    assert Experiment(data="digits", preset="strong").train.local_steps == 16
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

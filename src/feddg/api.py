@@ -227,7 +227,7 @@ def compare(
     if isinstance(plan, list | tuple):
         axes, plan = {"methods": plan, **axes}, None
     whole = load_plan(plan or {})
-    whole = load_plan(whole.model_dump() | axes) if axes else whole
+    whole = whole.saying(axes)
     whole = plan_with_weights_at_hand(
         whole.fixed(merge(expand(given), expand(dict(overrides or {}))))
     )

@@ -405,11 +405,15 @@ def layers(given: Fields) -> tuple[str, list[tuple[str, Fields]]]:
             f"unknown preset {preset!r}{nearest(preset, defined)}; there are: {', '.join(defined)}"
         )
     method = method_class(str(given.get("method", {}).get("name", "fedavg")).lower())
+    train = given.get("train", {})
+    passes = train.get("local_epochs") is not None and "local_steps" not in train
     return preset, [
         (f"preset {preset}", expand(dict(defined[preset]))),
         *_from_scratch(given, preset, source),
         (f"preset of {method.name}", expand(method.presets.get("*", {}))),
         (f"preset of {method.name} for {preset}", expand(method.presets.get(preset, {}))),
+        # A preset's number of steps would be taken in place of the passes that are asked for.
+        *([("local_epochs", {"train": {"local_steps": None}})] if passes else []),
         ("you said", given),
     ]
 

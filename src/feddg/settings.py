@@ -372,7 +372,7 @@ class TrainSettings(Settings):
         if self.schedule_by == "epoch" and self.local_steps:
             raise ValueError(
                 "schedule_by: epoch needs rounds of epochs, and local_steps is "
-                f"{self.local_steps}: leave that out, or say schedule_by: step"
+                f"{self.local_steps}: set that to none, or say schedule_by: step"
             )
         return self
 

@@ -177,6 +177,8 @@ def test_mistakes_are_named(subtests):
         ({"hold_out": "lodo", "base": BASE | {"preset": 5}}, "unknown preset '5'"),
         ({"settings": {"train.lr": []}}, r"settings has no value for train\.lr"),
         ({"settings": {"method": ["fedavg", "ridge"]}}, r"say methods: \[fedavg, ridge\]"),
+        ({"settings": {"hold_out.test": [["ink"]]}}, "held out is a column"),
+        ({"methods": [{"name": "fedavg", "experiment": {"hold_out": "ink"}}]}, "is a column"),
     ]:
         with subtests.test(text), pytest.raises((ExperimentError, DataError), match=text):
             expand_plan(plan(**fields))
@@ -431,6 +433,46 @@ def test_what_is_said_on_the_command_line_holds_on_every_data_set():
     assert plan.fixed({"data": "digits"}).data == ()
     assert Plan(data="digits").base == {"data": {"source": "digits"}}
     assert not Plan(data="digits").data
+
+
+def test_what_varies_on_several_data_sets_is_kept_where_nothing_is_said_of_it():
+    axes = {"data.image_size": [16, 24], "train.lr": [0.1, 0.2]}
+    plan = Plan(**SEVERAL | {"settings": axes, "tune": {"settings": {"data.id_val": [0.1, 0.2]}}})
+    assert plan.fixed({}) == plan
+    fixed = plan.fixed({"data": {"image_size": 32}})
+    assert {*fixed.settings} == {"train.lr"}
+    assert fixed.tune == plan.tune
+
+
+def test_domains_are_held_out_as_they_are_said_to_be_on_every_data_set():
+    def held_out(plan):
+        return {cell.column for cell in expand_plan(plan)}
+
+    data, ink = ["emoji", {"name": "digits", "hold_out": ["chalk"]}], {"hold_out": "mono"}
+    base = SEVERAL["base"]
+    each = {f"emoji, {style}" for style in ("noto", "blob", "emojitwo", "mono")}
+    plan = Plan(base=base, data=data)
+    assert held_out(plan) == {*each, "digits, chalk"}
+    assert held_out(Plan(base=base | ink, data=data)) == {"emoji, mono", "digits, chalk"}
+    own = [{"name": "emoji", "experiment": ink}, data[1]]
+    assert held_out(Plan(base=base, data=own)) == {"emoji, mono", "digits, chalk"}
+    assert {cell.experiment.hold_out.test for cell in expand_plan(plan.fixed(ink))} == {("mono",)}
+    said = plan.saying({"hold_out": ["mono", 2019]})
+    assert held_out(said) == {
+        f"{name}, {d}" for name in ("emoji", "digits") for d in ("mono", 2019)
+    }
+    assert len(expand_plan(plan.fixed({"data": "emoji"}))) == 4 * len(plan.methods)
+
+
+def test_the_folder_that_is_said_is_that_of_every_data_set_that_needs_one():
+    needs, inside = {"name": "near", "source": "folder"}, {"name": "far", "root": "far"}
+    plan = Plan(data=["emoji", needs, inside | {"source": "folder"}])
+    roots = [e.experiment["data"].get("root") for e in plan.fixed({"data": {"root": "all"}}).data]
+    assert roots == [None, "all", "all/far"]
+    base = {"data": {"source": "pacs", "root": "here"}}
+    plan = Plan(base=base, data=[{"name": "small", "image_size": 16}])
+    (entry,) = plan.fixed({"data": {"root": "there"}}).data
+    assert entry.experiment["data"] == {"root": "there", "image_size": 16}
 
 
 def test_a_folder_that_is_called_like_a_data_set_stays_a_folder():

@@ -553,6 +553,14 @@ def test_two_results_for_a_cell_are_refused_where_tables_would_mix_them(tmp_path
         Results.read(path)
 
 
+def test_a_run_of_two_plans_is_not_two_domains(tmp_path):
+    """The same run is a column of a plan on one data set, and of one over several."""
+    again = GOOD.replace("sketch,,", 'sketch,"{""data"": ""digits""}",')
+    path = results_file(tmp_path, text=HEADS + GOOD + again)
+    with pytest.raises(RunError, match=r"0123abcd is there as sketch and as digits, sketch"):
+        Results.read(path)
+
+
 def test_a_file_that_cannot_be_written_is_said_before_anything_is_run(tmp_path):
     (tmp_path / "a_file").write_text("not a folder")
     path = tmp_path / "a_file" / "kept.csv"
@@ -691,6 +699,21 @@ def test_a_run_that_ends_below_a_budget_is_told_of(folder_maker):
 def test_runs_whose_folders_have_one_name_go_by_their_paths(folder_maker):
     first, second = (folder_maker(f"{name}/run").write() for name in "ab")
     assert results_of([first, second, first]).methods == [f"pardon ({first})", f"pardon ({second})"]
+
+
+def test_domains_of_one_name_in_two_folders_are_two(folder_maker):
+    folders = []
+    for folder, method in itertools.product("ab", ("pardon", "fedavg")):
+        maker = folder_maker(f"{folder}-{method}")
+        maker.method = method
+        fields = maker.experiment()
+        fields["data"] |= {"source": "folder", "root": f"/images/{folder}"}
+        maker.experiment = lambda fields=fields: fields
+        folders.append(maker.write())
+    results = results_of(folders)
+    assert {row.domain for row in results.rows} == {"a, photo", "b, photo"}
+    assert {row.collection for row in results.rows} == {"a", "b"}
+    assert len(results.methods) == 2
 
 
 def test_a_comparison_whose_model_learned_nothing_is_told_the_flag_that_compare_has(

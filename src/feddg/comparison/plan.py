@@ -115,14 +115,23 @@ class Collection(Settings):
         experiment = merge(expand(fields.get("experiment") or {}), {"data": data} if data else {})
         if fields["name"] in DATA_SETS and "data.source" not in leaves(experiment):
             experiment = merge(experiment, {"data": {"source": fields["name"]}})
+        if held_out := experiment.pop("hold_out", None):
+            fields["hold_out"] = fields.get("hold_out") or [held_out]
         return fields | {"experiment": experiment}
 
-    def within(self, root: str | None) -> "Collection":
-        """Returns it with its folder inside ``root``; as it is if it names none."""
-        folder = leaves(self.experiment).get("data.root")
-        if root is None or folder is None:
+    def within(self, root: str | None, around: str | None = None) -> "Collection":
+        """Returns it with its folder inside ``root``, or in place of what the plan says for all.
+
+        Args:
+            root: said beside the plan; None if nothing is.
+            around: the folder in the plan's ``base``.
+        """
+        data = self.experiment.get(DATA, {})
+        folder = data.get("root")
+        if root is None or (folder is None and around is None and data.get("source") != "folder"):
             return self
-        fields = merge(self.experiment, {"data": {"root": str(Path(root) / folder)}})
+        inside = str(root if folder is None else Path(root) / folder)
+        fields = merge(self.experiment, {DATA: {"root": inside}})
         return self.model_copy(update={"experiment": fields})
 
 
@@ -135,6 +144,13 @@ def _rule_name(value: str) -> str:
 
 def _counted(value: object) -> Any:
     return list(range(value)) if isinstance(value, int) else value
+
+
+def _names(value: object) -> object:
+    """Accepts numbers, such as years, as names of domains."""
+    if not isinstance(value, list | tuple):
+        return value
+    return [str(entry) if isinstance(entry, int) else entry for entry in value]
 
 
 def _alone(*kinds: type) -> BeforeValidator:
@@ -193,7 +209,7 @@ class Tune(Settings):
 
 Protocol = Literal["lodo", "ltdo", "ltdo-all"]
 PROTOCOLS = get_args(Protocol)
-HoldOuts = Annotated[Protocol | tuple[object, ...] | None, _alone(dict)]
+HoldOuts = Annotated[Protocol | tuple[object, ...] | None, BeforeValidator(_names), _alone(dict)]
 DATA = "data"
 """The axis of a plan over several data sets."""
 
@@ -293,12 +309,19 @@ class Plan(Settings):
         over = expand(dict(overrides))
         collections: list[Fields] = []
         if self.data and "data.source" not in leaves(over):
-            root = over.get(DATA, {}).get("root")
-            over[DATA] = {key: v for key, v in over.get(DATA, {}).items() if key != "root"}
+            own, around = over.pop(DATA, {}), expand(self.base).get(DATA, {}).get("root")
+            root = own.get("root")
+            if rest := {key: value for key, value in own.items() if key != "root"}:
+                over[DATA] = rest
             collections = [
-                dict(entry) | {"experiment": _replaced(entry.within(root).experiment, over)}
+                dict(entry)
+                | {"experiment": _replaced(entry.within(root, around).experiment, over)}
+                | ({"hold_out": None} if "hold_out" in over else {})
                 for entry in self.data
             ]
+        hold_out = self.hold_out
+        if self.data and not collections:  # one data set in place of several
+            hold_out = hold_out or _each_in_turn(expand(self.base))
         paths, clients = leaves(over), over.get("clients", {})
         settings = over.get("method", {}).get("settings", {})
         variants = [
@@ -319,14 +342,21 @@ class Plan(Settings):
             "base": merge(expand(self.base), {k: v for k, v in over.items() if k != "seed"}),
             "methods": variants,
             "heterogeneity": () if "clients.heterogeneity" in paths else self.heterogeneity,
-            "hold_out": None if "hold_out" in over else self.hold_out,
+            "hold_out": None if "hold_out" in over else hold_out,
             "budgets": () if "train.rounds" in paths else self.budgets,
             "settings": _unsaid(self.settings, paths),
             "clients": list(dict.fromkeys(pairs)),
             "seeds": (over["seed"],) if "seed" in over else self.seeds,
             "tune": self.tune.model_dump() | {"settings": tried} if self.tune and tried else None,
         }
-        return Plan(**self.model_dump() | changes) if over else self
+        return Plan(**self.model_dump() | changes) if over or collections else self
+
+    def saying(self, axes: Mapping[str, object]) -> "Plan":
+        """Returns the plan with other values of its fields; a hold-out holds on all data sets."""
+        fields = self.model_dump() | dict(axes)
+        if "hold_out" in axes and DATA not in axes:
+            fields[DATA] = [entry | {"hold_out": None} for entry in fields[DATA]]
+        return Plan(**fields) if axes else self
 
     def to_yaml(self) -> str:
         """Returns the plan as YAML."""
@@ -555,14 +585,20 @@ def plan_on(plan: Plan, entry: Collection) -> Plan:
         )
         for variant in plan.methods
     ]
+    base = merge(expand(plan.base), entry.experiment)
     changes = {
         DATA: (),
-        "base": merge(expand(plan.base), entry.experiment),
-        "hold_out": entry.hold_out or plan.hold_out or PROTOCOLS[0],
+        "base": base,
+        "hold_out": entry.hold_out or plan.hold_out or _each_in_turn(base),
         "domains": entry.domains or plan.domains,
         "methods": tuple(methods),
     }
     return plan.model_copy(update=changes)
+
+
+def _each_in_turn(base: Fields) -> Protocol | None:
+    """What a plan over several data sets holds out if it says nothing: each domain in turn."""
+    return None if base.get("hold_out") else "lodo"
 
 
 def _axes(plan: Plan) -> list[list[Point | None]]:
@@ -680,11 +716,18 @@ def setting_point(field: str, value: object) -> Point:
 
 
 def _check_fields(plan: Plan) -> None:
-    """Refuses a method setting that no method of the plan has, and fields that have no effect."""
+    """Refuses a method setting that no method of the plan has, and fields that say a column's."""
     base, variants = expand(plan.base), [expand(variant.experiment) for variant in plan.methods]
     named = base.get("method", {}).get("name")
     unused = [("seed", [fields["seed"]]) for fields in (base, *variants) if "seed" in fields]
     unused += [(n, [*plan.settings[n]]) for n in ("seed", "method") if n in plan.settings]
+    if any(
+        name.split(".")[0] == "hold_out" for fields in (*variants, plan.settings) for name in fields
+    ):
+        raise ExperimentError(
+            "plan: what is held out is a column of the table, the same for all methods; say "
+            "hold_out of the plan"
+        )
     if named and any(variant.method != named for variant in plan.methods):
         unused.append(("method", [named]))
     for name, tried in plan.settings.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from feddg.comparison.plan import Plan, expand_plan
+from feddg.comparison.plan import DATA, Plan, expand_plan
 from feddg.comparison.results_file import (
     BUDGET,
     HASHES,
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 COMPARISON = "comparison.json"
 _NOT_CONDITIONS = ("name", "device", "seed", "preset", "hold_out", "method", "precision")
+_OF_IMAGES = ("data.source", "data.root", "data.options")
 _OF_MARGINS = [
     *(BUDGET, "method", "other", "difference", "low", "high", "detectable", "p", "p_holm"),
     *("domains", "seeds_low", "seeds_high", "seeds"),
@@ -132,7 +133,7 @@ class Results:
         """Puts rows into the cells of a plan; without a plan, each row is its own cell.
 
         Raises:
-            RunError: there are two rows for a place.
+            RunError: there are two rows for a place, or without a plan two domains for a run.
             ExperimentError: a cell of the plan is not a valid experiment.
         """
         by_place: dict[Place, ResultRow] = {}
@@ -144,6 +145,16 @@ class Results:
                     f"there twice, as {there.experiment} and as {row.experiment}; keep one"
                 )
         if plan is None:
+            domains: dict[tuple[object, ...], str] = {}
+            for row in rows:
+                run = row.experiment, row.method, row.held_out, row.seed, row.budget
+                first = domains.setdefault(run, row.domain) if row.experiment else row.domain
+                if first != row.domain:
+                    raise RunError(
+                        f"{name}: experiment {row.experiment} is there as {first} and as "
+                        f"{row.domain}, of two plans, and would count twice; give each plan a "
+                        "results file of its own"
+                    )
             return cls(name, name, rows)
         cells = [row for cell in expand_plan(plan) for row in ResultRow.all_of(cell)]
         content = ComparisonFile.of(plan, cells)
@@ -416,6 +427,7 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
         flatten({k: v for k, v in run.settings.items() if k not in _NOT_CONDITIONS})
         for run in complete
     ]
+    data_sets = _data_sets(others)
     alike = grouped(zip(labels, others)).values()
     axes = dict.fromkeys(axis for group in alike for axis in differing(group))
     conditions = [{axis: fields.get(axis, "") for axis in axes} for fields in others]
@@ -425,6 +437,7 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
             for label, condition in zip(labels, conditions)
         ]
         conditions = [{} for _ in complete]
+    conditions = [of_data | own for of_data, own in zip(data_sets, conditions)]
     rows = [
         ResultRow(
             method=plain_text(label),
@@ -450,6 +463,27 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
     name = title or f"{len(runs)} runs"
     incomplete = [(run.folder.name, _state(run)) for run in runs if run.status != "completed"]
     return Results(name=name, title=name, rows=rows, open=incomplete)
+
+
+def _data_sets(settings: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Moves what names a run's images out of its settings, into a condition as plans have it.
+
+    Returns:
+        The condition of each run; nothing if all runs have the same images.
+    """
+    read = [
+        {name: fields[name] for name in fields if name.startswith(_OF_IMAGES)}
+        for fields in settings
+    ]
+    texts = [", ".join(fields.values()) for fields in read]
+    if len({*texts}) < 2:
+        return [{} for _ in settings]
+    for fields, own in zip(settings, read):
+        for name in own:
+            del fields[name]
+    short = dict(zip(texts, (Path(of.get("data.root") or of["data.source"]).name for of in read)))
+    unique = len({*short.values()}) == len(short)
+    return [{DATA: short[text] if unique else text} for text in texts]
 
 
 def differing(settings: Sequence[Mapping[str, str]]) -> list[str]:

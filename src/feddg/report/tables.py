@@ -126,7 +126,8 @@ def column_groups(results: Results, axis: str | None = None) -> dict[str, Sequen
     """The columns by heading: each one or each value of an axis, and the average if several."""
     groups = results.columns_by(axis) if axis else {column: [column] for column in results.columns}
     named: dict[str, Sequence[str]] = {readable(name): group for name, group in groups.items()}
-    return named | ({"Average": results.columns} if len(groups) > 1 else {})
+    whole = "All domains" if axis == DATA else "Average"  # of data sets with unlike numbers of them
+    return named | ({whole: results.columns} if len(groups) > 1 else {})
 
 
 def accuracy_table(
