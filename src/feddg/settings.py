@@ -330,7 +330,9 @@ class TrainSettings(Settings):
         0, ge=0, description="first rounds, in which the learning rate rises to its full value"
     )
     schedule_final: Fraction = Field(
-        0.0, description="cosine, linear: what the learning rate falls to, as a share of it"
+        0.0,
+        description="cosine, linear: the share of the learning rate that the schedule would reach "
+        "at the end of the last round",
     )
     schedule_steps: tuple[Fraction, ...] = Field(
         (0.5, 0.75), description="step: after which shares of the rounds the learning rate falls"
