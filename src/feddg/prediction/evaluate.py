@@ -186,7 +186,7 @@ def decide_run(
     outputs: list[Outputs] = []
     replace(evaluation, decision=None).scores(trained.predictor(), outputs)
     with RunFolder(path) as open_folder:
-        write_details(open_folder, evaluation, outputs)
+        write_details(open_folder, evaluation, outputs, trained.which, trained.round)
     return read_run(path).details
 
 
