@@ -75,3 +75,23 @@ def test_a_rule_about_several_fields_is_said_without_all_of_them():
     with pytest.raises(ExperimentError) as said:
         Experiment(data="digits", train={"rounds": 4, "warmup_rounds": 4})
     assert "warmup_rounds" in str(said.value)
+
+
+def test_what_is_said_of_a_decision_counts_or_is_refused(subtests):
+    for fields, words in [
+        ({"specificity": 0.9}, "specificity is of a decision about a class: name it"),
+        ({"sensitivity": 0.9}, "sensitivity is of a decision"),
+        ({"prevalence": 0.1}, "prevalence is of a decision"),
+        ({"decision": "a", "specificity": 0.9, "sensitivity": 0.9}, "leave one of them out"),
+        ({"decision": "a", "specificity": 0.95, "sensitivity": 0.9}, "leave one of them out"),
+    ]:
+        with subtests.test(fields=fields), pytest.raises(ExperimentError, match=words):
+            Experiment(data="digits", evaluate=fields)
+    for fields in (
+        {},
+        {"decision": "a", "sensitivity": 0.9},
+        {"decision": "a", "specificity": 0.9},
+    ):
+        with subtests.test(fields=fields):  # as a run's file has it, with every default
+            stored = EvaluateSettings(**fields).model_dump()
+            assert EvaluateSettings(**stored).model_dump() == stored

@@ -498,8 +498,17 @@ class SubgroupRow(Row):
 
 
 class Details(JsonFile):
-    """What the final model gives image by image, summed up."""
+    """What one of a run's models gives image by image, summed up; without an adaptation.
 
+    Attributes:
+        which: the selection rule of the model; None if an earlier version did not say.
+        round: the round it is from.
+        decision: about a class; None without one.
+        subgroups: accuracy by subgroup.
+    """
+
+    which: str | None = None
+    round: int | None = None
     decision: DecisionTable | None = None
     subgroups: list[SubgroupRow] = Field(default_factory=list)
 

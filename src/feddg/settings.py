@@ -24,13 +24,15 @@ Fields = dict[str, Any]
 """Fields of an experiment by name, nested as in its file."""
 IMAGENET: Final = "imagenet"
 """Value of ``model.weights`` for ImageNet weights from a package, timm or torchvision."""
+OF_DECISION: Final = ("decision", "specificity", "sensitivity", "prevalence")
+"""Fields of ``evaluate`` about one class."""
 _SHORT = {
     "data": "root split_file group_by subgroups image_size",
     "clients": "heterogeneity alpha partition shards quantity_alpha",
     "train": "rounds local_epochs local_steps batch_size optimizer lr schedule augmentation",
     "model": "backbone weights embedding normalization",
     "server": "averaging",
-    "evaluate": "decision specificity sensitivity prevalence",
+    "evaluate": " ".join(OF_DECISION),
 }
 SHORTHANDS = {
     "method": "method.name",
@@ -330,7 +332,9 @@ class TrainSettings(Settings):
         0, ge=0, description="first rounds, in which the learning rate rises to its full value"
     )
     schedule_final: Fraction = Field(
-        0.0, description="cosine, linear: what the learning rate falls to, as a share of it"
+        0.0,
+        description="cosine, linear: the share of the learning rate that the schedule would reach "
+        "at the end of the last round",
     )
     schedule_steps: tuple[Fraction, ...] = Field(
         (0.5, 0.75), description="step: after which shares of the rounds the learning rate falls"
@@ -485,6 +489,23 @@ class EvaluateSettings(Settings):
         description="how the domains of validation become one number for select_by; pooled, each "
         "image counted once, goes with accuracy alone",
     )
+
+    @model_validator(mode="after")
+    def _asks_for_one_decision(self) -> "EvaluateSettings":
+        fields, said = type(self).model_fields, self.model_fields_set
+        changed = [name for name in OF_DECISION if getattr(self, name) != fields[name].default]
+        if changed and self.decision is None:
+            raise ValueError(
+                f"{changed[0]} is of a decision about a class: name it (decision), or leave "
+                f"{changed[0]} out"
+            )
+        # A run's file names every field; there the default was not asked for.
+        asked = "specificity" in said and len(said) < len(fields)
+        if self.sensitivity is not None and (asked or "specificity" in changed):
+            raise ValueError(
+                "a threshold reaches specificity or sensitivity: leave one of them out"
+            )
+        return self
 
     def after(self, round: int, rounds: int) -> bool:
         """Whether the model is evaluated after ``round``, from 1, of ``rounds``."""

@@ -19,6 +19,7 @@ from feddg.prediction.card import model_card
 from feddg.prediction.classifier import describe_model
 from feddg.prediction.export import MODEL_CARD, ensure_card, export_run
 from feddg.prediction.model import load_trained
+from feddg.prediction.model_file import OWN_WAY
 from feddg.runs import execute
 from feddg.runs.reading import read_run
 from feddg.text import percent
@@ -149,3 +150,18 @@ def test_a_card_has_decision_subgroups_and_who_was_forgotten_in_the_order_of_the
     assert f"| {row.auroc[0]:.1%} ({row.auroc[1]:.1%} to {row.auroc[2]:.1%}) |" in card
     assert "| scanner s3 | test |" in card
     assert "counts groups of them" in card
+
+
+def test_a_card_has_a_threshold_only_if_it_is_its_models(averaged, cache):
+    def card(which, **changes):
+        about = describe_model(averaged, load_trained(averaged, which=which))
+        return model_card(averaged, about.model_copy(update=changes))
+
+    own = f"from a probability of {read_run(averaged).details.decision.threshold:.3g} on"
+    assert own in card("ema")
+    assert own in card("ema", adaptation=OWN_WAY)
+    for text in (card("ema", adaptation="global"), card("swa")):
+        assert own not in text
+        assert "## Decision: 3, or not\n\nThe run's threshold is for another" in text
+    assert "for this one without the test-time adaptation" in card("ema", adaptation="global")
+    assert "--decision CLASS --which swa" in card("swa")

@@ -16,6 +16,7 @@ from feddg.errors import AdaptationError, ExperimentError
 from feddg.evaluation.adaptation import ADAPTATIONS
 from feddg.experiment import Experiment
 from feddg.prediction.evaluate import (
+    decide_run,
     evaluate_run,
     results_file,
     write_image_results,
@@ -128,12 +129,15 @@ def test_choosing_a_clients_model_needs_validation_images(cache):
 # Results by image: what is in the file, who may read it, and two runs compared by it.
 
 
-pyarrow = pytest.importorskip("pyarrow", reason="needs PyArrow: pip install 'feddg[parquet]'")
-arrow = pytest.importorskip("pyarrow.parquet")
+@pytest.fixture(scope="module")
+def arrow():
+    return pytest.importorskip(
+        "pyarrow.parquet", reason="needs PyArrow: pip install 'feddg[parquet]'"
+    )
 
 
 @pytest.fixture(scope="module")
-def comparison(tmp_path_factory, cache):
+def comparison(arrow, tmp_path_factory, cache):
     train = {**SETTINGS["train"], "rounds": 1, "local_steps": 8}
     fields = {key: value for key, value in SETTINGS.items() if key != "hold_out"}
     fields["data"] = {**SETTINGS["data"], "image_size": 8}
@@ -151,7 +155,7 @@ def folders(comparison):
     return {cell.method: cell.folder for cell in comparison.cells}
 
 
-def test_the_file_holds_what_the_rows_count(folders):
+def test_the_file_holds_what_the_rows_count(arrow, folders):
     folder = folders["fedavg"]
     file = results_file(folder)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -197,9 +201,46 @@ def test_clients_without_a_model_in_common_have_none_and_are_told_of(folders, ca
     assert "every client has a model of its own" in reason.text
 
 
-def test_another_model_has_a_file_of_its_own(folders, cache):
+def test_another_model_has_a_file_of_its_own(arrow, folders, cache):
     folder = folders["fedprox"]
     written = write_image_results(folder, which="best_in_domain", cache=cache)
     assert written == results_file(folder, "best_in_domain")
     about = json.loads(arrow.read_schema(written).metadata[b"feddg"])
     assert about["which"] == "best_in_domain"
+
+
+# Decisions: what a finished run is asked again, and with what.
+
+
+def test_what_a_run_was_asked_for_is_kept_unless_something_else_is_said(averaged, cache):
+    def asked(*about, **options):
+        made = decide_run(averaged, *about, cache=cache, **options).decision
+        return made.of, made.target, made.reached, made.rows[0].prevalence
+
+    assert asked("3", which="swa") == asked() == ("3", "sensitivity", 0.9, 0.1)
+    assert asked("3", specificity=0.8) == ("3", "specificity", 0.8, 0.1)
+    assert asked(sensitivity=0.7, prevalence=0.2) == ("3", "sensitivity", 0.7, 0.2)
+    *other, prevalence = asked("4")
+    assert other == ["4", "specificity", 0.95]
+    assert prevalence != 0.1
+
+
+def test_an_option_of_a_decision_does_something_or_is_refused(
+    averaged, finished, monkeypatch, cache, subtests
+):
+    monkeypatch.setenv("FEDDG_CACHE", str(cache))
+
+    def told(folder, *options):
+        return CliRunner().invoke(app, ["evaluate", str(folder), "--json", *options])
+
+    done = told(averaged, "--sensitivity", ".8")
+    assert json.loads(done.stdout)["decision"]["reached"] == 0.8
+    assert not (averaged / "adaptation.jsonl").exists()
+    for options, words in [
+        (["--sensitivity", ".9"], "decides about no class: name one, with --decision CLASS"),
+        (["--prevalence", ".1"], "decides about no class"),
+        (["--decision", "3", "--specificity", ".95", "--sensitivity", ".9"], "leave one of them"),
+        (["--decision", "3", "--specificity", "1"], "evaluate: specificity: Input should be less"),
+    ]:
+        with subtests.test(options=options):
+            assert words in str(told(finished, *options).exception)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from types import SimpleNamespace
 
 import numpy
@@ -17,11 +18,12 @@ from feddg.evaluation.accuracy import energy
 from feddg.evaluation.metrics import area_under_roc
 from feddg.experiment import load_stored
 from feddg.prediction.classifier import image_files
+from feddg.prediction.evaluate import decide_run
 from feddg.prediction.model import load_model
 from feddg.prediction.predict import predict, predict_files, prediction_of
 from feddg.runs.execute import OOD_SCORE, read_energy_threshold
 from feddg.runs.prepare import load_images
-from feddg.runs.reading import EXPERIMENT
+from feddg.runs.reading import EXPERIMENT, read_run
 from trained_runs import read_csv, write_images
 
 
@@ -285,3 +287,47 @@ def test_predict_does_not_advise_settings_of_training(finished, tmp_path):
     tifffile.imwrite(tmp_path / "float.tif", numpy.zeros((16, 16), numpy.float32))
     (row,) = predict(finished, tmp_path / "float.tif")
     assert row.reason == "floating-point pixels without a known range"
+
+
+def test_a_threshold_cuts_only_the_model_that_it_was_chosen_for(
+    averaged, images, tmp_path, cache, subtests
+):
+    def column(**options):
+        predict_files(averaged, [images], tmp_path / "x.csv", probabilities=True, **options)
+        rows = read_csv(tmp_path / "x.csv")
+        return [(row["decision: 3"] == "yes", float(row["probability: 3"])) for row in rows]
+
+    def refused(words, **options):
+        with pytest.raises(DataError, match=words):
+            column(**options)
+
+    own = read_run(averaged).details
+    assert (own.which, own.round) == ("ema", 3)
+    assert column(decision="3") == [
+        (s >= own.decision.threshold, s) for _, s in column(decision="3")
+    ]
+    refused("for another model \\(ema, round 3\\), and this one is swa", decision="3", which="swa")
+    refused("without an adaptation: leave out --adapt global", decision="3", adapt="global")
+    other = decide_run(averaged, "3", which="swa", cache=cache).decision.threshold
+    assert other != own.decision.threshold
+    again = f"`feddg evaluate {averaged} --decision 3 --sensitivity 0.9 --which ema`"
+    refused(re.escape(again), decision="3")
+    found = column(decision="3", which="swa")
+    assert [yes for yes, _ in found] == [share >= other for _, share in found]
+    for options in ({}, {"which": "final"}, {"adapt": "global"}):
+        with subtests.test(**options):
+            assert all(yes for yes, _ in column(threshold=1e-9, **options))
+    file = averaged / "details.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({"decision": content["decision"]}))
+    refused("for a model that was not recorded", decision="3")
+
+
+def test_a_round_chosen_by_validation_is_the_final_one_where_it_is_the_last(
+    averaged, images, tmp_path, cache
+):
+    decide_run(averaged, "3", which="final", cache=cache)
+    done = predict_files(
+        averaged, [images], tmp_path / "x.csv", decision="3", which="best_in_domain"
+    )
+    assert done.classifier.description.round == 3

@@ -48,6 +48,22 @@ def test_a_runs_page_says_what_is_decided_and_where_the_threshold_is_from(done):
     assert sum(value == "scanner: s4" for value in values) == 3  # test and in-domain
 
 
+def test_a_page_names_the_model_of_its_decision_where_it_is_another(done):
+    run = read_run(done.folders[0])
+    assert (run.details.which, run.details.round) == (run.default_rule.name, 1)
+
+    def said(**changes):
+        vars(run)["details"] = run.details.model_copy(update=changes)
+        sections = {section.title: section for section in run_page(run).sections}
+        return [sections[title].blocks[0].text for title in ("Decision", "Subgroups")]
+
+    assert all("of the model" not in text for text in said())
+    other = "This is of the model “mean of the last rounds” (round 1), not of the one that the rest"
+    assert all(text.startswith(other) for text in said(which="swa"))
+    unknown = "It was not recorded of which of the run's models this is."
+    assert said(which=None, round=None) == [unknown] * 2
+
+
 def test_a_comparison_has_the_decisions_metrics_with_paired_differences(done):
     results = done.results
     table = next(s for s in comparison_page(results).sections if s.title == "Decision").blocks[0]

@@ -15,7 +15,7 @@ from feddg.prediction.travel import new_site
 from feddg.records import TEST, VAL, NumberRow
 from feddg.runs.diagnostics import split_accuracy
 from feddg.runs.reading import LedgerRecord, Run, read_run
-from feddg.runs.table import SELECTION_RULES
+from feddg.runs.table import SELECTION_RULES, is_same_model
 from feddg.settings import IMAGENET, grouped
 
 TAG, TASK = "federated-learning", "image-classification"
@@ -45,6 +45,8 @@ def model_card(run: Path | str, about: ModelDescription) -> str:
     rows = clients.clients if clients else ()
     domains = [sum(counts) for counts in zip(*(client.domains for client in rows))]
     classes = [sum(counts) for counts in zip(*(client.classes for client in rows))]
+    details, plain = record.details, about.adaptation in (None, OWN_WAY)
+    own = is_same_model(details, about.model, about.round)
     return _template().render(
         record=record,
         about=about,
@@ -61,8 +63,9 @@ def model_card(run: Path | str, about: ModelDescription) -> str:
         weights=weights,
         license=license,
         releases=list(record.privacy.values()),
-        decision=record.details.decision,
-        subgroups=record.details.subgroups,
+        decision=details.decision,
+        decided=own and plain,
+        subgroups=details.subgroups if own else [],
         forgotten=[id for row in record.rounds for id in row.forgotten],
     )
 

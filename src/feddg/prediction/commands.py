@@ -179,13 +179,13 @@ def evaluate(
     """Measure a run's model under test-time adaptations.
 
     The results are kept in the run's adaptation.jsonl. With --predictions alone, only what the
-    model makes of every image is written; with --decision alone, what it decides about a class is
-    measured and kept in details.json.
+    model makes of every image is written. With --decision, or another option of it for the run's
+    own, what the model decides about a class is measured and kept in details.json.
     """
     from feddg.prediction import evaluate as measured
 
     of_model = {name: value for name, value in options.items() if name != "personal"}
-    if "decision" in about:
+    if about:
         decide = measured.decide_run if as_json else measured.decide
         details = decide(folder, **about, **of_model)
         if as_json:

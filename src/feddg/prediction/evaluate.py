@@ -30,7 +30,7 @@ from feddg.runs.folder import RunFolder
 from feddg.runs.prepare import Images, build_evaluation, cache_folder, load_images
 from feddg.runs.provenance import IMAGES, check_images
 from feddg.runs.reading import ADAPTED, OWN, read_adapted, read_run, require_run
-from feddg.settings import EvaluateSettings, grouped
+from feddg.settings import OF_DECISION, EvaluateSettings, grouped
 from feddg.storage import file_faults, is_file, replace_file
 
 FILE = "predictions.parquet"
@@ -136,9 +136,9 @@ def evaluate_run(
 
 def decide_run(
     folder: Path | str,
-    decision: str,
+    decision: str | None = None,
     *,
-    specificity: float = 0.95,
+    specificity: float | None = None,
     sensitivity: float | None = None,
     prevalence: float | None = None,
     which: str | None = None,
@@ -152,35 +152,41 @@ def decide_run(
 
     Args:
         folder: the run's folder, with at least one completed round.
-        decision: the class.
-        specificity: what the threshold reaches on in-domain validation, in (0, 1).
+        decision: the class; by default the experiment's.
+        specificity: what the threshold reaches on in-domain validation, in (0, 1); by default what
+            the experiment asks for this class, else 0.95.
         sensitivity: the same for sensitivity, in place of specificity.
-        prevalence: share of the class where the model is used, in (0, 1); by default that of the
-            images.
+        prevalence: share of the class where the model is used, in (0, 1); by default what the
+            experiment says for this class, else that of the images.
         which: the selection rule of the model, as in :func:`feddg.load_model`.
         batch_size: images per batch; the experiment's by default.
         cache: folder of decoded pixels; the user's cache by default.
         progress: called with the progress.
 
     Raises:
-        ExperimentError: there is no such class, or no in-domain validation.
+        ExperimentError: there is no such class, none is named, or no in-domain validation; or
+            ``specificity`` and ``sensitivity`` are both given.
         RunError: the folder has no model, or the images have changed since the run.
     """
     path, trained, cache = _opened(folder, which, cache)
-    wanted = {
-        "decision": decision,
-        "specificity": specificity,
-        "sensitivity": sensitivity,
-        "prevalence": prevalence,
-    }
-    with schema_faults(ExperimentError, "evaluate.", EvaluateSettings.model_fields):
-        settings = EvaluateSettings(**trained.experiment.evaluate.model_dump() | wanted)
+    own = trained.experiment.evaluate
+    values = (decision or own.decision, specificity, sensitivity, prevalence)
+    given = {name: v for name, v in zip(OF_DECISION, values) if v is not None}
+    if "decision" not in given:
+        raise ExperimentError(f"{folder} decides about no class: name one, with --decision CLASS")
+    if given["decision"] == own.decision:
+        target = "specificity" if own.sensitivity is None else "sensitivity"
+        kept = {"prevalence"} if specificity or sensitivity else {"prevalence", target}
+        given = own.model_dump(include=kept) | given
+    with schema_faults(ExperimentError, "evaluate: ", EvaluateSettings.model_fields):
+        settings = EvaluateSettings(**given)
+    settings = own.model_copy(update=settings.model_dump(include={*OF_DECISION}))
     asked = trained.experiment.model_copy(update={"evaluate": settings})
     evaluation, _ = _evaluation(replace(trained, experiment=asked), batch_size, cache, progress)
     outputs: list[Outputs] = []
     replace(evaluation, decision=None).scores(trained.predictor(), outputs)
     with RunFolder(path) as open_folder:
-        write_details(open_folder, evaluation, outputs)
+        write_details(open_folder, evaluation, outputs, trained.which, trained.round)
     return read_run(path).details
 
 

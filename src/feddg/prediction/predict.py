@@ -27,12 +27,14 @@ from feddg.prediction.classifier import (
     image_files,
     load_classifier,
 )
+from feddg.prediction.model_file import ModelDescription
 from feddg.readers import function
 from feddg.records import Details, as_cell
 from feddg.runs.diagnostics import refuse_doubtful
 from feddg.runs.reading import DETAILS
+from feddg.runs.table import is_same_model
 from feddg.storage import Stamp, alone, file_faults, replace_file, stamp
-from feddg.text import printable
+from feddg.text import command, printable
 from feddg.views import Shown
 
 BATCH_SIZE = 32
@@ -257,16 +259,17 @@ class Cut:
 
 
 def cut_of(
-    run: Path | str, class_names: Sequence[str], decision: str | None, threshold: float | None
+    run: Path | str, about: ModelDescription, decision: str | None, threshold: float | None
 ) -> Cut | None:
-    """Returns the decision to make; the run's own fills in what is not given.
+    """Returns the decision to make with a model; the run's own fills in what is not given.
 
     Raises:
-        DataError: the class is unknown, or the run has decided nothing about it.
+        DataError: the class is unknown, or the run has decided nothing about it with this model.
     """
     if decision is None and threshold is None:
         return None
-    made = (Details.read(Path(run) / DETAILS) or Details()).decision
+    details = Details.read(Path(run) / DETAILS) or Details()
+    made, class_names = details.decision, about.class_names
     of = decision or (made.of if made is not None else None)
     if of is None or (threshold is None and (made is None or made.of != of)):
         raise DataError(
@@ -275,10 +278,26 @@ def cut_of(
         )
     if of not in class_names:
         raise DataError(f"no class of {run} is called {of!r}{nearest(of, class_names)}")
-    value = threshold if threshold is not None or made is None else made.threshold
-    if value is None:
+    if threshold is None and made is not None:
+        if about.adaptation is not None:
+            raise DataError(
+                f"the threshold of {run} for {of} is for its model without an adaptation: leave "
+                f"out --adapt {about.adaptation}, or give --threshold"
+            )
+        if not is_same_model(details, about.model, about.round):
+            other = f"another model ({details.which}, round {details.round})"
+            chosen = other if details.which else "a model that was not recorded"
+            words = ("--decision", of, f"--{made.target}", f"{made.reached:g}")
+            again = command("evaluate", str(run), *words, "--which", about.model)
+            raise DataError(
+                f"the threshold of {run} for {of} was chosen for {chosen}, and this one is "
+                f"{about.model}, round {about.round}: choose one with `{again}`, or give "
+                "--threshold"
+            )
+        threshold = made.threshold
+    if threshold is None:
         raise DataError(f"{run} has no threshold for {of}: validation lacks images of one side")
-    return Cut(of, list(class_names).index(of), value)
+    return Cut(of, list(class_names).index(of), threshold)
 
 
 def columns(class_names: Sequence[str], probabilities: bool, cut: Cut | None = None) -> list[str]:
@@ -410,7 +429,7 @@ def predict_files(
         decision: a class, for a column that says whether an image counts as it; by default that of
             the run's own decision, if a threshold is given.
         threshold: the probability of that class from which on it does, in (0, 1); by default the
-            one that the run has chosen on in-domain validation.
+            one chosen on in-domain validation, if that was for this model without an adaptation.
         device: ``cpu``, ``cuda`` or ``auto``.
         precision: ``float32``, ``bfloat16``, or ``auto``: bfloat16 where the device is fast at it.
         batch_size: files per forward pass.
@@ -422,7 +441,8 @@ def predict_files(
         RunError: the folder has no model, the table cannot be written or is being written by
             another process, or ``strict`` and there are warnings.
         AdaptationError: the adaptation is unknown, or does not suit the model.
-        DataError: a name does not exist, there is no image, or the suffix is unknown.
+        DataError: a name does not exist, there is no image, the suffix is unknown, or the run's
+            threshold is for another model.
     """
     check_suffix(out)
     check_page(html, out)
@@ -434,7 +454,7 @@ def predict_files(
         classifier, depth_of(image_files(images), classifier.description.reading), batch_size
     )
     classes, part = len(classifier.class_names), part_of(out)
-    cut = cut_of(run, classifier.class_names, decision, threshold)
+    cut = cut_of(run, classifier.description, decision, threshold)
     names = columns(classifier.class_names, probabilities, cut)
     work = [classifier.weights, adapt, batch_size, names, classifier.threshold, predictor.bits]
     work += [classifier.precision, *([] if cut is None else [cut.threshold])]

@@ -101,8 +101,8 @@ def run_page(run: Run) -> Page:
     """Everything about one run; sections without recorded data are left out."""
     sections = [
         _accuracy_section(run),
-        decision_section(run.details),
-        subgroups_section(run.details),
+        decision_section(run.details, run),
+        subgroups_section(run.details, run),
         metrics_section(run),
         _mistakes_section(run),
         _pictures_section(run),

@@ -485,7 +485,8 @@ def _last_figures(
     def logits(rows: numpy.ndarray) -> Tensor:
         return torch.from_numpy(values[order[numpy.searchsorted(seen, rows, sorter=order)]])
 
-    write_details(folder, evaluation, outputs)
+    run = read_run(folder.path)
+    write_details(folder, evaluation, outputs, run.default_rule.name, run.result.round)
     inside = evaluation.splits.get(ID_VAL, numpy.empty(0, numpy.int64))
     if len(inside):
         write_energy_threshold(folder, model, logits(inside))
@@ -495,18 +496,27 @@ def _last_figures(
             draw_unseen(figures, evaluation, logits, classes, settings.seed)
 
 
-def write_details(folder: RunFolder, evaluation: Evaluation, outputs: Sequence[Outputs]) -> None:
-    """Writes what the final model gives by decision and subgroup; nothing if neither is asked for.
+def write_details(
+    folder: RunFolder,
+    evaluation: Evaluation,
+    outputs: Sequence[Outputs],
+    which: str,
+    round: int | None,
+) -> None:
+    """Writes what a model gives by decision and subgroup; nothing if neither is asked for.
 
     Args:
         folder: the run's folder.
         evaluation: the images.
         outputs: the model's, for all parts of the evaluation.
+        which: the selection rule of the model.
+        round: the round it is from.
     """
     if evaluation.decision is None and not evaluation.subgroups:
         return
     decision, subgroups = evaluation.decided(outputs), evaluation.by_subgroup(outputs)
-    folder.write_json(DETAILS, Details(decision=decision, subgroups=subgroups))
+    details = Details(which=which, round=round, decision=decision, subgroups=subgroups)
+    folder.write_json(DETAILS, details)
 
 
 @contextmanager

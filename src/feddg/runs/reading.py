@@ -414,11 +414,11 @@ def is_run(folder: Path) -> bool:
     return is_file(folder / EXPERIMENT)
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path | str) -> Run:
     """Opens a run folder.
 
     Args:
-        folder: The run's folder, finished or not.
+        folder: the run's folder, finished or not.
 
     Returns:
         The run; parts are read on first use.
@@ -427,8 +427,8 @@ def read_run(folder: Path) -> Run:
         RunError: the folder does not exist or is not a run folder. Reading a part raises it too, if
             a file is damaged anywhere but at its very end.
     """
-    require_run(folder)
-    return Run(folder)
+    require_run(path := Path(folder))
+    return Run(path)
 
 
 def require_run(folder: Path) -> None:

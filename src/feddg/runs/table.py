@@ -10,7 +10,7 @@ import numpy
 
 from feddg.errors import RunError
 from feddg.evaluation.metrics import METRICS, Metric, Predictions, measure
-from feddg.records import EMA, ID_VAL, LAST, SPLITS, SWA, VAL, WISE_FT, NumberRow
+from feddg.records import EMA, ID_VAL, LAST, SPLITS, SWA, VAL, WISE_FT, Details, NumberRow
 from feddg.registry import Registry
 from feddg.settings import grouped
 
@@ -331,6 +331,13 @@ BEST_HELD_OUT: Final = add_rule(_of_validation("best_held_out", VAL, "held-out")
 WISE_FT_RULE: Final = add_rule(
     _of_weights(WISE_FT, "WiSE-FT", "a mix of the final model and the one it began from")
 )
+
+
+def is_same_model(details: Details, which: str, round: int | None) -> bool:
+    """Whether a run's details are of the model that a rule chose, of a round; False if unknown."""
+    if details.which is None or details.round != round:
+        return False
+    return SELECTION_RULES.find(details.which).weights == SELECTION_RULES.find(which).weights
 
 
 def rules_asked(server: Mapping[str, Any]) -> list[SelectionRule]:
