@@ -101,6 +101,7 @@ OUR_OWN = {
     "baseline/pardon_parts_64": 2 * 2,
     "baseline/four_columns_96": 4,
     "baseline/curve_64": 2,
+    "baseline/curve_96": 2,
     "own_size/pacs_64": 8 * 4 * 3,
     "own_size/pacs_160": 8 * 2,
     "own_size/pacs_64_default": 8 * 4,
