@@ -19,7 +19,7 @@ from feddg.prediction.model import load_model
 from feddg.prediction.predict import predict, predict_files
 from feddg.runs.prepare import load_images
 from feddg.runs.provenance import training_depth
-from feddg.runs.reading import EXPERIMENT
+from feddg.runs.reading import EXPERIMENT, read_run
 from trained_runs import read_csv, trained_run
 
 
@@ -84,6 +84,22 @@ def test_an_image_by_itself_is_as_deep_as_those_of_training(deep_run):
     assert set(pixels.ravel().tolist()) == {round(500 * 255 / 4095)}
 
 
+def test_dark_images_alone_do_not_become_bright(deep_run, tmp_path, caplog):
+    run, _ = deep_run
+    dark = numpy.full((16, 16, 4), 500, numpy.uint16)
+    tifffile.imwrite(tmp_path / "dark.tif", dark, photometric="minisblack", planarconfig="contig")
+    (alone,) = predict(run, tmp_path)
+    assert "These images use 10 bits, those of training 12: white is 4095" in caplog.text
+    tifffile.imwrite(tmp_path / "full.tif", dark + 3500, photometric="minisblack")
+    beside, _ = predict(run, tmp_path)
+    assert beside.probabilities == pytest.approx(alone.probabilities, abs=1e-6)
+    pixels = RunClassifier(run).description.decode(tmp_path / "dark.tif")
+    image = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    with torch.inference_mode():
+        served = load_model(run)(as_unit(image)).softmax(1)[0]
+    assert alone.probabilities == pytest.approx(served.tolist(), abs=1e-5)
+
+
 def test_large_images_have_a_row_for_every_tile_as_in_training(tmp_path, cache):
     rng = numpy.random.default_rng(1)
     for domain in ("north", "south", "west"):
@@ -114,6 +130,8 @@ def test_large_images_have_a_row_for_every_tile_as_in_training(tmp_path, cache):
     assert torch.allclose(shares, logits.softmax(1), atol=1e-5)
     done = predict_files(run, [tmp_path / "images" / "west"], tmp_path / "labels.csv")
     assert (done.files, len(read_csv(done.out))) == (2, 24)
+    measured = read_run(run).table.where(split="test", metric="accuracy", weights="last").rows
+    assert {(row.examples, row.groups) for row in measured} == {(24, 2)}  # tiles of two files
 
 
 def test_an_exported_file_labels_as_its_run_does(deep_run, tmp_path):

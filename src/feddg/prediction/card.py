@@ -41,7 +41,7 @@ def model_card(run: Path | str, about: ModelDescription) -> str:
     tested, others = (measured.where(split=split, metric="accuracy").rows for split in (TEST, VAL))
     weights = str((record.settings.get("model") or {}).get("weights") or "none")
     license = weights_license(about.backbone) if weights == IMAGENET else None
-    clients = record.clients
+    clients = record.remaining
     rows = clients.clients if clients else ()
     domains = [sum(counts) for counts in zip(*(client.domains for client in rows))]
     classes = [sum(counts) for counts in zip(*(client.classes for client in rows))]

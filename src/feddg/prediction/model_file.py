@@ -170,7 +170,7 @@ def deployed(model: nn.Module) -> DeployedClassifier:
     traceable = getattr(model, "traceable", None)
     network = copy.deepcopy(traceable() if traceable else model).cpu().eval()
     use_plain_convolutions(network)
-    return DeployedClassifier(network).eval()
+    return DeployedClassifier(network).eval().requires_grad_(False)
 
 
 def example(size: int, count: int, seed: int = 0) -> Tensor:

@@ -18,7 +18,7 @@ from feddg.clients.threads import available_cores
 from feddg.data.decoding import Tile, UnusableImageError, decode_parts, names_in, quiet_pillow
 from feddg.data.inspection import depth_of
 from feddg.data.sets.features import read_rows
-from feddg.diagnostics import Progress, emit, silent
+from feddg.diagnostics import Progress, emit, silent, warn
 from feddg.errors import DataError, MissingPackage, RunError, nearest
 from feddg.prediction.classifier import (
     ImageClassifier,
@@ -151,6 +151,24 @@ class BatchPredictor:
                 yield prediction_of(self.classifier, name, shares, float(energy))
 
 
+def predictor_of(
+    classifier: ImageClassifier, images: Sequence[Path | str], batch_size: int
+) -> BatchPredictor:
+    """Returns what predicts files, their white as deep as in training, or deeper if they are.
+
+    A few dark images do not use all bits of their camera, and must not become bright.
+    """
+    about = classifier.description
+    depth = depth_of(image_files(images), about.reading)
+    if about.reading.range == "auto" and depth and about.bits and depth != about.bits:
+        warn(
+            "bit-depths-differ",
+            f"These images use {depth} bits, those of training {about.bits}: white is "
+            f"{2 ** max(depth, about.bits) - 1}.",
+        )
+    return BatchPredictor(classifier, max(depth, about.bits), batch_size)
+
+
 def prediction_of(
     classifier: ImageClassifier, name: str, shares: numpy.ndarray, energy: float
 ) -> Prediction:
@@ -208,9 +226,7 @@ def predict(
     named = [images] if isinstance(images, str | Path) else images
     files, classifier = image_files(named), load_classifier(run, adapt, device, which)
     emit(*classifier.diagnostics, *about_links(named))
-    predictor = BatchPredictor(
-        classifier, depth_of(image_files(named), classifier.description.reading), batch_size
-    )
+    predictor = predictor_of(classifier, named, batch_size)
     batches = predict_batches(predictor, files)
     return PredictedImages(row for batch in batches for _, rows in batch for row in rows)
 
@@ -450,9 +466,7 @@ def predict_files(
     classifier = load_classifier(run, adapt, device, which, precision)
     emit(*about_links(images))
     refuse_doubtful(classifier.diagnostics, strict)
-    predictor = BatchPredictor(
-        classifier, depth_of(image_files(images), classifier.description.reading), batch_size
-    )
+    predictor = predictor_of(classifier, images, batch_size)
     classes, part = len(classifier.class_names), part_of(out)
     cut = cut_of(run, classifier.description, decision, threshold)
     names = columns(classifier.class_names, probabilities, cut)

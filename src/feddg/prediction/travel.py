@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from feddg.data.columns import read_columns
-from feddg.data.inspection import depth_of
 from feddg.data.pixels import as_unit
 from feddg.diagnostics import Diagnostic, Progress, emit, note, silent, warning
 from feddg.errors import DataError, RunError, first_names
@@ -60,10 +59,10 @@ from feddg.prediction.estimators import (
 from feddg.prediction.model import Trained
 from feddg.prediction.predict import (
     BATCH_SIZE,
-    BatchPredictor,
     Prediction,
     check_page,
     predict_batches,
+    predictor_of,
 )
 from feddg.readers import function
 from feddg.records import TEST, EstimateRow, JsonFile, as_csv, client_name
@@ -708,9 +707,7 @@ def _answers(
     """Returns the answers for all usable images, and the number of unusable files."""
     rows: list[Prediction] = []
     failed, done, total = 0, 0, count_files(named)
-    predictor = BatchPredictor(
-        model, depth_of(image_files(named), model.description.reading), batch_size
-    )
+    predictor = predictor_of(model, named, batch_size)
     for batch in predict_batches(predictor, dict.fromkeys(image_files(named))):
         for _, predictions in batch:
             rows += [row for row in predictions if row.reason is None]

@@ -550,7 +550,7 @@ def adaptation_table(scores: Sequence[AdaptationRow]) -> Table:
 
 
 def _clients_section(run: Run) -> Section | None:
-    clients = run.clients
+    clients = run.remaining
     if clients is None or not clients.clients:
         return None
     sizes = sorted(sum(client.domains) for client in clients.clients)

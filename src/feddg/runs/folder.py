@@ -419,11 +419,14 @@ class RunFolder:
             work()
 
     def remove_derived(self) -> None:
-        """Deletes what was made of the model of earlier rounds."""
+        """Deletes what was made of earlier rounds' model; renames its card, which people edit."""
         for pattern in (ADAPTED, "travel.json", "predictions*.parquet", f"{SNAPSHOTS}/*"):
             for file in self.path.glob(pattern):
                 with file_faults(RunError, f"Cannot delete {file}"):
                     file.unlink()
+        for card in self.path.glob("model_card.md"):
+            with file_faults(RunError, f"Cannot rename {card}"):
+                card.replace(self.path / "model_card.former.md")
 
     def finish_writing(self) -> None:
         """Waits until the last checkpoint is written; raises the error if that failed."""

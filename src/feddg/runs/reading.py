@@ -143,6 +143,14 @@ class Run(Shown):
         return ClientsTable.read(self.folder / CLIENTS)
 
     @cached_property
+    def remaining(self) -> ClientsTable | None:
+        """The clients' data without those that were taken out of the model."""
+        table, gone = self.clients, {id for row in self.rounds for id in row.forgotten}
+        if table is None or not gone:
+            return table
+        return table.model_copy(update={"clients": [c for c in table.clients if c.id not in gone]})
+
+    @cached_property
     def details(self) -> Details:
         """What the final model gives by decision and subgroup; empty if not asked for."""
         return Details.read(self.folder / DETAILS) or Details()

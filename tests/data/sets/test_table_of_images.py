@@ -235,6 +235,8 @@ def test_the_own_split_may_be_left_aside(tmp_path: Path) -> None:
     drawn = {"own_split": False, "id_val": 0.25, "id_test": 0.25}
     splits = load_images(experiment_of(file, data=drawn), None, lambda *_: None).splits
     assert (len(splits.id_val), len(splits.id_test)) == (8, 8)
+    splits = load_images(experiment_of(file, (), data=drawn), None, lambda *_: None).splits
+    assert (len(splits.id_val), len(splits.id_test)) == (12, 12)
 
 
 def test_a_table_that_holds_domains_out_and_hold_out_as_well(
