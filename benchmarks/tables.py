@@ -438,11 +438,11 @@ def launches() -> str:
 
 def recipe_columns() -> str:
     """Returns FedAvg by the chosen recipe on every column, beside what is published, in percent."""
-    runs = {"96 pixels": "baseline_four_columns_96", "64 pixels": "baseline_curve_64"}
+    runs = {"four_columns_96": "96 pixels", "curve_96": "96 pixels", "curve_64": "64 pixels"}
     columns = ["photo", "art_painting", "cartoon", "sketch"]
     body = []
-    for size, name in runs.items():
-        rows = pd.read_csv(DATA / f"{name}.csv")
+    for name, size in runs.items():
+        rows = pd.read_csv(DATA / f"baseline_{name}.csv")
         rows = rows.query("metric == 'accuracy' and over == 'domain_mean' and rule == 'final'")
         by_column = 100 * rows.pivot_table(
             index=["budget", "split"], columns="held_out", values="value"
@@ -450,7 +450,8 @@ def recipe_columns() -> str:
         for budget in by_column.index.unique("budget"):
             outside, inside = by_column.loc[budget].loc[["test", "id_val"]].to_numpy()
             numbers = [*outside, outside.mean(), pd.Series(inside).mean()]
-            body.append([f"{size}, {budget // 1000}k images", *map(percent, numbers)])
+            seen = f"{budget // 1000}k" + (" of 200k" if name.startswith("curve") else "")
+            body.append([f"{size}, {seen} images", *map(percent, numbers)])
     for name, cells in PUBLISHED.items():
         body.append([name, *cells])
     return markdown(["FedAvg", *map(readable, columns), "mean", "in-domain"], body)
