@@ -295,8 +295,8 @@ def test_moments_are_kept_from_round_to_round(settings, make):
     before = {name: tensor.clone() for name, tensor in small.server.state.weights.items()}
     after = {name: tensor.clone() for name, tensor in small.run().items()}
     expected = by_torch(small, make, before)
-    for name, parameter in expected.items():
-        torch.testing.assert_close(after[name], parameter.detach(), rtol=1e-4, atol=1e-6)
+    for name, parameter in expected.items():  # a step moves by .01; gradients near 0 are rounding
+        torch.testing.assert_close(after[name], parameter.detach(), rtol=1e-4, atol=1e-5)
 
     resumed = federation(train=train, sizes=(7,))
     resumed.run(1)
