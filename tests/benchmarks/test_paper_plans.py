@@ -93,6 +93,7 @@ OUR_OWN = {
     "methods/pacs": 10 * 4,
     "methods/bai_pacs_64": 14 * 4 * 2 * 2,
     "methods/fourteen_domains_64": 11 * 14,
+    "methods/fourteen_fedavg_64": 14,
     "methods/fourteen_rates_64": 10 * 3,
     "methods/fourteen_rates_64_lower": 5 * 2,
     "baseline/three_clients_64": 16 * 2,
