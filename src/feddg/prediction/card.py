@@ -66,7 +66,7 @@ def model_card(run: Path | str, about: ModelDescription) -> str:
         decision=details.decision,
         decided=own and plain,
         subgroups=details.subgroups if own else [],
-        forgotten=[id for row in record.rounds for id in row.forgotten],
+        forgotten=record.forgotten,
     )
 
 

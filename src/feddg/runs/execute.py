@@ -485,8 +485,9 @@ def _last_figures(
     def logits(rows: numpy.ndarray) -> Tensor:
         return torch.from_numpy(values[order[numpy.searchsorted(seen, rows, sorter=order)]])
 
-    run = read_run(folder.path)
-    write_details(folder, evaluation, outputs, run.default_rule.name, run.result.round)
+    if evaluation.decision is not None or evaluation.subgroups:
+        run = read_run(folder.path)
+        write_details(folder, evaluation, outputs, run.default_rule.name, run.result.round)
     inside = evaluation.splits.get(ID_VAL, numpy.empty(0, numpy.int64))
     if len(inside):
         write_energy_threshold(folder, model, logits(inside))
@@ -503,7 +504,7 @@ def write_details(
     which: str,
     round: int | None,
 ) -> None:
-    """Writes what a model gives by decision and subgroup; nothing if neither is asked for.
+    """Writes what a model gives by decision and subgroup.
 
     Args:
         folder: the run's folder.
@@ -512,8 +513,6 @@ def write_details(
         which: the selection rule of the model.
         round: the round it is from.
     """
-    if evaluation.decision is None and not evaluation.subgroups:
-        return
     decision, subgroups = evaluation.decided(outputs), evaluation.by_subgroup(outputs)
     details = Details(which=which, round=round, decision=decision, subgroups=subgroups)
     folder.write_json(DETAILS, details)

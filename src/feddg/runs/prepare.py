@@ -19,7 +19,7 @@ import torch
 
 from feddg.clients.client import Examples, Worker, batches_of_pass, steps_of_round
 from feddg.data.data_set import DATA_SETS, find_augmentation, load_images_of
-from feddg.data.decoding import Reading, Tile, whole_images
+from feddg.data.decoding import Reading, whole_images
 from feddg.data.fingerprint import (
     ContentHashes,
     ImagesFile,
@@ -531,11 +531,11 @@ def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> 
             "evaluate.decision chooses its threshold on in-domain validation images, and there are "
             "none here; set data.id_val above 0"
         )
-    whole = table.groups
-    if whole is None and experiment.data.tile is not None:
-        files = (Tile.named(path).file for path in table.paths)
-        whole = numpy.array([f"{domain} {file}" for domain, file in zip(table.domains, files)])
-    groups = None if whole is None else numpy.unique(whole, return_inverse=True)[1]
+    groups = None
+    if table.groups is not None:
+        groups = numpy.unique(table.groups, return_inverse=True)[1]
+    elif experiment.data.tile is not None:
+        groups = whole_images(table)[1]
     return Evaluation(
         images.pixels,
         {name: part for name, part in rows.items() if len(part)},

@@ -145,7 +145,7 @@ class Run(Shown):
     @cached_property
     def remaining(self) -> ClientsTable | None:
         """The clients' data without those that were taken out of the model."""
-        table, gone = self.clients, {id for row in self.rounds for id in row.forgotten}
+        table, gone = self.clients, self.forgotten
         if table is None or not gone:
             return table
         return table.model_copy(update={"clients": [c for c in table.clients if c.id not in gone]})
@@ -376,15 +376,18 @@ class Run(Shown):
     @property
     def contributors(self) -> list[int]:
         """The ids of the clients with a part in the model, ascending; without forgotten ones."""
-        rows = self.rounds
-        forgotten = {id for row in rows for id in row.forgotten}
         used = {
             id
-            for row in rows
+            for row in self.rounds
             for id in {*row.clients} - {refused.client for refused in row.refused}
             if not row.forgotten
         }
-        return sorted(used - forgotten)
+        return sorted(used - {*self.forgotten})
+
+    @property
+    def forgotten(self) -> list[int]:
+        """The ids of the clients that were taken out of the model, in this order."""
+        return [id for row in self.rounds for id in row.forgotten]
 
     def client_name(self, id: int) -> str:
         """Returns a client's name."""
