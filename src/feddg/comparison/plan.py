@@ -725,8 +725,8 @@ def _check_fields(plan: Plan) -> None:
         name.split(".")[0] == "hold_out" for fields in (*variants, plan.settings) for name in fields
     ):
         raise ExperimentError(
-            "plan: what is held out is a column of the table, the same for all methods; say "
-            "hold_out of the plan"
+            "plan: what is held out is a column of the table, the same for all methods: set "
+            "hold_out in the plan itself"
         )
     if named and any(variant.method != named for variant in plan.methods):
         unused.append(("method", [named]))
