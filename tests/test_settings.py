@@ -4,7 +4,7 @@ import pytest
 
 from feddg.errors import ExperimentError
 from feddg.experiment import Experiment
-from feddg.settings import EvaluateSettings
+from feddg.settings import ACTS_WITH, EvaluateSettings, ExperimentSettings, leaves, without_effect
 
 
 def test_which_rounds_are_evaluated(subtests):
@@ -95,3 +95,34 @@ def test_what_is_said_of_a_decision_counts_or_is_refused(subtests):
         with subtests.test(fields=fields):  # as a run's file has it, with every default
             stored = EvaluateSettings(**fields).model_dump()
             assert EvaluateSettings(**stored).model_dump() == stored
+
+
+def test_what_does_nothing_without_another_field_is_said(subtests):
+    said = {"data": "digits", "hold_out": "sketch"}
+    for fields, names in [
+        ({"privacy": {"clipping_norm": 0.5}}, ["privacy.clipping_norm"]),
+        ({"privacy": {"clipping_norm": 0.5, "clipping": "fixed"}}, []),
+        ({"privacy": {"delta": 1e-3, "sampling": "secret"}}, ["privacy.delta", "privacy.sampling"]),
+        ({"privacy": {"delta": 1e-3, "epsilon": 8.0}}, []),
+        ({"privacy": {"record_norm": 2.0}}, ["privacy.record_norm"]),
+        ({"train": {"momentum": 0.9, "optimizer": "adam"}}, ["train.momentum"]),
+        ({"train": {"momentum": 0.9, "optimizer": "sgd"}}, []),
+        ({"server": {"lr": 0.5}}, ["server.lr"]),
+        ({"server": {"lr": 0.5, "optimizer": "fedavgm"}}, []),
+        ({"server": {"beta2": 0.5, "optimizer": "fedavgm"}}, ["server.beta2"]),
+        ({"train": {"schedule_gamma": 0.5, "schedule": "cosine"}}, ["train.schedule_gamma"]),
+    ]:
+        with subtests.test(**fields):
+            experiment = Experiment(**said, **fields)
+            found = without_effect(experiment, experiment.given)
+            assert [text.partition(" ")[0] for text in found] == names
+    (text,) = without_effect(experiment, experiment.given)
+    assert text == (
+        "train.schedule_gamma is 0.5 and does nothing: it goes with train.schedule: step."
+    )
+
+
+def test_fields_that_go_with_others_are_there():
+    fields = leaves(ExperimentSettings().model_dump(mode="json"))
+    for field, needs in ACTS_WITH.items():
+        assert {field, *(need.partition(": ")[0] for need in needs)} <= fields.keys()

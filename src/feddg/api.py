@@ -193,7 +193,7 @@ def compare(
             beside it.
         predictions: whether every run stores the prediction of every image; a run that cannot gives
             a warning.
-        drop_weights: whether a run's weights are deleted once it is complete; it then has no model
+        drop_weights: delete a run's weights once it is complete; it then has no model
             card and no stored predictions.
         launcher: where runs are executed, if ``jobs`` is above 0: ``local``, ``slurm``.
         launcher_options: options of the launcher; for ``local``, ``{"reuse": "yes"}`` executes
@@ -331,7 +331,7 @@ def report(
         folders: a run folder, several of them, a folder of :func:`compare`, or a results file.
         out: the page to write; by default ``report.html`` in the folder, or in this one for several
             runs. For a results file Markdown, or HTML if its name ends in ``.html``; without it,
-            its tables are returned as Markdown.
+            its tables are printed as Markdown.
         tables: folder for the page's tables as Markdown, CSV and LaTeX; none by default.
 
     Raises:

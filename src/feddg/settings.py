@@ -653,6 +653,56 @@ class ExperimentSettings(Settings):
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...; all: every GPU")
 
 
+_ANY_EPSILON = (
+    *("privacy.epsilon", "privacy.record_epsilon", "privacy.style_epsilon"),
+    "privacy.noise_multiplier",
+)
+_ANY_SERVER_OPTIMIZER = tuple(
+    f"server.optimizer: {name}" for name in ("fedavgm", "fedadam", "fedyogi", "fedadagrad")
+)
+ACTS_WITH: dict[str, tuple[str, ...]] = {
+    "train.momentum": ("train.optimizer: sgd",),
+    "train.schedule_final": ("train.schedule: cosine", "train.schedule: linear"),
+    **dict.fromkeys(("train.schedule_steps", "train.schedule_gamma"), ("train.schedule: step",)),
+    "train.lora_rank": ("train.trainable: lora",),
+    **dict.fromkeys(("server.lr", "server.beta1"), _ANY_SERVER_OPTIMIZER),
+    "server.beta2": _ANY_SERVER_OPTIMIZER[1:3],
+    "server.tau": _ANY_SERVER_OPTIMIZER[1:],
+    "server.swa_fraction": ("server.averaging: swa",),
+    "server.ema_decay": ("server.averaging: ema",),
+    "privacy.clipping_norm": ("privacy.clipping: fixed", "privacy.clipping: adaptive"),
+    **dict.fromkeys(
+        ("privacy.clipping_quantile", "privacy.clipping_rate"), ("privacy.clipping: adaptive",)
+    ),
+    "privacy.delta": _ANY_EPSILON,
+    "privacy.sampling": ("privacy.epsilon", "privacy.noise_multiplier"),
+    **dict.fromkeys(("privacy.style_norm", "privacy.style_unit"), ("privacy.style_epsilon",)),
+    "privacy.record_norm": ("privacy.record_epsilon",),
+}
+"""Fields that do nothing unless one of others is set, or has a value."""
+
+
+def without_effect(settings: ExperimentSettings, given: Mapping[str, object]) -> list[str]:
+    """Returns a sentence for each given field that does nothing without another one.
+
+    Args:
+        settings: of the whole experiment.
+        given: the fields that were given, nested.
+    """
+    values = leaves(settings.model_dump(mode="json"))
+    usual, said = leaves(ExperimentSettings().model_dump(mode="json")), leaves(given)
+
+    def holds(need: str) -> bool:
+        field, _, value = need.partition(": ")
+        return values[field] == value if value else bool(values[field])
+
+    return [
+        f"{field} is {values[field]} and does nothing: it goes with {' or '.join(needs)}."
+        for field, needs in ACTS_WITH.items()
+        if field in said and values[field] != usual[field] and not any(map(holds, needs))
+    ]
+
+
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     """Returns the values of each key, both in the order of the pairs."""
     groups: dict[K, list[V]] = {}

@@ -231,6 +231,26 @@ def test_an_official_split_with_a_leak_is_warned_about(root, tmp_path, caplog):
     assert any("1 of test" in text for text in said(caplog))
 
 
+def test_a_split_file_says_which_images_measure(root, tmp_path, caplog):
+    roles = {"a": "train", "b": "train", "c": "test"}
+    files = [file.relative_to(root).as_posix() for file in sorted(root.rglob("*.png"))]
+    for leak in (False, True):
+        caplog.clear()
+        one = {"c/x/0.png": "train"} if leak else {}
+        rows = [f"{one.get(path, roles[path[0]])},{path}" for path in files]
+        split = tmp_path / "split.csv"
+        split.write_text("\n".join(["split,path", *rows]))
+        data = {"source": "folder", "root": root, "image_size": 8, "split_file": split}
+        data |= {"id_val": 0.4, "duplicates": "ignore"}
+        chosen = Experiment(data=data, clients=2, model={"backbone": "cnn", "weights": None})
+        caplog.set_level("INFO")
+        found = load_images(chosen, tmp_path / "cache", lambda *_: None).splits
+        text = caplog.text
+        assert "data.id_val 0.4: not used, since the split file says which images measure" in text
+        assert ("No domain is held out" in text) == ("in domains that train (c)" in text) == leak
+        assert (len(found.id_test), len(found.test)) == ((119, 0) if leak else (0, 120))
+
+
 def test_a_folder_of_which_nothing_is_held_out_trains_on_all_and_says_so(root, tmp_path, caplog):
     found = load(root, tmp_path, hold_out=())
     assert not len(found.splits.test)

@@ -367,6 +367,31 @@ def test_every_batch_holds_each_domain_by_its_share(sizes, batch_size):
         assert (counts - shares).abs().max() <= len(sizes) + 1
 
 
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.integers(2, 3), st.integers(6, 16))
+def test_images_of_a_domain_follow_one_another_where_that_is_asked_for(sizes, together, batch_size):
+    numbers = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(1))
+    arranged = spread(order, numbers, together)
+    assert torch.equal(arranged.sort().values, torch.arange(len(numbers)))
+    for domain, size in enumerate(sizes):
+        places = (numbers[arranged] == domain).nonzero().flatten()
+        near = places.diff() < together * len(sizes)  # groups in one place mix
+        assert near.sum() >= size // together * (together - 1)
+    for part in arranged.split(batch_size):
+        counts = numbers[part].bincount(minlength=len(sizes))
+        shares = len(part) * torch.tensor(sizes) / len(numbers)
+        assert (counts - shares).abs().max() <= 2 * together * (len(sizes) + 1)
+
+
+def test_coral_compares_a_few_images_of_a_domain_among_many():
+    images, labels = colored_images(40)
+    data = Images(zip(torch.from_numpy(images).permute(0, 3, 1, 2), labels.tolist()))
+    data.domains = ["a"] * 36 + ["b"] * 4
+    network = build_network("cnn", CLASSES, weights=None, image_size=16)
+    fed = feddg.Federation([data], network, "coral", precision="float32", batch_size=8)
+    assert fed.fit(1).server.round().terms["correlation"] > 0
+
+
 @pytest.mark.parametrize("name", ["mmd", "coral"])
 def test_distances_are_zero_between_equal_samples_and_never_below(name):
     rng = torch.Generator().manual_seed(2)
@@ -575,6 +600,29 @@ def test_so_does_an_experiment_by_how_domains_are_dealt_out(subtests, tmp_path_f
             with collected() as said:
                 in_process(experiment, tmp_path)
             assert [one.severity for one in said if one.code == "one-domain-clients"] == severities
+
+
+def test_a_weight_that_no_client_reaches_is_said(subtests, tmp_path_factory):
+    for fields, said in [
+        ({"name": "irm"}, ["No client takes more than 6 steps, and IRM's weight counts after 100"]),
+        ({"name": "vrex"}, ["V-REx's weight counts after 100 (method.vrex_anneal)"]),
+        ({"name": "irm", "irm_anneal": 2}, []),
+        ({"name": "irm", "irm_weight": 1.0}, []),
+    ]:
+        with subtests.test(**fields):
+            experiment = Experiment(
+                method=fields,
+                data={"source": "digits", "image_size": 8},
+                hold_out="sketch",
+                clients={"number": 6, "partition": "iid"},
+                train={"rounds": 3, "local_steps": 2},
+                model={"backbone": "cnn", "weights": None},
+            )
+            with collected() as heard:
+                in_process(experiment, tmp_path_factory.mktemp("case"))
+            mine = [one.text for one in heard if one.code == "annealing-never-ends"]
+            assert len(mine) == len(said)
+            assert all(part in text for part, text in zip(said, mine))
 
 
 def test_weights_at_the_server_are_not_idle():

@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -9,6 +10,7 @@ import tifffile
 import torch
 from PIL import Image
 
+from feddg.data.decoding import Reading
 from feddg.data.images import ImageBytes
 from feddg.data.pixels import as_unit
 from feddg.errors import DataError, RunError
@@ -16,9 +18,9 @@ from feddg.experiment import load_stored
 from feddg.prediction.classifier import RunClassifier, count_files, image_files
 from feddg.prediction.export import export_run
 from feddg.prediction.model import load_model
-from feddg.prediction.predict import predict, predict_files
+from feddg.prediction.predict import predict, predict_files, predictor_of
 from feddg.runs.prepare import load_images
-from feddg.runs.provenance import training_depth
+from feddg.runs.provenance import depths_of_run
 from feddg.runs.reading import EXPERIMENT, read_run
 from trained_runs import read_csv, trained_run
 
@@ -72,7 +74,7 @@ def test_files_are_read_as_in_training(deep_run, cache):
     for row in found:
         name = str(Path(row.file).relative_to(folder.parent))
         assert torch.allclose(torch.tensor(row.probabilities), own[name], atol=1e-5)
-    assert training_depth(run) == 12
+    assert depths_of_run(run) == (12,)
 
 
 def test_an_image_by_itself_is_as_deep_as_those_of_training(deep_run):
@@ -89,7 +91,7 @@ def test_dark_images_alone_do_not_become_bright(deep_run, tmp_path, caplog):
     dark = numpy.full((16, 16, 4), 500, numpy.uint16)
     tifffile.imwrite(tmp_path / "dark.tif", dark, photometric="minisblack", planarconfig="contig")
     (alone,) = predict(run, tmp_path)
-    assert "These images use 10 bits, those of training 12: white is 4095" in caplog.text
+    assert "These images use 10 bits, those of the run 12: white is 4095" in caplog.text
     tifffile.imwrite(tmp_path / "full.tif", dark + 3500, photometric="minisblack")
     beside, _ = predict(run, tmp_path)
     assert beside.probabilities == pytest.approx(alone.probabilities, abs=1e-6)
@@ -98,6 +100,22 @@ def test_dark_images_alone_do_not_become_bright(deep_run, tmp_path, caplog):
     with torch.inference_mode():
         served = load_model(run)(as_unit(image)).softmax(1)[0]
     assert alone.probabilities == pytest.approx(served.tolist(), abs=1e-5)
+
+
+def test_images_as_deep_as_a_domain_of_the_run_are_read_as_there(tmp_path, caplog):
+    def white(used, depths):
+        caplog.clear()
+        pixels = numpy.full((16, 16), 2**used - 1, numpy.uint16)
+        tifffile.imwrite(tmp_path / "one.tif", pixels, photometric="minisblack")
+        about = SimpleNamespace(bits=max(depths, default=0), depths=depths, reading=Reading())
+        return predictor_of(SimpleNamespace(description=about), [tmp_path / "one.tif"], 1).bits
+
+    assert [white(used, (12, 16)) for used in (10, 12, 16)] == [12, 12, 16]
+    assert white(12, (12, 16)) == 12
+    assert "These images use" not in caplog.text
+    assert white(14, (10, 12)) == 14
+    assert "These images use 14 bits, those of the run 10 and 12: white is 16383" in caplog.text
+    assert white(12, ()) == 12
 
 
 def test_large_images_have_a_row_for_every_tile_as_in_training(tmp_path, cache):

@@ -112,7 +112,7 @@ def forget(
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Take a site that withdraws out of a finished run's model.
+    """Remove a site that withdraws from a finished run's model.
 
     Exactly, of a classifier in closed form (ridge); a network that was trained cannot forget.
     """

@@ -11,9 +11,10 @@ from feddg.data.columns import read_columns
 from feddg.data.data_set import DATA_SETS, DataSet
 from feddg.data.images import ImageTable, plain_name, roles_of_domains
 from feddg.data.splits import Splits, from_roles
-from feddg.diagnostics import warn
+from feddg.diagnostics import emit, note, warn
 from feddg.errors import DataError, ExperimentError, first_names, nearest
 from feddg.storage import read_text
+from feddg.text import counted
 
 Scenario = dict[str, tuple[str, ...]]
 PROTOCOLS = {
@@ -49,7 +50,16 @@ def from_csv(table: ImageTable, csv_path: Path | str, skipped: Iterable[str] = (
             raise DataError(f"Split file {csv_path}: some paths differ in the spelling only.")
     _check_match(csv_path, set(role_of), set(paths), left_out)
     # An image of a training domain tests no unseen domain, whatever the file calls it.
-    roles = roles_of_domains([role_of[path] for path in paths], table.domains.tolist())
+    given, domains = [role_of[path] for path in paths], table.domains.tolist()
+    roles = roles_of_domains(given, domains)
+    changed = [domain for domain, old, new in zip(domains, given, roles) if old != new]
+    if changed:
+        names = first_names([table.domain_names[domain] for domain in sorted(set(changed))])
+        text = (
+            f"{csv_path} has {counted(len(changed), 'row')} of val and test in domains that train "
+            f"({names}): they count as in-domain validation and test."
+        )
+        emit(note("tests-of-training-domains", text))
     return from_roles(np.array(roles))
 
 

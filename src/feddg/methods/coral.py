@@ -17,8 +17,8 @@ Leaves the client:
 
 Decisions:
     A client compares its own domains; with one it trains plainly. The paper aligns one domain with
-    labels and one without. A domain of one image in the batch has no covariance, and only its mean
-    is compared. Batches are IRM's.
+    labels and one without. One image has no covariance: so a domain's images come in pairs, and of
+    a client's only one the mean is compared, under `benchmark`. Else batches are IRM's.
 """
 
 from typing import Literal
@@ -54,6 +54,7 @@ class CORAL(DomainMethod):
     title = "CORAL"
     summary = "the domains' features have one covariance (Sun and Saenko 2016)"
     settings: CORALSettings
+    together = 2
 
     def head_loss(self, client: Client, batch: Batch, embeddings: Tensor) -> dict[str, Tensor]:
         """Adds the mean distance of the pairs of domains."""

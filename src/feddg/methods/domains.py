@@ -1,6 +1,7 @@
 """What methods share that compare the domains of a client's own images."""
 
 from collections.abc import Callable, Iterable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from feddg.diagnostics import Diagnostic, note, warning
 from feddg.messages import Weights
 from feddg.methods.base import Method, title_of
 from feddg.models.task import losses_by_image
+from feddg.text import counted
 
 MEMBER = "domains/member"
 """Name of ``(B, G)``, drawn for a batch: 1 where an image is of a domain of its client, else 0."""
@@ -26,18 +28,19 @@ def numbers_of(client: Client) -> Tensor:
     return client.scratch[NUMBERS]
 
 
-def spread(order: Tensor, numbers: Tensor) -> Tensor:
+def spread(order: Tensor, numbers: Tensor, together: int = 1) -> Tensor:
     """Returns the order in which every stretch holds each domain by its share of the images.
 
     Args:
         order: ``(n,)``, random.
         numbers: ``(n,)`` domains of the images, from 0.
+        together: how many images of a domain follow one another, where it has as many.
     """
     ordered = numbers[order]
     member = one_hot(ordered)
-    rank = (member.cumsum(0) * member).sum(1)
-    place = (rank - 0.5) / member.sum(0)[ordered]
-    return order[place.argsort(stable=True)]
+    groups = (member.sum(0) // together).clamp_min(1)[ordered]
+    group = (((member.cumsum(0) * member).sum(1) - 1) // together).minimum(groups - 1)
+    return order[((group + 0.5) / groups).argsort(stable=True)]
 
 
 def domain_means(values: Tensor, weights: Tensor) -> Tensor:
@@ -76,6 +79,9 @@ class DomainMethod(Method):
     fixed shape. A client with one domain trains plainly.
     """
 
+    together: ClassVar[int] = 1
+    """How many images of a domain are to be in a batch that has any."""
+
     @property
     def compares_domains(self) -> bool:
         """Whether these settings do anything only at a client of several domains."""
@@ -84,7 +90,7 @@ class DomainMethod(Method):
     def begin(self, client: Client) -> None:
         """Has every batch hold the client's domains."""
         super().begin(client)
-        client.arrange = lambda order: spread(order, numbers_of(client))
+        client.arrange = lambda order: spread(order, numbers_of(client), self.together)
         self.domains(client)  # counted before a step
 
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
@@ -133,6 +139,10 @@ class DomainMethod(Method):
         with torch.autocast(embeddings.device.type, enabled=False):
             return {term: penalty(embeddings.float(), *self.member(client, batch))}
 
+    def annealing(self) -> tuple[str, int] | None:
+        """Returns the field and the number of steps before a penalty has its own weight, if any."""
+        return None
+
     def annealed(self, client: Client, weight: float, steps: int) -> Tensor:
         """Returns a penalty's weight at the client's next step: 1 for so many steps, then its own.
 
@@ -143,16 +153,28 @@ class DomainMethod(Method):
         return torch.tensor(weight if passed >= steps else min(weight, 1.0))
 
 
-def idle_clients(method: Method, domains: Iterable[int]) -> list[Diagnostic]:
-    """Returns what to say of clients that have one domain, under a method that compares several.
+def idle_clients(
+    method: Method, domains: Iterable[int], steps: int | None = None
+) -> list[Diagnostic]:
+    """Returns what to say where a method that compares a client's domains does nothing, or less.
 
     Args:
         method: the method.
         domains: the number of each client's domains.
+        steps: the most steps that a client takes in all rounds; None if unknown.
     """
     if not isinstance(method, DomainMethod) or not method.compares_domains:
         return []
     alone, title = [count < 2 for count in domains], title_of(method.name)
+    annealing = method.annealing()
+    if not any(alone) and annealing and steps is not None and steps <= annealing[1]:
+        field, begins = annealing
+        text = (
+            f"No client takes more than {counted(steps, 'step')}, and {title}'s weight counts "
+            f"after {begins} ({field}): until then it is 1."
+        )
+        advice = f"Set {field} to about a tenth of the steps: {max(1, steps // 10)}."
+        return [warning("annealing-never-ends", text, advice)]
     if not any(alone):
         return []
     if not all(alone):

@@ -48,6 +48,11 @@ class IRM(DomainMethod):
     summary = "no domain would gain by scaling the logits (Arjovsky et al. 2019)"
     settings: IRMSettings
 
+    def annealing(self) -> tuple[str, int] | None:
+        """A weight above 1 has to wait."""
+        settings = self.settings
+        return ("method.irm_anneal", settings.irm_anneal) if settings.irm_weight > 1 else None
+
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds every other image of each domain, and the penalty's weight."""
         drawn = super().draws(client, positions, labels)

@@ -24,8 +24,8 @@ Published code:
 
 Decisions:
     What was tried as a second version of every image in the sums, by accuracy at domains of the
-    training that were left out: outlines by colour did best, before grey outlines, more contrast,
-    grey images and none; random convolutions did worse than none (docs/benchmarks.md).
+    training that were left out: outlines by colour did best, before grey outlines, white on black,
+    grey images and none; more contrast and random convolutions did worse than none.
 """
 
 from collections.abc import Callable

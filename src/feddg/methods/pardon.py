@@ -29,10 +29,10 @@ Decisions:
     two groups. One client then moves the style by a sixth to a quarter of its own style's error,
     which the codec's range limits (``feddg.styles.ranges``). Copies are images by default, drawn
     and clamped as such, as validation domains decided; then few triplets are inside the margin: 7 %
-    on PACS, 77 % with copies of the released code (``stylization: released``). At the papers'
-    number of images neither is ahead of FedAvg on unseen domains (``docs/benchmarks.md``). The
-    preset ``strong`` leaves the regulariser out: under SGD it shrinks features before the
-    classifier has learned, which cost 17 points in-domain after 15 thousand images of PACS
+    on PACS at 128 pixels, 77 % with copies of the released code (``stylization: released``). At the
+    papers' number of images neither is ahead of FedAvg on unseen domains (``docs/benchmarks.md``).
+    The preset ``strong`` leaves the regulariser out: under SGD it shrinks features before the
+    classifier has learned, which cost 16 to 22 points in-domain after 15 thousand images of PACS
     (``benchmarks/baseline/pardon_parts_64.yaml``). Under ``privacy.style_epsilon`` a client sends
     the noised style of all its images together, without clusters, since one image can change them.
 """

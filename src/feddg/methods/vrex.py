@@ -48,6 +48,11 @@ class VREx(DomainMethod):
     summary = "the variance of the domains' losses is penalised (Krueger et al. 2021)"
     settings: VRExSettings
 
+    def annealing(self) -> tuple[str, int] | None:
+        """A weight above 1 has to wait."""
+        settings = self.settings
+        return ("method.vrex_anneal", settings.vrex_anneal) if settings.vrex_weight > 1 else None
+
     def draws(self, client: Client, positions: Tensor, labels: Tensor) -> Weights:
         """Adds the penalty's weight."""
         weight = self.annealed(client, self.settings.vrex_weight, self.settings.vrex_anneal)

@@ -25,7 +25,7 @@ from feddg.prediction.model import Trained, load_trained
 from feddg.prediction.model_file import ModelDescription, ModelIdentity, onnx_session
 from feddg.runs.diagnostics import about_model, result_sentence_of
 from feddg.runs.execute import read_energy_threshold
-from feddg.runs.provenance import training_depth
+from feddg.runs.provenance import depths_of_run
 from feddg.runs.reading import is_run
 from feddg.text import counted, printable
 
@@ -40,7 +40,7 @@ def describe_model(run: Path, trained: Trained) -> ModelDescription:
         with schema_faults(RunError, f"{run} is damaged: about."):
             return ModelDescription.model_validate(trained.about)
     predictor, experiment, data = trained.predictor(), trained.experiment, trained.experiment.data
-    light = read_energy_threshold(run, predictor)
+    light, depths = read_energy_threshold(run, predictor), depths_of_run(run)
     names = {"feature_names": trained.feature_names} if data.features else {}
     return ModelDescription(
         format="run",
@@ -53,7 +53,8 @@ def describe_model(run: Path, trained: Trained) -> ModelDescription:
         weights=fingerprint(predictor),
         class_names=trained.class_names,
         **data.model_dump(include={"image_size", "resize", "range", "bands", "tile", "features"}),
-        bits=training_depth(run),
+        bits=max(depths, default=0),
+        depths=depths,
         columns=data.all_options if data.features else {},
         input=f"features (batch, {data.features})"
         if data.features

@@ -73,7 +73,8 @@ class ModelDescription(ModelIdentity):
         range: which values are black and white, see :class:`feddg.data.decoding.Reading`.
         bands: which bands become colours.
         tile: side of the tiles into which large images are cut; None for no tiles.
-        bits: bits used by the values of the training images; 0 for 8-bit images.
+        bits: most bits that the values of a domain of the run use; 0 for 8-bit images.
+        depths: the bits that each of its deeper domains uses.
         features: numbers in a row, of a model that takes features instead of images.
         columns: options of the table of features it was trained on.
         feature_names: that table's columns of features, in order.
@@ -98,6 +99,7 @@ class ModelDescription(ModelIdentity):
     bands: tuple[int, ...] = ()
     tile: int | None = None
     bits: int = Field(0, ge=0, le=32)
+    depths: tuple[int, ...] = ()
     features: int | None = Field(None, ge=1)
     columns: dict[str, object] = Field(default_factory=dict)
     feature_names: tuple[str, ...] = ()

@@ -154,19 +154,20 @@ class BatchPredictor:
 def predictor_of(
     classifier: ImageClassifier, images: Sequence[Path | str], batch_size: int
 ) -> BatchPredictor:
-    """Returns what predicts files, their white as deep as in training, or deeper if they are.
+    """Returns what predicts files, their white that of the run's least deep domain that holds them.
 
     A few dark images do not use all bits of their camera, and must not become bright.
     """
     about = classifier.description
-    depth = depth_of(image_files(images), about.reading)
-    if about.reading.range == "auto" and depth and about.bits and depth != about.bits:
+    depth, known = depth_of(image_files(images), about.reading), {about.bits, *about.depths}
+    white = min((bits for bits in known if bits >= depth), default=depth) if depth else about.bits
+    if about.reading.range == "auto" and depth and about.bits and depth not in known:
+        of_run = " and ".join(map(str, sorted(known)))
         warn(
             "bit-depths-differ",
-            f"These images use {depth} bits, those of training {about.bits}: white is "
-            f"{2 ** max(depth, about.bits) - 1}.",
+            f"These images use {depth} bits, those of the run {of_run}: white is {2**white - 1}.",
         )
-    return BatchPredictor(classifier, max(depth, about.bits), batch_size)
+    return BatchPredictor(classifier, white, batch_size)
 
 
 def prediction_of(

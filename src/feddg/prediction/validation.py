@@ -195,7 +195,7 @@ def validate(
         images: ``root/class/*`` with ``domain``, ``root/domain/class/*`` without.
         out: the JSON file to write, to be handed back; none by default.
         domain: name of the domain for images in ``root/class/*``.
-        hide_below: see :func:`feddg.prediction.validation.release`.
+        hide_below: leave out counts of images below this number, see :func:`release`.
         device: ``cpu``, ``cuda`` or ``auto``.
         which: the selection rule of the model.
         batch_size: images per forward pass.

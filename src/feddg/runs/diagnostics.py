@@ -213,7 +213,7 @@ def about_accuracy(
         return []
     after: list[Diagnostic] = []
     if result.round > 0:
-        worse = list(_untrained(of_last.where(round=0), result, split))
+        worse = list(_untrained(of_last.where(round=0), result, split, trains))
         # More of what made it worse is no advice, even where it has begun to recover.
         rising = () if worse else [*_rising(of_last, result, split)]
         rising = rising or [*_unsteady(numbers, result, split)]
@@ -262,7 +262,9 @@ def _one_class(result: SplitAccuracy, classes: Sequence[str]) -> Iterator[Diagno
         )
 
 
-def _untrained(untrained: NumberTable, result: SplitAccuracy, split: str) -> Iterator[Diagnostic]:
+def _untrained(
+    untrained: NumberTable, result: SplitAccuracy, split: str, trains: bool
+) -> Iterator[Diagnostic]:
     start = untrained.value(split)
     if start is not None and result.accuracy.high < start:  # by more than chance
         before = split_accuracy(untrained, split)
@@ -272,7 +274,9 @@ def _untrained(untrained: NumberTable, result: SplitAccuracy, split: str) -> Ite
             UNTRAINED,
             f"The model is worse than before its training: then it was right for {start:.1%} of "
             f"the held-out images, now for {result.accuracy.share:.1%}.",
-            f"Training hurts: lower the learning rate{keep}.",
+            f"Training hurts: lower the learning rate{keep}."
+            if trains
+            else "Other pretrained weights, or larger images, help most.",
         )
 
 
@@ -640,8 +644,8 @@ def _nothing_gained(run: Run) -> Iterator[Diagnostic]:
     if closed and start is not None and end is not None and end.round and end.accuracy.low <= start:
         yield note(
             NOTHING_GAINED,
-            f"{counted(end.round, 'round')} of training gained nothing, but for chance, over the "
-            f"closed form that they began with: {start:.1%} before, {end.accuracy.share:.1%} "
+            f"{counted(end.round, 'round')} of training gained no more than chance over the closed "
+            f"form that came first: {start:.1%} before, {end.accuracy.share:.1%} "
             "after.",
             "The closed form alone takes one round (--method ridge).",
         )

@@ -55,7 +55,7 @@ from feddg.data.partition import Partition, counts_clients, held_alike, partitio
 from feddg.data.pixels import ArrayPixels, PixelStore, Vectors
 from feddg.data.protocols import from_csv
 from feddg.data.splits import ROLES, Splits, check_shares, from_roles, hold_out
-from feddg.diagnostics import Diagnostic, Progress, emit, silent, warn
+from feddg.diagnostics import Diagnostic, Progress, emit, silent, warn, warning
 from feddg.errors import ExperimentError, first_names, nearest
 from feddg.evaluation.accuracy import Evaluation
 from feddg.evaluation.decision import Decision
@@ -66,7 +66,7 @@ from feddg.methods.composition import build_method, method_class
 from feddg.methods.domains import idle_clients
 from feddg.models.backbones import require_weights, weights_digest
 from feddg.records import BadImageRow, ClientRow, ClientsTable
-from feddg.settings import DataSettings, EvaluateSettings
+from feddg.settings import DataSettings, EvaluateSettings, without_effect
 from feddg.storage import Stamp, stamp
 from feddg.storage import cache_folder as cache_folder
 
@@ -394,6 +394,12 @@ def _steps_of_a_round(experiment: Experiment, share: Partition) -> int:
     return max(1, round(sum(steps) * taking_part / number))
 
 
+_NOT_NEW = (
+    "No domain is held out: all train, and accuracies are of domains that trained. They say "
+    "nothing about a new one."
+)
+
+
 def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits:
     data, unseen = experiment.data, experiment.hold_out
     held_out = [*unseen.test, *unseen.val]
@@ -403,8 +409,13 @@ def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits
                 f"the split file {data.split_file} already says what is held out; do not set "
                 "hold_out"
             )
-        return from_csv(table, data.split_file, [image.path for image in loaded.bad])
+        _unused_shares(data, "the split file")
+        splits = from_csv(table, data.split_file, [image.path for image in loaded.bad])
+        if not len(splits.test) and not len(splits.val):
+            warn("nothing-held-out", _NOT_NEW, "To know that, leave a domain without train rows.")
+        return splits
     if not held_out and table.split is not None and is_split(experiment, table):
+        _unused_shares(data, "the data set's own split")
         return from_roles(table.split)
     if not held_out and not data.leave_out:
         ask = f"--hold-out DOMAIN, one of {first_names(table.domain_names, 12)}"
@@ -412,8 +423,7 @@ def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits
             raise ExperimentError(f"name the domain nobody trains on: {ask}")
         warn(
             "nothing-held-out",
-            "No domain is held out: all train, and accuracies are of domains that trained. "
-            "They say nothing about a new one.",
+            _NOT_NEW,
             f"To know that: {ask}.",
         )
     in_domain, copies = _in_domain(table), _copies(table, loaded, data)
@@ -424,6 +434,8 @@ def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits
             f"{first_names(held_out)}.",
         )
     roles, units = (table.split if in_domain and data.own_split else None), None
+    if roles is not None:
+        _unused_shares(data, "the data set's own split")
     if roles is None and (units := units_of(table, copies)) is not None:
         check_shares(data.id_val, data.id_test)
         roles = roles_of_units(table, units, data.id_val, data.id_test, experiment.seed)
@@ -437,6 +449,16 @@ def _splits(experiment: Experiment, table: ImageTable, loaded: Loaded) -> Splits
         own=roles,
         contents=copies,
     )
+
+
+def _unused_shares(data: DataSettings, by: str) -> None:
+    """Warns of shares for in-domain validation and test that a split does not use."""
+    fields = type(data).model_fields
+    shares = {name: getattr(data, name) for name in ("id_val", "id_test")}
+    unused = [f"data.{n} {share:g}" for n, share in shares.items() if share != fields[n].default]
+    if unused:
+        text = f"{' and '.join(unused)}: not used, since {by} says which images measure."
+        warn("shares-unused", text)
 
 
 def _copies(table: ImageTable, loaded: Loaded, data: DataSettings) -> Sequence[str]:
@@ -507,9 +529,12 @@ def federation_of(
 ) -> Federation:
     """Returns an experiment's federation, of its images; see :func:`in_process`."""
     method, network = build(experiment, len(images.table.class_names))
-    emit(*method.diagnostics(experiment))
+    said = without_effect(experiment, experiment.given)
+    emit(*(warning("without-effect", text) for text in said), *method.diagnostics(experiment))
     domains = images.table.domains[images.splits.train]
-    emit(*idle_clients(method, (len(set(domains[rows])) for rows in images.partition.rows)))
+    steps = (steps_of_round(experiment.train, size) for size in images.partition.sizes.tolist())
+    most = experiment.train.rounds * max(steps)
+    emit(*idle_clients(method, (len(set(domains[rows])) for rows in images.partition.rows), most))
     settings = images.trained_by(experiment)
     chosen = find_augmentation(settings.train.augmentation)
     parts = (images, network, method, settings)

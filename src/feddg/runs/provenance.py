@@ -154,14 +154,14 @@ def _warn(folder: Path) -> None:
     )
 
 
-def training_depth(folder: Path) -> int:
-    """Returns the bit depth of a run's training images; 0 if all have 8 bits.
+def depths_of_run(folder: Path) -> tuple[int, ...]:
+    """Returns the bit depths that the domains of a run use, ascending; none if all have 8 bits.
 
     Raises:
         RunError: the file is damaged.
     """
     images = ImagesFile.read(folder / IMAGES)
-    return 0 if images is None else max(images.depths.values(), default=0)
+    return () if images is None else tuple(sorted({*images.depths.values()}))
 
 
 def check_identity(folder: Path, experiment: Experiment) -> None:

@@ -127,7 +127,7 @@ def serve(
         precision: ``float32``, ``bfloat16``, or ``auto``: bfloat16 where the device is fast at it.
         limits: limits on requests.
         known_as: further names by which the server is reached.
-        allow_network: whether other machines may reach it.
+        allow_network: let other machines reach it.
         strict: whether to refuse a model with warnings.
         ready: called with the address and the model before the first request.
 
