@@ -234,8 +234,8 @@ def load_stored(path: Path) -> Experiment:
             raise ExperimentError(f"it lacks {', '.join(sorted(lacking))}")
     except ExperimentError as error:
         raise ExperimentError(
-            f"{path} was changed, written by another version of feddg, or names what your own code "
-            f"registers and has not been imported: {error}"
+            f"{path} was changed, names what your own code registers and was not imported, or was "
+            f"written by another version of feddg: {error}"
         ) from None
     return experiment
 
