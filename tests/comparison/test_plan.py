@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from feddg.api import compare
@@ -256,6 +256,69 @@ def test_what_a_plan_cannot_extend_is_said(tmp_path, extends, fault):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        (
+            {"methods": [{"name": "fedavg", "experiment": {"train": {"lr": 0.5}}}]}
+            | {"settings": {"lr": [0.1, 0.01]}},
+            "train.lr is said by settings lr and by fedavg",
+        ),
+        (
+            {"methods": [{"name": "fedprox", "mu": 0.007}], "settings": {"method.mu": [0.1, 1]}},
+            "method.settings.mu is said by settings method.mu and by fedprox",
+        ),
+        (
+            {"heterogeneity": [0, 1], "settings": {"clients.heterogeneity": [0.3]}},
+            "clients.heterogeneity is said by heterogeneity and by settings clients.heter",
+        ),
+        (
+            {"settings": {"lr": [1], "train.lr": [0.3]}},
+            "said by settings lr and by settings train.l",
+        ),
+        (
+            {"settings": {"train.lr": [1]}, "tune": {"settings": {"train.lr": [0.3, 0.4]}}},
+            "train.lr is said by settings train.lr and by tune",
+        ),
+        (
+            {"clients": [5], "hold_out": None}
+            | {"data": [{"name": "digits", "experiment": {"clients": {"number": 3}}}]},
+            "clients.number is said by clients and by data digits",
+        ),
+        ({"settings": {"train.rounds": [5]}, "budgets": [9]}, "said by budgets and by settings"),
+        (
+            {"base": {"data": "digits", "hold_out": {"val": "sketch"}}},
+            "in the plan and in its base",
+        ),
+        (
+            {"settings": {"train.lr": [0.00123456, 0.001234561]}},
+            "two columns are called 'ink, 0.00",
+        ),
+        ({"hold_out": [["ink", "chalk"], "ink+chalk"]}, r"two columns are called 'ink\+chalk'"),
+        ({"hold_out": [{"test": 2015}]}, "hold_out.test"),
+    ],
+)
+def test_what_would_be_lost_or_look_alike_is_refused(fields, fault):
+    plan = {"base": {"data": "digits"}, "methods": ["fedavg"], "hold_out": ["ink"]} | fields
+    with pytest.raises(ExperimentError, match=fault):
+        expand_plan(Plan(**plan))
+
+
+def test_domains_that_are_left_out_are_left_out_of_trials_and_of_protocols():
+    base = {"data": {"source": "digits", "leave_out": ["photo"]}}
+    tune = {"settings": {"train.lr": [0.1]}}
+    plan = Plan(base=base, methods=["fedavg"], hold_out="lodo", tune=tune)
+    assert [cell.held_out for cell in expand_plan(plan)] == ["ink", "chalk", "sketch"]
+    for trial in trials_of(plan):
+        assert trial.experiment.data.leave_out == ("photo", trial.held_out)
+
+
+def test_a_plan_does_not_take_the_name_of_the_one_it_extends(tmp_path):
+    (tmp_path / "one.yaml").write_text("{name: first, base: {data: digits}, methods: [fedavg]}")
+    (tmp_path / "two.yaml").write_text("{extends: one.yaml, seeds: 2}")
+    assert [load_plan(tmp_path / f"{n}.yaml").name for n in ("one", "two")] == ["first", "two"]
+
+
 # Fields fixed in a plan: the plan that comes out says by itself what plan and fields said.
 
 
@@ -293,6 +356,8 @@ some_fields = st.fixed_dictionaries({}, optional=FIELDS)
 def test_fixed_fields_win_everywhere_and_all_else_is_as_the_plan_says(
     over, base, own, axes, lambdas, clients
 ):
+    dealt = {"clients.heterogeneity": lambdas, "clients.number": clients}
+    assume(not own.keys() & {*axes, *(field for field in dealt if dealt[field])})
     plan = Plan(
         base=merge({"data": {"source": "digits"}}, tree(base)),
         methods=[{"name": "fedprox", "mu": 2.0, "experiment": tree(own)}],

@@ -19,6 +19,7 @@ from feddg.comparison.statistics import (
     ranks,
     spread,
 )
+from feddg.comparison.statistics import leads as leads_of
 from feddg.runs.table import EMA_MEAN
 
 DATA = Path(__file__).parents[2] / "docs" / "results" / "data"
@@ -343,6 +344,22 @@ def test_the_best_of_alike_methods_is_not_said_to_lead():
         pairs = {name: (found[name], found[best_other(name, found)]) for name in found}
         claimed += margins(pairs, ITSELF)[best].decided
     assert claimed <= 0.06 * 300
+
+
+def test_a_lag_behind_the_best_of_several_has_no_p():
+    found = {
+        name: {(f"d{d}", 0): level + 0.001 * d * (place + 1) for d in range(4)}
+        for place, (name, level) in enumerate({"low": 0.1, "high": 0.5, "mid": 0.3}.items())
+    }
+    by_best = leads_of(found, ITSELF)
+    assert {name: margin.p is None for name, margin in by_best.items()} == {
+        "low": True,
+        "high": False,
+        "mid": True,
+    }
+    assert all(margin.decided for margin in leads_of(found, ITSELF, "mid").values())
+    del found["low"]
+    assert all(margin.decided for margin in leads_of(found, ITSELF).values())
 
 
 def test_a_clear_gain_on_all_domains_is_decided():

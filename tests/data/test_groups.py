@@ -1,5 +1,7 @@
 """Groups: a patient's images keep one role and one client, whatever the partition."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -92,6 +94,28 @@ def test_a_domain_of_five_groups_has_one_for_each_share_and_the_last_of_a_class_
     table = table_of([0] * 10 + [1] * 10, domains=1)
     table.labels[:] = [0] * 10 + [1] * 10
     assert set(roles_of_units(table, units_of(table), 0.4, 0.4, seed=0)) == {"train"}
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        [[20, 0, 0]] * 4 + [[10, 2, 0], [10, 0, 2]],
+        [[0, 1, 0], [0, 0, 1], [0, 0, 1], [0, 0, 1], [1, 0, 1]],
+    ],
+)
+def test_groups_that_have_to_train_take_no_share_away(images, caplog):
+    counts = np.array(images)
+    labels = np.concatenate([np.repeat(range(3), own) for own in counts])
+    groups = np.repeat(np.arange(len(counts)), counts.sum(axis=1))
+    table = replace(table_of(groups, domains=1, classes=3), labels=labels)
+    for seed in range(30):
+        roles = roles_of_units(table, units_of(table), 0.05, 0.05, seed)
+        assert set(roles) == {"train", "id_val", "id_test"}
+        assert set(labels[roles == "train"]) == {0, 1, 2}
+    assert not caplog.records
+    alone = replace(table_of(np.arange(6), domains=1, classes=6), labels=np.arange(6))
+    assert set(roles_of_units(alone, units_of(alone), 0.2, 0.2, 0)) == {"train"}
+    assert "No group of a can be spared for in-domain validation or test" in caplog.text
 
 
 def test_copies_of_an_image_join_their_groups():

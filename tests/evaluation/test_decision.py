@@ -89,6 +89,14 @@ def test_all_ranked_rightly_is_no_certainty():
     assert average_precision_interval(positive, positive.astype(float)) == found
 
 
+def test_groups_whose_parts_cancel_are_no_certainty():
+    patients = np.repeat(np.arange(20), 2)
+    scores = np.arange(40) / 2  # of each patient, the image with the class is ranked a step higher
+    found = auroc_interval(np.arange(40) % 2 == 1, scores, patients)
+    assert found.share == pytest.approx(0.525)
+    assert found == wilson(found.share, 20)
+
+
 @pytest.mark.parametrize("each", [1, 5])
 def test_intervals_of_average_precision_hold_the_truth(each):
     random, held, cases = np.random.default_rng(5), 0, 120

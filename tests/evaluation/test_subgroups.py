@@ -21,6 +21,17 @@ def test_many_small_subgroups_give_few_false_alarms():
     assert alarms / 200 <= 0.07
 
 
+def test_two_halves_are_one_comparison():
+    random = np.random.default_rng(2)
+    sex = np.array(["f", "m"])[random.integers(2, size=300)]
+    correct = (random.random(300) < np.where(sex == "m", 0.65, 0.85)).astype(float)
+    alone = [row.p for row in subgroup_rows("test", {"sex": sex}, correct)]
+    thirds = np.array(["a", "b", "c"])[np.arange(300) % 3]
+    among = subgroup_rows("test", {"sex": sex, "scanner": thirds}, correct)
+    assert alone[0] == alone[1] < 0.05
+    assert [row.p for row in among[:2]] == [pytest.approx(4 * alone[0])] * 2
+
+
 def test_a_scanner_that_fails_is_named():
     random = np.random.default_rng(1)
     scanner = np.array(["a", "b", "c"])[np.arange(600) % 3]

@@ -271,7 +271,9 @@ def test_rounds_that_gained_nothing_over_the_closed_form_are_named(tmp_path, end
     found = {one.code: one for one in about_result(run)}
     assert (NOTHING_GAINED in found) == told
     if told:
-        assert found[NOTHING_GAINED].text.startswith("5 rounds of training gained no more than chance")
+        assert found[NOTHING_GAINED].text.startswith(
+            "5 rounds of training gained no more than chance"
+        )
 
 
 def test_fluctuation_is_held_against_the_margin():

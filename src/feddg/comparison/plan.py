@@ -406,6 +406,7 @@ def _read_plan(path: Path, above: tuple[Path, ...] = ()) -> Fields:
     if below in (*above, path.resolve()):
         raise ExperimentError(f"{path}: extends {extended}, which extends this file again")
     base = _read_plan(below, (*above, path.resolve()))
+    base.pop("name", None)  # or both would share a folder
     if all(isinstance(part.get("base", {}), Mapping) for part in (base, fields)):
         fields["base"] = merge(expand(base.get("base", {})), expand(fields.get("base", {})))
     if all(isinstance(part.get("notes", {}), Mapping) for part in (base, fields)):
@@ -551,23 +552,72 @@ def expand_plan(plan: Plan) -> list[Cell]:
     Raises:
         ExperimentError: a cell is not a valid experiment, or its method cannot run it.
     """
+    _check_axes(plan)
     if plan.data:
         over = [(entry.name, expand_plan(plan_on(plan, entry))) for entry in plan.data]
-        return [
+        cells = [
             replace(cell, conditions={DATA: name, **cell.conditions})
             for seed in plan.seeds
-            for name, cells in over
-            for cell in cells
+            for name, own in over
+            for cell in own
             if cell.seed == seed
         ]
-    _check_fields(plan)
-    known: dict[str, Sequence[int] | None] = {}
-    return [
-        _cell(plan, variant, scenario, heading, points, seed, known)
-        for seed, (scenario, heading), points, variant in itertools.product(
-            plan.seeds, _scenarios(plan), itertools.product(*_axes(plan)), plan.methods
-        )
-    ]
+    else:
+        _check_fields(plan)
+        known: dict[str, Sequence[int] | None] = {}
+        cells = [
+            _cell(plan, variant, scenario, heading, points, seed, known)
+            for seed, (scenario, heading), points, variant in itertools.product(
+                plan.seeds, _scenarios(plan), itertools.product(*_axes(plan)), plan.methods
+            )
+        ]
+    places: set[object] = set()
+    for cell in cells:
+        further = [value for axis, value in cell.conditions.items() if axis != DATA]
+        place = cell.method, cell.column, *further, cell.seed
+        if place in places:
+            heading = ", ".join((cell.column, *further))
+            raise ExperimentError(
+                f"plan: two columns are called {heading!r}: list each once, name data sets apart, "
+                "and let numbers differ in six digits"
+            )
+        places.add(place)
+    return cells
+
+
+def _check_axes(plan: Plan) -> None:
+    """Refuses a field that several parts of a plan say, of which all but one would be lost."""
+    said: dict[str, str] = {}
+    parts: dict[str, set[str]] = {
+        "heterogeneity": {"clients.heterogeneity"} if plan.heterogeneity else set(),
+        "clients": {"clients.number", "clients.per_round"} if plan.clients else set(),
+        "budgets": {"train.rounds"} if plan.budgets else set(),
+    }
+    parts |= {f"settings {field}": _paths(field) for field in plan.settings}
+    for part, fields in parts.items():
+        for field in fields:
+            if said.setdefault(field, part) != part:
+                raise ExperimentError(f"plan: {field} is said by {said[field]} and by {part}")
+    own = {variant.name: _own_fields(variant) for variant in plan.methods}
+    own |= {f"data {entry.name}": {*leaves(expand(entry.experiment))} for entry in plan.data}
+    own["tune"] = set[str]().union(*map(_paths, plan.tune.settings if plan.tune else ()))
+    for name, fields in own.items():
+        for field in sorted(fields & said.keys() - {"train.rounds"}):
+            raise ExperimentError(
+                f"plan: {field} is said by {said[field]} and by {name}, and one of them would be "
+                "lost: leave it out there"
+            )
+
+
+def _paths(field: str) -> set[str]:
+    """Returns the dotted path of an axis's field, if it is a shorthand, too."""
+    return {*leaves(expand(nested(_path(field), 0)))}
+
+
+def _own_fields(variant: Variant) -> set[str]:
+    """Returns the dotted fields that a method's own entry says."""
+    settings = {"method": {"settings": variant.settings}} if variant.settings else {}
+    return {*leaves(expand(variant.experiment)), *leaves(settings)}
 
 
 def plan_on(plan: Plan, entry: Collection) -> Plan:
@@ -586,6 +636,8 @@ def plan_on(plan: Plan, entry: Collection) -> Plan:
         for variant in plan.methods
     ]
     base = merge(expand(plan.base), entry.experiment)
+    if entry.hold_out:
+        base.pop("hold_out", None)
     changes = {
         DATA: (),
         "base": base,
@@ -750,6 +802,10 @@ def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
     base = expand(plan.base)
     data = base.get("data", {})
     source = str(data.get("source", "folder"))
+    if plan.hold_out and base.get("hold_out"):
+        raise ExperimentError(
+            "plan: hold_out is said in the plan and in its base; leave it out of the base"
+        )
     if not plan.hold_out:
         hold_out = _written(expand({"hold_out": base.get("hold_out") or {}})["hold_out"], data)
         return [(hold_out or None, _heading(hold_out))]
@@ -757,6 +813,7 @@ def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
         preset = str(base.get("preset") or preset_of(source))
         domains = plan.domains or known_domains(source, preset)
         domains = domains or load_source(source, data.get("root")).domain_names
+        domains = tuple(name for name in domains if name not in (data.get("leave_out") or ()))
         listed: list[Any] = list(scenarios(plan.hold_out, domains, preset, source))
     elif None in plan.hold_out:
         raise ExperimentError("plan: hold_out has an empty item; name a domain, or remove it")
@@ -771,7 +828,10 @@ def _scenarios(plan: Plan) -> list[tuple[Any, str]]:
 
 def _written(fields: Fields, data: Fields) -> Fields:
     """Returns a hold-out with the names that the data set gives its domains."""
-    said = {role: [name] if isinstance(name, str) else name or () for role, name in fields.items()}
+    said = {
+        role: name if isinstance(name, list | tuple) else [name] if name else ()
+        for role, name in fields.items()
+    }
     if not all(isinstance(name, str) for names in said.values() for name in names):
         return fields  # which is an error where the experiment is read
     source, root = str(data.get("source", "folder")), data.get("root")
@@ -780,7 +840,7 @@ def _written(fields: Fields, data: Fields) -> Fields:
 
 def _heading(hold_out: Fields, with_val: bool = False) -> str:
     domains = {
-        role: value if isinstance(value, str) else "+".join(value or ())
+        role: "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value or "")
         for role, value in hold_out.items()
     }
     text, val = domains.get("test") or "as split", domains.get("val")
@@ -882,7 +942,7 @@ def _trial(cell: Cell, points: Sequence[Point], tune: Tune) -> Cell:
     changes = (change for _, change, _ in points)
     fields = functools.reduce(merge, changes, cell.experiment.model_dump(mode="json"))
     fields["hold_out"] = {"test": [], "val": []}
-    fields["data"]["leave_out"] = [*hold_out.test, *hold_out.val]
+    fields["data"]["leave_out"] += [*hold_out.test, *hold_out.val]
     if not fields["data"]["id_val"]:
         raise ExperimentError("tune: there is no in-domain validation; set data.id_val above 0")
     if tune.rounds is not None:

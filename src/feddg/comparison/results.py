@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from feddg.comparison.plan import DATA, Plan, expand_plan
+from feddg.comparison.plan import DATA, VALIDATED_ON, Plan, expand_plan
 from feddg.comparison.results_file import (
     BUDGET,
     HASHES,
@@ -25,7 +25,7 @@ from feddg.comparison.tuning import TUNING, TuningFile
 from feddg.diagnostics import SEVERITIES, Diagnostic, Severity, warning
 from feddg.errors import RunError
 from feddg.messages import plain_text
-from feddg.records import CONSTANT, LAST, RISING, TEST, JsonFile
+from feddg.records import CONSTANT, LAST, RISING, TEST, VAL, JsonFile
 from feddg.runs.diagnostics import (
     CONSTANT_ANSWER,
     MAJORITY,
@@ -438,16 +438,23 @@ def results_of(folders: Sequence[Path], title: str | None = None) -> Results:
         ]
         conditions = [{} for _ in complete]
     conditions = [of_data | own for of_data, own in zip(data_sets, conditions)]
+    held_out = ["+".join(run.held_out(TEST)) or "as split" for run in complete]
+    validated = ["+".join(run.held_out(VAL)) for run in complete]
+    ways = grouped(zip(held_out, validated))
+    held_out = [
+        f"{test}{VALIDATED_ON}{val})" if val and len({*ways[test]}) > 1 else test
+        for test, val in zip(held_out, validated)
+    ]
     rows = [
         ResultRow(
             method=plain_text(label),
-            held_out=plain_text("+".join(run.held_out(TEST)) or "as split"),
+            held_out=plain_text(heading),
             conditions={plain_text(axis): plain_text(v) for axis, v in condition.items()},
             seed=int(run.settings.get("seed") or 0),
             folder=run.folder.name,
             run=run,
         )
-        for run, label, condition in zip(complete, labels, conditions)
+        for run, label, condition, heading in zip(complete, labels, conditions, held_out)
     ]
     places, names = Counter(row.place for row in rows), Counter(row.folder for row in rows)
     folder_of = [

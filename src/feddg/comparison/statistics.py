@@ -25,8 +25,8 @@ LEAST = 3
 """Fewest values for an interval: with two, Student's t is 12.7 standard errors, and two equal
 values would seem certain.
 """
-NO_SPREAD = 1e-9
-"""Differences closer than this are equal up to rounding."""
+NO_SPREAD = 1e-6
+"""Differences closer than this are equal up to rounding: files have seven digits."""
 Key = tuple[str, int]
 """A column (what is held out, and conditions) and a seed, by which two methods are paired."""
 Accuracies = Mapping[Key, float]
@@ -264,7 +264,13 @@ def leads(
     """
     others = {name: base or best_other(name, results) or "" for name in results if name != base}
     pairs = {name: (results[name], results[o]) for name, o in others.items() if o in results}
-    return {n: replace(m, other=others[n]) for n, m in margins(pairs, domains, collections).items()}
+    found = margins(pairs, domains, collections)
+    # A lag behind the best of several, picked as such, is larger than by chance: p is not known.
+    picked = not base and len(results) > 2
+    return {
+        name: replace(one, other=others[name], p=None if picked and one.mean < 0 else one.p)
+        for name, one in found.items()
+    }
 
 
 def best_other(method: str, results: Mapping[str, Accuracies]) -> str | None:

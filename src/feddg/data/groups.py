@@ -16,8 +16,8 @@ import numpy as np
 from feddg.data.images import IMAGE_SUFFIXES, ImageTable, dicom_is_known, is_dicom
 from feddg.data.partition import Partition, partition, partitioned_alike
 from feddg.data.splits import Splits
-from feddg.diagnostics import Diagnostic
-from feddg.errors import DataError
+from feddg.diagnostics import Diagnostic, warn
+from feddg.errors import DataError, first_names
 from feddg.rng import numpy_stream
 
 FOLDER, NONE = "folder", "none"
@@ -165,6 +165,25 @@ def roles_of_units(
         left = left - here
         if role:
             owed[role - 1] &= ~here
+    for share, domain in np.argwhere(owed):  # units that had to train may have been the last
+        for unit in np.argsort(counts.sum(axis=(1, 2)), kind="stable"):
+            last = (counts[unit] > 0) & (given[0] == counts[unit])
+            if (
+                roles[unit] == 0
+                and present[unit, domain]
+                and not last.any()
+                and owed[share, domain]
+            ):
+                roles[unit] = 1 + share
+                given[0] -= counts[unit]
+                owed[share] &= ~present[unit]
+    if owed.any():
+        names = [table.domain_names[domain] for domain in np.flatnonzero(owed.any(axis=0))]
+        warn(
+            "share-without-groups",
+            f"No group of {first_names(names)} can be spared for in-domain validation or test, "
+            "since each alone has a class that trains.",
+        )
     return np.array(["train", "id_val", "id_test"], dtype="<U7")[roles[units]]
 
 

@@ -30,8 +30,9 @@ def auroc_interval(
 
     The variance is DeLong's (DeLong et al. 1988, Biometrics 44), for groups Obuchowski's (1997,
     Biometrics 53, "Nonparametric analysis of clustered ROC curve data"); the ends are those of the
-    area's logit, with Student's t (Satterthwaite 1946). Where all are ranked rightly the lower end
-    is Wilson's for the smaller number of groups with and without the class.
+    area's logit, with Student's t (Satterthwaite 1946). Where that gives no spread, as where all
+    are ranked rightly, they are Wilson's for the smaller number of groups with and without the
+    class.
 
     Args:
         positive: ``(n,)`` bool.
@@ -56,8 +57,11 @@ def auroc_interval(
     numbers = sides.sum(axis=1)
     parts = numbers / (numbers - 1) * (sums**2).sum(axis=1) / numpy.square(counts)
     shared = 2 * both / (both - 1) * (sums[0] * sums[1]).sum() / (counts[0] * counts[1])
-    error = math.sqrt(max(parts.sum() + shared, 0.0)) / (area * (1 - area))
-    freedom = float(parts.sum() ** 2 / (parts**2 / (numbers - 1)).sum()) if parts.any() else 1.0
+    variance = parts.sum() + shared
+    if variance <= 1e-12:  # of groups, parts may cancel
+        return wilson(area, least)
+    error = math.sqrt(variance) / (area * (1 - area))
+    freedom = float(parts.sum() ** 2 / (parts**2 / (numbers - 1)).sum())
     reach, middle = student(freedom, LEVEL) * error, math.log(area / (1 - area))
     return ShareInterval(area, _expit(middle - reach), _expit(middle + reach))
 

@@ -34,9 +34,12 @@ def subgroup_rows(
         if value
     ]
     tested = [_difference(correct, mask, groups) for _, _, mask in subgroups]
-    corrected = iter(holm([p for _, p in tested if p is not None]))
+    # Two halves are one comparison.
+    halves = [min(mask.tobytes(), (~mask).tobytes()) for *_, mask in subgroups]
+    known = {half: p for half, (_, p) in zip(halves, tested) if p is not None}
+    corrected = dict(zip(known, holm([*known.values()])))
     rows = []
-    for (name, value, mask), (difference, p) in zip(subgroups, tested):
+    for (name, value, mask), (difference, _), half in zip(subgroups, tested, halves):
         inside = None if groups is None else groups[mask]
         share = wilson(float(correct[mask].mean()), effective_number(correct[mask], inside))
         rows.append(
@@ -48,7 +51,7 @@ def subgroup_rows(
                 groups=None if inside is None else len(numpy.unique(inside)),
                 accuracy=share,
                 difference=difference,
-                p=None if p is None else next(corrected),
+                p=corrected.get(half),
             )
         )
     return rows

@@ -38,6 +38,7 @@ from feddg.prediction.classifier import (
 )
 from feddg.prediction.estimators import (
     ESTIMATORS,
+    LEAST_OF_A_FOLDER,
     Familiar,
     Head,
     LeftOutSite,
@@ -311,6 +312,9 @@ def _familiar(model: Recorder, images: Images, numbers: numpy.ndarray, batch_siz
     """Returns what the model sees in training images of each site."""
     rows, seed = images.splits.train, model.trained.experiment.seed
     chosen = some_of_each(numbers, numpy.arange(len(rows)), MOST_FAMILIAR, seed, "familiar")
+    # A few images do not say what a site looks like.
+    many = numpy.bincount(numbers[chosen]) >= LEAST_OF_A_FOLDER
+    chosen = chosen[many[numbers[chosen]]] if many.any() else chosen
     maps = _seen(model, images, rows[chosen], batch_size).maps
     return Familiar.of(numpy.array(maps), numbers[chosen], images.table.labels[rows[chosen]])
 

@@ -256,7 +256,8 @@ def _differing_settings(results: Results) -> Block | None:
 def _cost_table(results: Results) -> Table | None:
     """Returns the mean cost of each method's runs; None without runs."""
     costs = {m: [_taken(run) for run in runs] for m in results.methods if (runs := results.runs(m))}
-    means = {m: [fmean(part or 0.0 for part in parts) for parts in zip(*costs[m])] for m in costs}
+    known = {m: [[p for p in parts if p is not None] for parts in zip(*costs[m])] for m in costs}
+    means = {m: [fmean(part) if part else 0.0 for part in parts] for m, parts in known.items()}
     return table_from("costs", costs=means) if means else None
 
 

@@ -163,6 +163,7 @@ def accuracy_table(
         chosen=rule.when or f"by the rule “{rule.title}”",
         bold=results.no_method_fit is None,
         seeds=len({row.seed for row in results.rows}),
+        some=len({len(own) for own in results.values(rule, split=split).values()}) > 1,
         averaged=bool(axis),
     )
 
@@ -174,8 +175,9 @@ def accuracy_table(
 
 
 def mean_percent(shares: Mapping[str, Accuracies], method: str) -> str:
-    """The mean of a method's shares, in percent."""
-    average = spread(shares.get(method, {}).values())
+    """The mean of a method's shares over the columns that any method has, in percent."""
+    columns = list(dict.fromkeys(column for own in shares.values() for column, _ in own))
+    average = average_over_columns(shares.get(method, {}), columns)
     return percent(average.mean if average else None)
 
 
