@@ -43,7 +43,7 @@ def quicker(command: str, changes: dict[str, str] = QUICKER) -> str:
 
 def skeleton(line: str) -> str:
     """The beginning of a warning, without its numbers."""
-    return re.sub(r"\d[\d,.]*", "#", line)[:30]
+    return re.sub(r"\d[\d,.\u202f]*", "#", line)[:30]
 
 
 def test_the_folders_of_the_page_are_looked_at_trained_on_and_labelled(feddg, runs_here, tmp_path):
