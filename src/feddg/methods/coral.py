@@ -17,8 +17,8 @@ Leaves the client:
 
 Decisions:
     A client compares its own domains; with one it trains plainly. The paper aligns one domain with
-    labels and one without. One image has no covariance: so a domain's images come in pairs, and of
-    a client's only one the mean is compared, under `benchmark`. Else batches are IRM's.
+    labels and one without. One image has no covariance: so a domain's images come in pairs. Where a
+    client has a single one, only `benchmark` compares it, by its mean. Otherwise batches are IRM's.
 """
 
 from typing import Literal
