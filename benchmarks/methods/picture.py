@@ -14,6 +14,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from feddg.runs.table import FINAL
+from feddg.settings import grouped
 from feddg.text import readable
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
@@ -42,16 +43,14 @@ def main() -> None:
     domains = list(results.collections)
     rows = [*domains, "all domains", "all data sets"]
     names = [readable(row.partition(", ")[2] or row) for row in rows]
-    sets = list(dict.fromkeys(results.collections.values()))
+    sets = grouped((name, place) for place, name in enumerate(results.collections.values()))
     figure, panels = plt.subplots(2, -(-len(order) // 2), figsize=(10, 7), sharex=True, sharey=True)
     for axis in panels.flat[len(order) :]:
         axis.axis("off")
     for axis, method in zip(panels.flat, order):
         margin = margins[method]
-        for number, name in enumerate(sets):
-            own = [place for place, row in enumerate(domains) if results.collections[row] == name]
-            if number % 2 == 0:
-                axis.axhspan(min(own) - 0.5, max(own) + 0.5, color="#f1f3f4", lw=0)
+        for own in list(sets.values())[::2]:
+            axis.axhspan(min(own) - 0.5, max(own) + 0.5, color="#f1f3f4", lw=0)
         for place, domain in enumerate(domains):
             if domain in margin.by_domain:
                 mark(axis, 100 * margin.by_domain[domain], place, color="#6f8f9f", ms=4)
@@ -66,8 +65,7 @@ def main() -> None:
     panels[0][0].set_yticks(range(len(rows)), names)
     panels[0][0].set_ylim(len(rows) - 0.4, -0.6)
     for axis in panels[:, 0]:
-        for name in sets:
-            own = [place for place, row in enumerate(domains) if results.collections[row] == name]
+        for name, own in sets.items():
             middle = sum(own) / len(own)
             turned = {"rotation": 90, "ha": "center", "va": "center", "fontsize": 8}
             axis.text(-0.62, middle, name, transform=axis.get_yaxis_transform(), **turned)
