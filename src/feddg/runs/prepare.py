@@ -64,7 +64,7 @@ from feddg.federation.federation import Clients, Federation, build
 from feddg.federation.inprocess import InProcess
 from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
-from feddg.methods.domains import idle_clients
+from feddg.methods.domains import idle_clients, unreached_weight
 from feddg.models.backbones import require_weights, weights_digest
 from feddg.records import BadImageRow, ClientRow, ClientsTable
 from feddg.settings import DataSettings, EvaluateSettings, without_effect
@@ -557,7 +557,8 @@ def about_settings(
     return [
         *(warning("without-effect", text) for text in said),
         *method.diagnostics(experiment),
-        *idle_clients(method, domains, most),
+        *idle_clients(method, domains),
+        *unreached_weight(method, domains, most),
     ]
 
 
