@@ -21,7 +21,8 @@ Decisions:
     Losses are of a client's training images without augmentation, in eval mode. Who is not in the
     round has no loss and keeps its weight: a step of .1 of the loss is many times a weight of
     1/100, and would leave the round's clients alone with any. If all have one, it is the paper's
-    step. A client of weight 0 counts 1e-12.
+    step. A client of weight 0 counts 1e-12. Over domains the loss is a sum over the batch, so that
+    SGD takes steps as many times as long.
 """
 
 from collections.abc import Iterable
