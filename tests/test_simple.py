@@ -198,6 +198,21 @@ def test_a_network_of_ours_is_normalised_as_is_asked_for_on_a_copy():
     assert not torch.allclose(fed.predict(site), own.predict(site))
 
 
+def test_automatic_normalisation_is_that_of_training():
+    private = {"clipping": "fixed", "clipping_norm": 1.0}
+    network = nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 3),
+    )
+    given = {"clients": [Colours(0), Colours(1)], "model": network, "normalization": "auto"}
+    assert feddg.Federation(**given).settings.model.normalization == "train"
+    with pytest.raises(ExperimentError, match=r"set model.normalization to frozen"):
+        feddg.Federation(**given, privacy=private)
+
+
 def test_images_that_are_looked_at_need_no_labels_and_those_that_are_measured_do():
     fed, site = feddg.Federation([Colours(0)], own_network()), Colours(1)
     images = [image for image, _ in site]
@@ -265,6 +280,7 @@ def test_what_cannot_be_trained_is_refused_in_one_line(subtests):
         ),
         ({"rounds": 0}, "train.rounds"),
         ({"hold_out": "c"}, "hold_out"),
+        ({"server": {"wise_ft": 0.5}}, "server.wise_ft mixes a run's last model with its first"),
         ({"learning_rate": 1}, r"'learning_rate' \(did you mean 'lr'\?\)"),
         ({"method": "centralised"}, "no clients"),
         ({"method": "pardno"}, "did you mean 'pardon'"),

@@ -377,7 +377,16 @@ def _settings(method: Method, fields: Fields, clients: int, image_size: int) -> 
     }
     preset = {name: part for name, part in method.presets.get("*", {}).items() if name != "method"}
     one_round = ONE_ROUND if method.one_round else {}
-    return checked_settings(merge(merge(merge(defaults, expand(preset)), given), one_round))
+    settings = checked_settings(merge(merge(merge(defaults, expand(preset)), given), one_round))
+    if settings.model.normalization == "auto":  # who gives a network names no weights
+        model = settings.model.model_copy(update={"normalization": "train"})
+        settings = settings.model_copy(update={"model": model})
+    if settings.server.wise_ft != "none":
+        raise ExperimentError(
+            "server.wise_ft mixes a run's last model with its first, and a Federation does not: "
+            "run the experiment (feddg.run), or leave it out"
+        )
+    return settings
 
 
 def _all_names(

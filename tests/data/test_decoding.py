@@ -24,6 +24,7 @@ from feddg.data.decoding import (
     decode_image,
     decode_parts,
     make_square,
+    names_in,
     quiet_pillow,
     tile_names,
     whole_images,
@@ -201,6 +202,19 @@ def test_orientation_tag_is_obeyed(
             with Image.open(path) as image:
                 expected = np.asarray(ImageOps.exif_transpose(image).resize((6, 6), Image.BILINEAR))
             assert (decode_image(path, 6) == expected).all()
+
+
+def test_tiles_of_a_deep_turned_tiff_show_all_of_it(tmp_path: Path) -> None:
+    path, values = tmp_path / "turned.tif", np.arange(8 * 16, dtype=np.uint16).reshape(8, 16) * 500
+    tifffile.imwrite(path, values, photometric="minisblack", extratags=[(274, "H", 1, 6, False)])
+    whole = decode_image(path, 16)
+    names = names_in(path, "turned.tif", 8)
+    assert len(names) == 2
+    tiles = decode_parts(path, [Tile.named(name).box for name in names], 8)
+    upper, lower = np.split(np.rot90(values, -1) // 256, 2)
+    for tile, part in zip(tiles, (upper, lower)):
+        assert abs(tile[:, :, 0].astype(int) - part).max() <= 1
+    assert whole.any()
 
 
 def test_a_damaged_tag_block_is_ignored(tmp_path: Path) -> None:

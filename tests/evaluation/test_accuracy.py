@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
+from feddg.errors import RunError
 from feddg.evaluation.accuracy import Score, energy, energy_threshold
 
 NUMBERS = some.lists(some.floats(-50, 50), min_size=2, max_size=6)
@@ -56,6 +57,10 @@ def test_scores_are_counted_by_hand():
     scores: list[Score] = evaluation.scores(Brightness())
     assert [(s.domain, s.correct, s.examples) for s in scores] == [("a", 1, 2), ("c", 2, 3)]
     assert scores[1].confusion.tolist() == [[0, 1], [0, 2]]
+    undefined = torch.nn.Module()
+    undefined.forward = lambda images: torch.full((len(images), 2), torch.nan)
+    with pytest.raises(RunError, match="outputs for images of a are not finite"):
+        evaluation.scores(undefined)
     # Image 0: logits (1.5, -1.5), label 0. Image 1: (0.5, -0.5), label 1.
     by_hand = (numpy.log(1 + numpy.exp(-3)) + numpy.log(1 + numpy.exp(1))) / 2
     assert scores[0].loss == pytest.approx(by_hand, rel=1e-6)

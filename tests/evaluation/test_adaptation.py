@@ -283,6 +283,12 @@ def test_mixnorms_kept_moments_follow_image_by_image():
     torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-5)
 
 
+def test_images_whose_moments_are_followed_are_measured_in_another_order():
+    network = model("fedavg")
+    assert adapt(network, "mixnorm:tau=0.4").needs == "a stream"
+    assert adapt(network, "mixnorm").needs == "one image"
+
+
 def test_mixnorm_without_a_share_is_the_plain_model():
     network = model(embedding="bottleneck")
     found = predicted(adapt(network, "mixnorm:share=0"), images())

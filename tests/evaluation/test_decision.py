@@ -15,6 +15,7 @@ from feddg.evaluation.decision import (
     average_precision_interval,
     decide,
     decision_metrics,
+    decision_row,
     predictive_values,
     threshold_for,
 )
@@ -207,3 +208,15 @@ def test_images_of_a_patient_count_as_what_they_tell():
 def test_holm_by_hand():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([]) == []
+
+
+def test_of_nobody_called_positive_no_share_is_right():
+    positive, scores = np.array([True, False] * 10), np.linspace(0, 0.5, 20)
+    nobody, everybody = (
+        decision_row(Part("test", "a", positive, scores, None), threshold)
+        for threshold in (0.9, 0.0)
+    )
+    assert nobody.ppv is None
+    assert nobody.npv[0] == pytest.approx(0.5)
+    assert everybody.npv is None
+    assert everybody.ppv[0] == pytest.approx(0.5)

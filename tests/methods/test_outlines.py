@@ -63,3 +63,15 @@ def test_the_classifier_it_starts_from_is_the_ridge_of_images_and_outlines():
     found = [ridge_of(*every, penalty).coef_ for penalty in PENALTIES]
     alike = [numpy.corrcoef(weight.ravel(), coef.ravel())[0, 1] for coef in found]
     assert max(alike) == pytest.approx(1, abs=1e-6)
+
+
+def test_the_other_parts_of_a_composition_see_the_drawings():
+    """FedIG passes the batch's images through the network a second time."""
+    small, seen = federation("fedig+outlines", sizes=(16,)), []
+    hook = small.network.featurizer.register_forward_pre_hook(
+        lambda _, x: seen.append(x[0].clone())
+    )
+    small.server.round()
+    hook.remove()
+    assert len(seen) > 2
+    assert all(first.equal(second) for first, second in zip(seen[::2], seen[1::2]))

@@ -435,3 +435,11 @@ def test_a_network_with_more_to_its_end_than_a_linear_layer_stays_whole(end):
     assert torch.equal(model(images), expected)
     plain = split_network(Ends(lambda net, z: net.fc(z)), images)
     assert isinstance(plain.classifier, nn.Linear)
+
+
+def test_networks_of_several_outputs_are_trained_on_the_last_and_of_one_size_refuse_others():
+    network = build_network("googlenet", 2, weights=None).train()
+    assert network(torch.rand(2, 3, 64, 64)).shape == (2, 2)
+    assert network.featurizer.model.transform_input  # to -1..1, as its published weights expect
+    with pytest.raises(ExperimentError, match=r"takes no images of 64 pixels: .* to 224"):
+        build_network("vit_b_32", 2, weights=None, image_size=64)

@@ -15,7 +15,8 @@ from sklearn.datasets import load_digits
 
 import feddg
 from feddg.diagnostics import Diagnostic
-from feddg.records import ID_TEST, ID_VAL, TEST, ClientRow
+from feddg.evaluation.metrics import Predictions, measure
+from feddg.records import ID_TEST, ID_VAL, TEST, ClientRow, MetricRow
 from feddg.report.page import write_report
 from feddg.report.run_page import result_sentence
 from feddg.runs.diagnostics import (
@@ -37,6 +38,7 @@ from feddg.runs.diagnostics import (
     about_rate,
     about_result,
     about_sites,
+    about_training,
     causes_of_failure,
     fluctuation,
     mean_of_shares,
@@ -45,6 +47,7 @@ from feddg.runs.diagnostics import (
     wilson,
 )
 from feddg.runs.reading import read_run
+from feddg.runs.table import NumberTable
 from run_folders import FolderMaker, numbers, table_of
 from trained_runs import trained_run
 
@@ -146,6 +149,31 @@ def test_rows_without_confusion_use_their_recorded_metrics():
     at = split_accuracy(recorded)
     assert (at.constant, at.balanced, at.predicted) == (0.59, 0.26, None)
     assert codes(recorded) == [MAJORITY]
+
+
+def test_an_earlier_round_is_judged_by_the_classes_of_a_later_one():
+    """A good model of rare classes, whose round has no confusion matrix."""
+    for domains in (
+        {"photo": [[800, 100], [10, 90]]},
+        {"a": [[800, 100], [20, 80]], "b": [[80, 20], [100, 800]]},
+    ):
+        last = [row(9, counts, domain) for domain, counts in domains.items()]
+        rows = {MAJORITY in codes(table_of(*last))}
+        earlier = []
+        for domain, counts in domains.items():
+            told = measure(Predictions(np.array(counts)))
+            earlier.append(numbers(4, TEST, domain, examples=int(np.sum(counts)), **told))
+        table = table_of(*earlier, *last)
+        of_earlier = [one.code for one in about_accuracy(table, 4)]
+        rows |= {MAJORITY in of_earlier}
+        assert rows == {False}
+
+
+def test_a_few_patients_are_no_proof_that_a_rare_class_is_known():
+    counts = [[890, 10], [66, 34]]
+    (accuracy,) = row(1, counts)
+    assert MAJORITY not in codes(table_of([accuracy]))
+    assert MAJORITY in codes(table_of([accuracy.model_copy(update={"independent": 30.0})]))
 
 
 def test_below_the_start_is_found():
@@ -281,7 +309,7 @@ def test_fluctuation_is_held_against_the_margin():
     assert moved == pytest.approx((0.2 / 3 + 0.4 / 3 + 0.2 / 3) / 3)
     assert fluctuation(curve([0.5, 0.6, 0.7, 0.8])) == pytest.approx(0), "a trend is no unrest"
     (found,) = about_fluctuation(moved, -0.05)
-    assert f"by {100 * moved:.1f} points between evaluations, more than the 5.0" in found.text
+    assert f"by some {100 * moved:.1f} points, more than the 5.0 points that it is" in found.text
     assert not list(about_fluctuation(moved, 0.2))
     assert not list(about_fluctuation(fluctuation(curve([0.5, 0.6])), 0.0))
 
@@ -457,6 +485,30 @@ def test_a_domain_at_chance_is_named_where_the_others_are_learned(subtests):
     ]:
         with subtests.test(accuracies=accuracies, fields=fields, named=named):
             assert list(about_domains(in_domain(accuracies, **fields))) == named
+
+
+def test_a_domain_whose_rare_class_is_known_is_learned():
+    table = in_domain({"a": 0.94, "b": 0.94, "c": 0.917}, largest=0.95, examples=1000)
+    known = [
+        MetricRow(**dict(one) | {"metric": "balanced_accuracy", "value": 0.9})
+        for one in table.where(metric="accuracy")
+    ]
+    assert list(about_domains(NumberTable([*table, *known]))) == []
+
+
+def test_a_domain_that_is_learned_in_the_end_is_not_named():
+    slow, stays = {"a": 0.8, "b": 0.8, "c": 0.1}, {"a": 0.9, "b": 0.9, "c": 0.85}
+    first, last = in_domain(slow, round_=1), in_domain(stays, round_=5)
+    again = in_domain(slow, round_=5)
+    assert about_training(NumberTable([*first, *last])) == []
+    (found,) = about_training(NumberTable([*first, *again]))
+    assert "after round 1" in found.text
+
+
+def test_a_round_without_one_of_the_domains_is_not_on_the_curve():
+    rows = [numbers(round_, TEST, "a", 0.9) for round_ in range(1, 5)]
+    rows += [numbers(round_, TEST, "b", 0.5) for round_ in (1, 2, 4)]
+    assert table_of(*rows).curve(TEST) == {1: 0.7, 2: 0.7, 4: 0.7}
 
 
 @pytest.fixture(scope="module")

@@ -577,6 +577,9 @@ def decode_parts(
                     image.draft(None, (3 * size, 3 * size))
                 colours = _to_rgb(path, image, reading, bits)
                 turn = _ORIENTATIONS.get(_orientation(image))
+                if turn is not None and colours.size != (width, height):
+                    # Pillow says a turned TIFF's size, and deep values come as they are stored.
+                    colours, turn = colours.transpose(turn), None
                 parts = [_part(colours, box) for box in boxes]
                 upright = parts if turn is None else [part.transpose(turn) for part in parts]
                 return [make_square(part, size, resize) for part in upright]

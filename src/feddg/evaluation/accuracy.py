@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from feddg.data.pixels import Pixels, as_unit
 from feddg.diagnostics import Diagnostic, warning
-from feddg.errors import ExperimentError, first_names
+from feddg.errors import ExperimentError, RunError, first_names
 from feddg.evaluation.decision import Decision, Part, decide, decision_metrics, threshold_on
 from feddg.evaluation.intervals import effective_number, variance_of_sum
 from feddg.evaluation.metrics import Predictions, measure, student
@@ -338,6 +338,8 @@ class Evaluation:
         )
         if not task.has_classes:
             return score
+        if outputs.isnan().any():  # and would count as the first class
+            raise RunError(NOT_FINITE.format(f"images of {name}"))
         pairs = targets * self.classes + outputs.argmax(1)
         counts = torch.bincount(pairs, minlength=self.classes**2).view(self.classes, -1)
         confusion = counts.numpy()

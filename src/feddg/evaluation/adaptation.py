@@ -448,6 +448,8 @@ class MixNorm(Predictor):
         sides = (low + (high - low) * draws[:, 0]).sqrt()
         self._boxes = torch.stack([sides, *(draws[:, 1:] * (1 - sides[:, None])).T], 1).tolist()
         self._kept: dict[_BatchNorm, Stored] = {}
+        if settings.tau:  # images sorted by class would lead the kept moments astray
+            self.needs = "a stream"  # type: ignore[misc]
 
     def reset(self) -> None:
         """Restores the running statistics."""

@@ -319,7 +319,9 @@ def decision_row(
         sensitivity = share_interval(called[positive], cases)
         specificity = share_interval(~called[~positive], others)
     if sensitivity is not None and specificity is not None and 0 < share < 1:
-        ppv, npv = predictive_values(sensitivity, specificity, share)
+        found = predictive_values(sensitivity, specificity, share)
+        # Of nobody called positive, or negative, no share is right.
+        ppv, npv = found[0] if called.any() else None, found[1] if not called.all() else None
     return DecisionRow(
         split=part.split,
         domain=part.domain,

@@ -99,7 +99,7 @@ def effective_number(values: numpy.ndarray, groups: numpy.ndarray | None) -> flo
         groups: ``(n,)`` the group of each image, any integers; None if images are independent.
 
     Returns:
-        Between 1 and n. Where all values are equal, the number of groups.
+        Between 1 and n. Where all values are equal, the number of groups, so corrected.
     """
     count = len(values)
     if groups is None or not count:
@@ -110,7 +110,8 @@ def effective_number(values: numpy.ndarray, groups: numpy.ndarray | None) -> flo
     off = values - values.mean()
     variance /= count**2
     alone = float(off @ off) / count
-    independent = number if variance <= 0 else alone / variance
+    equal = variance <= 0 or alone < 1e-24  # but for rounding
+    independent = number if equal else alone / variance
     few = (_Z / student(number - 1, LEVEL)) ** 2
     return min(float(count), max(1.0, independent * few))
 

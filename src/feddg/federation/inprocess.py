@@ -105,16 +105,16 @@ class InProcess(Transport):
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
         """See :class:`Transport`. The time of clients that train at once is divided among them.
 
-        A client that is asked again in a round begins with the memory that it had before the round.
+        Where a round is done again, all begin with the memory that they had before it.
         """
-        if broadcast.round != self._round:
-            self._round, self._before = broadcast.round, {}
-        for id in clients:
-            before = self._before.setdefault(id, self.memories.get(id))
-            if before is not None:
-                self.memories[id] = before
-            elif self.memories.pop(id, None) is not None:
-                self.remembered.discard(id)
+        if broadcast.round == self._round:
+            for id, before in self._before.items():
+                if before is not None:
+                    self.memories[id] = before
+                elif self.memories.pop(id, None) is not None:
+                    self.remembered.discard(id)
+        self._round = broadcast.round
+        self._before = {id: self.memories.get(id) for id in clients}
         for reply in self._replies(clients, broadcast, TRAIN):
             if isinstance(reply, Update):
                 self.ledger.update(broadcast.round, reply)

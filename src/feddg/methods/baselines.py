@@ -196,7 +196,10 @@ class Local(Method):
     name = "local"
     excludes: ClassVar[dict[str, str]] = {
         "fedprox": "local receives no weights that fedprox could stay close to"
-    }
+    } | dict.fromkeys(
+        ("copa", "csac", "feddg-ga", "fedgma", "fedig", "fedig-a"),
+        "local sends no weights, and the other method's server works on them",
+    )
     title = "Local"
     summary = "reference line: every client alone, with a model of its own"
     presets: ClassVar[Presets] = {"*": {"train": {"head": "random"}}}

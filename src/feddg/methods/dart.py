@@ -35,6 +35,7 @@ Decisions:
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -99,7 +100,8 @@ class Dart(Method):
         (name,) = (name for name in drawn if name.startswith(FORM))
         form = FORMS[name.removeprefix(FORM)]  # type: ignore[index]
         images = partly(batch.images, drawn[name], lambda part: form(part, client.network, drawn))
-        return self.head_loss(client, batch, client.network.features(images))
+        shown = replace(batch, images=images)
+        return self.head_loss(client, shown, client.network.features(images))
 
 
 def convolved_at_random(images: Tensor, network: Network, drawn: Weights) -> Tensor:

@@ -29,6 +29,7 @@ Decisions:
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -79,7 +80,8 @@ class Outlines(Method):
     def loss(self, client: Client, batch: Batch) -> dict[str, Tensor]:
         """The loss of a batch of which some images are outlines."""
         images = partly(batch.images, self.drawn(client, batch)["outlines"], outlines)
-        return self.head_loss(client, batch, client.network.features(images))
+        shown = replace(batch, images=images)
+        return self.head_loss(client, shown, client.network.features(images))
 
 
 def some(count: int, share: float, rng: Generator) -> Tensor:

@@ -209,6 +209,9 @@ class Ridge(Method):
         ),
         "ridge adds up what a fixed network gives for images and trains nothing, and the other "
         "method changes the network or how it is trained; choose one",
+    ) | dict.fromkeys(
+        ("feddg-ga", "fedgma"),
+        "ridge's sums count by their images, and the other method weighs or masks them; choose one",
     )
     one_round = True
 

@@ -18,7 +18,7 @@ Leaves the client:
     The network, as in FedAvg. Covariances stay.
 
 Decisions:
-    The noise scales are not published: 0.5 is our choice, relative to the embedding's own scale.
+    The noise scales are not published: 0.5 is our choice, about the scale of raw embeddings.
     That the clean loss is kept, with one half, is inference; so are the shrinkage and the window of
     8 batches, which starts anew each round. A draw from N(0, S_y) is made as sum_j x_j (z_j -
     mean_y) / sqrt(n_y) with x ~ N(0, 1) over the class's n_y embeddings: its covariance is exactly

@@ -151,8 +151,10 @@ class Trunk(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Maps ``(B, 3, H, W)`` to ``(B, out_features)``."""
-        features: Tensor = self.model(images)
-        return features.flatten(1)
+        features = self.model(images)
+        # GoogLeNet and Inception have further outputs in training, before the last layer.
+        whole: Tensor = getattr(features, "logits", features)
+        return whole.flatten(1)
 
 
 def _head_of(model: nn.Module) -> str:
@@ -449,8 +451,16 @@ def _featurizer(backbone: str, image_size: int | None) -> nn.Module:
         return TimmTrunk(name, image_size)
     import torchvision
 
-    options = {"init_weights": True} if backbone in ("googlenet", "inception_v3") else {}
+    # Their published weights expect -1..1, which they make of ImageNet's colours themselves.
+    inception = {"init_weights": True, "transform_input": True}
+    options = inception if backbone in ("googlenet", "inception_v3") else {}
     model = torchvision.models.get_model(backbone, weights=None, **options)
+    side = getattr(model, "image_size", image_size)
+    if image_size and side != image_size:
+        raise ExperimentError(
+            f"backbone {backbone} takes no images of {image_size} pixels: set data.image_size to "
+            f"{side}"
+        )
     try:
         expected = next(iter(torchvision.models.get_model_weights(backbone))).transforms()
     except ValueError:  # no weights of it are published

@@ -8,12 +8,14 @@ see :func:`left_out_sites`. A few labels improve the estimate.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Final, NamedTuple
 
 import numpy
 import torch
 from torch import Tensor
 
+from feddg.evaluation.accuracy import FLAT
 from feddg.evaluation.calibration import Estimate, quantile, within
 from feddg.models.closed_form import extended, solved
 from feddg.records import Row
@@ -90,7 +92,9 @@ class Reference(Row):
             confidence=confidence.mean(),
             confidence_threshold=_passed_by_all_but(wrong, confidence),
             agreement=None if outputs.agreement is None else outputs.agreement.mean(),
-            unlike=numpy.quantile(outputs.energy, INSIDE),
+            unlike=numpy.quantile(outputs.energy, INSIDE)
+            if numpy.ptp(outputs.energy) >= FLAT
+            else math.inf,
         )
 
 
@@ -275,7 +279,7 @@ class Familiar:
             of_class = [rows[self.labels[rows] == label] for label in numpy.unique(self.labels)]
             kinds = [rows, *(part for part in of_class if len(part) >= LEAST_OF_A_FOLDER)]
             # As many folders of all images as of single classes.
-            chosen = [*[rows] * DRAWS, *(kinds[1:] or kinds) * math.ceil(DRAWS / len(kinds))]
+            chosen = [*[rows] * DRAWS, *islice(cycle(kinds[1:] or kinds), DRAWS)]
             drawn = [novelty_of(others[random.choice(kind, images)]) for kind in chosen]
             limits.append(float(numpy.quantile(drawn, INSIDE)))
         return math.fsum(limits) / len(limits) if limits else math.inf

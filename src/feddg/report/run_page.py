@@ -202,7 +202,7 @@ def result_sentence(run: Run) -> str:
     """The result in plain words, with the reference values of its accuracy."""
     if run.accuracy is None:
         return "The held-out test domain has not been evaluated yet."
-    at = split_accuracy(run.result)
+    at = split_accuracy(run.result, whole=run.table)
     return sentence(
         "result",
         run=run,
@@ -343,7 +343,7 @@ def _key_facts(run: Run) -> Facts:
     facts = table_from(
         "facts",
         run=run,
-        at=split_accuracy(run.result),
+        at=split_accuracy(run.result, whole=run.table),
         split=split,
         accuracy=in_domain[split],
         cost=cost_of(run),

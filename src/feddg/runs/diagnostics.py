@@ -139,12 +139,15 @@ def mean_measured(table: NumberTable, name: str) -> float | None:
     return math.fsum(values) / len(values) if table and len(values) == len(table.domains) else None
 
 
-def split_accuracy(table: NumberTable, split: str = TEST) -> SplitAccuracy | None:
+def split_accuracy(
+    table: NumberTable, split: str = TEST, whole: NumberTable | None = None
+) -> SplitAccuracy | None:
     """Returns the accuracy of a split after a round; None if it was not measured.
 
     Args:
         table: numbers of one round and kind of weights.
         split: the split.
+        whole: all numbers of the run, which tell the images by class if the round does not.
     """
     table = table.where(split=split)
     rows = table.where(metric="accuracy").rows
@@ -156,7 +159,20 @@ def split_accuracy(table: NumberTable, split: str = TEST) -> SplitAccuracy | Non
     confusions = [numpy.array(row.confusion, dtype=float) for row in rows if row.confusion]
     confusions = [counts for counts in confusions if counts.sum() > 0]
     if len(confusions) < len(rows):
-        return SplitAccuracy(round_, accuracy, constant, balanced)
+        found = [(whole or table).support(split, row.domain) for row in rows]
+        known = [numpy.array(support, dtype=float) for support in found if support]
+        if balanced is None or len(known) < len(rows):
+            return SplitAccuracy(round_, accuracy, constant, balanced)
+        true = numpy.mean([support / support.sum() for support in known], axis=0)
+        return SplitAccuracy(
+            round=round_,
+            accuracy=accuracy,
+            constant=float(true.max()),
+            balanced=balanced,
+            balanced_interval=ShareInterval(balanced, balanced, balanced),
+            guessing=float(numpy.mean([1 / (support > 0).sum() for support in known])),
+            true=true.tolist(),
+        )
     true = numpy.mean([counts.sum(axis=1) / counts.sum() for counts in confusions], axis=0)
     predicted = numpy.mean([counts.sum(axis=0) / counts.sum() for counts in confusions], axis=0)
     seen = [counts[counts.sum(axis=1) > 0] for counts in confusions]
@@ -166,20 +182,26 @@ def split_accuracy(table: NumberTable, split: str = TEST) -> SplitAccuracy | Non
         # One class for all domains: the one that is most frequent in their mean.
         constant=float(true.max()),
         balanced=balanced,
-        balanced_interval=_balanced_interval(confusions),
+        balanced_interval=_balanced_interval(confusions, rows),
         guessing=float(numpy.mean([1 / len(counts) for counts in seen])),
         predicted=predicted.tolist(),
         true=true.tolist(),
     )
 
 
-def _balanced_interval(confusions: Sequence[numpy.ndarray]) -> ShareInterval:
-    """Returns the mean over domains of mean recall, with recalls as independent shares."""
+def _balanced_interval(
+    confusions: Sequence[numpy.ndarray], rows: Sequence[NumberRow]
+) -> ShareInterval:
+    """Returns the mean over domains of mean recall, with recalls as independent shares.
+
+    Images of a class tell as much less than independent ones as all images of their row do.
+    """
     intervals = []
-    for counts in confusions:
+    for counts, row in zip(confusions, rows):
         support = counts.sum(axis=1)
+        share = row.effective / row.examples if row.examples else 1.0
         parts = [
-            (float(counts[index, index] / total), int(total))
+            (float(counts[index, index] / total), max(1.0, total * share))
             for index, total in enumerate(support)
             if total > 0
         ]
@@ -208,12 +230,12 @@ def about_accuracy(
     """
     numbers, of_last = table.where(weights=weights), table.where(weights=LAST)
     at_round = numbers.where(round=round_)
-    result = split_accuracy(at_round, split)
+    result = split_accuracy(at_round, split, table)
     if result is None:
         return []
     after: list[Diagnostic] = []
     if result.round > 0:
-        worse = list(_untrained(of_last.where(round=0), result, split, trains))
+        worse = list(_untrained(of_last, result, split, trains))
         # More of what made it worse is no advice, even where it has begun to recover.
         rising = () if worse else [*_rising(of_last, result, split)]
         rising = rising or [*_unsteady(numbers, result, split)]
@@ -263,11 +285,12 @@ def _one_class(result: SplitAccuracy, classes: Sequence[str]) -> Iterator[Diagno
 
 
 def _untrained(
-    untrained: NumberTable, result: SplitAccuracy, split: str, trains: bool
+    table: NumberTable, result: SplitAccuracy, split: str, trains: bool
 ) -> Iterator[Diagnostic]:
+    untrained = table.where(round=0)
     start = untrained.value(split)
     if start is not None and result.accuracy.high < start:  # by more than chance
-        before = split_accuracy(untrained, split)
+        before = split_accuracy(untrained, split, table)
         knew = before is not None and not any(_majority(before))
         keep = ", or keep the closed form (--method ridge)" if knew else ""
         yield warning(
@@ -386,6 +409,10 @@ def about_domains(table: NumberTable) -> dict[str, Diagnostic]:
         chance = _largest_share(parts, trained)
         if result is None or others is None or chance is None or result.low > chance:
             continue
+        # Of rare classes much may be known where the share of the largest is hard to beat.
+        balanced = [measured(part, "balanced_accuracy").get(domain, 0.0) for part in trained]
+        if max(balanced) >= learned_from(0.5):
+            continue
         learned = others.low >= learned_from(chance)
         if learned and result.high < (chance + others.low) / 2:
             at_chance[domain] = warning(
@@ -399,11 +426,12 @@ def about_domains(table: NumberTable) -> dict[str, Diagnostic]:
 
 
 def about_training(table: NumberTable) -> list[Diagnostic]:
-    """Returns each domain's first such warning over all rounds."""
-    warnings: dict[str, Diagnostic] = {}
-    for _, numbers in sorted(table.by("round").items()):
-        warnings = about_domains(numbers) | warnings
-    return list(warnings.values())
+    """Returns each domain's first such warning, of those that still have one at the end."""
+    found = [about_domains(numbers) for _, numbers in sorted(table.by("round").items())]
+    firsts: dict[str, Diagnostic] = {}
+    for warnings in found:
+        firsts = warnings | firsts
+    return [firsts[domain] for domain in (found[-1] if found else ())]
 
 
 def _pooled(rows: Sequence[NumberRow]) -> ShareInterval | None:
@@ -441,18 +469,18 @@ def fluctuation(table: NumberTable, split: str = TEST) -> float | None:
 
 
 def about_fluctuation(moved: float | None, margin: float) -> Iterator[Diagnostic]:
-    """Warns if accuracy fluctuates by more than the difference of two methods.
+    """Warns if the difference of two methods fluctuates by more than it is.
 
     Args:
-        moved: :func:`fluctuation`, the mean over the runs of both methods.
-        margin: difference of the two accuracies.
+        moved: by how much it does, as in :func:`fluctuation`.
+        margin: the difference of the two accuracies.
     """
     if moved is not None and moved > abs(margin):
         yield note(
             UNSTEADY,
-            f"Accuracy goes up and down by {100 * moved:.1f} points between evaluations, more "
-            f"than the {100 * abs(margin):.1f} points between the methods: another round could "
-            "reverse their order.",
+            f"Between evaluations the difference of the methods goes up and down by some "
+            f"{100 * moved:.1f} points, more than the {100 * abs(margin):.1f} points that it is: "
+            "another round could reverse their order.",
         )
 
 
@@ -584,7 +612,8 @@ def _fall(run: Run) -> str:
     numbers = run.table.where(weights=run.default_rule.weights)
     curve = numbers.curve(TEST)
     best = max(curve, key=lambda round_: curve[round_], default=None)
-    start, after = (split_accuracy(table) for table in (numbers.where(round=best), run.result))
+    ends = numbers.where(round=best), run.result
+    start, after = (split_accuracy(table, whole=run.table) for table in ends)
     if start is None or after is None or after.accuracy.high >= start.accuracy.low:
         return ""
     if any(_majority(start)):

@@ -22,6 +22,7 @@ from feddg.records import (
     SummaryFile,
 )
 from feddg.runs.diagnostics import (
+    DOMAIN_AT_CHANCE,
     MAJORITY,
     STILL_RISING,
     about_accuracy,
@@ -67,7 +68,8 @@ def summarize(
         diagnostics=[
             *about_result(record),
             # A resumed run's own list begins where it went on.
-            *dict.fromkeys([*diagnostics, *about_training(record.table)]),
+            *dict.fromkeys(one for one in diagnostics if one.code != DOMAIN_AT_CHANCE),
+            *about_training(record.table),
         ],
         numbers=numbers_by_rule(record, costs=False),
     )
@@ -117,7 +119,7 @@ def numbers_by_rule(run: Run, *, domains: bool = False, costs: bool = True) -> l
 def _flags(run: Run, rule: SelectionRule, table: NumberTable) -> Iterator[NumberRow]:
     """Yields whether the model is no better than a constant one, and whether it still rose."""
     split = TEST if run.table.where(weights=LAST, split=TEST) else ID_VAL
-    at = split_accuracy(table, split)
+    at = split_accuracy(table, split, run.table)
     if at is None or at.constant is None:
         return
     codes = {one.code for one in about_accuracy(run.table, at.round, split, rule.weights)}

@@ -146,9 +146,13 @@ class NumberTable:
         return AGGREGATES[over](table, metric) if table else None
 
     def curve(self, split: str) -> dict[int, float]:
-        """Returns the mean accuracy over a split's domains after each round that has one."""
-        parts = sorted(self.where(split=split).by("round").items())
-        return {round: v for round, numbers in parts if (v := numbers.value()) is not None}
+        """Returns the mean accuracy over a split's domains after each round that has them all."""
+        table = self.where(split=split)
+        return {
+            round: value
+            for round, numbers in sorted(table.by("round").items())
+            if (value := numbers.value()) is not None and len(numbers.domains) == len(table.domains)
+        }
 
     def support(self, split: str, domain: str) -> list[int] | None:
         """Returns the number of images per class in a domain; None before it was recorded."""
