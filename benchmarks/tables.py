@@ -508,10 +508,13 @@ def benchmark_methods() -> str:
     """
     plan = load_plan(ROOT / "benchmarks/methods/bai_pacs_64.yaml")
     results = Results.read(DATA / "bai_pacs_64.csv", plan).at_largest
-    parts = [
-        replace(results, rows=[r for r in results.rows if r.conditions["heterogeneity"] == value])
-        for value in ("1", "0.1")
-    ]
+    parts = []
+    for value in ("1", "0.1"):
+        rows, planned = (
+            [place for place in places if place.conditions["heterogeneity"] == value]
+            for places in (results.rows, results.planned)
+        )
+        parts.append(replace(results, rows=rows, planned=planned))
     found = [part.margins(BEST_HELD_OUT, "FedAvg") for part in parts]
     known = {
         (place, method): one.domains.p
