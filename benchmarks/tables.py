@@ -24,6 +24,7 @@ from feddg.comparison.statistics import (
     average_over_columns,
     paired_margin,
 )
+from feddg.evaluation.intervals import holm
 from feddg.methods.base import METHODS
 from feddg.records import ID_VAL
 from feddg.report.page import between_marks
@@ -37,7 +38,7 @@ from feddg.report.tables import (
     unseen,
 )
 from feddg.report.text import points, spelled
-from feddg.runs.table import EMA_MEAN, FINAL
+from feddg.runs.table import BEST_HELD_OUT, EMA_MEAN, FINAL
 from feddg.text import readable
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -499,6 +500,44 @@ def many_domains() -> str:
     return markdown([*head, "detectable"], body)
 
 
+def benchmark_methods() -> str:
+    """Returns FedDG_Benchmark's methods beside FedAvg at both heterogeneities.
+
+    By the rule of ``methods/bai_pacs_64.yaml``: the p-values of all comparisons are corrected
+    together.
+    """
+    results = Results.read(DATA / "bai_pacs_64.csv").at_largest
+    parts = [
+        replace(results, rows=[r for r in results.rows if r.conditions["heterogeneity"] == value])
+        for value in ("1", "0.1")
+    ]
+    found = [part.margins(BEST_HELD_OUT, "FedAvg") for part in parts]
+    known = {
+        (place, method): one.domains.p
+        for place, of_part in enumerate(found)
+        for method, one in of_part.items()
+        if one.domains.p is not None
+    }
+    corrected = dict(zip(known, holm([*known.values()])))
+    body = []
+    for method in results.methods:
+        cells = [method]
+        for place, part in enumerate(parts):
+            for rule in (BEST_HELD_OUT, EMA_MEAN):
+                cells.append(
+                    spread_text(average_over_columns(part.values(rule)[method], part.columns))
+                )
+            one = found[place].get(method)
+            if one is not None:
+                p = corrected.get((place, method))
+                one = replace(one, p=p, comparisons=len(known))
+            cells += [lead(one), "" if one is None else detectable_text(one)]
+        body.append(cells)
+    head = ["accuracy", "EMA", "minus FedAvg", "detectable"]
+    parts_of_head = [f"{text}, {cell}" for text in ("mixed", "apart") for cell in head]
+    return markdown(["method", *parts_of_head], body)
+
+
 def tables() -> dict[str, str]:
     """Returns every table by its name."""
     return {
@@ -509,6 +548,7 @@ def tables() -> dict[str, str]:
         "baseline_short_turns": recipes("baseline_hundred_clients_64"),
         "recipe_columns": recipe_columns(),
         "many_domains": many_domains(),
+        "benchmark_methods": benchmark_methods(),
         "own_size": own_size(),
         "own_sizes": own_sizes(),
         "serving_digits": campaign("serving_digits"),

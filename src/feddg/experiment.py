@@ -60,8 +60,13 @@ _PARTS = {
     for name, field in ExperimentSettings.model_fields.items()
     if isinstance(field.default, Settings)
 }
-ONE_ROUND = {"train": {"rounds": 1, "local_epochs": 1, "local_steps": None, "select_every": None}}
-"""How a method of one round trains, whatever is said for others beside it: one pass."""
+ONE_ROUND = {
+    "train": {
+        **{"rounds": 1, "local_epochs": 1, "local_steps": None},
+        **{"select_every": None, "drop_last": False},
+    }
+}
+"""How a method of one round trains, whatever is said for others beside it: one whole pass."""
 DEFAULT = "default"
 _FLAGGED = ("seed", "precision", "device", "name", "preset")
 """Fields with a flag of their own name, besides the shorthands."""
@@ -408,10 +413,13 @@ def layers(given: Fields) -> tuple[str, list[tuple[str, Fields]]]:
     method = method_class(str(given.get("method", {}).get("name", "fedavg")).lower())
     train = given.get("train", {})
     passes = train.get("local_epochs") is not None and "local_steps" not in train
+    scratch = _from_scratch(given, preset, source)
+    methods = [("*", f"preset of {method.name}")]
+    methods += [(SCRATCH, f"preset of {method.name} from scratch")] * bool(scratch)
     return preset, [
         (f"preset {preset}", expand(dict(defined[preset]))),
-        *_from_scratch(given, preset, source),
-        (f"preset of {method.name}", expand(method.presets.get("*", {}))),
+        *scratch,
+        *((text, expand(method.presets.get(name, {}))) for name, text in methods),
         (f"preset of {method.name} for {preset}", expand(method.presets.get(preset, {}))),
         # A preset's number of steps would be taken in place of the passes that are asked for.
         *([("local_epochs", {"train": {"local_steps": None}})] if passes else []),

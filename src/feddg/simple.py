@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from feddg.clients.client import Examples
+from feddg.clients.client import Examples, steps_of_round
 from feddg.data.augment import can_move, cannot_move, shows_pixels
 from feddg.data.class_names import REMEDY, Numbered, joined, renumbered, tables_of
 from feddg.data.data_set import find_augmentation
@@ -33,7 +33,7 @@ from feddg.federation.federation import prepared_network
 from feddg.federation.transport import Transport
 from feddg.methods.base import Method, RoundHook, has_global_model, title_of
 from feddg.methods.composition import check_task, method_class, works_on_embeddings
-from feddg.methods.domains import idle_clients
+from feddg.methods.domains import idle_clients, unreached_weight
 from feddg.models.backbones import split_network
 from feddg.models.convolutions import check_convolutions
 from feddg.models.network import Network
@@ -220,8 +220,14 @@ class Federation(federation.Federation):
         here, number = len(self.transport.clients), self.settings.clients.number
         if here != number:
             raise ExperimentError(f"{here} of {number} clients are here: give a transport to all")
-        planned = self.settings.train.rounds
-        return super().fit(planned if rounds is None else rounds, progress)
+        train = self.settings.train
+        rounds = train.rounds if rounds is None else rounds
+        if self.clients:
+            turn = max(steps_of_round(train, len(client)) for client in self.clients)
+            domains = (len(client.domains.unique()) for client in self.clients)
+            most = (self.server.state.round + rounds) * turn
+            emit(*unreached_weight(self.method, domains, most))
+        return super().fit(rounds, progress)
 
     @property
     def model(self) -> nn.Module:

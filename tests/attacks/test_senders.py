@@ -4,19 +4,25 @@ import pytest
 import torch
 
 from extras import needs
+from feddg.api import run as run_experiment
+from feddg.attacks.attack import AttackSettings
 from feddg.attacks.senders import (
     STATISTICS,
+    MembershipEffort,
     Senders,
     chosen_entries,
     entries_of,
     hashed,
     matched,
+    victims_of,
 )
 from feddg.errors import ExperimentError
+from feddg.experiment import Experiment
 from feddg.methods.composition import build_method
 from feddg.models.backbones import build_network
 from feddg.rng import stream
 from feddg.runs.execute import load_finished_run
+from trained_runs import SETTINGS
 
 pytestmark = needs("torchmetrics")
 
@@ -103,3 +109,26 @@ def test_a_row_of_one_image_is_recognised():
     pairs = matched(pooled, samples, 5, stream(0, "chance"))
     assert [row for row, _ in pairs] == [0] * 5
     assert len({image for _, image in pairs}) == 5
+
+
+def test_members_and_others_are_alike_in_domain_and_class(place):
+    """Clients hold mostly one domain, and images aside are of all: a guess by domain is chance."""
+    fields = SETTINGS | {"clients": {"number": 6, "heterogeneity": 0.1}, "train": {"rounds": 1}}
+    folder = run_experiment(Experiment(**fields), place / "mixed", cache=place / "cache").folder
+    senders = Senders(load_finished_run(folder, place / "cache", lambda *_: None))
+    victims = [*victims_of(senders, MembershipEffort(shadows=0))]
+    assert victims
+    for victim in victims:
+        asked = victim.case.asked
+        kinds = [*zip(asked.domains.tolist(), asked.labels.tolist())]
+        half = len(kinds) // 2
+        assert victim.case.members.tolist() == [True] * half + [False] * half
+        assert sorted(kinds[:half]) == sorted(kinds[half:])
+        assert len(set(asked.rows.tolist())) == len(kinds)
+
+
+@pytest.mark.parametrize("effort", [{"clients": -1}, {"images": 1}, {"shadows": -1}])
+def test_an_impossible_effort_is_refused_by_name(effort):
+    (name,) = effort
+    with pytest.raises(ExperimentError, match=f"{name} is {effort[name]}; it must be"):
+        AttackSettings(membership=MembershipEffort(**effort)).check("membership")

@@ -506,3 +506,12 @@ def test_traffic_says_where_the_time_and_the_bytes_went(deploy):
     for row, size in zip(trained, updates, strict=True):
         assert 0 < row["train"] <= row["busy"] <= row["seconds"]
         assert size == row["bytes_up"]
+
+
+def test_a_deployment_says_of_its_settings_what_a_run_says(tmp_path, caplog):
+    chosen = experiment(privacy={"clipping_norm": 0.5})
+    run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
+    (wanted,) = (text for text in caplog.messages if "does nothing" in text)
+    caplog.clear()
+    Deployment(tmp_path, chosen).start()
+    assert caplog.messages.count(wanted) == 1

@@ -130,6 +130,19 @@ def test_a_mean_that_has_not_begun_is_the_last_model():
     assert not any(key.startswith("averages/") for key in state.extras)
 
 
+def test_a_run_that_goes_on_averages_its_own_last_rounds():
+    def after(*parts):
+        small = federation(train=TrainSettings(rounds=8, batch_size=4, local_steps=1))
+        small.add_hook(Means(small.method, small.network, ServerSettings(), (SWA,)))
+        for rounds in parts:
+            small.fit(rounds)
+        return small.server.state
+
+    whole, in_parts = after(8), after(4, 4)
+    assert rounds_in(in_parts, SWA) == 4
+    assert same(averaged(in_parts, SWA), averaged(whole, SWA))
+
+
 def test_the_means_change_nothing_of_what_is_trained():
     with_means, _ = trained()
     without, _ = trained(kept=())

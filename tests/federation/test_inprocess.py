@@ -9,7 +9,7 @@ from feddg.clients.threads import threads
 from feddg.errors import ClientError
 from feddg.messages import Refusal, Update
 from feddg.methods.baselines import FedAvg
-from feddg.settings import TrainSettings
+from feddg.settings import ServerSettings, TrainSettings
 from federations import federation, same
 
 SIZES = (7, 5, 6, 4, 8)
@@ -146,3 +146,35 @@ def test_clients_at_once_share_the_seconds_of_their_round(monkeypatch):
         lambda client, method, defences: Update(client.id, len(client.examples), **three_seconds),
     )
     assert small.server.round().seconds["train"] == pytest.approx(5 * 3.0 / 2)
+
+
+@pytest.mark.parametrize(
+    ("method", "train"),
+    [
+        ("scaffold", {"optimizer": "sgd", "lr": 0.1}),
+        ("fedavg", {"optimizer": "adam", "keep_optimizer": True}),
+    ],
+)
+def test_a_round_that_is_done_again_begins_with_the_memory_of_before(method, train):
+    server = ServerSettings(min_updates=3, attempts=2)
+    train = TrainSettings(rounds=3, batch_size=4, **train)
+    quiet, disturbed = (
+        federation(method, sizes=(7, 5, 6), train=train, server_settings=server) for _ in range(2)
+    )
+    original, failing = disturbed.transport.train, [1, 2]
+
+    def send(clients, broadcast):
+        fails = broadcast.round in failing
+        for reply in original(clients, broadcast):
+            yield Refusal(1, "lost") if fails and reply.client == 1 else reply
+        if fails:
+            failing.remove(broadcast.round)
+
+    disturbed.transport.train = send
+    quiet.run(3)
+    disturbed.run(3)
+    assert not failing
+    assert same(quiet.server.state.weights, disturbed.server.state.weights)
+    memories = (quiet.transport.memories, disturbed.transport.memories)
+    assert memories[0].keys() == memories[1].keys() == {0, 1, 2}
+    assert all(same(memories[0][id], memories[1][id]) for id in range(3))

@@ -12,6 +12,7 @@ from feddg.errors import ExperimentError
 from feddg.messages import Message
 from feddg.methods.composition import build_method, method_class
 from feddg.methods.elcfs import low_frequencies, mix_amplitudes, spectrum
+from feddg.settings import ExperimentSettings
 from federations import federation, same
 
 
@@ -191,3 +192,12 @@ def test_its_other_name_and_bad_settings():
     assert method_class("feddg") is method_class("elcfs")
     with pytest.raises(ExperimentError, match="window"):
         build_method("elcfs", {"window": 0.6})
+
+
+def test_a_window_that_holds_the_mean_colour_alone_is_said():
+    for size, window, advised in [(64, 0.01, 0.05), (99, 0.01, 0.04), (100, 0.01, 0), (64, 0, 0)]:
+        method = build_method("elcfs", {"window": window})
+        settings = ExperimentSettings(data={"image_size": size})
+        advice = [one.advice for one in method.diagnostics(settings)]
+        assert bool(advice) == bool(advised)
+        assert all(f"Set method.window to {advised:g}," in text for text in advice)

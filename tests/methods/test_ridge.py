@@ -510,7 +510,7 @@ def test_what_it_cannot_be_is_refused_by_field(subtests):
 
 def test_what_others_train_by_makes_no_other_experiment_of_it():
     plain = experiment()
-    train = {"rounds": 9, "local_epochs": 3, "local_steps": 2, "select_every": 5}
+    train = {"rounds": 9, "local_epochs": 3, "local_steps": 2, "select_every": 5, "drop_last": True}
     assert experiment(train=train).id == plain.id
     assert experiment(train=train).train == plain.train
     assert (plain.train.rounds, plain.train.local_steps) == (1, None)

@@ -62,6 +62,23 @@ def test_every_run_has_a_card_that_nobody_overwrites(tmp_path, cache):
     assert card.read_text() == "edited"
 
 
+@pytest.mark.parametrize("format", ["--safetensors", "--hub"])
+def test_an_edited_card_is_kept_when_a_model_is_exported_again(run_of, tmp_path, caplog, format):
+    path = tmp_path / ("shared" if format == "--hub" else "model.safetensors")
+    card = path / "README.md" if format == "--hub" else path.with_suffix(".md")
+    command = ["export", str(run_of("fedavg")), format, str(path)]
+    for _ in range(2):  # nothing was edited in between
+        assert CliRunner().invoke(app, command).exit_code == 0
+    former = card.with_suffix(".former.md")
+    assert not former.exists()
+    text = card.read_text("utf-8")
+    card.write_text(f"{text}\nFor research alone.\n", "utf-8")
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert former.name in caplog.text
+    assert former.read_text("utf-8").endswith("For research alone.\n")
+    assert card.read_text("utf-8") == text
+
+
 def test_a_card_says_what_sites_keep_for_themselves(run_of):
     folder = run_of("fedbn")
     own = sum(

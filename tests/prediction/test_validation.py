@@ -11,9 +11,12 @@ from PIL import Image
 from scipy.optimize import Bounds, LinearConstraint, milp
 from typer.testing import CliRunner
 
+from feddg.api import run as run_experiment
 from feddg.cli import app
 from feddg.data.data_set import load_source
 from feddg.errors import DataError, FeddgError
+from feddg.evaluation.intervals import effective_number, wilson
+from feddg.experiment import Experiment
 from feddg.prediction.predict import predict
 from feddg.prediction.validation import ValidationFile, release, validate
 
@@ -46,6 +49,33 @@ def test_counts_are_those_of_the_predictions(finished, site):
     unlike = sum(row.unlike_training is True for row in predict(finished, site))
     assert domain.unlike_training == unlike
     assert found.model.method == "fedavg"
+
+
+def test_tiles_of_one_file_are_not_independent(tmp_path, cache):
+    rng = numpy.random.default_rng(0)
+    for domain in ("a", "b", "c"):
+        for number in range(24):
+            file = tmp_path / "images" / domain / "xy"[number % 2] / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            pixels = rng.integers(0, 200, (32, 32, 3)) + 50 * (number % 2)
+            Image.fromarray(pixels.astype(numpy.uint8)).save(file)
+    experiment = Experiment(
+        data={"root": str(tmp_path / "images"), "tile": 16, "image_size": 16},
+        hold_out="c",
+        model={"backbone": "cnn", "weights": None},
+        clients={"number": 2, "partition": "domain"},
+        train={"rounds": 1, "head": "random"},
+        precision="float32",
+    )
+    run = run_experiment(experiment, tmp_path / "runs", cache=cache).folder
+    (domain,) = validate(run, tmp_path / "images" / "c", domain="c").domains
+    assert domain.images == 96
+    answers = predict(run, tmp_path / "images" / "c")
+    right = numpy.array([one.label == one.file.split("/")[-2] for one in answers])
+    files = numpy.repeat(numpy.arange(24), 4)
+    expected = wilson(right.mean(), effective_number(right.astype(float), files))[1:]
+    assert domain.interval == pytest.approx(expected)
+    assert domain.interval != pytest.approx(wilson(right.mean(), 96)[1:])
 
 
 def test_the_command_writes_counts_and_no_name(finished, site, tmp_path):

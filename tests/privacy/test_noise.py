@@ -102,8 +102,8 @@ def chosen(privacy=None, method="fedavg", **fields):
     return Experiment(method=method, privacy=settings, **fields)
 
 
-def defended(**privacy):
-    experiment = chosen(privacy)
+def defended(defences=(), **privacy):
+    experiment = chosen(privacy, defences=defences, clients=6)
     method, network = build(experiment, 10)
     defences = defences_for(experiment, method, network)
     extras = defences.initial_extras()
@@ -159,6 +159,20 @@ def test_the_norm_grows_while_most_updates_are_clipped(bits, factor):
         .extras.scalars
     )
     assert told == {"clipping/norm": pytest.approx(0.5 * math.exp(factor))}
+
+
+@pytest.mark.parametrize("rule", [(), ("median",), ("krum",)])
+def test_each_good_updates_bit_counts_whatever_the_rule_makes_of_them(rule):
+    method, defences, start = defended(rule, clipping="adaptive", clipping_norm=0.5)
+    sent = start().weights
+    far = sent | {"classifier.weight": sent["classifier.weight"] + 1}
+    updates = [
+        Update(k, 5, far if k == 5 else sent, Message({}, {"clipping/norm_bit": bit}))
+        for k, bit in enumerate((0, 1, 1, 1, 1, 0))  # the last one is refused
+    ]
+    found = released(method, defences, start(), updates)
+    norm = float(found.extras["defences/clipping/norm"])
+    assert norm == pytest.approx(0.5 * math.exp(0.2 * (0.5 - 1 / 5)))
 
 
 def test_the_count_of_clipped_updates_is_noised_too():
@@ -376,3 +390,12 @@ def test_running_statistics_are_refused_unless_frozen():
 def test_noise_without_clipping_is_refused():
     with pytest.raises(ExperimentError, match="set clipping"):
         chosen({"noise_multiplier": 1.0})
+
+
+def test_noise_where_the_featurizer_stays_as_it_is_is_refused():
+    train = {"rounds": 3, "head_rounds": 1}
+    experiment = chosen({"clipping": "fixed", "noise_multiplier": 1.0}, train=train)
+    with pytest.raises(ExperimentError, match=r"train.head_rounds is 1: .* noise on updates"):
+        defences_for(experiment, *build(experiment, 10))
+    experiment = chosen(train=train)
+    assert defences_for(experiment, *build(experiment, 10))

@@ -5,6 +5,7 @@ import csv
 import gzip
 import json
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -16,9 +17,10 @@ from plotly.offline import get_plotlyjs, get_plotlyjs_version
 from feddg.comparison.results import Results
 from feddg.comparison.results_file import COLUMNS
 from feddg.methods.base import METHODS
-from feddg.records import ClientRow, ClientsTable
+from feddg.records import ClientRow, ClientsTable, NumberRow
 from feddg.report.charts import (
     COLOURS,
+    accuracy_curves,
     chart_of,
     client_groups,
     client_heat_map,
@@ -28,7 +30,7 @@ from feddg.report.charts import (
 )
 from feddg.report.comparison_page import comparison_page
 from feddg.report.page import _packed_plotly
-from feddg.runs.table import FINAL
+from feddg.runs.table import FINAL, NumberTable
 
 
 @given(arrays(np.int64, (3, 3), elements=st.integers(0, 40)))
@@ -162,3 +164,29 @@ def test_domains_of_several_data_sets_stand_below_their_names(tmp_path):
     assert row["data_sets_mean"] == margin.collections.mean
     assert row["data_sets_count"] == 3
     assert row["difference_a, ink"] == pytest.approx(0.2)
+
+
+@dataclass
+class Evaluated:
+    """A run of which a chart asks for nothing but its numbers."""
+
+    numbers: list[NumberRow]
+    default_rule = FINAL
+
+    @property
+    def table(self):
+        return NumberTable(self.numbers)
+
+
+def number(split, domain, value):
+    return NumberRow(
+        round=1, weights="last", split=split, domain=domain, metric="accuracy", value=value
+    )
+
+
+@pytest.mark.parametrize("domains", [6, 7])
+def test_no_two_domains_have_the_same_line(domains):
+    numbers = [number("id_val", f"d{n}", n / 10) for n in range(domains)]
+    lines = accuracy_curves(Evaluated([number("test", "new", 0.5), *numbers])).figure["data"]
+    looks = [(line["line"]["color"], line["line"].get("dash")) for line in lines]
+    assert len(set(looks)) == len(looks) == 1 + (domains if domains < 7 else 1)

@@ -484,6 +484,7 @@ def test_styles_that_cannot_be_protected_are_refused(subtests):
     for method, privacy, said, words in [
         ("fedavg", {"style_epsilon": 8}, {}, "fedavg: sends none"),
         ("elcfs", {"style_epsilon": 8}, {}, "elcfs: statistics/.* cannot be noised"),
+        ("ccst+elcfs", {"style_epsilon": 8}, {}, "statistics/amplitudes .* cannot be noised"),
         ("ccst", {"style_epsilon": 8}, {"share": "single"}, "set method.share to overall"),
         ("pardon", {"epsilon": 8}, {}, "neither clipped nor noised"),
         ("pardon", {"epsilon": 8, "style_epsilon": 1, "open_styles": True}, {}, "exclude each"),

@@ -22,6 +22,7 @@ from feddg.attacks.reconstruction import (
     reconstruct,
 )
 from feddg.attacks.senders import (
+    FEWEST_MEMBERS,
     MOST_LOOKED_AT,
     MembershipEffort,
     Senders,
@@ -129,11 +130,11 @@ class AttackSettings:
         if self.optimizer not in get_args(Step):
             possible = " or ".join(get_args(Step))
             raise ExperimentError(f"optimizer {self.optimizer!r} must be {possible}")
-        for name, least in _LEAST.items():
-            if getattr(self, name) < least:
-                raise ExperimentError(
-                    f"{name} is {getattr(self, name)}; it must be {least} or more"
-                )
+        of_members = {"clients": 1, "images": FEWEST_MEMBERS, "shadows": 0}
+        for settings, fields in ((self, _LEAST), (self.membership, of_members)):
+            for name, least in fields.items():
+                if (value := getattr(settings, name)) < least:
+                    raise ExperimentError(f"{name} is {value}; it must be {least} or more")
         if min(self.batch_sizes, default=0) < 1 or max(self.batch_sizes) > MOST_LOOKED_AT:
             raise ExperimentError(f"batch sizes must be from 1 to {MOST_LOOKED_AT}")
 

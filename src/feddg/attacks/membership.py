@@ -9,7 +9,7 @@ from them to recognise members (Shokri et al., "Membership Inference Attacks Aga
 Learning
   Models", S&P 2017).
 
-Members and others have the same domains. An area under the ROC curve of 0.5 is chance.
+Members and others are alike in domains and classes. An area under the ROC curve of 0.5 is chance.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from feddg.attacks.image_metrics import clustered_mean
 from feddg.attacks.senders import (
-    FEWEST,
+    FEWEST_MEMBERS,
     Case,
     MembershipEffort,
     Senders,
@@ -81,8 +81,9 @@ def membership(
     victims = list(victims_of(senders, effort))
     if not victims:
         raise RunError(
-            f"membership needs clients of at least {2 * FEWEST} images, and as many of the same "
-            "domains that they do not hold; this run has none"
+            f"membership needs clients of at least {2 * FEWEST_MEMBERS} images, and "
+            f"{FEWEST_MEMBERS} of the same domains and classes that they do not hold; this run has "
+            "none"
         )
     evidence: dict[str, Evidence] = {}
     if seen:

@@ -24,6 +24,7 @@ from feddg.models.network import Network
 from feddg.models.normalization import statistics_names
 from feddg.rng import stream
 from feddg.runs.prepare import images_of
+from feddg.settings import grouped
 
 # What a method sends beside weights, found by what it declares: the entries an attack can read.
 #
@@ -45,7 +46,7 @@ MOST_LOOKED_AT = 256
 PLAIN = find_augmentation("none")
 MOST_STEPS = 16
 """Most training steps of a simulated client, of which there are hundreds."""
-FEWEST = 4
+FEWEST_MEMBERS = 4
 """Clients with fewer members or others are left out."""
 
 
@@ -507,20 +508,39 @@ def victims_of(senders: Senders, effort: MembershipEffort) -> Iterator[Victim]:
         holding = images.examples(client)
         domains = holding.domains.unique().numpy()
         generator = stream(effort.seed, "membership", client)
-        elsewhere = numpy.setdiff1d(images.splits.train, holding.rows.numpy())
+        own = holding.rows.numpy()
+        elsewhere = numpy.setdiff1d(images.splits.train, own)
         elsewhere = elsewhere[numpy.isin(table.domains[elsewhere], domains)]
-        unused = aside[numpy.isin(table.domains[aside], domains)]
-        from_aside = len(unused) >= FEWEST
-        others = _drawn(unused if from_aside else elsewhere, effort.images, generator)
+        members, others = _pairs(own, aside, effort.images, generator, table)
+        from_aside = len(members) >= FEWEST_MEMBERS
+        if not from_aside:
+            members, others = _pairs(own, elsewhere, effort.images, generator, table)
         rest = numpy.setdiff1d(elsewhere, others)
-        members = _drawn(holding.rows.numpy(), effort.images, generator)
-        count = min(len(members), len(others))
-        if count < FEWEST or len(holding) < 2 * FEWEST:
+        if len(members) < FEWEST_MEMBERS or len(holding) < 2 * FEWEST_MEMBERS:
             continue
-        case = _case(holding, members[:count], others[:count], table)
+        case = _case(holding, members, others, table)
         shadows = list(_shadows(holding, rest, effort, generator, table))
         others_from = "validation and test images" if from_aside else "other clients"
         yield Victim(client, case, shadows, others_from)
+
+
+def _pairs(
+    members: numpy.ndarray,
+    others: numpy.ndarray,
+    count: int,
+    generator: torch.Generator,
+    table: ImageTable,
+) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Draws members and as many others, each of the domain and class of its member.
+
+    Otherwise whoever guesses by domain, or by class, would do better than chance.
+    """
+    kinds = list(zip(table.domains.tolist(), table.labels.tolist()))
+    free = grouped((kinds[row], row) for row in _drawn(others, len(others), generator).tolist())
+    drawn = _drawn(members, len(members), generator).tolist()
+    pairs = [(row, free[kinds[row]].pop()) for row in drawn if free.get(kinds[row])]
+    found = numpy.array(pairs[:count], dtype=members.dtype).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
 
 
 def _shadows(
@@ -534,7 +554,7 @@ def _shadows(
     for _ in range(effort.shadows):
         drawn = _drawn(rows, min(2 * len(like), len(rows)), generator)
         half = len(drawn) // 2
-        if half < FEWEST:
+        if half < FEWEST_MEMBERS:
             return
         holding = _held_rows(like, drawn[:half], table)
         count = min(effort.images, half)

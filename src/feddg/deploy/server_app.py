@@ -31,7 +31,6 @@ from feddg.federation.server import Server
 from feddg.messages import Broadcast, Message, Refusal, plain_text
 from feddg.methods.base import require_network_fit
 from feddg.methods.composition import method_class
-from feddg.methods.domains import idle_clients
 from feddg.models.precision import choose_device
 from feddg.records import (
     DOMAIN_SCORES,
@@ -46,7 +45,7 @@ from feddg.records import (
 from feddg.report.page import ensure_report
 from feddg.runs.execute import carry_out, forget
 from feddg.runs.observer import Observer
-from feddg.runs.prepare import cache_folder
+from feddg.runs.prepare import about_settings, cache_folder
 from feddg.runs.reading import Run
 from feddg.settings import Positive, Settings, grouped
 from feddg.storage import replace_text
@@ -384,11 +383,11 @@ def _prepared(
         join(id, registration)
     transport.registry.on_registration = join
     method, network = build(experiment, len(classes))
-    emit(*method.diagnostics(experiment))
     table = _clients_table(names, registered, classes, domains)
     table = table.model_copy(update={"features": transport.registry.features})
-    trainers = (id for id in sorted(registered) if id < len(names))
-    emit(*idle_clients(method, (len(registered[id].domains) for id in trainers)))
+    trainers = (registered[id] for id in sorted(registered) if id < len(names))
+    clients = ((len(site.domains), site.images) for site in trainers)
+    emit(*about_settings(experiment, method, clients))
     sites = Sites(transport, table)
     federation = Federation(sites, network, method, experiment, transport=transport, cache=cache)
     federation.evaluation = _evaluation(deployment, experiment, table, federation.worker, cache)

@@ -387,6 +387,12 @@ def defences_for(settings: ExperimentSettings, method: Method, network: Network)
             "privacy.record_epsilon bounds what one image does to a step, and under "
             "train.class_weights it changes how much all others count: set it to none"
         )
+    if train.head_rounds and settings.privacy.noised and not method.one_round:
+        raise ExperimentError(
+            f"train.head_rounds is {train.head_rounds}: in these rounds the featurizer stays as it "
+            "is, and noise on updates would move it. Set it to 0, or train the classifier alone "
+            "(train.trainable: head)"
+        )
     built = build_defences(
         settings.privacy,
         settings.defences,

@@ -55,6 +55,8 @@ class InProcess(Transport):
         self.ledger = Ledger(lambda row: None)
         self.registered: Mapping[int, int] = {id: len(examples(id)) for id in range(count)}
         self.memories: dict[int, Weights] = memories or {}
+        self._round = 0
+        self._before: dict[int, Weights | None] = {}
         self._secrets: dict[int, Weights] = {}
         self.remembered: set[int] = set()
         """Clients whose memory changed since the set was last emptied."""
@@ -69,6 +71,7 @@ class InProcess(Transport):
         if context is not None and not again:
             for id in self.clients:
                 self.ledger.message(0, "down", id, "context", context)
+        self._before = {}  # a phase counts its rounds anew
         self._context, frozen = without_frozen(context)
         for worker in self.workers:
             load_weights(worker.network, frozen)
@@ -100,7 +103,18 @@ class InProcess(Transport):
         return self._answers(clients, broadcast, f"{ASK}{name}", f"answer:{name}")
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
-        """See :class:`Transport`. The time of clients that train at once is divided among them."""
+        """See :class:`Transport`. The time of clients that train at once is divided among them.
+
+        A client that is asked again in a round begins with the memory that it had before the round.
+        """
+        if broadcast.round != self._round:
+            self._round, self._before = broadcast.round, {}
+        for id in clients:
+            before = self._before.setdefault(id, self.memories.get(id))
+            if before is not None:
+                self.memories[id] = before
+            elif self.memories.pop(id, None) is not None:
+                self.remembered.discard(id)
         for reply in self._replies(clients, broadcast, TRAIN):
             if isinstance(reply, Update):
                 self.ledger.update(broadcast.round, reply)

@@ -9,7 +9,8 @@ steps.
 Equations:
     `afl_over: clients`  w <- sum_k l_k w_k / sum_k l_k over the round's clients
     `afl_over: domains`  the loss of a batch is sum_i l_g(i) CE_i; w is FedAvg's mean
-    after the round      l <- projection of l + s L(w) on the simplex; l is uniform at first
+    after the round      l / a <- projection of l / a + s L(w) on the simplex, of all that have a
+                         loss, a the sum of their l; l is uniform at first
     L the mean loss of each client, or of each domain over the images of the round's clients.
 
 Leaves the client:
@@ -18,7 +19,9 @@ Leaves the client:
 
 Decisions:
     Losses are of a client's training images without augmentation, in eval mode. Who is not in the
-    round has no loss, and loses weight to those that have. A client of weight 0 counts 1e-12.
+    round has no loss and keeps its weight: a step of .1 of the loss is many times a weight of
+    1/100, and would leave the round's clients alone with any. If all have one, it is the paper's
+    step. A client of weight 0 counts 1e-12.
 """
 
 from collections.abc import Iterable
@@ -89,7 +92,7 @@ class WeighedByLoss(Method):
         raise NotImplementedError
 
     def moved(self, weights: Tensor, losses: Tensor) -> Tensor:
-        """Returns the weights ``(G,)`` after a round with these losses ``(G,)``, 0 if unknown."""
+        """Returns weights ``(G,)``, whose sum is 1, after a round with these losses ``(G,)``."""
         raise NotImplementedError
 
     def factors(self, weights: Tensor, images: Tensor) -> Tensor:
@@ -202,8 +205,11 @@ class WeighedByLoss(Method):
             known = domains < len(before)
             total.index_add_(0, domains[known], (counts * tensors["losses"].double())[known])
             images.index_add_(0, domains[known], counts[known])
-        moved = self.moved(before.cpu().double(), total / images.clamp_min(1))
-        state.extras[WEIGHTS] = moved.float().to(before.device)
+        seen, weights = images > 0, before.cpu().double()
+        mass = weights[seen].sum()
+        if mass > 0:
+            weights[seen] = mass * self.moved(weights[seen] / mass, total[seen] / images[seen])
+        state.extras[WEIGHTS] = weights.float().to(before.device)
         return state
 
 

@@ -27,7 +27,7 @@ Decisions:
     domain adaptation variant is left out.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -35,6 +35,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from feddg.clients.client import Batch, Client
+from feddg.diagnostics import Diagnostic, warning
 from feddg.errors import ClientError, ExperimentError
 from feddg.messages import EntrySchema, Message, Update, Weights, joined, on_device
 from feddg.methods.base import Method, MethodSettings, State, register, weighted_mean
@@ -99,6 +100,18 @@ class COPA(Method):
                 f"copa with a classifier for each of {number} clients has room for "
                 f"{self.settings.heads} only: set method.heads to {number}"
             )
+
+    def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
+        """Warns where a mean over rounds may hold classifiers that nobody had trained yet."""
+        others, clients = super().diagnostics(experiment), experiment.clients
+        if experiment.server.averaging != "swa" or not clients.per_round:
+            return others
+        text = (
+            "Under server.averaging: swa a classifier of copa counts with zeros in rounds before "
+            f"its first client trained, and each round has {clients.per_round} of "
+            f"{clients.number} clients."
+        )
+        return (*others, warning("untrained-classifiers", text, "Choose averaging ema, or none."))
 
     def network(self, network: Network) -> Network:
         """Adds the classifiers, and gates in batch normalisation."""

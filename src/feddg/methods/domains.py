@@ -153,28 +153,45 @@ class DomainMethod(Method):
         return torch.tensor(weight if passed >= steps else min(weight, 1.0))
 
 
-def idle_clients(
-    method: Method, domains: Iterable[int], steps: int | None = None
-) -> list[Diagnostic]:
+def gently(terms: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
+    """Returns loss terms of the same values, whose gradients are divided by a weight above 1."""
+    found = {}
+    for name, term in terms.items():
+        less = term / weight.clamp_min(1)
+        found[name] = less + (term - less).detach()
+    return found
+
+
+def unreached_weight(method: Method, domains: Iterable[int], steps: int) -> list[Diagnostic]:
+    """Returns what to say where no client takes the steps after which a penalty has its weight.
+
+    Args:
+        method: the method.
+        domains: the number of each client's domains.
+        steps: the most steps that a client takes in all rounds.
+    """
+    annealing = method.annealing() if isinstance(method, DomainMethod) else None
+    if not annealing or steps > annealing[1] or max(domains) < 2:
+        return []
+    field, begins = annealing
+    text = (
+        f"No client takes more than {counted(steps, 'step')}, and {title_of(method.name)}'s "
+        f"weight counts after {begins} ({field}): until then it is 1."
+    )
+    advice = "In a short run 1 may be the best weight: a larger one keeps a network from learning."
+    return [warning("annealing-never-ends", text, advice)]
+
+
+def idle_clients(method: Method, domains: Iterable[int]) -> list[Diagnostic]:
     """Returns what to say where a method that compares a client's domains does nothing, or less.
 
     Args:
         method: the method.
         domains: the number of each client's domains.
-        steps: the most steps that a client takes in all rounds; None if unknown.
     """
     if not isinstance(method, DomainMethod) or not method.compares_domains:
         return []
     alone, title = [count < 2 for count in domains], title_of(method.name)
-    annealing = method.annealing()
-    if not any(alone) and annealing and steps is not None and steps <= annealing[1]:
-        field, begins = annealing
-        text = (
-            f"No client takes more than {counted(steps, 'step')}, and {title}'s weight counts "
-            f"after {begins} ({field}): until then it is 1."
-        )
-        advice = f"Set {field} to about a tenth of the steps: {max(1, steps // 10)}."
-        return [warning("annealing-never-ends", text, advice)]
     if not any(alone):
         return []
     if not all(alone):

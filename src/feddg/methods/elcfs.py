@@ -22,13 +22,13 @@ Leaves the client:
 
 Decisions:
     window 0.01 and l ~ U(0, 1) are from memory of the paper (inference); so is clamping each entry
-    of the gradient. On the 32-pixel digits 0.01 would leave the mean alone, so their preset is 0.05
-    (b = 1). Only other clients' amplitudes are drawn; a client that is alone draws from its own.
-    Images are RGB in [0, 1], and x' is clamped to that.
+    of the gradient. Below 100 pixels 0.01 leaves the mean colour alone, which a run says; the
+    preset of the 32-pixel digits is 0.05 (b = 1). Only other clients' amplitudes are drawn; a
+    client that is alone draws from its own. Images are RGB in [0, 1], and x' is clamped to that.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -38,12 +38,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from feddg.clients.client import Batch, Client
+from feddg.diagnostics import Diagnostic, warning
 from feddg.errors import ExperimentError
 from feddg.messages import EntrySchema, Message, Weights, joined
 from feddg.methods.base import Method, MethodSettings, Presets, register
 from feddg.models.backbones import use_plain_attention
 from feddg.models.network import Network
-from feddg.settings import Fraction, Positive
+from feddg.settings import ExperimentSettings, Fraction, Positive
 
 
 class ElcfsSettings(MethodSettings):
@@ -83,6 +84,18 @@ class Elcfs(Method):
             high=1.0001,  # no more than the mean of the image, beyond rounding
         )
     }
+
+    def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
+        """Warns if the window holds nothing but the mean colour."""
+        others, size = super().diagnostics(experiment), experiment.data.image_size
+        if not self.settings.window or self._half_width(size):
+            return others
+        text = (
+            f"A window of {self.settings.window:g} on images of {size} pixels holds the mean "
+            "colour alone: clients exchange no other amplitudes."
+        )
+        advice = f"Set method.window to {math.ceil(300 / size) / 100:g}, or choose larger images."
+        return (*others, warning("mean-colour-alone", text, advice))
 
     def client_statistics(self, client: Client) -> Message:
         """Returns the low-frequency amplitudes of some of the client's images."""

@@ -16,7 +16,9 @@ Leaves the client:
 Decisions:
     A client steps over its own domains; with one it trains plainly. The parts of a batch together
     are one pass over its images. One optimizer goes on over all steps of a client's round;
-    normalisation statistics are those of v. Batches are IRM's.
+    normalisation statistics are those of v, and kept in a step on one image. Batches are IRM's.
+    Clients of several domains move about e times as far as plain training does, those of one
+    domain as far.
 """
 
 import torch
@@ -27,6 +29,7 @@ from feddg.clients.client import Batch, Client
 from feddg.messages import Weights, copied
 from feddg.methods.base import MethodSettings, register
 from feddg.methods.domains import DomainMethod, numbers_of
+from feddg.models.normalization import freeze_statistics
 from feddg.settings import Fraction
 
 PART = "fish/"
@@ -66,6 +69,11 @@ class Fish(DomainMethod):
         trained = {name: p.detach() for name, p in named if p.requires_grad}
         before = copied(trained)
         for place, here in enumerate(client.scratch["fish"]):
+            alone = len(here) == 1  # and has no variance
+            if alone:
+                freeze_statistics(client.network)
             super().step(client, batch.rows(drawn[f"{PART}{place}"], here))
+            if alone:
+                client.set_training()
         back = 1 - self.settings.meta_rate
         torch._foreach_lerp_([*trained.values()], [*before.values()], back)

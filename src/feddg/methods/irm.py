@@ -9,7 +9,8 @@ D.
 Equations:
     L = mean_g CE_g + w mean_g s_g(even) s_g(odd),    s = d/dt CE(t z, y) at t = 1
     over the domains g in the batch, s on every other image of the domain; w = 1 for the first
-    `irm_anneal` steps. A domain of one image has no penalty.
+    `irm_anneal` steps. A domain of one image has no penalty. Gradients are divided by w where it is
+    above 1, as in the authors' code: Adam does not notice, and SGD keeps its step.
 
 Leaves the client:
     The network, as in FedAvg.
@@ -27,7 +28,7 @@ from torch.nn.functional import one_hot
 from feddg.clients.client import Batch, Client
 from feddg.messages import Weights
 from feddg.methods.base import MethodSettings, register
-from feddg.methods.domains import MEMBER, DomainMethod, domain_means, mean_over
+from feddg.methods.domains import MEMBER, DomainMethod, domain_means, gently, mean_over
 
 
 class IRMSettings(MethodSettings):
@@ -72,7 +73,9 @@ class IRM(DomainMethod):
             return terms
         even, slopes = drawn["irm/even"], self.slopes(client, batch, logits)
         first, second = (domain_means(slopes, weights * half[:, None]) for half in (even, 1 - even))
-        return terms | {"invariance": drawn["irm/weight"] * mean_over(first * second, present)}
+        weight = drawn["irm/weight"]
+        terms["invariance"] = weight * mean_over(first * second, present)
+        return gently(terms, weight)
 
     def slopes(self, client: Client, batch: Batch, logits: Tensor) -> Tensor:
         """Returns each image's derivative of the loss by the logits' scale, ``(B,)``."""

@@ -26,7 +26,7 @@ from torch import Tensor
 from feddg.clients.client import Batch, Client
 from feddg.messages import Weights
 from feddg.methods.base import MethodSettings, register
-from feddg.methods.domains import DomainMethod, domain_means, mean_over
+from feddg.methods.domains import DomainMethod, domain_means, gently, mean_over
 
 
 class VRExSettings(MethodSettings):
@@ -70,5 +70,6 @@ class VREx(DomainMethod):
             variances = (means - mean).square()
         else:
             variances = domain_means((losses - (member * means).sum(1)).square(), weights)
-        penalty = self.drawn(client, batch)["vrex/weight"] * mean_over(variances, present)
-        return {client.worker.task.term: mean, "variance": penalty}
+        weight = self.drawn(client, batch)["vrex/weight"]
+        terms = {client.worker.task.term: mean, "variance": weight * mean_over(variances, present)}
+        return gently(terms, weight)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from feddg.data.data_set import load_images_of
 from feddg.data.decoding import UnusableImageError, decode_image, make_square, quiet_pillow
-from feddg.diagnostics import Diagnostic
+from feddg.diagnostics import Diagnostic, warn
 from feddg.errors import AdaptationError, FeddgError, RunError, need
 from feddg.experiment import Experiment
 from feddg.prediction.card import TAG, model_card
@@ -157,7 +157,7 @@ def export_run(
         about = about.model_copy(update={"checked": checked})
     gap = write_file(path, model, about, images)
     card = path.with_suffix(".md")
-    replace_text(card, model_card(run, about))
+    _write_card(card, model_card(run, about))
     return Exported(path, card, about.fields(), len(images), gap, about.diagnostics)
 
 
@@ -253,8 +253,18 @@ def save_model(
             about=AboutModel.model_validate(about.fields()),
         )
         replace_text(folder / CONFIG, config.to_text())
-        replace_text(card, model_card(run, about))
+        _write_card(card, model_card(run, about))
     return Exported(folder, card, about.fields(), 0, 0.0, about.diagnostics)
+
+
+def _write_card(card: Path, text: str) -> None:
+    """Writes a card. People edit cards: one that says something else is renamed."""
+    if card.is_file() and card.read_text("utf-8") != text:
+        former = card.with_suffix(f".former{card.suffix}")
+        with file_faults(RunError, f"cannot rename {card}"):
+            card.replace(former)
+        warn("former-card", f"{card} said something else, and is {former.name} now.")
+    replace_text(card, text)
 
 
 def one_format(chosen: Sequence[tuple[str, Path | None]]) -> tuple[Any, Path]:

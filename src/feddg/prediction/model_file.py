@@ -268,13 +268,14 @@ def write_model(model: nn.Module, path: Path, metadata: Mapping[str, Any]) -> Pa
     if format == "onnx":
         need("export", "ONNX", otherwise="use --torch")
     size = int(metadata["image_size"])
+    values = "in 0..1, floats" if format == "safetensors" else "uint8 in 0..255"
     about = ModelDescription(
         **metadata,
         feddg=feddg.__version__,
         format=format,
         weights=fingerprint(model),
         resize="squash",
-        input=f"RGB images (batch, 3, {size}, {size}), uint8 in 0..255",
+        input=f"RGB images (batch, 3, {size}, {size}), {values}",
         result="It comes from no run that says how good it was where nobody trained.",
     )
     write_file(path, model, about, example(size, RANDOM_IMAGES))

@@ -13,7 +13,7 @@ from feddg.data.images import ImageTable, from_class_folders
 from feddg.data.inspection import survey
 from feddg.diagnostics import Diagnostic
 from feddg.errors import DataError
-from feddg.evaluation.intervals import wilson
+from feddg.evaluation.intervals import effective_number, wilson
 from feddg.evaluation.metrics import Predictions, measure
 from feddg.prediction.classifier import ImageClassifier, load_classifier, unknown_classes
 from feddg.prediction.model_file import ModelIdentity
@@ -241,18 +241,22 @@ def _domain(
     confusion = numpy.zeros((classes, classes), numpy.int64)
     unusable = unlike = 0
     confidence = 0.0
-    for label, answer in _answers(classifier, table, name, bits, batch_size):
+    right, files = [], []
+    for file, label, answer in _answers(classifier, table, name, bits, batch_size):
         if answer.label is None:
             unusable += 1
             continue
         confusion[label, classifier.class_names.index(answer.label)] += 1
+        right.append(float(classifier.class_names[label] == answer.label))
+        files.append(file)
         confidence += answer.confidence or 0.0
         unlike += answer.unlike_training is True
     if not confusion.any():
         raise DataError(f"no image of domain '{name}' can be used ({unusable} cannot be read)")
     released = release(confusion, hide_below)
     accuracy = None if released.correct is None else released.correct / released.total
-    interval = None if accuracy is None else wilson(accuracy, released.total)[1:]
+    independent = effective_number(numpy.array(right), numpy.array(files))  # tiles are not
+    interval = None if accuracy is None else wilson(accuracy, independent)[1:]
     whole = not any(cell is None for row in released.confusion for cell in row)
     return DomainValidation(
         domain=name,
@@ -273,8 +277,8 @@ def _domain(
 
 def _answers(
     classifier: ImageClassifier, table: ImageTable, domain: str, bits: int, batch_size: int
-) -> Iterator[tuple[int, Prediction]]:
-    """Yields the true class id and the prediction for every image of a domain."""
+) -> Iterator[tuple[int, int, Prediction]]:
+    """Yields number of the file, true class id and prediction for every image of a domain."""
     assert table.root is not None
     rows = numpy.flatnonzero(table.domains == table.domain_id(domain)).tolist()
     place = {name: i for i, name in enumerate(classifier.class_names)}
@@ -282,9 +286,9 @@ def _answers(
     files = [table.root / Tile.named(table.paths[row]).file for row in rows]
     batches = predict_batches(BatchPredictor(classifier, bits, batch_size), files)
     answers = (predictions for batch in batches for _, predictions in batch)
-    for label, predictions in zip(labels, answers):
+    for file, (label, predictions) in enumerate(zip(labels, answers)):
         for prediction in predictions:
-            yield label, prediction
+            yield file, label, prediction
 
 
 def _is_small(count: int, total: int, smallest: int) -> bool:

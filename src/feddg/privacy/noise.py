@@ -13,7 +13,7 @@ from feddg.clients.client import RecordNoise
 from feddg.clients.sampling import Schedule
 from feddg.diagnostics import Diagnostic, note
 from feddg.errors import ClientError, ExperimentError
-from feddg.messages import Broadcast, EntrySchema, Message, Update, Weights
+from feddg.messages import Broadcast, EntrySchema, Message, Refusal, Update, Weights
 from feddg.methods.base import Method, Round, State
 from feddg.privacy.accounting import (
     MOST_NOISE,
@@ -52,6 +52,8 @@ NORM, NORM_BIT = "norm", "norm_bit"
 _OPEN_UPDATES = "neither clipped nor noised"
 _UPDATES, _CLIPPED, _ROUNDING = "updates", "clipped", "rounding"
 _NOBODY = -1
+_COUNTS = frozenset({"statistics/domains", "statistics/images"})
+"""Of images by domain: no styles."""
 _OPEN_RECORDS = "which is taken from images without noise"
 
 
@@ -249,6 +251,7 @@ class Clipping(_Charged):
         bit = update.extras.scalars.get(f"{self.name}/{NORM_BIT}")
         if self.adaptive and not (type(bit) is int and bit in (0, 1)):
             raise ClientError(f"{NORM_BIT} is {bit!r:.40}; it must be 0 or 1")
+        round.scratch[self].setdefault(_CLIPPED, {})[update.client] = int(bit or 0)
         if self.at_clients:
             return update
         norm, sent, scratch = self._norm(round), round.state.weights, round.scratch[self]
@@ -263,22 +266,24 @@ class Clipping(_Charged):
     def collected(self, updates: Iterator[Update], round: Round) -> Iterator[Update]:
         """Counts updates, and gives every client the same weight."""
         scratch = round.scratch[self]
-        scratch |= {_UPDATES: [], _CLIPPED: 0}
+        scratch[_UPDATES] = []
         for update in updates:
             scratch[_UPDATES] += update.clients
-            bit = update.extras.scalars.get(f"{self.name}/{NORM_BIT}", 0)
-            scratch[_CLIPPED] += int(bit)
             yield replace(update, examples=1)
         if not scratch[_UPDATES]:  # a secret draw of nobody: what is released is noise
             yield Update(_NOBODY, 1, round.state.weights)
 
+    def refused(self, refusal: Refusal, round: Round) -> None:
+        """Forgets whether a refused update was clipped."""
+        round.scratch[self].get(_CLIPPED, {}).pop(refusal.client, None)
+
     def completed(self, state: State, round: Round) -> State:
-        """Adds noise to all trained entries, and adapts the norm.
+        """Adds noise to all trained entries, and adapts the norm by all good updates.
 
         Raises:
             BudgetSpent: the result must not be released.
         """
-        clients, clipped = (round.scratch[self][name] for name in (_UPDATES, _CLIPPED))
+        clients = round.scratch[self][_UPDATES]
         norm, sent, updates = self._norm(round), round.state.weights, len(clients)
         if not self.at_clients:
             self._charge(round.number, clients)
@@ -296,9 +301,12 @@ class Clipping(_Charged):
                 weights[name] = (before + change).to(tensor.dtype)
         state.weights = weights
         if self.adaptive:
-            beyond_half = torch.tensor(updates / 2 - clipped, dtype=torch.float64)
+            # A robust rule makes one update of all; each client's own says whether it was clipped.
+            bits = [*round.scratch[self].get(_CLIPPED, {}).values()]
+            beyond_half = torch.tensor(len(bits) / 2 - sum(bits), dtype=torch.float64)
             counted = add_noise(beyond_half, count_noise) if count_noise else beyond_half
-            chosen, share = self.settings, 0.5 + float(counted) / expected
+            told = len(bits) if secret is None else expected
+            chosen, share = self.settings, 0.5 + float(counted) / told
             norm *= math.exp(-chosen.clipping_rate * (share - chosen.clipping_quantile))
             self.remember(state, {NORM: torch.tensor(norm, dtype=torch.float64)})
         log.info("updates clipped to %.4g", norm)
@@ -405,11 +413,12 @@ class NoisedRecords(_Charged):
 
 
 def require_styles(privacy: PrivacySettings, method: Method) -> None:
-    """Raises ExperimentError if a method sends no styles that can be noised."""
-    if type(method).noises and method.has_setup:
+    """Raises ExperimentError if a method sends no styles that can be noised, or others beside."""
+    sends, covered = type(method).sends, type(method).noises
+    more = [e for e in sends if e.startswith("statistics/") and e not in covered | _COUNTS]
+    if covered and method.has_setup and not more:
         return
-    more = [entry for entry in type(method).sends if not entry.startswith("update/")]
-    sent = f"{more[0]} ({type(method).sends[more[0]]}) cannot be noised" if more else "sends none"
+    sent = f"{more[0]} ({sends[more[0]]}) cannot be noised" if more else "sends none"
     raise ExperimentError(
         f"privacy.style_epsilon is for methods whose styles can be noised, such as pardon and "
         f"ccst; {method.name}: {sent}"

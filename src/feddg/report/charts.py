@@ -44,7 +44,6 @@ TRAINING_COLOURS = ("#1f78a4", "#2a9d6f", "#5b6bc0", "#3bb0b0", "#7a8b2f", "#6f7
 HEAT_COLOURS = ((0.0, "#f7f9fa"), (0.5, "#7fb8bd"), (1.0, "#0b5c66"))
 DARK, MIDDLE, LIGHT = "#0b5c66", "#2b8a94", "#9fc9cd"
 MANY_CLASSES = 40
-MANY_DOMAINS = 8
 WIDE_RANGE = 20
 
 Counts = NDArray[np.float64]
@@ -307,9 +306,9 @@ def accuracy_curves(run: Run) -> Chart:
     lines: list[Trace] = []
     for split in SPLITS:
         domains = of_last.where(split=split).by("domain")
-        if len(domains) > MANY_DOMAINS:
+        palette = HELD_OUT_COLOURS if split in (TEST, VAL) else TRAINING_COLOURS
+        if len(domains) > len(palette):  # two would look alike
             name = f"{SPLIT_WORDS[split]}, mean of {len(domains)} domains"
-            palette = HELD_OUT_COLOURS if split in (TEST, VAL) else TRAINING_COLOURS
             lines.append(_split_line(of_last.curve(split), split, name, palette[split == VAL]))
             continue
         for domain, numbers in domains.items():
@@ -500,9 +499,11 @@ def _mean_curve(
 ) -> list[tuple[float, Interval]]:
     """Returns mean accuracy by round (or mean cost so far), over rounds evaluated in all runs.
 
-    Over the seeds that have every column, if there are any.
+    Over the runs of the seeds that have every column, if there are any.
     """
     runs = {(results.column(r), r.seed): r.run for r in results.of(method) if r.run is not None}
+    if whole := by_seed(dict.fromkeys(runs, 0.0), results.columns):
+        runs = {key: run for key, run in runs.items() if key[1] in whole}
     tables = {key: run.table.where(weights=weights) for key, run in runs.items()}
     curves = {key: table.curve(TEST) for key, table in tables.items()}
     points = []

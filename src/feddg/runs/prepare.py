@@ -5,7 +5,7 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -62,8 +62,9 @@ from feddg.evaluation.decision import Decision
 from feddg.experiment import Experiment
 from feddg.federation.federation import Clients, Federation, build
 from feddg.federation.inprocess import InProcess
+from feddg.methods.base import Method
 from feddg.methods.composition import build_method, method_class
-from feddg.methods.domains import idle_clients
+from feddg.methods.domains import idle_clients, unreached_weight
 from feddg.models.backbones import require_weights, weights_digest
 from feddg.records import BadImageRow, ClientRow, ClientsTable
 from feddg.settings import DataSettings, EvaluateSettings, without_effect
@@ -529,18 +530,36 @@ def federation_of(
 ) -> Federation:
     """Returns an experiment's federation, of its images; see :func:`in_process`."""
     method, network = build(experiment, len(images.table.class_names))
-    said = without_effect(experiment, experiment.given)
-    emit(*(warning("without-effect", text) for text in said), *method.diagnostics(experiment))
-    domains = images.table.domains[images.splits.train]
-    steps = (steps_of_round(experiment.train, size) for size in images.partition.sizes.tolist())
-    most = experiment.train.rounds * max(steps)
-    emit(*idle_clients(method, (len(set(domains[rows])) for rows in images.partition.rows), most))
+    domains, sizes = images.table.domains[images.splits.train], images.partition.sizes.tolist()
+    counts = (len(set(domains[rows])) for rows in images.partition.rows)
+    emit(*about_settings(experiment, method, zip(counts, sizes)))
     settings = images.trained_by(experiment)
     chosen = find_augmentation(settings.train.augmentation)
     parts = (images, network, method, settings)
     federation = make(*parts, augmentation=chosen, cache=cache, in_process=transport)
     federation.evaluation = build_evaluation(settings, images, federation.worker)
     return federation
+
+
+def about_settings(
+    experiment: Experiment, method: Method, clients: Iterable[tuple[int, int]]
+) -> list[Diagnostic]:
+    """Returns what to say of an experiment's settings before it trains.
+
+    Args:
+        experiment: the experiment.
+        method: its method.
+        clients: the number of domains and of images of each client that trains.
+    """
+    domains, sizes = zip(*clients)
+    most = experiment.train.rounds * max(steps_of_round(experiment.train, n) for n in sizes)
+    said = without_effect(experiment, experiment.given)
+    return [
+        *(warning("without-effect", text) for text in said),
+        *method.diagnostics(experiment),
+        *idle_clients(method, domains),
+        *unreached_weight(method, domains, most),
+    ]
 
 
 def build_evaluation(experiment: Experiment, images: Images, worker: Worker) -> Evaluation:
