@@ -130,7 +130,6 @@ def test_weights_that_are_no_usable_numbers_are_refused(folder: Path, value: flo
 @pytest.mark.parametrize(
     ("part", "values"),
     [
-        ("model", {"backbone": "vit_h_14"}),
         ("model", {"backbone": "regnet_y_128gf"}),
         ("train", {"trainable": "lora", "lora_rank": 10**9}),
         ("train", {"trainable": "lora", "lora_rank": 10**18}),

@@ -34,7 +34,6 @@ from pydantic import Field
 from torch import Tensor
 
 from feddg.clients.client import Client
-from feddg.data.data_set import SCRATCH
 from feddg.errors import ExperimentError
 from feddg.messages import (
     LARGEST,
@@ -79,7 +78,7 @@ class Scaffold(Method):
         # Pretrained networks diverge at 0.003 to 0.01 and in-domain validation chose 0.001 on three
         # data sets; for digits, of 0.01, 0.03, 0.1 and 0.3.
         "*": {"train": {"optimizer": "sgd", "momentum": 0.0, "lr": 0.001}},
-        SCRATCH: {"train": {"lr": 0.01}},
+        "scratch": {"train": {"lr": 0.01}},
         "digits": {"train": {"lr": 0.1}},
     }
     sends: ClassVar[dict[str, EntrySchema]] = Method.sends | {
