@@ -8,7 +8,7 @@ from feddg.experiment import Experiment
 from feddg.federation.local_training import load_weights
 from feddg.methods.composition import build_method
 from feddg.methods.copa import heads_of
-from feddg.settings import TrainSettings
+from feddg.settings import ExperimentSettings, TrainSettings
 from federations import federation, same, trained_alone
 
 SGD = TrainSettings(rounds=2, batch_size=4, optimizer="sgd", lr=0.05)
@@ -136,3 +136,14 @@ def test_more_clients_than_heads_are_refused_before_training():
     experiment = Experiment(data="digits", hold_out="sketch", clients=9, method=settings)
     with pytest.raises(ExperimentError, match=r"set method\.heads to 9"):
         build_method("copa", experiment.method.settings).check(experiment)
+
+
+@pytest.mark.parametrize(
+    ("averaging", "per_round", "said"),
+    [("swa", 2, 1), ("ema", 2, 1), ("none", 2, 0), ("swa", None, 0)],
+)
+def test_means_that_hold_untrained_classifiers_are_said(averaging, per_round, said):
+    experiment = ExperimentSettings(
+        clients={"number": 3, "per_round": per_round}, server={"averaging": averaging}
+    )
+    assert len(build_method("copa", {}).diagnostics(experiment)) == said

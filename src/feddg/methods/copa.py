@@ -104,14 +104,15 @@ class COPA(Method):
     def diagnostics(self, experiment: ExperimentSettings) -> Sequence[Diagnostic]:
         """Warns where a mean over rounds may hold classifiers that nobody had trained yet."""
         others, clients = super().diagnostics(experiment), experiment.clients
-        if experiment.server.averaging != "swa" or not clients.per_round:
+        if experiment.server.averaging == "none" or not clients.per_round:
             return others
         text = (
-            "Under server.averaging: swa a classifier of copa counts with zeros in rounds before "
-            f"its first client trained, and each round has {clients.per_round} of "
-            f"{clients.number} clients."
+            f"Each round has {clients.per_round} of {clients.number} clients, and in the mean over "
+            "rounds (server.averaging) a classifier of copa counts with zeros until its first "
+            "client has trained."
         )
-        return (*others, warning("untrained-classifiers", text, "Choose averaging ema, or none."))
+        advice = "Set server.averaging to none, or let all clients take part in every round."
+        return (*others, warning("untrained-classifiers", text, advice))
 
     def network(self, network: Network) -> Network:
         """Adds the classifiers, and gates in batch normalisation."""
