@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from feddg.clients.client import Examples, steps_of_round
+from feddg.clients.client import Examples
 from feddg.data.augment import can_move, cannot_move, shows_pixels
 from feddg.data.class_names import REMEDY, Numbered, joined, renumbered, tables_of
 from feddg.data.data_set import find_augmentation
@@ -222,11 +222,9 @@ class Federation(federation.Federation):
             raise ExperimentError(f"{here} of {number} clients are here: give a transport to all")
         train = self.settings.train
         rounds = train.rounds if rounds is None else rounds
-        if self.clients:
-            turn = max(steps_of_round(train, len(client)) for client in self.clients)
-            domains = (len(client.domains.unique()) for client in self.clients)
-            most = (self.server.state.round + rounds) * turn
-            emit(*unreached_weight(self.method, domains, most))
+        counts = ((len(client.domains.unique()), len(client)) for client in self.clients)
+        planned = self.server.state.round + rounds
+        emit(*unreached_weight(self.method, train, planned, counts))
         return super().fit(rounds, progress)
 
     @property

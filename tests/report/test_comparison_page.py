@@ -462,7 +462,7 @@ def test_rounds_that_move_more_than_methods_differ_are_named(tmp_path):
         for seed in range(3)
     ]
     said = about_results(results_of(folders))
-    assert any("more than the 1.0 points that it is" in one.text for one in said)
+    assert any("between evaluations, and is only 1.0 points" in one.text for one in said)
 
 
 def test_balanced_accuracy_and_the_largest_class_stand_beside_the_accuracies(plain):

@@ -309,7 +309,8 @@ def test_fluctuation_is_held_against_the_margin():
     assert moved == pytest.approx((0.2 / 3 + 0.4 / 3 + 0.2 / 3) / 3)
     assert fluctuation(curve([0.5, 0.6, 0.7, 0.8])) == pytest.approx(0), "a trend is no unrest"
     (found,) = about_fluctuation(moved, -0.05)
-    assert f"by some {100 * moved:.1f} points, more than the 5.0 points that it is" in found.text
+    text = f"by some {100 * moved:.1f} points between evaluations, and is only 5.0 points"
+    assert text in found.text
     assert not list(about_fluctuation(moved, 0.2))
     assert not list(about_fluctuation(fluctuation(curve([0.5, 0.6])), 0.0))
 

@@ -12,6 +12,7 @@ from feddg.diagnostics import Diagnostic, note, warning
 from feddg.messages import Weights
 from feddg.methods.base import Method, title_of
 from feddg.models.task import losses_by_image
+from feddg.settings import TrainSettings
 from feddg.text import counted
 
 MEMBER = "domains/member"
@@ -162,16 +163,23 @@ def gently(terms: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def unreached_weight(method: Method, domains: Iterable[int], steps: int) -> list[Diagnostic]:
+def unreached_weight(
+    method: Method, train: TrainSettings, rounds: int, clients: Iterable[tuple[int, int]]
+) -> list[Diagnostic]:
     """Returns what to say where no client takes the steps after which a penalty has its weight.
 
     Args:
         method: the method.
-        domains: the number of each client's domains.
-        steps: the most steps that a client takes in all rounds.
+        train: how clients train.
+        rounds: the number of all rounds.
+        clients: the number of domains and of images of each; asked for only if it matters.
     """
     annealing = method.annealing() if isinstance(method, DomainMethod) else None
-    if not annealing or steps > annealing[1] or max(domains) < 2:
+    counts = [*clients] if annealing else []
+    if not annealing or not any(domains > 1 for domains, _ in counts):
+        return []
+    steps = rounds * max(steps_of_round(train, images) for _, images in counts)
+    if steps > annealing[1]:
         return []
     field, begins = annealing
     text = (

@@ -158,33 +158,27 @@ def split_accuracy(
     balanced = mean_measured(table, "balanced_accuracy")
     confusions = [numpy.array(row.confusion, dtype=float) for row in rows if row.confusion]
     confusions = [counts for counts in confusions if counts.sum() > 0]
-    if len(confusions) < len(rows):
+    if len(confusions) == len(rows):
+        supports = [counts.sum(axis=1) for counts in confusions]
+        shares = [counts.sum(axis=0) / counts.sum() for counts in confusions]
+        predicted = numpy.mean(shares, axis=0).tolist()
+        interval = _balanced_interval(confusions, rows)
+    else:
         found = [(whole or table).support(split, row.domain) for row in rows]
-        known = [numpy.array(support, dtype=float) for support in found if support]
-        if balanced is None or len(known) < len(rows):
+        supports = [numpy.array(support, dtype=float) for support in found if support]
+        if balanced is None or len(supports) < len(rows):
             return SplitAccuracy(round_, accuracy, constant, balanced)
-        true = numpy.mean([support / support.sum() for support in known], axis=0)
-        return SplitAccuracy(
-            round=round_,
-            accuracy=accuracy,
-            constant=float(true.max()),
-            balanced=balanced,
-            balanced_interval=ShareInterval(balanced, balanced, balanced),
-            guessing=float(numpy.mean([1 / (support > 0).sum() for support in known])),
-            true=true.tolist(),
-        )
-    true = numpy.mean([counts.sum(axis=1) / counts.sum() for counts in confusions], axis=0)
-    predicted = numpy.mean([counts.sum(axis=0) / counts.sum() for counts in confusions], axis=0)
-    seen = [counts[counts.sum(axis=1) > 0] for counts in confusions]
+        predicted, interval = None, ShareInterval(balanced, balanced, balanced)
+    true = numpy.mean([support / support.sum() for support in supports], axis=0)
     return SplitAccuracy(
         round=round_,
         accuracy=accuracy,
         # One class for all domains: the one that is most frequent in their mean.
         constant=float(true.max()),
         balanced=balanced,
-        balanced_interval=_balanced_interval(confusions, rows),
-        guessing=float(numpy.mean([1 / len(counts) for counts in seen])),
-        predicted=predicted.tolist(),
+        balanced_interval=interval,
+        guessing=float(numpy.mean([1 / (support > 0).sum() for support in supports])),
+        predicted=predicted,
         true=true.tolist(),
     )
 
@@ -478,9 +472,9 @@ def about_fluctuation(moved: float | None, margin: float) -> Iterator[Diagnostic
     if moved is not None and moved > abs(margin):
         yield note(
             UNSTEADY,
-            f"Between evaluations the difference of the methods goes up and down by some "
-            f"{100 * moved:.1f} points, more than the {100 * abs(margin):.1f} points that it is: "
-            "another round could reverse their order.",
+            f"The difference of the methods goes up and down by some {100 * moved:.1f} points "
+            f"between evaluations, and is only {100 * abs(margin):.1f} points: another round could "
+            "reverse their order.",
         )
 
 

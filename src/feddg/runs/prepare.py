@@ -551,14 +551,13 @@ def about_settings(
         method: its method.
         clients: the number of domains and of images of each client that trains.
     """
-    domains, sizes = zip(*clients)
-    most = experiment.train.rounds * max(steps_of_round(experiment.train, n) for n in sizes)
+    counts, train = [*clients], experiment.train
     said = without_effect(experiment, experiment.given)
     return [
         *(warning("without-effect", text) for text in said),
         *method.diagnostics(experiment),
-        *idle_clients(method, domains),
-        *unreached_weight(method, domains, most),
+        *idle_clients(method, (domains for domains, _ in counts)),
+        *unreached_weight(method, train, train.rounds, counts),
     ]
 
 
