@@ -2,16 +2,19 @@
 
     python benchmarks/own_size/gpu.py --root PACS --minutes 12 [--results FOLDER] [--out FOLDER]
 
-Two minutes go to ``benchmarks/speed/gpu.py``, unless its file is there. Then come the plans of
-``benchmarks/baseline``, by name, and the stages of ``campaign.py``, in its order: as many runs at
-once as memory and cores allow. A run that ends is a row in its plan's CSV file at once; when time
-is up the others stop, and go on when the command is given again with their folder. So it may end
-after 4 minutes or 12. What the project's own CSV files have is copied to ``--results`` and not run
-again. ``--pretend`` tries it without a GPU, on drawn digits and a small network.
+Four minutes at most go to ``benchmarks/speed/gpu.py``, unless it has done all. Then come the plans
+of ``benchmarks/baseline``, by name, and the stages of ``campaign.py``, in its order: as many runs
+at once as memory and cores allow. A run that ends is a row in its plan's CSV file at once; when
+time is up the others stop, and go on when the command is given again with their folder. So it may
+end after 4 minutes or 12. What the project's own CSV files have is copied to ``--results`` and not
+run again; with other images, such as a smaller copy of PACS, ``--fresh`` begins files of its own.
+``--plans NAME ...`` takes these plans alone, in this order. ``--pretend`` tries it without a GPU,
+on drawn digits and a small network.
 """
 
 import argparse
 import csv
+import json
 import shutil
 import signal
 import subprocess
@@ -25,13 +28,14 @@ from campaign import DATA, ROOT, STAGES, plan_of
 
 import feddg
 from feddg.comparison.plan import load_plan
+from feddg.comparison.pool import STOP_SECONDS
 from feddg.errors import FeddgError
 from feddg.settings import merge
 
 BASELINE = ROOT / "benchmarks" / "baseline"
-SPEED_MINUTES = 2.0
-TO_STOP = 25.0
-"""Seconds before the end at which runs are told to stop."""
+SPEED_MINUTES = 4.0
+TO_STOP = float(STOP_SECONDS)
+"""Seconds before the end at which runs are told to stop; they may end their round."""
 PRETENDED = {
     "data": {"source": "digits", "image_size": 8},
     "model": {"backbone": "cnn", "weights": None},
@@ -59,7 +63,7 @@ def plans(pretend: bool) -> list[tuple[str, dict[str, Any]]]:
 def speed(file: Path, minutes: float, pretend: bool) -> None:
     """Measures parity and speed, in a process that cannot take longer."""
     script = ROOT / "benchmarks" / "speed" / "gpu.py"
-    words = [sys.executable, str(script), str(file), "--minutes", str(minutes / 2)]
+    words = [sys.executable, str(script), str(file), "--minutes", str(0.8 * minutes)]
     with suppress(subprocess.TimeoutExpired):  # what it has measured is in the file
         subprocess.run([*words, *["--pretend"] * pretend], timeout=60 * minutes, check=False)
 
@@ -81,14 +85,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("comparisons/own_size"))
     parser.add_argument("--results", type=Path, default=DATA, help="folder of the CSV files")
     parser.add_argument("--jobs", type=int, help="runs at once; what the GPU has room for")
+    parser.add_argument("--fresh", action="store_true", help="do not go on from our CSV files")
+    parser.add_argument("--plans", nargs="+", metavar="NAME", help="such as own_pacs_160")
     parser.add_argument("--pretend", action="store_true", help="no GPU: try the script out")
     given = parser.parse_args()
     end = time.monotonic() + 60 * given.minutes - TO_STOP
-    given.results.mkdir(parents=True, exist_ok=True)
-    if not (measured := given.results / "gpu.json").exists():
-        speed(measured, min(SPEED_MINUTES, given.minutes / 2), given.pretend)
     whole = plans(given.pretend)
-    for known in () if given.pretend else (DATA / f"{name}.csv" for name, _ in whole):
+    if given.plans:
+        names = [name for name, _ in whole]
+        if unknown := [name for name in given.plans if name not in names]:
+            parser.error(f"there is no plan {', '.join(unknown)}; there are {', '.join(names)}")
+        whole = [plan for name in given.plans for plan in whole if plan[0] == name]
+    given.results.mkdir(parents=True, exist_ok=True)
+    measured = given.results / "gpu.json"
+    if not (measured.exists() and not json.loads(measured.read_text())["left out"]):
+        speed(measured, min(SPEED_MINUTES, given.minutes / 2), given.pretend)
+    ours = [] if given.pretend or given.fresh else [DATA / f"{name}.csv" for name, _ in whole]
+    for known in ours:
         if known.exists() and not (copy := given.results / known.name).exists():
             shutil.copyfile(known, copy)
     before = rows(given.results)

@@ -11,9 +11,9 @@ passes on batches that lie ready; and two floors: a bare step as a CUDA graph, a
 federated round of such steps (weights of all, fresh moments, weighted mean). Then the share of
 time in which the device is busy, and peak memory. First, on drawn digits, come a round's weights
 beside the CPU's, and five rounds of PARDON with graphs beside five without: weights, and accuracy
-after each. Everything is written to one file after every job; what does not begin within
+after each. Everything is written to one file after every figure; what has not begun within
 ``--minutes`` is left out and named. With that file the same command goes on, as it does by itself
-where a job has broken the GPU's context.
+where a job has broken the GPU's context or the recording of steps.
 
 ``--pretend`` goes the same way on the CPU and on the tests' pretended device, with two clients of
 five images at 32 pixels. Its times say nothing; it says whether the script works.
@@ -26,6 +26,7 @@ import platform
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -35,6 +36,7 @@ import torch
 from jobs import BareLoop, Federation
 from torch import Tensor
 
+from feddg.clients.graphs import Graphs
 from feddg.experiment import Experiment
 from feddg.settings import merge
 from feddg.testing.device import second_device
@@ -47,6 +49,7 @@ JOBS = (
     *(("resnet18", method, 8) for method in ("fedavg", "pardon")),
 )
 """Network, method, steps of a client's turn; the most telling first."""
+PROFILED = JOBS[:2]
 CLOSE, SHARE, SAME = 1e-4, 1e-2, 1e-3
 """How far weights may lie apart: from the CPU's after one round, also as a share of what the round
 changed, where tensor cores round to ten bits; from eager ones after five."""
@@ -168,10 +171,24 @@ class Floor:
             torch._foreach_copy_(self.live, total)
 
 
-def measured(job: tuple[str, str, int], device: str, sizes: Sizes) -> Row:
-    """Returns a job's row."""
-    row: Row = dict(zip(("network", "method", "steps"), job)) | {"device": device}
+def refused(made: Federation) -> Row:
+    """Returns why steps of a federation are not recorded, if any are not."""
+    graphs = made.worker.graphs
+    records = [record.refused for record in graphs.records.values() if record.refused]
+    return {"refused": found} if (found := [*graphs.refused.values(), *records]) else {}
+
+
+def measure(
+    row: Row, job: tuple[str, str, int], device: str, sizes: Sizes, write: Callable[[], None]
+) -> None:
+    """Fills in a job's row, and writes it after every figure."""
+    row |= dict(zip(("network", "method", "steps"), job)) | {"device": device}
     images = sizes.clients * job[2] * sizes.batch
+
+    def note(name: str, rate: float | None) -> None:
+        row[f"{name}[images/s]"] = None if rate is None else round(rate, 1)
+        write()
+
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory() as cache:
@@ -188,11 +205,10 @@ def measured(job: tuple[str, str, int], device: str, sizes: Sizes) -> Row:
             for _ in range(ROUNDS_TO_RECORD if recorded else 1):
                 done = work()
             before = made.worker.graphs.replayed
-            rate = round(images / seconds(work, device, sizes.rounds), 1)
+            rate = images / seconds(work, device, sizes.rounds)
             replayed = made.worker.graphs.replayed > before
-            row[f"{name}[images/s]"] = rate if replayed == recorded else None
-            if not recorded or replayed:
-                row["busy"] = busy(work, device) if job[2] == 2 else None
+            row |= refused(made)
+            note(name, rate if replayed == recorded else None)
         batches = made.next_batches()
         trains = not made.method.one_round
         passes = max(1, round(done.forwards / done.images))
@@ -200,20 +216,21 @@ def measured(job: tuple[str, str, int], device: str, sizes: Sizes) -> Row:
         precision = "bfloat16" if on_gpu else "float32"
         loop = BareLoop(made, precision, forwards=passes, trains=trains)
         loop.run(batches[:1])
-        times = {"bare": seconds(lambda: loop.run(batches), device, sizes.rounds)}
+        note("bare", images / seconds(lambda: loop.run(batches), device, sizes.rounds))
         if trains:
             loop = BareLoop(made, precision, forwards=passes, recorded=on_gpu)
             floor = Floor(loop, *batches[0], device)
             whole = [(x, y) for x, y in batches if len(y) == len(floor.labels)]
-            times["bare graph"] = seconds(lambda: floor.steps(whole), device, sizes.rounds)
-            times["minimal round"] = seconds(
-                lambda: floor.round(whole, sizes.clients), device, sizes.rounds
-            )
-    row |= {"passes": passes}
-    row |= {f"{name}[images/s]": round(images / spent, 1) for name, spent in times.items()}
-    if device == "cuda":
-        row["peak[GiB]"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
-    return row
+            for name, floored in (
+                ("bare graph", lambda: floor.steps(whole)),
+                ("minimal round", lambda: floor.round(whole, sizes.clients)),
+            ):
+                note(name, images / seconds(floored, device, sizes.rounds))
+        row["passes"] = passes
+        if device == "cuda":
+            row["peak[GiB]"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+        if job in PROFILED:  # it takes long
+            row["busy"] = busy(work, device)
 
 
 def apart(device: str) -> Row:
@@ -263,6 +280,7 @@ def apart(device: str) -> Row:
         "as a share of the change": share,
         "graph from eager": there,
         "steps replayed": replayed,
+        **refused(made),
         "accuracies eager": eager,
         "accuracies graph": graph,
         "alike": replayed > 0
@@ -286,20 +304,19 @@ def work(file: Path, minutes: float, devices: list[str], pretend: bool = False) 
     whole: Row = {"machine": machine, "torch": torch.__version__, "begun": [], "jobs": []}
     if file.exists():
         whole = json.loads(file.read_text(encoding="utf-8"))
-    whole["left out"] = []
 
     def write() -> None:
-        file.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        whole["left out"] = [name for name in names if name not in whole["begun"]]
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        part.replace(file)
 
     tasks: list[Any] = [(None, device) for device in devices if device != "cpu"]
     tasks += [(job, device) for job in JOBS for device in devices]
-    for job, device in tasks:
-        name, left = f"{' '.join(map(str, job or ['parity']))} on {device}", minutes
-        left -= (time.monotonic() - began) / 60
-        if name in whole["begun"]:
-            continue
-        if left <= 0:
-            whole["left out"].append(name)
+    names = [f"{' '.join(map(str, job or ['parity']))} on {device}" for job, device in tasks]
+    for (job, device), name in zip(tasks, names):
+        left = minutes - (time.monotonic() - began) / 60
+        if name in whole["begun"] or left <= 0:
             continue
         whole["begun"].append(name)
         write()
@@ -307,14 +324,15 @@ def work(file: Path, minutes: float, devices: list[str], pretend: bool = False) 
             if job is None:
                 whole["parity"] = apart(device)
             else:
-                whole["jobs"].append(measured(job, device, sizes))
+                whole["jobs"].append({})
+                measure(whole["jobs"][-1], job, device, sizes, write)
         except Exception as error:  # the next job may do, and time on a GPU is short
-            whole.setdefault("failed", {})[name] = repr(error)[:300]
-            if "CUDA error" in str(error):  # nothing works in this process any more
-                write()
-                words = [sys.argv[0], str(file), "--minutes", str(left)]
-                os.execv(sys.executable, [sys.executable, *words])
+            whole.setdefault("failed", {})[name] = traceback.format_exc()[-2000:]
+            Graphs.broken = Graphs.broken or ("CUDA error" in str(error))
         write()
+        if Graphs.broken:  # in this process nothing is recorded any more, or nothing works
+            words = [sys.argv[0], str(file), "--minutes", str(left)]
+            os.execv(sys.executable, [sys.executable, *words])
     print(table(whole["jobs"]))
     print(json.dumps({n: v for n, v in whole.items() if n != "jobs"}, indent=1))
     write()

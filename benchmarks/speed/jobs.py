@@ -35,14 +35,14 @@ def noise(root: Path | None) -> ImageTable:
 def _noise(count: int) -> ImageTable:
     held = max(20, count // 100)
     rng = numpy.random.default_rng(0)
-    pixels = rng.integers(0, 256, (2_000, 32, 32, 3), dtype=numpy.uint8)
+    pixels = rng.integers(0, 256, (count + held, 32, 32, 3), dtype=numpy.uint8)
     return ImageTable(
         tuple(f"noise/{i}" for i in range(count + held)),
         numpy.arange(count + held) % CLASSES,
         (numpy.arange(count + held) >= count).astype(numpy.int64),
         tuple(str(c) for c in range(CLASSES)),
         ("seen", "held"),
-        images=numpy.resize(pixels, (count + held, 32, 32, 3)),
+        images=pixels,
     )
 
 

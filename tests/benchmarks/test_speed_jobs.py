@@ -9,6 +9,7 @@ import torch
 import feddg
 from feddg.prediction.model import load_model
 from feddg.runs.reading import read_run
+from scripts import load_script
 
 
 @pytest.fixture
@@ -37,3 +38,14 @@ def test_a_round_of_the_benchmark_gives_the_bits_of_a_run(jobs, tmp_path):
     trained = load_model(run.folder, which="final").state_dict()
     for name, tensor in federation.server.state.weights.items():
         assert torch.equal(trained[name], tensor), name
+
+
+@pytest.mark.parametrize("steps", [2, 8])
+def test_a_gpus_jobs_have_no_copies_among_the_images_that_measure(
+    steps, jobs, tmp_path, monkeypatch
+):
+    gpu = load_script(Path(jobs.__file__).with_name("gpu.py"))
+    monkeypatch.setitem(gpu.PIXELS, "cnn", 8)
+    sizes = gpu.Sizes(pretend=False)
+    made = gpu.federation(("cnn", "fedavg", steps), "cpu", sizes, str(tmp_path))
+    assert len(made.next_batches()) == sizes.clients * steps

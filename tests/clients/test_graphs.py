@@ -3,7 +3,8 @@
 import logging
 import random
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,36 @@ def test_a_replay_that_does_something_else_is_refused(
     assert "apart from its replay" in recorded.worker.graphs.refused["fedavg"]
     assert same(recorded.server.state.weights, expected)
     assert any("it is not replayed" in line for line in caplog.messages)
+
+
+def test_steps_that_differ_by_chance_are_replayed_and_others_to_the_bit() -> (
+    None
+):
+    def left(error: float) -> list[torch.Tensor]:
+        return [torch.tensor([1 + error, 2.0], dtype=torch.float64)]
+
+    by_chance = [left(0.0), left(1e-5), left(3e-6)]
+    assert not graphs._apart(left(0.0), by_chance, left(5e-5))
+    assert "apart from its replay" in graphs._apart(left(0.0), by_chance, left(5e-4))
+    assert "apart from its replay" in graphs._apart(left(0.0), [left(0.0)] * 3, left(1e-9))
+
+
+def test_after_a_recording_has_failed_none_begins(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def failing(*_: Any, **__: Any) -> Iterator[None]:
+        yield
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(graphs.Graphs, "broken", False)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", failing)
+    with pytest.raises(RuntimeError, match="during capture"):
+        graphs.Graphs().recorded(lambda: None, torch.device("cuda"))
+    recorded, expected = both("fedavg", device)
+    assert recorded.worker.graphs.replayed == 0
+    assert same(recorded.server.state.weights, expected)
 
 
 def test_each_shape_has_a_graph_and_few_are_kept(
