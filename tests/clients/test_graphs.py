@@ -236,9 +236,7 @@ def test_a_replay_that_does_something_else_is_refused(
     assert any("it is not replayed" in line for line in caplog.messages)
 
 
-def test_steps_that_differ_by_chance_are_replayed_and_others_to_the_bit() -> (
-    None
-):
+def test_steps_that_differ_by_chance_are_replayed_and_others_to_the_bit() -> None:
     def left(error: float) -> list[torch.Tensor]:
         return [torch.tensor([1 + error, 2.0], dtype=torch.float64)]
 

@@ -336,6 +336,21 @@ def test_deep_pngs_in_colour(tmp_path, bands):
     assert abs(decode_image(path, SIDE).astype(int) - scaled(values[:, :, :3], 12)).max() <= 1
 
 
+def test_what_is_opaque_at_the_sensors_depth_is_not_white(tmp_path):
+    values = numbers(12, 4)
+    values[:, :, 3:] = 4095
+    path = deep_png(tmp_path / "a.png", values)
+    found = decode_image(path, SIDE, bits=12)
+    assert abs(found.astype(int) - scaled(values[:, :, :3], 12)).max() <= 1
+
+
+def test_a_small_file_that_claims_a_volume_is_not_unpacked(tmp_path):
+    volume = np.zeros((50, 16, 16), np.uint16)
+    path = tiff(tmp_path / "a.tif", volume, volumetric=True, compression="zlib")
+    with pytest.raises(UnusableImageError, match="a TIFF of a volume"):
+        decode_image(path, SIDE)
+
+
 @pytest.mark.parametrize("compression", ["lzw", "zstd"])
 def test_compressed_tiffs_of_many_bands(tmp_path, compression):
     values = numbers(11, 6)

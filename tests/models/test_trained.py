@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+import torchvision
 
 from feddg.errors import MissingPackage
 from feddg.methods.base import Method, methods
+from feddg.models.backbones import build_network
 from feddg.models.normalization import statistics_names
+from feddg.models.trained import add_adapters, trained_by
 from feddg.settings import ServerSettings, TrainSettings
 from federations import federation, same
 
@@ -134,6 +137,30 @@ def test_adapters_are_trained_and_nothing_under_them():
     moved = {n for n in after if not torch.equal(after[n], before[n])}
     assert all(".lora_" in n or n.startswith("classifier") for n in moved)
     assert any(".lora_B" in n for n in moved)
+
+
+def test_adapters_are_drawn_from_the_experiments_seed():
+    pytest.importorskip("peft", reason="low-rank adapters need peft")
+
+    def drawn(elsewhere, seed):
+        torch.manual_seed(elsewhere)
+        network = build_network("cnn", 2, weights=None, seed=seed)
+        network = trained_by(network, lambda same: same, TrainSettings(trainable="lora"))
+        return {n: t for n, t in network.state_dict().items() if ".lora_A" in n}
+
+    once, again, other = drawn(1, 0), drawn(2, 0), drawn(1, 1)
+    assert all(torch.equal(once[name], again[name]) for name in once)
+    assert not any(torch.equal(once[name], other[name]) for name in once)
+
+
+def test_torchs_own_attention_has_no_adapter_that_it_does_not_call():
+    pytest.importorskip("peft", reason="low-rank adapters need peft")
+    network = torchvision.models.VisionTransformer(32, 16, 1, 2, 8, 16)
+    add_adapters(network, 2)
+    network(torch.rand(2, 3, 32, 32)).sum().backward()
+    adapters = {n: p.grad for n, p in network.named_parameters() if ".lora_" in n}
+    assert adapters
+    assert all(grad is not None for grad in adapters.values())
 
 
 def test_adapters_without_their_library_say_what_to_install(monkeypatch):

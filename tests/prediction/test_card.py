@@ -46,6 +46,16 @@ def test_the_command_writes_a_card(run_of, tmp_path):
     assert "nine times in ten" not in text
 
 
+def test_each_domain_keeps_its_own_accuracy_where_the_hub_reads_it(tmp_path, cache):
+    from huggingface_hub import ModelCard
+
+    fields = SETTINGS | SHORT | {"hold_out": ["sketch", "photo"], "clients": 2}
+    folder = run_experiment(Experiment(**fields), tmp_path / "runs", cache=cache).folder
+    found = ModelCard((folder / MODEL_CARD).read_text("utf-8")).data.eval_results
+    shown = {row.dataset_name: row.metric_value for row in found}
+    assert shown.keys() == {"sketch", "photo"}
+
+
 def test_every_run_has_a_card_that_nobody_overwrites(tmp_path, cache):
     experiment = Experiment(**SETTINGS | SHORT)
     folder = run_experiment(experiment, tmp_path / "runs", cache=cache).folder

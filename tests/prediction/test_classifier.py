@@ -10,7 +10,7 @@ import tifffile
 import torch
 from PIL import Image
 
-from feddg.data.decoding import Reading
+from feddg.data.decoding import decode_image
 from feddg.data.images import ImageBytes
 from feddg.data.pixels import as_unit
 from feddg.errors import DataError, RunError
@@ -18,7 +18,9 @@ from feddg.experiment import load_stored
 from feddg.prediction.classifier import RunClassifier, count_files, image_files
 from feddg.prediction.export import export_run
 from feddg.prediction.model import load_model
+from feddg.prediction.model_file import ModelDescription
 from feddg.prediction.predict import predict, predict_files, predictor_of
+from feddg.prediction.validation import validate
 from feddg.runs.prepare import load_images
 from feddg.runs.provenance import depths_of_run
 from feddg.runs.reading import EXPERIMENT, read_run
@@ -102,13 +104,31 @@ def test_dark_images_alone_do_not_become_bright(deep_run, tmp_path, caplog):
     assert alone.probabilities == pytest.approx(served.tolist(), abs=1e-5)
 
 
+def test_a_site_measures_what_is_predicted_for_its_dark_images(deep_run, tmp_path):
+    run, folder = deep_run
+    for kind in folder.iterdir():
+        for number in range(4):
+            values = numpy.full((16, 16, 4), 300 + 40 * number, numpy.uint16)
+            file = tmp_path / "site" / kind.name / f"{number}.tif"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            tifffile.imwrite(file, values, photometric="minisblack", planarconfig="contig")
+    (domain,) = validate(run, tmp_path / "site", domain="clinic").domains
+    expected = [row.confidence for row in predict(run, tmp_path / "site")]
+    assert domain.mean_confidence == pytest.approx(numpy.mean(expected), abs=1e-4)
+
+
 def test_images_as_deep_as_a_domain_of_the_run_are_read_as_there(tmp_path, caplog):
     def white(used, depths):
         caplog.clear()
         pixels = numpy.full((16, 16), 2**used - 1, numpy.uint16)
         tifffile.imwrite(tmp_path / "one.tif", pixels, photometric="minisblack")
-        about = SimpleNamespace(bits=max(depths, default=0), depths=depths, reading=Reading())
-        return predictor_of(SimpleNamespace(description=about), [tmp_path / "one.tif"], 1).bits
+        deepest = max(depths, default=0)
+        fields = {"class_names": ["a"], "image_size": 16, "resize": "squash", "input": "RGB"}
+        about = ModelDescription(**fields, bits=deepest, depths=depths)
+        found = predictor_of(SimpleNamespace(description=about), [tmp_path / "one.tif"], 1).bits
+        served = about.decode(tmp_path / "one.tif")
+        assert (served == decode_image(tmp_path / "one.tif", 16, bits=found)).all()
+        return found
 
     assert [white(used, (12, 16)) for used in (10, 12, 16)] == [12, 12, 16]
     assert white(12, (12, 16)) == 12

@@ -356,6 +356,8 @@ def read_tiff(path: ImageSource, most: int = MOST_TILED_PIXELS) -> Samples:
     try:
         with _tiff_page(path) as page:
             pixels = int(page.imagewidth) * int(page.imagelength)
+            if (page.imagedepth, page.tiledepth) != (1, 1):  # ``size`` does not count them
+                raise UnusableImageError("a TIFF of a volume")
             if pixels > most or int(page.size) > 4 * max(pixels, most):
                 raise OversizedImageError(
                     f"{page.imagewidth} x {page.imagelength} pixels, more than {most:,}"
@@ -407,14 +409,28 @@ def bits_used(values: np.ndarray) -> int:
     return next(depth for depth in DEPTHS if depth >= needed)
 
 
-def to_image(samples: Samples, reading: Reading, bits: int = 0) -> Image.Image:
+Depths = int | tuple[int, ...]
+
+
+def depth_of_white(used: int, known: Depths) -> int:
+    """Returns the bit depth whose largest value is white.
+
+    Args:
+        used: the depth that some images use; 0 for 8 bits.
+        known: the depth of their domain, raised if they use more; or those of several domains, of
+            which the least counts that holds them, so that a few dark images do not become bright.
+    """
+    depths = (known,) if isinstance(known, int) else known
+    return min((depth for depth in depths if depth >= used), default=used)
+
+
+def to_image(samples: Samples, reading: Reading, bits: Depths = 0) -> Image.Image:
     """Converts a file's raw values to an RGB image.
 
     Args:
         samples: its raw values.
         reading: which bands to use, and which values are black and white.
-        bits: the depth that the images of its domain use, with ``auto``; raised if this file uses
-            more.
+        bits: with ``auto``, see :func:`depth_of_white`.
 
     Returns:
         An image of mode RGB.
@@ -431,7 +447,7 @@ def to_image(samples: Samples, reading: Reading, bits: int = 0) -> Image.Image:
         pixels = np.repeat(pixels, 3, axis=2)
     if alpha is None:
         return Image.fromarray(pixels)
-    cover = _to_bytes(alpha, "full", 0)
+    cover = _to_bytes(alpha, "auto" if reading.range == "auto" else "full", bits)
     if samples.premultiplied:
         white = pixels.astype(np.uint16) + (255 - cover)
         return Image.fromarray(np.minimum(white, 255).astype(np.uint8))
@@ -455,7 +471,7 @@ def _choose(samples: Samples, bands: tuple[int, ...]) -> tuple[np.ndarray, np.nd
     return colours[:, :, :3], values[:, :, -1:] if samples.alpha else None
 
 
-def _to_bytes(values: np.ndarray, range: ValueRange, bits: int) -> np.ndarray:
+def _to_bytes(values: np.ndarray, range: ValueRange, bits: Depths) -> np.ndarray:
     if range == "percentile":
         return _stretch(values)
     if values.dtype.kind == "f":
@@ -467,7 +483,7 @@ def _to_bytes(values: np.ndarray, range: ValueRange, bits: int) -> np.ndarray:
     if values.min(initial=0) < 0:
         raise UnusableImageError("has negative values", ": set data.range: percentile")
     if range == "auto":
-        most = 2 ** max(bits, bits_used(values)) - 1
+        most = 2 ** depth_of_white(bits_used(values), bits) - 1
     elif values.dtype.itemsize == 2 or int(values.max(initial=0)) < 2**16:
         most = 2**16 - 1  # Pillow hands 16 bits out in 32, too
     else:
@@ -506,7 +522,7 @@ def decode_image(
     size: int,
     resize: Resize = "squash",
     reading: Reading = AS_IT_IS,
-    bits: int = 0,
+    bits: Depths = 0,
     most: int | None = None,
 ) -> np.ndarray:
     """Decodes an image file to RGB at ``size`` x ``size``.
@@ -521,7 +537,7 @@ def decode_image(
         size: the side of the result in pixels.
         resize: how the image becomes square.
         reading: which bands become colours, and which values black and white.
-        bits: the depth that images of its domain use, see :func:`to_image`.
+        bits: the depth that images of its domain use, see :func:`depth_of_white`.
         most: the largest number of pixels allowed; by default and at most ``MOST_PIXELS``.
 
     Returns:
@@ -539,7 +555,7 @@ def decode_parts(
     size: int,
     resize: Resize = "squash",
     reading: Reading = AS_IT_IS,
-    bits: int = 0,
+    bits: Depths = 0,
     most: int | None = None,
 ) -> list[np.ndarray]:
     """Decodes an image file once and returns parts of it, each at ``size`` x ``size``.
@@ -664,7 +680,7 @@ def make_square(image: Image.Image, size: int, resize: Resize = "squash") -> np.
     return np.array(canvas)
 
 
-def _to_rgb(path: ImageSource, image: Image.Image, reading: Reading, bits: int) -> Image.Image:
+def _to_rgb(path: ImageSource, image: Image.Image, reading: Reading, bits: Depths) -> Image.Image:
     if image.format == "DICOM":  # what is black and what is white, its window has said
         reading = replace(reading, range="auto")
     if reading.bands or reading.range == "percentile" or is_deep(image):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from feddg.errors import ExperimentError, need
 from feddg.models.network import Network
 from feddg.models.normalization import NORMALISATION
+from feddg.rng import DrawnFrom, derive_seed
 from feddg.settings import TrainSettings
 
 
@@ -33,7 +34,8 @@ def trained_by(
         ExperimentError: it cannot be trained as asked.
     """
     if train.trainable == "lora":
-        add_adapters(network.featurizer, train.lora_rank)
+        with DrawnFrom(derive_seed(network.seed, "init", "lora")):
+            add_adapters(network.featurizer, train.lora_rank)
     built = {f"featurizer.{name}" for name in network.featurizer.state_dict()}
     network = change(network)
     if train.trainable == "all":
@@ -57,6 +59,7 @@ def add_adapters(featurizer: nn.Module, rank: int) -> None:
     """Adds low-rank adapters to the linear and dense convolution layers (LoRA).
 
     Hu et al., ICLR 2022: ``W x + (alpha / r) B A x`` with ``B = 0`` at the start and alpha = r.
+    PyTorch's own attention has none: it reads its layers' weights and does not call them.
 
     Args:
         featurizer: changed in place.
@@ -68,10 +71,17 @@ def add_adapters(featurizer: nn.Module, rank: int) -> None:
     need("lora", "train.trainable: lora")
     from peft import LoraConfig, inject_adapter_in_model
 
+    read = {
+        part
+        for layer in featurizer.modules()
+        if isinstance(layer, nn.MultiheadAttention)
+        for part in layer.modules()
+    }
     layers = [
         name
         for name, layer in featurizer.named_modules()
-        if isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.groups == 1)
+        if (isinstance(layer, nn.Linear) and layer not in read)
+        or (isinstance(layer, nn.Conv2d) and layer.groups == 1)
     ]
     if not layers:
         raise ExperimentError("train.trainable: lora needs a network with linear layers")

@@ -84,7 +84,15 @@ def _front_matter(
         metrics=["accuracy"] if tested else None,
         model_name=record.name if tested else None,
         eval_results=[
-            EvalResult(TASK, "held-out-domain", row.domain, "accuracy", round(row.value, 4))
+            # The hub tells data sets apart by type and configuration, not by name.
+            EvalResult(
+                TASK,
+                "held-out-domain",
+                row.domain,
+                "accuracy",
+                round(row.value, 4),
+                dataset_config=row.domain,
+            )
             for row in tested
         ]
         or None,

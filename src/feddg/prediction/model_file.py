@@ -119,14 +119,21 @@ class ModelDescription(ModelIdentity):
         """Which bands become colours, which values black and white, and what is cut into tiles."""
         return Reading(self.range, self.bands, self.tile)
 
+    @property
+    def known_depths(self) -> tuple[int, ...]:
+        """The bits that images of the run's domains use, the deeper ones'."""
+        return (self.bits, *self.depths)
+
     def decode(self, source: ImageSource, most: int = MOST_PIXELS) -> numpy.ndarray:
         """Returns the pixels of a whole file, ``(image_size, image_size, 3)`` uint8.
+
+        Its white is that of the least deep domain of the run that holds it.
 
         Raises:
             UnusableImageError: the file has no pixels, or more than ``most``.
         """
         size = self.image_size
-        return decode_image(source, size, self.resize, self.reading, self.bits, most)
+        return decode_image(source, size, self.resize, self.reading, self.known_depths, most)
 
     def fields(self) -> dict[str, object]:
         """Returns the known fields, ready for JSON."""
@@ -269,15 +276,16 @@ def write_model(model: nn.Module, path: Path, metadata: Mapping[str, Any]) -> Pa
         need("export", "ONNX", otherwise="use --torch")
     size = int(metadata["image_size"])
     values = "in 0..1, floats" if format == "safetensors" else "uint8 in 0..255"
-    about = ModelDescription(
+    fields = {
+        "resize": "squash",
+        "result": "It comes from no run that says how good it was where nobody trained.",
         **metadata,
-        feddg=feddg.__version__,
-        format=format,
-        weights=fingerprint(model),
-        resize="squash",
-        input=f"RGB images (batch, 3, {size}, {size}), {values}",
-        result="It comes from no run that says how good it was where nobody trained.",
-    )
+        "feddg": feddg.__version__,
+        "format": format,
+        "weights": fingerprint(model),
+        "input": f"RGB images (batch, 3, {size}, {size}), {values}",
+    }
+    about = ModelDescription.model_validate(fields)
     write_file(path, model, about, example(size, RANDOM_IMAGES))
     return path
 

@@ -15,7 +15,14 @@ from typing import Any
 import numpy
 
 from feddg.clients.threads import available_cores
-from feddg.data.decoding import Tile, UnusableImageError, decode_parts, names_in, quiet_pillow
+from feddg.data.decoding import (
+    Tile,
+    UnusableImageError,
+    decode_parts,
+    depth_of_white,
+    names_in,
+    quiet_pillow,
+)
 from feddg.data.inspection import depth_of
 from feddg.data.sets.features import read_rows
 from feddg.diagnostics import Progress, emit, silent, warn
@@ -154,13 +161,10 @@ class BatchPredictor:
 def predictor_of(
     classifier: ImageClassifier, images: Sequence[Path | str], batch_size: int
 ) -> BatchPredictor:
-    """Returns what predicts files, their white that of the run's least deep domain that holds them.
-
-    A few dark images do not use all bits of their camera, and must not become bright.
-    """
+    """Returns what predicts files; white is that of the run's least deep domain that holds them."""
     about = classifier.description
-    depth, known = depth_of(image_files(images), about.reading), {about.bits, *about.depths}
-    white = min((bits for bits in known if bits >= depth), default=depth) if depth else about.bits
+    depth, known = depth_of(image_files(images), about.reading), {*about.known_depths}
+    white = depth_of_white(depth, about.known_depths) if depth else about.bits
     if about.reading.range == "auto" and depth and about.bits and depth not in known:
         of_run = " and ".join(map(str, sorted(known)))
         warn(

@@ -8,7 +8,7 @@ import numpy
 from pydantic import Field
 
 from feddg.data.data_set import load_source
-from feddg.data.decoding import Tile
+from feddg.data.decoding import Tile, depth_of_white
 from feddg.data.images import ImageTable, from_class_folders
 from feddg.data.inspection import survey
 from feddg.diagnostics import Diagnostic
@@ -211,9 +211,11 @@ def validate(
     root = Path(images)
     table = load_source("folder", root) if domain is None else from_class_folders(root, domain)
     unknown_classes(classifier, table.class_names)
-    depths = survey(table, classifier.description.reading).depths
+    about = classifier.description
+    depths = survey(table, about.reading).depths
+    whites = {n: depth_of_white(used, about.known_depths) for n, used in depths.items()}
     domains = [
-        _domain(classifier, table, name, depths.get(name, 0), hide_below, batch_size)
+        _domain(classifier, table, name, whites.get(name, about.bits), hide_below, batch_size)
         for name in table.domain_names
     ]
     measured = ValidationFile(
