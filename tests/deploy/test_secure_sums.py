@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from feddg.api import run
 from feddg.deploy import client_app
 from feddg.deploy.wire import Payload
+from feddg.errors import NotEnoughUpdates
 from feddg.experiment import Experiment
 from feddg.privacy.secure_aggregation import MASKED, SecureAggregation
 from feddg.runs.reading import read_run
@@ -246,3 +247,40 @@ def test_in_process_and_flower_give_the_same_sum(tmp_path):
     expected = run(chosen, tmp_path / "in-process", cache=tmp_path / "cache", report=False)
     found, wanted = deployment.start(), weights(expected.folder)
     assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
+def test_sums_that_no_seed_changes_are_opened_for_one_set_of_sites_alone(tmp_path):
+    """With and without a site, they would be two sums whose difference is that site's own."""
+    names, rng = ("graz", "lyon", "oslo", "bern"), numpy.random.default_rng(0)
+    nodes = {}
+    for name in names:
+        rows = [
+            f"{a:.3f},{b:.3f},{'xy'[n % 2]},{name}"
+            for n, (a, b) in enumerate(rng.normal(size=(12, 2)))
+        ]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["f0,f1,label,domain", *rows]))
+        images, cache = str(tmp_path / f"{name}.csv"), str(tmp_path / name)
+        nodes[name] = {"images": images, "cache": cache, "device": "cpu"}
+
+    def start(seed, away=()):
+        chosen = Experiment(
+            data={"source": "features", "features": 2, "id_val": 0.0, "id_test": 0.0},
+            hold_out="rome",
+            seed=seed,
+            method="ridge",
+            clients={"number": 4, "partition": "domain"},
+            train={"rounds": 1, "batch_size": 8},
+            device="cpu",
+            defences=["secure_aggregation"],
+        )
+        config = {"min-sites": 3, "test": "", "sites": ",".join(names)}
+        deployment = Deployment(tmp_path, chosen, **config)
+        deployment.grid = LocalGrid(nodes, client_app.app, deployment.config)
+        deployment.grid.offline = set(away)
+        deployment.start()
+        return deployment
+
+    start(0)
+    with pytest.raises(NotEnoughUpdates, match="for the same clients only"):
+        start(1, away=["bern"])
+    assert read_run(start(2).path).rounds_done == 1

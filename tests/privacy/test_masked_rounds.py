@@ -17,7 +17,7 @@ from feddg.deploy.site import SiteMemory
 from feddg.errors import ClientError, NotEnoughUpdates, RunError
 from feddg.experiment import Experiment
 from feddg.federation.inprocess import InProcess
-from feddg.messages import Message, Update
+from feddg.messages import Message, Refusal, Update
 from feddg.privacy import secure_aggregation as masking
 from feddg.privacy.secure_aggregation import (
     CHECK,
@@ -750,3 +750,35 @@ def test_sites_hold_a_coordinator_that_forgot_to_what_they_opened(tmp_path, chan
         forgetful.start()
     assert "\n" not in str(raised.value)
     assert "before, for clients 0, 1, 2, 3" in str(raised.value)
+
+
+def test_who_is_away_from_the_start_is_lost_as_well():
+    """With seven of ten away at the first step, no sum of three is opened."""
+    small = Lied(sizes=(5,) * 10).small
+    ask, opened = small.transport.ask, []
+
+    def asked(clients, broadcast, name, question):
+        opened.extend([name] * (name == UNMASK))
+        for id, reply in ask(clients, broadcast, name, question):
+            yield id, Refusal(id, "is away") if name == KEYS and id >= 3 else reply
+
+    small.transport.ask = asked
+    with pytest.raises(NotEnoughUpdates, match="needs 7 clients, and 3 are left"):
+        small.server.round()
+    assert opened == []
+
+
+def test_a_round_is_tried_again_with_the_clients_that_masked_their_updates():
+    small = Lied(sizes=(5,) * 10, per_round=5).small
+    train, tried = small.transport.train, []
+
+    def lost_once(clients, broadcast):
+        tried.append(clients)
+        for place, reply in enumerate(train(clients, broadcast)):
+            lost = len(tried) == 1 and place < 2
+            yield Refusal(reply.client, "lost") if lost else reply
+
+    small.transport.train = lost_once
+    assert small.server.sample(1) != small.server.sample(1, 1)
+    row = small.server.round()
+    assert tried[0] == tried[1] == row.clients

@@ -94,7 +94,7 @@ def deploy_run(
 
 
 @app.command("check", cls=OptionsCommand)
-@options_of("feddg.deploy.preflight:check_site", "domain cache device offline")
+@options_of("feddg.deploy.preflight:check_site", "domain cache device offline unlabelled")
 def deploy_check(
     options: dict[str, Any],
     folder: Annotated[Path, typer.Argument(help="what the coordinator sent, with the key in it")],

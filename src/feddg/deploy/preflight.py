@@ -25,7 +25,7 @@ from feddg.data.inspection import survey
 from feddg.data.pixels import ArrayPixels, DecodedFiles, PixelStore, Vectors
 from feddg.data.sets.features import columns_fault
 from feddg.deploy.setup import JoinFile, held_out_among, public_key, read_join
-from feddg.deploy.site import copies_in, list_images
+from feddg.deploy.site import copies_in, list_images, unlabelled_images
 from feddg.diagnostics import Diagnostic, note, silent, warning
 from feddg.errors import FeddgError, first_names
 from feddg.experiment import Experiment
@@ -90,6 +90,7 @@ def check_site(
     cache: Path | str | None = None,
     device: str = "auto",
     offline: bool = False,
+    unlabelled: bool = False,
 ) -> tuple[str, list[Diagnostic]]:
     """Checks a site before it joins: images, machine, keys, versions and connection.
 
@@ -100,18 +101,25 @@ def check_site(
         cache: the site's cache folder.
         device: the device for training.
         offline: whether to skip keys, versions and the connection.
+        unlabelled: whether folders are no classes, and the site only evaluates (``labels=false``).
 
     Returns:
         The site's name, and the result of each check.
     """
     join = read_join(folder)
     place = cache_folder(cache).expanduser()
-    about_images = check_images(join, images, domain, place, device)
+    about_images = check_images(join, images, domain, place, device, unlabelled=unlabelled)
     return join.site, [*(() if offline else check_connection(folder, join)), *about_images]
 
 
 def check_images(
-    join: JoinFile, images: str, domain: str | None, cache: Path, device: str = "auto"
+    join: JoinFile,
+    images: str,
+    domain: str | None,
+    cache: Path,
+    device: str = "auto",
+    *,
+    unlabelled: bool = False,
 ) -> Iterator[Diagnostic]:
     """Yields the checks of a site's images and machine as they are done.
 
@@ -121,14 +129,23 @@ def check_images(
         domain: name of the domain for images in ``root/class/*``.
         cache: the site's cache folder.
         device: the device for training.
+        unlabelled: see :func:`check_site`.
     """
     try:
         experiment = join.settings()
     except FeddgError as error:
         yield failed("experiment", str(error), "Install the version that the coordinator has.")
         return
+    if join.trains and unlabelled:
+        advice = "Give it labels, or ask the coordinator to name it in evaluation-sites."
+        yield failed("images", "This site is to train, and has no labels.", advice)
+        return
     try:
-        table = list_images(images, domain, experiment.data)
+        table = (
+            unlabelled_images(Path(images).expanduser(), join.site)
+            if unlabelled
+            else list_images(images, domain, experiment.data)
+        )
     except FeddgError as error:
         remedy = "Name the folder root/class/* and --domain."
         if experiment.data.source == FEATURES:
@@ -139,8 +156,9 @@ def check_images(
         text = f"{images} {fault} of the coordinator's."
         yield failed("features", text, "Rename them, or take them out.")
     yield check_decoding(table, experiment)
-    yield check_classes(table, join.classes)
-    yield check_domains(table, experiment, trains=join.trains)
+    if not unlabelled:
+        yield check_classes(table, join.classes)
+        yield check_domains(table, experiment, trains=join.trains)
     if join.trains and (copies := copies_in(table, experiment, cache)):
         yield failed("copies", copies, "Remove all copies but one.")
     yield check_disk(table, experiment, cache)

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field, NonNegativeInt
 from feddg.clients.client import Examples, Worker
 from feddg.data.class_names import joined
 from feddg.data.sets.features import columns_fault
-from feddg.deploy.site import load_pixels, positions, read_experiment, test_images
+from feddg.deploy.site import list_images, load_pixels, positions, read_experiment, test_images
 from feddg.deploy.transport import FlowerTransport, Policy
 from feddg.deploy.wire import MOST_IMAGES, TARGETS, Registration, RunKey
 from feddg.diagnostics import Diagnostic, Progress, emit, warn
@@ -46,7 +46,7 @@ from feddg.report.page import ensure_report
 from feddg.runs.execute import carry_out, forget
 from feddg.runs.observer import Observer
 from feddg.runs.prepare import about_settings, cache_folder
-from feddg.runs.reading import Run
+from feddg.runs.reading import CLIENTS, Run
 from feddg.settings import Positive, Settings, grouped
 from feddg.storage import replace_text
 
@@ -208,6 +208,10 @@ class Sites(Clients):
         """See :class:`Clients`."""
         return self._held
 
+    @held.setter
+    def held(self, held: ClientsTable) -> None:
+        self._held = held
+
     def __len__(self) -> int:
         return len(self._transport.clients)
 
@@ -219,11 +223,12 @@ class Sites(Clients):
     ) -> Sequence[Score]:
         """Asks the evaluation sites for the accuracy of weights; they send counts only.
 
-        A site that fails is logged and left out. If a domain was also measured elsewhere, the
-        site's name is added.
+        A site that fails is logged and left out. Where there are several, or the domain is measured
+        here, the site's name is added, so that a column is always of the same site.
         """
         transport, gathered = self._transport, list[Score]()
-        taken = {score.domain for score in scores}
+        here = {score.domain for score in scores}
+        several = len(transport.evaluation_sites) > 1
         for id, reply in transport.evaluate(broadcast) if transport.evaluation_sites else ():
             new: list[Score] = []
             if isinstance(reply, Message):
@@ -237,8 +242,7 @@ class Sites(Clients):
                 log.warning("round %d: no evaluation by %s", broadcast.round, reply.reason)
             for score in new:
                 named = replace(score, domain=f"{score.domain} at {transport.sites[id]}")
-                gathered.append(named if score.domain in taken else score)
-            taken |= {score.domain for score in gathered}
+                gathered.append(named if several or score.domain in here else score)
         return gathered
 
     def _read(self, reply: Message, id: int) -> list[Score]:
@@ -342,6 +346,10 @@ def _prepared(
             f"this run was begun with the sites {', '.join(before.sites)}, in this order; the "
             f"app's config names {', '.join(names)}: put them back, or start a new run"
         )
+    tested: tuple[str, ...] = ()
+    if deployment.test:  # a domain that sites train on is no new site's
+        domain = deployment.test_domain or None
+        tested = list_images(deployment.test, domain, experiment.data).domain_names
     keys = dict(before.keys) if before else {}
     run = before.run if before else f"{experiment.id}-{secrets.token_hex(6)}"
     transport = FlowerTransport(
@@ -354,7 +362,7 @@ def _prepared(
         traffic=path / TRAFFIC,
         keys=None if deployment.unnamed_sites else keys,
         registered=before.images if before else {},
-        held_out=(*experiment.hold_out.test, *experiment.hold_out.val),
+        held_out=(*experiment.hold_out.test, *experiment.hold_out.val, *tested),
     )
     transport.registry.features = before.features if before else []
     registered = transport.gather(deployment.minimum)
@@ -379,18 +387,28 @@ def _prepared(
         replace_text(file, now.to_text())
         transport.fields = {"classes": json.dumps(classes), "domains": json.dumps(domains)}
 
+    def join_late(id: int, registration: Registration) -> None:
+        join(id, registration)
+        sites.held = table()
+        replace_text(path / CLIENTS, sites.held.to_text())
+
+    def table() -> ClientsTable:
+        known = transport.registry.registrations
+        found = _clients_table(names, known, classes, domains)
+        return found.model_copy(update={"features": transport.registry.features})
+
     for id, registration in registered.items():
         join(id, registration)
-    transport.registry.on_registration = join
     method, network = build(experiment, len(classes))
-    table = _clients_table(names, registered, classes, domains)
-    table = table.model_copy(update={"features": transport.registry.features})
+    sites = Sites(transport, table())
+    transport.registry.on_registration = join_late
     trainers = (registered[id] for id in sorted(registered) if id < len(names))
     clients = ((len(site.domains), site.images) for site in trainers)
     emit(*about_settings(experiment, method, clients))
-    sites = Sites(transport, table)
     federation = Federation(sites, network, method, experiment, transport=transport, cache=cache)
-    federation.evaluation = _evaluation(deployment, experiment, table, federation.worker, cache)
+    federation.evaluation = _evaluation(
+        deployment, experiment, sites.held, federation.worker, cache
+    )
     return federation
 
 

@@ -218,6 +218,8 @@ def write_app(
     everybody = [*sites, *evaluation_sites]
     host, port, behind = _checked(everybody, address, superlink_port)
     folder, out = folder.expanduser().resolve(), out.expanduser().resolve()
+    if test and not test.startswith("digits:"):  # the SuperLink starts elsewhere
+        test = str(Path(test).expanduser().resolve())
     # It stands in unit files, YAML, TOML and shell lines.
     bad = re.search(r"""["'\\$:%#`\s]""", str(folder))
     if bad is not None:

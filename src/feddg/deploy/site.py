@@ -49,6 +49,7 @@ from feddg.federation.local_training import answer, client_statistics, load_weig
 from feddg.federation.transport import without_frozen
 from feddg.messages import Message, Scalar, Weights, on_device
 from feddg.methods.base import Method
+from feddg.methods.composition import method_class
 from feddg.models.backbones import FEATURES
 from feddg.prediction.classifier import image_files
 from feddg.privacy.building import Defences
@@ -80,27 +81,40 @@ class SiteMemory:
         seed: the experiment's seed, under which the site stores which sums it helped to open. This
             holds for all runs and experiments, because one that starts again, be it with other
             settings for its report, trains the same updates again.
+        closed: whether the method solves in closed form. Its sums, like those before round 1, are
+            the same under every seed, and so stored for all.
 
     Raises:
         ClientError: a name is not valid for a folder.
     """
 
-    def __init__(self, cache: Path, run: str, site: str, seed: int = 0) -> None:
+    def __init__(
+        self, cache: Path, run: str, site: str, seed: int = 0, *, closed: bool = False
+    ) -> None:
         for name in (run, site):
             if not _FOLDER_NAME.fullmatch(name):
                 raise ClientError(f"{name!r} cannot name a folder; use letters, digits, - and _")
         self.folder = cache / "deployments" / run / site
         self._secrets = self.folder / "secrets.safetensors"
-        sums = cache / "opened_sums" / f"seed-{seed}" / site
-        self._opened_sums = sums / "opened_sums.safetensors"
+        self._sums, self._site = cache / "opened_sums", site
+        self._of_seed = "any-seed" if closed else f"seed-{seed}"
 
-    def before(self, round: int) -> Weights:
+    def before(self, round: int, counted: int | None = None) -> Weights:
         """Returns the memory before ``round``; empty if there is none.
+
+        Args:
+            round: the round.
+            counted: the last round in which an update of this site counted; None if unknown. What
+                a later one left is of an attempt that did not, and is deleted.
 
         Raises:
             RunError: it is damaged; names the file.
         """
         earlier = [number for number in self._rounds() if number < round]
+        if counted is not None:
+            for number in (number for number in earlier if number > counted):
+                self._memory(number).unlink(missing_ok=True)
+            earlier = [number for number in earlier if number <= counted]
         return load(_read_checked(self._memory(max(earlier)))) if earlier else {}
 
     def keep(self, round: int, memory: Weights) -> None:
@@ -110,6 +124,10 @@ class SiteMemory:
         earlier = sorted(number for number in self._rounds() if number < round)
         for number in earlier[:-1]:
             self._memory(number).unlink(missing_ok=True)
+
+    def _opened_sums(self, round: int) -> Path:
+        kind = self._of_seed if round else "any-seed"
+        return self._sums / kind / self._site / "opened_sums.safetensors"
 
     def _memory(self, round: int) -> Path:
         return self.folder / f"memory-{round}.bin"
@@ -126,7 +144,7 @@ class SiteMemory:
         """
         of_round = _loaded(self._secrets, "delete it")
         opened_sums = _loaded(
-            self._opened_sums,
+            self._opened_sums(round),
             "it says which sums of updates this site helped to open. Put a copy in its place, or "
             "ask for a run with another seed and delete it",
         )
@@ -138,7 +156,7 @@ class SiteMemory:
         tensors = {name: tensor.cpu().contiguous() for name, tensor in secrets.items()}
         opened_sums = {name: tensors.pop(name) for name in list(tensors) if name.startswith(KNOWN)}
         if opened_sums:
-            replace_bytes(self._opened_sums, save(opened_sums))
+            replace_bytes(self._opened_sums(round), save(opened_sums))
         if tensors:
             replace_bytes(self._secrets, save(tensors))
         else:
@@ -472,6 +490,8 @@ class Site:
         """
         request = Request.read(payload)
         memory = self._memory(request)
+        if not self.config.labels:
+            raise ClientError("has no labels, and only evaluates")
         self._require_single()
         method, worker, defences = self._build(len(request.classes))
         context, frozen = without_frozen(self._context(request.context, payload, memory))
@@ -482,7 +502,9 @@ class Site:
             self._examples(request.classes, request.domains),
             worker,
             round=request.round,
-            memory=on_device(memory.before(request.round + after_training), worker.device),
+            memory=on_device(
+                memory.before(request.round + after_training, request.counted), worker.device
+            ),
             context=context,
             received=payload.part("weights").tensors,
             extras=Message(on_device(extras.tensors, worker.device), extras.scalars),
@@ -547,7 +569,9 @@ class Site:
             FeddgError: the memory cannot be read or written; names the file.
         """
         cache, table = self.config.cache_folder, self.table
-        memory = SiteMemory(cache, request.run, self.config.site, self.experiment.seed)
+        closed = method_class(self.experiment.method.name).one_round
+        seed = self.experiment.seed
+        memory = SiteMemory(cache, request.run, self.config.site, seed, closed=closed)
         now = images_file(table, None if table.root is None else ContentHashes(table.root, cache))
         now = now.model_copy(update={"files": methods_files(self.experiment)})
         before = ImagesFile.read(memory.folder / IMAGES)
@@ -609,8 +633,9 @@ class ProgramSite(Site):
 
     def _memory(self, request: Request) -> SiteMemory:
         """Returns the site's memory of the run; nothing is known of its program's files."""
-        seed = self.federation.settings.seed
-        return SiteMemory(self.config.cache_folder, request.run, self.config.site, seed)
+        seed, closed = self.federation.settings.seed, self.federation.method.one_round
+        cache = self.config.cache_folder
+        return SiteMemory(cache, request.run, self.config.site, seed, closed=closed)
 
     def _examples(self, classes: list[str], domains: list[str]) -> Examples:
         examples = self.federation.clients[0]

@@ -42,7 +42,7 @@ from feddg.deploy.wire import (
 from feddg.errors import RunError, first_names
 from feddg.federation.transport import Ledger, Reply
 from feddg.messages import Broadcast, Message, Refusal, Update, Weights, on_device, plain_text
-from feddg.records import Direction, TrafficRow
+from feddg.records import UNLABELLED, Direction, TrafficRow
 from feddg.storage import append_text
 
 log = logging.getLogger("feddg")
@@ -367,7 +367,7 @@ class NodeRegistry:
         counts: number of images each site registered with, by number.
         objections: why a site's name was refused to a node, by name.
         strangers: connected nodes that are no accepted site, by node id, sorted by key.
-        asked: ids of connected nodes that were asked which site they are.
+        asked: connected nodes that were asked which site they are, by id: when they came.
         features: columns of the sites' tables of features, as the first one named them.
         on_registration: called with each site's number and registration, also for late joiners.
     """
@@ -389,7 +389,7 @@ class NodeRegistry:
         self.registrations: dict[int, Registration] = {}
         self.objections: dict[str, str] = {}
         self.strangers: dict[int, Stranger] = {}
-        self.asked: set[int] = set()
+        self.asked: dict[int, str] = {}
         self.features: list[str] = []
         self.on_registration: Callable[[int, Registration], None] = lambda id, registration: None
         self.node_of: dict[int, int] = {}
@@ -407,7 +407,12 @@ class NodeRegistry:
             for node, stranger in self.strangers.items()
             if stranger.asked.reply is None and stranger.asked.began < oldest
         }
-        self.asked = (self.asked & nodes.keys()) - lost
+        # A node keeps its id when it comes back, perhaps mended.
+        self.asked = {
+            node: came
+            for node, came in self.asked.items()
+            if node in nodes and node not in lost and came == nodes[node].last_activated_at
+        }
         self._ask([info for node, info in nodes.items() if node not in self.asked], round)
         while self._mailbox.pull():
             pass
@@ -426,7 +431,7 @@ class NodeRegistry:
             sent = self._mailbox.send(question, node, name, id, REGISTER, round, purposes)
             self.strangers.pop(node, None)
             self.strangers[node] = Stranger(info, sent)
-            self.asked.add(node)
+            self.asked[node] = info.last_activated_at
 
     def _admit(self) -> None:
         """Assigns registered nodes to their sites."""
@@ -461,7 +466,14 @@ class NodeRegistry:
         self.node_of[id] = node
         self.objections.pop(name, None)
         self.registrations[id] = registration
-        self.features = self.features or registration.features
+        if id < self._trainers and not self.features:
+            self.features = registration.features
+            for other in [k for k in self.node_of if k >= self._trainers]:  # came before a trainer
+                objection = self._objection(other, self.registrations[other])
+                if objection is not None:
+                    del self.node_of[other]
+                    self.objections[self._sites[other]] = objection
+                    log.warning("left out: site %s %s", self._sites[other], objection)
         self.counts.setdefault(id, registration.images)
         self.on_registration(id, registration)
 
@@ -497,8 +509,10 @@ class NodeRegistry:
             return (
                 f"would train on {first_names([repr(name) for name in barred], 3)}, which this run "
                 f"holds out; give {self._sites[id]!r} images of other domains, name it in "
-                "evaluation-sites, or take the domain out of hold_out"
+                "evaluation-sites, or take the domain out of hold_out and of the test folder"
             )
+        if id < self._trainers and new.classes.keys() == {UNLABELLED}:
+            return "has no labels (labels=false), and only evaluates: name it in evaluation-sites"
         if self.features and (fault := columns_fault(new.features, self.features)):
             return f"{fault} of the sites before it; rename them, or take them out"
         if first not in (None, new.images):
@@ -598,6 +612,8 @@ class FlowerTransport:
         self._context_arrays: ArrayRecord | None = None
         self._digest = ""
         self._has_context: set[int] = set()
+        self._counted, self._counted_before = dict[int, int](), dict[int, int]()
+        self._trained = 0
         self._waited_for: set[str] = set()
         self._missing: set[int] = set()
 
@@ -674,10 +690,16 @@ class FlowerTransport:
 
     def train(self, clients: Sequence[int], broadcast: Broadcast) -> Iterator[Update | Refusal]:
         """See :class:`feddg.federation.transport.Transport`."""
+        if broadcast.round == self._trained:  # what its first attempt left does not count
+            self._counted = dict(self._counted_before)
+        else:
+            self._counted_before, self._trained = dict(self._counted), broadcast.round
         for id, reply in self._exchange(clients, TRAIN, ("train", "update"), broadcast):
             if isinstance(reply, Refusal):
                 yield reply
                 continue
+            self._counted_before.setdefault(id, broadcast.round - 1)
+            self._counted[id] = broadcast.round
             try:
                 update = reply.to_update(id)
             except ValueError as error:
@@ -769,6 +791,8 @@ class FlowerTransport:
     def _addressed(self, records: RecordDict, id: int, context: Message | None) -> RecordDict:
         """Returns a site's own copy of records, with the shared context if it is due."""
         fields = dict(records.config_records[FIELDS]) | {"client": id}
+        if id in self._counted:
+            fields["counted"] = self._counted[id]
         addressed = RecordDict(dict(records))
         if context is not None:
             fields["parts"] = ",".join(filter(None, (str(fields["parts"]), CONTEXT)))

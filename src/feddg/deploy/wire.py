@@ -374,6 +374,7 @@ class Request(BaseModel):
         domains: domains of the training sites, in the order of their numbers.
         context: digest of the shared context; empty for none.
         question: name of the method's question, if there is one.
+        counted: the last round in which an update of the site counted; None if unknown.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
@@ -385,6 +386,7 @@ class Request(BaseModel):
     domains: Annotated[list[str], _AsJson, _named("domain", MOST_DOMAINS)] = []
     context: Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")] = ""
     question: Annotated[str, Field(max_length=200)] = ""
+    counted: Annotated[int, Field(ge=0)] | None = None
 
     @classmethod
     def read(cls, payload: Payload) -> "Request":

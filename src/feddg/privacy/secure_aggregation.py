@@ -56,6 +56,8 @@ LARGEST_STEP = 10.0
 """Largest change of a mean's entry, as a multiple of its tensor's largest entry (at least 1)."""
 KNOWN = "known/"
 """Prefix of what a client stores beyond a round."""
+OTHER = "begin a run with another seed, except where the method's sums are the same under each"
+"""What to do about a sum that may not be opened; ``ridge`` draws nothing."""
 _TRIED = KNOWN + "tried/"
 
 
@@ -295,6 +297,8 @@ class SecureAggregation(Defence):
         """Whether updates come from training; sums over images may have any size."""
         self.opened: dict[int, list[int]] = {}
         """The clients, ascending, whose sum in a round may have been opened, by round."""
+        self.masked: tuple[int, list[int]] = 0, []
+        """The round whose updates were asked for last, and of whom."""
         self._store: Callable[[OpenedSumRow], None] = lambda row: None
 
     @property
@@ -346,8 +350,12 @@ class SecureAggregation(Defence):
         return MaskedRounds(transport, self, fewest)
 
     def bound_to(self, round: int) -> Sequence[int] | None:
-        """A round whose sum was opened is repeated with the same clients."""
-        return self.opened.get(round)
+        """A round whose sum was opened is repeated with the same clients, and a masked one, too.
+
+        Who masked its update once does not do it again among too many others.
+        """
+        of_round, clients = self.masked
+        return self.opened.get(round, clients if clients and of_round == round else None)
 
     def received(self, update: Update, round: Round) -> Update:
         """Refuses a mean with an entry that changed more than training can change it."""
@@ -386,14 +394,12 @@ class SecureAggregation(Defence):
         before, last = _number(secrets, KNOWN + "id"), _number(secrets, KNOWN + "round")
         if before not in (None, id):
             raise ClientError(
-                f"took part with this seed as client {before}, and is asked as client {id}; begin "
-                "a run with another seed"
+                f"took part with this seed as client {before}, and is asked as client {id}; {OTHER}"
             )
         if last is not None and round < last:
             raise ClientError(
                 f"helped to unmask round {last} with this seed before, and is asked for round "
-                f"{round}: two sums of a round would show single updates; begin a run with another "
-                "seed"
+                f"{round}: two sums of a round would show single updates; {OTHER}"
             )
         _forget(secrets)  # a round that begins again has keys of its own
         keys = [new_secret() for _ in range(2)]
@@ -604,10 +610,10 @@ class _Round:
         Raises:
             _NoSum: there is no usable mean.
         """
-        self._needed = self._defence.needed(len(clients))
         ids, keys = self._keys(clients)
         shared = self._shared(ids, keys)
         members = self._checked(sorted(shared), shared, ids)
+        self._defence.masked = self._broadcast.round, clients
         updates = self._trained(members)
         survivors = self._enough(updates)
         self._defence.keep_opened(self._broadcast.round, survivors)
@@ -644,6 +650,9 @@ class _Round:
             else:
                 continue
             del replies[id]
+        # Who is away counts as lost, who lies here as if it had not been asked.
+        round = len(clients) - (len(pairs) - len(replies))
+        self._fewest = max(self._fewest, self._defence.needed(round))
         ids = self._enough(replies, self._defence.needed(len(replies)))
         return ids, torch.stack([replies[id].tensors["keys"] for id in ids])
 

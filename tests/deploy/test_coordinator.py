@@ -1,0 +1,220 @@
+"""What a coordinator says of its sites is so: who trained, on what, and whose numbers are whose."""
+
+import json
+import logging
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import numpy
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is an optional extra")
+
+from PIL import Image
+
+import feddg
+from feddg.clients.sampling import drawn_clients
+from feddg.deploy import client_app, server_app
+from feddg.deploy.preflight import check_site
+from feddg.deploy.server_app import Sites
+from feddg.deploy.setup import write_app
+from feddg.deploy.transport import FlowerTransport, Policy
+from feddg.errors import RunError
+from feddg.federation.inprocess import InProcess
+from feddg.federation.transport import Ledger
+from feddg.messages import Broadcast, Message, Refusal
+from feddg.records import DOMAIN_SCORES, ClientsTable, DomainScore
+from federations import same
+from flower_grid import SITES, SMALL, Deployment, LocalGrid, experiment, weights
+
+
+@pytest.fixture(autouse=True)
+def told(caplog):
+    caplog.set_level(logging.INFO, logger="feddg")
+
+
+def pictures(folder, count=6):
+    folder.mkdir(parents=True)
+    for number in range(count):
+        pixels = numpy.random.default_rng(number).integers(0, 255, (8, 8, 3), numpy.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
+
+
+def test_a_site_without_labels_does_not_train(tmp_path, caplog):
+    deployment = Deployment(tmp_path, experiment(), **{"min-sites": 2})
+    nodes = deployment.nodes
+    nodes["photo"] |= {"images": str(pictures(tmp_path / "images")), "labels": False}
+    deployment.grid = LocalGrid(nodes, client_app.app, deployment.config)
+    deployment.start()
+    assert ("photo", "train") not in deployment.grid.received
+    assert "'photo' and has no labels (labels=false), and only evaluates" in caplog.text
+    table = json.loads((deployment.path / "clients.json").read_text())
+    assert table["classes"] == list("0123456789")
+
+
+def test_no_site_trains_on_a_domain_that_the_coordinator_tests(tmp_path):
+    deployment = Deployment(tmp_path, experiment(), test="digits:photo")
+    with pytest.raises(RunError, match="would train on 'photo', which this run holds out"):
+        deployment.start()
+
+
+def test_a_late_site_is_counted_with_what_it_holds(tmp_path, monkeypatch):
+    deployment = Deployment(tmp_path, experiment(), **{"min-sites": 2})
+    deployment.grid.offline = {"photo"}
+    told = server_app.LogLines.round
+
+    def row(self, record):
+        deployment.grid.offline = set()
+        told(self, record)
+
+    monkeypatch.setattr(server_app.LogLines, "round", row)
+    deployment.start()
+    assert ("photo", "train") in deployment.grid.received
+    table = ClientsTable.read(deployment.path / "clients.json")
+    assert table.domains == ["ink", "chalk", "photo"]
+    joined = json.loads((deployment.path / "deployment.json").read_text())["images"]
+    assert {row.name: sum(row.domains) for row in table.clients} == joined
+    assert sum(table.clients[2].classes) == joined["photo"] > 0
+
+
+class Judges:
+    """Two evaluation sites with images of one domain; some are away."""
+
+    evaluation_sites, sites = (2, 3), ("north", "south", "clinic", "practice")
+
+    def __init__(self, *away: int) -> None:
+        held = SimpleNamespace(domains={"sketch": 10}, classes={"a": 5, "b": 5})
+        self.registry = SimpleNamespace(registrations={2: held, 3: held})
+        self.ledger = SimpleNamespace(refusal=lambda *_: None)
+        self.away = away
+
+    def evaluate(self, broadcast: Broadcast) -> Iterator[tuple[int, Message | Refusal]]:
+        for id, table in ((2, [[5, 0], [0, 5]]), (3, [[1, 4], [4, 1]])):
+            rows = [DomainScore(domain="sketch", loss=0.5, confusion=table)]
+            answer = Message({}, {"scores": DOMAIN_SCORES.to_text(rows)})
+            yield id, Refusal(id, "is away") if id in self.away else answer
+
+
+def test_a_column_is_always_of_the_same_site():
+    def columns(*away):
+        judges, table = Judges(*away), ClientsTable(domains=["ink"], classes=["a", "b"], clients=[])
+        found = Sites(judges, table).scores_elsewhere(judges, Broadcast(1, {}), [])
+        return {score.domain: score.accuracy for score in found}
+
+    assert columns() == {"sketch at clinic": 1.0, "sketch at practice": 0.2}
+    assert columns(2) == {"sketch at practice": 0.2}
+
+
+def test_what_an_attempt_left_that_did_not_count_is_forgotten(tmp_path, monkeypatch):
+    """One client trains in the first attempt of round 1, not in the second, and in round 2."""
+    for seed in range(400):
+        draws = drawn_clients(range(3), 2, seed, 1), drawn_clients(range(3), 2, seed, 1, 1)
+        left = set(draws[0]) - set(draws[1])
+        if left and left < set(drawn_clients(range(3), 2, seed, 2)):
+            break
+    (fails,) = set(draws[0]) - left
+    chosen = experiment(
+        method="fedbn",
+        seed=seed,
+        clients={"number": 3, "partition": "domain", "per_round": 2},
+        server={"min_updates": 2},
+    )
+    deployment, failed = Deployment(tmp_path / "flower", chosen), []
+
+    def fail(site, message):
+        dies = site == SITES[fails] and message.metadata.message_type == "train" and not failed
+        failed.extend([site] * dies)
+        return dies
+
+    deployment.grid.fail = fail
+    found, ordinary, tried = deployment.start(), InProcess.train, []
+    assert failed
+
+    def at_once(self, clients, broadcast):
+        if tried:
+            yield from ordinary(self, clients, broadcast)
+            return
+        tried.append(clients)
+        yield from ordinary(self, [id for id in clients if id != fails], broadcast)
+        yield Refusal(fails, "died")
+
+    monkeypatch.setattr(InProcess, "train", at_once)
+    run = feddg.run(chosen, tmp_path / "here", cache=tmp_path / "cache", report=False)
+    assert same(found, weights(run.folder))
+
+
+def test_a_site_that_comes_back_mended_is_asked_again():
+    class Grid(LocalGrid):
+        came = "1"
+
+        def get_nodes(self):
+            nodes = super().get_nodes()
+            for node in nodes:
+                node.last_activated_at = self.came
+            return nodes
+
+    nodes = {name: {"images": f"digits:{name}", "device": "cpu"} for name in SITES}
+    config = {"experiment": experiment().to_yaml(), "sites": ",".join(SITES)}
+    grid = Grid(nodes, client_app.app, config)
+    broken = ["ink"]
+    grid.fail = lambda site, message: site in broken
+    transport = FlowerTransport(grid, SITES, "run-1", Policy(1, 0.01, 0.2, 0.001), keys={})
+    transport.ledger = Ledger(lambda row: None)
+    for _ in range(2):
+        transport.registry.online(0)
+    assert grid.received.count(("ink", "query.register")) == 1
+    broken.clear()
+    grid.came = "2"
+    for _ in range(2):
+        online = transport.registry.online(1)
+    assert online == {0, 1, 2}
+
+
+def test_an_evaluation_site_does_not_name_the_trainers_columns(tmp_path, caplog):
+    def table(site, first):
+        rows = numpy.random.default_rng(0).normal(size=(12, 3))
+        names = [f"{first}{number}" for number in range(3)]
+        lines = [",".join([*names, "label", "domain"])]
+        lines += [
+            ",".join([*(f"{value:.4f}" for value in row), "ab"[place % 2], site])
+            for place, row in enumerate(rows)
+        ]
+        file = tmp_path / f"{site}.csv"
+        file.write_text("\n".join(lines))
+        return {"images": str(file), "cache": str(tmp_path / site), "device": "cpu"}
+
+    data = {"source": "features", "features": 3, "id_val": 0.0, "id_test": 0.0}
+    model = {"backbone": "features", "weights": None}
+    chosen = experiment(data=data, hold_out="rome", model=model)
+    more = {"evaluation-sites": "judge", "test": "", "min-sites": 3}
+    deployment = Deployment(tmp_path, chosen, **more)
+    nodes = {name: table(name, "f") for name in SITES} | {"judge": table("judge", "g")}
+    # The grid gives the last one the lowest id: it is asked first.
+    deployment.grid = LocalGrid(nodes, client_app.app, deployment.config)
+    deployment.start()
+    assert {site for site, kind in deployment.grid.received if kind == "train"} == set(SITES)
+    assert "left out: site judge lacks 'f0', 'f1', 'f2' and has 'g0'" in caplog.text
+    assert ("judge", "query.evaluate") not in deployment.grid.received
+
+
+def test_a_test_folder_is_found_from_wherever_the_superlink_starts(tmp_path, monkeypatch):
+    pictures(tmp_path / "mine" / "sketch" / "a")
+    pictures(tmp_path / "mine" / "sketch" / "b")
+    monkeypatch.chdir(tmp_path)
+    chosen = experiment(data={**SMALL["data"], "source": "folder"})
+    write_app(tmp_path / "app", chosen, SITES, test="mine")
+    assert f'test = "{tmp_path / "mine"}"' in (tmp_path / "app" / "pyproject.toml").read_text()
+
+
+def test_a_site_without_labels_is_checked_before_it_joins(tmp_path):
+    chosen = experiment(data={**SMALL["data"], "source": "folder"})
+    app = tmp_path / "app"
+    write_app(app, chosen, SITES, evaluation_sites=["clinic"], classes=["a", "b"])
+    images = str(pictures(tmp_path / "flat"))
+    options = {"cache": tmp_path / "cache", "device": "cpu", "offline": True, "unlabelled": True}
+    _, checks = check_site(app / "sites" / "clinic", images, **options)
+    assert {"images-decode"} <= {check.code for check in checks}
+    assert not [check for check in checks if check.severity == "error"]
+    _, checks = check_site(app / "sites" / "ink", images, **options)
+    assert [check.text for check in checks] == ["This site is to train, and has no labels."]
