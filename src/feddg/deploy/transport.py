@@ -698,7 +698,7 @@ class FlowerTransport:
             if isinstance(reply, Refusal):
                 yield reply
                 continue
-            self._counted_before.setdefault(id, broadcast.round - 1)
+            self._counted_before.setdefault(id, max(0, broadcast.round - 1))
             self._counted[id] = broadcast.round
             try:
                 update = reply.to_update(id)
