@@ -10,10 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
-from torch.utils import backend_registration
-from torch.utils.checkpoint import checkpoint
 
-from feddg.clients import optim
 from feddg.clients.optim import MemoryOrderAdam, MemoryOrderSGD, Optimization, in_round, rate_share
 from feddg.errors import ClientError, ExperimentError
 from feddg.experiment import Experiment
@@ -22,7 +19,6 @@ from feddg.methods.base import Method, methods
 from feddg.methods.composition import build_method
 from feddg.models.normalization import BatchInstanceNorm2d, gates_apart, statistics_names
 from feddg.settings import ServerSettings, TrainSettings
-from feddg.testing.device import second_device
 from federations import federation, same
 
 CHANNELS_LAST = torch.channels_last
@@ -458,7 +454,7 @@ def test_some_rounds_must_be_left(field):
         Experiment(data="digits", hold_out="sketch", train={"rounds": 3, field: 3})
 
 
-# How a client steps, against plain loops: inside the backward pass, clipped, watched, reused.
+# How a client steps, against plain loops: clipped, watched, reused.
 
 
 KINDS = [{"optimizer": "adam"}, {"optimizer": "sgd"}, {"optimizer": "sgd", "momentum": 0.5}]
@@ -482,88 +478,6 @@ def awkward_loss(layers, images):
 
 
 @kinds
-@pytest.mark.parametrize(("pending", "most"), [(0, 1), (50, 2), (10**9, 6)])
-def test_a_step_taken_inside_the_backward_pass_is_the_step_after_it(
-    monkeypatch, pending, most, kind
-):
-    monkeypatch.setattr(optim, "PENDING_BYTES", pending)
-    network = four_layers()
-    plain, images = copy.deepcopy(network), torch.randn(4, 6)
-    waiting = []
-    for parameter in network.parameters():
-        parameter.register_post_accumulate_grad_hook(
-            lambda _: waiting.append(sum(p.grad is not None for p in network.parameters()))
-        )
-    optimization = Optimization()
-    ours = optimization.optimizer(network, settings(kind))
-    theirs = optimization.optimizer(plain, settings(kind))
-    for _ in range(3):
-        optimization.descend(ours, awkward_loss(network, images))
-        awkward_loss(plain, images).backward()
-        theirs.step()
-        theirs.zero_grad()
-    for one, other in zip(network.parameters(), plain.parameters()):
-        assert torch.equal(one, other)
-        assert one.grad is None
-    assert max(waiting) == most
-
-
-def test_a_device_steps_once_after_the_backward_pass(monkeypatch):
-    if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
-        pytest.skip("this version of PyTorch has no back ends that are written in Python")
-    monkeypatch.setattr(optim, "PENDING_BYTES", 0)
-    taken = []
-    step = Optimization.step
-    monkeypatch.setattr(Optimization, "step", lambda *given: taken.append(step(*given)))
-    with second_device() as device:
-        for place, steps in (("cpu", 5), (device, 1)):
-            layers = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).to(place)
-            optimization = Optimization()
-            optimizer = optimization.optimizer(layers, settings(KINDS[2]))
-            taken.clear()
-            optimization.descend(optimizer, layers(torch.ones(1, 3, device=place)).sum())
-            assert len(taken) == steps
-
-
-@kinds
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_a_layer_used_twice_under_reentrant_checkpoints_is_refused(monkeypatch, kind, reentrant):
-    monkeypatch.setattr(optim, "PENDING_BYTES", 0)
-    layer, optimization = nn.Linear(2, 2), Optimization()
-    optimizer = optimization.optimizer(layer, settings(kind))
-    inputs = torch.ones(1, 2, requires_grad=True)
-    once = checkpoint(layer, inputs, use_reentrant=reentrant)
-    loss = checkpoint(layer, once, use_reentrant=reentrant).sum()
-    if reentrant:  # its second gradient would be one at other weights
-        with pytest.raises(ExperimentError, match="use_reentrant=False"):
-            optimization.descend(optimizer, loss)
-    else:
-        optimization.descend(optimizer, loss)
-
-
-@kinds
-def test_a_backward_pass_that_fails_leaves_no_hook(monkeypatch, kind):
-    monkeypatch.setattr(optim, "PENDING_BYTES", 0)
-    layer, optimization = nn.Linear(2, 1), Optimization()
-    optimizer = optimization.optimizer(layer, settings(kind))
-    with pytest.raises(RuntimeError, match="does not require grad"):
-        optimization.descend(optimizer, torch.ones(()))
-    optimization.descend(optimizer, layer(torch.ones(1, 2)).sum())
-    before = layer.weight.detach().clone()
-    layer(torch.ones(1, 2)).sum().backward()
-    assert torch.equal(layer.weight, before)
-
-
-def test_a_refused_step_inside_the_backward_pass_is_an_error_of_the_client(monkeypatch):
-    monkeypatch.setattr(optim, "PENDING_BYTES", 0)
-    layer, optimization = nn.Linear(3, 4), Optimization()
-    layer.weight = nn.Parameter(torch.randn(4, 6)[:, ::2])
-    optimizer = optimization.optimizer(layer, settings(KINDS[2]))
-    with pytest.raises(ClientError, match="holes"):
-        optimization.descend(optimizer, layer(torch.ones(1, 3)).sum())
-
-
-@kinds
 def test_memory_that_is_used_again_holds_nothing_of_before(kind):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 2))
@@ -575,7 +489,8 @@ def test_memory_that_is_used_again_holds_nothing_of_before(kind):
         network.load_state_dict(start)
         optimizer = optimization.optimizer(network, settings(kind))
         for _ in range(3):
-            optimization.descend(optimizer, network(images).square().sum())
+            network(images).square().sum().backward()
+            optimization.step(optimizer)
         return optimizer, copy.deepcopy(network.state_dict())
 
     def moments(optimizer):
@@ -599,7 +514,8 @@ def test_memory_of_other_parameters_kinds_or_orders_is_left_alone():
 
     def used(optimization, network, kind):
         optimizer = optimization.optimizer(network, kind)
-        optimization.descend(optimizer, network(images).sum())
+        network(images).sum().backward()
+        optimization.step(optimizer)
         optimization.spent = optimizer
         return optimization
 
@@ -607,7 +523,9 @@ def test_memory_of_other_parameters_kinds_or_orders_is_left_alone():
     assert not used(Optimization(), network, adam).optimizer(network, sgd).state
     optimization = used(Optimization(), network, sgd)
     network.to(memory_format=torch.channels_last)
-    optimization.descend(optimization.optimizer(network, sgd), network(images).sum())
+    optimizer = optimization.optimizer(network, sgd)
+    network(images).sum().backward()
+    optimization.step(optimizer)
     optimization = Optimization()
     optimization.spent = torch.optim.SGD(network.parameters(), 0.1)
     assert not optimization.optimizer(network, sgd).state
@@ -625,9 +543,7 @@ def test_gradients_left_by_a_turn_that_failed_do_not_count():
 
 
 @kinds
-@pytest.mark.parametrize("pending", [0, 10**9])
-def test_clipping_is_by_the_norm_of_all_gradients_together(monkeypatch, kind, pending):
-    monkeypatch.setattr(optim, "PENDING_BYTES", pending)
+def test_clipping_is_by_the_norm_of_all_gradients_together(kind):
     network, optimization = four_layers(), Optimization()
     plain, images = copy.deepcopy(network), torch.randn(4, 6)
     chosen = settings(kind, weight_decay=0.0)
@@ -638,7 +554,8 @@ def test_clipping_is_by_the_norm_of_all_gradients_together(monkeypatch, kind, pe
         **({"momentum": chosen.momentum} if chosen.optimizer == "sgd" else {}),
     )
     for _ in range(3):
-        optimization.descend(ours, awkward_loss(network, images), 0.5)
+        awkward_loss(network, images).backward()
+        optimization.step(ours, 0.5)
         theirs.zero_grad()
         awkward_loss(plain, images).backward()
         found = [p.grad for p in plain.parameters() if p.grad is not None]
@@ -660,7 +577,8 @@ def test_decay_of_weights_leaves_norms_and_biases_alone():
     chosen = TrainSettings(optimizer="sgd", lr=0.1, weight_decay=0.5, decay="weights")
     optimization = Optimization()
     optimizer = optimization.optimizer(layers, chosen)
-    optimization.descend(optimizer, sum(0 * p.sum() for p in layers.parameters()))
+    sum(0 * p.sum() for p in layers.parameters()).backward()
+    optimization.step(optimizer)
     for name, parameter in layers.named_parameters():
         kept = 0.95 if name in ("0.weight", "4.weight") else 1.0
         torch.testing.assert_close(parameter, kept * before.get_parameter(name))
@@ -750,9 +668,7 @@ def by_hand(small, chosen):
 
 @kinds
 @pytest.mark.parametrize("method", [Reading, Watching, Method])
-def test_a_method_may_clip_and_read_gradients(monkeypatch, method, kind):
-    """Although the network counts as large, and would step inside the backward pass."""
-    monkeypatch.setattr(optim, "PENDING_BYTES", 0)
+def test_a_method_may_clip_and_read_gradients(method, kind):
     Watching.seen.clear()
     chosen = TrainSettings(**kind, batch_size=4, lr=0.01, local_epochs=2)
     # Two passes would move running statistics twice: they stay as they are.

@@ -622,17 +622,14 @@ class Client:
         return digest_of(self.network, names, *outputs)
 
     def descend(self, terms: dict[str, Tensor]) -> None:
-        """Takes one optimizer step on the sum of ``terms`` and logs them.
+        """Takes one optimizer step on the sum of ``terms`` alone and logs them.
 
-        A large network may step inside the backward pass (see :class:`Optimization`), so the
-        gradients cannot be seen in between. To read or change gradients, use :meth:`backward` and
-        :meth:`step`, or give the optimizer a step hook.
+        To read or change the gradients in between, use :meth:`backward` and :meth:`step`.
         """
         assert self.optimizer is not None, _NO_OPTIMIZER
-        clipping = self.worker.train.gradient_clipping
-        self.worker.optimization.descend(self.optimizer, _total(terms), clipping)
-        self.steps += 1
-        self.note(terms)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.backward(terms)
+        self.step()
 
     def backward(self, terms: dict[str, Tensor]) -> None:
         """Adds the gradient of the sum of ``terms`` to every ``p.grad`` and logs the terms.

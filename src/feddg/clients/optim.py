@@ -10,15 +10,13 @@ from torch.optim.adam import adam
 from torch.optim.optimizer import ParamsT
 from torch.optim.sgd import sgd
 
-from feddg.errors import ClientError, ExperimentError
+from feddg.errors import ClientError
 from feddg.messages import copied
 from feddg.models.normalization import norms_and_biases
 from feddg.settings import TrainSettings
 
 Group = dict[str, Any]
 """Parameters of an optimizer, and how they are stepped."""
-PENDING_BYTES = 4 * 2**20
-"""Bytes of gradients that may wait for their step during a backward pass."""
 
 
 def rate_share(train: TrainSettings, round: int, within: float = 0.0) -> float:
@@ -59,7 +57,7 @@ def in_round(train: TrainSettings, round: int) -> TrainSettings:
 
 
 class MemoryOrder(torch.optim.Optimizer):
-    """An optimizer that treats each number alone and may step on some parameters at a time.
+    """An optimizer that treats each number alone.
 
     Raises:
         ClientError: on a step that its kernel cannot do: a gradient is sparse, or of another type
@@ -293,12 +291,6 @@ def _refusal(parameter: Tensor, fault: str, remedy: str) -> ClientError:
 class Optimization:
     """How clients that share one network take optimizer steps.
 
-    A step is a backward pass, optional clipping, and an optimizer step. On a CPU large networks
-    step *inside* the backward pass: results are the same and most gradients need no memory, but
-    there is no time at which all gradients exist. So it is done only with the optimizers made here,
-    without clipping and without step hooks on the optimizer. It serves a CPU's cache; on a GPU
-    those steps and their hooks would cost the host a fifth of its time.
-
     Attributes:
         spent: a finished optimizer, whose memory the next one takes over.
     """
@@ -331,50 +323,13 @@ class Optimization:
         self.spent = None
         return made
 
-    def descend(
-        self, optimizer: torch.optim.Optimizer, loss: Tensor, clipping: float | None = None
-    ) -> None:
-        """Takes one step on ``loss`` alone and clears the gradients.
+    def step(self, optimizer: torch.optim.Optimizer, clipping: float | None = None) -> None:
+        """Takes a step with the present gradients and clears them.
 
         Args:
             optimizer: any.
-            loss: a scalar.
             clipping: the largest global norm of the gradients; None for no clipping.
         """
-        trained, pending = _parameters(optimizer), 0
-        stepped, waiting = set[int](), set[int]()
-        watched = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-        here = loss.device.type == "cpu"
-        large = here and sum(parameter.nbytes for parameter in trained) > PENDING_BYTES
-
-        def come_in(parameter: Tensor) -> None:
-            # By then nothing in the backward pass needs the old values of these parameters.
-            nonlocal pending
-            if id(parameter) in stepped:
-                raise ExperimentError(
-                    "a layer's gradient came in twice in one backward pass, as where a layer is "
-                    "used twice under torch.utils.checkpoint; call that with use_reentrant=False"
-                )
-            waiting.add(id(parameter))
-            pending += parameter.nbytes
-            if pending > PENDING_BYTES:
-                pending = 0
-                stepped.update(waiting)
-                self.step(optimizer)
-
-        hooks = []
-        optimizer.zero_grad(set_to_none=True)
-        if large and isinstance(optimizer, MemoryOrder) and clipping is None and not watched:
-            hooks = [p.register_post_accumulate_grad_hook(come_in) for p in trained]
-        try:
-            loss.backward()  # type: ignore[no-untyped-call]
-        finally:
-            for hook in hooks:
-                hook.remove()
-        self.step(optimizer, clipping)
-
-    def step(self, optimizer: torch.optim.Optimizer, clipping: float | None = None) -> None:
-        """Clips the present gradients, takes a step and clears them."""
         if clipping is not None:
             nn.utils.clip_grad_norm_(_parameters(optimizer), clipping)
         optimizer.step()
